@@ -1,0 +1,130 @@
+"""
+Errors, warnings and notes about a source text, as data.
+
+A stage of the compiler adds to a ``Diagnostics`` and goes on, so that one run shows everything that is wrong; between
+stages ``raise_if_errors`` stops. Rendered form, stable and asserted literally in the tests::
+
+    open.rpn:7:5: error: unknown instruction 'pusj'
+        pusj r, 1
+        ^~~~
+    hint: did you mean 'push'?
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dprobes.errors import SourceError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from dprobes.source import Span
+
+__all__ = ["Diagnostic", "Diagnostics", "Note", "Severity", "did_you_mean"]
+
+
+class Severity(enum.Enum):
+    """Rank a diagnostic; only an error stops the program from being inserted."""
+
+    ERROR = "error"
+    WARNING = "warning"
+    NOTE = "note"
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Add a fact to a diagnostic, with the place it speaks of if there is one."""
+
+    message: str
+    span: Span | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnostic:
+    """Say what is wrong (``message``), where (``span``), why (``notes``) and what to do (``hint``)."""
+
+    severity: Severity
+    message: str
+    span: Span | None = None
+    notes: tuple[Note, ...] = ()
+    hint: str | None = None
+
+    def render(self) -> str:
+        """Return the text for people, without a final line end."""
+        parts = [_render_place(self.severity.value, self.message, self.span)]
+        expansion = self.span.expansion if self.span is not None else None
+        while expansion is not None:
+            parts.append(_render_place("note", f"in the expansion of macro '{expansion.name}'", expansion.body))
+            expansion = expansion.body.expansion if expansion.body is not None else None
+        parts += [_render_place("note", note.message, note.span) for note in self.notes]
+        if self.hint is not None:
+            parts.append(f"hint: {self.hint}")
+        return "\n".join(parts)
+
+
+class Diagnostics:
+    """Collect the diagnostics of one compilation, in the order in which they were found."""
+
+    def __init__(self) -> None:
+        self._items: list[Diagnostic] = []
+
+    def __iter__(self) -> Iterator[Diagnostic]:
+        return iter(self._items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    @property
+    def has_errors(self) -> bool:
+        """Whether at least one diagnostic is an error."""
+        return any(d.severity is Severity.ERROR for d in self._items)
+
+    def extend(self, items: Iterable[Diagnostic]) -> None:
+        """Add diagnostics that another stage collected."""
+        self._items.extend(items)
+
+    def error(self, span: Span | None, message: str, *, notes: tuple[Note, ...] = (), hint: str | None = None) -> None:
+        """Add an error."""
+        self._items.append(Diagnostic(Severity.ERROR, message, span, notes, hint))
+
+    def warning(
+        self, span: Span | None, message: str, *, notes: tuple[Note, ...] = (), hint: str | None = None
+    ) -> None:
+        """Add a warning."""
+        self._items.append(Diagnostic(Severity.WARNING, message, span, notes, hint))
+
+    def note(self, span: Span | None, message: str, *, hint: str | None = None) -> None:
+        """Add a note that stands alone."""
+        self._items.append(Diagnostic(Severity.NOTE, message, span, (), hint))
+
+    def raise_if_errors(self) -> None:
+        """Raise ``SourceError`` with everything collected so far if any of it is an error."""
+        if self.has_errors:
+            raise SourceError(self._items)
+
+    def render(self) -> str:
+        """Return all diagnostics as text, without a final line end."""
+        return "\n".join(d.render() for d in self._items)
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str | None:
+    """Return a hint with the known word nearest to ``word``, or None if none is near."""
+    from difflib import get_close_matches  # only after a mistake: the module takes 5 ms to import
+
+    near = get_close_matches(word.lower(), list(known), n=1, cutoff=0.6)
+    return f"did you mean '{near[0]}'?" if near else None
+
+
+def _render_place(label: str, message: str, span: Span | None) -> str:
+    if span is None:
+        return f"{label}: {message}"
+    line, column = span.file.line_and_column(span.start)
+    text = span.file.line_text(line)
+    # The caret line repeats the tabs of the source line, so that it stands right whatever the tab width is.
+    padding = "".join("\t" if c == "\t" else " " for c in text[: column - 1])
+    length = max(1, min(span.end - span.start, len(text) - column + 1))
+    shown = "".join(c if c.isprintable() or c == "\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
+    return f"{span}: {label}: {message}\n    {shown}\n    {padding}^{'~' * (length - 1)}"

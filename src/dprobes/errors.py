@@ -1,0 +1,88 @@
+"""
+All exceptions of DProbes, in one place so that no module imports another for its errors.
+
+::
+
+    DprobesError
+    ├── SourceError         the user's program: carries its diagnostics
+    ├── FormatError         malformed record, trace or compiled file: byte offset and what was expected
+    ├── TargetError         module, symbol, process or debug file: missing, ambiguous, or of the wrong kind
+    ├── EngineError         an engine cannot do what was asked
+    │   ├── NotSupportedError   the engine, kernel or processor lacks the feature
+    │   └── PrivilegeError      the feature exists, but not for this user
+    ├── SinkError           a place where log records go
+    └── InternalError       a bug in DProbes
+
+There is one class for each decision that a caller can make, not one for each message. A message is lower case,
+without full stop, names the thing in quotes, and says what was expected and what was found. ``hint`` says what to do.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dprobes.diagnostics import Diagnostic
+
+__all__ = [
+    "DprobesError",
+    "EngineError",
+    "FormatError",
+    "InternalError",
+    "NotSupportedError",
+    "PrivilegeError",
+    "SinkError",
+    "SourceError",
+    "TargetError",
+]
+
+
+class DprobesError(Exception):
+    """Base of every error that DProbes raises on purpose."""
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class SourceError(DprobesError):
+    """Report that a probe program has errors; ``diagnostics`` holds all of them, warnings included."""
+
+    def __init__(self, diagnostics: Sequence[Diagnostic]) -> None:
+        self.diagnostics = tuple(diagnostics)
+        super().__init__("\n".join(d.render() for d in self.diagnostics))
+
+
+class FormatError(DprobesError):
+    """Report malformed binary data; ``offset`` is the byte position at which it was noticed."""
+
+    def __init__(self, message: str, *, offset: int | None = None, hint: str | None = None) -> None:
+        super().__init__(message if offset is None else f"{message} (at byte {offset})", hint=hint)
+        self.offset = offset
+
+
+class TargetError(DprobesError):
+    """Report a module, symbol, process or debug file that is missing, ambiguous, or not what was expected."""
+
+
+class EngineError(DprobesError):
+    """Report that an engine could not insert, run or remove probepoints."""
+
+
+class NotSupportedError(EngineError):
+    """Report a feature that this engine, kernel or processor does not have."""
+
+
+class PrivilegeError(EngineError):
+    """Report a feature that exists but is denied to this user."""
+
+
+class SinkError(DprobesError):
+    """Report a failure to open or write a sink."""
+
+
+class InternalError(DprobesError):
+    """Report a bug in DProbes itself."""

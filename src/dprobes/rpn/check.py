@@ -1,0 +1,254 @@
+"""
+Static checks of a parsed program for one processor. What only the module or an engine knows is checked there.
+
+Each ``_check_*`` function looks at one thing; ``check`` lists them in the order of their messages.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dprobes.diagnostics import Note, did_you_mean
+from dprobes.rpn import cfg
+from dprobes.rpn.isa import Flow, Group, OperandKind
+from dprobes.rpn.program import Address, Expression, Glob, ModuleType, Offset, Sampler
+from dprobes.target.arch import Direction
+
+if TYPE_CHECKING:
+    from dprobes.diagnostics import Diagnostics
+    from dprobes.rpn.program import Code, Instruction, ProbeDefinition, Program
+    from dprobes.target.arch import Architecture
+
+__all__ = ["check"]
+
+_X86_ONLY = (Group.IO, Group.SEGMENT)
+
+_VARIABLES = {
+    OperandKind.LV: ("local", "vars"),
+    OperandKind.GV: ("global", "gvars"),
+    OperandKind.CV: ("per-CPU", "cvars"),
+}
+
+
+def check(program: Program, architecture: Architecture, diagnostics: Diagnostics, *, allow_write: bool = False) -> None:
+    """Add to ``diagnostics`` what is wrong or doubtful about ``program`` on ``architecture``."""
+    for definition in program.definitions:
+        _check_location(program, definition, diagnostics)
+        _check_opcode(definition, architecture, diagnostics)
+        _check_selection(program, definition, diagnostics)
+    blocks: list[tuple[str, Code]] = [
+        *((f"the handler of minor {d.minor}", d.handler) for d in program.definitions),
+        *((f"procedure '{p.name}'", p.code) for p in program.procedures),
+    ]
+    owners: dict[str, str] = {}
+    for title, code in blocks:
+        owners.update(dict.fromkeys(code.labels, title))
+    for title, code in blocks:
+        for instruction in code.instructions:
+            _check_names(program, title, code, owners, instruction, diagnostics)
+            _check_index(program, instruction, diagnostics)
+            _check_register(architecture, instruction, diagnostics)
+            _check_value(architecture, instruction, diagnostics)
+            _check_exit(program, instruction, diagnostics)
+            _check_write(instruction, diagnostics, allow_write=allow_write)
+    if not diagnostics.has_errors:
+        _check_flow(program, architecture, diagnostics)
+
+
+def _check_location(program: Program, definition: ProbeDefinition, diagnostics: Diagnostics) -> None:
+    location = definition.location
+    span = definition.span("address")
+    if definition.watchpoint is not None and not isinstance(location, Address):
+        diagnostics.error(
+            definition.span("watchpoint"),
+            "a watchpoint needs 'address =', not 'offset ='",
+            hint="write 'address = <symbol>'",
+        )
+    if isinstance(location, Address):
+        if definition.watchpoint is None and location.high is not None:
+            diagnostics.warning(span, "the upper address means nothing for a breakpoint probe")
+        if definition.watchpoint is None and program.modtype is ModuleType.USER and location.low.symbol is None:
+            diagnostics.error(
+                span,
+                "an absolute address in a user program",
+                hint="a module lies elsewhere in each process: write 'offset =' with a symbol or a file offset",
+            )
+        _check_range(location, definition, diagnostics)
+    if isinstance(location, Sampler) and definition.opcode is not None:
+        diagnostics.error(definition.span("opcode"), "a sampler probe has no opcode")
+    if definition.at_return and not isinstance(location, (Offset, Glob)):
+        diagnostics.error(definition.span("return"), "'return = yes' needs the 'offset =' of a function")
+    if program.name == "*" and not isinstance(location, Sampler):
+        diagnostics.error(definition.span("offset"), 'the name "*" is for sampler probes only')
+
+
+def _check_range(location: Address, definition: ProbeDefinition, diagnostics: Diagnostics) -> None:
+    low, high = location.low, location.high
+    if high is not None and low.symbol == high.symbol and high.addend < low.addend:
+        diagnostics.error(definition.span("address"), "the upper address is below the lower one")
+
+
+def _check_opcode(definition: ProbeDefinition, architecture: Architecture, diagnostics: Diagnostics) -> None:
+    if definition.opcode is not None and (mnemonic := architecture.unprobeable.get(definition.opcode)):
+        diagnostics.error(
+            definition.span("opcode"),
+            f"opcode {definition.opcode:#04x} ({mnemonic}) can never carry a probe",
+            hint="place the probepoint on the instruction before or behind it",
+        )
+
+
+def _check_selection(program: Program, definition: ProbeDefinition, diagnostics: Diagnostics) -> None:
+    for keyword, names, known, definer in (
+        ("group", (definition.group,) if definition.group else (), program.groups, "groupdef"),
+        ("type", definition.types, program.types, "typedef"),
+    ):
+        for name in names:
+            if name not in known:
+                hint = did_you_mean(name, known) or f"add it to '{definer} =' in the file header"
+                diagnostics.error(definition.span(keyword), f"{keyword} '{name}' is not in '{definer} ='", hint=hint)
+
+
+def _check_names(
+    program: Program,
+    title: str,
+    code: Code,
+    owners: dict[str, str],
+    instruction: Instruction,
+    diagnostics: Diagnostics,
+) -> None:
+    kind, name = instruction.row.operand_kind, instruction.operand
+    if kind is OperandKind.LABEL and name not in code.labels:
+        name = str(name)
+        owner = owners.get(name)
+        message = f"unknown label '{name}' in {title}"
+        if owner is None:
+            diagnostics.error(instruction.span, message, hint=did_you_mean(name, code.labels))
+        elif instruction.row.operator == "sx":
+            note = Note(f"'{name}' is a label of {owner}")
+            diagnostics.error(
+                instruction.span, f"the exception handler '{name}' is not a label of {title}", notes=(note,)
+            )
+        else:
+            diagnostics.error(instruction.span, message, notes=(Note(f"'{name}' is a label of {owner}"),))
+    if kind is OperandKind.PROCEDURE:
+        known = [procedure.name for procedure in program.procedures]
+        if name not in known:
+            diagnostics.error(instruction.span, f"unknown procedure '{name}'", hint=did_you_mean(str(name), known))
+
+
+def _check_index(program: Program, instruction: Instruction, diagnostics: Diagnostics) -> None:
+    kind, index = instruction.row.operand_kind, instruction.operand
+    if kind not in _VARIABLES or not isinstance(index, int):
+        return
+    what, keyword = _VARIABLES[kind]
+    count = getattr(program, keyword)
+    if index >= count:
+        has = f"has {count}" if count else "has none"
+        diagnostics.error(
+            instruction.span,
+            f"{what} variable {index} does not exist: the program {has}",
+            hint=f"write '{keyword} = {index + 1}' in the file header",
+        )
+
+
+def _check_register(architecture: Architecture, instruction: Instruction, diagnostics: Diagnostics) -> None:
+    which = instruction.operand
+    if instruction.row.operand_kind is not OperandKind.REGISTER or not isinstance(which, (str, int)):
+        return
+    register = architecture.register(which)
+    if register is None:
+        shown = f"'{which}'" if isinstance(which, str) else f"{which:#x}"
+        hint = did_you_mean(which, architecture.register_names) if isinstance(which, str) else None
+        diagnostics.error(instruction.span, f"{architecture.name} has no register {shown}", hint=hint)
+        return
+    direction = Direction(instruction.row.syntax.partition(",")[0])
+    if direction not in register.allowed:
+        others = ", ".join(f"'{d.value}'" for d in Direction if d in register.allowed)
+        diagnostics.error(
+            instruction.span,
+            f"'{direction.value}' is not allowed for register '{which}' of {architecture.name}",
+            hint=f"allowed: {others}" if others else None,
+        )
+
+
+def _check_value(architecture: Architecture, instruction: Instruction, diagnostics: Diagnostics) -> None:
+    row, operand = instruction.row, instruction.operand
+    bits = architecture.word_bits
+    if (
+        isinstance(operand, Expression)
+        and operand.symbol is None
+        and not -(1 << (bits - 1)) <= operand.addend < 1 << bits
+    ):
+        diagnostics.error(
+            instruction.span, f"{operand.addend:#x} does not fit in the {bits}-bit word of {architecture.name}"
+        )
+    if row.operand_kind is OperandKind.BITS and row.operator[0] == "p" and isinstance(operand, int):
+        if not 1 <= operand <= bits:
+            diagnostics.warning(
+                instruction.span, f"bit {operand} is outside 1 to {bits}: this always raises INVALID_OPERAND"
+            )
+    elif (
+        row.operand_kind is OperandKind.BITS and isinstance(operand, int) and operand >= bits and row.operator[0] == "s"
+    ):
+        diagnostics.warning(instruction.span, f"a shift by {operand} of a {bits}-bit word always gives 0")
+    if row.syntax == "log d, <count>" and architecture.word_size == 4:
+        diagnostics.note(instruction.span, f"'log d, {operand}' is written 'log {operand}' since version 3.4.0")
+    if row.group in _X86_ONLY and architecture.name not in ("i386", "x86_64"):
+        diagnostics.error(
+            instruction.span, f"'{row.syntax}' is for x86 only, and the module is for {architecture.name}"
+        )
+
+
+def _check_exit(program: Program, instruction: Instruction, diagnostics: Diagnostics) -> None:
+    if instruction.row.syntax != "exit <code>":
+        return
+    if instruction.operand not in (1, 2, 3):
+        diagnostics.warning(
+            instruction.span, f"'exit {instruction.operand}' always raises INVALID_OPERAND: the codes are 1, 2 and 3"
+        )
+    elif instruction.operand == 2 and program.modtype is ModuleType.USER:
+        diagnostics.warning(instruction.span, "'exit 2' (crash dump) is for kernel probes; here it acts as 'exit'")
+
+
+def _check_write(instruction: Instruction, diagnostics: Diagnostics, *, allow_write: bool) -> None:
+    if allow_write:
+        return
+    if instruction.row.writes:
+        diagnostics.error(
+            instruction.span,
+            f"'{instruction}' writes to the target",
+            hint="give --allow-write if that is what you want",
+        )
+    elif instruction.row.syntax == "exit <code>" and instruction.operand in (1, 2):
+        diagnostics.error(
+            instruction.span, f"'{instruction}' stops the target", hint="give --allow-write if that is what you want"
+        )
+
+
+def _check_flow(program: Program, architecture: Architecture, diagnostics: Diagnostics) -> None:
+    gains = cfg.procedure_gains(program, architecture)
+    for definition in program.definitions:
+        code = definition.handler
+        _check_unreachable(code, diagnostics)
+        for underflow in cfg.depths(code, architecture, gains)[1]:
+            instruction = code.instructions[underflow.index]
+            cells = instruction.row.effect.partition("--")[0].strip()
+            diagnostics.warning(
+                instruction.span,
+                f"'{instruction}' pops {underflow.needed} cells ({cells}) but at most {underflow.depth} were pushed",
+            )
+        if cfg.runs_off_end(code):
+            span = code.instructions[-1].span if code.instructions else definition.span("offset")
+            diagnostics.note(span, "the handler has no 'exit' at its end; it acts as if it had one")
+    for procedure in program.procedures:
+        _check_unreachable(procedure.code, diagnostics)
+        if cfg.runs_off_end(procedure.code):
+            diagnostics.warning(procedure.span, f"procedure '{procedure.name}' has no 'ret' at its end; one is added")
+
+
+def _check_unreachable(code: Code, diagnostics: Diagnostics) -> None:
+    for run in cfg.unreachable(code):
+        first = code.instructions[run.start]
+        if first.row.flow is Flow.END and len(run) == 1:
+            continue  # an "exit" behind a jump or another "exit" is a habit, not a mistake
+        diagnostics.warning(first.span, f"'{first}' is never reached")

@@ -1,0 +1,75 @@
+"""What an instruction does to the depth of the RPN stack: the numbers behind the table's effects."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING
+
+from dprobes.rpn.isa import OperandKind
+
+if TYPE_CHECKING:
+    from dprobes.rpn.program import Instruction
+    from dprobes.target.arch import Architecture
+
+__all__ = ["StackEffect", "stack_effect"]
+
+
+@dataclass(frozen=True, slots=True)
+class StackEffect:
+    """
+    Count the cells that an instruction pops and pushes.
+
+    ``popped`` counts those that it certainly reads; ``exact`` is False if it pops or pushes a number of cells, or moves
+    TSP to a place, that only the running program knows.
+    """
+
+    popped: int
+    pushed: int
+    exact: bool = True
+
+
+# Instructions that move TSP to a place that the program computes.
+_MOVES_TSP = frozenset({"restore tsp"})
+
+
+def stack_effect(instruction: Instruction, architecture: Architecture) -> StackEffect:
+    """Return the effect of ``instruction`` on a processor."""
+    row, operand = instruction.row, instruction.operand
+    if row.operand_kind is OperandKind.REGISTER and row.operator == "push":
+        register = architecture.register(operand) if isinstance(operand, (str, int)) else None
+        if register is None:  # unknown: the checker reports it
+            return StackEffect(0, 1)
+        return StackEffect(register.selector_cells, register.cells(architecture.word_size))
+    before, _, after = row.effect.partition("--")
+    times = operand if isinstance(operand, int) else 0
+    cells = _memory_cells(row.syntax, architecture.word_size)
+    popped, popped_exact = _count(before, times, cells)
+    pushed, pushed_exact = _count(after, times, cells)
+    if row.operator in ("push", "pop") and row.operand_kind is OperandKind.HEAP_COUNT:
+        moved = times * cells
+        return StackEffect(2 + moved, 0) if row.operator == "pop" else StackEffect(2, moved)
+    return StackEffect(popped, pushed, popped_exact and pushed_exact and row.syntax not in _MOVES_TSP)
+
+
+def _count(side: str, times: int, cells: int) -> tuple[int, bool]:
+    total, exact = 0, True
+    for item in side.split():
+        match item.rpartition("*")[2] if "*" in item else "":
+            case "n":
+                total += times
+            case "cells":
+                total += cells
+            case "?":
+                exact = False
+            case _:
+                total += 1
+    return total, exact
+
+
+@cache
+def _memory_cells(syntax: str, word_size: int) -> int:
+    """Return how many cells a value of the width in ``syntax`` takes; 64 bits where none is written."""
+    width = re.search(r"u(8|16|32|64)\b", syntax)
+    return -(-int(width.group(1) if width else 64) // (8 * word_size))

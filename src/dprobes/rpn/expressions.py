@@ -1,0 +1,167 @@
+"""
+Expressions over numbers and symbols: operands of ``push``, header values, counts.
+
+::
+
+    expression  = operand { operator operand }         C's operators and precedences:  | ^ & << >> + - * / %
+    operand     = [ "+" | "-" | "~" ] operand | number | 'c' | symbol | "symbol" | "(" expression ")"
+
+A symbol may only be added to or subtracted from: its address is not known before the program runs.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from dprobes.rpn.lexer import TokenKind
+from dprobes.rpn.program import Expression
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from dprobes.rpn.lexer import WordToken
+
+__all__ = ["ExpressionError", "parse_expression", "parse_number", "unquote"]
+
+_PRECEDENCE = {"|": 1, "^": 2, "&": 3, "<<": 4, ">>": 4, "+": 5, "-": 5, "*": 6, "/": 6, "%": 6}
+
+_MAX_SHIFT = 64
+_MAX_DEPTH = 100
+
+_FOLD: dict[str, Callable[[int, int], int]] = {
+    "|": int.__or__,
+    "^": int.__xor__,
+    "&": int.__and__,
+    "*": int.__mul__,
+    "<<": lambda a, b: a << min(b, _MAX_SHIFT),
+    ">>": lambda a, b: a >> min(b, _MAX_SHIFT),
+    "/": lambda a, b: -(-a // b) if (a < 0) != (b < 0) else a // b,
+    "%": lambda a, b: a - b * (-(-a // b) if (a < 0) != (b < 0) else a // b),
+}
+
+_NUMBER = re.compile(r"(?:0[xX](?P<hex>[0-9a-fA-F]+)|(?P<octal>0[0-7]*)|(?P<decimal>[1-9][0-9]*))[uUlL]{0,3}")
+
+_ESCAPES = {"n": 10, "t": 9, "r": 13, "0": 0, "a": 7, "b": 8, "f": 12, "v": 11}
+
+MAX_VALUE = (1 << 64) - 1
+
+
+class ExpressionError(Exception):
+    """Say what is wrong with an expression, and with which of its tokens (None: its end)."""
+
+    def __init__(self, message: str, token: WordToken | None = None, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.token = token
+        self.hint = hint
+
+
+def parse_expression(tokens: Sequence[WordToken]) -> Expression:
+    """Return the value of ``tokens``; raise ``ExpressionError`` if they are not one expression."""
+    reader = _Reader(tokens)
+    value = reader.expression(0)
+    if (extra := reader.peek()) is not None:
+        raise ExpressionError(f"unexpected '{extra.text}' after the value", extra)
+    return value
+
+
+def parse_number(token: WordToken) -> int:
+    """Return the value of a number or character token; C's notations, so a leading 0 means octal."""
+    if token.kind is TokenKind.CHARACTER:
+        body = token.text[1:-1]
+        return ord(body) if len(body) == 1 else _ESCAPES.get(body[1], ord(body[1]))
+    match = _NUMBER.fullmatch(token.text)
+    if match is None:
+        hint = "a leading 0 means octal" if re.fullmatch(r"0[0-9]+", token.text) else None
+        raise ExpressionError(f"'{token.text}' is not a number", token, hint)
+    text, base = match.group("hex"), 16
+    if text is None:
+        text, base = match.group("octal"), 8
+    if text is None:
+        text, base = match.group("decimal"), 10
+    if len(text) > 64 or (value := int(text, base)) > MAX_VALUE:
+        raise ExpressionError(f"'{token.text[:24]}' does not fit in 64 bits", token)
+    return value
+
+
+def unquote(token: WordToken) -> str:
+    """Return the contents of a string token, its escapes resolved."""
+    return re.sub(r"\\(.)", r"\1", token.text[1:-1])
+
+
+class _Reader:
+    def __init__(self, tokens: Sequence[WordToken]) -> None:
+        self._tokens = tokens
+        self._position = 0
+        self._depth = 0
+
+    def peek(self) -> WordToken | None:
+        return self._tokens[self._position] if self._position < len(self._tokens) else None
+
+    def expression(self, minimum: int) -> Expression:
+        left = self._operand()
+        while (token := self.peek()) is not None:
+            precedence = _PRECEDENCE.get(token.text) if token.kind is TokenKind.PUNCTUATION else None
+            if precedence is None or precedence < minimum:
+                break
+            self._position += 1
+            left = _combine(token, left, self.expression(precedence + 1))
+        return left
+
+    def _operand(self) -> Expression:
+        token = self.peek()
+        if token is None:
+            raise ExpressionError("expected a value")
+        self._position += 1
+        if token.kind is TokenKind.NAME:
+            return Expression(0, token.text)
+        if token.kind is TokenKind.STRING:
+            if not (symbol := unquote(token)):
+                raise ExpressionError("the name of a symbol is empty", token)
+            return Expression(0, symbol)
+        if token.kind is not TokenKind.PUNCTUATION:
+            return Expression(parse_number(token))
+        if token.text not in ("(", "+", "-", "~"):
+            raise ExpressionError(f"expected a value, found '{token.text}'", token)
+        self._depth += 1
+        if self._depth > _MAX_DEPTH:
+            raise ExpressionError(f"an expression nested more than {_MAX_DEPTH} deep", token)
+        if token.text == "(":
+            value = self.expression(0)
+            closing = self.peek()
+            if closing is None or not closing.is_punctuation(")"):
+                raise ExpressionError("expected ')'", closing)
+            self._position += 1
+        else:
+            value = self._operand()
+            if token.text != "+":
+                if value.symbol is not None:
+                    raise ExpressionError(f"'{token.text}' cannot be applied to the symbol '{value.symbol}'", token)
+                value = Expression(-value.addend if token.text == "-" else ~value.addend)
+        self._depth -= 1
+        return value
+
+
+def _combine(operator: WordToken, left: Expression, right: Expression) -> Expression:
+    match operator.text:
+        case "+" if left.symbol is None or right.symbol is None:
+            value = Expression(left.addend + right.addend, left.symbol or right.symbol)
+        case "-" if right.symbol is None:
+            value = Expression(left.addend - right.addend, left.symbol)
+        case text if left.symbol is not None or right.symbol is not None:
+            name = right.symbol if right.symbol is not None else left.symbol
+            raise ExpressionError(
+                f"'{text}' cannot be applied to the symbol '{name}'",
+                operator,
+                "a number may be added to or subtracted from a symbol",
+            )
+        case "/" | "%" if right.addend == 0:
+            raise ExpressionError("division by zero", operator)
+        case "<<" | ">>" if right.addend < 0:
+            raise ExpressionError("a shift by a negative number", operator)
+        case text:
+            value = Expression(_FOLD[text](left.addend, right.addend))
+    if abs(value.addend) > MAX_VALUE:
+        raise ExpressionError("the value does not fit in 64 bits", operator)
+    return value

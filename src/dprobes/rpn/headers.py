@@ -1,0 +1,169 @@
+"""
+The ``key = value`` statements of a probe program: their values, and which header they belong to.
+
+Which keywords exist is in ``keywords``.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from typing import TYPE_CHECKING
+
+from dprobes.diagnostics import did_you_mean
+from dprobes.rpn.expressions import ExpressionError, parse_expression, unquote
+from dprobes.rpn.keywords import KEYWORD_ALIASES, LOCATION_KEYWORDS, Header, Keyword, ValueKind, keywords_of
+from dprobes.rpn.lexer import TokenKind
+from dprobes.rpn.matching import StatementError
+from dprobes.rpn.program import Access, Address, Expression, Glob, Location, ModuleType, Offset, Sampler
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from dprobes.rpn.lexer import WordToken
+
+__all__ = ["HeaderValue", "find_keyword", "parse_value"]
+
+HeaderValue = int | bool | str | tuple[str, ...] | ModuleType | Access | Location
+
+_GLOB = re.compile(r"[A-Za-z0-9_$.@*?\[\]!:~<>,-]+")
+
+
+def find_keyword(token: WordToken, header: Header) -> Keyword:
+    """Return the keyword that ``token`` names in ``header``; raise ``StatementError`` if it belongs elsewhere."""
+    word = KEYWORD_ALIASES.get(token.word, token.word)
+    keyword = keywords_of(header).get(word)
+    if keyword is not None:
+        return keyword
+    if word in keywords_of(Header.POINT if header is Header.FILE else Header.FILE):
+        raise _misplaced(token, word, header)
+    known = [*keywords_of(Header.FILE), *keywords_of(Header.POINT), *KEYWORD_ALIASES]
+    raise StatementError(f"unknown keyword '{token.text[:40]}'", [token], did_you_mean(token.text, known))
+
+
+def _misplaced(token: WordToken, word: str, header: Header) -> StatementError:
+    # Example 6 of the man page writes "type =" where it must mean "typedef =".
+    twin = {"type": "typedef", "group": "groupdef", "typedef": "type", "groupdef": "group"}.get(word)
+    if header is Header.FILE:
+        hint = f"did you mean '{twin}'?" if twin else "write it below 'offset =', which starts a probe definition"
+        return StatementError(f"'{word}' belongs to a probepoint header, not to the file header", [token], hint)
+    hint = f"did you mean '{twin}'?" if twin else "write it above the first probe definition"
+    return StatementError(f"'{word}' belongs to the file header, not to a probepoint header", [token], hint)
+
+
+def parse_value(keyword: Keyword, tokens: Sequence[WordToken]) -> HeaderValue:
+    """Return the value of a header statement; raise ``StatementError`` if ``tokens`` are not of the keyword's kind."""
+    if not tokens:
+        raise StatementError(f"'{keyword.name} =' needs {keyword.kind.value}")
+    match keyword.kind:
+        case ValueKind.NUMBER:
+            return _number(keyword, tokens)
+        case ValueKind.BOOLEAN:
+            return _word(keyword, tokens, {"yes": True, "no": False})
+        case ValueKind.MODTYPE:
+            return _word(keyword, tokens, {m.value: m for m in ModuleType})
+        case ValueKind.ACCESS:
+            return _word(keyword, tokens, {a.value: a for a in Access})
+        case ValueKind.MODULE:
+            return _module_name(tokens)
+        case ValueKind.NAMES | ValueKind.NAME:
+            names = _names(keyword, tokens)
+            return names[0] if keyword.kind is ValueKind.NAME else names
+        case ValueKind.LOCATION:
+            return _location(tokens)
+        case ValueKind.RANGE:
+            return _range(tokens)
+        case ValueKind.FREQUENCY:
+            return _frequency(keyword, tokens)
+
+
+def _expression(tokens: Sequence[WordToken]) -> Expression:
+    try:
+        return parse_expression(tokens)
+    except ExpressionError as error:
+        raise StatementError(error.message, [error.token] if error.token else tokens, error.hint) from None
+
+
+def _number(keyword: Keyword, tokens: Sequence[WordToken]) -> int:
+    value = _expression(tokens)
+    if value.symbol is not None:
+        raise StatementError(f"'{keyword.name} =' needs a number, found '{value.symbol}'", tokens)
+    if not keyword.minimum <= value.addend <= keyword.maximum:
+        raise StatementError(
+            f"'{keyword.name} = {value.addend}' is outside {keyword.minimum} to {keyword.maximum}", tokens
+        )
+    return value.addend
+
+
+def _word(keyword: Keyword, tokens: Sequence[WordToken], words: Mapping[str, HeaderValue]) -> HeaderValue:
+    if len(tokens) == 1 and tokens[0].word in words:
+        return words[tokens[0].word]
+    written = " ".join(t.text for t in tokens)
+    raise StatementError(f"'{keyword.name} =' needs {keyword.kind.value}, found '{written[:40]}'", tokens)
+
+
+def _module_name(tokens: Sequence[WordToken]) -> str:
+    if len(tokens) == 1 and tokens[0].kind is TokenKind.STRING:
+        if name := unquote(tokens[0]):
+            return name
+        raise StatementError("the name of the module is empty", tokens)
+    text = _adjacent(tokens)
+    if len(tokens) == 1 and re.fullmatch(r"[A-Za-z0-9_]+", text):
+        return text
+    raise StatementError(f"the name '{text}' must be in double quotes", tokens, f'write name = "{text}"')
+
+
+def _adjacent(tokens: Sequence[WordToken]) -> str:
+    """Return the text of tokens with a blank wherever there was white space."""
+    text = tokens[0].text
+    for before, token in itertools.pairwise(tokens):
+        text += (" " if token.start > before.end else "") + token.text
+    return text
+
+
+def _names(keyword: Keyword, tokens: Sequence[WordToken]) -> tuple[str, ...]:
+    words = [token for token in tokens if not token.is_punctuation(",")]
+    for token in words:
+        if token.kind is not TokenKind.NAME:
+            raise StatementError(f"'{keyword.name} =' needs {keyword.kind.value}, found '{token.text}'", [token])
+    if not words or (keyword.kind is ValueKind.NAME and len(words) > 1):
+        raise StatementError(f"'{keyword.name} =' needs {keyword.kind.value}", tokens)
+    return tuple(dict.fromkeys(token.word for token in words))
+
+
+def _location(tokens: Sequence[WordToken]) -> Location:
+    text = unquote(tokens[0]) if len(tokens) == 1 and tokens[0].kind is TokenKind.STRING else _adjacent(tokens)
+    if any(c in text for c in "*?[") and _GLOB.fullmatch(text):
+        return Glob(text)
+    value = _expression(tokens)
+    if value.symbol is None and value.addend < 0:
+        raise StatementError("an offset cannot be negative", tokens)
+    return Offset(value)
+
+
+def _range(tokens: Sequence[WordToken]) -> Address:
+    colons = [n for n, token in enumerate(tokens) if token.is_punctuation(":")]
+    if len(colons) > 1:
+        raise StatementError("expected one ':' between two addresses", [tokens[colons[1]]])
+    if not colons:
+        return Address(_expression(tokens))
+    low, high = tokens[: colons[0]], tokens[colons[0] + 1 :]
+    if not low or not high:
+        raise StatementError("expected an address on both sides of ':'", tokens)
+    return Address(_expression(low), _expression(high))
+
+
+def _frequency(keyword: Keyword, tokens: Sequence[WordToken]) -> Sampler:
+    text = "".join(token.word for token in tokens)
+    match = re.fullmatch(r"([0-9]{1,9})hz", text)
+    if match is None:
+        raise StatementError(f"'{keyword.name} =' needs {keyword.kind.value}, found '{text[:40]}'", tokens)
+    frequency = int(match.group(1))
+    if not keyword.minimum <= frequency <= keyword.maximum:
+        raise StatementError(f"{frequency} Hz is outside {keyword.minimum} to {keyword.maximum} Hz", tokens)
+    return Sampler(frequency)
+
+
+def starts_definition(keyword: Keyword) -> bool:
+    """Return whether the keyword starts a new probe definition."""
+    return keyword.name in LOCATION_KEYWORDS

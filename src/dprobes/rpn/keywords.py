@@ -1,0 +1,127 @@
+"""
+The ``key = value`` statements of the two headers: one row for each keyword.
+
+The parser, the printer and the language reference read this table. Sources: man page, "Probe Program File Header" and
+"Probe-Point Header"; recovered reference 2.1 for the keywords that the man page lost.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from functools import cache
+
+from dprobes.rpn.isa import DEFAULT_EXCEPTION_MASK, OURS
+
+__all__ = ["KEYWORDS", "KEYWORD_ALIASES", "Header", "Keyword", "ValueKind", "keywords_of"]
+
+U16 = 0xFFFF
+U32 = 0xFFFFFFFF
+
+
+class Header(enum.Enum):
+    """Say in which header a keyword stands."""
+
+    FILE = "the file header"
+    POINT = "a probepoint header"
+
+
+class ValueKind(enum.Enum):
+    """Name the forms of a value; the text is what an error message says was expected."""
+
+    MODULE = "a module name, in double quotes unless it is made of letters and digits only"
+    MODTYPE = "user, kernel or kmod"
+    NUMBER = "a number"
+    BOOLEAN = "yes or no"
+    NAMES = "names separated by blanks"
+    NAME = "a name"
+    LOCATION = "a number, a symbol expression, or a pattern"
+    RANGE = "an address, or two with ':' between them"
+    ACCESS = "x, w, rw or io"
+    FREQUENCY = "a number of samples a second, such as 100hz"
+
+
+@dataclass(frozen=True, slots=True)
+class Keyword:
+    """
+    Describe one header statement.
+
+    ``field`` is the attribute of ``Program`` or ``ProbeDefinition`` that holds the value; ``default`` is what holds
+    when the statement is absent. ``minimum`` and ``maximum`` bound a number.
+    """
+
+    name: str
+    header: Header
+    kind: ValueKind
+    doc: str
+    default: int | bool | str | None = None
+    minimum: int = 0
+    maximum: int = U32
+    since: str = "3.6"
+    field: str = ""
+
+    @property
+    def attribute(self) -> str:
+        """The name of the dataclass field."""
+        return self.field or self.name
+
+
+_F, _P = Header.FILE, Header.POINT
+
+KEYWORDS: tuple[Keyword, ...] = (
+    Keyword("name", _F, ValueKind.MODULE, "The module to probe: a program, shared library, kernel or kernel module."),
+    Keyword("modtype", _F, ValueKind.MODTYPE, "What the module is.", "user"),
+    Keyword("major", _F, ValueKind.NUMBER, "The major code of every record.", 0, 0, U16),
+    Keyword("id", _F, ValueKind.NUMBER, "A number of the user's, shown in stack traces.", 0, 0, U16),
+    Keyword("vars", _F, ValueKind.NUMBER, "How many local variables the program has.", 0, 0, 65536),
+    Keyword("gvars", _F, ValueKind.NUMBER, "How many global variables the program uses.", 0, 0, 65536),
+    Keyword("cvars", _F, ValueKind.NUMBER, "How many variables each CPU has.", 0, 0, 65536, since=OURS),
+    Keyword("jmpmax", _F, ValueKind.NUMBER, "How many jumps, loops and calls one hit may take.", 256, 0, U16),
+    Keyword("logmax", _F, ValueKind.NUMBER, "The size of the log buffer in bytes.", 1024, 1, U16),
+    Keyword("ex_logmax", _F, ValueKind.NUMBER, "The size of the stack-trace buffer in bytes.", 1024, 1, U16),
+    Keyword("heapmax", _F, ValueKind.NUMBER, "The size of a hit's heap in bytes where the probepoint has no heap =.",
+            16384, 40, U16, since="5.0"),
+    Keyword("autostacktrace", _F, ValueKind.BOOLEAN, "Take a stack trace at every exception.", default=False),
+    Keyword("logonfault", _F, ValueKind.BOOLEAN, "Keep the record even if the probed instruction faults.",
+            default=False),
+    Keyword("groupdef", _F, ValueKind.NAMES, "The groups that probepoints may be in.", since="3.0", field="groups"),
+    Keyword("typedef", _F, ValueKind.NAMES, "The types that probepoints may have.", since="3.0", field="types"),
+    Keyword("offset", _P, ValueKind.LOCATION, "Where the probepoint is; starts a probe definition.", field="location"),
+    Keyword("address", _P, ValueKind.RANGE, "The absolute address, or range to watch; starts a probe definition.",
+            field="location"),
+    Keyword("sampler", _P, ValueKind.FREQUENCY, "Sample each CPU; starts a probe definition.", None, 1, 10_000,
+            since=OURS, field="location"),
+    Keyword("opcode", _P, ValueKind.NUMBER, "The first byte of the instruction there, checked before insertion.",
+            None, 0, 0xFF),
+    Keyword("minor", _P, ValueKind.NUMBER, "The minor code of the probepoint's records.", 0, 0, U16),
+    Keyword("watchpoint", _P, ValueKind.ACCESS, "Watch a range of memory for this kind of access."),
+    Keyword("group", _P, ValueKind.NAME, "The group that the probepoint is in.", since="3.0"),
+    Keyword("type", _P, ValueKind.NAMES, "The types that the probepoint has.", since="3.0", field="types"),
+    Keyword("passcount", _P, ValueKind.NUMBER, "How many hits are passed over first.", 0, 0, 0x7FFFFFFF),
+    Keyword("maxhits", _P, ValueKind.NUMBER, "After how many hits the probepoint is disabled; 0 is never.",
+            0, 0, 0x7FFFFFFF),
+    Keyword("logonfault", _P, ValueKind.BOOLEAN, "Overrides the file header's logonfault."),
+    Keyword("ex_mask", _P, ValueKind.NUMBER, "The exceptions that are enabled, a bit each.",
+            DEFAULT_EXCEPTION_MASK, 0, U16, field="exception_mask"),
+    Keyword("heap", _P, ValueKind.NUMBER, "The size of a hit's heap in bytes.", None, 0, U16, since="5.0"),
+    Keyword("return", _P, ValueKind.BOOLEAN, "Run the handler just after the function at offset returned.",
+            default=False, since=OURS, field="at_return"),
+)  # fmt: skip
+
+KEYWORD_ALIASES = {
+    "max_hits": "maxhits",
+    "pass_count": "passcount",
+    "exmask": "ex_mask",
+    "exlogmax": "ex_logmax",
+    "log_on_fault": "logonfault",
+}
+"""Spellings of other versions; the printer writes the one on the right."""
+
+LOCATION_KEYWORDS = ("offset", "address", "sampler")
+"""The keywords that start a probe definition."""
+
+
+@cache
+def keywords_of(header: Header) -> dict[str, Keyword]:
+    """Return the keywords of one header, keyed by name."""
+    return {keyword.name: keyword for keyword in KEYWORDS if keyword.header is header}

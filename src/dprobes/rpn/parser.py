@@ -1,0 +1,247 @@
+"""
+Text of a probe program to ``Program``: recursive descent over statements, one error each, then on with the next.
+
+::
+
+    file        = { header | procedure } { definition }
+    definition  = location-header { header } { procedure | [ label ":" ] [ instruction ] }
+    procedure   = "proc" name  { [ label ":" ] [ instruction ] }  "endproc"
+    header      = keyword "=" value
+
+Names are resolved and values judged in ``check``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+from dprobes.diagnostics import Note
+from dprobes.rpn.headers import HeaderValue, find_keyword, parse_value, starts_definition
+from dprobes.rpn.keywords import Header
+from dprobes.rpn.lexer import Lexer, Statement, TokenKind
+from dprobes.rpn.matching import StatementError, match_statement
+from dprobes.rpn.program import Code, Instruction, ProbeDefinition, Procedure, Program
+
+if TYPE_CHECKING:
+    from dprobes.diagnostics import Diagnostics
+    from dprobes.rpn.isa import Alias
+    from dprobes.rpn.lexer import WordToken
+    from dprobes.rpn.preprocess import Preprocessed
+    from dprobes.source import Span
+
+__all__ = ["parse"]
+
+MAX_ERRORS = 20
+"""After so many errors the rest of the text is not read: it is most likely not a probe program."""
+
+
+def parse(text: Preprocessed, diagnostics: Diagnostics) -> Program | None:
+    """
+    Return the program in a preprocessed text, or None if it has no module name.
+
+    The program is only meaningful if ``diagnostics`` has no errors afterwards.
+    """
+    return _Parser(Lexer(text, diagnostics), diagnostics).program()
+
+
+class _Block:
+    """Code under construction."""
+
+    def __init__(self) -> None:
+        self.instructions: list[Instruction] = []
+        self.labels: dict[str, int] = {}
+        self.label_spans: dict[str, Span] = {}
+
+    def code(self) -> Code:
+        return Code(tuple(self.instructions), self.labels)
+
+
+class _Section:
+    """One header under construction, with the code that follows it."""
+
+    def __init__(self, header: Header) -> None:
+        self.header = header
+        self.values: dict[str, HeaderValue] = {}
+        self.spans: dict[str, Span] = {}
+        self.handler = _Block()
+
+
+class _TooManyErrorsError(Exception):
+    pass
+
+
+class _Parser:
+    def __init__(self, lexer: Lexer, diagnostics: Diagnostics) -> None:
+        self._lexer = lexer
+        self._diagnostics = diagnostics
+        self._file = _Section(Header.FILE)
+        self._section = self._file
+        self._definitions: list[_Section] = []
+        self._procedures: dict[str, Procedure] = {}
+        self._procedure: tuple[str, Span, _Block] | None = None
+
+    def program(self) -> Program | None:
+        with contextlib.suppress(_TooManyErrorsError):
+            for statement in self._lexer.statements():
+                self._statement(statement)
+            self._end_of_file()
+        name = self._file.values.pop("name", None)
+        if not isinstance(name, str):
+            return None
+        fields: dict[str, Any] = dict(self._file.values)
+        return Program(
+            name=name,
+            definitions=tuple(self._definition(section) for section in self._definitions),
+            procedures=tuple(self._procedures.values()),
+            spans=self._file.spans,
+            **fields,
+        )
+
+    def _definition(self, section: _Section) -> ProbeDefinition:
+        fields: dict[str, Any] = dict(section.values)
+        return ProbeDefinition(handler=section.handler.code(), spans=section.spans, **fields)
+
+    def _statement(self, statement: Statement) -> None:
+        try:
+            if len(statement) > 1 and statement[1].is_punctuation("="):
+                self._header(statement)
+            elif statement[0].word == "proc":
+                self._begin_procedure(statement)
+            elif statement[0].word == "endproc":
+                self._end_procedure(statement)
+            else:
+                self._labels_and_instruction(statement)
+        except StatementError as error:
+            tokens = error.tokens or statement
+            self._error(self._lexer.span(tokens[0], tokens[-1]), error.message, hint=error.hint)
+
+    def _error(self, span: Span | None, message: str, *, notes: tuple[Note, ...] = (), hint: str | None = None) -> None:
+        self._diagnostics.error(span, message, notes=notes, hint=hint)
+        if len(self._diagnostics) >= MAX_ERRORS:
+            self._diagnostics.error(span, "too many errors; the rest is not read")
+            raise _TooManyErrorsError
+
+    # Headers
+
+    def _header(self, statement: Statement) -> None:
+        key, values = statement[0], statement[2:]
+        if self._procedure is not None:
+            raise StatementError(
+                f"'{key.text} =' inside procedure '{self._procedure[0]}'", hint="is 'endproc' missing?"
+            )
+        keyword = None
+        with contextlib.suppress(StatementError):
+            keyword = find_keyword(key, Header.POINT)
+        if keyword is not None and starts_definition(keyword):
+            value = parse_value(keyword, values)
+            self._section = _Section(Header.POINT)
+            self._definitions.append(self._section)
+        else:
+            keyword = find_keyword(key, self._section.header)
+            if self._section.handler.instructions:
+                raise StatementError(
+                    f"'{keyword.name} =' after the first instruction of the handler",
+                    hint="all statements of a probepoint header stand before its instructions",
+                )
+            value = parse_value(keyword, values)
+        span = self._lexer.span(statement[0], statement[-1])
+        if keyword.attribute in self._section.values:
+            notes = (Note("the first one is here", self._section.spans[keyword.name]),)
+            self._error(span, f"'{keyword.name} =' stands twice in {self._section.header.value}", notes=notes)
+            return
+        self._section.values[keyword.attribute] = value
+        self._section.spans[keyword.name] = span
+
+    # Procedures
+
+    def _begin_procedure(self, statement: Statement) -> None:
+        if len(statement) != 2 or statement[1].kind is not TokenKind.NAME:
+            raise StatementError("expected 'proc' and the name of the procedure")
+        if self._procedure is not None:
+            raise StatementError(f"'proc' inside procedure '{self._procedure[0]}'", hint="is 'endproc' missing?")
+        self._procedure = (statement[1].word, self._lexer.span(statement[0], statement[1]), _Block())
+
+    def _end_procedure(self, statement: Statement) -> None:
+        if len(statement) != 1:
+            raise StatementError("'endproc' takes no operand")
+        if self._procedure is None:
+            raise StatementError("'endproc' without 'proc'")
+        self._close_procedure()
+
+    def _close_procedure(self) -> None:
+        assert self._procedure is not None
+        name, span, block = self._procedure
+        self._procedure = None
+        self._check_trailing_label(block)
+        if (first := self._procedures.get(name)) is not None:
+            self._error(
+                span, f"procedure '{name}' is defined twice", notes=(Note("the first one is here", first.span),)
+            )
+            return
+        self._procedures[name] = Procedure(name, block.code(), span)
+
+    # Code
+
+    def _labels_and_instruction(self, statement: Statement) -> None:
+        block = self._procedure[2] if self._procedure is not None else self._section.handler
+        if self._procedure is None and self._section.header is Header.FILE:
+            raise StatementError(
+                "an instruction before the first probe definition", hint="'offset =' starts a probe definition"
+            )
+        start = 0
+        while len(statement) > start + 1 and statement[start + 1].is_punctuation(":"):
+            self._label(statement[start], block)
+            start += 2
+        if start == len(statement):
+            return
+        tokens = statement[start:]
+        match = match_statement(tokens)
+        span = self._lexer.span(tokens[0], tokens[-1])
+        instruction = Instruction(match.row, match.operand, span)
+        block.instructions.append(instruction)
+        if match.alias is not None:
+            self._suggest(match.alias, instruction)
+
+    def _label(self, token: WordToken, block: _Block) -> None:
+        if token.kind is not TokenKind.NAME:
+            raise StatementError(f"'{token.text}' cannot be a label", [token], "a label starts with a letter or '_'")
+        span = self._lexer.span(token)
+        if token.word in block.labels:
+            notes = (Note("the first one is here", block.label_spans[token.word]),)
+            self._error(span, f"label '{token.word}' is defined twice", notes=notes)
+            return
+        block.labels[token.word] = len(block.instructions)
+        block.label_spans[token.word] = span
+
+    def _suggest(self, alias: Alias, instruction: Instruction) -> None:
+        assert instruction.span is not None
+        since = f" since version {alias.since}" if alias.since else ""
+        self._diagnostics.note(instruction.span, f"'{instruction.span.text}' is written '{instruction}'{since}")
+
+    def _check_trailing_label(self, block: _Block) -> None:
+        for label, index in block.labels.items():
+            if index == len(block.instructions):
+                self._error(
+                    block.label_spans[label],
+                    f"no instruction follows the label '{label}'",
+                    hint="write 'nop', 'exit' or 'ret' behind it",
+                )
+
+    def _end_of_file(self) -> None:
+        if self._procedure is not None:
+            name, span, _ = self._procedure
+            self._error(span, f"procedure '{name}' has no 'endproc'")
+            self._close_procedure()
+        for section in self._definitions:
+            self._check_trailing_label(section.handler)
+        if "name" not in self._file.values:
+            self._error(
+                self._lexer.end_span(), "the program names no module", hint='write name = "<module>" at its top'
+            )
+        elif not self._definitions:
+            self._error(
+                self._lexer.end_span(),
+                "the program has no probe definition",
+                hint="a probe definition starts with 'offset ='",
+            )

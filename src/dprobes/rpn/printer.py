@@ -1,0 +1,104 @@
+"""``Program`` back to text, in the new spellings and with one statement a line: ``parse(print(program)) == program``."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from dprobes.rpn.keywords import Header, keywords_of
+from dprobes.rpn.program import Address, Expression, Glob, Instruction, Offset, Sampler
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dprobes.rpn.program import Code, ProbeDefinition, Program
+
+__all__ = ["print_instruction", "print_program"]
+
+_PLAIN_SYMBOL = re.compile(r"[A-Za-z_$.][A-Za-z0-9_$.@]*")
+
+
+def print_program(program: Program) -> str:
+    """Return the source text of a program, with a final line end."""
+    lines = [*_header(program, Header.FILE)]
+    for procedure in program.procedures:
+        lines += ["", f"proc {procedure.name}", *_code(procedure.code), "endproc"]
+    for definition in program.definitions:
+        lines += ["", *_header(definition, Header.POINT), *_code(definition.handler)]
+    return "\n".join(lines) + "\n"
+
+
+def print_instruction(instruction: Instruction) -> str:
+    """Return the source text of one instruction."""
+    if isinstance(instruction.operand, Expression):
+        return f"push {_operand_expression(instruction.operand)}"
+    return str(instruction)
+
+
+def _header(section: Program | ProbeDefinition, header: Header) -> Iterator[str]:
+    for keyword in keywords_of(header).values():
+        value = getattr(section, keyword.attribute)
+        if keyword.attribute == "location":
+            if keyword.name == _location_keyword(value):
+                yield f"{keyword.name} = {_text(value)}"
+        elif keyword.name == "name":
+            yield f"name = {_quoted(value)}"
+        elif value not in ((), None, keyword.default) and getattr(value, "value", value) != keyword.default:
+            yield f"{keyword.name} = {_text(value)}"
+
+
+def _location_keyword(location: object) -> str:
+    match location:
+        case Address():
+            return "address"
+        case Sampler():
+            return "sampler"
+        case _:
+            return "offset"
+
+
+def _text(value: object) -> str:
+    match value:
+        case bool():
+            return "yes" if value else "no"
+        case int():
+            return str(value) if value < 10 else hex(value)
+        case tuple():
+            return " ".join(value)
+        case Offset(expression):
+            return _expression(expression)
+        case Glob(pattern):
+            return _quoted(pattern)
+        case Address(low, None):
+            return _expression(low)
+        case Address(low, Expression() as high):
+            return f"{_expression(low)} : {_expression(high)}"
+        case Sampler(frequency):
+            return f"{frequency}hz"
+        case _:
+            return str(getattr(value, "value", value))
+
+
+def _expression(expression: Expression) -> str:
+    if expression.symbol is None or _PLAIN_SYMBOL.fullmatch(expression.symbol):
+        return str(expression)
+    return str(Expression(expression.addend, _quoted(expression.symbol)))
+
+
+def _operand_expression(expression: Expression) -> str:
+    # Parentheses keep a symbol that is called like a register or a literal operand (say, "pid") a symbol.
+    text = _expression(expression)
+    return text if expression.symbol is None else f"({text})"
+
+
+def _quoted(text: str) -> str:
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _code(code: Code) -> Iterator[str]:
+    labels: dict[int, list[str]] = {}
+    for label, index in code.labels.items():
+        labels.setdefault(index, []).append(label)
+    for index, instruction in enumerate(code.instructions):
+        yield from (f"{label}:" for label in labels.get(index, ()))
+        yield f"    {print_instruction(instruction)}"

@@ -1,0 +1,210 @@
+"""
+A probe program as data: the hub between the languages, the compiled file, the interpreter and the code generators.
+
+Everything is frozen and compares by value; spans are carried along for messages and do not take part in comparisons, so
+that ``parse(print(program)) == program``. Registers and labels are names here; numbers come with ``encode``.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from dprobes.rpn.isa import DEFAULT_EXCEPTION_MASK, Row
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from dprobes.source import Span
+
+__all__ = [
+    "Access",
+    "Address",
+    "Code",
+    "Expression",
+    "Glob",
+    "Instruction",
+    "Location",
+    "ModuleType",
+    "Offset",
+    "Operand",
+    "ProbeDefinition",
+    "Procedure",
+    "Program",
+    "Sampler",
+]
+
+
+class ModuleType(enum.Enum):
+    """Say what kind of module is probed (``modtype =``)."""
+
+    USER = "user"
+    KERNEL = "kernel"
+    KMOD = "kmod"
+
+
+class Access(enum.Enum):
+    """Say which accesses a watchpoint probe is hit by (``watchpoint =``)."""
+
+    EXECUTE = "x"
+    WRITE = "w"
+    READ_WRITE = "rw"
+    IO = "io"
+
+
+@dataclass(frozen=True, slots=True)
+class Expression:
+    """Name a number, or the run-time address of ``symbol`` plus ``addend`` where ``symbol`` is not None."""
+
+    addend: int
+    symbol: str | None = None
+
+    def __str__(self) -> str:
+        if self.symbol is None:
+            return hex(self.addend) if self.addend > 9 else str(self.addend)
+        if not self.addend:
+            return self.symbol
+        return f"{self.symbol} {'+' if self.addend > 0 else '-'} {hex(abs(self.addend))}"
+
+
+@dataclass(frozen=True, slots=True)
+class Offset:
+    """Place a probepoint in the module: a file offset, or a symbol of the module plus or minus a number."""
+
+    expression: Expression
+
+
+@dataclass(frozen=True, slots=True)
+class Glob:
+    """Place a probepoint at every function of the module whose name matches ``pattern`` (ours)."""
+
+    pattern: str
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Place a probepoint at an absolute address; ``high`` is the last byte of the range of a watchpoint."""
+
+    low: Expression
+    high: Expression | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sampler:
+    """Run the handler ``frequency`` times a second on each CPU that executes the module (ours)."""
+
+    frequency: int
+
+
+Location = Offset | Glob | Address | Sampler
+
+Operand = None | int | str | Expression
+"""None, a number, a name (label, procedure, register, extension), or the value of ``push``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """Join a row of the instruction table with its variable operand."""
+
+    row: Row
+    operand: Operand = None
+    span: Span | None = field(default=None, compare=False, repr=False)
+
+    def __str__(self) -> str:
+        kind = self.row.operand_kind
+        if kind is None:
+            return self.row.syntax
+        operand = self.operand
+        text = hex(operand) if isinstance(operand, int) and operand > 9 else str(operand)
+        return self.row.syntax.replace(f"<{kind.value}>", text)
+
+
+@dataclass(frozen=True)
+class Code:
+    """Hold a sequence of instructions, and its labels as indices into the sequence."""
+
+    instructions: tuple[Instruction, ...] = ()
+    labels: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Procedure:
+    """Name a piece of code that every handler of the program may call."""
+
+    name: str
+    code: Code
+    span: Span | None = field(default=None, compare=False, repr=False)
+
+
+@dataclass(frozen=True)
+class ProbeDefinition:
+    """
+    Join a probepoint header with its handler.
+
+    ``maxhits`` 0 means without limit. ``logonfault`` and ``heap`` are None where the file header decides. ``spans`` maps
+    a keyword to the place of its statement.
+    """
+
+    location: Location
+    handler: Code
+    opcode: int | None = None
+    minor: int = 0
+    watchpoint: Access | None = None
+    group: str | None = None
+    types: tuple[str, ...] = ()
+    passcount: int = 0
+    maxhits: int = 0
+    logonfault: bool | None = None
+    exception_mask: int = DEFAULT_EXCEPTION_MASK
+    heap: int | None = None
+    at_return: bool = False
+    spans: Mapping[str, Span] = field(default_factory=dict, compare=False, repr=False)
+
+    def span(self, keyword: str) -> Span | None:
+        """Return the place of a header statement, or of the definition's first one."""
+        return self.spans.get(keyword) or next(iter(self.spans.values()), None)
+
+
+@dataclass(frozen=True)
+class Program:
+    """
+    Hold a whole probe program file.
+
+    ``jmpmax`` counts jumps, ``logmax`` and ``ex_logmax`` and ``heapmax`` bytes. ``spans`` maps a keyword to the place of
+    its statement in the file header.
+    """
+
+    name: str
+    modtype: ModuleType = ModuleType.USER
+    major: int = 0
+    id: int = 0
+    vars: int = 0
+    gvars: int = 0
+    cvars: int = 0
+    jmpmax: int = 256
+    logmax: int = 1024
+    ex_logmax: int = 1024
+    heapmax: int = 16384
+    autostacktrace: bool = False
+    logonfault: bool = False
+    groups: tuple[str, ...] = ()
+    types: tuple[str, ...] = ()
+    definitions: tuple[ProbeDefinition, ...] = ()
+    procedures: tuple[Procedure, ...] = ()
+    spans: Mapping[str, Span] = field(default_factory=dict, compare=False, repr=False)
+
+    def bodies(self) -> Iterator[Code]:
+        """Iterate over all code in the order of the encoding: the handlers, then the procedures."""
+        for definition in self.definitions:
+            yield definition.handler
+        for procedure in self.procedures:
+            yield procedure.code
+
+    def keeps_log_on_fault(self, definition: ProbeDefinition) -> bool:
+        """Return whether a record is kept when the probed instruction faults."""
+        return self.logonfault if definition.logonfault is None else definition.logonfault
+
+    def heap_size(self, definition: ProbeDefinition) -> int:
+        """Return the size in bytes of the heap of one hit."""
+        return self.heapmax if definition.heap is None else definition.heap

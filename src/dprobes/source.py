@@ -1,0 +1,88 @@
+"""
+Source text and places in it.
+
+A ``Span`` is three numbers' worth of data; lines and columns are computed only when something is printed.
+This module knows nothing about the language that the text is written in.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass, field
+from functools import cached_property
+
+__all__ = ["Expansion", "SourceFile", "Span"]
+
+
+@dataclass(frozen=True, eq=False)
+class SourceFile:
+    """Hold the text of one file under the name that messages use for it."""
+
+    name: str
+    text: str = field(repr=False)
+
+    @cached_property
+    def _line_starts(self) -> list[int]:
+        starts = [0]
+        position = self.text.find("\n")
+        while position >= 0:
+            starts.append(position + 1)
+            position = self.text.find("\n", position + 1)
+        return starts
+
+    def line_and_column(self, offset: int) -> tuple[int, int]:
+        """Return the 1-based line and column, in characters, of ``offset``."""
+        line = bisect_right(self._line_starts, offset)
+        return line, offset - self._line_starts[line - 1] + 1
+
+    def line_text(self, line: int) -> str:
+        """Return the text of a 1-based line without its line end."""
+        start = self._line_starts[line - 1]
+        end = self._line_starts[line] - 1 if line < len(self._line_starts) else len(self.text)
+        return self.text[start:end].rstrip("\r")
+
+    def line_start(self, line: int) -> int:
+        """Return the offset of the first character of a 1-based line; lines past the end start at the end."""
+        return self._line_starts[line - 1] if line <= len(self._line_starts) else len(self.text)
+
+
+@dataclass(frozen=True, slots=True)
+class Expansion:
+    """Say that text came out of the macro ``name``; ``body`` is the place in its definition, if it has one."""
+
+    name: str
+    body: Span | None
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """
+    Name the characters ``start`` (included) to ``end`` (excluded) of a file.
+
+    For text that a macro produced, the span is the place of use, and ``expansion`` leads to the definition.
+    """
+
+    file: SourceFile
+    start: int
+    end: int
+    expansion: Expansion | None = None
+
+    def to(self, other: Span) -> Span:
+        """Return the span from the start of this one to the end of ``other``, if both lie in one file."""
+        if other.file is not self.file or other.end < self.start:
+            return self
+        return Span(self.file, self.start, other.end, self.expansion)
+
+    @property
+    def line(self) -> int:
+        """The 1-based line on which the span starts."""
+        return self.file.line_and_column(self.start)[0]
+
+    @property
+    def text(self) -> str:
+        """The characters of the span."""
+        return self.file.text[self.start : self.end]
+
+    def __str__(self) -> str:
+        line, column = self.file.line_and_column(self.start)
+        return f"{self.file.name}:{line}:{column}"

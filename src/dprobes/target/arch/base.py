@@ -1,0 +1,118 @@
+"""The shape of a processor description; the descriptions themselves are in the files beside this one."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["Architecture", "Direction", "Register", "parse_register_table"]
+
+
+class Direction(enum.Enum):
+    """Name the four ways in which a handler accesses a register, as the columns of the man page's appendices do."""
+
+    PUSH_USER = "push u"
+    PUSH_CURRENT = "push r"
+    POP_USER = "pop u"
+    POP_CURRENT = "pop r"
+
+
+@dataclass(frozen=True, slots=True)
+class Register:
+    """
+    Describe one register of an appendix.
+
+    ``index`` is the number in the encoded program. ``bits`` is the width of the value, which takes
+    ``ceil(bits / word)`` cells, least significant on top. A register made of several values (``cpuid``, ``gdtr``)
+    has ``parts`` cells whatever the word. ``selector_cells`` cells are popped first to say which one is meant: a leaf of
+    ``cpuid``, the number of an ``msr``. ``memory_offset`` marks a pseudo register that lies in memory, that many
+    bytes above the stack pointer: an argument of i386.
+    """
+
+    name: str
+    index: int
+    bits: int
+    allowed: frozenset[Direction]
+    parts: int = 0
+    selector_cells: int = 0
+    memory_offset: int | None = None
+
+    def cells(self, word_size: int) -> int:
+        """Return the number of stack cells of ``word_size`` bytes that a push leaves."""
+        return self.parts or -(-self.bits // (8 * word_size))
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """
+    Describe a processor as far as the language depends on it.
+
+    ``word_size`` is in bytes. ``unprobeable`` maps the opcode bytes that can never carry a probe to their mnemonic
+    (man page, "Probe-Point Header", ``opcode``).
+    """
+
+    name: str
+    word_size: Literal[4, 8]
+    byte_order: Literal["little", "big"]
+    registers: tuple[Register, ...]
+    aliases: Mapping[str, str] = field(repr=False)
+    unprobeable: Mapping[int, str] = field(repr=False)
+
+    @property
+    def word_bits(self) -> int:
+        """The width of a stack cell in bits."""
+        return 8 * self.word_size
+
+    @property
+    def word_mask(self) -> int:
+        """The largest value of a stack cell."""
+        return (1 << self.word_bits) - 1
+
+    @cached_property
+    def _by_name(self) -> dict[str, Register]:
+        table = {register.name: register for register in self.registers}
+        return table | {alias: table[name] for alias, name in self.aliases.items()}
+
+    @cached_property
+    def _by_index(self) -> dict[int, Register]:
+        return {register.index: register for register in self.registers}
+
+    def register(self, which: str | int) -> Register | None:
+        """Return the register with this lower-case name, alias, or index of the appendix; None if there is none."""
+        return self._by_name.get(which) if isinstance(which, str) else self._by_index.get(which)
+
+    @property
+    def register_names(self) -> list[str]:
+        """All names that a program may use, aliases included."""
+        return list(self._by_name)
+
+
+_COLUMNS = (Direction.PUSH_USER, Direction.PUSH_CURRENT, Direction.POP_USER, Direction.POP_CURRENT)
+
+
+def parse_register_table(text: str) -> tuple[Register, ...]:
+    """
+    Return the registers of a table with the appendices' columns: index (hex), name, bits, and y/n for each direction.
+
+    A name ``r<0-15>`` stands for sixteen rows with consecutive indices. ``4*32`` as width means four parts,
+    ``+1`` behind it one selector cell.
+    """
+    registers: list[Register] = []
+    for line in text.strip().splitlines():
+        index, name, width, letters = line.split()
+        width, _, selectors = width.partition("+")
+        parts, _, bits = width.rpartition("*")
+        allowed = frozenset(d for d, letter in zip(_COLUMNS, letters, strict=True) if letter == "y")
+        stem, _, span = name.partition("<")
+        first, _, last = span.rstrip(">").partition("-")
+        names = [f"{stem}{n}" for n in range(int(first), int(last) + 1)] if span else [name]
+        registers += [
+            Register(each, int(index, 16) + n, int(bits), allowed, int(parts or 0), int(selectors or 0))
+            for n, each in enumerate(names)
+        ]
+    return tuple(registers)

@@ -1,0 +1,119 @@
+"""
+Symbols that are not in the module itself: separate debug files, and the file that ``--sym`` names.
+
+Rules: GDB manual, "Debugging Information in Separate Files" (build-id and ``.gnu_debuglink`` methods).
+"""
+
+from __future__ import annotations
+
+import zlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dprobes.errors import TargetError
+from dprobes.target.contents import file_contents
+from dprobes.target.elf import ElfFile
+from dprobes.target.elfsymbols import elf_symbols
+from dprobes.target.listedsymbols import parse_linker_map, parse_nm
+from dprobes.target.symbols import SymbolTable
+
+if TYPE_CHECKING:
+    from dprobes.target.symbols import SymbolSource
+
+__all__ = ["DEBUG_DIRECTORY", "find_debug_file", "load_symbols"]
+
+DEBUG_DIRECTORY = Path("/usr/lib/debug")
+"""Where distributions install debug files."""
+
+
+def find_debug_file(module: ElfFile, directory: Path = DEBUG_DIRECTORY) -> ElfFile | None:
+    """
+    Return the separate debug file of ``module``, by build-id or else by ``.gnu_debuglink``; None if there is none.
+
+    A file that does not match (other build-id, other checksum) or cannot be read is passed over.
+    """
+    if module.build_id is not None and len(module.build_id) > 2:
+        path = directory / ".build-id" / module.build_id[:2] / f"{module.build_id[2:]}.debug"
+        found = _open_matching(path, module)
+        if found is not None:
+            return found
+    link = _debug_link(module)
+    if link is None:
+        return None
+    name, checksum = link
+    own = module.path.resolve()
+    beside = own.parent
+    for path in (beside / name, beside / ".debug" / name, directory / beside.relative_to("/") / name):
+        if path.resolve() != own and _checksum(path) == checksum:
+            found = _open_matching(path, module)
+            if found is not None:
+                return found
+    return None
+
+
+def load_symbols(path: Path, module: ElfFile) -> SymbolTable:
+    """
+    Return the symbols for ``module`` that the file ``path`` lists; the content says which of the formats it has.
+
+    These are an unstripped ELF or debug file, whose build-id must be that of ``module`` if both have one, a
+    ``System.map`` or other output of ``nm``, and a map file of the GNU linker.
+    """
+    data = file_contents(path, "a file with symbols")
+    sources: list[SymbolSource]
+    if data[:4] == b"\x7fELF":
+        elf = ElfFile.of_bytes(path, data)
+        _check_same_module(elf, module)
+        sources = list(elf_symbols(elf))
+    else:
+        text = data[:].decode("utf-8", "replace")
+        listed = parse_linker_map(text) or parse_nm(text)
+        if listed is None:
+            raise TargetError(
+                f"'{path}' holds no symbols in a known format",
+                hint="give an unstripped ELF or .debug file, a System.map or the output of nm, or a GNU ld map file",
+            )
+        sources = [listed]
+    if not any(any(True for _ in source.names()) for source in sources):
+        raise TargetError(f"'{path}' holds no symbols", hint="give the file as it was before strip, or its debug file")
+    return SymbolTable(sources, code_range=module.code_range)
+
+
+def _check_same_module(elf: ElfFile, module: ElfFile) -> None:
+    if elf.machine != module.machine:
+        raise TargetError(f"'{elf.path}' is for {elf.machine}, but '{module.path}' for {module.machine}")
+    if elf.build_id is not None and module.build_id is not None and elf.build_id != module.build_id:
+        raise TargetError(
+            f"'{elf.path}' does not belong to '{module.path}': its build-id is {elf.build_id}, "
+            f"the module's {module.build_id}",
+            hint="give the symbols of exactly this build of the module",
+        )
+
+
+def _open_matching(path: Path, module: ElfFile) -> ElfFile | None:
+    try:
+        found = ElfFile.open(path)
+        _check_same_module(found, module)
+    except TargetError:
+        return None
+    return found
+
+
+def _debug_link(module: ElfFile) -> tuple[str, int] | None:
+    """Return file name and CRC-32 from ``.gnu_debuglink``: the name, NUL, padding to 4 bytes, then the checksum."""
+    section = next((s for s in module.sections if s.name == ".gnu_debuglink" and s.in_file), None)
+    if section is None or section.offset + section.size > len(module.data):
+        return None
+    data = module.data[section.offset : section.offset + section.size]
+    end = data.find(b"\0")
+    place = (end + 4) & ~3
+    name = data[:end].decode("utf-8", "surrogateescape")
+    if end <= 0 or len(data) < place + 4 or "/" in name or name in (".", ".."):
+        return None
+    return name, int.from_bytes(data[place : place + 4], module.byte_order)
+
+
+def _checksum(path: Path) -> int | None:
+    try:
+        return zlib.crc32(file_contents(path, "a debug file"))
+    except TargetError:
+        return None

@@ -1,0 +1,201 @@
+"""
+The structure of one ELF file: what it is, where it is loaded, how link addresses and file offsets correspond.
+
+Headers, segments, sections and notes come through pyelftools. Symbols are in ``elfsymbols``, which reads the tables in
+bulk; this module knows only where they lie. Whatever the bytes are, nothing but ``TargetError`` comes out.
+Rules: System V ABI (gABI) chapters 4 and 5.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, NoReturn
+
+from dprobes.errors import TargetError
+from dprobes.target.contents import file_contents
+
+if TYPE_CHECKING:
+    import os
+
+    from dprobes.target.contents import Contents
+    from dprobes.target.elfheaders import Headers, LoadSegment, Section
+    from dprobes.target.frames import FrameTable
+
+__all__ = ["ByteOrder", "Dynamic", "ElfFile"]
+
+ByteOrder = Literal["little", "big"]
+
+_DT_NEEDED, _DT_SONAME, _DT_STRTAB = 1, 14, 5
+
+
+@dataclass(frozen=True, slots=True)
+class Dynamic:
+    """Hold the dynamic section: each tag's last value, and the names that ``DT_NEEDED`` and ``DT_SONAME`` give."""
+
+    values: dict[int, int]
+    needed: tuple[str, ...]
+    soname: str | None
+
+
+class ElfFile:
+    """
+    Describe one ELF file; made by ``open``.
+
+    ``word_size`` is 4 or 8 bytes. ``machine`` is ``x86_64``, ``i386``, ``s390``, ``s390x``, ``ppc``, ``ppc64``,
+    ``aarch64``, or ``em_`` and the number. ``type`` is ``exec``, ``dyn``, ``rel`` or ``core``. ``build_id`` is in hex.
+
+    A *link address* is what the file's own headers and symbols use; the run-time address is that plus the load bias.
+    A relocatable file (``rel``) has no addresses yet: for it a link address is the same number as the file offset.
+    """
+
+    def __init__(self, path: Path, data: Contents, headers: Headers) -> None:
+        self.path = path
+        self.data = data
+        self.word_size = headers.word_size
+        self.byte_order: ByteOrder = headers.byte_order
+        self.machine = headers.machine
+        self.type = headers.type
+        self.entry = headers.entry
+        self.build_id = headers.build_id
+        self.sections: tuple[Section, ...] = headers.sections
+        self.load_segments: tuple[LoadSegment, ...] = headers.load_segments
+        self.struct_prefix = "<" if headers.byte_order == "little" else ">"
+        self._headers = headers
+        self.interpreter = self._interpreter()
+        self.dynamic = self._dynamic()
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> ElfFile:
+        """Return the description of the ELF file ``path``; raise ``TargetError`` if it is not a well-formed one."""
+        path = Path(path)
+        return cls.of_bytes(path, file_contents(path, "an ELF file"))
+
+    @classmethod
+    def of_bytes(cls, path: Path, data: Contents) -> ElfFile:
+        """Return the description of the ELF file with the bytes ``data``; ``path`` names it in errors."""
+        from dprobes.target.elfheaders import parse_headers
+
+        return cls(path, data, parse_headers(path, data))
+
+    def __repr__(self) -> str:
+        return f"ElfFile({str(self.path)!r})"
+
+    @property
+    def is_pie_or_shared(self) -> bool:
+        """Whether the file can be loaded at any address: a position-independent program or a shared library."""
+        return self.type == "dyn"
+
+    @property
+    def soname(self) -> str | None:
+        """The ``DT_SONAME`` of a shared library."""
+        return self.dynamic.soname
+
+    @property
+    def needed(self) -> tuple[str, ...]:
+        """The ``DT_NEEDED`` names of the libraries that the file is linked with."""
+        return self.dynamic.needed
+
+    @property
+    def is_debug_only(self) -> bool:
+        """Whether the file is a separate debug file, without the code and data that it describes."""
+        return self._headers.is_debug_only
+
+    def file_offset(self, link_address: int) -> int | None:
+        """Return the file offset of the byte at ``link_address``; None if it is not in the file (not loaded, bss)."""
+        for segment in self.load_segments:
+            if 0 <= link_address - segment.vaddr < segment.filesz:
+                return link_address - segment.vaddr + segment.offset
+        return None
+
+    def link_address(self, file_offset: int) -> int | None:
+        """Return the link address of the byte at ``file_offset``; executable segments win; None if not loaded."""
+        found = None
+        for segment in self.load_segments:
+            if 0 <= file_offset - segment.offset < segment.filesz:
+                address = file_offset - segment.offset + segment.vaddr
+                if segment.executable:
+                    return address
+                found = address if found is None else found
+        return found
+
+    def is_executable_offset(self, file_offset: int) -> bool:
+        """Return whether the byte at ``file_offset`` is loaded as code."""
+        return any(s.executable and 0 <= file_offset - s.offset < s.filesz for s in self.load_segments)
+
+    def code_range(self, link_address: int) -> tuple[int, int] | None:
+        """Return start and end of the executable section, or without one segment, that holds ``link_address``."""
+        for section in self.sections:
+            if section.executable and 0 <= link_address - section.address < section.size:
+                return section.address, section.address + section.size
+        for segment in self.load_segments:
+            if segment.executable and 0 <= link_address - segment.vaddr < segment.memsz:
+                return segment.vaddr, segment.vaddr + segment.memsz
+        return None
+
+    def read(self, link_address: int, n: int) -> bytes:
+        """Return the ``n`` bytes that are loaded at ``link_address``, zeros for bss; all must lie in one segment."""
+        for segment in self.load_segments:
+            start = link_address - segment.vaddr
+            if start >= 0 and start + n <= segment.memsz:
+                in_file = max(0, min(n, segment.filesz - start))
+                data = self.data[segment.offset + start : segment.offset + start + in_file]
+                return data + bytes(n - len(data))
+        raise TargetError(f"'{self.path}' has no {n} bytes at address 0x{link_address:x}")
+
+    def bytes_at(self, offset: int, size: int, what: str) -> bytes:
+        """Return ``size`` bytes of the file at ``offset``; ``what`` names them if they are not all there."""
+        if offset < 0 or size < 0 or offset + size > len(self.data):
+            self.malformed(f"{what} lies outside the file")
+        return self.data[offset : offset + size]
+
+    def string_at(self, offset: int, end: int) -> str:
+        """Return the NUL-terminated string at file offset ``offset``; empty if it does not end before ``end``."""
+        stop = self.data.find(b"\0", offset, end) if 0 <= offset < end else -1
+        return self.data[offset:stop].decode("utf-8", "surrogateescape") if stop >= 0 else ""
+
+    def malformed(self, detail: str) -> NoReturn:
+        """Raise the error that says that the file is not a well-formed ELF file."""
+        raise TargetError(f"'{self.path}' is a malformed ELF file: {detail}")
+
+    @cached_property
+    def frames(self) -> FrameTable:
+        """The function starts that the unwind table gives, which stripped files have too."""
+        from dprobes.target.frames import FrameTable
+
+        return FrameTable.of(self, self._headers.eh_frame_header)
+
+    @property
+    def frame_starts(self) -> tuple[int, ...]:
+        """The sorted link addresses of the functions in the unwind table; empty without a usable one."""
+        return self.frames.starts
+
+    def _interpreter(self) -> str | None:
+        if self._headers.interpreter is None or self.is_debug_only:
+            return None
+        offset, size = self._headers.interpreter
+        return self.bytes_at(offset, size, "the interpreter's name").rstrip(b"\0").decode("utf-8", "surrogateescape")
+
+    def _dynamic(self) -> Dynamic:
+        if self._headers.dynamic is None or self.is_debug_only:
+            return Dynamic({}, (), None)
+        offset, size = self._headers.dynamic
+        word = "Q" if self.word_size == 8 else "I"
+        entry = struct.Struct(f"{self.struct_prefix}2{word}")
+        data = self.bytes_at(offset, size - size % entry.size, "the dynamic section")
+        values: dict[int, int] = {}
+        needed: list[int] = []
+        for tag, value in entry.iter_unpack(data):
+            if tag == 0:
+                break
+            values[tag] = value
+            if tag == _DT_NEEDED:
+                needed.append(value)
+        strings = self.file_offset(values.get(_DT_STRTAB, -1))
+        if strings is None:
+            return Dynamic(values, (), None)
+        names = tuple(filter(None, (self.string_at(strings + n, len(self.data)) for n in needed)))
+        soname = self.string_at(strings + values[_DT_SONAME], len(self.data)) if _DT_SONAME in values else None
+        return Dynamic(values, names, soname or None)

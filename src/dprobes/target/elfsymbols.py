@@ -1,0 +1,236 @@
+"""
+One ELF symbol table, read in bulk: a look-up costs microseconds, and no symbol is decoded that nobody asked for.
+
+Rules: System V ABI chapter 4, "Symbol Table"; GNU symbol versions: ``.gnu.version`` in the Linux Standard Base, and
+``name@VERSION``, ``name@@VERSION`` (the default) as the linker writes them into ``.symtab``.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING
+
+from dprobes.target.elfheaders import SHT_DYNSYM, SHT_SYMTAB
+from dprobes.target.gnuhash import GnuHash, sysv_hash_count
+from dprobes.target.symbols import Symbol
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dprobes.target.elf import ElfFile
+    from dprobes.target.elfheaders import Section
+
+__all__ = ["ElfSymbols", "elf_symbols"]
+
+_KINDS = {0: "notype", 1: "object", 2: "func", 5: "common", 6: "tls", 10: "ifunc"}  # not: section, file
+_BINDINGS = {0: "local", 2: "weak"}  # everything else acts as global: GNU unique, processor-specific
+_NOTYPE, _FUNC, _IFUNC = 0, 2, 10
+_UNDEFINED = 0
+_HIDDEN_VERSION = 0x8000
+_MANY_OFFSETS = 64  # from here on one pass over all symbols beats one search per string
+_SHT_GNU_VERSYM, _SHT_GNU_HASH = 0x6FFFFFFF, 0x6FFFFFF6
+_DT_HASH, _DT_STRTAB, _DT_SYMTAB, _DT_STRSZ, _DT_GNU_HASH, _DT_VERSYM = 4, 5, 6, 10, 0x6FFFFEF5, 0x6FFFFFF0
+
+
+def elf_symbols(elf: ElfFile) -> list[ElfSymbols]:
+    """Return the symbol tables of ``elf``: ``.symtab`` if there, and ``.dynsym``, also without section headers."""
+    tables = []
+    for section in elf.sections:
+        if section.type in (SHT_SYMTAB, SHT_DYNSYM):
+            if section.link >= len(elf.sections):
+                elf.malformed(f"section '{section.name}' has no string table")
+            strings = elf.sections[section.link]
+            dynamic = section.type == SHT_DYNSYM
+            tables.append(
+                ElfSymbols(
+                    elf,
+                    (section.offset, section.size),
+                    (strings.offset, strings.size if strings.in_file else 0),
+                    complete=not dynamic,
+                    versions=_offset_of(elf, _SHT_GNU_VERSYM) if dynamic else None,
+                    gnu_hash=_offset_of(elf, _SHT_GNU_HASH) if dynamic else None,
+                )
+            )
+    if not elf.sections and (table := _without_sections(elf)) is not None:
+        tables.append(table)
+    return tables
+
+
+def _offset_of(elf: ElfFile, section_type: int) -> int | None:
+    found: Section | None = next((s for s in elf.sections if s.type == section_type), None)
+    return found.offset if found is not None else None
+
+
+def _without_sections(elf: ElfFile) -> ElfSymbols | None:
+    """Find ``.dynsym`` through the dynamic segment; its length is known only from a hash table."""
+    places = {tag: elf.file_offset(address) for tag, address in elf.dynamic.values.items()}
+    symbols, strings = places.get(_DT_SYMTAB), places.get(_DT_STRTAB)
+    if symbols is None or strings is None:
+        return None
+    gnu_hash = places.get(_DT_GNU_HASH)
+    if gnu_hash is not None:
+        count = GnuHash(elf, gnu_hash).count()
+    elif (sysv_hash := places.get(_DT_HASH)) is not None:
+        count = sysv_hash_count(elf, sysv_hash)
+    else:
+        return None
+    size = count * (24 if elf.word_size == 8 else 16)
+    string_size = min(elf.dynamic.values.get(_DT_STRSZ, 0), len(elf.data) - strings)
+    versions = places.get(_DT_VERSYM)
+    return ElfSymbols(
+        elf, (symbols, size), (strings, string_size), complete=False, versions=versions, gnu_hash=gnu_hash
+    )
+
+
+class ElfSymbols:
+    """
+    Read one symbol table of ``elf``; ``table`` and ``strings`` are file offset and size.
+
+    ``versions`` and ``gnu_hash`` are the file offsets of ``.gnu.version`` and ``.gnu.hash``, which belong to
+    ``.dynsym``.
+    """
+
+    def __init__(
+        self,
+        elf: ElfFile,
+        table: tuple[int, int],
+        strings: tuple[int, int],
+        *,
+        complete: bool,
+        versions: int | None = None,
+        gnu_hash: int | None = None,
+    ) -> None:
+        self._elf = elf
+        self._complete = complete
+        prefix = elf.struct_prefix
+        self._wide = elf.word_size == 8
+        self._entry = struct.Struct(f"{prefix}IBBHQQ" if self._wide else f"{prefix}IIIBBH")
+        offset, size = table
+        self._count = size // self._entry.size
+        self._table = memoryview(elf.bytes_at(offset, self._count * self._entry.size, "a symbol table"))
+        self._strings, string_size = strings
+        self._strings_end = self._strings + string_size
+        if self._strings_end > len(elf.data):
+            elf.malformed("a string table lies outside the file")
+        # The st_name fields alone, in the file's byte order: the haystack of every search by name.
+        self._names = self._table.cast("I")[:: self._entry.size // 4].tobytes()
+        self._name = struct.Struct(f"{prefix}I")
+        self._versions = (
+            elf.bytes_at(versions, 2 * self._count, "the table of symbol versions") if versions is not None else None
+        )
+        self._hash = GnuHash(elf, gnu_hash) if gnu_hash is not None else None
+
+    @property
+    def complete(self) -> bool:
+        """Whether this is ``.symtab``."""
+        return self._complete
+
+    def find(self, name: str) -> list[Symbol]:
+        """Return the defined symbols called ``name``, all versions."""
+        raw = name.encode("utf-8", "surrogateescape")
+        if not raw or b"\0" in raw:
+            return []
+        if self._hash is not None:
+            indices = [i for i in self._hash.candidates(raw) if i < self._count and self._raw_name(i) == raw]
+        else:
+            indices = self._indices(raw)
+        return [symbol for i in indices if (symbol := self._defined(i)) is not None]
+
+    def imports(self, name: str) -> bool:
+        """Return whether ``name`` is in the table, and only as undefined."""
+        raw = name.encode("utf-8", "surrogateescape")
+        sections = [self._row(i)[3] for i in self._indices(raw)] if raw and b"\0" not in raw else []
+        return bool(sections) and not any(sections)
+
+    def names(self) -> Iterator[str]:
+        """Give the names of all defined symbols, without versions."""
+        for i in range(self._count):
+            symbol = self._defined(i)
+            if symbol is not None and symbol.name:
+                yield symbol.name
+
+    def code(self) -> list[tuple[int, int, int]]:
+        """Return link address, size and index of each function, and of each label without a type in code."""
+        sections = self._elf.sections
+        executable = {i for i, section in enumerate(sections) if section.executable}
+        data, strings, limit = self._elf.data, self._strings, self._strings_end
+        rows = []
+        for i, (name, info, _, section, value, size) in enumerate(self._rows()):
+            kind = info & 15
+            if section == _UNDEFINED:
+                continue
+            if kind == _NOTYPE:
+                # '$' starts the mapping symbols of ARM and others: they mark code and data, and name nothing.
+                if section not in executable or strings + name >= limit or data[strings + name] in b"\0$":
+                    continue
+            elif kind not in (_FUNC, _IFUNC):
+                continue
+            rows.append((self._address(value, section), size, i))
+        return rows
+
+    def symbol(self, index: int) -> Symbol:
+        """Return the symbol with an index from ``code``."""
+        symbol = self._defined(index)
+        assert symbol is not None
+        return symbol
+
+    def _rows(self) -> Iterator[tuple[int, int, int, int, int, int]]:
+        """Give name offset, info, other, section, value and size of every symbol."""
+        if self._wide:
+            return self._entry.iter_unpack(self._table)
+        rows = self._entry.iter_unpack(self._table)
+        return ((name, info, other, section, value, size) for name, value, size, info, other, section in rows)
+
+    def _row(self, index: int) -> tuple[int, int, int, int, int, int]:
+        row = self._entry.unpack_from(self._table, index * self._entry.size)
+        if self._wide:
+            return row
+        name, value, size, info, other, section = row
+        return name, info, other, section, value, size
+
+    def _raw_name(self, index: int) -> bytes:
+        start = self._strings + self._row(index)[0]
+        end = self._elf.data.find(b"\0", start, self._strings_end) if start < self._strings_end else -1
+        return self._elf.data[start:end] if end >= 0 else b""
+
+    def _address(self, value: int, section: int) -> int:
+        sections = self._elf.sections
+        if self._elf.type == "rel" and section < len(sections):
+            return value + sections[section].address
+        return value
+
+    def _defined(self, index: int) -> Symbol | None:
+        _, info, _, section, value, size = self._row(index)
+        kind = _KINDS.get(info & 15)
+        if section == _UNDEFINED or kind is None:
+            return None
+        name, at, version = self._raw_name(index).decode("utf-8", "surrogateescape").partition("@")
+        default = not at or version.startswith("@")
+        if self._versions is not None:
+            (number,) = struct.unpack_from(f"{self._elf.struct_prefix}H", self._versions, 2 * index)
+            default = not number & _HIDDEN_VERSION
+        return Symbol(name, self._address(value, section), size, kind, _BINDINGS.get(info >> 4, "global"), default)
+
+    def _indices(self, raw: bytes) -> list[int]:
+        """Return the indices of the symbols with this name, with or without a version behind it."""
+        offsets = [*self._string_offsets(raw + b"\0"), *self._string_offsets(raw + b"@")]
+        if len(offsets) > _MANY_OFFSETS:
+            wanted = set(offsets)
+            return [i for i, (offset,) in enumerate(self._name.iter_unpack(self._names)) if offset in wanted]
+        found = []
+        for offset in offsets:
+            needle = self._name.pack(offset)
+            position = self._names.find(needle)
+            while position >= 0:
+                if position % 4 == 0:
+                    found.append(position // 4)
+                position = self._names.find(needle, position + 1)
+        return sorted(found)
+
+    def _string_offsets(self, text: bytes) -> Iterator[int]:
+        """Give the places of ``text`` in the string table, also at the end of longer names: linkers share tails."""
+        data, end = self._elf.data, self._strings_end
+        position = data.find(text, self._strings, end)
+        while position >= 0:
+            yield position - self._strings
+            position = data.find(text, position + 1, end)

@@ -1,0 +1,212 @@
+"""
+The instructions of a module: decoding, boundaries, and what may carry a probepoint.
+
+x86 only, through iced-x86: i386 and x86-64. Works on the file, never on a running process.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dprobes.errors import TargetError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from iced_x86 import Instruction
+
+    from dprobes.target.location import Module
+
+__all__ = [
+    "Boundary",
+    "BoundaryCheck",
+    "DecodedInstruction",
+    "check_boundary",
+    "decode_at",
+    "disassemble",
+    "disassemble_around",
+    "unprobeable",
+]
+
+_MAX_LENGTH = 15  # bytes; Intel SDM volume 2, 2.3.11
+_CHUNK = 4096  # bytes decoded at once
+_BITS = {"i386": 32, "x86_64": 64}
+_BAD = "(bad)"
+
+_UNPROBEABLE = {
+    "int3": "it is a breakpoint instruction itself",
+    "int1": "it raises a debug exception itself",
+    "int": "it is a software interrupt",
+    "into": "it may raise a software interrupt",
+    "fwait": "it only waits for a pending floating-point exception",
+    _BAD: "it is not a valid instruction",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedInstruction:
+    """
+    Describe one instruction; ``address`` is its link address and ``offset`` its file offset.
+
+    ``text`` is in Intel syntax, lower case; ``opcode_byte`` is the first byte, even if that is a prefix. An invalid
+    instruction has the mnemonic ``(bad)``.
+    """
+
+    address: int
+    length: int
+    raw: bytes
+    text: str
+    opcode_byte: int
+    mnemonic: str
+    offset: int
+
+
+class Boundary(enum.Enum):
+    """Say how an offset lies to the instructions around it."""
+
+    ON_BOUNDARY = "on boundary"
+    INSIDE = "inside"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class BoundaryCheck:
+    """Hold the verdict on an offset, and if it is inside an instruction the file offsets of that and of the next."""
+
+    status: Boundary
+    before: int | None = None
+    after: int | None = None
+
+
+def decode_at(module: Module, file_offset: int) -> DecodedInstruction:
+    """Return the instruction whose first byte is at ``file_offset``, presuming that one starts there."""
+    return next(_decode(module, file_offset))
+
+
+def check_boundary(module: Module, file_offset: int) -> BoundaryCheck:
+    """Return whether an instruction starts at ``file_offset``, by decoding from the start of the function."""
+    preceding = _decode_up_to(module, file_offset)
+    if preceding is None:
+        return BoundaryCheck(Boundary.UNKNOWN)
+    if not preceding or preceding[-1].end <= file_offset:
+        return BoundaryCheck(Boundary.ON_BOUNDARY)
+    return BoundaryCheck(Boundary.INSIDE, preceding[-1].offset, preceding[-1].end)
+
+
+def disassemble(module: Module, start_offset: int, count: int) -> list[DecodedInstruction]:
+    """Return up to ``count`` instructions from ``start_offset`` on; fewer where the code ends."""
+    found = []
+    if count > 0:
+        for decoded in _decode(module, start_offset):
+            found.append(decoded)
+            if len(found) >= count:
+                break
+    return found
+
+
+def disassemble_around(module: Module, file_offset: int, before: int, after: int) -> list[DecodedInstruction]:
+    """
+    Return the instruction that holds ``file_offset``, with up to ``before`` and ``after`` others around it.
+
+    Those before stay in the function; without a known function start the first one is that at ``file_offset``.
+    """
+    preceding = _decode_up_to(module, file_offset) or []
+    start = file_offset
+    if preceding and preceding[-1].end > file_offset:
+        start = preceding.pop().offset
+    first = preceding[max(0, len(preceding) - before)].offset if preceding and before > 0 else start
+    return disassemble(module, first, min(len(preceding), max(0, before)) + 1 + max(0, after))
+
+
+def unprobeable(decoded: DecodedInstruction) -> str | None:
+    """Return why an instruction cannot carry a probepoint, as a clause about ``it``; None if it can."""
+    return _UNPROBEABLE.get(decoded.mnemonic)
+
+
+@dataclass(frozen=True, slots=True)
+class _Extent:
+    """Say from which file offset to which one instruction reaches."""
+
+    offset: int
+    end: int
+
+
+def _decode_up_to(module: Module, file_offset: int) -> list[_Extent] | None:
+    """Return the instructions of the function that start before ``file_offset``; None if they cannot be known."""
+    _bits(module)
+    _code_end(module, file_offset)
+    start = module.function_start(file_offset)
+    start_offset = module.elf.file_offset(start) if start is not None else None
+    if start_offset is None or start_offset > file_offset:
+        return None
+    found = []
+    for instruction, offset, _ in _instructions(module, start_offset):
+        if offset >= file_offset:
+            break
+        if instruction.is_invalid:
+            return None  # data between the instructions: what follows may be out of step
+        found.append(_Extent(offset, offset + instruction.len))
+    return found
+
+
+def _decode(module: Module, start_offset: int) -> Iterator[DecodedInstruction]:
+    """Give the instructions from ``start_offset`` on as text."""
+    from iced_x86 import FormatMnemonicOptions, Formatter, FormatterSyntax
+
+    formatter = Formatter(FormatterSyntax.INTEL)
+    formatter.hex_prefix = "0x"
+    formatter.hex_suffix = ""
+    formatter.uppercase_hex = False
+    formatter.small_hex_numbers_in_decimal = False
+    formatter.branch_leading_zeros = False
+    formatter.show_branch_size = False
+    formatter.rip_relative_addresses = True
+    formatter.space_after_operand_separator = True
+    for instruction, offset, raw in _instructions(module, start_offset):
+        bad = instruction.is_invalid
+        mnemonic = formatter.format_mnemonic(instruction, FormatMnemonicOptions.NO_PREFIXES)
+        yield DecodedInstruction(
+            address=instruction.ip,
+            length=len(raw),
+            raw=raw,
+            text=_BAD if bad else formatter.format(instruction),
+            opcode_byte=raw[0],
+            mnemonic=_BAD if bad else mnemonic,
+            offset=offset,
+        )
+
+
+def _instructions(module: Module, start_offset: int) -> Iterator[tuple[Instruction, int, bytes]]:
+    """Give each instruction from ``start_offset`` to the end of its segment, with its file offset and bytes."""
+    from iced_x86 import Decoder
+
+    bits = _bits(module)
+    end = _code_end(module, start_offset)
+    position = start_offset
+    while position < end:
+        base = position
+        data = module.elf.data[base : min(end, base + _CHUNK)]
+        decoder = Decoder(bits, data, ip=module.elf.link_address(base) or 0)
+        # The last instructions of a chunk may be cut: they are decoded again at the start of the next one.
+        limit = end if base + len(data) >= end else base + len(data) - _MAX_LENGTH
+        while position < limit:
+            instruction = decoder.decode()
+            length = max(1, instruction.len)
+            yield instruction, position, data[position - base : position - base + length]
+            position += length
+
+
+def _bits(module: Module) -> int:
+    bits = _BITS.get(module.elf.machine)
+    if bits is None:
+        raise TargetError(f"instructions of {module.elf.machine} cannot be decoded, only those of i386 and x86_64")
+    return bits
+
+
+def _code_end(module: Module, file_offset: int) -> int:
+    for segment in module.elf.load_segments:
+        if segment.executable and 0 <= file_offset - segment.offset < segment.filesz:
+            return segment.offset + segment.filesz
+    raise TargetError(f"file offset 0x{file_offset:x} of '{module.path}' is not in its code")

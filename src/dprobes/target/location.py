@@ -1,0 +1,157 @@
+"""
+One module with its symbols: from names to places in the file and back.
+
+Symbol expressions are taken apart elsewhere; this module answers for the single names in them. Addresses are link
+addresses, offsets are file offsets.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dprobes.errors import TargetError
+from dprobes.target.debugfiles import find_debug_file, load_symbols
+from dprobes.target.elf import ElfFile
+from dprobes.target.elfsymbols import elf_symbols
+from dprobes.target.symbols import SymbolTable
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterable
+
+    from dprobes.target.symbols import Symbol, SymbolSource
+
+__all__ = ["Module"]
+
+_LISTED = 4  # names listed in a hint
+
+
+class Module:
+    """Bundle an ELF file and what is known of its symbols; made by ``load``."""
+
+    def __init__(self, elf: ElfFile, symbols: SymbolTable) -> None:
+        self.elf = elf
+        self.symbols = symbols
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], extra_symbols: str | os.PathLike[str] | None = None) -> Module:
+        """
+        Return the module in the file ``path``, with the symbols of the file ``extra_symbols`` (``--sym``) first.
+
+        Its separate debug file is looked for only when the module's own symbols do not answer a question.
+        """
+        elf = ElfFile.open(path)
+        sources: list[SymbolSource] = []
+        if extra_symbols is not None:
+            sources += load_symbols(Path(extra_symbols), elf).sources
+        sources += elf_symbols(elf)
+        return cls(elf, SymbolTable(sources, code_range=elf.code_range, later=lambda: _debug_symbols(elf)))
+
+    def __repr__(self) -> str:
+        return f"Module({str(self.path)!r})"
+
+    @property
+    def path(self) -> Path:
+        """The file that holds the module."""
+        return self.elf.path
+
+    @property
+    def word_size(self) -> int:
+        """Size of a machine word in bytes: 4 or 8."""
+        return self.elf.word_size
+
+    def address_of(self, symbol_name: str) -> int:
+        """Return the link address of the symbol; raise ``TargetError`` if it has none, or several."""
+        found = self.symbols.lookup(symbol_name)
+        if not found:
+            raise self._not_found(symbol_name)
+        if len(found) > 1:
+            raise self._ambiguous(symbol_name, found)
+        (symbol,) = found
+        if symbol.kind == "ifunc":
+            raise TargetError(
+                f"'{symbol_name}' in '{self.path}' is chosen at run time (IFUNC): "
+                "its symbol is the function that chooses",
+                hint=self._implementations(symbol_name),
+            )
+        if symbol.kind == "tls":
+            raise TargetError(f"'{symbol_name}' in '{self.path}' is thread-local: each thread has its own address")
+        return symbol.address
+
+    def file_offset(self, address: int) -> int:
+        """Return the file offset of the byte at a link address; raise ``TargetError`` if the file does not hold it."""
+        offset = self.elf.file_offset(address)
+        if offset is None:
+            raise TargetError(f"address 0x{address:x} is not in the file '{self.path}'")
+        return offset
+
+    def symbol_at(self, file_offset: int) -> tuple[str, int] | None:
+        """Return the name of the function at a file offset and the distance in bytes from its start."""
+        address = self.elf.link_address(file_offset)
+        symbol = self.symbols.covering(address) if address is not None else None
+        if address is None or symbol is None:
+            return None
+        return symbol.name, address - symbol.address
+
+    def function_start(self, file_offset: int) -> int | None:
+        """Return the link address of the start of the function at a file offset, from symbols or unwind table."""
+        address = self.elf.link_address(file_offset)
+        if address is None:
+            return None
+        symbol = self.symbols.covering(address)
+        return symbol.address if symbol is not None else self.elf.frames.covering(self.elf, address)
+
+    def _not_found(self, name: str) -> TargetError:
+        if self.symbols.imports(name):
+            libraries = ", ".join(f"'{library}'" for library in self.elf.needed)
+            return TargetError(
+                f"'{name}' is imported by '{self.path}', not defined in it",
+                hint="put the probe on the library that defines it"
+                + (f"; this module needs {libraries}" if libraries else ""),
+            )
+        near = self.symbols.near(name)
+        if near:
+            hint = f"did you mean {_alternatives(near)}?"
+        elif not self.symbols.complete:
+            hint = "the file is stripped: give its symbols with --sym FILE, install its debug file, or write a number"
+        else:
+            hint = None
+        return TargetError(f"'{self.path}' has no symbol '{name}'", hint=hint)
+
+    def _ambiguous(self, name: str, found: list[Symbol]) -> TargetError:
+        places = [(s, self.elf.file_offset(s.address)) for s in found]
+        listed = ", ".join(
+            f"0x{offset:x}" if offset is not None else f"none (address 0x{s.address:x})" for s, offset in places
+        )
+        example = next((f"0x{offset:x}" for _, offset in places if offset is not None), "0x…")
+        return TargetError(
+            f"'{name}' stands for {len(found)} places in '{self.path}', at file offsets {listed}",
+            hint=f"write the one that is meant as a number: offset = {example}",
+        )
+
+    def _implementations(self, name: str) -> str:
+        plain = name.strip("_")
+        names = {
+            s.name
+            for s in self.symbols.functions()
+            if s.kind == "func" and s.name.strip("_").startswith(f"{plain}_") and "_chk" not in s.name
+        }
+        if not names:
+            return "put the probe on one of the functions that it can choose; their names need the debug file or --sym"
+        listed = sorted(names, key=lambda n: (len(n), n))
+        more = f" and {len(listed) - _LISTED} more" if len(listed) > _LISTED else ""
+        return f"put the probe on one of the functions that it can choose: {_quoted(listed[:_LISTED])}{more}"
+
+
+def _debug_symbols(elf: ElfFile) -> Iterable[SymbolSource]:
+    debug = find_debug_file(elf)
+    return elf_symbols(debug) if debug is not None else []
+
+
+def _quoted(names: Iterable[str]) -> str:
+    return ", ".join(f"'{name}'" for name in names)
+
+
+def _alternatives(names: list[str]) -> str:
+    return f"{_quoted(names[:-1])} or '{names[-1]}'" if len(names) > 1 else f"'{names[0]}'"

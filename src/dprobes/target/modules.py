@@ -1,0 +1,224 @@
+"""
+Which file the ``name = …`` of a probe program means.
+
+A name with a slash is a path; any other is looked for where it can matter: in the process, in the command to be
+started, where the dynamic loader looks, in ``PATH``. The first answer counts. Architectures are named as in
+``ElfFile.machine``.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dprobes.errors import TargetError
+from dprobes.target.contents import file_contents, file_head
+from dprobes.target.elf import ElfFile
+from dprobes.target.ldcache import host_architecture, read_ld_cache
+from dprobes.target.maps import executable_mappings, read_maps
+from dprobes.target.programs import executable_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dprobes.target.maps import Mapping
+
+__all__ = ["find_module", "matches", "near_modules"]
+
+_TRIPLETS = {
+    "x86_64": "x86_64-linux-gnu",
+    "i386": "i386-linux-gnu",
+    "aarch64": "aarch64-linux-gnu",
+    "ppc64": "powerpc64le-linux-gnu",
+    "s390x": "s390x-linux-gnu",
+}
+_IDENTITY = {"i386": (1, 3), "x86_64": (2, 62), "aarch64": (2, 183), "ppc64": (2, 21), "s390x": (2, 22)}
+_NEAR = 3
+
+
+def find_module(
+    name: str, *, pid: int | None = None, command: str | None = None, architecture: str | None = None
+) -> Path | None:
+    """
+    Return the file that ``name`` means, with symbolic links followed, or None if there is none on this machine.
+
+    ``pid`` is a process whose mapped files come first, ``command`` a program to be started. ``architecture`` chooses
+    between libraries of the same name; by default it is that of the machine.
+    """
+    if "\0" in name or not name:
+        return None
+    if "/" in name:
+        return _named_by_path(name, pid)
+    if pid is not None and (mapped := _mapped(name, pid)) is not None:
+        return mapped
+    if command is not None and (program := _command_named(name, command)) is not None:
+        return program
+    wanted = architecture or host_architecture()
+    for path in _library_candidates(name, wanted):
+        if path.is_file() and _is_for(path, wanted):
+            return path.resolve()
+    found = shutil.which(name)
+    return Path(found).resolve() if found is not None else None
+
+
+def matches(name: str, path: str | os.PathLike[str], soname: str | None) -> bool:
+    """
+    Return whether ``name`` means the file ``path`` whose ``DT_SONAME`` is ``soname``.
+
+    It does if it is the file's path, base name or SONAME, or the name of a symbolic link to the file beside it.
+    """
+    path = os.fspath(path)
+    if "/" in name:
+        return name == path or _same_file(name, path)
+    directory, _, base = path.rpartition("/")
+    if name in (base, soname):
+        return True
+    link = f"{directory}/{name}"
+    return os.path.islink(link) and _same_file(link, path)  # noqa: PTH114 - called for every mapping of a process
+
+
+def near_modules(name: str, *, pid: int | None = None, command: str | None = None) -> list[str]:
+    """Return up to three names of modules that ``name`` may have been meant to be, the nearest first."""
+    from difflib import get_close_matches  # only after a mistake: the module takes 5 ms to import
+
+    known: dict[str, None] = {}
+    if pid is not None:
+        known.update(dict.fromkeys(Path(m.path).name for m in _code_of(pid)))
+    if command is not None:
+        known[Path(command).name] = None
+    known.update(dict.fromkeys(library.name for library in read_ld_cache()))
+    base = Path(name).name
+    starts = (f"{base}.so", f"lib{base}.so", f"{base}-", f"lib{base}-")
+    near = sorted((n for n in known if n.startswith(starts)), key=lambda n: (not n.startswith(starts[:2]), len(n), n))
+    near += [n for n in get_close_matches(base, list(known), n=_NEAR, cutoff=0.75) if n not in near]
+    return [n for n in near if n != base][:_NEAR]
+
+
+def _named_by_path(name: str, pid: int | None) -> Path | None:
+    path = Path(name)
+    if pid is not None and path.is_absolute():
+        path = Path(_root_of(pid) + name)
+    try:
+        if not path.is_file():
+            return None
+    except OSError:
+        return None
+    return _resolved(path)
+
+
+def _mapped(name: str, pid: int) -> Path | None:
+    """Return the file that ``name`` means among those whose code the process ``pid`` has mapped."""
+    root = _root_of(pid)
+    code = _code_of(pid)
+    found = next((m for m in code if matches(name, root + m.path, None)), None)
+    if found is None:
+        found = _mapped_through_path(name, code) or _mapped_by_soname(name, code, root)
+    if found is None:
+        return None
+    if not found.deleted:
+        return _resolved(Path(root + found.path))
+    program = Path(f"/proc/{pid}/exe")
+    if _inode(program) == found.inode:
+        return program
+    raise TargetError(
+        f"'{found.path}' was replaced or removed while process {pid} uses it",
+        hint="restart the process, so that it uses the file that is there now",
+    )
+
+
+def _code_of(pid: int) -> list[Mapping]:
+    """Return the first mapping of code of each file."""
+    first: dict[tuple[str, int], Mapping] = {}
+    for mapping in executable_mappings(read_maps(pid)):
+        first.setdefault((mapping.path, mapping.inode), mapping)
+    return list(first.values())
+
+
+def _mapped_through_path(name: str, code: list[Mapping]) -> Mapping | None:
+    """Find the mapped file that a command of that name leads to, as ``java`` does through several links."""
+    program = shutil.which(name)
+    if program is None:
+        return None
+    real = os.path.realpath(program)
+    return next((m for m in code if m.path == real and not m.deleted), None)
+
+
+def _mapped_by_soname(name: str, code: list[Mapping], root: str) -> Mapping | None:
+    wanted = os.fsencode(name) + b"\0"
+    for mapping in code:
+        path = Path(root + mapping.path)
+        try:
+            data = file_contents(path, "a mapped file")
+            # Most files do not even hold the text; only the others are worth taking apart.
+            if data.find(wanted) >= 0 and ElfFile.of_bytes(path, data).soname == name:
+                return mapping
+        except TargetError:
+            continue
+    return None
+
+
+def _command_named(name: str, command: str) -> Path | None:
+    """Return the command's executable if ``name`` is its name: the one given, the link's, or the real file's."""
+    program = executable_of(command)
+    names = {program.name}
+    link = shutil.which(command) or command
+    while _same_file(link, program):  # a script is not its interpreter: its name means nothing here
+        names.add(Path(link).name)
+        if not Path(link).is_symlink():
+            break
+        link = os.path.join(os.path.dirname(link), os.readlink(link))  # noqa: PTH115, PTH118, PTH120 - links by text
+    return program if name in names or matches(name, program, None) else None
+
+
+def _library_candidates(name: str, architecture: str) -> Iterator[Path]:
+    libraries = [x for x in read_ld_cache() if x.name == name and x.architecture == architecture]
+    for library in sorted(libraries, key=lambda x: x.hardware_specific):
+        yield Path(library.path)
+    triplet = _TRIPLETS.get(architecture, architecture)
+    wide = "lib32" if architecture == "i386" else "lib64"
+    for directory in (f"lib/{triplet}", wide, "lib"):
+        yield Path("/", directory, name)
+        yield Path("/usr", directory, name)
+    yield Path("/usr/local/lib", name)
+
+
+def _is_for(path: Path, architecture: str) -> bool:
+    """Return whether ``path`` is an ELF file for ``architecture``; true for one that has no known number."""
+    try:
+        head = file_head(path, 20)
+    except TargetError:
+        return False
+    if len(head) < 20 or head[:4] != b"\x7fELF":
+        return False
+    machine = int.from_bytes(head[18:20], "little" if head[5] == 1 else "big")
+    return _IDENTITY.get(architecture, (head[4], machine)) == (head[4], machine)
+
+
+def _root_of(pid: int) -> str:
+    """Return the prefix of the paths of a process in another mount namespace, else nothing."""
+    try:
+        own, other = (Path(f"/proc/{who}/ns/mnt").readlink() for who in ("self", pid))
+    except OSError:
+        return ""
+    return "" if own == other else f"/proc/{pid}/root"
+
+
+def _resolved(path: Path) -> Path:
+    # The kernel follows /proc/PID/root in a way that cannot be written as another path.
+    return path if path.parts[:2] == ("/", "proc") else path.resolve()
+
+
+def _same_file(one: str | os.PathLike[str], other: str | os.PathLike[str]) -> bool:
+    try:
+        return os.path.samefile(one, other)  # noqa: PTH121 - either may be text
+    except (OSError, ValueError):
+        return False
+
+
+def _inode(path: Path) -> int | None:
+    try:
+        return path.stat().st_ino
+    except OSError:
+        return None

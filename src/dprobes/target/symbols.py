@@ -1,0 +1,232 @@
+"""
+The symbols of one module, whatever they come from: its own tables, its debug file, or a list that the user gave.
+
+A *source* finds names and says which addresses are code; ``SymbolTable`` decides between what several sources say.
+This module knows no file format.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+__all__ = ["CodeRange", "Symbol", "SymbolSource", "SymbolTable"]
+
+_NEAR = 3  # names suggested after an unknown one
+
+
+@dataclass(frozen=True, slots=True)
+class Symbol:
+    """
+    Name a link address and ``size`` bytes from there on (0: unknown).
+
+    ``kind`` is ``func``, ``object``, ``ifunc``, ``tls``, ``common`` or ``notype``; ``binding`` is ``local``,
+    ``global`` or ``weak``. ``default_version`` is false for a name that only old programs get (``name@VERSION``).
+    """
+
+    name: str
+    address: int
+    size: int
+    kind: str
+    binding: str
+    default_version: bool = True
+
+    @property
+    def is_code(self) -> bool:
+        """Whether the symbol is a function, or the resolver of one."""
+        return self.kind in ("func", "ifunc")
+
+
+class SymbolSource(Protocol):
+    """Give the symbols of one table."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether local symbols are there too, as in ``.symtab`` and unlike in ``.dynsym``."""
+
+    def find(self, name: str) -> list[Symbol]:
+        """Return the defined symbols called ``name``."""
+
+    def imports(self, name: str) -> bool:
+        """Return whether ``name`` is used but not defined."""
+
+    def names(self) -> Iterable[str]:
+        """Return the names of all defined symbols."""
+
+    def code(self) -> Iterable[tuple[int, int, int]]:
+        """Return link address, size and index of every symbol that may be code."""
+
+    def symbol(self, index: int) -> Symbol:
+        """Return the symbol with an index from ``code``."""
+
+
+CodeRange = tuple[int, int]
+"""Start and end of an area of code, as link addresses."""
+
+
+class SymbolTable:
+    """
+    Answer questions about symbols from several sources.
+
+    ``code_range`` gives the area of code that holds a link address; a symbol without a size never reaches past it.
+    ``later`` gives further sources that are costly to find; it is called once, and only when the first ones lack
+    local symbols and cannot answer.
+    """
+
+    def __init__(
+        self,
+        sources: Iterable[SymbolSource],
+        *,
+        code_range: Callable[[int], CodeRange | None],
+        later: Callable[[], Iterable[SymbolSource]] | None = None,
+    ) -> None:
+        self._sources = list(sources)
+        self._code_range = code_range
+        self._later = later
+        self._index: _CodeIndex | None = None
+
+    @property
+    def sources(self) -> Sequence[SymbolSource]:
+        """The sources that are loaded, in order of preference."""
+        return tuple(self._sources)
+
+    @property
+    def complete(self) -> bool:
+        """Whether local symbols are known, after looking everywhere for them."""
+        self._load_later()
+        return any(source.complete for source in self._sources)
+
+    def lookup(self, name: str) -> list[Symbol]:
+        """
+        Return the best symbols called ``name`` with distinct addresses; more than one means that it is ambiguous.
+
+        The default version is better than others, then any binding better than ``local``.
+        """
+        found = [symbol for source in self._sources for symbol in source.find(name)]
+        if not any(s.default_version and s.binding != "local" for s in found) and self._load_later():
+            found = [symbol for source in self._sources for symbol in source.find(name)]
+        if not found:
+            return []
+        best = min(_preference(symbol) for symbol in found)
+        distinct: dict[int, Symbol] = {}
+        for symbol in found:
+            if _preference(symbol) == best:
+                known = distinct.setdefault(symbol.address, symbol)
+                if symbol.size > known.size:
+                    distinct[symbol.address] = symbol
+        return sorted(distinct.values(), key=lambda symbol: symbol.address)
+
+    def imports(self, name: str) -> bool:
+        """Return whether the module uses ``name`` from another one."""
+        return any(source.imports(name) for source in self._sources)
+
+    def covering(self, link_address: int) -> Symbol | None:
+        """
+        Return the nearest function that covers ``link_address``.
+
+        A symbol without a size covers everything up to the next one, if no other symbol covers the address.
+        """
+        self._load_later()
+        if self._index is None:
+            self._index = _CodeIndex(self._sources)
+        area = self._code_range(link_address)
+        return None if area is None else self._index.covering(link_address, area)
+
+    def functions(self) -> Iterator[Symbol]:
+        """Give every function with every name that it has, in order of sources, for patterns of names."""
+        self._load_later()
+        seen: set[tuple[str, int]] = set()
+        for source in self._sources:
+            for _, _, index in source.code():
+                symbol = source.symbol(index)
+                if symbol.is_code and symbol.name and (symbol.name, symbol.address) not in seen:
+                    seen.add((symbol.name, symbol.address))
+                    yield symbol
+
+    def near(self, name: str) -> list[str]:
+        """Return up to three known names that ``name`` may be a misprint of, the nearest first."""
+        from difflib import get_close_matches  # only after a mistake: the module takes 5 ms to import
+
+        self._load_later()
+        names = {n for source in self._sources for n in source.names() if n}
+        plain = _plain(name)
+        same = sorted(n for n in names if _plain(n) == plain and n != name)
+        # difflib compares letter by letter: only names that can be near are worth it.
+        slack = max(2, len(plain) // 4)
+        likely = sorted(n for n in names if abs(len(_plain(n)) - len(plain)) <= slack and _plain(n)[:1] == plain[:1])
+        near = [n for n in get_close_matches(name, likely, n=_NEAR, cutoff=0.7) if n not in same and n != name]
+        return (same + near)[:_NEAR]
+
+    def _load_later(self) -> bool:
+        """Add the costly sources if local symbols are missing; return whether there were any."""
+        later, self._later = self._later, None
+        if later is None or any(source.complete for source in self._sources):
+            return False
+        added = list(later())
+        self._sources += added
+        self._index = None
+        return bool(added)
+
+
+class _CodeIndex:
+    """Find the function at an address by binary search."""
+
+    def __init__(self, sources: Sequence[SymbolSource]) -> None:
+        self._sources = sources
+        rows = [(address, size, i, index) for i, s in enumerate(sources) for address, size, index in s.code()]
+        rows.sort()
+        self._rows = rows
+        self._starts = [row[0] for row in rows]
+        self._reach: list[int] = []  # the furthest end of this row and all before it: where a search back may stop
+        end = 0
+        for address, size, _, _ in rows:
+            end = max(end, address + size)
+            self._reach.append(end)
+
+    def covering(self, address: int, area: CodeRange) -> Symbol | None:
+        last = bisect_right(self._starts, address) - 1
+        i = last
+        while i >= 0 and self._reach[i] > address and self._starts[i] >= area[0]:
+            start, size, _, _ = self._rows[i]
+            if start + size > address and (found := self._best(i, address)) is not None:
+                return found
+            i -= 1
+        if last < 0 or self._starts[last] < area[0] or self._rows[last][1]:
+            return None
+        return self._best(last, None)
+
+    def _best(self, last: int, address: int | None) -> Symbol | None:
+        """Return the best of the symbols that start where row ``last`` does, and cover ``address`` if it is given."""
+        start = self._starts[last]
+        symbols = []
+        while last >= 0 and self._starts[last] == start:
+            _, size, source, index = self._rows[last]
+            if address is None or start + size > address:
+                symbols.append(self._sources[source].symbol(index))
+            last -= 1
+        return min((s for s in symbols if s.name), key=_familiarity, default=None)
+
+
+def _preference(symbol: Symbol) -> tuple[bool, bool]:
+    return not symbol.default_version, symbol.binding == "local"
+
+
+def _familiarity(symbol: Symbol) -> tuple[bool, bool, bool, int, int, str]:
+    """Order the names of one address by how likely people know them."""
+    underscores = len(symbol.name) - len(symbol.name.lstrip("_"))
+    return (
+        not symbol.is_code,
+        not symbol.default_version,
+        symbol.binding == "local",
+        underscores,
+        len(symbol.name),
+        symbol.name,
+    )
+
+
+def _plain(name: str) -> str:
+    return name.strip("_").lower()

@@ -1,0 +1,98 @@
+"""
+What a handler sees of the world: the protocol between the interpreter and whatever runs it.
+
+An engine implements it on a stopped thread, a test on a dictionary. Values are unsigned integers; addresses and words
+are as wide as the module's word.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import MutableSequence
+
+    from dprobes.vm.machine import Machine
+
+__all__ = ["AddressFault", "Context", "SelectorFault"]
+
+
+class AddressFault(Exception):
+    """Report that the byte at ``address`` cannot be accessed; it is the first such byte of the access."""
+
+    def __init__(self, address: int) -> None:
+        super().__init__(f"{address:#x}")
+        self.address = address
+
+
+class SelectorFault(Exception):
+    """Report that ``selector`` names no usable segment."""
+
+    def __init__(self, selector: int) -> None:
+        super().__init__(f"{selector:#x}")
+        self.selector = selector
+
+
+class Context(Protocol):
+    """Give a handler access to the hit thread, its memory, and the program's variables."""
+
+    local_variables: MutableSequence[int]
+    global_variables: MutableSequence[int]
+    """64-bit cells, shared by all programs; a program with 4-byte words sees the low halves."""
+
+    def cpu_variables(self) -> MutableSequence[int]:
+        """Return the per-CPU variables of the CPU that took the hit."""
+
+    def register(self, index: int, *, user: bool) -> int:
+        """Return the register with this index of the appendix, of the user or the current context; 0 if there is none."""
+
+    def selected_register(self, index: int, selector: int) -> tuple[int, ...]:
+        """Return the values of a register of several parts in the order in which they are pushed."""
+
+    def set_register(self, index: int, value: int, *, user: bool) -> None:
+        """Change a register; an index that must not be written is ignored."""
+
+    def read(self, address: int, size: int) -> bytes:
+        """Return ``size`` bytes of memory; raise ``AddressFault`` if one of them cannot be read."""
+
+    def write(self, address: int, data: bytes) -> None:
+        """Change memory; raise ``AddressFault`` if one of the bytes cannot be written, and then change none."""
+
+    def is_readable(self, address: int) -> bool:
+        """Return whether the byte at ``address`` can be read."""
+
+    def is_writable(self, address: int) -> bool:
+        """Return whether the byte at ``address`` can be written; nothing is written to find out."""
+
+    def linear_address(self, selector: int, offset: int) -> int:
+        """Return the flat address of ``selector:offset``; raise ``SelectorFault`` if the selector is bad."""
+
+    def read_port(self, port: int, size: int) -> int:
+        """Return what an I/O port of ``size`` bytes reads."""
+
+    def write_port(self, port: int, size: int, value: int) -> None:
+        """Write to an I/O port of ``size`` bytes."""
+
+    def symbol_address(self, symbol: str) -> int:
+        """Return the run-time address of a symbol of the module in the process that took the hit."""
+
+    def pid(self) -> int:
+        """Return the process id."""
+
+    def tid(self) -> int:
+        """Return the thread id."""
+
+    def uid(self) -> int:
+        """Return the real user id."""
+
+    def cpu(self) -> int:
+        """Return the number of the CPU that took the hit."""
+
+    def task(self) -> int:
+        """Return the address of the kernel's task structure."""
+
+    def time(self) -> int:
+        """Return CLOCK_MONOTONIC in nanoseconds."""
+
+    def call_extension(self, name: str | None, machine: Machine) -> None:
+        """Run the registered extension called ``name``, or all of them."""

@@ -1,0 +1,141 @@
+"""The loop that runs a handler, and the dispatch of exceptions (man page, "RPN Exception Handling"; recovered 1.7)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dprobes.rpn.decode import EncodedInstruction, decode_one
+from dprobes.rpn.isa import HANDLER_DISPATCH_MAX, NON_MASKABLE, RPN_STACK_CELLS, ExceptionCode
+from dprobes.vm import rules_flow, rules_log, rules_stack, rules_world
+from dprobes.vm.context import AddressFault, SelectorFault
+from dprobes.vm.machine import Ending, Machine, Outcome, Raised
+from dprobes.vm.rules_flow import Reraised
+from dprobes.vm.tracebuffer import TraceBuffer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dprobes.rpn.encode import CodeImage
+    from dprobes.target.arch import Architecture
+    from dprobes.vm.context import Context
+    from dprobes.vm.machine import Point
+
+    Rule = Callable[[Machine, Any], None]
+    Step = tuple[Rule, Any, int]
+
+__all__ = ["Interpreter"]
+
+RULES: dict[str, Rule] = {**rules_flow.RULES, **rules_log.RULES, **rules_stack.RULES, **rules_world.RULES}
+"""What each row of the instruction table does, keyed by its syntax."""
+
+
+class Interpreter:
+    """
+    Run the handlers of one program.
+
+    An interpreter keeps the cells of the RPN stack between hits, as each CPU of the original did; use one for each
+    thread that runs handlers at the same time.
+    """
+
+    def __init__(self, image: CodeImage, architecture: Architecture) -> None:
+        self._architecture = architecture
+        self._steps = _Steps(image)
+        self._cells = [0] * RPN_STACK_CELLS
+
+    def run(self, start: int, point: Point, context: Context) -> Outcome:
+        """Run the handler whose code starts at byte ``start`` of the image, and return what came of it."""
+        machine = Machine(
+            self._architecture,
+            point,
+            context,
+            TraceBuffer(),
+            self._cells,
+            self._architecture.word_size,
+            self._architecture.word_bits,
+            self._architecture.word_mask,
+            start,
+            major=point.major,
+            minor=point.minor,
+        )
+        steps = self._steps
+        while machine.ending is None:
+            try:
+                while machine.ending is None:
+                    rule, operand, machine.ip = steps[machine.ip]
+                    rule(machine, operand)
+            except Raised as raised:
+                _dispatch(machine, raised)
+            except AddressFault as fault:
+                _dispatch(machine, Raised(ExceptionCode.INVALID_ADDR, fault.address))
+            except SelectorFault as fault:
+                _dispatch(machine, Raised(ExceptionCode.SEG_FAULT, fault.selector))
+        if machine.ending is Ending.ABORT:
+            return Outcome(machine.ending, b"", b"", machine.major, machine.minor)
+        log = bytes(machine.log[: machine.lp])
+        return Outcome(machine.ending, log, machine.trace.contents(), machine.major, machine.minor, machine.exit_code)
+
+
+def _dispatch(machine: Machine, raised: Raised) -> None:
+    """Pass an exception to the innermost handler; end the run if there is none, or if the exception is masked."""
+    point = machine.point
+    forced = isinstance(raised, Reraised)
+    if not forced and not raised.code & point.exception_mask:
+        if raised.code & NON_MASKABLE:
+            if point.autostacktrace:
+                machine.trace.take(machine)
+            machine.ending = Ending.EXIT
+        return
+    machine.last_exception = (raised.code, raised.parm1 & machine.mask, raised.parm2 & machine.mask)
+    if not forced:
+        for value in (raised.parm2, raised.parm1, raised.code):
+            machine.push(value)
+    if point.autostacktrace:
+        machine.trace.take(machine)
+    while machine.frames[-1].handler is None:
+        if len(machine.frames) == 1:
+            machine.ending = Ending.EXIT
+            return
+        machine.leave()
+    if machine.dispatches == HANDLER_DISPATCH_MAX:
+        machine.ending = Ending.EXIT
+        return
+    machine.dispatches += 1
+    frame = machine.frames[-1]
+    assert frame.handler is not None
+    machine.ip, frame.handler = frame.handler, None
+
+
+class _Steps(dict[int, "Step"]):
+    """
+    Map a byte offset of the image to (rule, operand, offset of the next instruction).
+
+    Only what is executed is decoded. Offsets that hold no instruction, or lie outside the image, raise INVALID_OPCODE.
+    """
+
+    def __init__(self, image: CodeImage) -> None:
+        super().__init__()
+        self._image = image
+        self._symbols = {r.offset: (r.symbol, r.addend) for r in image.relocations}
+
+    def __missing__(self, offset: int) -> Step:
+        image = self._image
+        step = self._step(decode_one(image.data, offset, image.word_size, image.byte_order))
+        self[offset] = step
+        return step
+
+    def _step(self, instruction: EncodedInstruction) -> Step:
+        if instruction.row is None:
+            return _invalid_opcode, (instruction.operand, instruction.offset), instruction.end
+        relocation = self._symbols.get(instruction.offset + 1)
+        if relocation is not None:
+            return _push_symbol, relocation, instruction.end
+        return RULES[instruction.row.syntax], instruction.operand, instruction.end
+
+
+def _invalid_opcode(machine: Machine, operand: tuple[int, int]) -> None:
+    raise Raised(ExceptionCode.INVALID_OPCODE, *operand)
+
+
+def _push_symbol(machine: Machine, operand: tuple[str, int]) -> None:
+    symbol, addend = operand
+    machine.push(machine.context.symbol_address(symbol) + addend)

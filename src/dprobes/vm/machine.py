@@ -1,0 +1,245 @@
+"""
+The state of the RPN virtual machine during one hit, and the operations that many instructions share.
+
+What each instruction does is in the ``rules_*`` modules; the loop that runs them is in ``interpreter``.
+
+An instruction that raises an exception has popped its operands before, and pushed nothing.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from dprobes.rpn.isa import CALL_DEPTH_MAX, DEFAULT_EXCEPTION_MASK, RPN_STACK_CELLS, ExceptionCode
+from dprobes.vm.heap import Heap
+
+if TYPE_CHECKING:
+    from dprobes.rpn.program import ProbeDefinition, Program
+    from dprobes.target.arch import Architecture
+    from dprobes.vm.context import Context
+    from dprobes.vm.tracebuffer import TraceBuffer
+
+__all__ = ["Ending", "Frame", "Machine", "Outcome", "Point", "Raised"]
+
+_CELL_MASK = RPN_STACK_CELLS - 1
+_PAGE = 4096
+
+
+class Ending(enum.Enum):
+    """Say how a handler ended."""
+
+    EXIT = "exit"
+    ABORT = "abort"
+    REMOVE = "remove"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """
+    Hold the result of one run of a handler.
+
+    ``log`` is the log buffer up to LP, ``trace`` the stack-trace buffer up to STP; both are empty after ``abort``.
+    ``exit_code`` is the operand of ``exit 1|2|3``, else 0.
+    """
+
+    ending: Ending
+    log: bytes
+    trace: bytes
+    major: int
+    minor: int
+    exit_code: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """Hold what a machine needs to know of the probepoint; ``offset`` is that in the module."""
+
+    module: str = ""
+    offset: int = 0
+    program_id: int = 0
+    major: int = 0
+    minor: int = 0
+    jmpmax: int = 256
+    logmax: int = 1024
+    ex_logmax: int = 1024
+    heap: int = 16384
+    exception_mask: int = DEFAULT_EXCEPTION_MASK
+    autostacktrace: bool = False
+
+    @classmethod
+    def of(cls, program: Program, definition: ProbeDefinition, offset: int) -> Point:
+        """Return the point of a definition that was resolved to ``offset`` in the module."""
+        return cls(
+            module=program.name,
+            offset=offset,
+            program_id=program.id,
+            major=program.major,
+            minor=definition.minor,
+            jmpmax=program.jmpmax,
+            logmax=program.logmax,
+            ex_logmax=program.ex_logmax,
+            heap=program.heap_size(definition),
+            exception_mask=definition.exception_mask,
+            autostacktrace=program.autostacktrace,
+        )
+
+
+class Raised(Exception):  # noqa: N818 - not an error of DProbes: an event in the life of a handler
+    """Carry an RPN exception from an instruction to the interpreter's loop."""
+
+    def __init__(self, code: int, parm1: int = 0, parm2: int = 0) -> None:
+        super().__init__(code, parm1, parm2)
+        self.code = code
+        self.parm1 = parm1
+        self.parm2 = parm2
+
+
+@dataclass(slots=True)
+class Frame:
+    """
+    Hold one call: where it was called, what to restore, its exception handler, and what traces of it show.
+
+    Ranges are (first index, count).
+    """
+
+    called: int = 0
+    return_offset: int = 0
+    saved_sbp: int = 0
+    handler: int | None = None
+    cells: tuple[int, int] = (0, 0)
+    local_variables: tuple[int, int] = (0, 0)
+    global_variables: tuple[int, int] = (0, 0)
+
+
+@dataclass(slots=True)
+class Machine:
+    """
+    Hold the state of a run.
+
+    ``tsp`` and ``sbp`` are plain integers; a cell's index is taken modulo 1024, so their value modulo the word is
+    what counts. Cells keep what earlier hits left in them: reading a cell that this hit has not written is unspecified.
+    """
+
+    architecture: Architecture
+    point: Point
+    context: Context
+    trace: TraceBuffer
+    cells: list[int]
+    word_size: int = 8
+    bits: int = 64
+    mask: int = (1 << 64) - 1
+    ip: int = 0
+    tsp: int = RPN_STACK_CELLS
+    sbp: int = RPN_STACK_CELLS
+    log: bytearray = field(default_factory=bytearray)
+    lp: int = 0
+    plp: int = 0
+    jumps: int = 0
+    dispatches: int = 0
+    frames: list[Frame] = field(default_factory=lambda: [Frame()])
+    last_exception: tuple[int, int, int] = (0, 0, 0)
+    major: int = 0
+    minor: int = 0
+    ending: Ending | None = None
+    exit_code: int = 0
+    _heap: Heap | None = None
+
+    # The RPN stack
+
+    def push(self, value: int) -> None:
+        """Push a cell; ``value`` is taken modulo the word."""
+        self.tsp = tsp = self.tsp - 1
+        self.cells[tsp & _CELL_MASK] = value & self.mask
+
+    def pop(self) -> int:
+        """Pop a cell."""
+        tsp = self.tsp
+        self.tsp = tsp + 1
+        return self.cells[tsp & _CELL_MASK]
+
+    def peek(self, index: int = 0) -> int:
+        """Return the cell ``index`` below the top."""
+        return self.cells[(self.tsp + index) & _CELL_MASK]
+
+    def poke(self, value: int, index: int = 0) -> None:
+        """Change the cell ``index`` below the top."""
+        self.cells[(self.tsp + index) & _CELL_MASK] = value & self.mask
+
+    def push_wide(self, value: int, bits: int) -> None:
+        """Push a value of ``bits`` bits in as many cells as it takes, least significant on top."""
+        for cell in reversed(range(-(-bits // self.bits))):
+            self.push(value >> (cell * self.bits))
+
+    def signed(self, value: int) -> int:
+        """Return a cell's value as a signed number."""
+        return value - (1 << self.bits) if value >> (self.bits - 1) else value
+
+    # Control
+
+    def charge_jump(self) -> None:
+        """Take one from the jump budget, or raise JMP_MAX."""
+        if self.jumps == self.point.jmpmax:
+            raise Raised(ExceptionCode.JMP_MAX, self.point.jmpmax)
+        self.jumps += 1
+
+    def enter(self, target: int) -> None:
+        """Call the procedure at ``target``."""
+        if len(self.frames) > CALL_DEPTH_MAX:
+            raise Raised(ExceptionCode.CALL_MAX, CALL_DEPTH_MAX)
+        self.frames.append(Frame(target, self.ip, self.sbp))
+        self.ip = target
+
+    def leave(self) -> None:
+        """Return to the caller."""
+        if len(self.frames) == 1:
+            raise Raised(ExceptionCode.CALL_MAX, 0)
+        frame = self.frames.pop()
+        self.ip, self.sbp = frame.return_offset, frame.saved_sbp
+
+    # The log buffer
+
+    @property
+    def room(self) -> int:
+        """How many bytes fit in the log buffer."""
+        return self.point.logmax - self.lp
+
+    def append(self, data: bytes) -> None:
+        """Write at LP and advance it; the caller has checked that there is room."""
+        end = self.lp + len(data)
+        self.log[self.lp : end] = data
+        self.lp = end
+
+    def move_lp(self, position: int) -> None:
+        """Set LP; bytes between that nothing wrote are unspecified (here: zero)."""
+        self.log.extend(bytes(max(0, position - len(self.log))))
+        self.lp = position
+
+    # Memory
+
+    def read_string(self, address: int, limit: int) -> bytes:
+        """Return the bytes up to a NUL, which is kept, or ``limit`` bytes; no page behind the NUL is touched."""
+        found = b""
+        while len(found) < limit:
+            position = (address + len(found)) & self.mask
+            chunk = self.context.read(position, min(limit - len(found), _PAGE - position % _PAGE))
+            end = chunk.find(0)
+            if end >= 0:
+                return found + chunk[: end + 1]
+            found += chunk
+        return found
+
+    # The heap
+
+    @property
+    def heap(self) -> Heap:
+        """The heap of this hit, made when it is first used."""
+        if self._heap is None:
+            self._heap = Heap(self.point.heap, self.word_size)
+        return self._heap
+
+    def words(self, values: list[int]) -> bytes:
+        """Return values as consecutive words in the target's byte order."""
+        order = self.architecture.byte_order
+        return b"".join(value.to_bytes(self.word_size, order) for value in values)

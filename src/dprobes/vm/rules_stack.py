@@ -1,0 +1,393 @@
+"""What the instructions of arithmetic, the RPN stack, variables and the heap do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dprobes.rpn.isa import RPN_STACK_CELLS, ExceptionCode
+from dprobes.vm.heap import HeapExhaustedError
+from dprobes.vm.machine import Machine, Raised
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, MutableSequence
+
+    Rule = Callable[[Machine, Any], None]
+
+__all__ = ["RULES"]
+
+
+# Arithmetic and logic
+
+
+def _binary(operation: Callable[[int, int], int]) -> Rule:
+    """Return the rule that pops val1 (the top) and val2, and pushes ``operation(val1, val2)``."""
+
+    def rule(machine: Machine, operand: int) -> None:
+        val1 = machine.pop()
+        machine.poke(operation(val1, machine.peek()))
+
+    return rule
+
+
+def _neg(machine: Machine, operand: int) -> None:
+    machine.poke(~machine.peek())
+
+
+def _div(machine: Machine, operand: int) -> None:
+    divisor, dividend = machine.pop(), machine.pop()
+    if divisor == 0:
+        raise Raised(ExceptionCode.DIVIDE_BY_ZERO)
+    machine.push(dividend % divisor)
+    machine.push(dividend // divisor)
+
+
+def _idiv(machine: Machine, operand: int) -> None:
+    divisor, dividend = machine.signed(machine.pop()), machine.signed(machine.pop())
+    if divisor == 0:
+        raise Raised(ExceptionCode.DIVIDE_BY_ZERO)
+    quotient = abs(dividend) // abs(divisor)
+    if (dividend < 0) != (divisor < 0):
+        quotient = -quotient
+    machine.push(dividend - quotient * divisor)
+    machine.push(quotient)
+
+
+def _rotate_left(machine: Machine, value: int, count: int) -> int:
+    count %= machine.bits
+    return value << count | value >> (machine.bits - count)
+
+
+def _rotate_right(machine: Machine, value: int, count: int) -> int:
+    return _rotate_left(machine, value, machine.bits - count % machine.bits)
+
+
+def _shift_left(machine: Machine, value: int, count: int) -> int:
+    return value << count if count < machine.bits else 0
+
+
+def _shift_right(machine: Machine, value: int, count: int) -> int:
+    return value >> count if count < machine.bits else 0
+
+
+_Shift = "Callable[[Machine, int, int], int]"
+
+
+def _shift(operation: Callable[[Machine, int, int], int]) -> tuple[Rule, Rule]:
+    """Return the rules of the two forms: count in the instruction, and value on top with the count below."""
+
+    def immediate(machine: Machine, count: int) -> None:
+        machine.poke(operation(machine, machine.peek(), count))
+
+    def popped(machine: Machine, operand: int) -> None:
+        value = machine.pop()
+        machine.poke(operation(machine, value, machine.peek()))
+
+    return immediate, popped
+
+
+def _propagate(operation: Callable[[int, int, int], int]) -> tuple[Rule, Rule]:
+    """Return the rules of ``pbl`` and its like; ``operation`` takes value, n (from 1 to the width) and the word's mask."""
+
+    def apply(machine: Machine, value: int, n: int) -> None:
+        if not 1 <= n <= machine.bits:
+            raise Raised(ExceptionCode.INVALID_OPERAND, 3, n)
+        machine.push(operation(value, n, machine.mask))
+
+    def immediate(machine: Machine, n: int) -> None:
+        apply(machine, machine.pop(), n)
+
+    def popped(machine: Machine, operand: int) -> None:
+        n, value = machine.pop(), machine.pop()
+        apply(machine, value, n)
+
+    return immediate, popped
+
+
+def _pbl(value: int, n: int, mask: int) -> int:
+    low = (1 << n) - 1
+    return value | (mask & ~low) if value >> (n - 1) & 1 else value & low
+
+
+def _pbr(value: int, n: int, mask: int) -> int:
+    low = (1 << (n - 1)) - 1
+    return value | low if value >> (n - 1) & 1 else value & ~low
+
+
+def _pzl(value: int, n: int, mask: int) -> int:
+    return value & ((1 << n) - 1)
+
+
+def _pzr(value: int, n: int, mask: int) -> int:
+    return value & ~((1 << (n - 1)) - 1)
+
+
+_ROL, _ROR, _SHL, _SHR = (_shift(f) for f in (_rotate_left, _rotate_right, _shift_left, _shift_right))
+_PBL, _PBR, _PZL, _PZR = (_propagate(f) for f in (_pbl, _pbr, _pzl, _pzr))
+
+
+# The RPN stack
+
+
+def _push_value(machine: Machine, value: int) -> None:
+    machine.push(value)
+
+
+def _xchg(machine: Machine, operand: int) -> None:
+    top, below = machine.peek(0), machine.peek(1)
+    machine.poke(below, 0)
+    machine.poke(top, 1)
+
+
+def _dup(machine: Machine, times: int) -> None:
+    value = machine.peek()
+    for _ in range(times):
+        machine.push(value)
+
+
+def _dup_popped(machine: Machine, operand: int) -> None:
+    value, count = machine.pop(), machine.pop()
+    # Past 1024 cells the stack is full of the value; only TSP goes on.
+    written = min(count + 1, RPN_STACK_CELLS)
+    machine.tsp -= count + 1 - written
+    for _ in range(written):
+        machine.push(value)
+
+
+def _ros(machine: Machine, cells: int) -> None:
+    machine.tsp += cells
+
+
+def _cell(machine: Machine, position: int) -> int:
+    return machine.cells[position % RPN_STACK_CELLS]
+
+
+def _set_cell(machine: Machine, position: int, value: int) -> None:
+    machine.cells[position % RPN_STACK_CELLS] = value
+
+
+def _push_sbp(machine: Machine, operand: int) -> None:
+    machine.push(_cell(machine, machine.sbp + machine.pop()))
+
+
+def _pop_sbp(machine: Machine, operand: int) -> None:
+    value, n = machine.pop(), machine.pop()
+    _set_cell(machine, machine.sbp + n, value)
+
+
+def _copy_sbp(machine: Machine, operand: int) -> None:
+    n = machine.pop()
+    _set_cell(machine, machine.sbp + n, machine.peek())
+
+
+def _push_sbp_n(machine: Machine, n: int) -> None:
+    machine.push(_cell(machine, machine.sbp + n))
+
+
+def _pop_sbp_n(machine: Machine, n: int) -> None:
+    _set_cell(machine, machine.sbp + n, machine.pop())
+
+
+def _copy_sbp_n(machine: Machine, n: int) -> None:
+    _set_cell(machine, machine.sbp + n, machine.peek())
+
+
+def _push_tsp(machine: Machine, operand: int) -> None:
+    n = machine.pop()
+    machine.push(_cell(machine, machine.tsp + n))
+
+
+def _pop_tsp(machine: Machine, operand: int) -> None:
+    value, n = machine.pop(), machine.pop()
+    _set_cell(machine, machine.tsp + n, value)
+
+
+def _copy_tsp(machine: Machine, operand: int) -> None:
+    n = machine.pop()
+    _set_cell(machine, machine.tsp + n, machine.peek())
+
+
+def _push_tsp_n(machine: Machine, n: int) -> None:
+    machine.push(_cell(machine, machine.tsp + n))
+
+
+def _pop_tsp_n(machine: Machine, n: int) -> None:
+    position = machine.tsp + n
+    _set_cell(machine, position, machine.pop())
+
+
+def _copy_tsp_n(machine: Machine, n: int) -> None:
+    _set_cell(machine, machine.tsp + n, machine.peek())
+
+
+def _save_sbp(machine: Machine, operand: int) -> None:
+    machine.push(machine.sbp)
+
+
+def _restore_sbp(machine: Machine, operand: int) -> None:
+    machine.sbp = machine.pop()
+
+
+def _save_tsp(machine: Machine, operand: int) -> None:
+    machine.push(machine.tsp)
+
+
+def _restore_tsp(machine: Machine, operand: int) -> None:
+    machine.tsp = machine.pop()
+
+
+# Variables
+
+
+def _variable_rules(name: str, kind: int, values_of: Callable[[Machine], MutableSequence[int]]) -> dict[str, Rule]:
+    """Return the rules of one family of variables; ``kind`` is parameter 1 of INVALID_OPERAND."""
+
+    def checked(machine: Machine, index: int) -> MutableSequence[int]:
+        values = values_of(machine)
+        if index >= len(values):
+            raise Raised(ExceptionCode.INVALID_OPERAND, kind, index)
+        return values
+
+    def load(machine: Machine, index: int) -> None:
+        machine.push(checked(machine, index)[index])
+
+    def store(machine: Machine, index: int, value: int) -> None:
+        values = checked(machine, index)
+        # A program with 4-byte words sees and changes the low half of a 64-bit global variable.
+        values[index] = values[index] & ~machine.mask | value & machine.mask
+
+    def add(machine: Machine, index: int, amount: int) -> None:
+        store(machine, index, checked(machine, index)[index] + amount)
+
+    def pop(machine: Machine, index: int) -> None:
+        store(machine, index, machine.pop())
+
+    def pop_popped(machine: Machine, operand: int) -> None:
+        value, index = machine.pop(), machine.pop()
+        store(machine, index, value)
+
+    def move_popped(machine: Machine, operand: int) -> None:
+        index = machine.pop()
+        store(machine, index, machine.peek())
+
+    return {
+        f"push {name}, <{name}>": load,
+        f"push {name}": lambda machine, _: load(machine, machine.pop()),
+        f"pop {name}, <{name}>": pop,
+        f"pop {name}": pop_popped,
+        f"move {name}, <{name}>": lambda machine, index: store(machine, index, machine.peek()),
+        f"move {name}": move_popped,
+        f"inc {name}, <{name}>": lambda machine, index: add(machine, index, 1),
+        f"inc {name}": lambda machine, _: add(machine, machine.pop(), 1),
+        f"dec {name}, <{name}>": lambda machine, index: add(machine, index, -1),
+        f"dec {name}": lambda machine, _: add(machine, machine.pop(), -1),
+    }
+
+
+# The heap
+
+
+def _malloc(machine: Machine, operand: int) -> None:
+    size = machine.pop()
+    try:
+        machine.push(machine.heap.allocate(size))
+    except HeapExhaustedError:
+        raise Raised(ExceptionCode.HEAP_NOMEM, size) from None
+
+
+def _free(machine: Machine, operand: int) -> None:
+    handle = machine.pop()
+    if not machine.heap.release(handle):
+        raise Raised(ExceptionCode.HEAP_INVALID_HANDLE, handle)
+
+
+def _heap_range(machine: Machine, handle: int, offset: int, length: int) -> int:
+    """Return where in the heap's memory ``length`` bytes at ``offset`` of a block lie."""
+    size = machine.heap.block_size(handle)
+    if size is None:
+        raise Raised(ExceptionCode.HEAP_INVALID_HANDLE, handle, offset)
+    if offset + length > size:
+        raise Raised(ExceptionCode.HEAP_INVALID_OFFSET, handle, offset)
+    return handle + offset
+
+
+def _push_heap(width: int) -> Rule:
+    def rule(machine: Machine, count: int) -> None:
+        offset, handle = machine.pop(), machine.pop()
+        start = _heap_range(machine, handle, offset, count * width)
+        memory = machine.heap.memory
+        for n in reversed(range(count)):
+            value = memory[start + n * width : start + (n + 1) * width]
+            machine.push_wide(int.from_bytes(value, machine.architecture.byte_order), 8 * width)
+
+    return rule
+
+
+def _pop_heap(width: int) -> Rule:
+    def rule(machine: Machine, count: int) -> None:
+        offset, handle = machine.pop(), machine.pop()
+        cells = -(-width // machine.word_size)
+        values = [sum(machine.peek(n * cells + c) << (c * machine.bits) for c in range(cells)) for n in range(count)]
+        machine.tsp += count * cells
+        start = _heap_range(machine, handle, offset, count * width)
+        for n, value in enumerate(values):
+            data = (value & ((1 << 8 * width) - 1)).to_bytes(width, machine.architecture.byte_order)
+            machine.heap.memory[start + n * width : start + (n + 1) * width] = data
+
+    return rule
+
+
+RULES: dict[str, Rule] = {
+    "add": _binary(lambda val1, val2: val1 + val2),
+    "sub": _binary(lambda val1, val2: val1 - val2),
+    "mul": _binary(lambda val1, val2: val1 * val2),
+    "and": _binary(lambda val1, val2: val1 & val2),
+    "or": _binary(lambda val1, val2: val1 | val2),
+    "xor": _binary(lambda val1, val2: val1 ^ val2),
+    "neg": _neg,
+    "div": _div,
+    "idiv": _idiv,
+    "rol <bits>": _ROL[0],
+    "rol": _ROL[1],
+    "ror <bits>": _ROR[0],
+    "ror": _ROR[1],
+    "shl <bits>": _SHL[0],
+    "shl": _SHL[1],
+    "shr <bits>": _SHR[0],
+    "shr": _SHR[1],
+    "pbl <bits>": _PBL[0],
+    "pbl": _PBL[1],
+    "pbr <bits>": _PBR[0],
+    "pbr": _PBR[1],
+    "pzl <bits>": _PZL[0],
+    "pzl": _PZL[1],
+    "pzr <bits>": _PZR[0],
+    "pzr": _PZR[1],
+    "push <value>": _push_value,
+    "xchg": _xchg,
+    "dup <times>": _dup,
+    "dup": _dup_popped,
+    "ros <cells>": _ros,
+    "push sbp": _push_sbp,
+    "pop sbp": _pop_sbp,
+    "copy sbp": _copy_sbp,
+    "push sbp, <n>": _push_sbp_n,
+    "pop sbp, <n>": _pop_sbp_n,
+    "copy sbp, <n>": _copy_sbp_n,
+    "push tsp": _push_tsp,
+    "pop tsp": _pop_tsp,
+    "copy tsp": _copy_tsp,
+    "push tsp, <n>": _push_tsp_n,
+    "pop tsp, <n>": _pop_tsp_n,
+    "copy tsp, <n>": _copy_tsp_n,
+    "save sbp": _save_sbp,
+    "restore sbp": _restore_sbp,
+    "save tsp": _save_tsp,
+    "restore tsp": _restore_tsp,
+    **_variable_rules("lv", 1, lambda machine: machine.context.local_variables),
+    **_variable_rules("gv", 2, lambda machine: machine.context.global_variables),
+    **_variable_rules("cv", 5, lambda machine: machine.context.cpu_variables()),
+    "malloc": _malloc,
+    "free": _free,
+    **{f"push h, u{8 << n}, <values>": _push_heap(1 << n) for n in range(4)},
+    **{f"pop h, u{8 << n}, <values>": _pop_heap(1 << n) for n in range(4)},
+}

@@ -1,0 +1,160 @@
+"""What the instructions that touch the probed world do: registers, memory, ports, system variables."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dprobes.vm.context import SelectorFault
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dprobes.vm.machine import Machine
+
+    Rule = Callable[[Machine, Any], None]
+
+__all__ = ["RULES"]
+
+
+def _push_register(user: bool) -> Rule:
+    def rule(machine: Machine, index: int) -> None:
+        register = machine.architecture.register(index)
+        if register is None:
+            machine.push(0)
+            return
+        context = machine.context
+        if register.memory_offset is not None:
+            stack_pointer = machine.architecture.register("sp")
+            assert stack_pointer is not None
+            address = context.register(stack_pointer.index, user=user) + register.memory_offset
+            machine.push(_number(machine, context.read(address & machine.mask, machine.word_size)))
+        elif register.parts or register.selector_cells:
+            selector = machine.pop() if register.selector_cells else 0
+            for value in context.selected_register(index, selector):
+                machine.push_wide(value, machine.bits if register.parts else register.bits)
+        elif register.bits <= machine.bits:
+            machine.push(context.register(index, user=user))
+        else:
+            machine.push_wide(context.register(index, user=user), register.bits)
+
+    return rule
+
+
+def _pop_register(user: bool) -> Rule:
+    def rule(machine: Machine, index: int) -> None:
+        machine.context.set_register(index, machine.pop(), user=user)
+
+    return rule
+
+
+def _number(machine: Machine, data: bytes) -> int:
+    return int.from_bytes(data, machine.architecture.byte_order)
+
+
+def _push_memory(size: int) -> Rule:
+    def rule(machine: Machine, operand: int) -> None:
+        data = machine.context.read(machine.pop(), size)
+        machine.push_wide(_number(machine, data), 8 * size)
+
+    return rule
+
+
+def _pop_value(machine: Machine, size: int) -> bytes:
+    cells = -(-size // machine.word_size)
+    value = 0
+    for cell in range(cells):
+        value |= machine.pop() << (cell * machine.bits)
+    return (value & ((1 << 8 * size) - 1)).to_bytes(size, machine.architecture.byte_order)
+
+
+def _pop_memory(size: int) -> Rule:
+    def rule(machine: Machine, operand: int) -> None:
+        data = _pop_value(machine, size)
+        machine.context.write(machine.pop(), data)
+
+    return rule
+
+
+def _push_segmented(size: int) -> Rule:
+    def rule(machine: Machine, operand: int) -> None:
+        offset, selector = machine.pop(), machine.pop()
+        address = machine.context.linear_address(selector, offset)
+        machine.push(_number(machine, machine.context.read(address, size)))
+
+    return rule
+
+
+def _pop_segmented(size: int) -> Rule:
+    def rule(machine: Machine, operand: int) -> None:
+        data = _pop_value(machine, size)
+        offset, selector = machine.pop(), machine.pop()
+        machine.context.write(machine.context.linear_address(selector, offset), data)
+
+    return rule
+
+
+def _seg2lin(machine: Machine, operand: int) -> None:
+    offset, selector = machine.pop(), machine.pop()
+    machine.push(machine.context.linear_address(selector, offset))
+
+
+def _vfyr(machine: Machine, operand: int) -> None:
+    machine.push(not machine.context.is_readable(machine.pop()))
+
+
+def _vfyrw(machine: Machine, operand: int) -> None:
+    machine.push(not machine.context.is_writable(machine.pop()))
+
+
+def _vsa(machine: Machine, operand: int) -> None:
+    offset, selector = machine.pop(), machine.pop()
+    try:
+        address = machine.context.linear_address(selector, offset)
+    except SelectorFault:
+        machine.push(1)
+        return
+    machine.push(not machine.context.is_readable(address))
+
+
+def _push_port(size: int) -> Rule:
+    def rule(machine: Machine, operand: int) -> None:
+        machine.push(machine.context.read_port(machine.pop() & 0xFFFF, size))
+
+    return rule
+
+
+def _pop_port(size: int) -> Rule:
+    def rule(machine: Machine, operand: int) -> None:
+        value, port = machine.pop(), machine.pop()
+        machine.context.write_port(port & 0xFFFF, size, value & ((1 << 8 * size) - 1))
+
+    return rule
+
+
+def _push_width(machine: Machine, operand: int) -> None:
+    machine.push(machine.bits if machine.architecture.byte_order == "big" else -machine.bits)
+
+
+RULES: dict[str, Rule] = {
+    "push r, <register>": _push_register(user=False),
+    "pop r, <register>": _pop_register(user=False),
+    "push u, <register>": _push_register(user=True),
+    "pop u, <register>": _pop_register(user=True),
+    **{f"push mem, u{8 << n}": _push_memory(1 << n) for n in range(4)},
+    **{f"pop mem, u{8 << n}": _pop_memory(1 << n) for n in range(4)},
+    **{f"push {letter}is": _push_segmented(1 << n) for n, letter in enumerate("bwd")},
+    **{f"pop {letter}is": _pop_segmented(1 << n) for n, letter in enumerate("bwd")},
+    "seg2lin": _seg2lin,
+    "vsa": _vsa,
+    "vfyr": _vfyr,
+    "vfyrw": _vfyrw,
+    **{f"push io, u{8 << n}": _push_port(1 << n) for n in range(3)},
+    **{f"pop io, u{8 << n}": _pop_port(1 << n) for n in range(3)},
+    "push task": lambda machine, _: machine.push(machine.context.task()),
+    "push pid": lambda machine, _: machine.push(machine.context.pid()),
+    "push tid": lambda machine, _: machine.push(machine.context.tid()),
+    "push uid": lambda machine, _: machine.push(machine.context.uid()),
+    "push procid": lambda machine, _: machine.push(machine.context.cpu()),
+    "push time": lambda machine, _: machine.push_wide(machine.context.time(), 64),
+    "push wid": _push_width,
+}

@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from dprobes.target.elf import ElfFile
+from dprobes.target.location import Module
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    import pytest
+    from conftest import Toolbox
+
+    ErrorOf = Callable[[Callable[[], object]], tuple[str, str | None]]
+
+
+def nm(tools: Toolbox, path: Path) -> dict[str, int]:
+    return {
+        name: int(address, 16) for address, name in re.findall(r"^(\w+) \w (\w+)$", tools.run("nm", path), re.MULTILINE)
+    }
+
+
+def test_addresses_are_those_of_nm(tools: Toolbox, pie: Path, fixed: Path, static: Path, i386: Path) -> None:
+    for path, names in (
+        (pie, ["main", "work", "helper", "global_value", "zeroed"]),
+        (fixed, ["main", "work", "helper", "global_value"]),
+        (static, ["main", "work", "helper", "malloc"]),
+        (i386, ["_start", "add"]),
+    ):
+        module, listed = Module.load(path), nm(tools, path)
+        assert [listed[name] for name in names] == [module.address_of(name) for name in names]
+
+
+def test_symbol_at_an_offset_is_that_of_its_address(tools: Toolbox, pie: Path) -> None:
+    module = Module.load(pie)
+    work = module.file_offset(nm(tools, pie)["work"])
+    assert ("work", 0) == module.symbol_at(work)
+    assert ("work", 5) == module.symbol_at(work + 5)
+    assert module.symbol_at(1 << 40) is None
+
+
+def test_function_start_of_a_stripped_file_comes_from_the_unwind_table(
+    tools: Toolbox, pie: Path, stripped: Path
+) -> None:
+    full, bare = Module.load(pie), Module.load(stripped)
+    for name in ("main", "work", "helper"):
+        address = full.address_of(name)
+        assert bare.symbol_at(bare.file_offset(address)) is None
+        assert address == bare.function_start(bare.file_offset(address) + 2)
+    assert bare.function_start(1 << 40) is None
+
+
+def test_object_file_has_offsets_for_addresses(tools: Toolbox, i386: Path) -> None:
+    module = Module.load(tools.directory / "small32.o")
+    text = next(s for s in module.elf.sections if s.name == ".text")
+    listed = nm(tools, module.path)
+    for name in ("add", "_start"):
+        assert text.offset + listed[name] == module.file_offset(module.address_of(name))
+        assert (name, 0) == module.symbol_at(module.address_of(name))
+
+
+def test_unknown_symbol_is_an_error_with_near_names(pie: Path, stripped: Path, error_of: ErrorOf) -> None:
+    module, bare = Module.load(pie), Module.load(stripped)
+    assert (f"'{pie}' has no symbol 'wrok'", "did you mean 'work'?") == error_of(lambda: module.address_of("wrok"))
+    assert (f"'{pie}' has no symbol 'zzzz'", None) == error_of(lambda: module.address_of("zzzz"))
+    hint = "the file is stripped: give its symbols with --sym FILE, install its debug file, or write a number"
+    assert (f"'{stripped}' has no symbol 'work'", hint) == error_of(lambda: bare.address_of("work"))
+
+
+def test_ambiguous_symbol_lists_the_offsets(tools: Toolbox, twice: Path, error_of: ErrorOf) -> None:
+    listed = sorted(int(a, 16) for a in re.findall(r"^(\w+) t helper$", tools.run("nm", twice), re.MULTILINE))
+    first, second = (ElfFile.open(twice).file_offset(address) for address in listed)
+    message = f"'helper' stands for 2 places in '{twice}', at file offsets 0x{first:x}, 0x{second:x}"
+    hint = f"write the one that is meant as a number: offset = 0x{first:x}"
+    assert (message, hint) == error_of(lambda: Module.load(twice).address_of("helper"))
+
+
+def test_function_chosen_at_run_time_is_an_error_that_names_the_choices(
+    tools: Toolbox, chosen: Path, error_of: ErrorOf
+) -> None:
+    message = f"'chosen' in '{chosen}' is chosen at run time (IFUNC): its symbol is the function that chooses"
+    hint = "put the probe on one of the functions that it can choose: 'chosen_fast'"
+    assert (message, hint) == error_of(lambda: Module.load(chosen).address_of("chosen"))
+    bare = tools.directory / "libchosen_bare.so"
+    tools.run("strip", "-o", bare, chosen)
+    message = f"'chosen' in '{bare}' is chosen at run time (IFUNC): its symbol is the function that chooses"
+    hint = "put the probe on one of the functions that it can choose; their names need the debug file or --sym"
+    assert (message, hint) == error_of(lambda: Module.load(bare).address_of("chosen"))
+
+
+def test_imported_symbol_is_an_error_that_names_the_libraries(pie: Path, stripped: Path, error_of: ErrorOf) -> None:
+    for path in (pie, stripped):
+        message = f"'printf' is imported by '{path}', not defined in it"
+        hint = "put the probe on the library that defines it; this module needs 'libc.so.6'"
+        assert (message, hint) == error_of(lambda path=path: Module.load(path).address_of("printf"))
+
+
+def test_thread_local_symbol_is_an_error(pie: Path, error_of: ErrorOf) -> None:
+    message = f"'per_thread' in '{pie}' is thread-local: each thread has its own address"
+    assert (message, None) == error_of(lambda: Module.load(pie).address_of("per_thread"))
+
+
+def test_address_without_bytes_in_the_file_is_an_error(pie: Path, error_of: ErrorOf) -> None:
+    module = Module.load(pie)
+    address = module.address_of("zeroed")
+    assert (f"address 0x{address:x} is not in the file '{pie}'", None) == error_of(lambda: module.file_offset(address))
+
+
+def test_debug_file_is_not_looked_for_when_the_dynamic_symbols_answer(
+    libc: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_elf: ElfFile) -> None:
+        raise AssertionError("looked for")
+
+    monkeypatch.setattr("dprobes.target.location.find_debug_file", fail)
+    assert Module.load(libc).address_of("write")
