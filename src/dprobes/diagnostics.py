@@ -26,6 +26,15 @@ if TYPE_CHECKING:
 __all__ = ["Diagnostic", "Diagnostics", "Note", "Severity", "did_you_mean"]
 
 
+_LINE_LIMIT = 160
+_BEFORE_CARET = 60
+"""A longer source line is shown in part: so many characters, of which so many are before the caret."""
+
+_KEPT = 1000
+_MESSAGE_LIMIT = 600
+_WORD_LIMIT = 100
+
+
 class Severity(enum.Enum):
     """Rank a diagnostic; only an error stops the program from being inserted."""
 
@@ -61,15 +70,20 @@ class Diagnostic:
             expansion = expansion.body.expansion if expansion.body is not None else None
         parts += [_render_place("note", note.message, note.span) for note in self.notes]
         if self.hint is not None:
-            parts.append(f"hint: {self.hint}")
+            parts.append(f"hint: {_clip(self.hint)}")
         return "\n".join(parts)
 
 
 class Diagnostics:
-    """Collect the diagnostics of one compilation, in the order in which they were found."""
+    """
+    Collect the diagnostics of one compilation, in the order in which they were found.
+
+    Only the first thousand of each severity are kept: more say nothing new about a file.
+    """
 
     def __init__(self) -> None:
         self._items: list[Diagnostic] = []
+        self._counts = dict.fromkeys(Severity, 0)
 
     def __iter__(self) -> Iterator[Diagnostic]:
         return iter(self._items)
@@ -80,25 +94,35 @@ class Diagnostics:
     @property
     def has_errors(self) -> bool:
         """Whether at least one diagnostic is an error."""
-        return any(d.severity is Severity.ERROR for d in self._items)
+        return self._counts[Severity.ERROR] > 0
 
     def extend(self, items: Iterable[Diagnostic]) -> None:
         """Add diagnostics that another stage collected."""
-        self._items.extend(items)
+        for item in items:
+            self._add(item)
 
     def error(self, span: Span | None, message: str, *, notes: tuple[Note, ...] = (), hint: str | None = None) -> None:
         """Add an error."""
-        self._items.append(Diagnostic(Severity.ERROR, message, span, notes, hint))
+        self._add(Diagnostic(Severity.ERROR, message, span, notes, hint))
 
     def warning(
         self, span: Span | None, message: str, *, notes: tuple[Note, ...] = (), hint: str | None = None
     ) -> None:
         """Add a warning."""
-        self._items.append(Diagnostic(Severity.WARNING, message, span, notes, hint))
+        self._add(Diagnostic(Severity.WARNING, message, span, notes, hint))
 
     def note(self, span: Span | None, message: str, *, hint: str | None = None) -> None:
         """Add a note that stands alone."""
-        self._items.append(Diagnostic(Severity.NOTE, message, span, (), hint))
+        self._add(Diagnostic(Severity.NOTE, message, span, (), hint))
+
+    def _add(self, item: Diagnostic) -> None:
+        self._counts[item.severity] += 1
+        count = self._counts[item.severity]
+        if count <= _KEPT:
+            self._items.append(item)
+        elif count == _KEPT + 1:
+            message = f"there are more than {_KEPT} {item.severity.value}s; the rest is not shown"
+            self._items.append(Diagnostic(item.severity, message))
 
     def raise_if_errors(self) -> None:
         """Raise ``SourceError`` with everything collected so far if any of it is an error."""
@@ -112,6 +136,8 @@ class Diagnostics:
 
 def did_you_mean(word: str, known: Iterable[str]) -> str | None:
     """Return a hint with the known word nearest to ``word``, or None if none is near."""
+    if len(word) > _WORD_LIMIT:
+        return None
     from difflib import get_close_matches  # only after a mistake: the module takes 5 ms to import
 
     near = get_close_matches(word.lower(), list(known), n=1, cutoff=0.6)
@@ -119,12 +145,33 @@ def did_you_mean(word: str, known: Iterable[str]) -> str | None:
 
 
 def _render_place(label: str, message: str, span: Span | None) -> str:
+    message = _clip(message)
     if span is None:
         return f"{label}: {message}"
     line, column = span.file.line_and_column(span.start)
     text = span.file.line_text(line)
+    first = max(0, column - 1 - _BEFORE_CARET) if len(text) > _LINE_LIMIT else 0
+    shown = _printable(text[first : first + _LINE_LIMIT])
+    caret = column - 1 - first
+    length = max(1, min(span.end - span.start, len(shown) - caret))
+    if first + _LINE_LIMIT < len(text):
+        shown += _ELLIPSIS
+    if first:
+        shown, caret = _ELLIPSIS + shown, caret + len(_ELLIPSIS)
     # The caret line repeats the tabs of the source line, so that it stands right whatever the tab width is.
-    padding = "".join("\t" if c == "\t" else " " for c in text[: column - 1])
-    length = max(1, min(span.end - span.start, len(text) - column + 1))
-    shown = "".join(c if c.isprintable() or c == "\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
+    padding = "".join("\t" if c == "\t" else " " for c in shown[:caret])
     return f"{span}: {label}: {message}\n    {shown}\n    {padding}^{'~' * (length - 1)}"
+
+
+_ELLIPSIS = "..."
+
+
+def _printable(text: str) -> str:
+    return "".join(c if c.isprintable() or c in "\t\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+def _clip(message: str) -> str:
+    # A message quotes the user's words, which may be of any length and hold anything.
+    if len(message) > _MESSAGE_LIMIT:
+        message = message[: _MESSAGE_LIMIT // 2] + _ELLIPSIS + message[-_MESSAGE_LIMIT // 4 :]
+    return _printable(message)

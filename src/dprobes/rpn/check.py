@@ -233,12 +233,14 @@ def _check_flow(program: Program, architecture: Architecture, diagnostics: Diagn
         for underflow in cfg.depths(code, architecture, gains)[1]:
             instruction = code.instructions[underflow.index]
             cells = instruction.row.effect.partition("--")[0].strip()
-            diagnostics.warning(
-                instruction.span,
-                f"'{instruction}' pops {underflow.needed} cells ({cells}) but at most {underflow.depth} were pushed",
-            )
-        if cfg.runs_off_end(code):
-            span = code.instructions[-1].span if code.instructions else definition.span("offset")
+            needed = f"{underflow.needed} cell{'s' if underflow.needed > 1 else ''} ({cells})"
+            pushed = f"at most {underflow.depth} {'were' if underflow.depth > 1 else 'was'}"
+            pushed = pushed if underflow.depth else "none was"
+            diagnostics.warning(instruction.span, f"'{instruction}' needs {needed}, but {pushed} pushed")
+        if not code.instructions:
+            diagnostics.note(definition.span("offset"), "the handler is empty: a hit gives a record without data")
+        elif cfg.runs_off_end(code):
+            span = code.instructions[-1].span
             diagnostics.note(span, "the handler has no 'exit' at its end; it acts as if it had one")
     for procedure in program.procedures:
         _check_unreachable(procedure.code, diagnostics)
@@ -249,6 +251,6 @@ def _check_flow(program: Program, architecture: Architecture, diagnostics: Diagn
 def _check_unreachable(code: Code, diagnostics: Diagnostics) -> None:
     for run in cfg.unreachable(code):
         first = code.instructions[run.start]
-        if first.row.flow is Flow.END and len(run) == 1:
-            continue  # an "exit" behind a jump or another "exit" is a habit, not a mistake
+        if first.row.flow in (Flow.END, Flow.RETURN) and len(run) == 1:
+            continue  # an "exit" or "ret" behind a jump or another "exit" is a habit, not a mistake
         diagnostics.warning(first.span, f"'{first}' is never reached")

@@ -30,8 +30,8 @@ class StackEffect:
     exact: bool = True
 
 
-# Instructions that move TSP to a place that the program computes.
-_MOVES_TSP = frozenset({"restore tsp"})
+# Instructions that move TSP to a place that the program computes, or that an extension chooses.
+_MOVES_TSP = frozenset({"restore tsp", "callk", "callk <name>"})
 
 
 def stack_effect(instruction: Instruction, architecture: Architecture) -> StackEffect:

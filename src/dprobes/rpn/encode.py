@@ -68,7 +68,8 @@ def encode(program: Program, architecture: Architecture) -> CodeImage:
 
 def _closed(code: Code, ending: Row) -> Code:
     """Return ``code`` with ``ending`` added if control could run off its end."""
-    if code.instructions and code.instructions[-1].row.flow in (Flow.JUMP, Flow.RETURN, Flow.RAISE, Flow.END):
+    ends = code.instructions and code.instructions[-1].row.flow in (Flow.JUMP, Flow.RETURN, Flow.RAISE, Flow.END)
+    if ends and len(code.instructions) not in code.labels.values():
         return code
     return Code((*code.instructions, Instruction(ending)), code.labels)
 

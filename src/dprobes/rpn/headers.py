@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from functools import cache
 from typing import TYPE_CHECKING
 
 from dprobes.diagnostics import did_you_mean
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     from dprobes.rpn.lexer import WordToken
 
-__all__ = ["HeaderValue", "find_keyword", "parse_value"]
+__all__ = ["HeaderValue", "find_keyword", "is_keyword", "parse_value", "starts_definition"]
 
 HeaderValue = int | bool | str | tuple[str, ...] | ModuleType | Access | Location
 
@@ -37,8 +38,8 @@ def find_keyword(token: WordToken, header: Header) -> Keyword:
         return keyword
     if word in keywords_of(Header.POINT if header is Header.FILE else Header.FILE):
         raise _misplaced(token, word, header)
-    known = [*keywords_of(Header.FILE), *keywords_of(Header.POINT), *KEYWORD_ALIASES]
-    raise StatementError(f"unknown keyword '{token.text[:40]}'", [token], did_you_mean(token.text, known))
+    hint = did_you_mean(token.text, sorted(_all_keywords()))
+    raise StatementError(f"unknown keyword '{token.text[:40]}'", [token], hint)
 
 
 def _misplaced(token: WordToken, word: str, header: Header) -> StatementError:
@@ -133,7 +134,8 @@ def _names(keyword: Keyword, tokens: Sequence[WordToken]) -> tuple[str, ...]:
 
 def _location(tokens: Sequence[WordToken]) -> Location:
     text = unquote(tokens[0]) if len(tokens) == 1 and tokens[0].kind is TokenKind.STRING else _adjacent(tokens)
-    if any(c in text for c in "*?[") and _GLOB.fullmatch(text):
+    # What starts with a number is one: "4*2" is no pattern.
+    if tokens[0].kind is not TokenKind.NUMBER and any(c in text for c in "*?[") and _GLOB.fullmatch(text):
         return Glob(text)
     value = _expression(tokens)
     if value.symbol is None and value.addend < 0:
@@ -162,6 +164,16 @@ def _frequency(keyword: Keyword, tokens: Sequence[WordToken]) -> Sampler:
     if not keyword.minimum <= frequency <= keyword.maximum:
         raise StatementError(f"{frequency} Hz is outside {keyword.minimum} to {keyword.maximum} Hz", tokens)
     return Sampler(frequency)
+
+
+def is_keyword(word: str) -> bool:
+    """Return whether a header statement may start with this word."""
+    return word in _all_keywords()
+
+
+@cache
+def _all_keywords() -> frozenset[str]:
+    return frozenset(KEYWORD_ALIASES).union(*(keywords_of(header) for header in Header))
 
 
 def starts_definition(keyword: Keyword) -> bool:

@@ -445,7 +445,7 @@ _TRACE = (
     Row(0x76, "trace gv", "index range --", Group.TRACE, "Let traces of this call frame show range global variables from index on.", (_E.INVALID_OPERAND,)),
     Row(0x77, "trace pv", "index range --", Group.TRACE, "Let traces of this call frame show range RPN stack cells from cell index on."),
     Row(0x82, "push stp", "-- position", Group.TRACE, "Push STP, the position of the next byte in the stack-trace buffer."),
-    Row(0x83, "pop stp", "position --", Group.TRACE, "Pop STP."),
+    Row(0x83, "pop stp", "position --", Group.TRACE, "Pop STP.", _OVERFLOW),
 )  # fmt: skip
 
 _HEAP = (

@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-    from dprobes.diagnostics import Diagnostics
-    from dprobes.rpn.preprocess import Preprocessed
+    from dprobes.rpn.cpp import Preprocessed
     from dprobes.source import Span
 
 __all__ = ["Lexer", "Statement", "TokenKind", "WordToken"]
@@ -68,17 +67,24 @@ _TOKEN = re.compile(
 
 _KINDS = {kind.value: kind for kind in TokenKind}
 
+MAX_WORDS = 10_000
+"""How many tokens a statement may have: a line of megabytes is no probe program."""
+
 
 class Lexer:
-    """Split a preprocessed text into statements; characters that no token starts with become errors."""
+    """Split a preprocessed text into statements; ``report`` is told of characters that no token starts with."""
 
-    def __init__(self, text: Preprocessed, diagnostics: Diagnostics) -> None:
+    def __init__(self, text: Preprocessed, report: Callable[[Span, str], None]) -> None:
         self._preprocessed = text
-        self._diagnostics = diagnostics
+        self._report = report
 
     def span(self, first: WordToken, last: WordToken | None = None) -> Span:
         """Return the place in the user's files of the tokens ``first`` to ``last``."""
         return self._preprocessed.span(first.start, (last or first).end)
+
+    def written(self, first: WordToken, last: WordToken) -> str:
+        """Return the tokens ``first`` to ``last`` as written, macros expanded and white space reduced to a blank."""
+        return " ".join(self._preprocessed.text[first.start : last.end].split())
 
     def end_span(self) -> Span:
         """Return the place just behind the last character."""
@@ -86,7 +92,7 @@ class Lexer:
         return self._preprocessed.span(end, end)
 
     def statements(self) -> Iterator[Statement]:
-        """Iterate over the statements; empty ones are left out, and so is one that holds a bad character."""
+        """Iterate over the statements; empty ones are left out, and so is one that is in error here."""
         statement: Statement = []
         bad = False
         for match in _TOKEN.finditer(self._preprocessed.text):
@@ -101,6 +107,10 @@ class Lexer:
                 if not bad:  # one error a statement is enough
                     self._report_bad(match.start(), match.group())
                 bad = True
+            elif len(statement) == MAX_WORDS:
+                if not bad:
+                    self._report(self.span(statement[0]), f"a statement of more than {MAX_WORDS} words")
+                bad = True
             else:
                 assert group is not None
                 statement.append(WordToken(_KINDS[group], match.group(), match.start(), match.end()))
@@ -110,7 +120,7 @@ class Lexer:
     def _report_bad(self, start: int, character: str) -> None:
         span = self._preprocessed.span(start, start + 1)
         if character in "\"'":
-            self._diagnostics.error(span, f"a {character} without its partner on the same line")
+            self._report(span, f"a {character} without its partner on the same line")
         else:
             shown = f"'{character}'" if character.isprintable() else f"U+{ord(character):04X}"
-            self._diagnostics.error(span, f"unexpected character {shown}")
+            self._report(span, f"unexpected character {shown}")

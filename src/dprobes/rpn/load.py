@@ -10,13 +10,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from dprobes.rpn.check import check
+from dprobes.rpn.cpp import preprocess, read_source
 from dprobes.rpn.parser import parse
-from dprobes.rpn.preprocess import preprocess, read_source
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from dprobes.diagnostics import Diagnostics
+    from dprobes.rpn.cpp import ExternalPreprocessor
     from dprobes.rpn.program import Program
     from dprobes.source import SourceFile
     from dprobes.target.arch import Architecture
@@ -26,11 +27,11 @@ __all__ = ["CompileOptions", "check_program", "parse_file", "parse_source"]
 
 @dataclass(frozen=True, slots=True)
 class CompileOptions:
-    """Hold what the command line says about compilation; ``cpp`` is the command of an external preprocessor."""
+    """Hold what the command line says about compilation; ``cpp`` runs another preprocessor than the built-in one."""
 
     defines: tuple[tuple[str, str], ...] = ()
     include_dirs: tuple[Path, ...] = field(default=())
-    cpp: str | None = None
+    cpp: ExternalPreprocessor | None = None
     allow_write: bool = False
 
 

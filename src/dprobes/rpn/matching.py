@@ -1,7 +1,7 @@
 """
 A statement's words to a row of the instruction table, and its operand to a value.
 
-Which spellings exist is in ``isa``; which values make sense (indices, registers of a processor) is checked in ``check``.
+Which spellings exist is in ``isa``; which values make sense (indices, registers of a processor) ``check`` knows.
 """
 
 from __future__ import annotations
@@ -51,6 +51,9 @@ _NAMED = {
     OperandKind.EXTENSION: "the name of an extension",
 }
 
+# The encoding gives its length a byte.
+_MAX_EXTENSION_NAME = 0xFF
+
 # A value that fits in a word, whatever the module: the checker knows which.
 _MIN_VALUE, _MAX_VALUE = -(1 << 63), (1 << 64) - 1
 
@@ -87,8 +90,11 @@ def match_statement(tokens: Sequence[WordToken]) -> Match:
     if not fitting:
         _reject_known(tokens)
         raise _no_form(operator, operands, forms)
-    # The form with the most literal words wins: "push lv" is the variable instruction, not a symbol called lv.
-    form = max(fitting, key=lambda f: sum(isinstance(o, str) for o in f.operands))
+    # The form with the most literal words wins: "push lv" is the variable instruction, not a symbol called lv. Among
+    # equals it is the old spelling: "push eax" is the register, not a symbol called eax.
+    form = max(fitting, key=lambda f: (sum(isinstance(o, str) for o in f.operands), isinstance(f, Alias)))
+    if form.operands == (OperandKind.VALUE,):
+        _refuse_half_an_instruction(operator, operands[0])
     alias = form if isinstance(form, Alias) else None
     row = isa.rows_by_syntax()[form.canonical] if isinstance(form, Alias) else form
     kind_and_tokens = [(k, o) for k, o in zip(form.operands, operands, strict=True) if isinstance(k, OperandKind)]
@@ -164,15 +170,29 @@ def _no_form(
     for tokens in operands:
         if not tokens:
             return StatementError("an operand is missing beside ','")
-    syntaxes = [form.syntax for form in forms if isinstance(form, Row)]
+    syntaxes = [form.syntax for form in forms if isinstance(form, Row)] or [form.syntax for form in forms]
     written = ", ".join(" ".join(t.text for t in tokens) for tokens in operands)
     if not operands:
         message = f"'{operator.text}' needs an operand"
     else:
         message = f"'{operator.text}' does not take the operand{'s' if len(operands) > 1 else ''} '{written[:60]}'"
     if len(syntaxes) <= 3:
-        return StatementError(message, hint="write " + " or ".join(f"'{s}'" for s in syntaxes))
+        return StatementError(message, hint=f"write {_either(syntaxes)}")
     return StatementError(message, hint=did_you_mean(f"{operator.word} {written.lower()[:60]}", syntaxes))
+
+
+def _refuse_half_an_instruction(operator: WordToken, operand: Sequence[WordToken]) -> None:
+    """Raise if the only operand is the first word of a longer form: "push mem" would else push a symbol called mem."""
+    rows = [form for form in _forms()[operator.word] if isinstance(form, Row)]
+    longer = [row.syntax for row in rows if len(row.operands) > 1 and _is_word(operand, (str(row.operands[0]),))]
+    if longer:
+        word = operand[0].text
+        hint = f"write {_either(longer)}, or 'push ({word})' for the address of a symbol called '{word}'"
+        raise StatementError(f"'{operator.text} {word}' lacks an operand", operand, hint)
+
+
+def _either(syntaxes: Sequence[str]) -> str:
+    return " or ".join(f"'{syntax}'" for syntax in syntaxes)
 
 
 def _operand(kind: OperandKind, tokens: Sequence[WordToken]) -> Operand:
@@ -180,6 +200,8 @@ def _operand(kind: OperandKind, tokens: Sequence[WordToken]) -> Operand:
         case OperandKind.LABEL | OperandKind.PROCEDURE | OperandKind.EXTENSION:
             if len(tokens) != 1 or tokens[0].kind is not TokenKind.NAME:
                 raise StatementError(f"expected {_NAMED[kind]}", tokens)
+            if kind is OperandKind.EXTENSION and len(tokens[0].text) > _MAX_EXTENSION_NAME:
+                raise StatementError(f"the name of an extension has at most {_MAX_EXTENSION_NAME} characters", tokens)
             return tokens[0].word
         case OperandKind.REGISTER if len(tokens) == 1 and tokens[0].kind is TokenKind.NAME:
             return tokens[0].word

@@ -17,7 +17,7 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 
 from dprobes.diagnostics import Note
-from dprobes.rpn.headers import HeaderValue, find_keyword, parse_value, starts_definition
+from dprobes.rpn.headers import HeaderValue, find_keyword, is_keyword, parse_value, starts_definition
 from dprobes.rpn.keywords import Header
 from dprobes.rpn.lexer import Lexer, Statement, TokenKind
 from dprobes.rpn.matching import StatementError, match_statement
@@ -25,9 +25,9 @@ from dprobes.rpn.program import Code, Instruction, ProbeDefinition, Procedure, P
 
 if TYPE_CHECKING:
     from dprobes.diagnostics import Diagnostics
+    from dprobes.rpn.cpp import Preprocessed
     from dprobes.rpn.isa import Alias
     from dprobes.rpn.lexer import WordToken
-    from dprobes.rpn.preprocess import Preprocessed
     from dprobes.source import Span
 
 __all__ = ["parse"]
@@ -42,7 +42,7 @@ def parse(text: Preprocessed, diagnostics: Diagnostics) -> Program | None:
 
     The program is only meaningful if ``diagnostics`` has no errors afterwards.
     """
-    return _Parser(Lexer(text, diagnostics), diagnostics).program()
+    return _Parser(text, diagnostics).program()
 
 
 class _Block:
@@ -52,6 +52,7 @@ class _Block:
         self.instructions: list[Instruction] = []
         self.labels: dict[str, int] = {}
         self.label_spans: dict[str, Span] = {}
+        self.is_broken = False  # an instruction is missing because it was in error
 
     def code(self) -> Code:
         return Code(tuple(self.instructions), self.labels)
@@ -72,9 +73,10 @@ class _TooManyErrorsError(Exception):
 
 
 class _Parser:
-    def __init__(self, lexer: Lexer, diagnostics: Diagnostics) -> None:
-        self._lexer = lexer
+    def __init__(self, text: Preprocessed, diagnostics: Diagnostics) -> None:
+        self._lexer = Lexer(text, self._error)
         self._diagnostics = diagnostics
+        self._errors = 0
         self._file = _Section(Header.FILE)
         self._section = self._file
         self._definitions: list[_Section] = []
@@ -92,7 +94,7 @@ class _Parser:
         fields: dict[str, Any] = dict(self._file.values)
         return Program(
             name=name,
-            definitions=tuple(self._definition(section) for section in self._definitions),
+            definitions=tuple(self._definition(s) for s in self._definitions if "location" in s.values),
             procedures=tuple(self._procedures.values()),
             spans=self._file.spans,
             **fields,
@@ -118,7 +120,8 @@ class _Parser:
 
     def _error(self, span: Span | None, message: str, *, notes: tuple[Note, ...] = (), hint: str | None = None) -> None:
         self._diagnostics.error(span, message, notes=notes, hint=hint)
-        if len(self._diagnostics) >= MAX_ERRORS:
+        self._errors += 1
+        if self._errors == MAX_ERRORS:
             self._diagnostics.error(span, "too many errors; the rest is not read")
             raise _TooManyErrorsError
 
@@ -126,17 +129,20 @@ class _Parser:
 
     def _header(self, statement: Statement) -> None:
         key, values = statement[0], statement[2:]
-        if self._procedure is not None:
-            raise StatementError(
-                f"'{key.text} =' inside procedure '{self._procedure[0]}'", hint="is 'endproc' missing?"
-            )
         keyword = None
         with contextlib.suppress(StatementError):
             keyword = find_keyword(key, Header.POINT)
+        if self._procedure is not None:
+            message = f"'{key.text} =' inside procedure '{self._procedure[0]}'"
+            self._error(self._lexer.span(key, statement[-1]), message, hint="is 'endproc' missing?")
+            if keyword is None or not starts_definition(keyword):
+                return
+            self._close_procedure()
         if keyword is not None and starts_definition(keyword):
-            value = parse_value(keyword, values)
+            # A definition in error is one all the same: what follows belongs to it.
             self._section = _Section(Header.POINT)
             self._definitions.append(self._section)
+            value = parse_value(keyword, values)
         else:
             keyword = find_keyword(key, self._section.header)
             if self._section.handler.instructions:
@@ -185,7 +191,7 @@ class _Parser:
 
     def _labels_and_instruction(self, statement: Statement) -> None:
         block = self._procedure[2] if self._procedure is not None else self._section.handler
-        if self._procedure is None and self._section.header is Header.FILE:
+        if self._procedure is None and self._section.header is Header.FILE and not is_keyword(statement[0].word):
             raise StatementError(
                 "an instruction before the first probe definition", hint="'offset =' starts a probe definition"
             )
@@ -196,12 +202,18 @@ class _Parser:
         if start == len(statement):
             return
         tokens = statement[start:]
-        match = match_statement(tokens)
+        if is_keyword(tokens[0].word):
+            raise StatementError(f"expected '=' after '{tokens[0].text}'", tokens[:1])
+        try:
+            match = match_statement(tokens)
+        except StatementError:
+            block.is_broken = True
+            raise
         span = self._lexer.span(tokens[0], tokens[-1])
         instruction = Instruction(match.row, match.operand, span)
         block.instructions.append(instruction)
         if match.alias is not None:
-            self._suggest(match.alias, instruction)
+            self._suggest(match.alias, self._lexer.written(tokens[0], tokens[-1]), instruction)
 
     def _label(self, token: WordToken, block: _Block) -> None:
         if token.kind is not TokenKind.NAME:
@@ -214,12 +226,13 @@ class _Parser:
         block.labels[token.word] = len(block.instructions)
         block.label_spans[token.word] = span
 
-    def _suggest(self, alias: Alias, instruction: Instruction) -> None:
-        assert instruction.span is not None
+    def _suggest(self, alias: Alias, written: str, instruction: Instruction) -> None:
         since = f" since version {alias.since}" if alias.since else ""
-        self._diagnostics.note(instruction.span, f"'{instruction.span.text}' is written '{instruction}'{since}")
+        self._diagnostics.note(instruction.span, f"'{written}' is written '{instruction}'{since}")
 
     def _check_trailing_label(self, block: _Block) -> None:
+        if block.is_broken:
+            return
         for label, index in block.labels.items():
             if index == len(block.instructions):
                 self._error(

@@ -1,4 +1,4 @@
-"""``Program`` back to text, in the new spellings and with one statement a line: ``parse(print(program)) == program``."""
+"""``Program`` back to text, in the new spellings, one statement a line: ``parse(print(program)) == program``."""
 
 from __future__ import annotations
 
@@ -65,6 +65,8 @@ def _text(value: object) -> str:
             return str(value) if value < 10 else hex(value)
         case tuple():
             return " ".join(value)
+        case Offset(Expression(0, str(symbol))) if any(c in symbol for c in "*?["):
+            return f"({_quoted(symbol)})"  # the parentheses say that it is a symbol, not a pattern
         case Offset(expression):
             return _expression(expression)
         case Glob(pattern):

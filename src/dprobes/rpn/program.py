@@ -142,8 +142,8 @@ class ProbeDefinition:
     """
     Join a probepoint header with its handler.
 
-    ``maxhits`` 0 means without limit. ``logonfault`` and ``heap`` are None where the file header decides. ``spans`` maps
-    a keyword to the place of its statement.
+    ``maxhits`` 0 means without limit. ``logonfault`` and ``heap`` are None where the file header decides. ``spans``
+    maps a keyword to the place of its statement.
     """
 
     location: Location
@@ -171,8 +171,8 @@ class Program:
     """
     Hold a whole probe program file.
 
-    ``jmpmax`` counts jumps, ``logmax`` and ``ex_logmax`` and ``heapmax`` bytes. ``spans`` maps a keyword to the place of
-    its statement in the file header.
+    ``jmpmax`` counts jumps, ``logmax`` and ``ex_logmax`` and ``heapmax`` bytes. ``spans`` maps a keyword to the place
+    of its statement in the file header.
     """
 
     name: str

@@ -66,7 +66,9 @@ def load_symbols(path: Path, module: ElfFile) -> SymbolTable:
         sources = list(elf_symbols(elf))
     else:
         text = data[:].decode("utf-8", "replace")
-        listed = parse_linker_map(text) or parse_nm(text)
+        listed = parse_linker_map(text)
+        if listed is None:
+            listed = parse_nm(text)
         if listed is None:
             raise TargetError(
                 f"'{path}' holds no symbols in a known format",

@@ -158,8 +158,7 @@ class _Parser:
                 for h in segments
                 if _segment_type(h) == _PT_LOAD
             )
-        if not debug_only:
-            self._check_loaded(load)
+        self._check_loaded(load, in_file=not debug_only)
         return Headers(
             word_size=self._word_size,
             byte_order=self._byte_order,
@@ -211,11 +210,16 @@ class _Parser:
                     f"of {len(self._data)}"
                 )
 
-    def _check_loaded(self, segments: tuple[LoadSegment, ...]) -> None:
+    def _check_loaded(self, segments: tuple[LoadSegment, ...], *, in_file: bool) -> None:
         for segment in segments:
             end = segment.offset + segment.filesz
-            if end > len(self._data):
+            if in_file and end > len(self._data):
                 raise TargetError(f"'{self._path}' is truncated: a segment ends at byte {end} of {len(self._data)}")
+            if segment.vaddr + max(segment.memsz, segment.filesz) > 1 << 8 * self._word_size:
+                raise TargetError(
+                    f"'{self._path}' is a malformed ELF file: a segment at address 0x{segment.vaddr:x} has no room "
+                    f"for its 0x{max(segment.memsz, segment.filesz):x} bytes"
+                )
 
     def _section(self, section: Any) -> Section:
         h = section.header

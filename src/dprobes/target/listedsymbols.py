@@ -27,6 +27,7 @@ _MAP_SECTION = re.compile(r"^ ?([._A-Za-z]\S*)(?: +0x([0-9a-f]+) +0x([0-9a-f]+)(
 _MAP_REST = re.compile(r"^ +0x([0-9a-f]+) +0x([0-9a-f]+)(?: (.*))?$")
 _MAP_SYMBOL = re.compile(r"^ {8,}0x([0-9a-f]+) {8,}(\S.*)$")
 _MAP_ASSIGNED = re.compile(r"^(?:(?:PROVIDE|PROVIDE_HIDDEN|HIDDEN) \()?([A-Za-z_$][\w$.]*) = ")
+_MAP_THREAD_LOCAL = re.compile(r"^\.(?:tdata|tbss)\b")
 _MAP_CODE = re.compile(r"^\.(?:text|init|fini)\b")
 
 
@@ -135,5 +136,9 @@ class _MapReader:
         if assigned is None and (" = " in text or text.startswith(("0x", "ASSERT", "[!provide]", "PROVIDE"))):
             return
         name = assigned[1] if assigned is not None else text
-        code = assigned is None and _MAP_CODE.match(self._section) is not None
-        self._found.setdefault((name, address), Symbol(name, address, 0, "func" if code else "object", "global"))
+        kind = "object"
+        if assigned is None and _MAP_CODE.match(self._section):
+            kind = "func"
+        elif assigned is None and _MAP_THREAD_LOCAL.match(self._section):
+            kind = "tls"
+        self._found.setdefault((name, address), Symbol(name, address, 0, kind, "global"))

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["AddressFault", "Context", "SelectorFault"]
 
 
-class AddressFault(Exception):
+class AddressFault(Exception):  # noqa: N818 - no error of DProbes: an event in the life of a handler
     """Report that the byte at ``address`` cannot be accessed; it is the first such byte of the access."""
 
     def __init__(self, address: int) -> None:
@@ -25,7 +25,7 @@ class AddressFault(Exception):
         self.address = address
 
 
-class SelectorFault(Exception):
+class SelectorFault(Exception):  # noqa: N818 - as AddressFault
     """Report that ``selector`` names no usable segment."""
 
     def __init__(self, selector: int) -> None:
@@ -37,20 +37,22 @@ class Context(Protocol):
     """Give a handler access to the hit thread, its memory, and the program's variables."""
 
     local_variables: MutableSequence[int]
+    """The program's own; as many as its ``vars``."""
+
     global_variables: MutableSequence[int]
-    """64-bit cells, shared by all programs; a program with 4-byte words sees the low halves."""
+    """The first ``gvars`` of the 64-bit cells that all programs share; one with 4-byte words sees the low halves."""
 
     def cpu_variables(self) -> MutableSequence[int]:
-        """Return the per-CPU variables of the CPU that took the hit."""
+        """Return the per-CPU variables of the CPU that took the hit; as many as the program's ``cvars``."""
 
     def register(self, index: int, *, user: bool) -> int:
-        """Return the register with this index of the appendix, of the user or the current context; 0 if there is none."""
+        """Return the register with this index of the appendix, of the user or the current context."""
 
     def selected_register(self, index: int, selector: int) -> tuple[int, ...]:
-        """Return the values of a register of several parts in the order in which they are pushed."""
+        """Return the values of a register of several parts or with a selector, in the order of their pushes."""
 
     def set_register(self, index: int, value: int, *, user: bool) -> None:
-        """Change a register; an index that must not be written is ignored."""
+        """Change a register; only asked for one that the processor's table lets a handler write."""
 
     def read(self, address: int, size: int) -> bytes:
         """Return ``size`` bytes of memory; raise ``AddressFault`` if one of them cannot be read."""

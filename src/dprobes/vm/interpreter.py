@@ -1,16 +1,18 @@
 """The loop that runs a handler, and the dispatch of exceptions (man page, "RPN Exception Handling"; recovered 1.7)."""
 
+# ruff: noqa: ARG001 - all rules have the same two parameters
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from dprobes.rpn.decode import EncodedInstruction, decode_one
-from dprobes.rpn.isa import HANDLER_DISPATCH_MAX, NON_MASKABLE, RPN_STACK_CELLS, ExceptionCode
+from dprobes.rpn.isa import HANDLER_DISPATCH_MAX, NON_MASKABLE, RPN_STACK_CELLS, ExceptionCode, OperandKind
+from dprobes.target.arch import Direction
 from dprobes.vm import rules_flow, rules_log, rules_stack, rules_world
 from dprobes.vm.context import AddressFault, SelectorFault
-from dprobes.vm.machine import Ending, Machine, Outcome, Raised
+from dprobes.vm.machine import Ending, Machine, Raised
 from dprobes.vm.rules_flow import Reraised
-from dprobes.vm.tracebuffer import TraceBuffer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
     from dprobes.rpn.encode import CodeImage
     from dprobes.target.arch import Architecture
     from dprobes.vm.context import Context
-    from dprobes.vm.machine import Point
+    from dprobes.vm.machine import Outcome, Point
 
     Rule = Callable[[Machine, Any], None]
     Step = tuple[Rule, Any, int]
@@ -39,40 +41,32 @@ class Interpreter:
 
     def __init__(self, image: CodeImage, architecture: Architecture) -> None:
         self._architecture = architecture
-        self._steps = _Steps(image)
+        self._steps = _Steps(image, architecture)
         self._cells = [0] * RPN_STACK_CELLS
 
     def run(self, start: int, point: Point, context: Context) -> Outcome:
         """Run the handler whose code starts at byte ``start`` of the image, and return what came of it."""
-        machine = Machine(
-            self._architecture,
-            point,
-            context,
-            TraceBuffer(),
-            self._cells,
-            self._architecture.word_size,
-            self._architecture.word_bits,
-            self._architecture.word_mask,
-            start,
-            major=point.major,
-            minor=point.minor,
-        )
+        return self.final_state(start, point, context).outcome()
+
+    def final_state(self, start: int, point: Point, context: Context) -> Machine:
+        """Run a handler and return the machine as it ended, for those who want to see more than what came of it."""
+        machine = Machine(self._architecture, point, context, self._cells, start)
         steps = self._steps
-        while machine.ending is None:
+        ending = None
+        while ending is None:
             try:
-                while machine.ending is None:
+                while ending is None:
                     rule, operand, machine.ip = steps[machine.ip]
                     rule(machine, operand)
+                    ending = machine.ending
             except Raised as raised:
                 _dispatch(machine, raised)
             except AddressFault as fault:
                 _dispatch(machine, Raised(ExceptionCode.INVALID_ADDR, fault.address))
             except SelectorFault as fault:
                 _dispatch(machine, Raised(ExceptionCode.SEG_FAULT, fault.selector))
-        if machine.ending is Ending.ABORT:
-            return Outcome(machine.ending, b"", b"", machine.major, machine.minor)
-        log = bytes(machine.log[: machine.lp])
-        return Outcome(machine.ending, log, machine.trace.contents(), machine.major, machine.minor, machine.exit_code)
+            ending = machine.ending
+        return machine
 
 
 def _dispatch(machine: Machine, raised: Raised) -> None:
@@ -112,9 +106,10 @@ class _Steps(dict[int, "Step"]):
     Only what is executed is decoded. Offsets that hold no instruction, or lie outside the image, raise INVALID_OPCODE.
     """
 
-    def __init__(self, image: CodeImage) -> None:
+    def __init__(self, image: CodeImage, architecture: Architecture) -> None:
         super().__init__()
         self._image = image
+        self._architecture = architecture
         self._symbols = {r.offset: (r.symbol, r.addend) for r in image.relocations}
 
     def __missing__(self, offset: int) -> Step:
@@ -124,12 +119,17 @@ class _Steps(dict[int, "Step"]):
         return step
 
     def _step(self, instruction: EncodedInstruction) -> Step:
-        if instruction.row is None:
-            return _invalid_opcode, (instruction.operand, instruction.offset), instruction.end
+        row, operand = instruction.row, instruction.operand
+        if row is None:
+            return _invalid_opcode, (operand, instruction.offset), instruction.end
         relocation = self._symbols.get(instruction.offset + 1)
         if relocation is not None:
             return _push_symbol, relocation, instruction.end
-        return RULES[instruction.row.syntax], instruction.operand, instruction.end
+        if row.operand_kind is OperandKind.REGISTER:
+            register = self._architecture.register(operand)
+            allowed = register is not None and Direction(row.syntax.partition(",")[0]) in register.allowed
+            return RULES[row.syntax], register if allowed else None, instruction.end
+        return RULES[row.syntax], operand, instruction.end
 
 
 def _invalid_opcode(machine: Machine, operand: tuple[int, int]) -> None:

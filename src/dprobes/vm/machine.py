@@ -9,17 +9,17 @@ An instruction that raises an exception has popped its operands before, and push
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.rpn.isa import CALL_DEPTH_MAX, DEFAULT_EXCEPTION_MASK, RPN_STACK_CELLS, ExceptionCode
 from dprobes.vm.heap import Heap
+from dprobes.vm.tracebuffer import TraceBuffer
 
 if TYPE_CHECKING:
     from dprobes.rpn.program import ProbeDefinition, Program
     from dprobes.target.arch import Architecture
     from dprobes.vm.context import Context
-    from dprobes.vm.tracebuffer import TraceBuffer
 
 __all__ = ["Ending", "Frame", "Machine", "Outcome", "Point", "Raised"]
 
@@ -35,8 +35,7 @@ class Ending(enum.Enum):
     REMOVE = "remove"
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     """
     Hold the result of one run of a handler.
 
@@ -113,38 +112,76 @@ class Frame:
     global_variables: tuple[int, int] = (0, 0)
 
 
-@dataclass(slots=True)
 class Machine:
     """
     Hold the state of a run.
 
     ``tsp`` and ``sbp`` are plain integers; a cell's index is taken modulo 1024, so their value modulo the word is
     what counts. Cells keep what earlier hits left in them: reading a cell that this hit has not written is unspecified.
+    ``ip`` is a byte offset in the encoded program.
     """
 
-    architecture: Architecture
-    point: Point
-    context: Context
-    trace: TraceBuffer
-    cells: list[int]
-    word_size: int = 8
-    bits: int = 64
-    mask: int = (1 << 64) - 1
-    ip: int = 0
-    tsp: int = RPN_STACK_CELLS
-    sbp: int = RPN_STACK_CELLS
-    log: bytearray = field(default_factory=bytearray)
-    lp: int = 0
-    plp: int = 0
-    jumps: int = 0
-    dispatches: int = 0
-    frames: list[Frame] = field(default_factory=lambda: [Frame()])
-    last_exception: tuple[int, int, int] = (0, 0, 0)
-    major: int = 0
-    minor: int = 0
-    ending: Ending | None = None
-    exit_code: int = 0
-    _heap: Heap | None = None
+    # A machine is made for every hit: no dataclass, and what few handlers need (trace, heap) is made when it is used.
+    __slots__ = (
+        "_heap",
+        "_trace",
+        "architecture",
+        "bits",
+        "cells",
+        "context",
+        "dispatches",
+        "ending",
+        "exit_code",
+        "frames",
+        "ip",
+        "jumps",
+        "last_exception",
+        "log",
+        "lp",
+        "major",
+        "mask",
+        "minor",
+        "plp",
+        "point",
+        "sbp",
+        "tsp",
+        "word_size",
+    )
+
+    def __init__(
+        self, architecture: Architecture, point: Point, context: Context, cells: list[int], start: int
+    ) -> None:
+        self.architecture = architecture
+        self.word_size = word_size = architecture.word_size
+        self.bits = 8 * word_size
+        self.mask = (1 << 8 * word_size) - 1
+        self.point = point
+        self.context = context
+        self.major = point.major
+        self.minor = point.minor
+        self.ip = start
+        self.cells = cells
+        self.tsp = RPN_STACK_CELLS
+        self.sbp = RPN_STACK_CELLS
+        self.log = bytearray()
+        self.lp = 0
+        self.plp = 0
+        self.jumps = 0
+        self.frames = [Frame()]
+        self.dispatches = 0
+        self.last_exception = (0, 0, 0)
+        self.ending: Ending | None = None
+        self.exit_code = 0
+        self._trace: TraceBuffer | None = None
+        self._heap: Heap | None = None
+
+    def outcome(self) -> Outcome:
+        """Return what came of the run; only once it has ended."""
+        assert self.ending is not None
+        if self.ending is Ending.ABORT:
+            return Outcome(self.ending, b"", b"", self.major, self.minor)
+        trace = b"" if self._trace is None else self._trace.contents()
+        return Outcome(self.ending, bytes(self.log[: self.lp]), trace, self.major, self.minor, self.exit_code)
 
     # The RPN stack
 
@@ -230,7 +267,14 @@ class Machine:
             found += chunk
         return found
 
-    # The heap
+    # Stack traces and the heap
+
+    @property
+    def trace(self) -> TraceBuffer:
+        """The stack-trace buffer of this hit, made when it is first used."""
+        if self._trace is None:
+            self._trace = TraceBuffer()
+        return self._trace
 
     @property
     def heap(self) -> Heap:
@@ -242,4 +286,4 @@ class Machine:
     def words(self, values: list[int]) -> bytes:
         """Return values as consecutive words in the target's byte order."""
         order = self.architecture.byte_order
-        return b"".join(value.to_bytes(self.word_size, order) for value in values)
+        return b"".join([value.to_bytes(self.word_size, order) for value in values])

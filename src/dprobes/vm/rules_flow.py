@@ -1,9 +1,11 @@
 """
 What the instructions of control flow, exceptions, stack traces and the call of extensions do.
 
-A rule is a function of the machine and the operand; ``RULES`` maps a row's syntax to its rule. ``machine.ip`` is already
-that of the next instruction when a rule runs.
+A rule is a function of the machine and the operand; ``RULES`` maps a row's syntax to its rule. When a rule runs,
+``machine.ip`` is already that of the next instruction.
 """
+
+# ruff: noqa: ARG001 - all rules have the same two parameters
 
 from __future__ import annotations
 

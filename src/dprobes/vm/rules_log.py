@@ -5,6 +5,8 @@ PLP is set to LP when a log instruction starts, and to the new LP only when it s
 length, then LOG_OVERFLOW is raised; a string is kept whole or not at all (language.md, "The log buffer").
 """
 
+# ruff: noqa: ARG001 - all rules have the same two parameters
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
@@ -55,7 +57,7 @@ def _cells(width: int) -> Rule:
         low_bytes = (1 << (8 * size)) - 1
         order = machine.architecture.byte_order
         kept = min(count, machine.room // size)
-        machine.append(b"".join((machine.peek(n) & low_bytes).to_bytes(size, order) for n in range(kept)))
+        machine.append(b"".join([(machine.peek(n) & low_bytes).to_bytes(size, order) for n in range(kept)]))
         machine.tsp += count
         if kept < count:
             raise _overflow(machine)

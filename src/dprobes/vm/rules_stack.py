@@ -1,5 +1,7 @@
 """What the instructions of arithmetic, the RPN stack, variables and the heap do."""
 
+# ruff: noqa: ARG001 - all rules have the same two parameters
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
@@ -69,9 +71,6 @@ def _shift_right(machine: Machine, value: int, count: int) -> int:
     return value >> count if count < machine.bits else 0
 
 
-_Shift = "Callable[[Machine, int, int], int]"
-
-
 def _shift(operation: Callable[[Machine, int, int], int]) -> tuple[Rule, Rule]:
     """Return the rules of the two forms: count in the instruction, and value on top with the count below."""
 
@@ -86,7 +85,7 @@ def _shift(operation: Callable[[Machine, int, int], int]) -> tuple[Rule, Rule]:
 
 
 def _propagate(operation: Callable[[int, int, int], int]) -> tuple[Rule, Rule]:
-    """Return the rules of ``pbl`` and its like; ``operation`` takes value, n (from 1 to the width) and the word's mask."""
+    """Return the rules of ``pbl`` and its like; ``operation`` takes value, n (1 to the width) and the word's mask."""
 
     def apply(machine: Machine, value: int, n: int) -> None:
         if not 1 <= n <= machine.bits:

@@ -1,5 +1,7 @@
 """What the instructions that touch the probed world do: registers, memory, ports, system variables."""
 
+# ruff: noqa: ARG001 - all rules have the same two parameters
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
@@ -9,6 +11,7 @@ from dprobes.vm.context import SelectorFault
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from dprobes.target.arch import Register
     from dprobes.vm.machine import Machine
 
     Rule = Callable[[Machine, Any], None]
@@ -16,33 +19,36 @@ if TYPE_CHECKING:
 __all__ = ["RULES"]
 
 
+# The operand of these is the register, or None where the processor has none with that index or does not let a handler
+# access it so. ``check`` reports both; in a damaged or forged file, a push gives 0 and a pop changes nothing.
+
+
 def _push_register(user: bool) -> Rule:
-    def rule(machine: Machine, index: int) -> None:
-        register = machine.architecture.register(index)
+    def rule(machine: Machine, register: Register | None) -> None:
         if register is None:
             machine.push(0)
-            return
-        context = machine.context
-        if register.memory_offset is not None:
+        elif register.memory_offset is not None:
             stack_pointer = machine.architecture.register("sp")
             assert stack_pointer is not None
-            address = context.register(stack_pointer.index, user=user) + register.memory_offset
-            machine.push(_number(machine, context.read(address & machine.mask, machine.word_size)))
+            address = machine.context.register(stack_pointer.index, user=user) + register.memory_offset
+            machine.push(_number(machine, machine.context.read(address & machine.mask, machine.word_size)))
         elif register.parts or register.selector_cells:
             selector = machine.pop() if register.selector_cells else 0
-            for value in context.selected_register(index, selector):
+            for value in machine.context.selected_register(register.index, selector):
                 machine.push_wide(value, machine.bits if register.parts else register.bits)
         elif register.bits <= machine.bits:
-            machine.push(context.register(index, user=user))
+            machine.push(machine.context.register(register.index, user=user))
         else:
-            machine.push_wide(context.register(index, user=user), register.bits)
+            machine.push_wide(machine.context.register(register.index, user=user), register.bits)
 
     return rule
 
 
 def _pop_register(user: bool) -> Rule:
-    def rule(machine: Machine, index: int) -> None:
-        machine.context.set_register(index, machine.pop(), user=user)
+    def rule(machine: Machine, register: Register | None) -> None:
+        value = machine.pop()
+        if register is not None:
+            machine.context.set_register(register.index, value, user=user)
 
     return rule
 

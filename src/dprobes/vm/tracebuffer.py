@@ -1,5 +1,7 @@
 """
-The stack-trace buffer of one hit, byte exact (recovered reference 1.8)::
+The stack-trace buffer of one hit.
+
+Its bytes are those of section 1.8 of the recovered reference::
 
     once       01 | u16 n | module name      s64 offset | u16 program id | u16 major | u16 minor
                02 | u16 number of traces
@@ -10,7 +12,9 @@ The stack-trace buffer of one hit, byte exact (recovered reference 1.8)::
                05 | u16 n | n local variables
                06 | u16 n | n global variables
 
-Numbers are in the target's byte order. A write that does not fit is refused, and the trace is cut there.
+Numbers are in the target's byte order. What does not fit is refused, and the trace is cut there: the part that stands
+once, the four words of a trace with its number of frames, and each word or prefix behind them are stored whole or not
+at all. A trace is counted if at least its four words are stored.
 """
 
 from __future__ import annotations
@@ -59,7 +63,6 @@ class TraceBuffer:
         try:
             if self._count_at is None:
                 self._header(machine)
-            self._bump_count(machine)
             self._trace(machine)
         except _FullError:
             return
@@ -73,15 +76,18 @@ class TraceBuffer:
 
     def _header(self, machine: Machine) -> None:
         point, order = machine.point, machine.architecture.byte_order
-        name = point.module.encode()
-        self._write(machine, _prefix(Token.STRING, len(name), order), name)
-        self._write(machine, point.offset.to_bytes(8, order, signed=True))
-        for number in (point.program_id, machine.major, machine.minor):
-            self._write(machine, number.to_bytes(2, order))
-        self._write(machine, _prefix(Token.STACK_TRACE, 0, order))
+        name = point.module.encode("utf-8", "surrogateescape")[:0xFFFF]
+        self._write(
+            machine,
+            _prefix(Token.STRING, len(name), order),
+            name,
+            (point.offset & 0xFFFF_FFFF_FFFF_FFFF).to_bytes(8, order),
+            *(number.to_bytes(2, order) for number in (point.program_id, machine.major, machine.minor)),
+            _prefix(Token.STACK_TRACE, 0, order),
+        )
         self._count_at, self._count = self.position - 2, 0
 
-    def _bump_count(self, machine: Machine) -> None:
+    def _count_trace(self, machine: Machine) -> None:
         self._count += 1
         at = self._count_at
         assert at is not None
@@ -91,10 +97,10 @@ class TraceBuffer:
         order = machine.architecture.byte_order
         code, parm1, parm2 = machine.last_exception
         handler = machine.frames[-1].handler
-        for word in (code, machine.mask if handler is None else handler, parm1, parm2):
-            self._write(machine, machine.words([word]))
+        words = [code, machine.mask if handler is None else handler, parm1, parm2]
         frames = machine.frames[:0:-1]
-        self._write(machine, _prefix(Token.FRAMES, len(frames), order))
+        self._write(machine, machine.words(words), _prefix(Token.FRAMES, len(frames), order))
+        self._count_trace(machine)
         for frame in frames:
             self._frame(machine, frame)
 
@@ -109,7 +115,8 @@ class TraceBuffer:
         self._range(machine, Token.GLOBAL_VARIABLES, _slice(context.global_variables, frame.global_variables))
 
     def _range(self, machine: Machine, token: Token, values: Sequence[int]) -> None:
-        self._write(machine, _prefix(token, len(values), machine.architecture.byte_order))
+        # 65536 variables are one more than the prefix can say, and more than any buffer can hold.
+        self._write(machine, _prefix(token, min(len(values), 0xFFFF), machine.architecture.byte_order))
         for value in values:
             self._write(machine, machine.words([value & machine.mask]))
 

@@ -1,3 +1,4 @@
+# ruff: noqa: SIM300 - expected == actual
 from __future__ import annotations
 
 import re
@@ -165,7 +166,9 @@ def test_linker_map_gives_global_symbols_as_nm_does(tools: Toolbox, fixed: Path)
     assert table is not None
     listed = {n: int(a, 16) for a, n in re.findall(r"^(\w+) \w (\w+)$", tools.run("nm", fixed), re.MULTILINE)}
     for name in table.names():
-        assert [listed.get(name)] == [s.address for s in table.find(name)], name
+        if name != "per_thread":  # nm gives its place in the thread's block, the map that in the file
+            assert [listed.get(name)] == [s.address for s in table.find(name)], name
+    assert ["tls"] == [s.kind for s in table.find("per_thread")]
     assert not table.find("printf")
 
 

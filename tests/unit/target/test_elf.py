@@ -1,7 +1,10 @@
+# ruff: noqa: SIM300 - expected == actual
 from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,7 +29,9 @@ if TYPE_CHECKING:
 
 def readelf_segments(tools: Toolbox, path: Path) -> list[tuple[int, ...]]:
     rows = re.findall(
-        r"^ +LOAD +(0x\w+) (0x\w+) 0x\w+ (0x\w+) (0x\w+) ([R ][W ][E ])", tools.run("readelf", "-lW", path), re.M
+        r"^ +LOAD +(0x\w+) (0x\w+) 0x\w+ (0x\w+) (0x\w+) ([R ][W ][E ])",
+        tools.run("readelf", "-lW", path),
+        re.MULTILINE,
     )
     letters = {"R": 4, "W": 2, "E": 1, " ": 0}
     return [
@@ -125,9 +130,9 @@ def test_frame_covers_exactly_its_function(tools: Toolbox, pie: Path, stripped: 
 
 
 def test_reading_leaves_no_descriptor_open(libc: Path) -> None:
-    before = os.listdir("/proc/self/fd")
+    before = len(list(Path("/proc/self/fd").iterdir()))
     elf = ElfFile.open(libc)
-    assert sorted(before) == sorted(os.listdir("/proc/self/fd"))
+    assert before == len(list(Path("/proc/self/fd").iterdir()))
     assert elf.machine
 
 
@@ -181,6 +186,45 @@ def test_truncated_file_without_section_headers_is_named(tmp_path: Path, error_o
     path.write_bytes((good[:40] + bytes(8) + good[48:60] + bytes(4) + good[64:])[: end - 1])
     message = f"'{path}' is truncated: a segment ends at byte {end} of {end - 1}"
     assert (message, None) == error_of(lambda: ElfFile.open(path))
+
+
+def test_segment_past_the_address_space_is_named(tmp_path: Path, error_of: ErrorOf, pie: Path) -> None:
+    path = tmp_path / "x"
+    good = bytearray(pie.read_bytes())
+    headers, count = int.from_bytes(good[32:40], "little"), int.from_bytes(good[56:58], "little")
+    places = [headers + 56 * i for i in range(count)]
+    load = next(place for place in places if good[place : place + 4] == b"\1\0\0\0")
+    good[load + 40 : load + 48] = b"\xff" * 8
+    good[load + 16 : load + 24] = (16).to_bytes(8, "little")
+    path.write_bytes(good)
+    message = (
+        f"'{path}' is a malformed ELF file: a segment at address 0x10 has no room for its 0xffffffffffffffff bytes"
+    )
+    assert (message, None) == error_of(lambda: ElfFile.open(path))
+
+
+def test_large_files_are_mapped_with_the_same_result(pie: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = Module.load(pie)
+    monkeypatch.setattr("dprobes.target.contents.READ_LIMIT", 0)
+    large = Module.load(pie)
+    assert not isinstance(large.elf.data, bytes)
+    assert small.elf.build_id == large.elf.build_id
+    assert small.elf.load_segments == large.elf.load_segments
+    assert small.elf.frame_starts == large.elf.frame_starts
+    assert list(small.symbols.functions()) == list(large.symbols.functions())
+    offset = small.file_offset(small.address_of("main"))
+    assert disassemble(small, offset, 5) == disassemble(large, offset, 5)
+    with pytest.raises(TargetError):
+        large.address_of("no_such")
+
+
+def test_importing_the_package_imports_no_heavy_library() -> None:
+    names = ["elf", "symbols", "debugfiles", "maps", "modules", "location", "insn"]
+    code = f"import sys; import {', '.join('dprobes.target.' + n for n in names)}\n"
+    code += "print([m for m in ('elftools', 'iced_x86', 'difflib') if m in sys.modules])"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    assert "[]" == done.stdout.strip()
 
 
 def use_everything(path: Path) -> None:

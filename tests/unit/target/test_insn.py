@@ -1,3 +1,4 @@
+# ruff: noqa: SIM300 - expected == actual
 from __future__ import annotations
 
 import re
@@ -165,8 +166,8 @@ def test_offsets_outside_code_are_errors(pie: Path, error_of: ErrorOf) -> None:
     module = Module.load(pie)
     data = module.file_offset(module.address_of("global_value"))
     message = f"file offset 0x{data:x} of '{pie}' is not in its code"
-    for call in (decode_at, check_boundary):
-        assert (message, None) == error_of(lambda call=call: call(module, data))
+    assert (message, None) == error_of(lambda: decode_at(module, data))
+    assert (message, None) == error_of(lambda: check_boundary(module, data))
     assert (message, None) == error_of(lambda: disassemble(module, data, 1))
     assert (message, None) == error_of(lambda: disassemble_around(module, data, 1, 1))
 

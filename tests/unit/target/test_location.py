@@ -1,6 +1,8 @@
+# ruff: noqa: SIM300 - expected == actual
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import TYPE_CHECKING
 
 from dprobes.target.elf import ElfFile
@@ -94,7 +96,7 @@ def test_imported_symbol_is_an_error_that_names_the_libraries(pie: Path, strippe
     for path in (pie, stripped):
         message = f"'printf' is imported by '{path}', not defined in it"
         hint = "put the probe on the library that defines it; this module needs 'libc.so.6'"
-        assert (message, hint) == error_of(lambda path=path: Module.load(path).address_of("printf"))
+        assert (message, hint) == error_of(partial(Module.load(path).address_of, "printf"))
 
 
 def test_thread_local_symbol_is_an_error(pie: Path, error_of: ErrorOf) -> None:

@@ -1,3 +1,4 @@
+# ruff: noqa: SIM300 - expected == actual
 from __future__ import annotations
 
 import os
@@ -28,7 +29,7 @@ TEXT = """\
 55d0c0a02000-55d0c0a05000 r-xp 00002000 fe:00 1234                       /usr/bin/my prog
 55d0c0a05000-55d0c0a06000 rw-p 00004000 fe:00 1234                       /usr/bin/my prog
 55d0c1000000-55d0c1021000 rw-p 00000000 00:00 0                          [heap]
-7f0000000000-7f0000021000 rwxp 00000000 00:00 0 
+7f0000000000-7f0000021000 rwxp 00000000 00:00 0\x20
 7f1000000000-7f1000001000 r-xp 00000000 08:11 77                         /tmp/libold.so (deleted)
 7f1000001000-7f1000002000 r-xs 00001000 00:2e 78                         /tmp/odd\\012name\twith  space
 7ffd00000000-7ffd00002000 r-xp 00000000 00:00 0                          [vdso]

@@ -1,3 +1,4 @@
+# ruff: noqa: SIM300 - expected == actual
 from __future__ import annotations
 
 import re
@@ -65,7 +66,7 @@ def test_gnu_hash_has_its_published_values() -> None:
 
 
 def test_default_version_is_preferred_over_hidden_ones(tools: Toolbox, libc: Path, versioned: Path) -> None:
-    listed = re.findall(r"^(\w+) \w (\w+)(@@?)\S+$", tools.run("nm", "-D", libc), re.M)
+    listed = re.findall(r"^(\w+) \w (\w+)(@@?)\S+$", tools.run("nm", "-D", libc), re.MULTILINE)
     hidden = {name for _, name, at in listed if at == "@"}
     checked = 0
     table = table_of(libc)
@@ -80,7 +81,7 @@ def test_default_version_is_preferred_over_hidden_ones(tools: Toolbox, libc: Pat
 
 
 def test_only_hidden_versions_are_better_than_nothing(libc: Path, tools: Toolbox) -> None:
-    listed = re.findall(r"^\w+ \w (\w+)(@@?)\S+$", tools.run("nm", "-D", libc), re.M)
+    listed = re.findall(r"^\w+ \w (\w+)(@@?)\S+$", tools.run("nm", "-D", libc), re.MULTILINE)
     only_hidden = sorted({n for n, at in listed if at == "@"} - {n for n, at in listed if at == "@@"})
     (elf,) = (t for t in elf_symbols(ElfFile.open(libc)) if not t.complete)
     for name in only_hidden[::10]:
@@ -94,7 +95,7 @@ def test_versions_in_symtab_names_are_understood(versioned: Path) -> None:
 
 
 def test_static_functions_of_one_name_stay_apart(tools: Toolbox, twice: Path) -> None:
-    listed = sorted(int(a, 16) for a in re.findall(r"^(\w+) t helper$", tools.run("nm", twice), re.M))
+    listed = sorted(int(a, 16) for a in re.findall(r"^(\w+) t helper$", tools.run("nm", twice), re.MULTILINE))
     assert 2 == len(listed)
     assert listed == [s.address for s in table_of(twice).lookup("helper")]
 
@@ -126,7 +127,7 @@ def test_imports_are_told_from_unknown_names(pie: Path, stripped: Path) -> None:
 def test_every_address_is_covered_by_a_symbol_that_nm_gives(tools: Toolbox, pie: Path, i386: Path) -> None:
     for path in (pie, i386):
         table = table_of(path)
-        sized = re.findall(r"^(\w+) (\w+) [tTwW] (\S+)$", tools.run("nm", "-S", path), re.M)
+        sized = re.findall(r"^(\w+) (\w+) [tTwW] (\S+)$", tools.run("nm", "-S", path), re.MULTILINE)
         assert len(sized) >= 2
         for address, size, _ in sized:
             start, length = int(address, 16), int(size, 16)
@@ -171,7 +172,7 @@ def test_familiar_name_of_an_address_is_chosen() -> None:
 
 
 def test_functions_are_those_of_nm(tools: Toolbox, pie: Path) -> None:
-    listed = set(re.findall(r"^\w+ \w+ [tTwWi] (\w+)$", tools.run("nm", "-S", pie), re.M))
+    listed = set(re.findall(r"^\w+ \w+ [tTwWi] (\w+)$", tools.run("nm", "-S", pie), re.MULTILINE))
     names = {s.name for s in table_of(pie).functions()}
     assert listed <= names
     assert "global_value" not in names

@@ -1,0 +1,1 @@
+"""The mechanisms that place probepoints and run handlers; ``base`` is what they have in common."""

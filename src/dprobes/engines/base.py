@@ -1,0 +1,242 @@
+"""
+What engines have in common: what a program needs, what an engine can, and the events of a run.
+
+An engine that lacks something a program needs refuses it here, before anything is inserted, with the line and the reason.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol, Self
+
+from dprobes.record.layout import Item
+from dprobes.rpn.isa import Group, OperandKind
+from dprobes.rpn.program import Address, Glob, ModuleType, Sampler
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dprobes.diagnostics import Diagnostics
+    from dprobes.engines.resolve import ResolvedProbe
+    from dprobes.rpn.program import Instruction, Program
+    from dprobes.source import Span
+    from dprobes.target.arch import Architecture
+
+__all__ = [
+    "Capability",
+    "Counts",
+    "Engine",
+    "Event",
+    "Finished",
+    "Job",
+    "Notice",
+    "ProbeState",
+    "RecordEvent",
+    "Requirement",
+    "Session",
+    "StateEvent",
+    "refuse_unsupported",
+    "requirements",
+]
+
+
+class Capability(enum.Enum):
+    """Name what a program may need of an engine; the value completes "the program needs ..."."""
+
+    KERNEL_MODULE = "probes in the kernel or a kernel module"
+    WATCHPOINT = "watchpoint probes"
+    SAMPLER = "sampler probes"
+    RETURN = "probes at a function's return"
+    GLOB = "patterns in 'offset ='"
+    WRITE_REGISTER = "writing registers"
+    WRITE_MEMORY = "writing memory"
+    FPU = "floating-point and SSE registers"
+    SYSTEM_REGISTER = "control, debug and system registers"
+    SELECTED_REGISTER = "the cpuid and msr registers"
+    SEGMENTED = "segmented addresses"
+    IO_PORT = "I/O ports"
+    TASK = "the kernel's task structure"
+    HAND_OVER = "handing over to a debugger, crash dump or core dump"
+    EXTENSION = "extensions called by callk"
+
+
+@dataclass(frozen=True, slots=True)
+class Requirement:
+    """Say that ``what``, which stands at ``span``, needs a capability."""
+
+    capability: Capability
+    what: str
+    span: Span | None
+
+
+class ProbeState(enum.Enum):
+    """Name the states of a probepoint; the words are those of ``query`` (recovered reference 2.4)."""
+
+    COMPILED = "COMPILED"
+    ACTIVE = "ACTIVE"
+    MISMATCH = "MISMATCH"
+    CONFLICT = "CONFLICT"
+    DISABLED = "DISABLED"
+    REMOVED = "REMOVED"
+    INVALID_OFFSET = "INVALID_OFFSET"
+    EXCLUDED = "EXCLUDED"
+
+
+@dataclass(slots=True)
+class Counts:
+    """
+    Count what happened at one probe definition.
+
+    ``hits`` are hits whose instruction completed, ``passed`` those of them that passcount passed over, ``records`` the
+    records emitted, ``lost`` those dropped because nobody took them in time, ``recursed`` hits during a handler of the
+    same thread, which run no handler.
+    """
+
+    hits: int = 0
+    records: int = 0
+    lost: int = 0
+    passed: int = 0
+    recursed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RecordEvent:
+    """Carry one record (``record.layout``) of a probe definition."""
+
+    probe: int
+    record: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class StateEvent:
+    """Report the state of a probe definition in one process; ``detail`` says more where there is more to say."""
+
+    probe: int
+    pid: int
+    state: ProbeState
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """Tell the user something that belongs to no single probe."""
+
+    message: str
+    hint: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """Close a run; ``exit_status`` is the command's wait status, None where there was no command."""
+
+    counts: tuple[Counts, ...]
+    exit_status: int | None = None
+
+
+Event = RecordEvent | StateEvent | Notice | Finished
+
+
+@dataclass(frozen=True)
+class Job:
+    """
+    Hold what is to be run: a program, and the processes in scope.
+
+    Exactly one of ``command`` and ``pid`` is given. ``items`` are the header items that records are to carry.
+    """
+
+    program: Program
+    command: tuple[str, ...] = ()
+    pid: int | None = None
+    items: Item = field(default=Item.MAJOR | Item.MINOR)
+
+
+class Session(Protocol):
+    """Hold one run of a program; leaving it as a context manager takes every probepoint away."""
+
+    probes: list[ResolvedProbe]
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *exception: object) -> None: ...
+
+    def events(self) -> Iterator[Event]:
+        """Iterate over what happens until ``Finished``."""
+
+    def stop(self) -> None:
+        """Ask for the end; ``events`` goes on until ``Finished``."""
+
+
+class Engine(Protocol):
+    """Place probepoints and run handlers by one mechanism."""
+
+    name: str
+    capabilities: frozenset[Capability]
+
+    def run(self, job: Job) -> Session:
+        """Start a run; raise ``EngineError`` or ``SourceError`` before anything is inserted."""
+
+
+_SYSTEM_REGISTERS = range(0x20, 0x3C)
+_SELECTED_REGISTERS = (0x3C, 0x3D)
+_FPU_REGISTERS = (*range(0x3E, 0x56), *range(0x68, 0x80))
+
+
+def requirements(program: Program, architecture: Architecture) -> Iterator[Requirement]:
+    """Iterate over what a program needs that not every engine has."""
+    if program.modtype is not ModuleType.USER:
+        yield Requirement(Capability.KERNEL_MODULE, f"modtype = {program.modtype.value}", program.spans.get("modtype"))
+    for definition in program.definitions:
+        if definition.watchpoint is not None and isinstance(definition.location, Address):
+            yield Requirement(Capability.WATCHPOINT, "watchpoint =", definition.span("watchpoint"))
+        if isinstance(definition.location, Sampler):
+            yield Requirement(Capability.SAMPLER, "sampler =", definition.span("sampler"))
+        if isinstance(definition.location, Glob):
+            yield Requirement(Capability.GLOB, f"offset = {definition.location.pattern}", definition.span("offset"))
+        if definition.at_return:
+            yield Requirement(Capability.RETURN, "return = yes", definition.span("return"))
+    for code in program.bodies():
+        for instruction in code.instructions:
+            if (capability := _needed_by(instruction, architecture)) is not None:
+                yield Requirement(capability, str(instruction), instruction.span)
+
+
+def _needed_by(instruction: Instruction, architecture: Architecture) -> Capability | None:
+    row, operand = instruction.row, instruction.operand
+    if row.operand_kind is OperandKind.REGISTER and isinstance(operand, (str, int)):
+        if row.operator == "pop":
+            return Capability.WRITE_REGISTER
+        register = architecture.register(operand)
+        index = register.index if register is not None else -1
+        if index in _SYSTEM_REGISTERS:
+            return Capability.SYSTEM_REGISTER
+        if index in _SELECTED_REGISTERS:
+            return Capability.SELECTED_REGISTER
+        return Capability.FPU if index in _FPU_REGISTERS else None
+    if row.group is Group.SEGMENT:
+        return Capability.SEGMENTED
+    if row.group is Group.IO:
+        return Capability.IO_PORT
+    if row.operator == "callk":
+        return Capability.EXTENSION
+    if row.syntax == "push task":
+        return Capability.TASK
+    if row.syntax == "exit <code>" and operand in (1, 3):
+        return Capability.HAND_OVER
+    return Capability.WRITE_MEMORY if row.writes else None
+
+
+def refuse_unsupported(
+    program: Program, architecture: Architecture, engine: Engine, others: tuple[Engine, ...], diagnostics: Diagnostics
+) -> None:
+    """Add an error for everything that ``program`` needs and ``engine`` lacks, naming one of ``others`` that has it."""
+    for requirement in requirements(program, architecture):
+        if requirement.capability in engine.capabilities:
+            continue
+        able = [other.name for other in others if requirement.capability in other.capabilities]
+        hint = f"use --engine {able[0]}" if able else "no engine of this version provides that"
+        diagnostics.error(
+            requirement.span,
+            f"'{requirement.what}' needs {requirement.capability.value}, which the {engine.name} engine lacks",
+            hint=hint,
+        )

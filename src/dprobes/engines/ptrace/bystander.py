@@ -1,0 +1,51 @@
+"""
+Restoring code from outside, when the tracer itself was killed.
+
+The kernel detaches a dead tracer's threads at once, and they run on with our breakpoints in their code; whoever reaches
+one gets a SIGTRAP. So the client keeps a list, and puts the bytes back as soon as it learns of the death.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+__all__ = ["Bystander"]
+
+_INT3 = b"\xcc"
+
+
+class Bystander:
+    """Keep the list of breakpoints of a tracer."""
+
+    def __init__(self) -> None:
+        self._breakpoints: dict[int, dict[int, int]] = {}
+
+    def placed(self, pid: int, breakpoints: tuple[tuple[int, int], ...]) -> None:
+        """Note breakpoints (address, original byte) that the tracer is about to write."""
+        self._breakpoints.setdefault(pid, {}).update(breakpoints)
+
+    def removed(self, pid: int, addresses: tuple[int, ...]) -> None:
+        """Note that the tracer took these breakpoints away; no addresses mean all of the process."""
+        if not addresses:
+            self._breakpoints.pop(pid, None)
+            return
+        known = self._breakpoints.get(pid, {})
+        for address in addresses:
+            known.pop(address, None)
+
+    def restore(self) -> int:
+        """Put the original bytes back wherever a breakpoint still is; return how many that were."""
+        restored = 0
+        for pid, breakpoints in self._breakpoints.items():
+            with contextlib.suppress(OSError):
+                memory = os.open(f"/proc/{pid}/mem", os.O_RDWR | os.O_CLOEXEC)
+                try:
+                    for address, original in breakpoints.items():
+                        with contextlib.suppress(OSError):
+                            if os.pread(memory, 1, address) == _INT3:
+                                restored += os.pwrite(memory, bytes([original]), address)
+                finally:
+                    os.close(memory)
+        self._breakpoints.clear()
+        return restored

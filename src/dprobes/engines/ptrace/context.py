@@ -1,0 +1,194 @@
+"""
+The ``Context`` of a handler on a stopped thread.
+
+Memory is read as the program would read it: our breakpoints do not show, and what the program itself may not access is a
+fault.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING
+
+from dprobes.engines.ptrace import syscalls
+from dprobes.engines.ptrace.processes import process_field
+from dprobes.engines.ptrace.syscalls import Register
+from dprobes.errors import InternalError, TargetError
+from dprobes.target.maps import parse_maps, read_maps
+from dprobes.vm import AddressFault, SelectorFault
+
+if TYPE_CHECKING:
+    import ctypes
+    from collections.abc import MutableSequence
+
+    from dprobes.engines.ptrace.processes import Thread
+    from dprobes.vm.machine import Machine
+
+__all__ = ["ThreadContext"]
+
+_PAGE = 4096
+_RSEQ_CPU_ID = 4  # offsetof(struct rseq, cpu_id), include/uapi/linux/rseq.h
+
+# Index in appendix A to word of user_regs_struct.
+_WORDS = {
+    0x00: Register.CS, 0x01: Register.DS, 0x02: Register.ES, 0x03: Register.FS, 0x04: Register.GS, 0x05: Register.SS,
+    0x06: Register.RAX, 0x07: Register.RBX, 0x08: Register.RCX, 0x09: Register.RDX, 0x0A: Register.RDI,
+    0x0B: Register.RSI, 0x0C: Register.EFLAGS, 0x0D: Register.RIP, 0x0E: Register.RSP, 0x0F: Register.RBP,
+    0x60: Register.R8, 0x61: Register.R9, 0x62: Register.R10, 0x63: Register.R11, 0x64: Register.R12,
+    0x65: Register.R13, 0x66: Register.R14, 0x67: Register.R15,
+}  # fmt: skip
+
+READABLE_REGISTERS = frozenset(_WORDS)
+"""Indices of the registers that this context has."""
+
+
+class ThreadContext:
+    """Give handlers the thread that ``select`` chose; variables live as long as the object."""
+
+    def __init__(self, local_count: int, global_count: int, cpu_count: int) -> None:
+        self.local_variables: MutableSequence[int] = [0] * local_count
+        self.global_variables: MutableSequence[int] = [0] * global_count
+        self._cpu_count = cpu_count
+        self._cpu_variables: dict[int, list[int]] = {}
+        self._memory = syscalls.RemoteMemory()
+        self._thread: Thread
+        self._registers: ctypes.Array[ctypes.c_ulong]
+
+    def select(self, thread: Thread, registers: ctypes.Array[ctypes.c_ulong]) -> None:
+        """Speak of ``thread`` from now on, whose instruction pointer in ``registers`` is that of the probe."""
+        self._thread = thread
+        self._registers = registers
+
+    def cpu_variables(self) -> MutableSequence[int]:
+        return self._cpu_variables.setdefault(self.cpu(), [0] * self._cpu_count)
+
+    # Registers
+
+    def register(self, index: int, *, user: bool) -> int:  # noqa: ARG002 - in user code both contexts are the same
+        word = _WORDS.get(index)
+        return 0 if word is None else self._registers[word]
+
+    def selected_register(self, index: int, selector: int) -> tuple[int, ...]:
+        raise InternalError(f"register {index:#x} was not refused before insertion (selector {selector:#x})")
+
+    def set_register(self, index: int, value: int, *, user: bool) -> None:
+        raise InternalError(f"a write of {value:#x} to register {index:#x} was not refused (user: {user})")
+
+    # Memory
+
+    def read(self, address: int, size: int) -> bytes:
+        data = self._memory.read(self._thread.tid, address, size)
+        if len(data) < size:
+            raise AddressFault(self._first_unreadable(address, size))
+        breakpoints = self._thread.space.breakpoints
+        if breakpoints:
+            data = self._without_breakpoints(address, data)
+        return data
+
+    def _without_breakpoints(self, address: int, data: bytes) -> bytes:
+        breakpoints = self._thread.space.breakpoints
+        end = address + len(data)
+        if len(breakpoints) < len(data):
+            hidden = [a for a in breakpoints if address <= a < end]
+        else:
+            hidden = [a for a in range(address, end) if a in breakpoints]
+        if not hidden:
+            return data
+        clean = bytearray(data)
+        for place in hidden:
+            clean[place - address] = breakpoints[place].original
+        return bytes(clean)
+
+    def _first_unreadable(self, address: int, size: int) -> int:
+        position = address
+        while position < address + size:
+            chunk = min(_PAGE - position % _PAGE, address + size - position)
+            if len(self._memory.read(self._thread.tid, position, chunk)) < chunk:
+                return position
+            position += chunk
+        return address  # another thread changed the mapping meanwhile
+
+    def write(self, address: int, data: bytes) -> None:
+        raise InternalError(f"a write of {len(data)} bytes to {address:#x} was not refused before insertion")
+
+    def is_readable(self, address: int) -> bool:
+        return len(self._memory.read(self._thread.tid, address, 1)) == 1
+
+    def is_writable(self, address: int) -> bool:
+        try:
+            mappings = parse_maps(read_maps(self._thread.tid))
+        except TargetError:
+            return False
+        return any(m.start <= address < m.end and m.permissions[:2] == "rw" for m in mappings)
+
+    def read_word(self, address: int, size: int) -> int:
+        """Return a word of the stack, for the emulation of instructions; raise OSError if it cannot be read."""
+        data = self._memory.read(self._thread.tid, address, size)
+        if len(data) < size:
+            raise OSError
+        return int.from_bytes(data, "little")
+
+    def write_word(self, address: int, size: int, value: int) -> None:
+        """Store a word on the stack, for the emulation of instructions; raise OSError if the program could not."""
+        data = (value & ((1 << 8 * size) - 1)).to_bytes(size, "little")
+        if not self._memory.write(self._thread.tid, address, data):
+            raise OSError
+
+    def linear_address(self, selector: int, offset: int) -> int:
+        raise SelectorFault(selector)
+
+    def read_port(self, port: int, size: int) -> int:
+        raise InternalError(f"reading {size} bytes from port {port:#x} was not refused before insertion")
+
+    def write_port(self, port: int, size: int, value: int) -> None:
+        raise InternalError(f"writing {value:#x} ({size} bytes) to port {port:#x} was not refused before insertion")
+
+    def symbol_address(self, symbol: str) -> int:
+        return self._thread.space.symbols[symbol]
+
+    # System variables
+
+    def pid(self) -> int:
+        return self._thread.pid
+
+    def tid(self) -> int:
+        return self._thread.tid
+
+    def uid(self) -> int:
+        # The owner of the directory in /proc is the effective user id, and cheap to ask for; the real one is looked
+        # up again when that changes.
+        thread = self._thread
+        effective = os.stat(f"/proc/{thread.tid}").st_uid
+        if thread.uid is None or thread.uid[0] != effective:
+            thread.uid = (effective, int(process_field(thread.tid, "Uid").split()[0]))
+        return thread.uid[1]
+
+    def cpu(self) -> int:
+        thread = self._thread
+        if not thread.rseq:
+            thread.rseq = syscalls.rseq_area(thread.tid)
+        if thread.rseq:
+            data = self._memory.read(thread.tid, thread.rseq + _RSEQ_CPU_ID, 4)
+            cpu = int.from_bytes(data, "little")
+            if len(data) == 4 and cpu < 1 << 31:
+                return cpu
+        with open(f"/proc/{thread.pid}/task/{thread.tid}/stat", "rb") as file:  # noqa: PTH123
+            # proc(5): field 39 is the CPU; the second field may hold blanks and parentheses.
+            return int(file.read().rpartition(b")")[2].split()[36])
+
+    def task(self) -> int:
+        raise InternalError("'push task' was not refused before insertion")
+
+    def time(self) -> int:
+        return time.monotonic_ns()
+
+    def call_extension(self, name: str | None, machine: Machine) -> None:
+        raise InternalError(f"callk {name} was not refused before insertion (major {machine.major})")
+
+    # Header items that no instruction pushes
+
+    def process_name(self) -> bytes:
+        """Return the name of the thread as the kernel keeps it, without its NUL."""
+        with open(f"/proc/{self._thread.pid}/task/{self._thread.tid}/comm", "rb") as file:  # noqa: PTH123
+            return file.read().rstrip(b"\n")

@@ -1,0 +1,294 @@
+"""
+The client side: start the tracer, answer its questions about files, and hand out what it sends.
+
+The client is the tracer's bystander as well: when the tracer dies, it puts the original bytes back at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from dprobes.diagnostics import Diagnostics
+from dprobes.engines.base import (
+    Capability,
+    Event,
+    Finished,
+    Notice,
+    ProbeState,
+    RecordEvent,
+    StateEvent,
+)
+from dprobes.engines.ptrace import refusals
+from dprobes.engines.ptrace.bystander import Bystander
+from dprobes.engines.ptrace.emulate import plan
+from dprobes.engines.ptrace.launch import Command
+from dprobes.engines.ptrace.wire import (
+    Attach,
+    Attached,
+    Code,
+    Done,
+    Failed,
+    FrameReader,
+    Kind,
+    ModuleMapped,
+    Placed,
+    ProbeLimits,
+    ProbeStatus,
+    Removed,
+    Site,
+    Sites,
+    Start,
+    Stop,
+    load_message,
+    pack_message,
+    unpack_record,
+)
+from dprobes.engines.resolve import ResolvedModule, ResolvedProbe, resolve
+from dprobes.errors import EngineError, InternalError, SourceError, TargetError
+from dprobes.rpn.encode import CodeImage
+from dprobes.target.insn import decode_at
+from dprobes.target.location import Module
+from dprobes.target.modules import matches
+from dprobes.vm import Point
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dprobes.engines.base import Job
+
+__all__ = ["PtraceEngine"]
+
+_LINKER = re.compile(r"ld(-.*)?\.so(\.\d+)*|ld-musl-.*\.so(\.\d+)*")
+_LINKER_HOOK = "_dl_debug_state"
+"""The function that dynamic linkers call when they have mapped or unmapped something (``r_brk`` in ``<link.h>``)."""
+
+
+class PtraceEngine:
+    """Probe a process tree through ptrace(2)."""
+
+    name = "ptrace"
+    capabilities: frozenset[Capability] = frozenset()
+
+    def __init__(self, *, allow_write: bool = False, symbols: Path | None = None) -> None:
+        self._allow_write = allow_write
+        self._symbols = symbols
+
+    def run(self, job: Job) -> PtraceSession:
+        """Start the tracer and the command, or attach to the process."""
+        return PtraceSession(job, allow_write=self._allow_write, symbols=self._symbols)
+
+
+class PtraceSession:
+    """Hold one run; use it as a context manager and iterate over ``events``."""
+
+    def __init__(self, job: Job, *, allow_write: bool, symbols: Path | None) -> None:
+        self._job = job
+        self._allow_write = allow_write
+        self._symbols = symbols
+        self._reader = FrameReader()
+        self._bystander = Bystander()
+        self._command: Command | None = None
+        self._finished = False
+        self._stopping = False
+        self.probes: list[ResolvedProbe] = []
+
+    def __enter__(self) -> Self:
+        self._socket, theirs = socket.socketpair()
+        with theirs:
+            # A session of its own: neither the terminal's signals nor the end of ours reach the tracer by themselves.
+            self._tracer = subprocess.Popen(
+                [sys.executable, "-m", "dprobes.engines.ptrace.tracer", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        self._send(self._start_message())
+        if self._job.pid is not None:
+            self._send(Attach(self._job.pid, launching=False))
+        else:
+            try:
+                self._command = Command(self._job.command, self._tracer.pid)
+            except BaseException:
+                self._close_tracer()
+                raise
+            self._send(Attach(self._command.pid, launching=True))
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.stop()
+        with contextlib.suppress(EngineError):
+            for _ in self.events():
+                pass
+        self._close_tracer()
+        if self._command is not None:
+            self._command.close()
+
+    def stop(self) -> None:
+        """Ask the tracer to take everything away and detach."""
+        if not self._stopping:
+            self._stopping = True
+            with contextlib.suppress(OSError):
+                self._send(Stop())
+
+    def events(self) -> Iterator[Event]:
+        """Iterate over what happens until ``Finished``; raise ``EngineError`` if the target cannot be taken over."""
+        while not self._finished:
+            data = self._socket.recv(1 << 16)
+            if not data:
+                yield from self._tracer_died()
+                return
+            for kind, payload in self._reader.feed(data):
+                if kind is Kind.RECORD:
+                    yield RecordEvent(*unpack_record(payload))
+                else:
+                    yield from self._on_message(load_message(payload))
+
+    # The conversation
+
+    def _start_message(self) -> Start:
+        program = self._job.program
+        limits = tuple(ProbeLimits(d.passcount, d.maxhits, program.keeps_log_on_fault(d)) for d in program.definitions)
+        return Start(limits, int(self._job.items), (program.vars, program.gvars, program.cvars))
+
+    def _send(self, message: object) -> None:
+        self._socket.sendall(pack_message(message))
+
+    def _on_message(self, message: object) -> Iterator[Event]:
+        match message:
+            case ModuleMapped():
+                sites, notices = self._answer(message)
+                yield from notices
+                self._send(sites)
+            case Attached():
+                if self._command is not None:
+                    self._command.go()
+            case Failed(pid, reason, number):
+                self._finished = True
+                raise refusals.attach_error(pid, reason, number)
+            case ProbeStatus():
+                yield self._state_event(message)
+            case Placed(pid, breakpoints):
+                self._bystander.placed(pid, breakpoints)
+            case Removed(pid, addresses):
+                self._bystander.removed(pid, addresses)
+            case Done(counts):
+                self._finished = True
+                status = self._command.wait() if self._command is not None and not self._stopping else None
+                yield Finished(counts, status)
+
+    def _state_event(self, message: ProbeStatus) -> StateEvent:
+        state = message.state
+        detail = ""
+        if state is ProbeState.CONFLICT:
+            detail = f"a breakpoint of another tool is at offset {message.offset:#x} of '{message.path}'"
+        elif state is ProbeState.MISMATCH:
+            detail = f"memory at offset {message.offset:#x} of '{message.path}' holds {message.found.hex(' ')}"
+        return StateEvent(message.probe, message.pid, state, detail)
+
+    def _tracer_died(self) -> Iterator[Event]:
+        """Put the original bytes back, and say what happened."""
+        self._finished = True
+        restored = self._bystander.restore()
+        code = self._tracer.wait()
+        if code < 0:
+            yield Notice(
+                f"the tracer was killed by signal {-code}; {restored} breakpoints were taken away from outside",
+                "a thread that ran into one before that has got a SIGTRAP",
+            )
+            return
+        raise InternalError(f"the tracer ended with status {code}; {restored} breakpoints were taken away from outside")
+
+    def _close_tracer(self) -> None:
+        self._socket.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._tracer.wait(10)
+
+    # Files
+
+    def _answer(self, mapped: ModuleMapped) -> tuple[Sites, list[Event]]:
+        """Return the sites in a file that a process has mapped."""
+        name = Path(mapped.path).name
+        is_linker = _LINKER.fullmatch(name) is not None
+        if not is_linker and not self._may_match(mapped.path):
+            return Sites(), []
+        try:
+            module = Module.load(_reachable(mapped), self._symbols if self._may_match(mapped.path) else None)
+            if not matches(self._job.program.name, mapped.path, module.elf.soname):
+                return Sites(_linker_sites(module) if is_linker else ()), []
+            resolved = resolve(self._job.program, module, Diagnostics(), allow_write=self._allow_write)
+        except TargetError as error:
+            return Sites(), [Notice(f"{mapped.path}: {error.message}", error.hint)]
+        except SourceError as error:
+            return Sites(), [Notice(f"{mapped.path}: the program cannot be inserted here\n{error.message}")]
+        known = {probe.number for probe in self.probes}
+        self.probes += [probe for probe in resolved.probes if probe.number not in known]
+        return self._sites(resolved, _linker_sites(module) if is_linker else ()), []
+
+    def _may_match(self, path: str) -> bool:
+        """Return whether a file may be the program's module; false for most without opening them."""
+        wanted = self._job.program.name
+        if matches(wanted, path, None):
+            return True
+        # A library's file may be called otherwise than its soname, but hardly begins otherwise.
+        stem = re.split(r"[-.]", Path(wanted).name)[0]
+        return "/" not in wanted and ".so" in Path(path).name and Path(path).name.startswith(stem)
+
+    def _sites(self, resolved: ResolvedModule, linker: tuple[Site, ...]) -> Sites:
+        program = self._job.program
+        sites = tuple(
+            Site(
+                probe.number,
+                probe.offset,
+                probe.instruction.raw,
+                plan(probe.instruction.raw, resolved.architecture.word_size),
+                Point.of(program, probe.definition, probe.offset),
+            )
+            for probe in resolved.probes
+            if probe.state is ProbeState.COMPILED
+        )
+        image = resolved.image
+        # The instructions are for people; the tracer runs the bytes.
+        code = CodeImage(
+            image.data, image.word_size, image.byte_order, image.handlers, image.procedures, (), {}, image.relocations
+        )
+        segment = next(s for s in resolved.module.elf.load_segments if s.executable)
+        return Sites(
+            sites + linker,
+            Code(resolved.architecture.name, code),
+            resolved.symbols,
+            (segment.offset, segment.vaddr),
+        )
+
+
+def _linker_sites(module: Module) -> tuple[Site, ...]:
+    """Return the engine's own breakpoint in a dynamic linker."""
+    try:
+        offset = module.file_offset(module.address_of(_LINKER_HOOK))
+        raw = decode_at(module, offset).raw
+    except TargetError:
+        return ()
+    return (Site(-1, offset, raw, plan(raw, module.word_size)),)
+
+
+def _reachable(mapped: ModuleMapped) -> Path:
+    """Return a path that leads to the very file that is mapped; raise ``TargetError`` if none does."""
+    candidates = [
+        Path(mapped.path),
+        Path(f"/proc/{mapped.pid}/root{mapped.path}"),
+        Path(f"/proc/{mapped.pid}/exe"),
+    ]
+    for candidate in candidates:
+        with contextlib.suppress(OSError):
+            if candidate.stat().st_ino == mapped.inode:
+                return candidate
+    raise TargetError(
+        "MISMATCH: the file that the process runs is not there any more",
+        hint="it was replaced while the process runs; restart the process",
+    )

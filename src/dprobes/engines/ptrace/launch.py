@@ -1,0 +1,80 @@
+"""
+Starting the command that is to be probed.
+
+The command is a child of ours, in our session, with our terminal, as if the shell had started it. It waits until the
+tracer has taken it over, so that it is traced from its first instruction on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from typing import TYPE_CHECKING, NoReturn
+
+from dprobes.engines.ptrace.syscalls import allow_tracer
+from dprobes.errors import TargetError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["Command"]
+
+# What Python changes for itself and a program must not inherit.
+_CHANGED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT)
+
+
+class Command:
+    """Hold a child process that waits to become ``arguments``; ``tracer`` is the process that may trace it."""
+
+    def __init__(self, arguments: Sequence[str], tracer: int) -> None:
+        self._arguments = list(arguments)
+        self._status: int | None = None
+        go_read, self._go = os.pipe2(os.O_CLOEXEC)
+        self._failure, failure_write = os.pipe2(os.O_CLOEXEC)
+        self.pid = os.fork()
+        if self.pid == 0:
+            self._become(tracer, go_read, failure_write)
+        os.close(go_read)
+        os.close(failure_write)
+
+    def go(self) -> None:
+        """Let the child execute its program; raise ``TargetError`` if it could not."""
+        if self._go < 0:
+            return
+        os.write(self._go, b"g")
+        os.close(self._go)
+        self._go = -1
+        # The pipe ends with the exec, or with the number of the error; but the tracer may have a question about the
+        # new program before that, so it is looked at when the child ends (wait).
+
+    def wait(self) -> int:
+        """Wait for the end of the child and return its wait status; raise ``TargetError`` if it could not be started."""
+        if self._status is None:
+            self._status = os.waitpid(self.pid, 0)[1]
+            if number := os.read(self._failure, 16):
+                raise TargetError(f"'{self._arguments[0]}' cannot be started: {os.strerror(int(number)).lower()}")
+        return self._status
+
+    def close(self) -> None:
+        """Let go of the child; one that never started its program ends."""
+        if self._go >= 0:
+            os.close(self._go)
+            self._go = -1
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(self.pid, 0)
+        os.close(self._failure)
+
+    def _become(self, tracer: int, go: int, failure: int) -> NoReturn:
+        try:
+            os.close(self._go)
+            os.close(self._failure)
+            for number in _CHANGED_BY_PYTHON:
+                signal.signal(number, signal.SIG_DFL)
+            allow_tracer(tracer)
+            if os.read(go, 1):
+                os.execvp(self._arguments[0], self._arguments)
+        except OSError as error:
+            os.write(failure, str(error.errno or 0).encode())
+        finally:
+            os._exit(127)

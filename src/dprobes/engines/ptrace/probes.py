@@ -1,0 +1,68 @@
+"""
+The probe definitions as the tracer runs them: state, counts, and the rules of passcount and maxhits.
+
+The hit counter starts at -passcount; the handler runs while it is not negative, and the probepoint is disabled when it
+reaches maxhits (recovered reference 2.2).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from dprobes.engines.base import Counts, ProbeState
+from dprobes.target.arch import architecture
+from dprobes.vm import Ending, Interpreter
+
+if TYPE_CHECKING:
+    from dprobes.engines.ptrace.wire import Code, ProbeLimits
+    from dprobes.vm import Context, Outcome, Point
+
+__all__ = ["Handlers", "Probe"]
+
+
+class Handlers:
+    """Run a program's handlers on modules of one architecture."""
+
+    def __init__(self, code: Code) -> None:
+        self.architecture = architecture(code.architecture)
+        self._interpreter = Interpreter(code.image, self.architecture)
+        self._starts = code.image.handlers
+
+    def run(self, probe: int, point: Point, context: Context) -> Outcome:
+        """Run the handler of a probe definition."""
+        return self._interpreter.run(self._starts[probe], point, context)
+
+
+@dataclass(slots=True, eq=False)
+class Probe:
+    """Hold the state of one probe definition in all processes."""
+
+    number: int
+    limits: ProbeLimits
+    counter: int = 0
+    state: ProbeState = ProbeState.COMPILED
+    counts: Counts = field(default_factory=Counts)
+
+    def __post_init__(self) -> None:
+        self.counter = -self.limits.passcount
+
+    @property
+    def is_active(self) -> bool:
+        """Whether hits count."""
+        return self.state not in (ProbeState.DISABLED, ProbeState.REMOVED)
+
+    @property
+    def runs_handler(self) -> bool:
+        """Whether the next hit runs the handler instead of being passed over."""
+        return self.counter >= 0
+
+    def count_hit(self, outcome: Outcome | None) -> None:
+        """Count a hit whose instruction completed; ``outcome`` is None if it was passed over."""
+        self.counts.hits += 1
+        self.counts.passed += outcome is None
+        self.counter += 1
+        if outcome is not None and outcome.ending is Ending.REMOVE:
+            self.state = ProbeState.REMOVED
+        elif self.limits.maxhits and self.counter >= self.limits.maxhits:
+            self.state = ProbeState.DISABLED

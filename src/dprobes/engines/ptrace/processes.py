@@ -1,0 +1,128 @@
+"""
+What the tracer knows of its targets: threads, processes, and the address spaces that processes may share.
+
+Data and look-ups only; who may run when is decided in ``stopping`` and ``tracer``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from dprobes.engines.ptrace.probes import Probe
+    from dprobes.engines.ptrace.wire import Site
+
+__all__ = ["AddressSpace", "Breakpoint", "Thread", "ThreadState", "process_field"]
+
+INT3 = 0xCC
+
+
+class ThreadState(enum.Enum):
+    """Say what a thread can be doing, as far as the tracer knows."""
+
+    RUNNING = "running, or about to report a stop"
+    STOPPED = "stopped, and waiting for the tracer"
+    LISTENING = "stopped together with its process, until a SIGCONT"
+    NEWBORN = "not yet run: its first stop is still to come"
+    VFORKING = "waiting in the kernel for its vfork child"
+
+
+@dataclass(slots=True, eq=False)
+class Thread:
+    """Hold one traced thread; ``rseq`` is the address of its ``struct rseq``, 0 while that is not known."""
+
+    tid: int
+    pid: int
+    space: AddressSpace
+    state: ThreadState
+    rseq: int = 0
+    uid: tuple[int, int] | None = None
+    """The (effective, real) user ids when they were last looked up."""
+
+
+@dataclass(slots=True, eq=False)
+class Breakpoint:
+    """Hold one breakpoint in one address space; ``original`` is the byte it stands in for."""
+
+    address: int
+    original: int
+    site: Site
+    probe: Probe | None
+    """None for the engine's own breakpoint in the dynamic linker."""
+
+
+@dataclass(slots=True, eq=False)
+class AddressSpace:
+    """
+    Hold the memory that one or (after vfork) several processes run in.
+
+    ``former`` remembers breakpoints that were taken away: a thread may have run into one just before.
+    ``files`` maps (device, inode, path) of an executable mapping to the addresses at which it was found.
+    """
+
+    memory: int
+    word_size: Literal[4, 8]
+    has_shadow_stack: bool
+    pids: set[int] = field(default_factory=set)
+    breakpoints: dict[int, Breakpoint] = field(default_factory=dict)
+    former: dict[int, int] = field(default_factory=dict)
+    files: dict[tuple[int, int, str], tuple[tuple[int, int, int], ...]] = field(default_factory=dict)
+    symbols: dict[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of_thread(cls, tid: int, word_size: Literal[4, 8]) -> AddressSpace:
+        """Open the memory of a stopped thread; raise OSError if the thread is gone."""
+        memory = os.open(f"/proc/{tid}/mem", os.O_RDWR | os.O_CLOEXEC)
+        return cls(memory, word_size, "shstk" in process_field(tid, "x86_Thread_features"))
+
+    def copy_for_child(self, tid: int) -> AddressSpace:
+        """Return the address space of a forked child, which has a copy of all breakpoints."""
+        return AddressSpace(
+            os.open(f"/proc/{tid}/mem", os.O_RDWR | os.O_CLOEXEC),
+            self.word_size,
+            self.has_shadow_stack,
+            breakpoints=dict(self.breakpoints),
+            former=dict(self.former),
+            files=dict(self.files),
+            symbols=dict(self.symbols),
+        )
+
+    def close(self) -> None:
+        """Close the memory; the breakpoints in it are no longer ours to restore."""
+        if self.memory >= 0:
+            os.close(self.memory)
+            self.memory = -1
+        self.breakpoints.clear()
+
+    def place(self, breakpoint_: Breakpoint) -> None:
+        """Write the breakpoint byte; raise OSError if the memory is gone."""
+        os.pwrite(self.memory, bytes([INT3]), breakpoint_.address)
+        self.breakpoints[breakpoint_.address] = breakpoint_
+        self.former.pop(breakpoint_.address, None)
+
+    def withdraw(self, breakpoint_: Breakpoint) -> None:
+        """Put the original byte back, if our breakpoint is what is there, and forget the breakpoint."""
+        self.restore_byte(breakpoint_.address, breakpoint_.original)
+        self.breakpoints.pop(breakpoint_.address, None)
+        self.former[breakpoint_.address] = breakpoint_.original
+
+    def restore_byte(self, address: int, original: int) -> None:
+        """Put an original byte back if a breakpoint byte is there; memory that is gone needs nothing."""
+        with contextlib.suppress(OSError):
+            if os.pread(self.memory, 1, address) == bytes([INT3]):
+                os.pwrite(self.memory, bytes([original]), address)
+
+
+def process_field(tid: int, name: str) -> str:
+    """Return a field of ``/proc/TID/status``, or an empty string if the thread or the field is not there."""
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{tid}/status").read_text(errors="replace").splitlines():
+            key, _, value = line.partition(":")
+            if key == name:
+                return value.strip()
+    return ""

@@ -1,0 +1,58 @@
+"""Why a process cannot be taken over: the kernel says EPERM, the user needs the reason."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+from dprobes.engines.ptrace.processes import process_field
+from dprobes.errors import EngineError, PrivilegeError
+
+__all__ = ["attach_error", "yama_scope"]
+
+_YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
+
+
+def yama_scope() -> int | None:
+    """Return the Yama module's ptrace_scope (0 to 3), or None where the kernel has no such restriction."""
+    try:
+        return int(_YAMA.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def attach_error(pid: int, reason: str, number: int) -> EngineError:
+    """Return the error for a process that could not be seized; ``number`` is the errno, ``reason`` its text."""
+    if number == errno.ESRCH or not Path(f"/proc/{pid}").exists():
+        return EngineError(f"there is no process {pid}")
+    name = process_field(pid, "Name")
+    if number != errno.EPERM:
+        return EngineError(f"process {pid} ({name}) cannot be traced: {reason.lower()}")
+    tracer = int(process_field(pid, "TracerPid") or 0)
+    if tracer:
+        by = process_field(tracer, "Name")
+        return EngineError(
+            f"process {pid} ({name}) is traced by process {tracer} ({by}) already",
+            hint="end that first: a process has one tracer",
+        )
+    if process_field(pid, "State").startswith("Z"):
+        return EngineError(f"process {pid} ({name}) has ended and waits for its parent (zombie)")
+    if process_field(pid, "Kthread") == "1":
+        return EngineError(f"process {pid} ({name}) is a thread of the kernel")
+    owners = {int(uid) for uid in process_field(pid, "Uid").split()}
+    if os.geteuid() != 0 and owners != {os.geteuid()}:
+        return PrivilegeError(
+            f"process {pid} ({name}) belongs to user {min(owners)}, not to user {os.geteuid()}",
+            hint="run dprobes as that user or as root",
+        )
+    scope = yama_scope()
+    if scope and os.geteuid() != 0:
+        return PrivilegeError(
+            f"process {pid} ({name}) cannot be traced: kernel.yama.ptrace_scope is {scope}",
+            hint="start the program with -c, run dprobes as root, or set kernel.yama.ptrace_scope to 0",
+        )
+    return PrivilegeError(
+        f"process {pid} ({name}) does not allow tracing",
+        hint="it has made itself not dumpable, or runs with more privileges than you: run dprobes as root",
+    )

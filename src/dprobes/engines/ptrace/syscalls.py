@@ -1,0 +1,311 @@
+"""
+ptrace(2) and its companions through ctypes: the only file of the engine that makes system calls by number or layout.
+
+x86-64 Linux only; constants are from ``include/uapi/linux/ptrace.h`` and ``arch/x86/include/asm/user_64.h``. A 64-bit
+tracer sees the registers of 32-bit threads in the same structure.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+import os
+import signal
+
+__all__ = [
+    "NO_PROCESS",
+    "Event",
+    "Register",
+    "Registers",
+    "StopKind",
+    "classify_stop",
+]
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+_ptrace = _libc.ptrace
+_ptrace.argtypes = (ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p)
+_ptrace.restype = ctypes.c_long
+
+_CONT = 7
+_SINGLESTEP = 9
+_GETREGS = 12
+_SETREGS = 13
+_DETACH = 17
+_SYSCALL = 24
+_GETEVENTMSG = 0x4201
+_GETSIGINFO = 0x4202
+_SETSIGINFO = 0x4203
+_SEIZE = 0x4206
+_INTERRUPT = 0x4207
+_LISTEN = 0x4208
+_GET_RSEQ_CONFIGURATION = 0x420F
+
+_O_TRACESYSGOOD = 0x01
+_O_TRACEFORK = 0x02
+_O_TRACEVFORK = 0x04
+_O_TRACECLONE = 0x08
+_O_TRACEEXEC = 0x10
+_O_TRACEVFORKDONE = 0x20
+
+OPTIONS = _O_TRACESYSGOOD | _O_TRACEFORK | _O_TRACEVFORK | _O_TRACECLONE | _O_TRACEEXEC | _O_TRACEVFORKDONE
+
+WALL = 0x40000000
+
+SI_KERNEL = 0x80
+TRAP_TRACE = 2
+SYSCALL_STOP_SIGNAL = signal.SIGTRAP | 0x80
+
+NO_PROCESS = (3, 10)
+"""The errno values ESRCH and ECHILD: the thread is gone."""
+
+
+class Event(enum.IntEnum):
+    """Number the ptrace events (PTRACE_EVENT_*)."""
+
+    FORK = 1
+    VFORK = 2
+    CLONE = 3
+    EXEC = 4
+    VFORK_DONE = 5
+    STOP = 128
+
+
+class Register(enum.IntEnum):
+    """Number the words of ``struct user_regs_struct``."""
+
+    R15 = 0
+    R14 = 1
+    R13 = 2
+    R12 = 3
+    RBP = 4
+    RBX = 5
+    R11 = 6
+    R10 = 7
+    R9 = 8
+    R8 = 9
+    RAX = 10
+    RCX = 11
+    RDX = 12
+    RSI = 13
+    RDI = 14
+    ORIG_RAX = 15
+    RIP = 16
+    CS = 17
+    EFLAGS = 18
+    RSP = 19
+    SS = 20
+    FS_BASE = 21
+    GS_BASE = 22
+    DS = 23
+    ES = 24
+    FS = 25
+    GS = 26
+
+
+Registers = ctypes.c_ulong * 27
+"""The integer registers of a thread, indexed by ``Register``."""
+
+USER_CS_32 = 0x23
+"""The code segment selector of 32-bit programs on a 64-bit kernel (``__USER32_CS``)."""
+
+
+class StopKind(enum.Enum):
+    """Classify what ``waitpid`` reports about a traced thread."""
+
+    EXITED = "exited"
+    SIGNAL = "about to receive a signal"
+    EVENT = "ptrace event"
+    GROUP_STOP = "stopped together with its process"
+    SYSCALL = "entering or leaving a system call"
+
+
+def classify_stop(status: int) -> tuple[StopKind, int]:
+    """Return the kind of a wait status, with the signal, event, or (for EXITED) the status itself."""
+    if not os.WIFSTOPPED(status):
+        return StopKind.EXITED, status
+    number = os.WSTOPSIG(status)
+    event = status >> 16
+    if event == Event.STOP:
+        # ptrace(2), "Group-stop": with PTRACE_SEIZE the stop signal tells a group stop from an interrupt.
+        return (StopKind.EVENT, Event.STOP) if number == signal.SIGTRAP else (StopKind.GROUP_STOP, number)
+    if event:
+        return StopKind.EVENT, event
+    if number == SYSCALL_STOP_SIGNAL:
+        return StopKind.SYSCALL, number
+    return StopKind.SIGNAL, number
+
+
+def _check(result: int) -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return result
+
+
+def seize(tid: int) -> None:
+    """Start tracing a running thread without stopping it (PTRACE_SEIZE)."""
+    _check(_ptrace(_SEIZE, tid, None, OPTIONS))
+
+
+def interrupt(tid: int) -> None:
+    """Ask a traced thread to stop; it does so before it next runs code of its own (PTRACE_INTERRUPT)."""
+    _check(_ptrace(_INTERRUPT, tid, None, None))
+
+
+def resume(tid: int, number: int = 0) -> None:
+    """Let a stopped thread run on, with a signal or 0 (PTRACE_CONT)."""
+    _check(_ptrace(_CONT, tid, None, number))
+
+
+def listen(tid: int) -> None:
+    """Leave a thread in its group stop, but learn when that ends (PTRACE_LISTEN)."""
+    _check(_ptrace(_LISTEN, tid, None, None))
+
+
+def single_step(tid: int, number: int = 0) -> None:
+    """Let a stopped thread execute one instruction (PTRACE_SINGLESTEP)."""
+    _check(_ptrace(_SINGLESTEP, tid, None, number))
+
+
+def resume_to_syscall(tid: int, number: int = 0) -> None:
+    """Let a stopped thread run until it enters or leaves a system call (PTRACE_SYSCALL)."""
+    _check(_ptrace(_SYSCALL, tid, None, number))
+
+
+def detach(tid: int, number: int = 0) -> None:
+    """Stop tracing a stopped thread and let it run, with a signal or 0 (PTRACE_DETACH)."""
+    _check(_ptrace(_DETACH, tid, None, number))
+
+
+def get_registers(tid: int, registers: ctypes.Array[ctypes.c_ulong]) -> None:
+    """Read the integer registers of a stopped thread into ``registers``."""
+    _check(_ptrace(_GETREGS, tid, None, ctypes.addressof(registers)))
+
+
+def set_registers(tid: int, registers: ctypes.Array[ctypes.c_ulong]) -> None:
+    """Write the integer registers of a stopped thread."""
+    _check(_ptrace(_SETREGS, tid, None, ctypes.addressof(registers)))
+
+
+def event_message(tid: int) -> int:
+    """Return the message of the event that a thread stopped at: the new thread's id, or the former one (PTRACE_GETEVENTMSG)."""
+    value = ctypes.c_ulong()
+    _check(_ptrace(_GETEVENTMSG, tid, None, ctypes.addressof(value)))
+    return value.value
+
+
+SignalInfo = ctypes.c_int32 * 32
+"""``siginfo_t``: words 0 and 2 are ``si_signo`` and ``si_code``."""
+
+
+def get_signal_info(tid: int, info: ctypes.Array[ctypes.c_int32]) -> int:
+    """Read the signal that a thread stopped at into ``info``, and return its ``si_code``."""
+    _check(_ptrace(_GETSIGINFO, tid, None, ctypes.addressof(info)))
+    return int(info[2])
+
+
+def set_signal_info(tid: int, info: ctypes.Array[ctypes.c_int32]) -> None:
+    """Change the signal that a stopped thread is about to receive."""
+    _check(_ptrace(_SETSIGINFO, tid, None, ctypes.addressof(info)))
+
+
+class _RseqConfiguration(ctypes.Structure):
+    _fields_ = (
+        ("rseq_abi_pointer", ctypes.c_uint64),
+        ("rseq_abi_size", ctypes.c_uint32),
+        ("signature", ctypes.c_uint32),
+        ("flags", ctypes.c_uint32),
+        ("pad", ctypes.c_uint32),
+    )
+
+
+def rseq_area(tid: int) -> int:
+    """
+    Return the address of a stopped thread's ``struct rseq``, or 0 if it has none.
+
+    Since Linux kernel commit 90f093fa8ea4 ("rseq, ptrace: Add PTRACE_GET_RSEQ_CONFIGURATION request") (in v5.13).
+    """
+    configuration = _RseqConfiguration()
+    size = ctypes.sizeof(configuration)
+    if _ptrace(_GET_RSEQ_CONFIGURATION, tid, size, ctypes.addressof(configuration)) < 0:
+        return 0
+    return int(configuration.rseq_abi_pointer)
+
+
+class _IoVector(ctypes.Structure):
+    _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
+
+
+_VM_ARGUMENTS = (
+    ctypes.c_int,
+    ctypes.POINTER(_IoVector),
+    ctypes.c_ulong,
+    ctypes.POINTER(_IoVector),
+    ctypes.c_ulong,
+    ctypes.c_ulong,
+)
+_process_vm_readv = _libc.process_vm_readv
+_process_vm_readv.argtypes = _VM_ARGUMENTS
+_process_vm_readv.restype = ctypes.c_ssize_t
+_process_vm_writev = _libc.process_vm_writev
+_process_vm_writev.argtypes = _VM_ARGUMENTS
+_process_vm_writev.restype = ctypes.c_ssize_t
+
+
+class RemoteMemory:
+    """Read and write the memory of other processes with the rights that they have themselves."""
+
+    def __init__(self) -> None:
+        self._buffer = ctypes.create_string_buffer(4096)
+        self._local = _IoVector(ctypes.addressof(self._buffer), 4096)
+        self._remote = _IoVector(0, 0)
+        self._local_pointer = ctypes.pointer(self._local)
+        self._remote_pointer = ctypes.pointer(self._remote)
+
+    def read(self, pid: int, address: int, size: int) -> bytes:
+        """Return up to ``size`` bytes (at most 65 535) at ``address``; fewer, or none, if the rest cannot be read."""
+        if size > len(self._buffer):
+            self._buffer = ctypes.create_string_buffer(size)
+            self._local.base = ctypes.addressof(self._buffer)
+        self._local.length = self._remote.length = size
+        self._remote.base = address
+        count = _process_vm_readv(pid, self._local_pointer, 1, self._remote_pointer, 1, 0)
+        return ctypes.string_at(self._buffer, count) if count > 0 else b""
+
+    def write(self, pid: int, address: int, data: bytes) -> bool:
+        """Write at most 4096 bytes; return whether all of them could be written."""
+        size = len(data)
+        ctypes.memmove(self._buffer, data, size)
+        self._local.length = self._remote.length = size
+        self._remote.base = address
+        return bool(_process_vm_writev(pid, self._local_pointer, 1, self._remote_pointer, 1, 0) == size)
+
+
+_KCMP = 312
+_KCMP_VM = 1
+
+
+def same_memory(pid: int, other: int) -> bool | None:
+    """Return whether two tasks share their memory (kcmp(2), KCMP_VM); None if the kernel does not say."""
+    result = _libc.syscall(_KCMP, pid, other, _KCMP_VM, 0, 0)
+    return None if result < 0 else result == 0
+
+
+_PR_SET_NAME = 15
+_PR_SET_PTRACER = 0x59616D61
+
+
+def set_process_name(name: str) -> None:
+    """Give this process the name that ``ps`` and ``top`` show (prctl(2), PR_SET_NAME)."""
+    _libc.prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
+
+
+def allow_tracer(pid: int) -> None:
+    """Let the process ``pid`` trace this one where the Yama module restricts that; elsewhere it does nothing."""
+    _libc.prctl(_PR_SET_PTRACER, ctypes.c_ulong(pid), 0, 0, 0)
+
+
+def send_signal(pid: int, tid: int, number: int) -> None:
+    """Send a signal to one thread (tgkill(2))."""
+    _check(_libc.syscall(234, pid, tid, number))

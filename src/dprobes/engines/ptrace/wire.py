@@ -1,0 +1,237 @@
+"""
+The socket between client and tracer: frames, and the messages in them.
+
+A frame is ``u32 length | u8 kind | payload``, in host byte order. Records are the only frequent ones and are packed by
+hand; all other payloads are pickled dataclasses of this module. Both ends are our own processes, on a socket pair that
+nobody else can reach.
+"""
+
+from __future__ import annotations
+
+import enum
+import pickle
+import struct
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dprobes.engines.base import Counts, ProbeState
+    from dprobes.rpn.encode import CodeImage
+    from dprobes.vm.machine import Point
+
+__all__ = [
+    "Attach",
+    "Attached",
+    "Code",
+    "Done",
+    "Failed",
+    "FrameReader",
+    "Kind",
+    "ModuleMapped",
+    "Placed",
+    "ProbeStatus",
+    "Removed",
+    "Site",
+    "Sites",
+    "Start",
+    "Stop",
+    "pack_message",
+    "pack_record",
+    "unpack_record",
+]
+
+_FRAME = struct.Struct("=IB")
+_RECORD = struct.Struct("=H")
+
+
+class Kind(enum.IntEnum):
+    """Tell frames apart."""
+
+    MESSAGE = 0
+    RECORD = 1
+
+
+# From the client to the tracer
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Open the conversation: how many probes there are, their limits, and which header items records carry."""
+
+    probes: tuple[ProbeLimits, ...]
+    items: int
+    """``record.layout.Item`` flags."""
+    variables: tuple[int, int, int]
+    """How many local, global and per-CPU variables the program has."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeLimits:
+    """Hold what decides whether a hit of a probe definition runs its handler and keeps its record."""
+
+    passcount: int
+    maxhits: int
+    keep_on_fault: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Attach:
+    """Ask the tracer to take over a process; ``launching`` is one that has not yet executed its program."""
+
+    pid: int
+    launching: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """Hold a program's code for one architecture; its handlers are in the order of the probe definitions."""
+
+    architecture: str
+    image: CodeImage
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """
+    Name one place in a file where a breakpoint goes.
+
+    ``probe`` is the number of the definition, or -1 for the engine's own breakpoint in the dynamic linker.
+    ``original`` holds the bytes of the instruction as they stand in the file. ``emulation`` is a row of ``emulate``.
+    """
+
+    probe: int
+    offset: int
+    original: bytes
+    emulation: tuple[Any, ...]
+    point: Point | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sites:
+    """
+    Answer ``ModuleMapped``: the sites in that file.
+
+    ``code`` is the program for the file's architecture, where the file is the probed module. ``symbols`` are the link
+    addresses of the symbols that its handlers push, and ``segment`` is (file offset, link address) of the executable
+    segment, from which the run-time addresses follow.
+    """
+
+    sites: tuple[Site, ...] = ()
+    code: Code | None = None
+    symbols: tuple[tuple[str, int], ...] = ()
+    segment: tuple[int, int] = (0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Ask the tracer to take everything away and detach."""
+
+
+# From the tracer to the client
+
+
+@dataclass(frozen=True, slots=True)
+class Attached:
+    """Say that a process is traced and its probepoints are in place."""
+
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleMapped:
+    """Ask which sites a file has that a process maps executable; the process is stopped until the answer comes."""
+
+    pid: int
+    path: str
+    device: int
+    inode: int
+    deleted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """Say that breakpoints are about to be written: (address, original byte) pairs, for the bystander."""
+
+    pid: int
+    breakpoints: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """Say that the memory of ``pid`` no longer has breakpoints at these addresses; none at all if there are none."""
+
+    pid: int
+    addresses: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeStatus:
+    """Report the state of a probe's breakpoint in one process."""
+
+    probe: int
+    pid: int
+    state: ProbeState
+    path: str = ""
+    offset: int = 0
+    found: bytes = b""
+    """For MISMATCH and CONFLICT: the bytes that memory holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """Close the conversation: everything is taken away and all processes are detached or gone."""
+
+    counts: tuple[Counts, ...] = field(default=())
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Report that a process could not be taken over, and why; ``number`` is the errno."""
+
+    pid: int
+    message: str
+    number: int = 0
+
+
+def pack_message(message: object) -> bytes:
+    """Return the frame of a message."""
+    payload = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+    return _FRAME.pack(len(payload), Kind.MESSAGE) + payload
+
+
+def pack_record(probe: int, record: bytes) -> bytes:
+    """Return the frame of a record of a probe."""
+    return _FRAME.pack(len(record) + 2, Kind.RECORD) + _RECORD.pack(probe) + record
+
+
+def unpack_record(payload: bytes) -> tuple[int, bytes]:
+    """Return the number of the probe and the record in the payload of a RECORD frame."""
+    return _RECORD.unpack_from(payload)[0], payload[2:]
+
+
+class FrameReader:
+    """Cut a byte stream into frames, however it is split."""
+
+    def __init__(self) -> None:
+        self._pending = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[tuple[Kind, bytes]]:
+        """Add bytes and iterate over the frames that they complete."""
+        pending = self._pending
+        pending += data
+        position = 0
+        while len(pending) - position >= _FRAME.size:
+            length, kind = _FRAME.unpack_from(pending, position)
+            start = position + _FRAME.size
+            if len(pending) - start < length:
+                break
+            position = start + length
+            yield Kind(kind), bytes(pending[start:position])
+        del pending[:position]
+
+
+def load_message(payload: bytes) -> Any:
+    """Return the message in the payload of a MESSAGE frame."""
+    return pickle.loads(payload)  # noqa: S301 - both ends are ours

@@ -1,0 +1,192 @@
+"""
+A program against a module's file: where each probe definition is, and what stands there.
+
+Works on files only. What is wrong becomes a diagnostic at the statement of the program that says so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dprobes.diagnostics import Diagnostics, Note
+from dprobes.engines.base import ProbeState
+from dprobes.errors import TargetError
+from dprobes.rpn.check import check
+from dprobes.rpn.encode import CodeImage, encode
+from dprobes.rpn.program import Address, Expression, Offset
+from dprobes.target.arch import ARCHITECTURE_NAMES, Architecture, architecture
+from dprobes.target.insn import Boundary, DecodedInstruction, check_boundary, decode_at, unprobeable
+from dprobes.target.location import Module
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from dprobes.rpn.program import ProbeDefinition, Program
+
+__all__ = ["ResolvedModule", "ResolvedProbe", "architecture_of", "resolve"]
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedProbe:
+    """
+    Name the place of one probe definition in a file.
+
+    ``number`` is that of the definition. ``where`` is the place for people: a function and an offset in it, if a symbol is
+    known. ``state`` is COMPILED, or says why the probepoint will not be inserted.
+    """
+
+    number: int
+    definition: ProbeDefinition
+    offset: int
+    instruction: DecodedInstruction
+    where: str
+    state: ProbeState = ProbeState.COMPILED
+
+
+@dataclass(frozen=True)
+class ResolvedModule:
+    """Bundle a module with the program's code for its processor and the places of its probes."""
+
+    module: Module
+    architecture: Architecture
+    image: CodeImage
+    probes: tuple[ResolvedProbe, ...]
+    symbols: tuple[tuple[str, int], ...]
+    """Link addresses of the symbols that handlers push."""
+
+
+def architecture_of(module: Module) -> Architecture:
+    """Return the architecture of a module; raise ``TargetError`` if we know nothing of it."""
+    machine = module.elf.machine
+    if machine not in ARCHITECTURE_NAMES:
+        raise TargetError(
+            f"'{module.path}' is for the processor '{machine}'", hint="known are " + ", ".join(ARCHITECTURE_NAMES)
+        )
+    return architecture(machine)
+
+
+def resolve(program: Program, module: Module, diagnostics: Diagnostics, *, allow_write: bool = False) -> ResolvedModule:
+    """Check a program for a module's processor and find its places; raise ``SourceError`` if something is wrong."""
+    arch = architecture_of(module)
+    check(program, arch, diagnostics, allow_write=allow_write)
+    probes: list[ResolvedProbe] = []
+    for number, definition in enumerate(program.definitions):
+        resolver = _Resolver(module, arch, definition, diagnostics)
+        if (probe := resolver.probe(number)) is not None:
+            _check_unique(probe, probes, diagnostics)
+            probes.append(probe)
+    symbols = _pushed_symbols(program, module, diagnostics)
+    diagnostics.raise_if_errors()
+    return ResolvedModule(module, arch, encode(program, arch), tuple(probes), symbols)
+
+
+def _check_unique(probe: ResolvedProbe, earlier: list[ResolvedProbe], diagnostics: Diagnostics) -> None:
+    for other in earlier:
+        if other.offset == probe.offset:
+            span = other.definition.span("offset")
+            diagnostics.error(
+                probe.definition.span("offset"),
+                f"two probe definitions at offset {probe.offset:#x}",
+                notes=(Note("the first one is here", span),),
+            )
+
+
+def _pushed_symbols(program: Program, module: Module, diagnostics: Diagnostics) -> tuple[tuple[str, int], ...]:
+    symbols: dict[str, int] = {}
+    for code in program.bodies():
+        for instruction in code.instructions:
+            match instruction.operand:
+                case Expression(_, str(name)) if name not in symbols:
+                    try:
+                        symbols[name] = module.address_of(name)
+                    except TargetError as error:
+                        diagnostics.error(instruction.span, error.message, hint=error.hint)
+    return tuple(symbols.items())
+
+
+class _Resolver:
+    def __init__(
+        self, module: Module, arch: Architecture, definition: ProbeDefinition, diagnostics: Diagnostics
+    ) -> None:
+        self._module = module
+        self._architecture = arch
+        self._definition = definition
+        self._diagnostics = diagnostics
+        self._span = definition.span("offset") or definition.span("address")
+
+    def probe(self, number: int) -> ResolvedProbe | None:
+        offset = self._offset()
+        if offset is None:
+            return None
+        if not self._module.elf.is_executable_offset(offset):
+            self._not_code(offset)
+            return None
+        decoded = self._instruction(offset)
+        if decoded is None:
+            return None
+        return ResolvedProbe(number, self._definition, offset, decoded, self.where(offset), self._opcode_state(decoded))
+
+    def where(self, offset: int) -> str:
+        symbol = self._module.symbol_at(offset)
+        if symbol is None:
+            return f"{offset:#x}"
+        name, distance = symbol
+        return f"{name}+{distance:#x}" if distance else name
+
+    def _offset(self) -> int | None:
+        match self._definition.location:
+            case Offset(Expression(addend, None)):
+                return addend
+            case Offset(Expression(addend, str(symbol))) | Address(Expression(addend, str(symbol))):
+                try:
+                    return self._module.file_offset(self._module.address_of(symbol) + addend)
+                except TargetError as error:
+                    self._diagnostics.error(self._span, error.message, hint=error.hint)
+        return None
+
+    def _not_code(self, offset: int) -> None:
+        as_offset = self._module.elf.file_offset(offset)
+        hint = None
+        if as_offset is not None and self._module.elf.is_executable_offset(as_offset):
+            hint = f"{offset:#x} is a link address; its file offset is {as_offset:#x}"
+        self._diagnostics.error(
+            self._span, f"offset {offset:#x} is not in the code of '{self._module.path}'", hint=hint
+        )
+
+    def _instruction(self, offset: int) -> DecodedInstruction | None:
+        boundary = check_boundary(self._module, offset)
+        if boundary.status is Boundary.INSIDE:
+            self._diagnostics.error(
+                self._span,
+                f"offset {offset:#x} is inside an instruction of '{self._module.path}'",
+                hint=f"instructions start at {boundary.before:#x} and {boundary.after:#x}",
+            )
+            return None
+        if boundary.status is Boundary.UNKNOWN:
+            self._diagnostics.warning(
+                self._span,
+                f"no function is known at offset {offset:#x}: it is not certain that an instruction starts there",
+                hint="look at it with 'dprobes locate', and give its first byte with 'opcode ='",
+            )
+        decoded = decode_at(self._module, offset)
+        if (reason := unprobeable(decoded)) is not None:
+            self._diagnostics.error(self._span, f"'{decoded.text}' can never carry a probe: {reason}")
+            return None
+        return decoded
+
+    def _opcode_state(self, decoded: DecodedInstruction) -> ProbeState:
+        expected = self._definition.opcode
+        if expected is None or expected == decoded.opcode_byte:
+            return ProbeState.COMPILED
+        self._diagnostics.warning(
+            self._definition.span("opcode"),
+            f"MISMATCH: opcode {decoded.opcode_byte:#04x} ({decoded.text}) is there, not {expected:#04x}; not inserted",
+            hint=f"if the place is right, write 'opcode = {decoded.opcode_byte:#04x}'",
+        )
+        return ProbeState.MISMATCH
+
+
+def load_module(path: Path, symbols: Path | None) -> Module:
+    """Return the module in a file with the symbols of ``--sym``."""
+    return Module.load(path, symbols)

@@ -1,0 +1,1 @@
+"""The binary log record: its layout, written once, and its encoding and decoding."""

@@ -1,0 +1,109 @@
+"""
+The binary record of the paper (seed 000, section 5), the one place where its layout is written::
+
+    u32 flags | the items whose flag is set, in this order | the log buffer
+
+    flag    item                    type
+    0x0001  major code              u32
+    0x0002  minor code              u32
+    0x0004  cpu                     u32
+    0x0008  pid                     u32
+    0x0010  uid                     u32
+    0x0020  cs                      u32
+    0x0040  ip                      u32, with WIDE u64
+    0x0080  ss                      u32
+    0x0100  sp                      u32, with WIDE u64
+    0x0200  time                    u64, nanoseconds of CLOCK_MONOTONIC
+    0x0400  process name            up to 15 bytes and a NUL
+    0x2000  thread id (ours)        u32
+
+Two flags describe the record instead of an item: 0x0800 WIDE, 8-byte words; 0x1000 STACK_TRACE, the log buffer is a
+stack trace. Only the low 16 bits are used, so that a reader sees the byte order, which is the target's, in the flag word.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal
+
+__all__ = ["PROCESS_NAME_MAX", "ByteOrder", "Item", "LogRecord", "header_struct"]
+
+ByteOrder = Literal["little", "big"]
+
+PROCESS_NAME_MAX = 15
+"""The length of a process name without its NUL, as in the kernel's TASK_COMM_LEN."""
+
+
+class Item(enum.IntFlag):
+    """Name the items of a record's header, and what the record is."""
+
+    MAJOR = 0x0001
+    MINOR = 0x0002
+    CPU = 0x0004
+    PID = 0x0008
+    UID = 0x0010
+    CS = 0x0020
+    IP = 0x0040
+    SS = 0x0080
+    SP = 0x0100
+    TIME = 0x0200
+    PROCESS_NAME = 0x0400
+    WIDE = 0x0800
+    STACK_TRACE = 0x1000
+    TID = 0x2000
+
+
+FIXED_ITEMS = (
+    (Item.MAJOR, "major"),
+    (Item.MINOR, "minor"),
+    (Item.CPU, "cpu"),
+    (Item.PID, "pid"),
+    (Item.UID, "uid"),
+    (Item.CS, "cs"),
+    (Item.IP, "ip"),
+    (Item.SS, "ss"),
+    (Item.SP, "sp"),
+    (Item.TIME, "time"),
+)
+"""The items before the process name, in the order of the record, with the fields of ``LogRecord`` that hold them."""
+
+_CODES = {Item.IP: "Q", Item.SP: "Q", Item.TIME: "Q"}
+
+
+@dataclass(frozen=True, slots=True)
+class LogRecord:
+    """
+    Hold one decoded record; an item that the record lacks is None.
+
+    ``time`` is CLOCK_MONOTONIC in nanoseconds. ``is_stack_trace`` records carry a stack trace as ``data``.
+    """
+
+    major: int | None = None
+    minor: int | None = None
+    cpu: int | None = None
+    pid: int | None = None
+    uid: int | None = None
+    cs: int | None = None
+    ip: int | None = None
+    ss: int | None = None
+    sp: int | None = None
+    time: int | None = None
+    process_name: str | None = None
+    tid: int | None = None
+    data: bytes = b""
+    word_size: Literal[4, 8] = 8
+    byte_order: ByteOrder = "little"
+    is_stack_trace: bool = False
+
+
+@cache
+def header_struct(flags: int, byte_order: ByteOrder) -> struct.Struct:
+    """Return the structure of the flag word and the items up to the process name for a flag word."""
+    wide = bool(flags & Item.WIDE)
+    codes = "".join(
+        _CODES.get(item, "I") if wide or item is Item.TIME else "I" for item, _ in FIXED_ITEMS if flags & item
+    )
+    return struct.Struct(("<" if byte_order == "little" else ">") + "I" + codes)

@@ -1,0 +1,93 @@
+"""
+What another preprocessor wrote, and the way back from its line markers (``# 12 "file"``) to the source.
+
+It must not know which preprocessor that was, nor how it was run.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dprobes.diagnostics import Note
+from dprobes.errors import SourceError
+from dprobes.rpn.cpp.files import read_source
+from dprobes.rpn.cpp.text import Preprocessed, TextBuilder
+from dprobes.source import SourceFile, Span
+
+if TYPE_CHECKING:
+    from dprobes.diagnostics import Diagnostics
+    from dprobes.rpn.cpp.external import ExternalResult
+
+__all__ = ["read_result"]
+
+_MARKER = re.compile(r'#(?:line)? (\d+) "((?:[^"\\]|\\.)*)"[ \d]*')
+_MESSAGE = re.compile(r"(.+?):(\d+):(?:(\d+):)? (?:fatal )?(error|warning): (.*)")
+
+
+def read_result(result: ExternalResult, source: SourceFile, diagnostics: Diagnostics) -> Preprocessed:
+    """Return the text that was made of ``source``; the complaints go to ``diagnostics``."""
+    files = _Files(source)
+    reported = _report(result.stderr, files, diagnostics)
+    if result.exit_status != 0 and not reported:
+        notes = tuple(Note(line) for line in result.stderr.splitlines() if line.strip())
+        diagnostics.error(None, f"'{result.command}' failed with exit status {result.exit_status}", notes=notes)
+    return _map(result.stdout, files)
+
+
+class _Files:
+    """Find the source file that a name in the preprocessor's output means."""
+
+    def __init__(self, source: SourceFile) -> None:
+        self._known = {"<stdin>": source, "-": source, "": source, source.name: source}
+
+    def __getitem__(self, name: str) -> SourceFile:
+        if name not in self._known:
+            try:
+                text = read_source(Path(name)).text
+            except SourceError:
+                text = ""
+            self._known[name] = SourceFile(name.removeprefix("./"), text)
+        return self._known[name]
+
+
+def _report(output: str, files: _Files, diagnostics: Diagnostics) -> bool:
+    """Turn the messages into diagnostics and return whether one is an error."""
+    found = False
+    for line in output.splitlines():
+        matched = _MESSAGE.fullmatch(line)
+        if matched is None:
+            continue
+        name, number, column, severity, message = matched.groups()
+        span = _line_span(files[name], int(number), int(column or 1))
+        if severity == "error":
+            diagnostics.error(span, message)
+            found = True
+        else:
+            diagnostics.warning(span, message)
+    return found
+
+
+def _line_span(file: SourceFile, number: int, column: int = 1) -> Span:
+    start = file.line_start(max(1, number))
+    end = start + len(file.line_text(number)) if start < len(file.text) else start
+    return Span(file, min(start + column - 1, end), end)
+
+
+def _map(output: str, files: _Files) -> Preprocessed:
+    file, number = files[""], 1
+    out = TextBuilder(file)
+    lines = output.split("\n")
+    last = len(lines) - 1
+    for index, line in enumerate(lines):
+        marker = _MARKER.fullmatch(line)
+        if marker is not None:
+            file, number = files[re.sub(r"\\(.)", r"\1", marker.group(2))], int(marker.group(1))
+            continue
+        span = _line_span(file, number)
+        out.put(line, span)
+        if index < last:
+            out.put("\n", Span(file, span.end, min(span.end + 1, len(file.text))))
+        number += 1
+    return out.build()

@@ -1,0 +1,332 @@
+r"""
+Try probe handlers without a process, a kernel or a privilege: a world made of dictionaries, and one call to run in it.
+
+::
+
+    from dprobes.testing import FakeContext, run_handler
+
+    context = FakeContext("x86_64", registers={"rdi": 0x1000}, memory={0x1000: b"/etc/passwd\0"})
+    outcome = run_handler('''
+        push 64          // at most so many bytes
+        push r, arg0
+        log str
+    ''', context)
+    assert outcome.log == b"\x01" + (11).to_bytes(2, "little") + b"/etc/passwd"
+
+The handler is compiled and checked as ``dprobes run`` does it, and runs in the reference interpreter: what it does here
+it does in every engine. A ``SourceError`` tells of mistakes in its text.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from dprobes.diagnostics import Diagnostics
+from dprobes.errors import DprobesError
+from dprobes.rpn.encode import encode
+from dprobes.rpn.keywords import Header, keywords_of
+from dprobes.rpn.load import CompileOptions, check_program, parse_source
+from dprobes.rpn.program import Address, Offset
+from dprobes.source import SourceFile
+from dprobes.target.arch import architecture as architecture_called
+from dprobes.vm import AddressFault, Interpreter, Outcome, Point, SelectorFault
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, MutableSequence, Sequence
+
+    from dprobes.rpn.program import ProbeDefinition, Program
+    from dprobes.vm.machine import Machine
+
+__all__ = ["PAGE", "FakeContext", "run_definition", "run_handler"]
+
+PAGE = 4096
+"""Memory is there, or writable, by whole pages of so many bytes, as on a real machine."""
+
+
+class FakeContext:
+    """
+    Be the hit thread of a handler, and all that it can see.
+
+    The arguments say what is there; everything else is zero, or faults. All of it is an attribute that may be changed
+    between hits, and looked at after them:
+
+    ``registers``, ``user_registers``
+        values by name; the user context shows ``registers`` where it has no value of its own.
+    ``memory``, ``read_only``
+        bytes by address. They make their pages present, the rest of a page being zeros; a page of ``read_only`` refuses
+        writes. ``read`` shows what is there now.
+    ``local_variables``, ``global_variables``, ``cpu_variables``
+        the values; ``run_handler`` adds zeros up to what a program declares.
+    ``pid``, ``tid``, ``uid``, ``cpu``, ``task``, ``time``
+        what the instructions of these names push.
+    ``segments``, ``ports``, ``symbols``
+        base address by selector, value by port, run-time address by name.
+    ``cpuid``, ``msr``, ``tables``
+        (eax, ebx, ecx, edx) by leaf, value by number, (base, limit) of "gdtr" and "idtr".
+    ``extensions``
+        functions by name; ``callk`` runs all of them.
+
+    ``port_writes`` lists (port, bytes, value), ``extension_calls`` the operands of ``callk`` (None: all).
+    """
+
+    def __init__(
+        self,
+        architecture: str = "x86_64",
+        *,
+        registers: Mapping[str, int] | None = None,
+        user_registers: Mapping[str, int] | None = None,
+        memory: Mapping[int, bytes] | None = None,
+        read_only: Mapping[int, bytes] | None = None,
+        local_variables: Sequence[int] = (),
+        global_variables: Sequence[int] = (),
+        cpu_variables: Sequence[int] = (),
+        pid: int = 0,
+        tid: int = 0,
+        uid: int = 0,
+        cpu: int = 0,
+        task: int = 0,
+        time: int = 0,
+        segments: Mapping[int, int] | None = None,
+        ports: Mapping[int, int] | None = None,
+        symbols: Mapping[str, int] | None = None,
+        cpuid: Mapping[int, tuple[int, int, int, int]] | None = None,
+        msr: Mapping[int, int] | None = None,
+        tables: Mapping[str, tuple[int, int]] | None = None,
+        extensions: Mapping[str, Callable[[Machine], None]] | None = None,
+    ) -> None:
+        self.architecture = architecture_called(architecture)
+        self._registers = {False: self._by_index(registers or {}), True: self._by_index(user_registers or {})}
+        self._pages: dict[int, bytearray] = {}
+        self._read_only: set[int] = set()
+        for contents, is_read_only in ((memory or {}, False), (read_only or {}, True)):
+            for address, data in contents.items():
+                self.map_memory(address, data, read_only=is_read_only)
+        self.local_variables: MutableSequence[int] = list(local_variables)
+        self.global_variables: MutableSequence[int] = list(global_variables)
+        self._cpu_variables = list(cpu_variables)
+        self._ids = {"pid": pid, "tid": tid, "uid": uid, "cpu": cpu, "task": task, "time": time}
+        self.segments = dict(segments or {})
+        self.ports = dict(ports or {})
+        self.symbols = dict(symbols or {})
+        self.cpuid = dict(cpuid or {})
+        self.msr = dict(msr or {})
+        self.tables = dict(tables or {})
+        self.extensions = dict(extensions or {})
+        self.port_writes: list[tuple[int, int, int]] = []
+        self.extension_calls: list[str | None] = []
+
+    def _by_index(self, registers: Mapping[str, int]) -> dict[int, int]:
+        return {self._index(name): value for name, value in registers.items()}
+
+    def _index(self, name: str) -> int:
+        register = self.architecture.register(name.lower())
+        if register is None:
+            raise DprobesError(f"{self.architecture.name} has no register '{name}'")
+        return register.index
+
+    # For tests
+
+    def map_memory(self, address: int, data: bytes, *, read_only: bool = False) -> None:
+        """Make the pages of ``data`` present, and put it there."""
+        for page in range(address // PAGE, (address + max(1, len(data)) - 1) // PAGE + 1):
+            self._pages.setdefault(page, bytearray(PAGE))
+            if read_only:
+                self._read_only.add(page)
+        self._store(address, data)
+
+    def value_of(self, register: str, *, user: bool = False) -> int:
+        """Return what a register holds now."""
+        return self.register(self._index(register), user=user)
+
+    # What a handler sees: the protocol ``dprobes.vm.Context``
+
+    def cpu_variables(self) -> list[int]:
+        """Return the per-CPU variables."""
+        return self._cpu_variables
+
+    def register(self, index: int, *, user: bool) -> int:
+        """Return a register's value, 0 if nobody gave it one."""
+        current = self._registers[False].get(index, 0)
+        return self._registers[True].get(index, current) if user else current
+
+    def selected_register(self, index: int, selector: int) -> tuple[int, ...]:
+        """Return the parts of ``cpuid``, ``msr``, ``gdtr`` or ``idtr`` in the order in which they are pushed."""
+        register = self.architecture.register(index)
+        name = register.name if register is not None else ""
+        if name == "cpuid":
+            return tuple(reversed(self.cpuid.get(selector, (0, 0, 0, 0))))
+        if name == "msr":
+            return (self.msr.get(selector, 0),)
+        return self.tables.get(name, (0, 0))
+
+    def set_register(self, index: int, value: int, *, user: bool) -> None:
+        """Change a register."""
+        self._registers[user][index] = value
+
+    def read(self, address: int, size: int) -> bytes:
+        """Return ``size`` bytes of memory."""
+        self._require(address, size, self.is_readable)
+        data = bytearray()
+        while len(data) < size:
+            page, offset = divmod(address + len(data), PAGE)
+            data += self._pages[page][offset : offset + size - len(data)]
+        return bytes(data)
+
+    def write(self, address: int, data: bytes) -> None:
+        """Change memory: all of ``data`` or nothing."""
+        self._require(address, len(data), self.is_writable)
+        self._store(address, data)
+
+    def is_readable(self, address: int) -> bool:
+        """Return whether the page of ``address`` is present."""
+        return address // PAGE in self._pages
+
+    def is_writable(self, address: int) -> bool:
+        """Return whether the page of ``address`` is present and not read-only."""
+        return self.is_readable(address) and address // PAGE not in self._read_only
+
+    def _require(self, address: int, size: int, is_allowed: Callable[[int], bool]) -> None:
+        """Raise ``AddressFault`` for the first byte of the range that is not allowed."""
+        position = address
+        while position < address + size:
+            if not is_allowed(position):
+                raise AddressFault(position)
+            position = (position // PAGE + 1) * PAGE
+
+    def _store(self, address: int, data: bytes) -> None:
+        done = 0
+        while done < len(data):
+            page, offset = divmod(address + done, PAGE)
+            part = data[done : done + PAGE - offset]
+            self._pages[page][offset : offset + len(part)] = part
+            done += len(part)
+
+    def linear_address(self, selector: int, offset: int) -> int:
+        """Return the base of a segment plus ``offset``."""
+        if selector not in self.segments:
+            raise SelectorFault(selector)
+        return (self.segments[selector] + offset) & self.architecture.word_mask
+
+    def read_port(self, port: int, size: int) -> int:
+        """Return what a port reads: all ones where nothing answers."""
+        return self.ports.get(port, -1) & ((1 << 8 * size) - 1)
+
+    def write_port(self, port: int, size: int, value: int) -> None:
+        """Note the write in ``port_writes``."""
+        self.port_writes.append((port, size, value))
+
+    def symbol_address(self, symbol: str) -> int:
+        """Return the run-time address of a symbol."""
+        if symbol not in self.symbols:
+            raise DprobesError(f"the context has no symbol '{symbol}'", hint="give it in FakeContext(symbols=...)")
+        return self.symbols[symbol]
+
+    def pid(self) -> int:
+        """Return the process id."""
+        return self._ids["pid"]
+
+    def tid(self) -> int:
+        """Return the thread id."""
+        return self._ids["tid"]
+
+    def uid(self) -> int:
+        """Return the user id."""
+        return self._ids["uid"]
+
+    def cpu(self) -> int:
+        """Return the number of the CPU."""
+        return self._ids["cpu"]
+
+    def task(self) -> int:
+        """Return the address of the task structure."""
+        return self._ids["task"]
+
+    def time(self) -> int:
+        """Return the time in nanoseconds."""
+        return self._ids["time"]
+
+    def call_extension(self, name: str | None, machine: Machine) -> None:
+        """Note the call in ``extension_calls`` and run the function, or all of them."""
+        self.extension_calls.append(name)
+        for known, function in self.extensions.items():
+            if name is None or name == known:
+                function(machine)
+
+
+def run_handler(
+    source_text: str,
+    context: FakeContext | None = None,
+    *,
+    architecture: str = "x86_64",
+    minor: int | None = None,
+    allow_write: bool = True,
+    **header: int | str | bool,
+) -> Outcome:
+    """
+    Run one hit of a handler and return what came of it.
+
+    ``source_text`` is a probe program file, or the instructions of one handler (and procedures that it calls).
+    ``minor`` selects a handler of a file; without it the first one runs. ``architecture`` is that of the context where
+    there is one. For a lone handler, other keyword arguments are header statements: ``logmax=16, ex_mask=0x1fff``.
+
+    Raise ``SourceError`` if the text has errors.
+    """
+    context = FakeContext(architecture) if context is None else context
+    if not _PROGRAM.search(source_text):
+        if minor is not None:
+            header["minor"] = minor
+        source_text = _wrap(source_text, context, header)
+    elif header:
+        raise DprobesError("header statements are given beside a text that has a file header of its own")
+    diagnostics = Diagnostics()
+    options = CompileOptions(allow_write=allow_write)
+    program = parse_source(SourceFile("handler.rpn", source_text), diagnostics, options)
+    check_program(program, context.architecture, diagnostics, options)
+    for number, definition in enumerate(program.definitions):
+        if minor in (None, definition.minor):
+            return run_definition(program, number, context).outcome()
+    raise DprobesError(f"the program has no handler with minor {minor}")
+
+
+def run_definition(program: Program, number: int, context: FakeContext) -> Machine:
+    """Run one hit of the handler of a checked program's ``number``-th definition; return the machine as it ended."""
+    _grow(context.local_variables, program.vars)
+    _grow(context.global_variables, program.gvars)
+    _grow(context.cpu_variables(), program.cvars)
+    image = encode(program, context.architecture)
+    definition = program.definitions[number]
+    point = Point.of(program, definition, _offset(definition, context))
+    return Interpreter(image, context.architecture).final_state(image.handlers[number], point, context)
+
+
+_PROGRAM = re.compile(r"^[ \t]*name[ \t]*=", re.MULTILINE | re.IGNORECASE)
+
+
+def _wrap(handler: str, context: FakeContext, header: Mapping[str, int | str | bool]) -> str:
+    """Return a program with this handler; its header takes the place of an empty first line, so that lines count."""
+    statements: dict[str, int | str | bool] = {
+        "vars": len(context.local_variables),
+        "gvars": len(context.global_variables),
+        "cvars": len(context.cpu_variables()),
+    }
+    in_file = {k: v for k, v in header.items() if k in keywords_of(Header.FILE)}
+    in_point = {k: v for k, v in header.items() if k not in in_file}
+    places = ("offset", "address", "sampler")
+    place = {k: v for k, v in in_point.items() if k in places} or {"offset": 0}
+    statements = {"name": "handler", **statements, **in_file, **place, **in_point}
+    text = "; ".join(f"{k} = {('no', 'yes')[v] if isinstance(v, bool) else v}" for k, v in statements.items())
+    return text + ("" if handler.startswith("\n") else "\n") + handler
+
+
+def _grow(variables: MutableSequence[int], count: int) -> None:
+    variables.extend([0] * (count - len(variables)))
+
+
+def _offset(definition: ProbeDefinition, context: FakeContext) -> int:
+    match definition.location:
+        case Offset(expression) | Address(expression):
+            symbol = expression.symbol
+            return expression.addend + (context.symbols.get(symbol, 0) if symbol is not None else 0)
+        case _:
+            return 0

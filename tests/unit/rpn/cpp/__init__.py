@@ -1,0 +1,1 @@
+"""Tests of the C preprocessor; a package, so that they share ``support``."""
