@@ -59,7 +59,7 @@ class FakeContext:
     ``local_variables``, ``global_variables``, ``cpu_variables``
         the values; ``run_handler`` adds zeros up to what a program declares.
     ``pid``, ``tid``, ``uid``, ``cpu``, ``task``, ``time``
-        what the instructions of these names push.
+        what the instructions of these names push; kept in ``ids``.
     ``segments``, ``ports``, ``symbols``
         base address by selector, value by port, run-time address by name.
     ``cpuid``, ``msr``, ``tables``
@@ -105,7 +105,7 @@ class FakeContext:
         self.local_variables: MutableSequence[int] = list(local_variables)
         self.global_variables: MutableSequence[int] = list(global_variables)
         self._cpu_variables = list(cpu_variables)
-        self._ids = {"pid": pid, "tid": tid, "uid": uid, "cpu": cpu, "task": task, "time": time}
+        self.ids = {"pid": pid, "tid": tid, "uid": uid, "cpu": cpu, "task": task, "time": time}
         self.segments = dict(segments or {})
         self.ports = dict(ports or {})
         self.symbols = dict(symbols or {})
@@ -138,6 +138,10 @@ class FakeContext:
     def value_of(self, register: str, *, user: bool = False) -> int:
         """Return what a register holds now."""
         return self.register(self._index(register), user=user)
+
+    def set_value(self, register: str, value: int, *, user: bool = False) -> None:
+        """Change what a register holds."""
+        self._registers[user][self._index(register)] = value
 
     # What a handler sees: the protocol ``dprobes.vm.Context``
 
@@ -224,27 +228,27 @@ class FakeContext:
 
     def pid(self) -> int:
         """Return the process id."""
-        return self._ids["pid"]
+        return self.ids["pid"]
 
     def tid(self) -> int:
         """Return the thread id."""
-        return self._ids["tid"]
+        return self.ids["tid"]
 
     def uid(self) -> int:
         """Return the user id."""
-        return self._ids["uid"]
+        return self.ids["uid"]
 
     def cpu(self) -> int:
         """Return the number of the CPU."""
-        return self._ids["cpu"]
+        return self.ids["cpu"]
 
     def task(self) -> int:
         """Return the address of the task structure."""
-        return self._ids["task"]
+        return self.ids["task"]
 
     def time(self) -> int:
         """Return the time in nanoseconds."""
-        return self._ids["time"]
+        return self.ids["time"]
 
     def call_extension(self, name: str | None, machine: Machine) -> None:
         """Note the call in ``extension_calls`` and run the function, or all of them."""

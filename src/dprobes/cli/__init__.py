@@ -1,1 +1,1 @@
-"""The command line: the only part that knows about terminals, exit statuses and option names."""
+"""The command line: one module for each verb; ``main`` finds them."""

@@ -1,7 +1,8 @@
 """
 What engines have in common: what a program needs, what an engine can, and the events of a run.
 
-An engine that lacks something a program needs refuses it here, before anything is inserted, with the line and the reason.
+An engine that lacks something a program needs refuses it here, before anything is inserted, with the line and the
+reason.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ __all__ = [
     "Finished",
     "Job",
     "Notice",
+    "Pause",
     "ProbeState",
     "RecordEvent",
     "Requirement",
@@ -127,6 +129,11 @@ class Notice:
 
 
 @dataclass(frozen=True, slots=True)
+class Pause:
+    """Say that nothing more has arrived yet: the moment to flush what was written."""
+
+
+@dataclass(frozen=True, slots=True)
 class Finished:
     """Close a run; ``exit_status`` is the command's wait status, None where there was no command."""
 
@@ -134,7 +141,7 @@ class Finished:
     exit_status: int | None = None
 
 
-Event = RecordEvent | StateEvent | Notice | Finished
+Event = RecordEvent | StateEvent | Notice | Pause | Finished
 
 
 @dataclass(frozen=True)

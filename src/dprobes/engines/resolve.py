@@ -32,8 +32,8 @@ class ResolvedProbe:
     """
     Name the place of one probe definition in a file.
 
-    ``number`` is that of the definition. ``where`` is the place for people: a function and an offset in it, if a symbol is
-    known. ``state`` is COMPILED, or says why the probepoint will not be inserted.
+    ``number`` is that of the definition. ``where`` is the place for people: a function and an offset in it, if a symbol
+    is known. ``state`` is COMPILED, or says why the probepoint will not be inserted.
     """
 
     number: int

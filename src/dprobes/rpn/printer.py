@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from dprobes.rpn.program import Code, ProbeDefinition, Program
 
-__all__ = ["print_instruction", "print_program"]
+__all__ = ["print_header", "print_instruction", "print_program"]
 
 _PLAIN_SYMBOL = re.compile(r"[A-Za-z_$.][A-Za-z0-9_$.@]*")
 
@@ -26,6 +26,11 @@ def print_program(program: Program) -> str:
     for definition in program.definitions:
         lines += ["", *_header(definition, Header.POINT), *_code(definition.handler)]
     return "\n".join(lines) + "\n"
+
+
+def print_header(section: Program | ProbeDefinition) -> list[str]:
+    """Return the lines of a program's file header or of a definition's probepoint header."""
+    return list(_header(section, Header.POINT if hasattr(section, "location") else Header.FILE))
 
 
 def print_instruction(instruction: Instruction) -> str:

@@ -1,8 +1,8 @@
 """
 The ``Context`` of a handler on a stopped thread.
 
-Memory is read as the program would read it: our breakpoints do not show, and what the program itself may not access is a
-fault.
+Memory is read as the program would read it: our breakpoints do not show, and what the program itself may not access
+is a fault.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dprobes.engines.ptrace.processes import process_field
 from dprobes.engines.ptrace.syscalls import Register
 from dprobes.errors import InternalError, TargetError
 from dprobes.target.maps import parse_maps, read_maps
-from dprobes.vm import AddressFault, SelectorFault
+from dprobes.vm import AddressFault
 
 if TYPE_CHECKING:
     import ctypes
@@ -136,7 +136,7 @@ class ThreadContext:
             raise OSError
 
     def linear_address(self, selector: int, offset: int) -> int:
-        raise SelectorFault(selector)
+        raise InternalError(f"the segmented address {selector:#x}:{offset:#x} was not refused before insertion")
 
     def read_port(self, port: int, size: int) -> int:
         raise InternalError(f"reading {size} bytes from port {port:#x} was not refused before insertion")
@@ -173,7 +173,7 @@ class ThreadContext:
             cpu = int.from_bytes(data, "little")
             if len(data) == 4 and cpu < 1 << 31:
                 return cpu
-        with open(f"/proc/{thread.pid}/task/{thread.tid}/stat", "rb") as file:  # noqa: PTH123
+        with open(f"/proc/{thread.pid}/task/{thread.tid}/stat", "rb") as file:
             # proc(5): field 39 is the CPU; the second field may hold blanks and parentheses.
             return int(file.read().rpartition(b")")[2].split()[36])
 
@@ -190,5 +190,5 @@ class ThreadContext:
 
     def process_name(self) -> bytes:
         """Return the name of the thread as the kernel keeps it, without its NUL."""
-        with open(f"/proc/{self._thread.pid}/task/{self._thread.tid}/comm", "rb") as file:  # noqa: PTH123
+        with open(f"/proc/{self._thread.pid}/task/{self._thread.tid}/comm", "rb") as file:
             return file.read().rstrip(b"\n")

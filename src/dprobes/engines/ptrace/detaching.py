@@ -1,9 +1,9 @@
 """
 Letting go: every way out of the tracer leads through ``Detacher.detach_all``.
 
-All threads are stopped first. Then the original bytes go back, the threads that executed a breakpoint whose trap has not
-been delivered are set back onto the original instruction, and everything is detached, each thread with the signal that it
-was about to receive.
+All threads are stopped first. Then the original bytes go back, the threads that executed a breakpoint whose trap has
+not been delivered are set back onto the original instruction, and everything is detached, each thread with the signal
+that it was about to receive.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """
 Instructions that the tracer carries out itself instead of letting the thread step over them.
 
-A step costs two more stops of the thread, and the breakpoint must be away meanwhile. The instructions at which probes are
-mostly placed only move numbers between registers and the stack; what a probe's instruction is, is decided once per
+A step costs two more stops of the thread, and the breakpoint must be away meanwhile. The instructions at which probes
+are mostly placed only move numbers between registers and the stack; what a probe's instruction is, is decided once per
 site (``plan``, which needs a decoder) and carried out at each hit (``emulate``, which does not).
 
 An emulation is a tuple: its ``Action``, the length of the instruction, and operands.
@@ -157,3 +157,8 @@ def _plan_move(body: bytes, rex: int, word_size: int, length: int) -> tuple[Any,
     destination, source = (other, register) if body[0] == 0x89 else (register, other)
     wide = word_size == 8 and rex & 8
     return (Action.MOVE, length, int(destination), int(source), _MASK_64 if wide else _MASK_32)
+
+
+def is_emulated(emulation: tuple[Any, ...]) -> bool:
+    """Return whether an instruction is carried out by the tracer, without a step."""
+    return bool(emulation[0] >= Action.SKIP)

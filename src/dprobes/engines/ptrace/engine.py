@@ -20,6 +20,7 @@ from dprobes.engines.base import (
     Event,
     Finished,
     Notice,
+    Pause,
     ProbeState,
     RecordEvent,
     StateEvent,
@@ -149,6 +150,8 @@ class PtraceSession:
                     yield RecordEvent(*unpack_record(payload))
                 else:
                     yield from self._on_message(load_message(payload))
+            if not self._finished:
+                yield Pause()
 
     # The conversation
 

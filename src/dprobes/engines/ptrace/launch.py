@@ -49,7 +49,7 @@ class Command:
         # new program before that, so it is looked at when the child ends (wait).
 
     def wait(self) -> int:
-        """Wait for the end of the child and return its wait status; raise ``TargetError`` if it could not be started."""
+        """Wait for the child's end and return its wait status; raise ``TargetError`` if it could not be started."""
         if self._status is None:
             self._status = os.waitpid(self.pid, 0)[1]
             if number := os.read(self._failure, 16):
@@ -73,7 +73,7 @@ class Command:
                 signal.signal(number, signal.SIG_DFL)
             allow_tracer(tracer)
             if os.read(go, 1):
-                os.execvp(self._arguments[0], self._arguments)
+                os.execvp(self._arguments[0], self._arguments)  # noqa: S606 - no shell on purpose
         except OSError as error:
             os.write(failure, str(error.errno or 0).encode())
         finally:

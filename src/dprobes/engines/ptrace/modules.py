@@ -39,7 +39,7 @@ class ModuleWatcher:
         """The program's handlers for modules with words of 4 and 8 bytes."""
 
     def update(self, space: AddressSpace, thread: Thread) -> None:
-        """Bring the breakpoints of ``space`` in line with its mappings; all its threads are in the kernel or stopped."""
+        """Bring the breakpoints of ``space`` in line with its mappings; ``thread`` is a stopped one of its threads."""
         try:
             mappings = executable_mappings(read_maps(thread.tid))
         except TargetError:

@@ -139,10 +139,8 @@ class Stopper:
     def resume(self, thread: Thread, number: int = 0) -> None:
         """Let a stopped thread run, with a signal or 0."""
         thread.state = ThreadState.RUNNING
-        try:
+        with contextlib.suppress(ProcessLookupError):  # killed meanwhile: its end is reported by waitpid
             syscalls.resume(thread.tid, number)
-        except ProcessLookupError:
-            pass  # killed meanwhile: its end is reported by waitpid
 
     # Stepping
 
@@ -217,7 +215,7 @@ class Stopper:
         number, info = pending.pop(0)
         self._requeue(thread, pending)
         # Resuming with another signal than the one reported makes the kernel invent a siginfo; give it the real one.
-        self._info[:] = info
+        self._info = syscalls.SignalInfo(*info)
         with contextlib.suppress(OSError):
             syscalls.set_signal_info(thread.tid, self._info)
         return Completion(CompletionKind.COMPLETED, number)
@@ -230,7 +228,7 @@ class Stopper:
 
 def _sleeps_uninterruptibly(tid: int) -> bool:
     try:
-        with open(f"/proc/{tid}/stat", "rb") as file:  # noqa: PTH123
+        with open(f"/proc/{tid}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].split()[0] in (b"D", b"Z", b"X")
     except OSError:
         return True

@@ -189,7 +189,7 @@ def set_registers(tid: int, registers: ctypes.Array[ctypes.c_ulong]) -> None:
 
 
 def event_message(tid: int) -> int:
-    """Return the message of the event that a thread stopped at: the new thread's id, or the former one (PTRACE_GETEVENTMSG)."""
+    """Return the message of the event that a thread stopped at: the id of the new or former thread."""
     value = ctypes.c_ulong()
     _check(_ptrace(_GETEVENTMSG, tid, None, ctypes.addressof(value)))
     return value.value

@@ -2,8 +2,8 @@
 The tracer process: ``python -m dprobes.engines.ptrace.tracer DESCRIPTOR``.
 
 One loop: take a stop that the kernel reports, do what it calls for, let the thread run on. It ends when the targets are
-gone, when the client says ``Stop`` or disappears, or on SIGTERM; in every case all breakpoints are taken away first, and
-threads that ran into one just before are set back onto the original instruction.
+gone, when the client says ``Stop`` or disappears, or on SIGTERM; in every case all breakpoints are taken away first,
+and threads that ran into one just before are set back onto the original instruction.
 
 Signals are blocked and taken with sigtimedwait, so that no event can slip in between a check and a wait.
 """
@@ -172,7 +172,7 @@ class Tracer:
     def _seize_other_threads(self, pid: int, leader: Thread) -> None:
         """Seize all threads of a process; new ones may appear while it is done, so until none is new."""
         while True:
-            tids = {int(name) for name in os.listdir(f"/proc/{pid}/task")}  # noqa: PTH208
+            tids = {int(name) for name in os.listdir(f"/proc/{pid}/task")}
             new = tids - self._threads.keys()
             if not new:
                 return

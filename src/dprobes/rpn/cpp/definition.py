@@ -1,8 +1,8 @@
 """
 One macro: its definition (C11 6.10.3) and the replacement of its parameters (6.10.3.1 to 6.10.3.3).
 
-The body is checked and classified once, when the macro is defined, so that replacing parameters cannot fail. Other
-macros are not known here; arguments are expanded by a callable.
+The body is checked and classified once, when the macro is defined, so that replacing parameters fails at a limit only.
+Other macros are not known here; arguments are expanded by a callable.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dprobes.rpn.cpp.problems import DirectiveError
+from dprobes.rpn.cpp.problems import DirectiveError, StopError
 from dprobes.rpn.cpp.tokens import BODY, Token, lex, strip
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ __all__ = ["DYNAMIC", "Macro", "parse_definition"]
 DYNAMIC = frozenset({"__LINE__", "__FILE__", "__COUNTER__"})
 """The macros whose text depends on where or when they are used; nobody can define them."""
 
+_PASTE_LIMIT = 1024  # characters, or a long chain of '##' takes quadratic time
 _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _QUOTED = re.compile(r'["\\]')
 
@@ -166,4 +167,7 @@ def _paste(left: Token, right: Token, place: Span) -> list[Token]:
     """Return what both together read as; in C more than one token is undefined, in assembler programs it is usual."""
     if not right.text or not left.text:
         return [left if left.text else right]
-    return [Token(kind, text, place, BODY, left.hide & right.hide) for kind, text in lex(left.text + right.text)]
+    text = left.text + right.text
+    if len(text) > _PASTE_LIMIT:
+        raise StopError(f"'##' makes a token of more than {_PASTE_LIMIT} characters", place)
+    return [Token(kind, text, place, BODY, left.hide & right.hide) for kind, text in lex(text)]

@@ -157,9 +157,10 @@ class _Driver:
         previous: Token | None = None
         newlines = 0
         for token in self._macros.expand(tokenize(file.cleaned, start, file.position), more):
+            span = token.span()
             if previous is not None and would_join(previous, token):
-                self.out.put(" ", token.span())
-            self.out.put(token.text, token.span())
+                self.out.put(" ", span)
+            self.out.put(token.text, span)
             newlines += token.text == "\n"
             previous = token
         owed = file.text.count("\n", start, file.position) - newlines

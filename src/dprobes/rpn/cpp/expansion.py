@@ -143,9 +143,9 @@ class Macros:
         """Return the arguments by parameter, without variable ones left out; report a wrong number and return None."""
         assert macro.parameters is not None
         arguments = [strip(argument) for argument in found]
-        if len(macro.parameters) <= 1 and arguments == [[]] and (macro.variadic or not macro.parameters):
-            arguments = []
         wanted = len(macro.parameters)
+        if arguments == [[]] and wanted == macro.variadic:
+            arguments = []
         if len(arguments) == wanted or (macro.variadic and len(arguments) == wanted - 1):
             return dict(zip(macro.parameters, arguments, strict=False))
         least = "at least " if macro.variadic else ""

@@ -159,6 +159,11 @@ def test_runaway_macros_are_stopped(text: str, expected: str) -> None:
     assert expected == messages(text)
 
 
+def test_a_long_chain_of_pastes_is_stopped() -> None:
+    found = messages("#define A a " + "##b " * 100_000 + "\nA\n")
+    assert found.splitlines()[0] == "t.rpn:1:4103: error: '##' makes a token of more than 1024 characters"
+
+
 def test_deeply_nested_arguments_and_expressions_are_stopped() -> None:
     assert "macro arguments nest more than 50 deep" in messages("#define F(x) x\n" + "F(" * 3000 + ")" * 3000)
     assert "the expression nests too deep" in messages("#if " + "(" * 3000 + "\n#endif\n")

@@ -1,0 +1,18 @@
+"""The command ``dprobes``: ``python -m dprobes`` and the console script."""
+
+from __future__ import annotations
+
+import sys
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    """Run the command line and exit with its status."""
+    from dprobes.cli.main import run
+
+    sys.exit(run(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    main()

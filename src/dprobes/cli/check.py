@@ -1,0 +1,45 @@
+"""The verb ``check``: diagnostics only."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from dprobes.cli import console
+from dprobes.cli.compile import compile_program
+from dprobes.cli.options import PROGRAM_FILE, compile_options, program_options, symbols_option
+from dprobes.diagnostics import Severity
+from dprobes.target.arch import ARCHITECTURE_NAMES
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["command"]
+
+
+@click.command("check")
+@click.argument("file", type=PROGRAM_FILE)
+@program_options
+@symbols_option
+@click.option("--arch", type=click.Choice(ARCHITECTURE_NAMES), help="Check for this processor, not this machine's.")
+def command(
+    file: Path,
+    defines: tuple[str, ...],
+    includes: tuple[Path, ...],
+    cpp: str | None,
+    allow_write: bool,
+    symbols: Path | None,
+    arch: str | None,
+) -> int:
+    """
+    Check the probe program FILE and print what is wrong or doubtful about it.
+
+    The program is compiled, and its module's symbols and instructions are looked up if the module is on this machine.
+    Exit status 0 means that it has no errors.
+    """
+    options = compile_options(defines, includes, cpp, allow_write=allow_write)
+    compiled = compile_program(file, options, symbols=symbols, architecture_name=arch)
+    if text := compiled.render(*Severity):
+        console.write(text)
+    return 0

@@ -1,0 +1,47 @@
+"""Messages for people, on standard error; standard output is for results."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["error", "note", "table", "warning", "write"]
+
+
+def write(text: str) -> None:
+    """Print text as it is."""
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()
+
+
+def _message(severity: str, message: str, hint: str | None) -> None:
+    write(f"dprobes: {severity}: {message}" + (f"\nhint: {hint}" if hint else ""))
+
+
+def error(message: str, hint: str | None = None) -> None:
+    """Print what ended the command."""
+    _message("error", message, hint)
+
+
+def warning(message: str, hint: str | None = None) -> None:
+    """Print what the user should know although the command goes on."""
+    _message("warning", message, hint)
+
+
+def note(message: str, hint: str | None = None) -> None:
+    """Print what helps to understand the command's output."""
+    _message("note", message, hint)
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return rows in aligned columns under a header; a column of numbers is aligned to the right."""
+    widths = [max(len(row[n]) for row in (header, *rows)) for n in range(len(header))]
+    right = [all(row[n].isdigit() for row in rows) for n in range(len(header))]
+    lines = []
+    for row in (header, *rows):
+        cells = (c.rjust(w) if r else c.ljust(w) for c, w, r in zip(row, widths, right, strict=True))
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)

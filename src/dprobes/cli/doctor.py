@@ -1,0 +1,36 @@
+"""The verb ``doctor``: what this machine allows, found out by trying."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from dprobes.engines.ptrace.probing import Finding
+
+__all__ = ["command"]
+
+
+@click.command("doctor")
+def command() -> int:
+    """
+    Print what this machine allows, each "no" with its reason and remedy.
+
+    Everything is tried, nothing is concluded from version numbers. Exit status 1 means that probes cannot work at all.
+    """
+    from dprobes.engines.ptrace.probing import examine
+
+    findings = examine()
+    for finding in findings:
+        click.echo(_line(finding))
+    return 0 if all(finding.works for finding in findings if finding.essential) else 1
+
+
+def _line(finding: Finding) -> str:
+    text = f"{'yes' if finding.works else 'no ':3}  {finding.what}"
+    if finding.detail:
+        text += f": {finding.detail}"
+    if not finding.works and finding.remedy:
+        text += f"\n     remedy: {finding.remedy}"
+    return text

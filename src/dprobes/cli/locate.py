@@ -1,0 +1,148 @@
+"""The verb ``locate``: from a name to what a probe program says about the place."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from dprobes.cli.options import symbols_option
+from dprobes.errors import TargetError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from dprobes.rpn.program import Expression
+    from dprobes.target.insn import DecodedInstruction
+    from dprobes.target.location import Module
+
+__all__ = ["command"]
+
+_BEFORE, _AFTER = 3, 6
+
+
+@click.command("locate")
+@click.argument("place", metavar="MODULE[:SYMBOL[+N|-N]]")
+@symbols_option
+@click.option("-p", "--pid", type=int, help="Look for the module among the files that this process maps.")
+def command(place: str, symbols: Path | None, pid: int | None) -> int:
+    """
+    Print what 'offset =' and 'opcode =' are to say for a place in a module.
+
+    MODULE is a path, or a name as in 'name ='. SYMBOL may be a number, a file offset. The instructions around the
+    place are listed, those that are cheap to probe marked with '+': the engine carries them out itself instead of
+    stepping.
+    """
+    name, expression = _split(place)
+    module = _load(name, symbols, pid)
+    click.echo(_describe_module(module))
+    if expression is not None:
+        click.echo(_describe_place(module, expression))
+    return 0
+
+
+def _split(place: str) -> tuple[str, Expression | None]:
+    """Return the module and the parsed expression of ``MODULE[:SYMBOL[±N]]``."""
+    name, colon, text = place.rpartition(":")
+    if not colon:
+        return place, None
+    from dprobes.diagnostics import Diagnostics
+    from dprobes.rpn.cpp import preprocess
+    from dprobes.rpn.expressions import ExpressionError, parse_expression
+    from dprobes.rpn.lexer import Lexer
+    from dprobes.source import SourceFile
+
+    diagnostics = Diagnostics()
+    lexer = Lexer(preprocess(SourceFile("<place>", text), diagnostics), diagnostics.error)
+    tokens = [token for statement in lexer.statements() for token in statement]
+    try:
+        return name, parse_expression(tokens)
+    except ExpressionError as error:
+        raise click.UsageError(
+            f"'{text}' is not a symbol, a number, or a symbol and a number: {error.message}"
+        ) from None
+
+
+def _load(name: str, symbols: Path | None, pid: int | None) -> Module:
+    from dprobes.target.location import Module
+    from dprobes.target.modules import find_module, near_modules
+
+    path = find_module(name, pid=pid, command=name)
+    if path is None:
+        near = near_modules(name, pid=pid)
+        raise TargetError(
+            f"there is no module '{name}' on this machine", hint=f"did you mean '{near[0]}'?" if near else None
+        )
+    return Module.load(path, symbols)
+
+
+def _describe_module(module: Module) -> str:
+    elf = module.elf
+    lines = [
+        f"module    {module.path}",
+        f"format    {elf.machine}, {elf.word_size}-byte words, "
+        + ("position-independent" if elf.is_pie_or_shared else "fixed address"),
+    ]
+    if elf.soname:
+        lines.append(f"soname    {elf.soname}")
+    lines.append(f"build-id  {elf.build_id or 'none'}")
+    return "\n".join(lines)
+
+
+def _describe_place(module: Module, expression: Expression) -> str:
+    from dprobes.target.insn import Boundary, check_boundary, decode_at, disassemble_around, unprobeable
+
+    if expression.symbol is None:
+        offset = expression.addend
+    else:
+        offset = module.file_offset(module.address_of(expression.symbol) + expression.addend)
+    if not module.elf.is_executable_offset(offset):
+        raise TargetError(f"offset {offset:#x} is not in the code of '{module.path}'")
+    boundary = check_boundary(module, offset)
+    decoded = decode_at(module, offset)
+    symbol = module.symbol_at(offset)
+    where = f"{symbol[0]}+{symbol[1]:#x}" if symbol else "no function is known there"
+    lines = [
+        f"function  {where}",
+        f"address   {decoded.address:#x}",
+        "",
+        f"offset = {_offset_text(expression, offset)}",
+    ]
+    if boundary.status is Boundary.INSIDE:
+        raise TargetError(
+            f"offset {offset:#x} is inside an instruction of '{module.path}'",
+            hint=f"instructions start at {boundary.before:#x} and {boundary.after:#x}",
+        )
+    lines.append(f"opcode = {decoded.opcode_byte:#04x}")
+    lines.append("")
+    around = disassemble_around(module, offset, _BEFORE, _AFTER)
+    lines += [_instruction_line(module, instruction, offset) for instruction in around]
+    lines.append("")
+    lines.append(_verdict(module, decoded, unprobeable(decoded)))
+    if boundary.status is Boundary.UNKNOWN:
+        lines.append("It is not certain that an instruction starts here: no function is known at this offset.")
+    return "\n".join(lines)
+
+
+def _offset_text(expression: Expression, offset: int) -> str:
+    return f"{offset:#x}" if expression.symbol is None else f"{expression}          // file offset {offset:#x}"
+
+
+def _instruction_line(module: Module, instruction: DecodedInstruction, offset: int) -> str:
+    arrow = "=>" if instruction.offset == offset else "  "
+    cheap = "+" if _is_cheap(module, instruction) else " "
+    return f"{arrow} {instruction.offset:8x} {cheap} {instruction.raw.hex(' '):<30} {instruction.text}"
+
+
+def _is_cheap(module: Module, instruction: DecodedInstruction) -> bool:
+    from dprobes.engines.ptrace.emulate import is_emulated, plan
+
+    return is_emulated(plan(instruction.raw, module.word_size))
+
+
+def _verdict(module: Module, decoded: DecodedInstruction, unprobeable: str | None) -> str:
+    if unprobeable is not None:
+        return f"'{decoded.text}' can never carry a probe: {unprobeable}"
+    if _is_cheap(module, decoded):
+        return f"'{decoded.text}' is cheap to probe: the engine carries it out itself."
+    return f"'{decoded.text}' is single-stepped at each hit; an instruction marked '+' near it costs about half."

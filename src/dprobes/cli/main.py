@@ -1,0 +1,98 @@
+"""
+The group of verbs, and the one place where errors become messages and exit statuses.
+
+Exit status: 0 fine, 1 failed, 2 usage or program error. A verb's module is imported when the verb is used.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from dprobes import __version__
+from dprobes.cli import console
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["VERBS", "run"]
+
+VERBS = {
+    "run": "Run a probe program on a command or a process.",
+    "check": "Check a probe program and print what is wrong with it.",
+    "show": "Print a probe program: where its probes are, its instructions, their offsets and stack depths.",
+    "locate": "Print what 'offset =' and 'opcode =' are to say for a place in a module.",
+    "doctor": "Print what this machine allows, and what to do about the rest.",
+}
+
+
+class _Verbs(click.Group):
+    """A group that knows its commands' names and imports their modules only when they are used."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in VERBS:
+            return None
+        command = importlib.import_module(f"dprobes.cli.{cmd_name}").command
+        assert isinstance(command, click.Command)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in VERBS and not args[0].startswith("-"):
+            from dprobes.diagnostics import did_you_mean
+
+            hint = did_you_mean(args[0], VERBS)
+            raise click.UsageError(f"there is no verb '{args[0]}'" + (f"; {hint}" if hint else ""))
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Verbs"):
+            formatter.write_dl(list(VERBS.items()))
+
+
+@click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, message="dprobes %(version)s")
+def _group() -> None:
+    """
+    Dynamic Probes: a safe handler on any instruction of a running program.
+
+    A first probe:  dprobes run examples/malloc.rpn -c "ls /"
+    """
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Carry out a command line and return the exit status."""
+    from dprobes.errors import DprobesError, InternalError, SourceError
+
+    try:
+        result = _group.main(list(arguments), prog_name="dprobes", standalone_mode=False)
+    except click.UsageError as error:
+        error.show()
+        return 2
+    except click.ClickException as error:
+        console.error(error.format_message())
+        return 2
+    except click.Abort:
+        return 130
+    except SourceError as error:
+        console.write(error.message)
+        return 2
+    except InternalError as error:
+        console.error(f"internal error: {error.message}", "this is a bug in dprobes; please report it with this output")
+        return 1
+    except DprobesError as error:
+        console.error(error.message, error.hint)
+        return 1
+    except BrokenPipeError:
+        # Nobody reads our output any more. Python would complain when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return result if isinstance(result, int) else 0

@@ -1,0 +1,58 @@
+"""Options that several verbs share, and how their values are read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dprobes.rpn.load import CompileOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["PROGRAM_FILE", "compile_options", "program_options", "symbols_option"]
+
+PROGRAM_FILE = click.Path(path_type=Path)
+
+
+def program_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of compilation to a command; ``compile_options`` reads them."""
+    for option in reversed(
+        (
+            click.option("-D", "--define", "defines", multiple=True, metavar="KEY=VALUE", help="Define a macro."),
+            click.option(
+                "-I", "--include", "includes", multiple=True, type=PROGRAM_FILE, metavar="DIR",
+                help="Search a directory for #include files.",
+            ),
+            click.option("--cpp", metavar="COMMAND", help='Use another C preprocessor, such as "gcc -E".'),
+            click.option("--allow-write", is_flag=True, help="Allow instructions that change or stop the target."),
+        )
+    ):  # fmt: skip
+        function = option(function)
+    return function
+
+
+def symbols_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add ``--sym`` to a command."""
+    return click.option(
+        "--sym", "symbols", type=PROGRAM_FILE, metavar="FILE",
+        help="Take the module's symbols from an unstripped ELF or debug file, System.map, nm output, or linker map.",
+    )(function)  # fmt: skip
+
+
+def compile_options(
+    defines: tuple[str, ...], includes: tuple[Path, ...], cpp: str | None, *, allow_write: bool
+) -> CompileOptions:
+    """Return the values of ``program_options``; a macro without value is 1, as for a C compiler."""
+    external = None
+    if cpp is not None:
+        from dprobes.cli.external_cpp import external_preprocessor
+
+        external = external_preprocessor(cpp)
+    pairs = tuple(
+        (key.strip(), value.strip() if equals else "1")
+        for key, equals, value in (define.partition("=") for define in defines)
+    )
+    return CompileOptions(pairs, includes, external, allow_write)

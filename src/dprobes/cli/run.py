@@ -1,0 +1,264 @@
+"""The verb ``run``: insert a program for as long as a command or process lives, or until Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import time
+from typing import TYPE_CHECKING
+
+import click
+
+from dprobes.cli import console
+from dprobes.cli.compile import compile_program
+from dprobes.cli.options import PROGRAM_FILE, compile_options, program_options, symbols_option
+from dprobes.diagnostics import Severity
+from dprobes.engines.base import (
+    Counts,
+    Finished,
+    Job,
+    Notice,
+    Pause,
+    ProbeState,
+    RecordEvent,
+    StateEvent,
+)
+from dprobes.errors import EngineError
+from dprobes.formatters import FORMATS, Formatter, Place, formatter
+from dprobes.record.codec import decode_record
+from dprobes.record.layout import Item
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+    from types import FrameType
+
+    from dprobes.engines.base import Engine, Session
+    from dprobes.rpn.program import Program
+    from dprobes.sinks.stream import StreamSink
+
+__all__ = ["command"]
+
+LOG_ITEMS = {
+    "PROCNAME": Item.PROCESS_NAME,
+    "PID": Item.PID,
+    "UID": Item.UID,
+    "CSEIP": Item.CS | Item.IP,
+    "SSESP": Item.SS | Item.SP,
+    "TSC": Item.TIME,
+    "TID": Item.TID,
+}
+"""The names that ``--log`` takes; the first six are the original's, for x86."""
+
+_ALL = Item.PROCESS_NAME | Item.PID | Item.UID | Item.CS | Item.IP | Item.SS | Item.SP | Item.TIME | Item.TID
+
+
+@click.command("run")
+@click.argument("file", type=PROGRAM_FILE)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND ...]")
+@click.option("-c", "--command", "command_line", metavar="COMMAND", help="Start this command and probe it.")
+@click.option("-p", "--pid", type=int, help="Probe this running process.")
+@program_options
+@symbols_option
+@click.option(
+    "--engine", "engine_name", type=click.Choice(["auto", "ptrace"]), default="auto", help="The engine; auto chooses."
+)
+@click.option("--format", "format_name", type=click.Choice(FORMATS), default="text", show_default=True)
+@click.option(
+    "--log",
+    "log_items",
+    multiple=True,
+    metavar="ITEMS",
+    help=f"Header items, separated by commas: {', '.join(LOG_ITEMS)}, or ALL.",
+)
+@click.option("-o", "--output", type=PROGRAM_FILE, metavar="FILE", help="Write records there, not to standard output.")
+@click.option("--exit-status", is_flag=True, help="End with the exit status of the command.")
+def command(
+    file: Path,
+    arguments: tuple[str, ...],
+    command_line: str | None,
+    pid: int | None,
+    defines: tuple[str, ...],
+    includes: tuple[Path, ...],
+    cpp: str | None,
+    allow_write: bool,
+    symbols: Path | None,
+    engine_name: str,
+    format_name: str,
+    log_items: tuple[str, ...],
+    output: Path | None,
+    exit_status: bool,
+) -> int:
+    """
+    Run the probe program FILE on a command or a process, and on all processes that it starts.
+
+    Records go to standard output, everything else to standard error, with a summary at the end. Ctrl-C takes the
+    probepoints away; a process given with -p goes on.
+    """  # fmt: skip
+    argv = _command(command_line, arguments)
+    if bool(argv) == (pid is not None):
+        raise click.UsageError("give either a command (-c COMMAND) or a process (-p PID)")
+    if exit_status and not argv:
+        raise click.UsageError("--exit-status needs a command (-c COMMAND)")
+    items = _items(log_items, format_name)
+    executable = None
+    if argv:
+        from dprobes.target.programs import executable_of
+
+        executable = executable_of(argv[0])
+    else:
+        assert pid is not None
+        _check_process(pid)
+    engine = _engine(allow_write=allow_write, symbols=symbols)
+    options = compile_options(defines, includes, cpp, allow_write=allow_write)
+    compiled = compile_program(
+        file, options, symbols=symbols, pid=pid, command=argv[0] if executable else None, engine=engine
+    )
+    if text := compiled.render(Severity.WARNING, *((Severity.NOTE,) if compiled.resolved is None else ())):
+        console.write(text)
+    sink = _open_sink(output)
+    try:
+        with engine.run(Job(compiled.program, argv, pid, items)) as session:
+            return _Run(compiled.program, session, sink, format_name, argv, exit_status=exit_status).follow()
+    finally:
+        sink.close()
+
+
+def _command(command_line: str | None, arguments: tuple[str, ...]) -> tuple[str, ...]:
+    if command_line is None:
+        return arguments
+    if arguments:
+        raise click.UsageError(f"unexpected argument '{arguments[0]}': the command was given with -c")
+    try:
+        words = tuple(shlex.split(command_line))
+    except ValueError as error:
+        raise click.UsageError(f"the command is not well formed: {str(error).lower()}") from None
+    if not words:
+        raise click.UsageError("the command is empty")
+    return words
+
+
+def _items(names: Sequence[str], format_name: str) -> Item:
+    items = Item.MAJOR | Item.MINOR
+    if os.sysconf("SC_NPROCESSORS_ONLN") > 1 or format_name == "json":
+        items |= Item.CPU
+    if format_name == "json":
+        return items | _ALL
+    for name in ",".join(names).replace(" ", ",").upper().split(","):
+        if name == "ALL":
+            items |= _ALL
+        elif name in LOG_ITEMS:
+            items |= LOG_ITEMS[name]
+        elif name:
+            from dprobes.diagnostics import did_you_mean
+
+            hint = did_you_mean(name, [n.lower() for n in LOG_ITEMS])
+            raise click.UsageError(f"--log knows no item '{name}'" + (f"; {hint.upper()}" if hint else ""))
+    return items
+
+
+def _check_process(pid: int) -> None:
+    if pid <= 0 or not os.path.exists(f"/proc/{pid}"):  # noqa: PTH110
+        raise EngineError(f"there is no process {pid}")
+
+
+def _engine(*, allow_write: bool, symbols: Path | None) -> Engine:
+    from dprobes.engines.ptrace.engine import PtraceEngine
+
+    return PtraceEngine(allow_write=allow_write, symbols=symbols)
+
+
+def _open_sink(output: Path | None) -> StreamSink:
+    from dprobes.sinks import stream
+
+    return stream.console() if output is None else stream.file(output)
+
+
+class _Run:
+    """Follow one session to its end."""
+
+    def __init__(
+        self,
+        program: Program,
+        session: Session,
+        sink: StreamSink,
+        format_name: str,
+        argv: tuple[str, ...],
+        *,
+        exit_status: bool,
+    ) -> None:
+        self._program = program
+        self._session = session
+        self._sink = sink
+        self._format: Formatter = formatter(format_name, wall_offset=time.time_ns() - time.monotonic_ns())
+        self._argv = argv
+        self._exit_status = exit_status
+        self._states: dict[int, set[ProbeState]] = {n: set() for n in range(len(program.definitions))}
+        self._interrupts = 0
+        self._ended_by: int | None = None
+
+    def follow(self) -> int:
+        handlers = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+        finished = None
+        try:
+            for event in self._session.events():
+                match event:
+                    case RecordEvent():
+                        self._write(event)
+                    case Pause():
+                        self._sink.flush()
+                    case StateEvent():
+                        self._on_state(event)
+                    case Notice(message, hint):
+                        console.warning(message, hint)
+                    case Finished():
+                        finished = event
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+        self._sink.flush()
+        return self._status(finished) if finished is not None else 1
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        # The terminal sends Ctrl-C to the command as well: that decides what it means. A second one is for us.
+        self._interrupts += 1
+        if number == signal.SIGINT and self._argv and self._interrupts == 1:
+            return
+        if number == signal.SIGTERM:
+            self._ended_by = number
+        self._session.stop()
+
+    def _write(self, event: RecordEvent) -> None:
+        probe = next((p for p in self._session.probes if p.number == event.probe), None)
+        place = Place(self._program.name, probe.where if probe is not None else "")
+        self._sink.write(self._format(decode_record(event.record), place))
+
+    def _on_state(self, event: StateEvent) -> None:
+        self._states[event.probe].add(event.state)
+        if event.state in (ProbeState.MISMATCH, ProbeState.CONFLICT):
+            console.warning(f"{event.state.value} in process {event.pid}: {event.detail}; not inserted there")
+
+    def _status(self, finished: Finished) -> int:
+        console.write(self._summary(finished.counts))
+        inserted = any(ProbeState.ACTIVE in states for states in self._states.values())
+        if not inserted:
+            console.error(f"no probepoint was inserted: no process mapped '{self._program.name}' in a fitting form")
+        if self._exit_status and finished.exit_status is not None:
+            code = os.waitstatus_to_exitcode(finished.exit_status)
+            return code if code >= 0 else 128 - code
+        if self._ended_by is not None:
+            return 128 + self._ended_by
+        return 0 if inserted else 1
+
+    def _summary(self, counts: Sequence[Counts]) -> str:
+        places = {probe.number: probe.where for probe in self._session.probes}
+        rows = [
+            (
+                f"{self._program.major},{definition.minor}",
+                places.get(number, "not resolved"),
+                *(str(value) for value in (count.hits, count.records, count.lost, count.passed, count.recursed)),
+            )
+            for number, (definition, count) in enumerate(zip(self._program.definitions, counts, strict=True))
+        ]
+        return console.table(("probe", "place", "hits", "records", "lost", "passed over", "recursed"), rows)

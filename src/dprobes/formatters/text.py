@@ -1,0 +1,90 @@
+r"""
+The paper's text: a header line, then the data in hexadecimal (seed 000, section 5; recovered reference 3.1).
+
+::
+
+    DProbes(%d,%d) cpu=%d name=%s pid=%d uid=%d cs=%x eip=%08lx ss=%x esp=%08lx tsc=%08lx:%08lx
+
+An item that the record does not carry is left out. Programs with 8-byte words have ``rip=%016lx`` and ``rsp=%016lx``; a
+thread id (ours) comes last. ``tsc`` is wall-clock time, seconds and microseconds.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dprobes.formatters.place import Place
+    from dprobes.record.layout import LogRecord
+
+__all__ = ["DumpFormatter", "HexFormatter", "header_line", "hex_dump"]
+
+_NANOSECONDS = 1_000_000_000
+
+
+def header_line(record: LogRecord, wall_offset: int) -> str:
+    """Return the header of a record."""
+    parts = [f"DProbes({record.major or 0},{record.minor or 0})"]
+    if record.cpu is not None:
+        parts.append(f"cpu={record.cpu}")
+    if record.process_name is not None:
+        parts.append(f"name={printable(record.process_name)}")
+    if record.pid is not None:
+        parts.append(f"pid={record.pid}")
+    if record.uid is not None:
+        parts.append(f"uid={record.uid}")
+    wide = record.word_size == 8
+    if record.cs is not None:
+        parts.append(f"cs={record.cs:x}")
+    if record.ip is not None:
+        parts.append(f"rip={record.ip:016x}" if wide else f"eip={record.ip:08x}")
+    if record.ss is not None:
+        parts.append(f"ss={record.ss:x}")
+    if record.sp is not None:
+        parts.append(f"rsp={record.sp:016x}" if wide else f"esp={record.sp:08x}")
+    if record.time is not None:
+        seconds, nanoseconds = divmod(record.time + wall_offset, _NANOSECONDS)
+        parts.append(f"tsc={seconds:08x}:{nanoseconds // 1000:08x}")
+    if record.tid is not None:
+        parts.append(f"tid={record.tid}")
+    return " ".join(parts)
+
+
+def printable(text: str) -> str:
+    """Return a name with everything that could disturb a line or a terminal replaced by '?'."""
+    return "".join(c if c.isprintable() and not c.isspace() else "?" for c in text)
+
+
+def hex_dump(data: bytes) -> str:
+    """Return data 16 bytes a line, with offset, groups of four bytes, and the ASCII column."""
+    lines = []
+    for start in range(0, len(data), 16):
+        row = data[start : start + 16]
+        groups = " ".join(row[n : n + 4].hex() for n in range(0, len(row), 4))
+        ascii_column = "".join(chr(byte) if 0x20 <= byte < 0x7F else "." for byte in row)
+        lines.append(f"{start:#010x} : {groups:<35} : {ascii_column}")
+    return "\n".join(lines)
+
+
+class HexFormatter:
+    """Print the header line, and the data as bytes in hexadecimal."""
+
+    def __init__(self, wall_offset: int) -> None:
+        self._wall_offset = wall_offset
+
+    def __call__(self, record: LogRecord, place: Place) -> str:  # noqa: ARG002 - the paper's header names no place
+        """Return the text of a record."""
+        header = header_line(record, self._wall_offset)
+        return f"{header}\n{record.data.hex(' ')}" if record.data else header
+
+
+class DumpFormatter:
+    """Print the header line, and the data as a dump."""
+
+    def __init__(self, wall_offset: int) -> None:
+        self._wall_offset = wall_offset
+
+    def __call__(self, record: LogRecord, place: Place) -> str:  # noqa: ARG002 - the paper's header names no place
+        """Return the text of a record."""
+        header = header_line(record, self._wall_offset)
+        return f"{header}\n{hex_dump(record.data)}" if record.data else header

@@ -1,0 +1,1 @@
+"""Sinks: where formatted records go. One file each."""

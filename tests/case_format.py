@@ -1,0 +1,335 @@
+r"""
+The ``.case`` files: what a case says, without how any back end runs it.
+
+A case is a text with sections, each starting with ``-- name`` on a line of its own; its value stands on the lines below
+it. ``//`` starts a comment in all sections but the texts of programs and diagnostics::
+
+    -- title
+    A string is logged behind token 1 and the length that it really has.
+    -- context
+    reg ecx = 0x1000
+    mem 0x1000 = "hello" 00
+    -- source
+    push 256
+    push r, ecx
+    log str
+    exit
+    -- log
+    01 h:5 "hello"
+
+The program: ``source`` (the instructions of one handler, and procedures) with ``file header`` and ``probe header``
+(lines of keywords), or ``program`` (a whole file). ``allow write`` is ``yes`` unless it says ``no``.
+
+The processor: ``word`` (4, 8, or both as by default) and ``byte order`` (little as by default, big, or both), or
+``architecture`` (names). These, ``hits`` (of the handler, default 1), ``allow write``, ``end``, ``major`` and ``minor`` have
+their value on the line of their name.
+
+The world, in ``context``, a line each::
+
+    reg NAME = N             user NAME = N            mem A = items            ro A = items     (read-only)
+    lv = N ...               gv = N ...               cv = N ...               port N = N
+    segment N = BASE         symbol NAME = ADDRESS    cpuid LEAF = EAX EBX ECX EDX
+    msr N = N                gdtr = BASE LIMIT        idtr = BASE LIMIT
+    pid = N   (also tid, uid, cpu, task, time)
+
+Expectations: ``log``, ``trace`` (items); ``stack`` (cells, the top first), ``lv``, ``gv``, ``cv`` (numbers);
+``registers`` (lines ``NAME = N``); ``memory`` (lines ``A = items``); ``ports`` (lines ``PORT BYTES = N``, the writes in
+order); ``extensions`` (names, ``all`` for a bare callk); ``end`` (exit, abort, remove, exit 1 ...); ``major``, ``minor``;
+``diagnostics`` (all of them, literally). What no section speaks of is not compared, except: a case without
+``diagnostics`` has no error, and without ``end`` ends by ``exit``. A 4 or 8 behind the name of an expectation or of
+``context`` makes it hold for words of so many bytes only.
+
+Items are bytes in hexadecimal (``41 42``), texts (``"AB"``), and numbers in the target's byte order: ``w:1`` in a word,
+``h:1`` in 2 bytes, ``d:1`` in 4, ``q:1`` in 8; ``o:name`` is, in a word, the offset of a label or procedure in the
+encoded program. ``x3`` behind an item repeats it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+__all__ = ["Case", "CaseError", "ContextLine", "Item", "Target", "encode_items", "parse_case"]
+
+ByteOrder = Literal["little", "big"]
+
+_ARCHITECTURES = {"i386": (4, "little"), "x86_64": (8, "little"), "s390": (4, "big"), "s390x": (8, "big")}
+_OTHERS = {"ppc": (4, "big"), "ppc64": (8, "big")}
+
+_TEXTS = ("title", "file header", "probe header", "source", "program", "diagnostics")
+_VALUES = ("word", "byte order", "architecture", "allow write", "hits", "end", "major", "minor")
+_BY_WORD = ("log", "trace", "stack", "lv", "gv", "cv", "registers", "memory", "ports", "extensions", "context")
+_SECTIONS = (*_TEXTS, *_VALUES, *_BY_WORD)
+
+
+class CaseError(Exception):
+    """Report a malformed case, with file and line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """Hold some bytes of an expectation: ``kind`` "b" (``data``), or w, h, d, q, o of ``value``."""
+
+    kind: str
+    data: bytes = b""
+    value: int | str = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ContextLine:
+    """Hold a line like ``reg eax = 5``: ``words`` before the "=", the rest as numbers or items."""
+
+    words: tuple[str, ...]
+    numbers: tuple[int, ...] = ()
+    items: tuple[Item, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Name a processor that a case is to be run for."""
+
+    architecture: str
+    word_size: int
+    byte_order: str
+
+
+@dataclass(frozen=True)
+class Case:
+    """
+    Hold what a case says.
+
+    ``title`` is the fact that it states, ``program`` the whole text, ``targets`` the processors that it holds for. The
+    methods return what a section says for one of them.
+    """
+
+    name: str
+    title: str
+    program: str
+    targets: tuple[Target, ...]
+    allow_write: bool = True
+    hits: int = 1
+    sections: Mapping[tuple[str, int], _Section] = field(default_factory=dict, repr=False)
+
+    @property
+    def is_run(self) -> bool:
+        """Return whether the handler runs; else only the diagnostics are compared."""
+        expectations = {*_BY_WORD, "end", "major", "minor"} - {"context"}
+        return any(name in expectations for name, _ in self.sections)
+
+    def text(self, section: str, target: Target) -> str | None:
+        """Return the text of a section that holds for ``target``; None if the case has none."""
+        found = self._find(section, target)
+        return None if found is None else found.text
+
+    def items(self, section: str, target: Target) -> tuple[Item, ...] | None:
+        """Return a section as items."""
+        found = self._find(section, target)
+        return None if found is None else _items(found.text, found)
+
+    def numbers(self, section: str, target: Target) -> list[int] | None:
+        """Return a section as numbers."""
+        found = self._find(section, target)
+        return None if found is None else [_number(word, found) for word in found.text.split()]
+
+    def lines(self, section: str, target: Target) -> list[ContextLine] | None:
+        """Return a section as lines of the form ``words = values``."""
+        found = self._find(section, target)
+        return None if found is None else [_line(line, found) for line in found.text.splitlines() if line.strip()]
+
+    def _find(self, section: str, target: Target) -> _Section | None:
+        return self.sections.get((section, target.word_size)) or self.sections.get((section, 0))
+
+
+@dataclass(frozen=True, slots=True)
+class _Section:
+    place: str
+    text: str
+
+
+def encode_items(items: tuple[Item, ...], target: Target, offsets: Mapping[str, int]) -> bytes:
+    """Return the bytes of items for a processor; ``offsets`` are those of the labels and procedures."""
+    order: ByteOrder = "big" if target.byte_order == "big" else "little"
+    sizes = {"w": target.word_size, "o": target.word_size, "h": 2, "d": 4, "q": 8}
+    data = b""
+    for item in items:
+        if item.kind == "b":
+            data += item.data
+            continue
+        value = offsets[item.value] if isinstance(item.value, str) else item.value
+        size = sizes[item.kind]
+        data += (value & ((1 << 8 * size) - 1)).to_bytes(size, order)
+    return data
+
+
+def parse_case(path: Path, name: str) -> Case:
+    """Return the case in a file; raise ``CaseError`` if it is malformed."""
+    sections = _split(path)
+    plain = {section: found for (section, word), found in sections.items() if word == 0}
+    if "title" not in plain or not plain["title"].text.strip().endswith("."):
+        raise CaseError(f"{path}: no '-- title' that is a sentence")
+    if ("source" in plain) == ("program" in plain):
+        raise CaseError(f"{path}: needs either '-- source' or '-- program'")
+    if "program" in plain and ("file header" in plain or "probe header" in plain):
+        raise CaseError(f"{path}: '-- program' has headers of its own")
+    case = Case(
+        name,
+        " ".join(plain["title"].text.split()),
+        plain["program"].text if "program" in plain else _program(plain),
+        _targets(path, plain),
+        allow_write=_choice(plain, "allow write", ("yes", "no"), "yes") == "yes",
+        hits=int(plain["hits"].text) if "hits" in plain else 1,
+        sections=sections,
+    )
+    if not case.is_run and not any(section == "diagnostics" for section, _ in sections):
+        raise CaseError(f"{path}: expects nothing")
+    for target in case.targets:  # so that a malformed expectation is an error of the case, not of a back end
+        for section in ("log", "trace"):
+            case.items(section, target)
+        for section in ("stack", "lv", "gv", "cv", "major", "minor"):
+            case.numbers(section, target)
+        for section in ("context", "registers", "memory", "ports"):
+            case.lines(section, target)
+    return case
+
+
+def _split(path: Path) -> dict[tuple[str, int], _Section]:
+    sections: dict[tuple[str, int], _Section] = {}
+    key: tuple[str, int] | None = None
+    lines: list[str] = []
+    start = 0
+    for number, line in enumerate([*path.read_text(encoding="utf-8").split("\n"), "-- end of file"], 1):
+        if not line.startswith("-- "):
+            if key is None and line.strip():
+                raise CaseError(f"{path}:{number}: text before the first section")
+            lines.append(line)
+            continue
+        if key is not None:
+            sections[key] = _section(path, start, key[0], lines)
+        if line == "-- end of file":
+            break
+        key, rest = _heading(path, number, line)
+        if key in sections:
+            raise CaseError(f"{path}:{number}: a second '-- {key[0]}'")
+        lines, start = [rest], number
+    return sections
+
+
+def _heading(path: Path, number: int, line: str) -> tuple[tuple[str, int], str]:
+    text = line.removeprefix("-- ").strip()
+    for section in _VALUES:
+        if text.startswith(section + " "):
+            return (section, 0), text.removeprefix(section).strip()
+    for section in _BY_WORD:
+        if text in (f"{section} 4", f"{section} 8"):
+            return (section, int(text[-1])), ""
+    if text not in _TEXTS and text not in _BY_WORD:
+        raise CaseError(f"{path}:{number}: unknown section '{text}'")
+    return (text, 0), ""
+
+
+def _section(path: Path, start: int, name: str, lines: list[str]) -> _Section:
+    if name not in _TEXTS:
+        lines = [re.sub(r'("(?:[^"\\]|\\.)*")|//.*', lambda m: m.group(1) or "", line) for line in lines]
+    else:
+        lines = lines[1:]
+    return _Section(f"{path}:{start}", "\n".join(lines).rstrip("\n") + ("\n" if name in ("source", "program") else ""))
+
+
+def _program(plain: Mapping[str, _Section]) -> str:
+    def lines(section: str) -> list[str]:
+        return [line for line in plain[section].text.splitlines() if line.strip()] if section in plain else []
+
+    file_header = lines("file header")
+    probe_header = lines("probe header")
+    if not any(line.split("=")[0].strip() == "name" for line in file_header):
+        file_header = ["name = case", *file_header]
+    if not any(line.split("=")[0].strip() in ("offset", "address", "sampler") for line in probe_header):
+        probe_header = ["offset = 0", *probe_header]
+    return "\n".join([*file_header, *probe_header, plain["source"].text])
+
+
+def _choice(plain: Mapping[str, _Section], section: str, known: tuple[str, ...], default: str) -> str:
+    if section not in plain:
+        return default
+    value = plain[section].text.strip()
+    if value not in known:
+        raise CaseError(f"{plain[section].place}: '-- {section}' is one of {', '.join(known)}, not '{value}'")
+    return value
+
+
+def _targets(path: Path, plain: Mapping[str, _Section]) -> tuple[Target, ...]:
+    if "architecture" in plain:
+        if "word" in plain or "byte order" in plain:
+            raise CaseError(f"{path}: '-- architecture' says word and byte order already")
+        known = _ARCHITECTURES | _OTHERS
+        names = plain["architecture"].text.split()
+        if bad := [name for name in names if name not in known]:
+            raise CaseError(f"{plain['architecture'].place}: unknown architecture '{bad[0]}'")
+        return tuple(Target(name, *known[name]) for name in names)
+    word = _choice(plain, "word", ("4", "8", "both"), "both")
+    order = _choice(plain, "byte order", ("little", "big", "both"), "little")
+    return tuple(
+        Target(name, size, byte_order)
+        for name, (size, byte_order) in _ARCHITECTURES.items()
+        if word in ("both", str(size)) and order in ("both", byte_order)
+    )
+
+
+def _number(word: str, section: _Section) -> int:
+    try:
+        return int(word, 0)
+    except ValueError:
+        raise CaseError(f"{section.place}: '{word}' is not a number") from None
+
+
+_ITEM = re.compile(
+    r"""(?P<text>"(?:[^"\\]|\\.)*")
+      | (?P<number>[whdq]:\S+)
+      | (?P<offset>o:\w+)
+      | x(?P<times>[0-9]+)
+      | (?P<byte>[0-9a-fA-F]{2})(?=\s|$)""",
+    re.VERBOSE,
+)
+
+
+def _items(text: str, section: _Section) -> tuple[Item, ...]:
+    items: list[Item] = []
+    position = 0
+    while position < len(text):
+        if text[position].isspace():
+            position += 1
+            continue
+        match = _ITEM.match(text, position)
+        if match is None:
+            raise CaseError(f"{section.place}: cannot read '{text[position:].split(maxsplit=1)[0]}'")
+        position = match.end()
+        kind, found = match.lastgroup, match.group(match.lastgroup or 0)
+        if kind == "text":
+            items.append(Item("b", found[1:-1].encode().decode("unicode_escape").encode("latin-1")))
+        elif kind == "byte":
+            items.append(Item("b", bytes.fromhex(found)))
+        elif kind == "number":
+            items.append(Item(found[0], value=_number(found[2:], section)))
+        elif kind == "offset":
+            items.append(Item("o", value=found[2:]))
+        elif not items:
+            raise CaseError(f"{section.place}: 'x{found}' repeats nothing")
+        else:
+            items += [items[-1]] * (int(found) - 1)
+    return tuple(items)
+
+
+def _line(line: str, section: _Section) -> ContextLine:
+    left, equals, right = line.partition("=")
+    words = tuple(left.split())
+    if not equals or not words:
+        raise CaseError(f"{section.place}: expected 'words = values', found '{line.strip()}'")
+    is_memory = len(words) == 1 and words[0][0].isdigit()
+    if words[0] in ("mem", "ro") or is_memory:
+        return ContextLine(words, items=_items(right, section))
+    return ContextLine(words, numbers=tuple(_number(word, section) for word in right.split()))

@@ -1,0 +1,122 @@
+"""How the reference interpreter runs a case; another back end has a file like this of its own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from case_format import encode_items
+from dprobes.diagnostics import Diagnostics
+from dprobes.errors import SourceError
+from dprobes.rpn.encode import CodeImage, encode
+from dprobes.rpn.load import CompileOptions, check_program, parse_source
+from dprobes.source import SourceFile
+from dprobes.target.arch import architecture
+from dprobes.testing import FakeContext, run_definition
+
+if TYPE_CHECKING:
+    from case_format import Case, ContextLine, Target
+    from dprobes.rpn.program import Program
+    from dprobes.vm.machine import Machine
+
+__all__ = ["check_case", "compile_case", "context_of"]
+
+
+def check_case(case: Case, target: Target) -> None:
+    """Compile and run a case, and compare everything that it speaks of; raise AssertionError where it differs."""
+    program, diagnostics = compile_case(case, target)
+    expected = case.text("diagnostics", target)
+    if expected is not None:
+        assert diagnostics.render() == expected
+    if not case.is_run:
+        return
+    assert program is not None, diagnostics.render()
+    context = context_of(case, target)
+    for _ in range(case.hits):
+        machine = run_definition(program, 0, context)
+    _compare(case, target, encode(program, architecture(target.architecture)), context, machine)
+
+
+def compile_case(case: Case, target: Target) -> tuple[Program | None, Diagnostics]:
+    """Return the checked program of a case, None if it has errors, and what the compiler says about it."""
+    diagnostics = Diagnostics()
+    options = CompileOptions(allow_write=case.allow_write)
+    try:
+        program = parse_source(SourceFile("case.rpn", case.program), diagnostics, options)
+        check_program(program, architecture(target.architecture), diagnostics, options)
+    except SourceError:
+        return None, diagnostics
+    return program, diagnostics
+
+
+def context_of(case: Case, target: Target) -> FakeContext:
+    """Return the world that a case describes."""
+    context = FakeContext(target.architecture)
+    for line in case.lines("context", target) or ():
+        _apply(context, line, target)
+    return context
+
+
+def _apply(context: FakeContext, line: ContextLine, target: Target) -> None:
+    word, number = line.words[0], line.numbers[0] if line.numbers else 0
+    match line.words:
+        case ("reg" | "user", name):
+            context.set_value(name, number & context.architecture.word_mask, user=word == "user")
+        case ("mem" | "ro", address):
+            context.map_memory(int(address, 0), encode_items(line.items, target, {}), read_only=word == "ro")
+        case ("lv",):
+            context.local_variables.extend(n & context.architecture.word_mask for n in line.numbers)
+        case ("gv",):
+            context.global_variables.extend(n & ((1 << 64) - 1) for n in line.numbers)
+        case ("cv",):
+            context.cpu_variables().extend(n & context.architecture.word_mask for n in line.numbers)
+        case ("port", port):
+            context.ports[int(port, 0)] = number
+        case ("segment", selector):
+            context.segments[int(selector, 0)] = number
+        case ("symbol", name):
+            context.symbols[name] = number
+        case ("cpuid", leaf):
+            eax, ebx, ecx, edx = line.numbers
+            context.cpuid[int(leaf, 0)] = (eax, ebx, ecx, edx)
+        case ("msr", which):
+            context.msr[int(which, 0)] = number
+        case ("gdtr" | "idtr",):
+            base, limit = line.numbers
+            context.tables[word] = (base, limit)
+        case ("pid" | "tid" | "uid" | "cpu" | "task" | "time",):
+            context.ids[word] = number
+        case _:
+            raise AssertionError(f"unknown context line '{' '.join(line.words)} ='")
+
+
+def _compare(case: Case, target: Target, image: CodeImage, context: FakeContext, machine: Machine) -> None:
+    outcome = machine.outcome()
+    mask = context.architecture.word_mask
+    offsets = {name: offset for offset, names in image.labels.items() for name in names} | image.procedures
+    ending = outcome.ending.value + (f" {outcome.exit_code}" if outcome.exit_code else "")
+    assert ending == (case.text("end", target) or "exit").strip()
+    for section, data in (("log", outcome.log), ("trace", outcome.trace)):
+        if (items := case.items(section, target)) is not None:
+            assert data.hex(" ") == encode_items(items, target, offsets).hex(" "), section
+    for section, value in (("major", outcome.major), ("minor", outcome.minor)):
+        if (numbers := case.numbers(section, target)) is not None:
+            assert [value] == numbers, section
+    if (numbers := case.numbers("stack", target)) is not None:
+        assert [machine.peek(n) for n in range(len(numbers))] == [n & mask for n in numbers], "stack"
+    for section, values, width in (
+        ("lv", context.local_variables, mask),
+        ("gv", context.global_variables, (1 << 64) - 1),
+        ("cv", context.cpu_variables(), mask),
+    ):
+        if (numbers := case.numbers(section, target)) is not None:
+            assert list(values) == [n & width for n in numbers], section
+    for line in case.lines("registers", target) or ():
+        assert (line.words, context.value_of(line.words[0])) == (line.words, line.numbers[0] & mask)
+    for line in case.lines("memory", target) or ():
+        data = encode_items(line.items, target, {})
+        assert context.read(int(line.words[0], 0), len(data)).hex(" ") == data.hex(" "), "memory"
+    if (lines := case.lines("ports", target)) is not None:
+        writes = [(int(line.words[0], 0), int(line.words[1]), line.numbers[0]) for line in lines]
+        assert context.port_writes == writes
+    if (names := case.text("extensions", target)) is not None:
+        assert [name or "all" for name in context.extension_calls] == names.split()

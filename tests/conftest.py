@@ -1,0 +1,55 @@
+"""Collect the ``.case`` files: one item for each case and processor, run by each back end."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+pytest.register_assert_rewrite("case_interpreter")
+
+from case_format import Case, CaseError, Target, parse_case  # noqa: E402
+from case_interpreter import check_case  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+BACK_ENDS: dict[str, Callable[[Case, Target], None]] = {"interpreter": check_case}
+
+
+def pytest_collect_file(parent: pytest.Collector, file_path: Path) -> CaseFile | None:
+    if file_path.suffix == ".case":
+        return CaseFile.from_parent(parent, path=file_path)
+    return None
+
+
+class CaseFile(pytest.File):
+    def collect(self) -> Iterator[CaseItem]:
+        try:
+            case = parse_case(self.path, self.path.stem)
+        except CaseError as error:
+            raise self.CollectError(str(error)) from None
+        for back_end in BACK_ENDS:
+            for target in case.targets:
+                name = f"{back_end}-{target.architecture}"
+                yield CaseItem.from_parent(self, name=name, case=case, target=target, back_end=back_end)
+
+
+class CaseItem(pytest.Item):
+    def __init__(self, *, case: Case, target: Target, back_end: str, **kwargs: object) -> None:
+        super().__init__(**kwargs)  # type: ignore[arg-type]
+        self.case = case
+        self.target = target
+        self.back_end = back_end
+
+    def runtest(self) -> None:
+        BACK_ENDS[self.back_end](self.case, self.target)
+
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: object = None) -> str:
+        if isinstance(excinfo.value, AssertionError):
+            return f"{self.path}: {self.case.title}\n{excinfo.value}\n--\n{self.case.program}"
+        return str(super().repr_failure(excinfo))
+
+    def reportinfo(self) -> tuple[Path, int, str]:
+        return self.path, 0, f"{self.path.stem} [{self.name}]: {self.case.title}"
