@@ -220,7 +220,7 @@ class _Run:
         self._sink.flush()
         return self._status(finished) if finished is not None else 1
 
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         # The terminal sends Ctrl-C to the command as well: that decides what it means. A second one is for us.
         self._interrupts += 1
         if number == signal.SIGINT and self._argv and self._interrupts == 1:

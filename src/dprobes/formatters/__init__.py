@@ -18,7 +18,8 @@ FORMATS = ("text", "dump", "hex", "json")
 class Formatter(Protocol):
     """Turn one record into text without a final line end."""
 
-    def __call__(self, record: LogRecord, place: Place) -> str: ...
+    def __call__(self, record: LogRecord, place: Place) -> str:
+        """Return the text of a record."""
 
 
 def formatter(name: str, *, wall_offset: int) -> Formatter:

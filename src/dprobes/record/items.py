@@ -1,8 +1,8 @@
 """
 The self-describing items of a log buffer: a token byte, a 16-bit length or count, and the data.
 
-Words that ``log <count>`` wrote have no prefix, so a buffer that holds any is taken to describe itself only if it can be
-cut into items without a remainder. That is a guess; a template knows.
+Words that ``log <count>`` wrote have no prefix, so a buffer that holds any is taken to describe itself only if it can
+be cut into items without a remainder. That is a guess; a template knows.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class LogItem:
-    """Hold one item: bytes for ``memory`` and ``string``, an address or selector for the faults, words for the rest."""
+    """Hold one item: bytes for ``memory`` and ``string``, the address or selector of a fault, words for the rest."""
 
     kind: str
     value: bytes | int | tuple[int, ...]

@@ -1,5 +1,7 @@
 """
-The binary record of the paper (seed 000, section 5), the one place where its layout is written::
+The binary record of the paper (seed 000, section 5): the one place where its layout is written.
+
+::
 
     u32 flags | the items whose flag is set, in this order | the log buffer
 
@@ -18,7 +20,8 @@ The binary record of the paper (seed 000, section 5), the one place where its la
     0x2000  thread id (ours)        u32
 
 Two flags describe the record instead of an item: 0x0800 WIDE, 8-byte words; 0x1000 STACK_TRACE, the log buffer is a
-stack trace. Only the low 16 bits are used, so that a reader sees the byte order, which is the target's, in the flag word.
+stack trace. Only the low 16 bits are used, so that a reader sees the byte order, which is the target's, in the flag
+word.
 """
 
 from __future__ import annotations

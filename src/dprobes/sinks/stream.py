@@ -22,7 +22,7 @@ class StreamSink:
         self._owned = owned
 
     def write(self, text: str) -> None:
-        """Write one record; raise ``SinkError`` if the stream fails, and BrokenPipeError if nobody reads it any more."""
+        """Write one record; raise ``SinkError`` if the stream fails, BrokenPipeError if nobody reads it any more."""
         try:
             self._stream.write(text + "\n")
         except BrokenPipeError:

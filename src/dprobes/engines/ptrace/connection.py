@@ -1,5 +1,5 @@
 """
-The tracer's end of the socket to the client.
+The tracer's end of the two pipes to the client.
 
 Nothing that the client does or fails to do may hold up the target: frames wait in a bounded buffer, and records that do
 not fit are refused (the caller counts them as lost). Only a question waits for its answer.
@@ -11,17 +11,18 @@ import fcntl
 import os
 import select
 from collections import deque
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from dprobes.engines.ptrace.wire import FrameReader, Stop, load_message, pack_message, pack_record
-
-if TYPE_CHECKING:
-    import socket
 
 __all__ = ["ClientGoneError", "Connection"]
 
 _BUFFER_LIMIT = 16 << 20
 """Bytes of records that may wait for the client."""
+
+_CHUNK = 1 << 16
+_RETRY = 5
+"""Milliseconds after which a full pipe is tried again."""
 
 Answer = TypeVar("Answer")
 
@@ -31,50 +32,58 @@ class ClientGoneError(Exception):
 
 
 class Connection:
-    """Exchange frames with the client over ``endpoint``; SIGIO is sent to this process when something arrives."""
+    """
+    Exchange frames with the client.
 
-    def __init__(self, endpoint: socket.socket) -> None:
-        endpoint.setblocking(False)
-        self._socket = endpoint
-        self._outgoing = bytearray()
+    ``incoming`` and ``outgoing`` are the descriptors of two pipes: SIGIO is sent to this process when something
+    arrives, and must not be sent when the client merely makes room for more.
+    """
+
+    def __init__(self, incoming: int, outgoing: int) -> None:
+        os.set_blocking(incoming, False)
+        os.set_blocking(outgoing, False)
+        self._incoming = incoming
+        self._outgoing = outgoing
+        self._waiting = bytearray()
         self._reader = FrameReader()
         self._messages: deque[object] = deque()
-        descriptor = endpoint.fileno()
-        fcntl.fcntl(descriptor, fcntl.F_SETOWN, os.getpid())
-        fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) | os.O_ASYNC)
+        fcntl.fcntl(incoming, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(incoming, fcntl.F_SETFL, fcntl.fcntl(incoming, fcntl.F_GETFL) | os.O_ASYNC)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing waits to be sent and no message waits to be taken."""
+        return not self._waiting and not self._messages
 
     def send(self, message: object) -> None:
         """Send a message, or keep it until there is room."""
-        self._outgoing += pack_message(message)
+        self._waiting += pack_message(message)
         self.flush()
 
     def send_record(self, probe: int, record: bytes) -> bool:
         """Send a record; return False if too many wait already."""
-        if len(self._outgoing) > _BUFFER_LIMIT:
+        if len(self._waiting) > _BUFFER_LIMIT:
             self.flush()
-            if len(self._outgoing) > _BUFFER_LIMIT:
+            if len(self._waiting) > _BUFFER_LIMIT:
                 return False
-        self._outgoing += pack_record(probe, record)
+        self._waiting += pack_record(probe, record)
         self.flush()
         return True
 
     def flush(self) -> None:
-        """Send as much of what waits as the socket takes."""
-        if not self._outgoing:
-            return
+        """Send as much of what waits as the pipe takes."""
+        waiting = self._waiting
         try:
-            sent = self._socket.send(self._outgoing)
+            while waiting:
+                sent = os.write(self._outgoing, waiting[:_CHUNK])
+                del waiting[:sent]
         except BlockingIOError:
             return
         except OSError:
-            # The client is gone; receiving tells the tracer so.
-            self._outgoing.clear()
-            return
-        del self._outgoing[:sent]
+            waiting.clear()  # the client is gone; receiving tells the tracer so
 
     def receive(self) -> object | None:
         """Return the next message that has arrived, or None; raise ``ClientGoneError`` at the end of the stream."""
-        self.flush()
         if not self._messages:
             self._fill()
         return self._messages.popleft() if self._messages else None
@@ -82,6 +91,8 @@ class Connection:
     def ask(self, question: object, answer: type[Answer]) -> Answer:
         """Send a question and wait for its answer; raise ``ClientGoneError`` if none will come."""
         self.send(question)
+        poll = select.poll()
+        poll.register(self._incoming, select.POLLIN)
         while True:
             for message in self._messages:
                 if isinstance(message, answer):
@@ -89,29 +100,25 @@ class Connection:
                     return message
                 if isinstance(message, Stop):
                     raise ClientGoneError
-            events = select.POLLIN | (select.POLLOUT if self._outgoing else 0)
-            poll = select.poll()
-            poll.register(self._socket, events)
-            poll.poll()
+            poll.poll(_RETRY if self._waiting else None)
             self.flush()
             self._fill()
 
     def close(self) -> None:
-        """Deliver what still waits, as long as the client takes it within a second, and close."""
+        """Deliver what still waits, as long as the client takes something each second, and close."""
         poll = select.poll()
-        poll.register(self._socket, select.POLLOUT)
-        while self._outgoing and poll.poll(1000):
+        poll.register(self._outgoing, select.POLLOUT)
+        while self._waiting and poll.poll(1000):
             self.flush()
-        self._socket.close()
+        os.close(self._outgoing)
+        os.close(self._incoming)
 
     def _fill(self) -> None:
         while True:
             try:
-                data = self._socket.recv(1 << 16)
+                data = os.read(self._incoming, _CHUNK)
             except BlockingIOError:
                 return
-            except OSError:
-                data = b""
             if not data:
                 if self._messages:
                     return

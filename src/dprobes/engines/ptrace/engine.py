@@ -7,8 +7,9 @@ The client is the tracer's bystander as well: when the tracer dies, it puts the 
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import os
 import re
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -65,6 +66,9 @@ if TYPE_CHECKING:
 
 __all__ = ["PtraceEngine"]
 
+_PIPE_SIZE = 1 << 20
+"""What the pipe for records is to hold, in bytes; the most that an ordinary user gets (pipe(7))."""
+
 _LINKER = re.compile(r"ld(-.*)?\.so(\.\d+)*|ld-musl-.*\.so(\.\d+)*")
 _LINKER_HOOK = "_dl_debug_state"
 """The function that dynamic linkers call when they have mapped or unmapped something (``r_brk`` in ``<link.h>``)."""
@@ -100,16 +104,20 @@ class PtraceSession:
         self.probes: list[ResolvedProbe] = []
 
     def __enter__(self) -> Self:
-        self._socket, theirs = socket.socketpair()
-        with theirs:
-            # A session of its own: neither the terminal's signals nor the end of ours reach the tracer by themselves.
-            self._tracer = subprocess.Popen(
-                [sys.executable, "-m", "dprobes.engines.ptrace.tracer", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                start_new_session=True,
-            )
+        their_input, self._to_tracer = os.pipe2(os.O_CLOEXEC)
+        self._from_tracer, their_output = os.pipe2(os.O_CLOEXEC)
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(their_output, fcntl.F_SETPIPE_SZ, _PIPE_SIZE)
+        # A session of its own: neither the terminal's signals nor the end of ours reach the tracer by themselves.
+        self._tracer = subprocess.Popen(
+            [sys.executable, "-m", "dprobes.engines.ptrace.tracer", str(their_input), str(their_output)],
+            pass_fds=[their_input, their_output],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        os.close(their_input)
+        os.close(their_output)
         self._send(self._start_message())
         if self._job.pid is not None:
             self._send(Attach(self._job.pid, launching=False))
@@ -141,7 +149,7 @@ class PtraceSession:
     def events(self) -> Iterator[Event]:
         """Iterate over what happens until ``Finished``; raise ``EngineError`` if the target cannot be taken over."""
         while not self._finished:
-            data = self._socket.recv(1 << 16)
+            data = os.read(self._from_tracer, 1 << 16)
             if not data:
                 yield from self._tracer_died()
                 return
@@ -161,7 +169,9 @@ class PtraceSession:
         return Start(limits, int(self._job.items), (program.vars, program.gvars, program.cvars))
 
     def _send(self, message: object) -> None:
-        self._socket.sendall(pack_message(message))
+        frame = memoryview(pack_message(message))
+        while frame:
+            frame = frame[os.write(self._to_tracer, frame) :]
 
     def _on_message(self, message: object) -> Iterator[Event]:
         match message:
@@ -209,7 +219,8 @@ class PtraceSession:
         raise InternalError(f"the tracer ended with status {code}; {restored} breakpoints were taken away from outside")
 
     def _close_tracer(self) -> None:
-        self._socket.close()
+        os.close(self._to_tracer)
+        os.close(self._from_tracer)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._tracer.wait(10)
 

@@ -13,57 +13,61 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.context import ThreadContext
     from dprobes.vm import Outcome
 
-__all__ = ["RecordBuilder"]
+__all__ = ["Header", "RecordBuilder"]
+
+Header = tuple[int, list[int], bytes]
+"""The flag word of a record, its items up to the process name, and the bytes of the rest."""
 
 
 class RecordBuilder:
     """Build records that carry ``items``; an item costs time at each hit, so only what is asked for is looked up."""
 
     def __init__(self, items: int) -> None:
-        self._items = Item(items) | Item.MAJOR | Item.MINOR
+        # Plain numbers and truth values: operations on enum members are an order slower, and this runs at each hit.
+        self._flags = int(items | Item.MAJOR | Item.MINOR)
+        self._wide_flags = self._flags | int(Item.WIDE)
+        self._cpu, self._pid, self._uid, self._time, self._name, self._tid = (
+            bool(items & item) for item in (Item.CPU, Item.PID, Item.UID, Item.TIME, Item.PROCESS_NAME, Item.TID)
+        )
+        self._cs, self._ip, self._ss, self._sp = (bool(items & item) for item in (Item.CS, Item.IP, Item.SS, Item.SP))
 
-    def header(
-        self, context: ThreadContext, registers: ctypes.Array[ctypes.c_ulong], word_size: int
-    ) -> tuple[int, list[int], bytes]:
+    def header(self, context: ThreadContext, registers: ctypes.Array[ctypes.c_ulong], word_size: int) -> Header:
         """
         Return flags, items and tail of a record for the state before the probed instruction.
 
         The first two items, major and minor, are zeros to be filled in by ``record``.
         """
-        items = self._items
         values = [0, 0]
-        if items & Item.CPU:
+        if self._cpu:
             values.append(context.cpu())
-        if items & Item.PID:
+        if self._pid:
             values.append(context.pid())
-        if items & Item.UID:
+        if self._uid:
             values.append(context.uid())
-        if items & Item.CS:
+        if self._cs:
             values.append(registers[Register.CS])
-        if items & Item.IP:
+        if self._ip:
             values.append(registers[Register.RIP])
-        if items & Item.SS:
+        if self._ss:
             values.append(registers[Register.SS])
-        if items & Item.SP:
+        if self._sp:
             values.append(registers[Register.RSP])
-        if items & Item.TIME:
+        if self._time:
             values.append(context.time())
-        tail = b""
-        if items & Item.PROCESS_NAME:
-            tail = context.process_name()[:PROCESS_NAME_MAX] + b"\0"
-        if items & Item.TID:
+        tail = context.process_name()[:PROCESS_NAME_MAX] + b"\0" if self._name else b""
+        if self._tid:
             tail += context.tid().to_bytes(4, "little")
-        return int(items | Item.WIDE if word_size == 8 else items), values, tail
+        return self._wide_flags if word_size == 8 else self._flags, values, tail
 
-    def record(self, header: tuple[int, list[int], bytes], outcome: Outcome) -> bytes:
+    def record(self, header: Header, outcome: Outcome) -> bytes:
         """Return the record of a handler's log buffer."""
         flags, values, tail = header
         values[0], values[1] = outcome.major, outcome.minor
         return header_struct(flags, "little").pack(flags, *values) + tail + outcome.log
 
-    def stack_trace(self, header: tuple[int, list[int], bytes], outcome: Outcome) -> bytes:
+    def stack_trace(self, header: Header, outcome: Outcome) -> bytes:
         """Return the record of a handler's stack trace; its major and minor codes stay 0."""
         flags, values, tail = header
-        flags |= Item.STACK_TRACE
+        flags |= int(Item.STACK_TRACE)
         values[0] = values[1] = 0
         return header_struct(flags, "little").pack(flags, *values) + tail + outcome.trace

@@ -1,5 +1,5 @@
 """
-The tracer process: ``python -m dprobes.engines.ptrace.tracer DESCRIPTOR``.
+The tracer process: ``python -m dprobes.engines.ptrace.tracer READ-DESCRIPTOR WRITE-DESCRIPTOR``.
 
 One loop: take a stop that the kernel reports, do what it calls for, let the thread run on. It ends when the targets are
 gone, when the client says ``Stop`` or disappears, or on SIGTERM; in every case all breakpoints are taken away first,
@@ -42,6 +42,7 @@ from dprobes.vm import Ending
 
 if TYPE_CHECKING:
     from dprobes.engines.ptrace.processes import Breakpoint
+    from dprobes.engines.ptrace.records import Header
     from dprobes.vm import Outcome
 
 __all__ = ["Tracer", "main"]
@@ -51,6 +52,13 @@ _ENDING_SIGNALS = {signal.SIGTERM, signal.SIGHUP, signal.SIGINT}
 
 _CHECK_INTERVAL = 64
 """How many stops are handled in a row before signals are looked at."""
+
+
+_CPU_INTERVAL = 32
+"""After how many hits the tracer looks on which CPU the target runs."""
+
+_RETRY = 0.005
+"""Seconds after which a full pipe to the client is tried again."""
 
 
 class _EndedError(Exception):
@@ -73,12 +81,15 @@ class Tracer:
         self._info = syscalls.SignalInfo()
         self._launching: set[int] = set()
         self._attached = False
+        self._own_cpu: int | None = None
+        self._hits = 0
 
     # The loop
 
     def run(self) -> None:
         """Trace until there is nothing left to trace, then take everything away and say ``Done``."""
         try:
+            self._take_messages()
             while self._threads or not self._attached:
                 if not self._handle_stops():
                     self._wait()
@@ -99,7 +110,7 @@ class Tracer:
                 try:
                     tid, status = os.waitpid(-1, syscalls.WALL | os.WNOHANG)
                 except ChildProcessError:
-                    return False
+                    return bool(handled)
                 if not tid:
                     return bool(handled)
             handled += 1
@@ -112,23 +123,25 @@ class Tracer:
 
     def _wait(self) -> None:
         """Sleep until something happens."""
-        self._connection.flush()
-        self._check_signals(1)
+        if not self._connection.is_idle:
+            self._take_messages()
+            self._connection.flush()
+        self._check_signals(1 if self._connection.is_idle else _RETRY)
 
     def _check_signals(self, timeout: float) -> None:
         info = signal.sigtimedwait(_SIGNALS, timeout)
         if info is not None and info.si_signo in _ENDING_SIGNALS:
             raise _EndedError
         if info is None or info.si_signo == signal.SIGIO:
-            while (message := self._connection.receive()) is not None:
-                self._obey(message)
+            self._take_messages()
 
-    def _obey(self, message: object) -> None:
-        match message:
-            case Attach(pid, launching):
-                self._attach(pid, launching=launching)
-            case Stop():
-                raise _EndedError
+    def _take_messages(self) -> None:
+        while (message := self._connection.receive()) is not None:
+            match message:
+                case Attach(pid, launching):
+                    self._attach(pid, launching=launching)
+                case Stop():
+                    raise _EndedError
 
     # Taking processes over
 
@@ -289,6 +302,9 @@ class Tracer:
         outcome: Outcome | None = None
         header = None
         self._context.select(thread, self._registers)
+        self._hits += 1
+        if self._hits % _CPU_INTERVAL == 0:
+            self._move_to_cpu(self._context.cpu())
         try:
             if probe is None:
                 self._modules.update(thread.space, thread)
@@ -313,6 +329,13 @@ class Tracer:
                 self._count(probe, outcome, header, completion)
             self._stopper.resume(thread, completion.signal)
 
+    def _move_to_cpu(self, cpu: int) -> None:
+        """Run on the CPU of the thread that hits: waking each other up is several times cheaper on one CPU."""
+        if cpu != self._own_cpu:
+            self._own_cpu = cpu
+            with contextlib.suppress(OSError):
+                os.sched_setaffinity(0, {cpu})
+
     def _complete(self, thread: Thread, breakpoint_: Breakpoint) -> Completion:
         """Carry the original instruction out, by emulation or by a step."""
         emulation = breakpoint_.site.emulation
@@ -326,7 +349,7 @@ class Tracer:
         self,
         probe: Probe,
         outcome: Outcome | None,
-        header: tuple[int, list[int], bytes] | None,
+        header: Header | None,
         completion: Completion,
     ) -> None:
         if completion.kind is CompletionKind.FAULTED and not probe.limits.keep_on_fault:
@@ -363,12 +386,10 @@ def _process_of(tid: int) -> int:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the tracer on the socket whose descriptor is the first argument."""
-    import socket
-
+    """Run the tracer on two pipes to the client; the arguments are the descriptors to read from and to write to."""
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     syscalls.set_process_name("dprobes-tracer")
-    connection = Connection(socket.socket(fileno=int(arguments[0])))
+    connection = Connection(int(arguments[0]), int(arguments[1]))
     gc.freeze()  # what is loaded now lives as long as the process: collections need not look at it
     while (message := connection.receive()) is None:
         signal.sigtimedwait({signal.SIGIO}, 0.1)

@@ -1,9 +1,9 @@
 """
-The socket between client and tracer: frames, and the messages in them.
+The pipes between client and tracer: frames, and the messages in them.
 
 A frame is ``u32 length | u8 kind | payload``, in host byte order. Records are the only frequent ones and are packed by
-hand; all other payloads are pickled dataclasses of this module. Both ends are our own processes, on a socket pair that
-nobody else can reach.
+hand; all other payloads are pickled dataclasses of this module. Both ends are our own processes, on pipes that nobody
+else can reach.
 """
 
 from __future__ import annotations
