@@ -74,6 +74,8 @@ def parse_number(token: WordToken) -> int:
     match = _NUMBER.fullmatch(token.text)
     if match is None:
         hint = "a leading 0 means octal" if re.fullmatch(r"0[0-9]+", token.text) else None
+        if re.fullmatch(r"[0-9a-fA-F]{1,16}[hH]", token.text):
+            hint = f"write '0x{token.text[:-1]}'"
         raise ExpressionError(f"'{token.text}' is not a number", token, hint)
     text, base = match.group("hex"), 16
     if text is None:

@@ -82,7 +82,7 @@ def _expression(tokens: Sequence[WordToken]) -> Expression:
     try:
         return parse_expression(tokens)
     except ExpressionError as error:
-        raise StatementError(error.message, [error.token] if error.token else tokens, error.hint) from None
+        raise StatementError(error.message, [error.token or tokens[-1]], error.hint) from None
 
 
 def _number(keyword: Keyword, tokens: Sequence[WordToken]) -> int:
@@ -148,11 +148,18 @@ def _range(tokens: Sequence[WordToken]) -> Address:
     if len(colons) > 1:
         raise StatementError("expected one ':' between two addresses", [tokens[colons[1]]])
     if not colons:
-        return Address(_expression(tokens))
+        return Address(_address(tokens))
     low, high = tokens[: colons[0]], tokens[colons[0] + 1 :]
     if not low or not high:
         raise StatementError("expected an address on both sides of ':'", tokens)
-    return Address(_expression(low), _expression(high))
+    return Address(_address(low), _address(high))
+
+
+def _address(tokens: Sequence[WordToken]) -> Expression:
+    value = _expression(tokens)
+    if value.symbol is None and value.addend < 0:
+        raise StatementError("an address cannot be negative", tokens)
+    return value
 
 
 def _frequency(keyword: Keyword, tokens: Sequence[WordToken]) -> Sampler:

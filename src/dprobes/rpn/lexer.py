@@ -86,6 +86,10 @@ class Lexer:
         """Return the tokens ``first`` to ``last`` as written, macros expanded and white space reduced to a blank."""
         return " ".join(self._preprocessed.text[first.start : last.end].split())
 
+    def start_span(self) -> Span:
+        """Return the place of the first character."""
+        return self._preprocessed.span(0, 0)
+
     def end_span(self) -> Span:
         """Return the place just behind the last character."""
         end = len(self._preprocessed.text)

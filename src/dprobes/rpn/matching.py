@@ -178,7 +178,8 @@ def _no_form(
         message = f"'{operator.text}' does not take the operand{'s' if len(operands) > 1 else ''} '{written[:60]}'"
     if len(syntaxes) <= 3:
         return StatementError(message, hint=f"write {_either(syntaxes)}")
-    return StatementError(message, hint=did_you_mean(f"{operator.word} {written.lower()[:60]}", syntaxes))
+    hint = did_you_mean(f"{operator.word} {written.lower()[:60]}", syntaxes) if operands else None
+    return StatementError(message, hint=hint)
 
 
 def _refuse_half_an_instruction(operator: WordToken, operand: Sequence[WordToken]) -> None:
@@ -218,7 +219,7 @@ def _expression(tokens: Sequence[WordToken]) -> Expression:
     try:
         return parse_expression(tokens)
     except ExpressionError as error:
-        raise StatementError(error.message, [error.token] if error.token else tokens, error.hint) from None
+        raise StatementError(error.message, [error.token or tokens[-1]], error.hint) from None
 
 
 def _constant(kind: OperandKind, tokens: Sequence[WordToken]) -> int:

@@ -77,6 +77,7 @@ class _Parser:
         self._lexer = Lexer(text, self._error)
         self._diagnostics = diagnostics
         self._errors = 0
+        self._tried_name = False  # there is a statement for the name, right or wrong
         self._file = _Section(Header.FILE)
         self._section = self._file
         self._definitions: list[_Section] = []
@@ -150,6 +151,7 @@ class _Parser:
                     f"'{keyword.name} =' after the first instruction of the handler",
                     hint="all statements of a probepoint header stand before its instructions",
                 )
+            self._tried_name = self._tried_name or keyword.name == "name"
             value = parse_value(keyword, values)
         span = self._lexer.span(statement[0], statement[-1])
         if keyword.attribute in self._section.values:
@@ -248,11 +250,11 @@ class _Parser:
             self._close_procedure()
         for section in self._definitions:
             self._check_trailing_label(section.handler)
-        if "name" not in self._file.values:
+        if not self._tried_name:
             self._error(
-                self._lexer.end_span(), "the program names no module", hint='write name = "<module>" at its top'
+                self._lexer.start_span(), "the program names no module", hint='write name = "<module>" at its top'
             )
-        elif not self._definitions:
+        if not self._definitions:
             self._error(
                 self._lexer.end_span(),
                 "the program has no probe definition",

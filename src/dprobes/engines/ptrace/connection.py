@@ -66,8 +66,16 @@ class Connection:
             self.flush()
             if len(self._waiting) > _BUFFER_LIMIT:
                 return False
-        self._waiting += pack_record(probe, record)
-        self.flush()
+        frame = pack_record(probe, record)
+        if not self._waiting:
+            try:
+                sent = os.write(self._outgoing, frame)
+            except OSError:
+                sent = 0  # a full pipe is tried again later; that the client is gone, receiving tells
+            if sent == len(frame):
+                return True
+            frame = frame[sent:]
+        self._waiting += frame
         return True
 
     def flush(self) -> None:

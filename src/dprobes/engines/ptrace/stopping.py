@@ -37,6 +37,9 @@ _TRAP_FLAG = 0x100
 # Signals that an instruction raises itself, when si_code says that the kernel sent them (sigaction(2)).
 _FAULTS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP)
 
+_SPINS = 40
+"""How many times to ask for a stop, about a microsecond each, before sleeping until there is one."""
+
 _PATIENCE = 20
 """How many times 5 ms to wait for a thread before looking whether it can stop at all."""
 
@@ -72,16 +75,38 @@ class Stopper:
         self._threads = threads
         self._context = context
         self._info = syscalls.SignalInfo()
+        # Asking again makes sense only if the thread can run meanwhile.
+        self._spins = _SPINS if len(os.sched_getaffinity(0)) > 1 else 1
         self.deferred: deque[tuple[int, int]] = deque()
         """Reported stops (tid, wait status) that nobody has handled yet."""
 
     # Waiting
+
+    def next_stop(self) -> tuple[int, int] | None:
+        """
+        Return the next stop of any thread (tid, wait status), or None if there is none for some microseconds.
+
+        A thread that was just let run is likely to hit again at once, and to be put to sleep and woken up costs more
+        than to ask some more times.
+        """
+        if self.deferred:
+            return self.deferred.popleft()
+        with contextlib.suppress(ChildProcessError):
+            for _ in range(self._spins):
+                tid, status = os.waitpid(-1, syscalls.WALL | os.WNOHANG)
+                if tid:
+                    return tid, status
+        return None
 
     def wait_for(self, tid: int) -> int:
         """Return the wait status of the next stop of one thread, which must be running or about to stop."""
         for number, (deferred_tid, status) in enumerate(self.deferred):
             if deferred_tid == tid:
                 del self.deferred[number]
+                return status
+        for _ in range(self._spins):
+            found, status = os.waitpid(tid, syscalls.WALL | os.WNOHANG)
+            if found:
                 return status
         return os.waitpid(tid, syscalls.WALL)[1]
 

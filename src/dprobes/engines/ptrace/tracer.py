@@ -54,9 +54,6 @@ _CHECK_INTERVAL = 64
 """How many stops are handled in a row before signals are looked at."""
 
 
-_CPU_INTERVAL = 32
-"""After how many hits the tracer looks on which CPU the target runs."""
-
 _RETRY = 0.005
 """Seconds after which a full pipe to the client is tried again."""
 
@@ -81,8 +78,6 @@ class Tracer:
         self._info = syscalls.SignalInfo()
         self._launching: set[int] = set()
         self._attached = False
-        self._own_cpu: int | None = None
-        self._hits = 0
 
     # The loop
 
@@ -104,15 +99,10 @@ class Tracer:
         """Handle what the kernel has to report; return False if that was nothing."""
         handled = 0
         while handled < _CHECK_INTERVAL:
-            if self._stopper.deferred:
-                tid, status = self._stopper.deferred.popleft()
-            else:
-                try:
-                    tid, status = os.waitpid(-1, syscalls.WALL | os.WNOHANG)
-                except ChildProcessError:
-                    return bool(handled)
-                if not tid:
-                    return bool(handled)
+            found = self._stopper.next_stop()
+            if found is None:
+                return bool(handled)
+            tid, status = found
             handled += 1
             try:
                 self._handle(tid, status)
@@ -302,9 +292,6 @@ class Tracer:
         outcome: Outcome | None = None
         header = None
         self._context.select(thread, self._registers)
-        self._hits += 1
-        if self._hits % _CPU_INTERVAL == 0:
-            self._move_to_cpu(self._context.cpu())
         try:
             if probe is None:
                 self._modules.update(thread.space, thread)
@@ -328,13 +315,6 @@ class Tracer:
             if probe is not None and probe.is_active:
                 self._count(probe, outcome, header, completion)
             self._stopper.resume(thread, completion.signal)
-
-    def _move_to_cpu(self, cpu: int) -> None:
-        """Run on the CPU of the thread that hits: waking each other up is several times cheaper on one CPU."""
-        if cpu != self._own_cpu:
-            self._own_cpu = cpu
-            with contextlib.suppress(OSError):
-                os.sched_setaffinity(0, {cpu})
 
     def _complete(self, thread: Thread, breakpoint_: Breakpoint) -> Completion:
         """Carry the original instruction out, by emulation or by a step."""

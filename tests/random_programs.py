@@ -1,0 +1,370 @@
+"""
+Random programs, for tests of the interpreter, the printer, the encoder, and of other back ends against the interpreter.
+
+A *wild* program is well-formed and no more: it underflows, jumps anywhere, and reads cells that nobody wrote. A *defined*
+one reads only what it wrote, so that every back end must give the same outcome for it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dprobes.rpn import isa
+from dprobes.rpn.isa import Flow, OperandKind, Row
+from dprobes.rpn.program import (
+    Access,
+    Address,
+    Code,
+    Expression,
+    Glob,
+    Instruction,
+    Location,
+    ModuleType,
+    Offset,
+    Operand,
+    ProbeDefinition,
+    Procedure,
+    Program,
+    Sampler,
+)
+from dprobes.target.arch import Architecture, Direction
+from dprobes.testing import FakeContext
+
+if TYPE_CHECKING:
+    from random import Random
+
+__all__ = ["RandomPrograms", "random_context"]
+
+VARIABLES = 4
+"""How many variables of each kind a program has."""
+
+_SYMBOLS = ("data", "table", "Buffer.cold", "operator new[]")
+_LITTLE = ("log <count>", "log b, <count>", "log w, <count>", "log d, <count>", "dup <times>", "ros <cells>")
+
+
+def random_context(random: Random, architecture: Architecture) -> FakeContext:
+    """Return a world with some memory, registers and everything else that a program of these may ask for."""
+    mask = architecture.word_mask
+    names = [r.name for r in architecture.registers if r.bits <= architecture.word_bits and r.memory_offset is None]
+    return FakeContext(
+        architecture.name,
+        registers={name: _value(random) & mask & ((1 << 16) - 1) for name in names},
+        memory={0x1000: random.randbytes(64) + b"text\0" + bytes(8), 0x1FF8: random.randbytes(16)},
+        read_only={0x4000: random.randbytes(64)},
+        pid=random.randrange(1 << 16),
+        tid=random.randrange(1 << 16),
+        uid=random.randrange(1 << 16),
+        cpu=random.randrange(8),
+        task=random.randrange(1 << 32),
+        time=random.randrange(1 << 64),
+        segments={0x2B: 0x1000},
+        ports={0x60: random.randrange(1 << 32)},
+        symbols=dict.fromkeys(_SYMBOLS, 0x1010),
+        cpuid={1: (1, 2, 3, 4)},
+        msr={0x10: random.randrange(1 << 64)},
+        tables={"gdtr": (0x1000, 0xFF), "idtr": (0x2000, 0x7F)},
+    )
+
+
+def _value(random: Random) -> int:
+    """Return a number of the kind that programs stumble over."""
+    match random.randrange(5):
+        case 0:
+            return random.randrange(-4, 12)
+        case 1:
+            return random.choice((0x1000, 0x1010, 0x1FFC, 0x2FFE, 0x3000, 0x4000, 0x2B, 0x60))
+        case 2:
+            return random.choice((0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, -0x80000000, 1000, 1024, 0xFFFF))
+        case 3:
+            return random.randrange(1 << 16)
+        case _:
+            return random.randrange(1 << 32)
+
+
+class RandomPrograms:
+    """Make programs for one processor out of a source of random numbers."""
+
+    def __init__(self, random: Random, architecture: Architecture) -> None:
+        self._random = random
+        self._architecture = architecture
+        is_x86 = architecture.name in ("i386", "x86_64")
+        self._rows = [row for row in isa.ROWS if is_x86 or row.group not in (isa.Group.IO, isa.Group.SEGMENT)]
+
+    def wild(self) -> Program:
+        """Return a well-formed program."""
+        names = [f"p{n}" for n in range(self._random.randrange(3))]
+        definitions = tuple(
+            self._definition(self._wild_code(names)) for _ in range(self._random.choice((1, 1, 1, 2)))
+        )
+        procedures = tuple(Procedure(name, self._wild_code(names)) for name in names)
+        return self._program(definitions, procedures)
+
+    def defined(self) -> Program:
+        """Return a program that reads only what it wrote, and whose outcome is therefore the same everywhere."""
+        names = [f"p{n}" for n in range(self._random.randrange(3))]
+        procedures = []
+        for number, name in enumerate(names):
+            writer = _Defined(self._random, self._architecture, self._rows, names[:number])
+            procedures.append(Procedure(name, writer.code("ret")))
+        handler = _Defined(self._random, self._architecture, self._rows, names).code("exit")
+        return self._program((ProbeDefinition(Offset(Expression(0)), handler),), tuple(procedures), is_small=True)
+
+    def _program(
+        self, definitions: tuple[ProbeDefinition, ...], procedures: tuple[Procedure, ...], *, is_small: bool = False
+    ) -> Program:
+        random = self._random
+        return Program(
+            name=random.choice(("case", "/usr/lib/libc.so.6", 'odd "name" \\ //')),
+            modtype=random.choice(tuple(ModuleType)),
+            major=random.randrange(1 << 16),
+            id=random.randrange(1 << 16),
+            vars=VARIABLES,
+            gvars=VARIABLES,
+            cvars=VARIABLES,
+            jmpmax=random.choice((0, 10, 100, 256)),
+            logmax=random.choice((1, 16, 100, 1024)) if not is_small else random.choice((64, 200, 1024)),
+            ex_logmax=random.choice((1, 40, 200, 1024)),
+            heapmax=random.choice((40, 100, 16384)),
+            autostacktrace=random.random() < 0.3,
+            logonfault=random.random() < 0.3,
+            groups=random.choice(((), ("a", "b"))),
+            types=random.choice(((), ("x",))),
+            definitions=definitions,
+            procedures=procedures,
+        )
+
+    def _definition(self, handler: Code) -> ProbeDefinition:
+        random = self._random
+        return ProbeDefinition(
+            location=self._location(),
+            handler=handler,
+            opcode=random.choice((None, 0, 0x55)),
+            minor=random.randrange(1 << 16),
+            watchpoint=random.choice((None, *Access)),
+            group=random.choice((None, "a")),
+            types=random.choice(((), ("x",), ("x", "y"))),
+            passcount=random.choice((0, 3, 0x7FFFFFFF)),
+            maxhits=random.choice((0, 1)),
+            logonfault=random.choice((None, False, True)),
+            exception_mask=random.choice((0x0FFF, 0x1FFF, 0, 0xFFFF, random.randrange(1 << 16))),
+            heap=random.choice((None, 0, 64)),
+            at_return=random.random() < 0.2,
+        )
+
+    def _location(self) -> Location:
+        random = self._random
+        expression = Expression(random.choice((0, 1, 0x1234, -8)), random.choice(_SYMBOLS))
+        number = Expression(random.randrange(1 << 40))
+        match random.randrange(5):
+            case 0:
+                return Offset(expression)
+            case 1:
+                return Offset(number)
+            case 2:
+                return Glob(random.choice(("sys_*", "[a-c]?", "operator*")))
+            case 3:
+                return Address(expression, random.choice((None, number)))
+            case _:
+                return Sampler(random.randrange(1, 10_001))
+
+    def _wild_code(self, procedures: list[str]) -> Code:
+        random = self._random
+        count = random.randrange(1, 30)
+        labels = {f"l{n}": random.randrange(count) for n in range(random.randrange(4))}
+        rows = [
+            row
+            for row in self._rows
+            if (row.operand_kind is not OperandKind.LABEL or labels)
+            and (row.operand_kind is not OperandKind.PROCEDURE or procedures)
+        ]
+        # Half of the instructions push something, so that there is something to work with.
+        pushes = [row for row in rows if row.syntax == "push <value>"]
+        instructions = tuple(
+            Instruction(row, self._operand(row, list(labels), procedures))
+            for row in (random.choice(pushes if random.random() < 0.4 else rows) for _ in range(count))
+        )
+        return Code(instructions, labels)
+
+    def _operand(self, row: Row, labels: list[str], procedures: list[str]) -> Operand:
+        random = self._random
+        match row.operand_kind:
+            case None:
+                return None
+            case OperandKind.LABEL:
+                return random.choice(labels)
+            case OperandKind.PROCEDURE:
+                return random.choice(procedures)
+            case OperandKind.EXTENSION:
+                return random.choice(("sample", "a.b"))
+            case OperandKind.REGISTER:
+                return _register(random, self._architecture, row)
+            case OperandKind.VALUE:
+                return _pushed(random, self._architecture)
+            case OperandKind.LV | OperandKind.GV | OperandKind.CV:
+                return random.randrange(VARIABLES)
+            case OperandKind.EXIT_CODE:
+                return random.randrange(5)
+            case OperandKind.DISPLACEMENT:
+                return random.choice((0, 1, -1, 5, -5, 1024, -0x8000, 0x7FFF))
+            case OperandKind.BITS:
+                return random.choice((0, 1, 8, 31, 32, 33, 63, 64, 65, 255))
+            case _:
+                return random.choice((0, 1, 2, 3, 200))
+
+
+def _register(random: Random, architecture: Architecture, row: Row) -> str:
+    direction = Direction(row.syntax.partition(",")[0])
+    return random.choice([r.name for r in architecture.registers if direction in r.allowed])
+
+
+def _pushed(random: Random, architecture: Architecture) -> Expression:
+    if random.random() < 0.1:
+        return Expression(random.choice((0, 4, -4)), random.choice(_SYMBOLS))
+    value = _value(random)
+    return Expression(value if architecture.word_size == 8 or value >= 0 else max(value, -0x80000000))
+
+
+class _Defined:
+    """Write code whose stack depth is known at every instruction."""
+
+    # Operators whose operands may be anything, whose effect is exact, and that write no cell but those they push.
+    _EXCLUDED = ("callk", "restore", "pop lp", "pop stp", "push h", "pop h", "pop sbp", "pop tsp", "copy", "push sbp",
+                 "push tsp", "malloc", "free", "purge", "trace", "log st", "push stp", "push lp", "push plp", "push x",
+                 "save")  # fmt: skip
+
+    def __init__(self, random: Random, architecture: Architecture, rows: list[Row], procedures: list[str]) -> None:
+        self._random = random
+        self._architecture = architecture
+        self._procedures = procedures
+        self._rows = [
+            row
+            for row in rows
+            if row.flow is Flow.NEXT
+            and not row.syntax.startswith(self._EXCLUDED)
+            and "?" not in row.effect
+            and row.operand_kind is not OperandKind.REGISTER
+        ]
+        self._registers = [row for row in rows if row.syntax in ("push r, <register>", "push u, <register>")]
+        self._instructions: list[Instruction] = []
+        self._labels: dict[str, int] = {}
+        self._depth = 0
+
+    def code(self, ending: str) -> Code:
+        """Return code of which every path ends with ``ending``."""
+        self._block(self._random.randrange(1, 12), nesting=0)
+        self._emit("log <count>", min(self._depth, 4))
+        self._emit(ending)
+        return Code(tuple(self._instructions), self._labels)
+
+    def _emit(self, syntax: str, operand: Operand = None) -> None:
+        from dprobes.rpn.effects import stack_effect
+
+        instruction = Instruction(isa.rows_by_syntax()[syntax], operand)
+        effect = stack_effect(instruction, self._architecture)
+        while self._depth < effect.popped:
+            self._emit("push <value>", _pushed(self._random, self._architecture))
+        self._instructions.append(instruction)
+        self._depth += effect.pushed - effect.popped
+
+    def _label(self) -> str:
+        return f"l{len(self._labels)}"
+
+    def _block(self, statements: int, nesting: int) -> None:
+        for _ in range(statements):
+            choice = self._random.randrange(12)
+            if choice == 0 and nesting < 2:
+                self._branch(nesting)
+            elif choice == 1 and nesting < 2:
+                self._loop(nesting)
+            elif choice == 2 and self._procedures:
+                self._neutral_call()
+            elif choice == 3 and nesting < 2:
+                self._guarded()
+            elif choice == 4:
+                row = self._random.choice(self._registers)
+                self._register_push(row)
+            else:
+                self._plain(self._random.choice(self._rows))
+
+    def _plain(self, row: Row) -> None:
+        operand: Operand = None
+        match row.operand_kind:
+            case None:
+                pass
+            case OperandKind.VALUE:
+                operand = _pushed(self._random, self._architecture)
+            case OperandKind.LV | OperandKind.GV | OperandKind.CV:
+                operand = self._random.randrange(VARIABLES)
+            case _:
+                operand = self._random.randrange(4) if row.syntax in _LITTLE else self._random.randrange(1, 70)
+        if row.faults and row.faults != (isa.ExceptionCode.LOG_OVERFLOW,):
+            self._guarded(row, operand)
+        else:
+            self._emit(row.syntax, operand)
+
+    def _register_push(self, row: Row) -> None:
+        direction = Direction(row.syntax.partition(",")[0])
+        wide = [
+            r.name
+            for r in self._architecture.registers
+            if direction in r.allowed and not r.selector_cells and r.memory_offset is None and not r.parts
+            and r.bits <= self._architecture.word_bits
+        ]  # fmt: skip
+        self._emit(row.syntax, self._random.choice(wide))
+
+    def _guarded(self, row: Row | None = None, operand: Operand = None) -> None:
+        """Write one instruction that may fault, between sx and ux, and make its depth the same on both ways."""
+        from dprobes.rpn.effects import stack_effect
+
+        faulting = [r for r in self._rows if r.faults and r.operand_kind is None]
+        row = row or self._random.choice(faulting)
+        effect = stack_effect(Instruction(row, operand), self._architecture)
+        handler, done = f"h{len(self._labels)}", f"d{len(self._labels)}"
+        self._labels[handler] = self._labels[done] = -1
+        self._emit("sx <label>", handler)
+        self._emit(row.syntax, operand)
+        after = self._depth
+        self._emit("ux")
+        self._emit("jmp <label>", done)
+        self._labels[handler] = len(self._instructions)
+        self._depth = after - effect.pushed + 3
+        self._emit("log <count>", 3)
+        for _ in range(effect.pushed):
+            self._emit("push <value>", Expression(0))
+        self._labels[done] = len(self._instructions)
+        self._emit("nop")
+
+    def _branch(self, nesting: int) -> None:
+        label = self._label()
+        self._labels[label] = -1
+        if not self._depth:
+            self._emit("push <value>", _pushed(self._random, self._architecture))
+        self._emit(self._random.choice(("jlt", "jle", "jgt", "jge", "jz", "jnz")) + " <label>", label)
+        self._neutral(nesting)
+        self._labels[label] = len(self._instructions)
+        self._emit("nop")
+
+    def _loop(self, nesting: int) -> None:
+        self._emit("push <value>", Expression(self._random.randrange(1, 4)))
+        label = self._label()
+        self._labels[label] = len(self._instructions)
+        self._neutral(nesting)
+        self._emit("loop <label>", label)
+        self._emit("ros <cells>", 1)
+
+    def _neutral(self, nesting: int) -> None:
+        """Write a block that leaves the cells below it alone, and the depth as it was."""
+        outer, self._depth = self._depth, 0
+        self._block(self._random.randrange(1, 5), nesting + 1)
+        if self._depth:
+            self._emit("ros <cells>", self._depth)
+        self._depth = outer
+
+    def _neutral_call(self) -> None:
+        # A procedure may leave cells of its own: it is between a save and a restore of TSP.
+        self._emit("save tsp")
+        self._emit("pop lv, <lv>", VARIABLES - 1)
+        self._emit("call <procname>", self._random.choice(self._procedures))
+        self._emit("push lv, <lv>", VARIABLES - 1)
+        self._instructions.append(Instruction(isa.rows_by_syntax()["restore tsp"]))
+        self._depth -= 1
