@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,9 +14,16 @@ from case_interpreter import check_case  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
+
+CASES = Path(__file__).parent / "cases"
 
 BACK_ENDS: dict[str, Callable[[Case, Target], None]] = {"interpreter": check_case}
+
+
+@pytest.fixture(scope="session")
+def all_cases() -> list[Case]:
+    """Return all cases, whatever is selected on pytest's command line."""
+    return [parse_case(path, path.stem) for path in sorted(CASES.rglob("*.case"))]
 
 
 def pytest_collect_file(parent: pytest.Collector, file_path: Path) -> CaseFile | None:

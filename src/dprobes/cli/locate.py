@@ -101,7 +101,10 @@ def _describe_place(module: Module, expression: Expression) -> str:
     boundary = check_boundary(module, offset)
     decoded = decode_at(module, offset)
     symbol = module.symbol_at(offset)
-    where = f"{symbol[0]}+{symbol[1]:#x}" if symbol else "no function is known there"
+    where = "no function is known there"
+    if symbol is not None:
+        name, distance = symbol
+        where = f"{name}+{distance:#x}" if distance else name
     lines = [
         f"function  {where}",
         f"address   {decoded.address:#x}",

@@ -106,7 +106,8 @@ def _check_ident(path: Path, data: Contents) -> tuple[int, Literal["little", "bi
     if not data:
         raise TargetError(f"'{path}' is empty, expected an ELF file")
     if data[:4] != b"\x7fELF"[: len(data)]:
-        raise TargetError(f"'{path}' is not an ELF file")
+        hint = "it is a script: probe the program that runs it" if data[:2] == b"#!" else None
+        raise TargetError(f"'{path}' is not an ELF file", hint=hint)
     if len(data) < 16:
         raise TargetError(f"'{path}' is truncated: {len(data)} bytes of the 16 that identify an ELF file")
     if data[4] not in (1, 2):

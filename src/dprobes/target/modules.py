@@ -59,8 +59,7 @@ def find_module(
     for path in _library_candidates(name, wanted):
         if path.is_file() and _is_for(path, wanted):
             return path.resolve()
-    found = shutil.which(name)
-    return Path(found).resolve() if found is not None else None
+    return _program_in_path(name)
 
 
 def matches(name: str, path: str | os.PathLike[str], soname: str | None) -> bool:
@@ -170,6 +169,22 @@ def _command_named(name: str, command: str) -> Path | None:
             break
         link = os.path.join(os.path.dirname(link), os.readlink(link))  # noqa: PTH115, PTH118, PTH120 - links by text
     return program if name in names or matches(name, program, None) else None
+
+
+def _program_in_path(name: str) -> Path | None:
+    """Return the first program of that name in ``PATH``; wrapper scripts of the same name are passed over."""
+    for directory in os.get_exec_path():
+        path = Path(directory or ".", name)
+        if os.access(path, os.X_OK) and _is_elf(path):
+            return path.resolve()
+    return None
+
+
+def _is_elf(path: Path) -> bool:
+    try:
+        return bytes(file_head(path, 4)) == b"\x7fELF"
+    except TargetError:
+        return False
 
 
 def _library_candidates(name: str, architecture: str) -> Iterator[Path]:
