@@ -284,6 +284,6 @@ class Machine:
         return self._heap
 
     def words(self, values: list[int]) -> bytes:
-        """Return values as consecutive words in the target's byte order."""
-        order = self.architecture.byte_order
-        return b"".join([value.to_bytes(self.word_size, order) for value in values])
+        """Return values, modulo the word, as consecutive words in the target's byte order."""
+        order, mask = self.architecture.byte_order, self.mask
+        return b"".join([(value & mask).to_bytes(self.word_size, order) for value in values])

@@ -46,7 +46,7 @@ def _prefixed(machine: Machine, token: int, length: int, data: bytes) -> None:
 
 def _log_fault(machine: Machine, token: Token, value: int) -> None:
     if machine.room >= _PREFIX + machine.word_size:
-        _prefixed(machine, token, machine.word_size, machine.words([value & machine.mask]))
+        _prefixed(machine, token, machine.word_size, machine.words([value]))
 
 
 def _cells(width: int) -> Rule:
@@ -139,7 +139,7 @@ def _variables(token: Token, kind: int, values_of: Callable[[Machine], Sequence[
         existing = max(0, len(values) - start)
         fitting = (machine.room - _PREFIX) // machine.word_size
         kept = min(count, existing, fitting)
-        _prefixed(machine, token, kept, machine.words([values[start + n] & machine.mask for n in range(kept)]))
+        _prefixed(machine, token, kept, machine.words([values[start + n] for n in range(kept)]))
         if kept == count:
             return
         if existing <= fitting:

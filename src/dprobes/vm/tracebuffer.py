@@ -118,7 +118,7 @@ class TraceBuffer:
         # 65536 variables are one more than the prefix can say, and more than any buffer can hold.
         self._write(machine, _prefix(token, min(len(values), 0xFFFF), machine.architecture.byte_order))
         for value in values:
-            self._write(machine, machine.words([value & machine.mask]))
+            self._write(machine, machine.words([value]))
 
 
 def _prefix(token: Token, length: int, order: str) -> bytes:

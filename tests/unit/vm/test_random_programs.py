@@ -18,7 +18,7 @@ SEEDS = st.integers(0, (1 << 32) - 1)
 
 
 @pytest.mark.parametrize("name", ARCHITECTURE_NAMES)
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=60)
 @given(seed=SEEDS)
 def test_a_wild_program_ends_with_an_outcome_within_its_limits(name: str, seed: int) -> None:
     random = Random(seed)
@@ -39,7 +39,7 @@ def test_a_wild_program_ends_with_an_outcome_within_its_limits(name: str, seed: 
 
 
 @pytest.mark.parametrize("name", ARCHITECTURE_NAMES)
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=60)
 @given(seed=SEEDS, stale=st.integers(0, (1 << 32) - 1))
 def test_a_defined_program_does_not_depend_on_what_earlier_hits_left_on_the_stack(
     name: str, seed: int, stale: int
@@ -71,7 +71,7 @@ def test_defined_programs_do_something() -> None:
 
 
 @pytest.mark.parametrize("name", ["i386", "x86_64", "s390", "s390x"])
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=150)
 @given(data=st.binary(max_size=200), seed=SEEDS)
 def test_random_bytes_as_code_end_with_an_outcome(name: str, data: bytes, seed: int) -> None:
     target = architecture(name)

@@ -1,0 +1,45 @@
+# What can be done with this checkout; `make` alone lists it. Everything is installed into .venv by tools/setup.sh.
+
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+.PHONY: help demo test torture lint bench docs clean
+
+PYTHON := .venv/bin/python
+SOURCES := $(shell find src -name '*.py')
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: .venv/run.stamp ## install what is needed and show probe records of a real program
+	@sh tools/demo.sh
+
+test: .venv/dev.stamp .venv/tools.stamp ## run the whole test suite
+	$(PYTHON) -m pytest -q -m "not torture"
+
+torture: .venv/dev.stamp .venv/tools.stamp ## run the long forms of the torture and differential tests
+	$(PYTHON) -m pytest -q -m torture
+
+lint: .venv/dev.stamp ## check style, types, layers, and that generated files are up to date
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+	.venv/bin/lint-imports
+	$(PYTHON) tools/generate_docs.py --check
+
+bench: .venv/dev.stamp .venv/tools.stamp ## measure costs beside those of the peers, in one table
+	$(PYTHON) benchmarks/run.py
+
+docs: .venv/dev.stamp ## write the generated parts of the documentation
+	$(PYTHON) tools/generate_docs.py
+
+clean: ## remove everything that can be made again
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+
+.venv/run.stamp: pyproject.toml tools/setup.sh
+	@sh tools/setup.sh run
+
+.venv/dev.stamp: pyproject.toml tools/setup.sh
+	@sh tools/setup.sh dev
+
+.venv/tools.stamp: .venv/dev.stamp tools/setup.sh
+	@sh tools/setup.sh tools

@@ -1,0 +1,83 @@
+#!/bin/sh
+# Install what the project needs.
+#   setup.sh run     a virtual environment with DProbes in it
+#   setup.sh dev     the same with the tools of development
+#   setup.sh tools   Debian packages that tests and benchmarks use, where we may install them
+# Nothing is presumed but a shell and, for whatever is missing, apt-get and the right to use it.
+set -eu
+cd "$(dirname "$0")/.."
+
+say() { printf '%s\n' "$*" >&2; }
+
+as_root() {
+    if [ "$(id -u)" -eq 0 ]; then "$@"
+    elif command -v sudo >/dev/null 2>&1 && sudo -n true 2>/dev/null; then sudo "$@"
+    else return 1
+    fi
+}
+
+apt_updated=""
+apt_install() {
+    command -v apt-get >/dev/null 2>&1 || return 1
+    if [ -z "$apt_updated" ]; then
+        as_root apt-get update -qq >&2 || return 1
+        apt_updated=yes
+    fi
+    as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >/dev/null
+}
+
+# The system's own interpreter comes first: an ordinary user can run it as well.
+find_python() {
+    for candidate in /usr/bin/python3 python3 python3.14 python3.13 python3.12 python3.11; do
+        if "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+            printf '%s\n' "$candidate"
+            return
+        fi
+    done
+    return 1
+}
+
+make_venv() {
+    [ -x .venv/bin/python ] && .venv/bin/python -c 'import pip' 2>/dev/null && return
+    python=$(find_python) || {
+        apt_install python3 python3-venv || true
+        python=$(find_python) || { say "Python 3.11 or newer is needed: install the packages python3 and python3-venv"; exit 1; }
+    }
+    "$python" -c 'import venv, ensurepip' 2>/dev/null || apt_install python3-venv || {
+        say "the venv module is needed: install the package python3-venv"; exit 1; }
+    rm -rf .venv
+    "$python" -m venv .venv
+}
+
+pip_install() { .venv/bin/python -m pip install -q --disable-pip-version-check "$@" 2>&1 | grep -v '^WARNING: Location' >&2 || true; }
+
+case "${1:-}" in
+run)
+    make_venv
+    pip_install -e .
+    .venv/bin/python -c 'import dprobes, click, elftools, iced_x86'
+    touch .venv/run.stamp
+    ;;
+dev)
+    make_venv
+    # "pip install --group" needs pip 25.1; what is listed is the same.
+    pip_install -e . $(.venv/bin/python tools/dev_requirements.py)
+    .venv/bin/python -c 'import pytest, hypothesis, mypy, importlinter'
+    touch .venv/run.stamp .venv/dev.stamp
+    ;;
+tools)
+    # What a test misses it says itself, with the name of the package.
+    packages=""
+    for package in gcc libc6-dev libc6-dbg binutils gdb strace procps util-linux \
+        gcc-i686-linux-gnu libc6-dev-i386-cross; do
+        dpkg -s "$package" >/dev/null 2>&1 || packages="$packages $package"
+    done
+    if [ -n "$packages" ]; then
+        # shellcheck disable=SC2086 - one word a package
+        apt_install $packages || say "not installed (no right to):$packages; tests that need them will say so"
+    fi
+    touch .venv/tools.stamp
+    ;;
+*)
+    say "usage: setup.sh run|dev|tools"; exit 2 ;;
+esac
