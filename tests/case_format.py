@@ -21,8 +21,8 @@ The program: ``source`` (the instructions of one handler, and procedures) with `
 (lines of keywords), or ``program`` (a whole file). ``allow write`` is ``yes`` unless it says ``no``.
 
 The processor: ``word`` (4, 8, or both as by default) and ``byte order`` (little as by default, big, or both), or
-``architecture`` (names). These, ``hits`` (of the handler, default 1), ``allow write``, ``end``, ``major`` and ``minor`` have
-their value on the line of their name.
+``architecture`` (names). These, ``hits`` (of the handler, default 1), ``allow write``, ``end``, ``major`` and ``minor``
+have their value on the line of their name.
 
 The world, in ``context``, a line each::
 
@@ -34,8 +34,8 @@ The world, in ``context``, a line each::
 
 Expectations: ``log``, ``trace`` (items); ``stack`` (cells, the top first), ``lv``, ``gv``, ``cv`` (numbers);
 ``registers`` (lines ``NAME = N``); ``memory`` (lines ``A = items``); ``ports`` (lines ``PORT BYTES = N``, the writes in
-order); ``extensions`` (names, ``all`` for a bare callk); ``end`` (exit, abort, remove, exit 1 ...); ``major``, ``minor``;
-``diagnostics`` (all of them, literally). What no section speaks of is not compared, except: a case without
+order); ``extensions`` (names, ``all`` for a bare callk); ``end`` (exit, abort, remove, exit 1 ...); ``major``;
+``minor``; ``diagnostics`` (all of them, literally). What no section speaks of is not compared, except: a case without
 ``diagnostics`` has no error, and without ``end`` ends by ``exit``. A 4 or 8 behind the name of an expectation or of
 ``context`` makes it hold for words of so many bytes only.
 

@@ -1,8 +1,8 @@
 """
 Random programs, for tests of the interpreter, the printer, the encoder, and of other back ends against the interpreter.
 
-A *wild* program is well-formed and no more: it underflows, jumps anywhere, and reads cells that nobody wrote. A *defined*
-one reads only what it wrote, so that every back end must give the same outcome for it.
+A *wild* program is well-formed and no more: it underflows, jumps anywhere, and reads cells that nobody wrote. A
+*defined* one reads only what it wrote, so that every back end must give the same outcome for it.
 """
 
 from __future__ import annotations

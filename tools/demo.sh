@@ -7,15 +7,22 @@ cd "$(dirname "$0")/.."
 as_user=""
 if [ "$(id -u)" -eq 0 ] && command -v setpriv >/dev/null 2>&1; then
     drop="setpriv --reuid=65534 --regid=65534 --clear-groups"
-    if $drop .venv/bin/dprobes --version >/dev/null 2>&1; then as_user="$drop"; fi
+    if $drop .venv/bin/python -c '' >/dev/null 2>&1; then as_user="$drop"; fi
 fi
 
-show() { printf '\n\033[1m$ %s\033[0m\n' "$1"; shift; $as_user "$@"; }
+# Print a command as a user would type it, and run it.
+show() {
+    printf '\n$ dprobes'
+    for word in "$@"; do
+        case $word in *' '*) printf ' "%s"' "$word" ;; *) printf ' %s' "$word" ;; esac
+    done
+    printf '\n'
+    $as_user .venv/bin/dprobes "$@"
+}
 
-printf 'User: %s\n' "$($as_user id -un 2>/dev/null || $as_user id -u)"
+printf '$ id -un\n%s\n\n$ cat examples/malloc.rpn\n' "$($as_user id -un 2>/dev/null || $as_user id -u)"
 cat examples/malloc.rpn
-show 'dprobes run examples/malloc.rpn -c "ls /"' \
-    .venv/bin/dprobes run examples/malloc.rpn -c "ls /"
-show 'dprobes run examples/strings.rpn --format json -c "ls /"' \
-    .venv/bin/dprobes run examples/strings.rpn --format json -c "ls /"
-printf '\nNext: README.md shows how to write a probe of your own.\n'
+show run examples/malloc.rpn -c "ls README.md"
+show run examples/strings.rpn --format dump --log procname,pid -c "ls README.md"
+show locate bash:maybe_add_history
+printf '\nNext: README.md shows how to write a probe of your own. The command is .venv/bin/dprobes.\n'
