@@ -60,7 +60,8 @@ def _apply(context: FakeContext, line: ContextLine, target: Target) -> None:
     word, number = line.words[0], line.numbers[0] if line.numbers else 0
     match line.words:
         case ("reg" | "user", name):
-            context.set_value(name, number & context.architecture.word_mask, user=word == "user")
+            value = number if number >= 0 else number & context.architecture.word_mask
+            context.set_value(name, value, user=word == "user")
         case ("mem" | "ro", address):
             context.map_memory(int(address, 0), encode_items(line.items, target, {}), read_only=word == "ro")
         case ("lv",):

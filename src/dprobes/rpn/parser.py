@@ -193,19 +193,20 @@ class _Parser:
 
     def _labels_and_instruction(self, statement: Statement) -> None:
         block = self._procedure[2] if self._procedure is not None else self._section.handler
-        if self._procedure is None and self._section.header is Header.FILE and not is_keyword(statement[0].word):
+        start = 0
+        while len(statement) > start + 1 and statement[start + 1].is_punctuation(":"):
+            start += 2
+        tokens = statement[start:]
+        if tokens and is_keyword(tokens[0].word):
+            raise StatementError(f"expected '=' after '{tokens[0].text}'", tokens[:1])
+        if self._procedure is None and self._section.header is Header.FILE:
             raise StatementError(
                 "an instruction before the first probe definition", hint="'offset =' starts a probe definition"
             )
-        start = 0
-        while len(statement) > start + 1 and statement[start + 1].is_punctuation(":"):
-            self._label(statement[start], block)
-            start += 2
-        if start == len(statement):
+        for label in statement[:start:2]:
+            self._label(label, block)
+        if not tokens:
             return
-        tokens = statement[start:]
-        if is_keyword(tokens[0].word):
-            raise StatementError(f"expected '=' after '{tokens[0].text}'", tokens[:1])
         try:
             match = match_statement(tokens)
         except StatementError:

@@ -61,21 +61,18 @@ class Connection:
         self.flush()
 
     def send_record(self, probe: int, record: bytes) -> bool:
-        """Send a record; return False if too many wait already."""
+        """
+        Keep a record to be sent with the next ``flush``; return False if too many wait already.
+
+        To wake the client for every single record costs more than a hit.
+        """
         if len(self._waiting) > _BUFFER_LIMIT:
             self.flush()
             if len(self._waiting) > _BUFFER_LIMIT:
                 return False
-        frame = pack_record(probe, record)
-        if not self._waiting:
-            try:
-                sent = os.write(self._outgoing, frame)
-            except OSError:
-                sent = 0  # a full pipe is tried again later; that the client is gone, receiving tells
-            if sent == len(frame):
-                return True
-            frame = frame[sent:]
-        self._waiting += frame
+        self._waiting += pack_record(probe, record)
+        if len(self._waiting) > _CHUNK:
+            self.flush()
         return True
 
     def flush(self) -> None:

@@ -108,6 +108,7 @@ class Tracer:
                 self._handle(tid, status)
             except ProcessLookupError:
                 continue  # killed between two of our requests: its end is reported by waitpid
+        self._connection.flush()
         self._check_signals(0)
         return True
 

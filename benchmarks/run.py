@@ -1,0 +1,143 @@
+"""
+Measure what a hit and a start cost, beside GDB and the paper, and print one table.
+
+Everything is measured in one run on one machine, each figure the best of some rounds; compare ratios, not numbers.
+A hit is timed inside the probed program, so that nobody's start-up counts.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).parent
+DPROBES = [sys.executable, "-m", "dprobes"]
+
+ROUNDS = 3
+HITS = 5000
+
+RPN = 'name = "{program}"\noffset = {offset}\n{handler}\n'
+
+GDB = """
+set pagination off
+break *{place}
+commands
+silent
+continue
+end
+run {arguments}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """Hold one row of the table; values are in microseconds."""
+
+    what: str
+    ours: float | None
+    peer: str = ""
+    peers: float | None = None
+
+    def cells(self) -> tuple[str, str, str, str, str]:
+        ratio = f"1/{self.peers / self.ours:.1f}" if self.ours and self.peers and self.peers >= self.ours else ""
+        if self.ours and self.peers and self.peers < self.ours:
+            ratio = f"{self.ours / self.peers:.1f}"
+        return (self.what, amount(self.ours), self.peer, amount(self.peers), ratio)
+
+
+def amount(microseconds: float | None) -> str:
+    if microseconds is None:
+        return "-"
+    if microseconds >= 10_000:
+        return f"{microseconds / 1000:.0f} ms"
+    return f"{microseconds * 1000:.1f} ns" if microseconds < 1 else f"{microseconds:.1f} us"
+
+
+def loop_time(command: list[str]) -> float:
+    """Run a command until the program in it prints its time; return microseconds per iteration, the best of some."""
+    best = float("inf")
+    for _ in range(ROUNDS):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+        found = re.search(r"^LOOP ([0-9.]+)$", done.stdout + done.stderr, re.MULTILINE)
+        if found is None:
+            raise SystemExit(f"{command} printed no time:\n{done.stdout}{done.stderr}")
+        best = min(best, float(found.group(1)) / 1000)
+    return best
+
+
+class Bench:
+    """Hold the compiled program and a directory for the files of the measurements."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._program = directory / "bench_loop"
+        subprocess.run(["gcc", "-O1", "-o", self._program, HERE / "loop.c"], check=True)
+
+    def dprobes(self, offset: str, handler: str, *arguments: str) -> float:
+        """Return the microseconds of an iteration with our probe on ``offset``."""
+        source = self._directory / "bench.rpn"
+        source.write_text(RPN.format(program=self._program.name, offset=offset, handler=handler))
+        run = ["run", str(source), "-o", str(self._directory / "records"), "--"]
+        return loop_time([*DPROBES, *run, str(self._program), *arguments])
+
+    def gdb(self, place: str, *arguments: str) -> float | None:
+        """Return the microseconds of an iteration with a GDB breakpoint that goes on silently."""
+        if shutil.which("gdb") is None:
+            return None
+        script = self._directory / "bench.gdb"
+        script.write_text(GDB.format(place=place, arguments=" ".join(arguments)))
+        return loop_time(["gdb", "-q", "-batch", "-x", str(script), str(self._program)])
+
+    def base(self, *arguments: str) -> float:
+        return loop_time([str(self._program), *arguments])
+
+    def start(self, *arguments: str) -> float:
+        """Return the microseconds that one run of the command takes."""
+        best = float("inf")
+        for _ in range(5):
+            begin = time.perf_counter()
+            subprocess.run([*DPROBES, *arguments], capture_output=True, check=False)
+            best = min(best, time.perf_counter() - begin)
+        return best * 1e6
+
+    def measure(self) -> list[Measurement]:
+        hits = str(HITS)
+        log = "push r, arg0\nlog 1\nexit"
+        called = self.gdb("called", hits, "calls")
+        stepped = self.gdb("loop", hits)
+        malloc = str(HERE.parent / "examples" / "malloc.rpn")
+        return [
+            Measurement("hit on push rbp (emulated), one word logged", self.dprobes("called", log, hits, "calls"), "gdb", called),
+            Measurement("hit on a stepped instruction, one word logged", self.dprobes("loop", log, hits), "gdb", stepped),
+            Measurement("paper 1: the loop without a probe", self.base("100000000"), "paper", 0.030),
+            Measurement("paper 2: abort, on a stepped instruction", self.dprobes("loop", "abort", hits), "paper", 16),
+            Measurement("paper 3: abort, on the nop", self.dprobes("loop + 2", "abort", hits), "paper", 8),
+            Measurement("paper 4: as 2, with push r, eax", self.dprobes("loop", "push r, eax\nabort", hits), "paper", 16),
+            Measurement("paper 5: as 2, exit with a record", self.dprobes("loop", "exit", hits), "paper", 200),
+            Measurement("start: dprobes --help", self.start("--help")),
+            Measurement("start: dprobes check", self.start("check", malloc)),
+            Measurement("start: dprobes run, to the end of 'true'", self.start("run", malloc, "-c", "true")),
+        ]  # fmt: skip
+
+
+def main() -> int:
+    if shutil.which("gcc") is None:
+        print("the benchmark needs gcc: apt-get install gcc libc6-dev", file=sys.stderr)
+        return 1
+    with tempfile.TemporaryDirectory() as directory:
+        rows = [measurement.cells() for measurement in Bench(Path(directory)).measure()]
+    header = ("what", "dprobes", "peer", "its figure", "ratio")
+    widths = [max(len(row[n]) for row in (header, *rows)) for n in range(len(header))]
+    for row in (header, *rows):
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
