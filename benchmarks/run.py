@@ -112,18 +112,22 @@ class Bench:
         called = self.gdb("called", hits, "calls")
         stepped = self.gdb("loop", hits)
         malloc = str(HERE.parent / "examples" / "malloc.rpn")
+        emulated, stepped_log = self.dprobes("called", log, hits, "calls"), self.dprobes("loop", log, hits)
+        null, on_nop = self.dprobes("loop", "abort", hits), self.dprobes("loop + 2", "abort", hits)
+        with_push = self.dprobes("loop", "push r, eax\nabort", hits)
+        with_record = self.dprobes("loop", "exit", hits)
         return [
-            Measurement("hit on push rbp (emulated), one word logged", self.dprobes("called", log, hits, "calls"), "gdb", called),
-            Measurement("hit on a stepped instruction, one word logged", self.dprobes("loop", log, hits), "gdb", stepped),
+            Measurement("hit on push rbp (emulated), one word logged", emulated, "gdb", called),
+            Measurement("hit on a stepped instruction, one word logged", stepped_log, "gdb", stepped),
             Measurement("paper 1: the loop without a probe", self.base("100000000"), "paper", 0.030),
-            Measurement("paper 2: abort, on a stepped instruction", self.dprobes("loop", "abort", hits), "paper", 16),
-            Measurement("paper 3: abort, on the nop", self.dprobes("loop + 2", "abort", hits), "paper", 8),
-            Measurement("paper 4: as 2, with push r, eax", self.dprobes("loop", "push r, eax\nabort", hits), "paper", 16),
-            Measurement("paper 5: as 2, exit with a record", self.dprobes("loop", "exit", hits), "paper", 200),
+            Measurement("paper 2: abort, on a stepped instruction", null, "paper", 16),
+            Measurement("paper 3: abort, on the nop", on_nop, "paper", 8),
+            Measurement("paper 4: as 2, with push r, eax", with_push, "paper", 16),
+            Measurement("paper 5: as 2, exit with a record", with_record, "paper", 200),
             Measurement("start: dprobes --help", self.start("--help")),
             Measurement("start: dprobes check", self.start("check", malloc)),
             Measurement("start: dprobes run, to the end of 'true'", self.start("run", malloc, "-c", "true")),
-        ]  # fmt: skip
+        ]
 
 
 def main() -> int:

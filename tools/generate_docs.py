@@ -34,15 +34,17 @@ minor = 1
 ```
 
 Values are numbers (`16`, `0x10`, `020`, `'a'`), symbols of the module, and expressions of them (`main + 4`,
-`(1 << 3) | 1`); a symbol stands for its run-time address in the process that hits. `[label:]` before an instruction names
-it for jumps; `proc name` ... `endproc` encloses a procedure.
+`(1 << 3) | 1`); a symbol stands for its run-time address in the process that hits. `[label:]` before an instruction
+names it for jumps; `proc name` ... `endproc` encloses a procedure.
 """
 
 
 def keyword_rows(header: Header) -> list[str]:
     rows = ["| keyword | value | default | what it says |", "|---|---|---|---|"]
-    for keyword in keywords_of(header).values():
-        rows.append(f"| `{keyword.name}` | {keyword.kind.value}{bounds(keyword)} | {default(keyword)} | {keyword.doc} |")
+    rows += [
+        f"| `{keyword.name}` | {keyword.kind.value}{bounds(keyword)} | {default(keyword)} | {keyword.doc} |"
+        for keyword in keywords_of(header).values()
+    ]
     return rows
 
 

@@ -67,7 +67,7 @@ def _load(name: str, symbols: Path | None, pid: int | None) -> Module:
     from dprobes.target.location import Module
     from dprobes.target.modules import find_module, near_modules
 
-    path = find_module(name, pid=pid, command=name)
+    path = find_module(name, pid=pid)
     if path is None:
         near = near_modules(name, pid=pid)
         raise TargetError(

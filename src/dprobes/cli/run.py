@@ -110,7 +110,7 @@ def command(
     else:
         assert pid is not None
         _check_process(pid)
-    engine = _engine(allow_write=allow_write, symbols=symbols)
+    engine = _engine(engine_name, allow_write=allow_write, symbols=symbols)
     options = compile_options(defines, includes, cpp, allow_write=allow_write)
     compiled = compile_program(
         file, options, symbols=symbols, pid=pid, command=argv[0] if executable else None, engine=engine
@@ -153,8 +153,8 @@ def _items(names: Sequence[str], format_name: str) -> Item:
         elif name:
             from dprobes.diagnostics import did_you_mean
 
-            hint = did_you_mean(name, [n.lower() for n in LOG_ITEMS])
-            raise click.UsageError(f"--log knows no item '{name}'" + (f"; {hint.upper()}" if hint else ""))
+            hint = did_you_mean(name, [item.lower() for item in LOG_ITEMS])
+            raise click.UsageError(f"--log knows no item '{name.lower()}'" + (f"; {hint}" if hint else ""))
     return items
 
 
@@ -163,10 +163,14 @@ def _check_process(pid: int) -> None:
         raise EngineError(f"there is no process {pid}")
 
 
-def _engine(*, allow_write: bool, symbols: Path | None) -> Engine:
-    from dprobes.engines.ptrace.engine import PtraceEngine
+def _engine(name: str, *, allow_write: bool, symbols: Path | None) -> Engine:
+    """Return the engine called ``name``; ``auto`` has one to choose from in this version."""
+    match name:
+        case "auto" | "ptrace":
+            from dprobes.engines.ptrace.engine import PtraceEngine
 
-    return PtraceEngine(allow_write=allow_write, symbols=symbols)
+            return PtraceEngine(allow_write=allow_write, symbols=symbols)
+    raise KeyError(name)
 
 
 def _open_sink(output: Path | None) -> StreamSink:

@@ -11,7 +11,8 @@ from dprobes.cli.compile import Compiled, compile_program
 from dprobes.cli.options import PROGRAM_FILE, compile_options, program_options, symbols_option
 from dprobes.diagnostics import Severity
 from dprobes.rpn import cfg
-from dprobes.rpn.encode import CodeImage, encode
+from dprobes.rpn.encode import CodeImage, closed, encode
+from dprobes.rpn.isa import rows_by_syntax
 from dprobes.rpn.printer import print_header, print_instruction
 from dprobes.target.arch import ARCHITECTURE_NAMES
 
@@ -69,7 +70,8 @@ def listing(compiled: Compiled) -> Iterator[str]:
         yield ""
         yield from print_header(definition)
         yield from _place(probes.get(number), compiled)
-        depths = cfg.depths(definition.handler, compiled.architecture, gains)[0]
+        handler = closed(definition.handler, rows_by_syntax()["exit"])
+        depths = cfg.depths(handler, compiled.architecture, gains)[0]
         yield from _code(definition.handler, image, image.handlers[number], depths)
     for procedure in program.procedures:
         yield ""

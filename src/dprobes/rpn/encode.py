@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from dprobes.rpn.program import Program
     from dprobes.target.arch import Architecture
 
-__all__ = ["CodeImage", "Relocation", "encode"]
+__all__ = ["CodeImage", "Relocation", "closed", "encode"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ def encode(program: Program, architecture: Architecture) -> CodeImage:
     return _Encoder(program, architecture).image()
 
 
-def _closed(code: Code, ending: Row) -> Code:
+def closed(code: Code, ending: Row) -> Code:
     """Return ``code`` with ``ending`` added if control could run off its end."""
     ends = code.instructions and code.instructions[-1].row.flow in (Flow.JUMP, Flow.RETURN, Flow.RAISE, Flow.END)
     if ends and len(code.instructions) not in code.labels.values():
@@ -81,8 +81,8 @@ class _Encoder:
         self._names = [p.name for p in program.procedures]
         rows = isa.rows_by_syntax()
         self._blocks = [
-            *(_closed(definition.handler, rows["exit"]) for definition in program.definitions),
-            *(_closed(procedure.code, rows["ret"]) for procedure in program.procedures),
+            *(closed(definition.handler, rows["exit"]) for definition in program.definitions),
+            *(closed(procedure.code, rows["ret"]) for procedure in program.procedures),
         ]
 
     def image(self) -> CodeImage:

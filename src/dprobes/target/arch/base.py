@@ -29,8 +29,8 @@ class Register:
 
     ``index`` is the number in the encoded program. ``bits`` is the width of the value, which takes
     ``ceil(bits / word)`` cells, least significant on top. A register made of several values (``cpuid``, ``gdtr``)
-    has ``parts`` cells whatever the word. ``selector_cells`` cells are popped first to say which one is meant: a leaf of
-    ``cpuid``, the number of an ``msr``. ``memory_offset`` marks a pseudo register that lies in memory, that many
+    has ``parts`` cells whatever the word. ``selector_cells`` cells are popped first to say which one is meant: a leaf
+    of ``cpuid``, the number of an ``msr``. ``memory_offset`` marks a pseudo register that lies in memory, that many
     bytes above the stack pointer: an argument of i386.
     """
 

@@ -1,0 +1,92 @@
+"""The binary record: layout byte by byte, and round trips for every shape."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dprobes.errors import FormatError
+from dprobes.record.codec import decode_record, encode_record
+from dprobes.record.layout import Item, LogRecord
+
+U32 = st.integers(0, 2**32 - 1)
+U64 = st.integers(0, 2**64 - 1)
+
+
+def optional(values: st.SearchStrategy[int]) -> st.SearchStrategy[int | None]:
+    return st.none() | values
+
+
+@st.composite
+def records(draw: st.DrawFn) -> LogRecord:
+    word_size = draw(st.sampled_from([4, 8]))
+    word = U64 if word_size == 8 else U32
+    name = st.text(st.characters(min_codepoint=1, max_codepoint=127), max_size=15)
+    return LogRecord(
+        major=draw(optional(U32)),
+        minor=draw(optional(U32)),
+        cpu=draw(optional(U32)),
+        pid=draw(optional(U32)),
+        uid=draw(optional(U32)),
+        cs=draw(optional(U32)),
+        ip=draw(optional(word)),
+        ss=draw(optional(U32)),
+        sp=draw(optional(word)),
+        time=draw(optional(U64)),
+        process_name=draw(st.none() | name),
+        tid=draw(optional(U32)),
+        data=draw(st.binary(max_size=100)),
+        word_size=word_size,
+        byte_order=draw(st.sampled_from(["little", "big"])),
+        is_stack_trace=draw(st.booleans()),
+    )
+
+
+def test_items_follow_the_flag_word_in_the_papers_order() -> None:
+    record = LogRecord(
+        major=1, minor=2, cpu=3, pid=4, uid=5, cs=6, ip=7, ss=8, sp=9, time=10, process_name="ls", tid=11,
+        data=b"\xaa", word_size=4, byte_order="big",
+    )  # fmt: skip
+    expected = bytes.fromhex(
+        "000027ff 00000001 00000002 00000003 00000004 00000005 00000006 00000007 00000008 00000009"
+        "000000000000000a 6c7300 0000000b aa"
+    )
+    assert expected == encode_record(record)
+
+
+def test_words_of_8_bytes_widen_ip_and_sp_only() -> None:
+    record = LogRecord(major=1, minor=2, cs=0x33, ip=0x1122334455667788, sp=1)
+    expected = bytes.fromhex("63090000 01000000 02000000 33000000 8877665544332211 0100000000000000")
+    assert expected == encode_record(record)
+    assert int.from_bytes(expected[:4], "little") == Item.MAJOR | Item.MINOR | Item.CS | Item.IP | Item.SP | Item.WIDE
+
+
+@given(records())
+def test_decoding_gives_back_what_was_encoded(record: LogRecord) -> None:
+    assert record == decode_record(encode_record(record))
+
+
+@given(st.binary(max_size=80))
+def test_arbitrary_bytes_decode_or_are_refused(data: bytes) -> None:
+    try:
+        record = decode_record(data)
+    except FormatError:
+        return
+    assert data == encode_record(record)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"\1\0", "a record of 2 bytes has no flag word (at byte 0)"),
+        (b"\0\x40\0\0", "unknown flags 0x4000 in a record (at byte 0)"),
+        (b"\3\0\0\0\1\0\0\0", "a record needs 12 bytes, found 8 (at byte 8)"),
+        (b"\0\4\0\0abc", "the process name of a record has no end (at byte 4)"),
+        (b"\0\x20\0\0abc", "a record ends in its thread id (at byte 4)"),
+    ],
+)
+def test_each_defect_has_its_message_and_place(data: bytes, message: str) -> None:
+    with pytest.raises(FormatError) as caught:
+        decode_record(data)
+    assert message == str(caught.value)
