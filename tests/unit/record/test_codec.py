@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,7 +22,8 @@ def optional(values: st.SearchStrategy[int]) -> st.SearchStrategy[int | None]:
 
 @st.composite
 def records(draw: st.DrawFn) -> LogRecord:
-    word_size = draw(st.sampled_from([4, 8]))
+    word_sizes: list[Literal[4, 8]] = [4, 8]
+    word_size = draw(st.sampled_from(word_sizes))
     word = U64 if word_size == 8 else U32
     name = st.text(st.characters(min_codepoint=1, max_codepoint=127), max_size=15)
     return LogRecord(

@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dprobes.diagnostics import Diagnostics
+from dprobes.rpn.check import check
 from dprobes.rpn.encode import CodeImage, encode
 from dprobes.target.arch import ARCHITECTURE_NAMES, architecture
 from dprobes.testing import run_definition
@@ -90,3 +92,13 @@ def test_code_that_starts_outside_of_the_image_raises_invalid_opcode(start: int)
     image = CodeImage(b"", 8, "little", (0,), {}, (), {})
     machine = Interpreter(image, target).final_state(start, Point(), random_context(Random(0), target))
     assert machine.last_exception == (0x80, 0, start & target.word_mask)
+
+
+@settings(deadline=None, max_examples=100)
+@given(seed=SEEDS, name=st.sampled_from(ARCHITECTURE_NAMES))
+def test_the_checker_misses_no_cell_in_a_defined_program(seed: int, name: str) -> None:
+    target = architecture(name)
+    diagnostics = Diagnostics()
+    check(RandomPrograms(Random(seed), target).defined(), target, diagnostics, allow_write=True)
+    assert not diagnostics.has_errors
+    assert not [d.message for d in diagnostics if "pushed" in d.message or "reached" in d.message]

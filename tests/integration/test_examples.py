@@ -1,0 +1,218 @@
+"""The examples on real programs of the machine, and the README's own words."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import select
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+EXAMPLES = ROOT / "examples"
+DPROBES = [sys.executable, "-m", "dprobes"]
+SYSTEM_PYTHON = Path("/usr/bin/python3")
+
+NEEDS_SYSTEM_PYTHON = pytest.mark.skipif(
+    not SYSTEM_PYTHON.exists(), reason="needs the system's python3: apt-get install python3"
+)
+
+
+def run_json(directory: Path, program: Path, *arguments: str) -> list[dict[str, Any]]:
+    output = directory / "records"
+    subprocess.run(
+        [*DPROBES, "run", program, "--format", "json", "-o", output, *arguments],
+        check=True, capture_output=True, timeout=60, cwd=ROOT,
+    )  # fmt: skip
+    return [json.loads(line) for line in output.read_text().splitlines()]
+
+
+def items(records: list[dict[str, Any]]) -> list[str]:
+    return [item["value"] for record in records for item in record["items"]]
+
+
+def test_every_example_is_free_of_errors_and_warnings() -> None:
+    for program in sorted(EXAMPLES.glob("*.rpn")):
+        done = subprocess.run([*DPROBES, "check", program], capture_output=True, text=True, timeout=60, check=False)
+        assert (done.returncode, done.stderr) == (0, ""), program.name
+
+
+def test_malloc_takes_itself_away_after_five_hits(tmp_path: Path) -> None:
+    records = run_json(tmp_path, EXAMPLES / "malloc.rpn", "-c", "ls /")
+    assert [record["symbol"] for record in records] == ["malloc"] * 5
+    sizes = [int.from_bytes(bytes.fromhex(record["data"]), "little") for record in records]
+    assert all(0 < size < 1 << 20 for size in sizes)
+
+
+GDB_GETENV = """\
+set pagination off
+set breakpoint pending on
+tbreak __libc_start_main
+run / > /dev/null
+break *getenv
+commands
+silent
+printf "NAME %s\\n", (char *) $rdi
+continue
+end
+continue
+"""
+
+
+@pytest.mark.skipif(shutil.which("gdb") is None, reason="needs gdb: apt-get install gdb")
+def test_getenv_is_called_with_the_names_that_gdb_shows(tmp_path: Path) -> None:
+    script = tmp_path / "script.gdb"
+    script.write_text(GDB_GETENV)
+    environment = {"PATH": os.environ["PATH"], "LC_ALL": "C"}
+    done = subprocess.run(
+        ["gdb", "-nx", "-q", "-batch", "-x", script, "/bin/ls"],
+        capture_output=True, text=True, timeout=60, check=True, env=environment,
+    )  # fmt: skip
+    expected = re.findall(r"^NAME (.*)$", done.stdout, re.MULTILINE)
+    assert expected
+    output = tmp_path / "records"
+    subprocess.run(
+        [*DPROBES, "run", EXAMPLES / "strings.rpn", "--format", "json", "-o", output, "-c", "/bin/ls /"],
+        check=True, capture_output=True, timeout=60, env=environment,
+    )  # fmt: skip
+    found = items([json.loads(line) for line in output.read_text().splitlines()])
+    # What the dynamic linker's constructors ask for, gdb is too late to see.
+    assert expected == found[-len(expected) :]
+
+
+def test_a_missing_string_is_a_fault_record_and_the_handler_goes_on(tmp_path: Path) -> None:
+    program = tmp_path / "null.rpn"
+    program.write_text(
+        f'#include "{EXAMPLES / "strings.rpn"}"\n'
+        "offset = free   // free(NULL) is common\nminor = 2\nmaxhits = 200\n"
+        "LOG_POINTER(arg0)\npush lv, 0\nlog 1\nexit\n"
+    )
+    records = [r for r in run_json(tmp_path, program, "-c", "ls /") if r["minor"] == 2]
+    faults = [r for r in records if r["data"].startswith("ff0800" + "00" * 8)]
+    assert faults, "ls frees no null pointer on this machine"
+    assert all(len(bytes.fromhex(r["data"])) == 3 + 8 + 8 for r in faults)
+
+
+def test_lines_typed_into_a_shell_are_logged(tmp_path: Path) -> None:
+    output = tmp_path / "records"
+    command = [
+        *DPROBES, "run", str(EXAMPLES / "bash-lines.rpn"), "--format", "json", "-o", str(output),
+        "-c", "bash --norc --noprofile -i",
+    ]  # fmt: skip
+    environment = {**os.environ, "HISTFILE": "/dev/null", "PS1": "ready> ", "TERM": "dumb"}
+    child, terminal = pty.fork()
+    if child == 0:
+        os.execve(command[0], command, environment)
+    try:
+        for line in ("echo one", "ls / | head -1", "exit"):
+            _read_until(terminal, b"ready> ")
+            os.write(terminal, line.encode() + b"\n")
+        _read_until(terminal, b"recursed")
+    finally:
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        os.close(terminal)
+    records = [json.loads(line) for line in output.read_text().splitlines()]
+    assert items(records) == ["echo one", "ls / | head -1", "exit"]
+    assert {record["name"] for record in records} == {"bash"}
+    assert status == 0
+
+
+def _read_until(terminal: int, text: bytes) -> None:
+    """Read what the terminal shows until ``text``; fail after some seconds without it."""
+    shown = b""
+    deadline = time.monotonic() + 30
+    while text not in shown:
+        remaining = deadline - time.monotonic()
+        ready, _, _ = select.select([terminal], [], [], max(0, remaining))
+        assert ready, f"the terminal shows {shown!r}, not {text!r}"
+        shown += os.read(terminal, 4096)
+
+
+@NEEDS_SYSTEM_PYTHON
+def test_a_running_python_shows_the_integers_that_it_makes(tmp_path: Path) -> None:
+    code = "import os, sys; print('up', flush=True); sys.stdin.readline(); [os.getppid() for _ in range(3)]"
+    target = subprocess.Popen([SYSTEM_PYTHON, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert target.stdin is not None
+    assert target.stdout is not None
+    assert target.stdout.readline() == "up\n"
+    output = tmp_path / "records"
+    client = subprocess.Popen(
+        [*DPROBES, "run", EXAMPLES / "python-calls.rpn", "--format", "json", "-o", output, "-p", str(target.pid)],
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        _wait_for_breakpoint(target.pid)
+        target.stdin.write("go\n")
+        target.stdin.close()
+        assert target.wait(30) == 0
+        _, messages = client.communicate(timeout=30)
+    finally:
+        target.kill()
+        target.stdout.close()
+        client.kill()
+    assert client.returncode == 0, messages
+    made = [
+        int.from_bytes(bytes.fromhex(record["data"]), "little")
+        for record in map(json.loads, output.read_text().splitlines())
+        if record["minor"] == 1
+    ]
+    assert made.count(os.getpid()) == 3
+
+
+def _wait_for_breakpoint(pid: int) -> None:
+    """Wait until a process is traced and has been let run again."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        status = Path(f"/proc/{pid}/status").read_text()
+        if re.search(r"^TracerPid:\t[1-9]", status, re.MULTILINE) and re.search(r"^State:\tS", status, re.MULTILINE):
+            return
+        time.sleep(0.01)
+    raise AssertionError(f"process {pid} is not traced")
+
+
+def _console_examples() -> list[tuple[str, str]]:
+    """Return the commands of the README that have output, with that output."""
+    blocks = re.findall(r"```console\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    found = []
+    for block in blocks:
+        for command, output in re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", block, re.MULTILINE):
+            if output:
+                found.append((command, output))
+    return found
+
+
+def _anonymous(text: str) -> list[str]:
+    """Return the lines of an output with what differs from machine to machine taken out, in no order."""
+    text = re.sub(r"cpu=\d+", "cpu=N", text)
+    return sorted(re.sub(r"^([0-9a-f]{2} )*[0-9a-f]{2}$", "BYTES", text, flags=re.MULTILINE).splitlines())
+
+
+@pytest.mark.parametrize(("command", "output"), _console_examples())
+def test_the_readme_shows_what_really_happens(command: str, output: str) -> None:
+    words = shlex.split(command)
+    assert words[0] == "dprobes"
+    done = subprocess.run(
+        [*DPROBES, *words[1:]], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60, cwd=ROOT,
+        check=True,
+    )  # fmt: skip
+    assert _anonymous(output) == _anonymous(done.stdout)
+
+
+def test_the_readme_quotes_its_example_program() -> None:
+    readme = (ROOT / "README.md").read_text()
+    quoted = re.search(r"```\n// examples/malloc\.rpn.*?\n(.*?)```", readme, re.DOTALL)
+    assert quoted is not None
+    assert _statements(quoted.group(1)) == _statements((EXAMPLES / "malloc.rpn").read_text())
+
+
+def _statements(text: str) -> list[str]:
+    return [line.split("//")[0].strip() for line in text.splitlines() if line.split("//")[0].strip()]
