@@ -145,6 +145,9 @@ def test_what_is_not_an_elf_file_is_named(tmp_path: Path, error_of: ErrorOf, pie
     os.mkfifo(pipe)
     loop = tmp_path / "loop"
     loop.symlink_to(loop)
+    script = (f"'{text}' is not an ELF file", "it is a script: probe the program that runs it")
+    assert script == error_of(lambda: ElfFile.open(text))
+    text.write_text("text\n")
     assert (f"'{text}' is not an ELF file", None) == error_of(lambda: ElfFile.open(text))
     assert (f"'{empty}' is empty, expected an ELF file", None) == error_of(lambda: ElfFile.open(empty))
     assert (f"'{tmp_path}' is a directory, expected an ELF file", None) == error_of(lambda: ElfFile.open(tmp_path))

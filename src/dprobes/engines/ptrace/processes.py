@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import errno
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +16,9 @@ from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from dprobes.engines.ptrace.probes import Probe
+    from dprobes.engines.ptrace.records import Header
     from dprobes.engines.ptrace.wire import Site
+    from dprobes.vm import Outcome
 
 __all__ = ["AddressSpace", "Breakpoint", "Thread", "ThreadState", "process_field"]
 
@@ -30,6 +33,7 @@ class ThreadState(enum.Enum):
     LISTENING = "stopped together with its process, until a SIGCONT"
     NEWBORN = "not yet run: its first stop is still to come"
     VFORKING = "waiting in the kernel for its vfork child"
+    ENDED = "ended, while other threads of the process go on (a zombie leader)"
 
 
 @dataclass(slots=True, eq=False)
@@ -43,6 +47,12 @@ class Thread:
     rseq: int = 0
     uid: tuple[int, int] | None = None
     """The (effective, real) user ids when they were last looked up."""
+    unfinished: tuple[int, Outcome | None, Header | None] | None = None
+    """A breakpoint whose handler ran, but whose instruction could not be carried out yet: address and results."""
+    restarting: int = 0
+    """The address of a system call instruction that the thread executes once more, because we interrupted it."""
+    deadline: tuple[int, float] | None = None
+    """For an interrupted wait with a timeout: the stack pointer that tells it from others, and when it is over."""
 
 
 @dataclass(slots=True, eq=False)
@@ -80,10 +90,24 @@ class AddressSpace:
         memory = os.open(f"/proc/{tid}/mem", os.O_RDWR | os.O_CLOEXEC)
         return cls(memory, word_size, "shstk" in process_field(tid, "x86_Thread_features"))
 
+    @classmethod
+    def closed(cls, word_size: Literal[4, 8]) -> AddressSpace:
+        """Return the space of a program whose memory we may not touch."""
+        return cls(-1, word_size, has_shadow_stack=False)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether breakpoints can be written."""
+        return self.memory >= 0
+
     def copy_for_child(self, tid: int) -> AddressSpace:
-        """Return the address space of a forked child, which has a copy of all breakpoints."""
-        return AddressSpace(
-            os.open(f"/proc/{tid}/mem", os.O_RDWR | os.O_CLOEXEC),
+        """
+        Return the address space of a forked child, which has a copy of all breakpoints.
+
+        The kernel copied the memory some time before we hear of it: what changed in between is put right here.
+        """
+        space = AddressSpace(
+            os.open(f"/proc/{tid}/mem", os.O_RDWR | os.O_CLOEXEC) if self.is_open else -1,
             self.word_size,
             self.has_shadow_stack,
             breakpoints=dict(self.breakpoints),
@@ -91,6 +115,17 @@ class AddressSpace:
             files=dict(self.files),
             symbols=dict(self.symbols),
         )
+        space.renew()
+        for address, original in space.former.items():
+            space.restore_byte(address, original)
+        return space
+
+    def renew(self) -> None:
+        """Write every breakpoint again that memory does not show any more."""
+        for breakpoint_ in self.breakpoints.values():
+            with contextlib.suppress(OSError):
+                if os.pread(self.memory, 1, breakpoint_.address) == bytes([breakpoint_.original]):
+                    os.pwrite(self.memory, bytes([INT3]), breakpoint_.address)
 
     def close(self) -> None:
         """Close the memory; the breakpoints in it are no longer ours to restore."""
@@ -100,8 +135,9 @@ class AddressSpace:
         self.breakpoints.clear()
 
     def place(self, breakpoint_: Breakpoint) -> None:
-        """Write the breakpoint byte; raise OSError if the memory is gone."""
-        os.pwrite(self.memory, bytes([INT3]), breakpoint_.address)
+        """Write the breakpoint byte; raise OSError if that is not possible."""
+        if not os.pwrite(self.memory, bytes([INT3]), breakpoint_.address):
+            raise OSError(errno.ESRCH, os.strerror(errno.ESRCH))  # what old kernels say of memory that is gone
         self.breakpoints[breakpoint_.address] = breakpoint_
         self.former.pop(breakpoint_.address, None)
 

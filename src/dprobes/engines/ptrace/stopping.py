@@ -6,6 +6,8 @@ Rules that this module keeps:
 * Nobody runs code of an address space while a breakpoint is away for a step.
 * A stop that is reported while another one is awaited is kept and handled later; none is lost.
 * A thread that cannot stop now (it waits in the kernel) is not waited for: it stops before it runs user code again.
+* A thread that we stopped does not notice: its system calls do not fail because of us, and its signals keep their
+  order and their ``siginfo``.
 """
 
 from __future__ import annotations
@@ -14,13 +16,13 @@ import contextlib
 import enum
 import os
 import signal
-from collections import deque
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dprobes.engines.ptrace import syscalls
 from dprobes.engines.ptrace.emulate import Action
-from dprobes.engines.ptrace.processes import ThreadState
+from dprobes.engines.ptrace.processes import INT3, ThreadState
 from dprobes.engines.ptrace.syscalls import Event, Register, StopKind, classify_stop
 
 if TYPE_CHECKING:
@@ -30,18 +32,37 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.context import ThreadContext
     from dprobes.engines.ptrace.processes import AddressSpace, Breakpoint, Thread
 
-__all__ = ["Completion", "Stopper", "ThreadGoneError"]
+__all__ = ["Completion", "CompletionKind", "Stopper", "ThreadGoneError"]
 
 _TRAP_FLAG = 0x100
 
-# Signals that an instruction raises itself, when si_code says that the kernel sent them (sigaction(2)).
+# Signals that an instruction raises itself, when si_code says that the kernel sent them (sigaction(2)). The kernel kills
+# a thread that raises one of them while it is blocked, so we never block them.
 _FAULTS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP)
+_ALL_BUT_FAULTS = ((1 << 64) - 1) & ~sum(1 << number - 1 for number in (*_FAULTS, signal.SIGSYS))
 
 _SPINS = 40
 """How many times to ask for a stop, about a microsecond each, before sleeping until there is one."""
 
-_PATIENCE = 20
-"""How many times 5 ms to wait for a thread before looking whether it can stop at all."""
+_TURNS = 8
+"""After how many kept stops to look for new ones, so that one busy process does not hold up another."""
+
+_STUCK = 0.1
+"""Seconds after which a thread that sleeps in the middle of a step is left to itself."""
+
+_MASK_64 = (1 << 64) - 1
+_EINTR = -4 & _MASK_64
+_ERESTARTNOHAND = -514 & _MASK_64
+_RESTARTS = {number & _MASK_64 for number in (-512, -513, -514, -516)}
+_NO_SYSTEM_CALL = 1 << 63
+
+# Linux fails these with EINTR just because the thread stopped (signal(7), "Interruption of system calls ... by stop
+# signals", and measured): epoll_wait, epoll_pwait, epoll_pwait2, accept, accept4, recvfrom, recvmsg, recvmmsg, sendto,
+# sendmsg (with a timeout), rt_sigtimedwait, semop, semtimedop, io_getevents, io_pgetevents.
+_FAILING_64 = frozenset({232, 281, 441, 43, 288, 45, 47, 299, 44, 46, 128, 65, 220, 208, 333})
+# The same, and socketcall and ipc, in the numbers of i386.
+_FAILING_32 = frozenset({256, 319, 441, 102, 364, 371, 372, 337, 417, 369, 370, 177, 421, 117, 420, 247, 385, 416})
+_EPOLL_WAITS = frozenset({232, 281, 256, 319})
 
 
 class ThreadGoneError(Exception):
@@ -57,15 +78,20 @@ class CompletionKind(enum.Enum):
 
     COMPLETED = "completed"
     FAULTED = "raised a signal"
-    INTERRUPTED = "not executed: the whole process stops; it will be hit again"
+    INTERRUPTED = "not executed: something else comes first, and it will be hit again"
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """Hold how the probed instruction ended, and the signal with which the thread is to be resumed."""
+    """
+    Hold how the probed instruction ended, and the signal with which the thread is to be resumed.
+
+    ``resumable`` is false where the thread's stop is still to be handled, or still to come.
+    """
 
     kind: CompletionKind
     signal: int = 0
+    resumable: bool = True
 
 
 class Stopper:
@@ -75,10 +101,12 @@ class Stopper:
         self._threads = threads
         self._context = context
         self._info = syscalls.SignalInfo()
+        self._held_registers = syscalls.Registers()
         # Asking again makes sense only if the thread can run meanwhile.
         self._spins = _SPINS if len(os.sched_getaffinity(0)) > 1 else 1
-        self.deferred: deque[tuple[int, int]] = deque()
-        """Reported stops (tid, wait status) that nobody has handled yet."""
+        self._turns = 0
+        self.deferred: dict[int, int] = {}
+        """Reported stops (wait statuses by tid, in order of arrival) that nobody has handled yet."""
 
     # Waiting
 
@@ -87,40 +115,78 @@ class Stopper:
         Return the next stop of any thread (tid, wait status), or None if there is none for some microseconds.
 
         A thread that was just let run is likely to hit again at once, and to be put to sleep and woken up costs more
-        than to ask some more times.
+        than to ask some more times. Of several threads each gets its turn: the kernel would always name the first one
+        that has stopped.
         """
         if self.deferred:
-            return self.deferred.popleft()
+            self._turns += 1
+            if self._turns % _TURNS == 0:
+                self._collect()
+            return self._take_deferred()
         with contextlib.suppress(ChildProcessError):
             for _ in range(self._spins):
                 tid, status = os.waitpid(-1, syscalls.WALL | os.WNOHANG)
                 if tid:
-                    return tid, status
+                    if len(self._threads) == 1:
+                        return tid, status
+                    self.defer(tid, status)
+                    self._collect()
+                    return self._take_deferred()
         return None
 
-    def wait_for(self, tid: int) -> int:
-        """Return the wait status of the next stop of one thread, which must be running or about to stop."""
-        for number, (deferred_tid, status) in enumerate(self.deferred):
-            if deferred_tid == tid:
-                del self.deferred[number]
-                return status
+    def defer(self, tid: int, status: int) -> None:
+        """Keep a stop for later; it takes the place of an older one, which a kill or an exec made void."""
+        self.deferred.pop(tid, None)
+        self.deferred[tid] = status
+
+    def _take_deferred(self) -> tuple[int, int]:
+        tid = next(iter(self.deferred))
+        return tid, self.deferred.pop(tid)
+
+    def _collect(self) -> None:
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                tid, status = os.waitpid(-1, syscalls.WALL | os.WNOHANG)
+                if not tid:
+                    return
+                self.defer(tid, status)
+
+    def _wait_for_step(self, tid: int) -> int | None:
+        """Return the wait status of a thread that was let run for a moment, or None if it went to sleep instead."""
+        status = self.deferred.pop(tid, None)
+        if status is not None:
+            return status
         for _ in range(self._spins):
             found, status = os.waitpid(tid, syscalls.WALL | os.WNOHANG)
             if found:
                 return status
-        return os.waitpid(tid, syscalls.WALL)[1]
+        until = time.monotonic() + _STUCK
+        while True:
+            signal.sigtimedwait([signal.SIGCHLD], _STUCK / 4)
+            found, status = os.waitpid(tid, syscalls.WALL | os.WNOHANG)
+            if found:
+                return status
+            if time.monotonic() > until and _kernel_state(tid) in (b"S", b"D"):
+                return None
 
-    def _wait_patiently(self, tid: int) -> int | None:
-        """Return the next wait status of a thread, or None if it sleeps in the kernel and cannot stop now."""
+    def _wait_patiently(self, thread: Thread) -> int | None:
+        """Return the next wait status of a thread, or None if it cannot stop now."""
+        pause = 0.0
         with contextlib.suppress(ChildProcessError):
             while True:
-                for _ in range(_PATIENCE):
-                    found, status = os.waitpid(tid, syscalls.WALL | os.WNOHANG)
+                for _ in range(self._spins):
+                    found, status = os.waitpid(thread.tid, syscalls.WALL | os.WNOHANG)
                     if found:
                         return status
-                    signal.sigtimedwait([signal.SIGCHLD], 0.005)
-                if _sleeps_uninterruptibly(tid):
-                    return None
+                if pause:
+                    state = _kernel_state(thread.tid)
+                    if state in (b"Z", b"X"):
+                        thread.state = ThreadState.ENDED
+                        return None
+                    if state == b"D" and pause >= 0.002:
+                        return None
+                pause = min(pause + 0.001, 0.005)
+                signal.sigtimedwait([signal.SIGCHLD], pause)
         return None
 
     # Stopping
@@ -134,7 +200,7 @@ class Stopper:
             yield
         finally:
             for other in held:
-                self.resume(other)
+                self.release(other)
 
     def stop(self, threads: list[Thread]) -> list[Thread]:
         """
@@ -144,28 +210,75 @@ class Stopper:
         """
         asked = []
         for thread in threads:
-            if thread.state is not ThreadState.RUNNING or any(tid == thread.tid for tid, _ in self.deferred):
+            if thread.state is not ThreadState.RUNNING or thread.tid in self.deferred:
                 continue
             with contextlib.suppress(OSError):
                 syscalls.interrupt(thread.tid)
                 asked.append(thread)
         held = []
         for thread in asked:
-            status = self._wait_patiently(thread.tid)
+            status = self._wait_patiently(thread)
             if status is None:
                 continue
             if classify_stop(status) == (StopKind.EVENT, Event.STOP):
                 thread.state = ThreadState.STOPPED
                 held.append(thread)
             else:
-                self.deferred.append((thread.tid, status))
+                self.defer(thread.tid, status)
         return held
 
     def resume(self, thread: Thread, number: int = 0) -> None:
         """Let a stopped thread run, with a signal or 0."""
         thread.state = ThreadState.RUNNING
+        if number:
+            thread.unfinished = None  # a signal handler may go elsewhere
+            thread.restarting = 0
         with contextlib.suppress(ProcessLookupError):  # killed meanwhile: its end is reported by waitpid
             syscalls.resume(thread.tid, number)
+
+    def release(self, thread: Thread) -> None:
+        """Let a thread run on that stopped only because we asked for it."""
+        with contextlib.suppress(ProcessLookupError):
+            self.hide_interruption(thread)
+        self.resume(thread)
+
+    def hide_interruption(self, thread: Thread) -> None:
+        """
+        See to it that a thread at an event stop of ours goes on with the system call that it was in.
+
+        Most calls restart by themselves; a few fail with EINTR unless told otherwise. The kernel looks at the registers
+        when the thread goes on, and acts as if no signal had come.
+        """
+        registers = self._held_registers
+        syscalls.get_registers(thread.tid, registers)
+        call = registers[Register.ORIG_RAX]
+        if call >= _NO_SYSTEM_CALL:
+            thread.deadline = None
+            return
+        result = registers[Register.RAX]
+        failing = _FAILING_32 if registers[Register.CS] == syscalls.USER_CS_32 else _FAILING_64
+        if result == _EINTR and call in failing:
+            if self._timeout_is_over(thread, call):
+                registers[Register.RAX] = result = 0
+            else:
+                registers[Register.RAX] = result = _ERESTARTNOHAND
+            syscalls.set_registers(thread.tid, registers)
+        if result in _RESTARTS:
+            thread.restarting = registers[Register.RIP] - 2
+
+    def _timeout_is_over(self, thread: Thread, call: int) -> bool:
+        """Return whether an epoll_wait, whose timeout begins anew with each restart, has waited long enough."""
+        registers = self._held_registers
+        if call not in _EPOLL_WAITS:
+            return False
+        source = Register.RSI if registers[Register.CS] == syscalls.USER_CS_32 else Register.R10
+        timeout = registers[source] & 0xFFFFFFFF
+        if timeout >= 1 << 31:
+            return False
+        now, stack = time.monotonic(), registers[Register.RSP]
+        if thread.deadline is None or thread.deadline[0] != stack:
+            thread.deadline = (stack, now + timeout / 1000)
+        return now >= thread.deadline[1]
 
     # Stepping
 
@@ -176,49 +289,68 @@ class Stopper:
         Raise ``ThreadGoneError`` if the thread ends in it.
         """
         space = thread.space
+        address = breakpoint_.address
         with self.others_stopped(space, thread):
-            os.pwrite(space.memory, bytes([breakpoint_.original]), breakpoint_.address)
+            os.pwrite(space.memory, bytes([breakpoint_.original]), address)
             try:
                 syscalls.set_registers(thread.tid, registers)
+                if breakpoint_.site.emulation[0] == Action.REPEAT:
+                    with _temporary_breakpoint(space, address + breakpoint_.site.emulation[1]):
+                        return self._step_through(thread, breakpoint_, registers)
                 return self._step_through(thread, breakpoint_, registers)
             finally:
                 # After an exec the breakpoint is no longer one of this space, or the space is closed.
-                if space.breakpoints.get(breakpoint_.address) is breakpoint_:
+                if space.breakpoints.get(address) is breakpoint_:
                     with contextlib.suppress(OSError):
-                        os.pwrite(space.memory, b"\xcc", breakpoint_.address)
+                        os.pwrite(space.memory, bytes([INT3]), address)
 
     def _step_through(
         self, thread: Thread, breakpoint_: Breakpoint, registers: ctypes.Array[ctypes.c_ulong]
     ) -> Completion:
-        action = breakpoint_.site.emulation[0]
-        advance = syscalls.resume_to_syscall if action == Action.SYSTEM_CALL else syscalls.single_step
-        pending: list[tuple[int, list[int]]] = []
+        tid, address = thread.tid, breakpoint_.address
+        action, length = breakpoint_.site.emulation[:2]
+        advance = {Action.SYSTEM_CALL: syscalls.resume_to_syscall, Action.REPEAT: syscalls.resume}.get(
+            action, syscalls.single_step
+        )
+        signals = _HeldSignals(thread)
         while True:
-            advance(thread.tid)
-            status = self.wait_for(thread.tid)
+            advance(tid)
+            status = self._wait_for_step(tid)
+            if status is None:
+                # It sleeps, in a page fault that perhaps another thread has to answer. When it wakes up it finds the
+                # breakpoint again, or has just got past it.
+                thread.state = ThreadState.RUNNING
+                return Completion(CompletionKind.INTERRUPTED, resumable=False)
             kind, number = classify_stop(status)
             if kind is StopKind.EXITED:
                 raise ThreadGoneError(status)
             if kind is StopKind.SYSCALL:
-                self._requeue(thread, pending)
                 return Completion(CompletionKind.COMPLETED)
             if kind is StopKind.SIGNAL:
-                code = syscalls.get_signal_info(thread.tid, self._info)
+                code = syscalls.get_signal_info(tid, self._info)
                 if number == signal.SIGTRAP and code == syscalls.TRAP_TRACE:
-                    if action == Action.REPEAT and self._stands_at(thread, breakpoint_.address, registers):
-                        continue
                     if action == Action.PUSH_FLAGS:
                         self._clear_pushed_trap_flag(thread, breakpoint_, registers)
-                    return self._completed(thread, pending)
-                if number in _FAULTS and code > 0 and self._stands_at(thread, breakpoint_.address, registers):
-                    self._requeue(thread, pending)
+                    return Completion(CompletionKind.COMPLETED, signals.give_back())
+                if action == Action.REPEAT and number == signal.SIGTRAP and code == syscalls.SI_KERNEL:
+                    syscalls.get_registers(tid, registers)
+                    registers[Register.RIP] = address + length
+                    syscalls.set_registers(tid, registers)
+                    return Completion(CompletionKind.COMPLETED, signals.give_back())
+                if number in _FAULTS and code > 0 and self._stands_at(thread, address, registers):
+                    if held := signals.give_back():
+                        # That came first; the instruction will be tried, and hit, again after its handler.
+                        return Completion(CompletionKind.INTERRUPTED, held)
                     return Completion(CompletionKind.FAULTED, number)
-                # Some other signal came first. It is delivered when the instruction is done.
-                pending.append((number, list(self._info)))
+                # Some other signal came first. It is delivered when the instruction is done; a system call must not be
+                # entered with it in hand, because there is no way to deliver it from there.
+                if action == Action.SYSTEM_CALL:
+                    return Completion(CompletionKind.INTERRUPTED, number)
+                signals.hold(number, self._info)
             elif kind is StopKind.GROUP_STOP or number != Event.STOP:
-                self.deferred.append((thread.tid, status))
-                self._requeue(thread, pending)
-                return Completion(CompletionKind.INTERRUPTED)
+                signals.give_back()
+                self.defer(tid, status)
+                return Completion(CompletionKind.INTERRUPTED, resumable=False)
 
     def _stands_at(self, thread: Thread, address: int, registers: ctypes.Array[ctypes.c_ulong]) -> bool:
         syscalls.get_registers(thread.tid, registers)
@@ -234,26 +366,63 @@ class Stopper:
             flags = self._context.read_word(registers[Register.RSP], size)
             self._context.write_word(registers[Register.RSP], size, flags & ~_TRAP_FLAG)
 
-    def _completed(self, thread: Thread, pending: list[tuple[int, list[int]]]) -> Completion:
-        if not pending:
-            return Completion(CompletionKind.COMPLETED)
-        number, info = pending.pop(0)
-        self._requeue(thread, pending)
-        # Resuming with another signal than the one reported makes the kernel invent a siginfo; give it the real one.
-        self._info = syscalls.SignalInfo(*info)
+
+class _HeldSignals:
+    """
+    Keep back the signals that reach a thread before its instruction is done.
+
+    The first is held with its ``siginfo``; all others are blocked from then on and wait in the kernel. Only those that
+    cannot be blocked, and those like SIGSEGV that must not be, may follow; they are sent again.
+    """
+
+    def __init__(self, thread: Thread) -> None:
+        self._thread = thread
+        self._first: tuple[int, list[int]] | None = None
+        self._more: list[int] = []
+        self._mask = 0
+
+    def hold(self, number: int, info: ctypes.Array[ctypes.c_int32]) -> None:
+        """Hold the signal that the thread has stopped for."""
+        if self._first is not None:
+            self._more.append(number)
+            return
+        self._first = (number, list(info))
+        self._mask = syscalls.get_signal_mask(self._thread.tid)
+        syscalls.set_signal_mask(self._thread.tid, self._mask | _ALL_BUT_FAULTS)
+
+    def give_back(self) -> int:
+        """Return the signal with which to resume the thread, which has stopped for one, or 0."""
+        if self._first is None:
+            return 0
+        number, info = self._first
+        self._first = None
         with contextlib.suppress(OSError):
-            syscalls.set_signal_info(thread.tid, self._info)
-        return Completion(CompletionKind.COMPLETED, number)
-
-    def _requeue(self, thread: Thread, pending: list[tuple[int, list[int]]]) -> None:
-        for number, _ in pending:
+            syscalls.set_signal_mask(self._thread.tid, self._mask)
+        for other in self._more:
             with contextlib.suppress(OSError):
-                syscalls.send_signal(thread.pid, thread.tid, number)
+                syscalls.send_signal(self._thread.pid, self._thread.tid, other)
+        # Resuming with another signal than the one reported makes the kernel invent a siginfo; give it the real one.
+        with contextlib.suppress(OSError):
+            syscalls.set_signal_info(self._thread.tid, syscalls.SignalInfo(*info))
+        return number
 
 
-def _sleeps_uninterruptibly(tid: int) -> bool:
+@contextlib.contextmanager
+def _temporary_breakpoint(space: AddressSpace, address: int) -> Iterator[None]:
+    """Stop the stepping thread behind a repeated string instruction, which may take millions of single steps."""
+    original = os.pread(space.memory, 1, address)
+    os.pwrite(space.memory, bytes([INT3]), address)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            os.pwrite(space.memory, original, address)
+
+
+def _kernel_state(tid: int) -> bytes:
+    """Return the letter that proc(5) gives a thread: S, D, Z ...; X if it is gone."""
     try:
         with open(f"/proc/{tid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[0] in (b"D", b"Z", b"X")
+            return file.read().rpartition(b")")[2].split()[0]
     except OSError:
-        return True
+        return b"X"

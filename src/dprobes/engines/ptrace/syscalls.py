@@ -39,6 +39,8 @@ _SETSIGINFO = 0x4203
 _SEIZE = 0x4206
 _INTERRUPT = 0x4207
 _LISTEN = 0x4208
+_GETSIGMASK = 0x420A
+_SETSIGMASK = 0x420B
 _GET_RSEQ_CONFIGURATION = 0x420F
 
 _O_TRACESYSGOOD = 0x01
@@ -208,6 +210,19 @@ def get_signal_info(tid: int, info: ctypes.Array[ctypes.c_int32]) -> int:
 def set_signal_info(tid: int, info: ctypes.Array[ctypes.c_int32]) -> None:
     """Change the signal that a stopped thread is about to receive."""
     _check(_ptrace(_SETSIGINFO, tid, None, ctypes.addressof(info)))
+
+
+def get_signal_mask(tid: int) -> int:
+    """Return the blocked signals of a stopped thread: bit n - 1 for signal n."""
+    mask = ctypes.c_uint64()
+    _check(_ptrace(_GETSIGMASK, tid, 8, ctypes.addressof(mask)))
+    return mask.value
+
+
+def set_signal_mask(tid: int, mask: int) -> None:
+    """Change the blocked signals of a stopped thread."""
+    value = ctypes.c_uint64(mask)
+    _check(_ptrace(_SETSIGMASK, tid, 8, ctypes.addressof(value)))
 
 
 class _RseqConfiguration(ctypes.Structure):
