@@ -15,9 +15,6 @@ from case_interpreter import check_case  # noqa: E402
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    # For mypy "conftest" is this file; the tests of targets mean their own.
-    from unit.target.conftest import Toolbox as Toolbox  # noqa: PLC0414
-
 CASES = Path(__file__).parent / "cases"
 
 BACK_ENDS: dict[str, Callable[[Case, Target], None]] = {"interpreter": check_case}

@@ -22,7 +22,7 @@ from dprobes.target.symbols import SymbolTable
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from conftest import Toolbox
+    from unit.target.conftest import Toolbox
 
     ErrorOf = Callable[[Callable[[], object]], tuple[str, str | None]]
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from conftest import Toolbox
+    from unit.target.conftest import Toolbox
 
     ErrorOf = Callable[[Callable[[], object]], tuple[str, str | None]]
 

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import pytest
-    from conftest import Toolbox
+
+    from unit.target.conftest import Toolbox
 
     ErrorOf = Callable[[Callable[[], object]], tuple[str, str | None]]
 

@@ -21,7 +21,7 @@ from dprobes.target.programs import executable_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from conftest import Toolbox
+    from unit.target.conftest import Toolbox
 
     ErrorOf = Callable[[Callable[[], object]], tuple[str, str | None]]
 

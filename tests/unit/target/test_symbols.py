@@ -16,7 +16,7 @@ from dprobes.target.symbols import Symbol, SymbolTable
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from conftest import Toolbox
+    from unit.target.conftest import Toolbox
 
 
 def table_of(path: Path) -> SymbolTable:
