@@ -30,7 +30,7 @@ _LINE_LIMIT = 160
 _BEFORE_CARET = 60
 """A longer source line is shown in part: so many characters, of which so many are before the caret."""
 
-_KEPT = 1000
+_KEPT = 50
 _MESSAGE_LIMIT = 600
 _WORD_LIMIT = 100
 
@@ -78,7 +78,7 @@ class Diagnostics:
     """
     Collect the diagnostics of one compilation, in the order in which they were found.
 
-    Only the first thousand of each severity are kept: more say nothing new about a file.
+    Only the first fifty of each severity are kept: more say nothing new about a file.
     """
 
     def __init__(self) -> None:

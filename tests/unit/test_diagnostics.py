@@ -65,14 +65,14 @@ def test_notes_and_hint_follow() -> None:
     )
 
 
-def test_only_a_thousand_of_each_severity_are_kept() -> None:
+def test_only_fifty_of_each_severity_are_kept() -> None:
     diagnostics = Diagnostics()
     for n in range(3000):
         diagnostics.note(None, f"note {n}")
     diagnostics.error(None, "the error")
     assert [d.message for d in diagnostics][-3:] == [
-        "note 999",
-        "there are more than 1000 notes; the rest is not shown",
+        "note 49",
+        "there are more than 50 notes; the rest is not shown",
         "the error",
     ]
     assert diagnostics.has_errors

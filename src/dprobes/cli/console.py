@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from typing import TYPE_CHECKING
 
@@ -12,9 +13,10 @@ __all__ = ["error", "note", "table", "warning", "write"]
 
 
 def write(text: str) -> None:
-    """Print text as it is."""
-    sys.stderr.write(text + "\n")
-    sys.stderr.flush()
+    """Print text as it is; where nobody takes it, it is lost, and the command goes on."""
+    with contextlib.suppress(OSError, ValueError):
+        sys.stderr.write(text + "\n")
+        sys.stderr.flush()
 
 
 def _message(severity: str, message: str, hint: str | None) -> None:

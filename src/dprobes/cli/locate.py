@@ -35,9 +35,10 @@ def command(place: str, symbols: Path | None, pid: int | None) -> int:
     """
     name, expression = _split(place)
     module = _load(name, symbols, pid)
-    click.echo(_describe_module(module))
+    text = _describe_module(module)
     if expression is not None:
-        click.echo(_describe_place(module, expression))
+        text += "\n" + _describe_place(module, expression)
+    click.echo(text)
     return 0
 
 
@@ -45,7 +46,11 @@ def _split(place: str) -> tuple[str, Expression | None]:
     """Return the module and the parsed expression of ``MODULE[:SYMBOL[±N]]``."""
     name, colon, text = place.rpartition(":")
     if not colon:
-        return place, None
+        name, text = place, ""
+    if not name:
+        raise click.UsageError("the name of the module is empty")
+    if not colon:
+        return name, None
     from dprobes.diagnostics import Diagnostics
     from dprobes.rpn.cpp import preprocess
     from dprobes.rpn.expressions import ExpressionError, parse_expression
@@ -90,39 +95,31 @@ def _describe_module(module: Module) -> str:
 
 
 def _describe_place(module: Module, expression: Expression) -> str:
-    from dprobes.target.insn import Boundary, check_boundary, decode_at, disassemble_around, unprobeable
+    from dprobes.target.insn import disassemble_around, unprobeable
+    from dprobes.target.place import instruction_at
 
     if expression.symbol is None:
         offset = expression.addend
     else:
         offset = module.file_offset(module.address_of(expression.symbol) + expression.addend)
-    if not module.elf.is_executable_offset(offset):
-        raise TargetError(f"offset {offset:#x} is not in the code of '{module.path}'")
-    boundary = check_boundary(module, offset)
-    decoded = decode_at(module, offset)
-    symbol = module.symbol_at(offset)
+    decoded, certain = instruction_at(module, offset)
     where = "no function is known there"
-    if symbol is not None:
+    if (symbol := module.symbol_at(offset)) is not None:
         name, distance = symbol
         where = f"{name}+{distance:#x}" if distance else name
+    around = disassemble_around(module, offset, _BEFORE, _AFTER)
     lines = [
         f"function  {where}",
         f"address   {decoded.address:#x}",
         "",
         f"offset = {_offset_text(expression, offset)}",
+        f"opcode = {decoded.opcode_byte:#04x}",
+        "",
+        *(_instruction_line(module, instruction, offset) for instruction in around),
+        "",
+        _verdict(module, decoded, unprobeable(decoded)),
     ]
-    if boundary.status is Boundary.INSIDE:
-        raise TargetError(
-            f"offset {offset:#x} is inside an instruction of '{module.path}'",
-            hint=f"instructions start at {boundary.before:#x} and {boundary.after:#x}",
-        )
-    lines.append(f"opcode = {decoded.opcode_byte:#04x}")
-    lines.append("")
-    around = disassemble_around(module, offset, _BEFORE, _AFTER)
-    lines += [_instruction_line(module, instruction, offset) for instruction in around]
-    lines.append("")
-    lines.append(_verdict(module, decoded, unprobeable(decoded)))
-    if boundary.status is Boundary.UNKNOWN:
+    if not certain:
         lines.append("It is not certain that an instruction starts here: no function is known at this offset.")
     return "\n".join(lines)
 

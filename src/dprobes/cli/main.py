@@ -6,6 +6,7 @@ Exit status: 0 fine, 1 failed, 2 usage or program error. A verb's module is impo
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import sys
@@ -68,10 +69,23 @@ def _group() -> None:
     """
 
 
+def _open_standard_files() -> None:
+    """Give a missing standard file a descriptor that leads nowhere; another file would take its number else."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    # Python leaves out the objects of descriptors that were missing when it started.
+    sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123 - lives as long as we
+    sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123
+
+
 def run(arguments: Sequence[str]) -> int:
     """Carry out a command line and return the exit status."""
     from dprobes.errors import DprobesError, InternalError, SourceError
 
+    _open_standard_files()
     try:
         result = _group.main(list(arguments), prog_name="dprobes", standalone_mode=False)
     except click.UsageError as error:
@@ -91,8 +105,11 @@ def run(arguments: Sequence[str]) -> int:
     except DprobesError as error:
         console.error(error.message, error.hint)
         return 1
-    except BrokenPipeError:
-        # Nobody reads our output any more. Python would complain when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        # Standard output, that is: everything else has an error of its own. Python would complain again at exit.
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):
+            console.error(f"standard output: {(error.strerror or str(error)).lower()}")
         return 1
     return result if isinstance(result, int) else 0

@@ -24,7 +24,6 @@ from dprobes.engines.base import (
     RecordEvent,
     StateEvent,
 )
-from dprobes.errors import EngineError
 from dprobes.formatters import FORMATS, Formatter, Place, formatter
 from dprobes.record.codec import decode_record
 from dprobes.record.layout import Item
@@ -102,18 +101,22 @@ def command(
     if exit_status and not argv:
         raise click.UsageError("--exit-status needs a command (-c COMMAND)")
     items = _items(log_items, format_name)
-    executable = None
+    executable = inspected = None
     if argv:
         from dprobes.target.programs import executable_of
 
         executable = executable_of(argv[0])
     else:
+        from dprobes.engines.ptrace.processes import living_thread
+        from dprobes.engines.ptrace.refusals import check_process
+
         assert pid is not None
-        _check_process(pid)
+        check_process(pid)
+        inspected = living_thread(pid)
     engine = _engine(engine_name, allow_write=allow_write, symbols=symbols)
     options = compile_options(defines, includes, cpp, allow_write=allow_write)
     compiled = compile_program(
-        file, options, symbols=symbols, pid=pid, command=argv[0] if executable else None, engine=engine
+        file, options, symbols=symbols, pid=inspected, command=argv[0] if executable else None, engine=engine
     )
     if text := compiled.render(Severity.WARNING, *((Severity.NOTE,) if compiled.resolved is None else ())):
         console.write(text)
@@ -156,11 +159,6 @@ def _items(names: Sequence[str], format_name: str) -> Item:
             hint = did_you_mean(name, [item.lower() for item in LOG_ITEMS])
             raise click.UsageError(f"--log knows no item '{name.lower()}'" + (f"; {hint}" if hint else ""))
     return items
-
-
-def _check_process(pid: int) -> None:
-    if pid <= 0 or not os.path.exists(f"/proc/{pid}"):  # noqa: PTH110
-        raise EngineError(f"there is no process {pid}")
 
 
 def _engine(name: str, *, allow_write: bool, symbols: Path | None) -> Engine:

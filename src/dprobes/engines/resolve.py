@@ -16,13 +16,12 @@ from dprobes.rpn.check import check
 from dprobes.rpn.encode import CodeImage, encode
 from dprobes.rpn.program import Address, Expression, Offset
 from dprobes.target.arch import ARCHITECTURE_NAMES, Architecture, architecture
-from dprobes.target.insn import Boundary, DecodedInstruction, check_boundary, decode_at, unprobeable
-from dprobes.target.location import Module
+from dprobes.target.insn import DecodedInstruction, unprobeable
+from dprobes.target.place import instruction_at
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from dprobes.rpn.program import ProbeDefinition, Program
+    from dprobes.target.location import Module
 
 __all__ = ["ResolvedModule", "ResolvedProbe", "architecture_of", "resolve"]
 
@@ -119,9 +118,6 @@ class _Resolver:
         offset = self._offset()
         if offset is None:
             return None
-        if not self._module.elf.is_executable_offset(offset):
-            self._not_code(offset)
-            return None
         decoded = self._instruction(offset)
         if decoded is None:
             return None
@@ -145,31 +141,18 @@ class _Resolver:
                     self._diagnostics.error(self._span, error.message, hint=error.hint)
         return None
 
-    def _not_code(self, offset: int) -> None:
-        as_offset = self._module.elf.file_offset(offset)
-        hint = None
-        if as_offset is not None and self._module.elf.is_executable_offset(as_offset):
-            hint = f"{offset:#x} is a link address; its file offset is {as_offset:#x}"
-        self._diagnostics.error(
-            self._span, f"offset {offset:#x} is not in the code of '{self._module.path}'", hint=hint
-        )
-
     def _instruction(self, offset: int) -> DecodedInstruction | None:
-        boundary = check_boundary(self._module, offset)
-        if boundary.status is Boundary.INSIDE:
-            self._diagnostics.error(
-                self._span,
-                f"offset {offset:#x} is inside an instruction of '{self._module.path}'",
-                hint=f"instructions start at {boundary.before:#x} and {boundary.after:#x}",
-            )
+        try:
+            decoded, certain = instruction_at(self._module, offset)
+        except TargetError as error:
+            self._diagnostics.error(self._span, error.message, hint=error.hint)
             return None
-        if boundary.status is Boundary.UNKNOWN:
+        if not certain:
             self._diagnostics.warning(
                 self._span,
                 f"no function is known at offset {offset:#x}: it is not certain that an instruction starts there",
                 hint="look at it with 'dprobes locate', and give its first byte with 'opcode ='",
             )
-        decoded = decode_at(self._module, offset)
         if (reason := unprobeable(decoded)) is not None:
             self._diagnostics.error(self._span, f"'{decoded.text}' can never carry a probe: {reason}")
             return None
@@ -185,8 +168,3 @@ class _Resolver:
             hint=f"if the place is right, write 'opcode = {decoded.opcode_byte:#04x}'",
         )
         return ProbeState.MISMATCH
-
-
-def load_module(path: Path, symbols: Path | None) -> Module:
-    """Return the module in a file with the symbols of ``--sym``."""
-    return Module.load(path, symbols)

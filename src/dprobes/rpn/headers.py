@@ -27,6 +27,9 @@ __all__ = ["HeaderValue", "find_keyword", "is_keyword", "parse_value", "starts_d
 
 HeaderValue = int | bool | str | tuple[str, ...] | ModuleType | Access | Location
 
+_NAME_MAX = 4095
+"""The length of the longest path, without its NUL (PATH_MAX)."""
+
 _GLOB = re.compile(r"[A-Za-z0-9_$.@*?\[\]!:~<>,-]+")
 
 
@@ -105,7 +108,9 @@ def _word(keyword: Keyword, tokens: Sequence[WordToken], words: Mapping[str, Hea
 
 def _module_name(tokens: Sequence[WordToken]) -> str:
     if len(tokens) == 1 and tokens[0].kind is TokenKind.STRING:
-        if name := unquote(tokens[0]):
+        if len(name := unquote(tokens[0])) > _NAME_MAX:
+            raise StatementError(f"the name of the module has {len(name)} characters, more than {_NAME_MAX}", tokens)
+        if name:
             return name
         raise StatementError("the name of the module is empty", tokens)
     text = _adjacent(tokens)

@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
 __all__ = ["parse"]
 
+MAX_INSTRUCTIONS = 100_000
+"""How many instructions a program may have; a text with more is not one that a person or compiler wrote for a probe."""
+
 MAX_ERRORS = 20
 """After so many errors the rest of the text is not read: it is most likely not a probe program."""
 
@@ -69,7 +72,7 @@ class _Section:
 
 
 class _TooManyErrorsError(Exception):
-    pass
+    """End the reading: what follows would only add to what was said."""
 
 
 class _Parser:
@@ -77,6 +80,7 @@ class _Parser:
         self._lexer = Lexer(text, self._error)
         self._diagnostics = diagnostics
         self._errors = 0
+        self._instructions = 0
         self._tried_name = False  # there is a statement for the name, right or wrong
         self._file = _Section(Header.FILE)
         self._section = self._file
@@ -215,6 +219,10 @@ class _Parser:
         span = self._lexer.span(tokens[0], tokens[-1])
         instruction = Instruction(match.row, match.operand, span)
         block.instructions.append(instruction)
+        self._instructions += 1
+        if self._instructions > MAX_INSTRUCTIONS:
+            self._error(span, f"the program has more than {MAX_INSTRUCTIONS} instructions")
+            raise _TooManyErrorsError
         if match.alias is not None:
             self._suggest(match.alias, self._lexer.written(tokens[0], tokens[-1]), instruction)
 

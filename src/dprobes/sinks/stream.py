@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from typing import TYPE_CHECKING, TextIO
 
@@ -40,11 +41,13 @@ class StreamSink:
             raise SinkError(f"{self._name}: {error.strerror}") from error
 
     def close(self) -> None:
-        """Flush, and close the stream if it is the sink's own."""
-        if self._owned:
-            self._stream.close()
-        else:
+        """Flush, and close the stream if it is the sink's own; raises as ``write``."""
+        try:
             self.flush()
+        finally:
+            if self._owned:
+                with contextlib.suppress(OSError):  # flushing said it already
+                    self._stream.close()
 
 
 def console() -> StreamSink:

@@ -36,6 +36,7 @@ _TRIPLETS = {
 }
 _IDENTITY = {"i386": (1, 3), "x86_64": (2, 62), "aarch64": (2, 183), "ppc64": (2, 21), "s390x": (2, 22)}
 _NEAR = 3
+_NAME_MAX = 255  # bytes of a file's name
 
 
 def find_module(
@@ -47,7 +48,7 @@ def find_module(
     ``pid`` is a process whose mapped files come first, ``command`` a program to be started. ``architecture`` chooses
     between libraries of the same name; by default it is that of the machine.
     """
-    if "\0" in name or not name:
+    if "\0" in name or not name or any(len(part) > _NAME_MAX for part in os.fsencode(name).split(b"/")):
         return None
     if "/" in name:
         return _named_by_path(name, pid)

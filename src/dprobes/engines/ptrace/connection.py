@@ -11,9 +11,9 @@ import fcntl
 import os
 import select
 from collections import deque
-from typing import TypeVar
 
-from dprobes.engines.ptrace.wire import FrameReader, Stop, load_message, pack_message, pack_record
+from dprobes.engines.ptrace.processes import process_field
+from dprobes.engines.ptrace.wire import FrameReader, Sites, Stop, load_message, pack_message, pack_record
 
 __all__ = ["ClientGoneError", "Connection"]
 
@@ -24,7 +24,8 @@ _CHUNK = 1 << 16
 _RETRY = 5
 """Milliseconds after which a full pipe is tried again."""
 
-Answer = TypeVar("Answer")
+_LOOK = 100
+"""Milliseconds without an answer after which to look whether the client is stopped."""
 
 
 class ClientGoneError(Exception):
@@ -46,6 +47,7 @@ class Connection:
         self._outgoing = outgoing
         self._waiting = bytearray()
         self._reader = FrameReader()
+        self._client = os.getppid()
         self._messages: deque[object] = deque()
         fcntl.fcntl(incoming, fcntl.F_SETOWN, os.getpid())
         fcntl.fcntl(incoming, fcntl.F_SETFL, fcntl.fcntl(incoming, fcntl.F_GETFL) | os.O_ASYNC)
@@ -93,28 +95,36 @@ class Connection:
             self._fill()
         return self._messages.popleft() if self._messages else None
 
-    def ask(self, question: object, answer: type[Answer]) -> Answer:
-        """Send a question and wait for its answer; raise ``ClientGoneError`` if none will come."""
-        self.send(question)
+    def await_answer(self, number: int) -> Sites | None:
+        """
+        Wait for the answer to a question that was sent; raise ``ClientGoneError`` if none will come.
+
+        A client that is stopped (Ctrl-Z) answers when it goes on: then the result is None.
+        """
         poll = select.poll()
         poll.register(self._incoming, select.POLLIN)
         while True:
             for message in self._messages:
-                if isinstance(message, answer):
+                if isinstance(message, Sites) and message.number == number:
                     self._messages.remove(message)
                     return message
                 if isinstance(message, Stop):
                     raise ClientGoneError
-            poll.poll(_RETRY if self._waiting else None)
+            if not poll.poll(_RETRY if self._waiting else _LOOK) and self._client_is_stopped():
+                return None
             self.flush()
             self._fill()
 
+    def _client_is_stopped(self) -> bool:
+        return process_field(self._client, "State")[:1] in ("T", "t")
+
     def close(self) -> None:
-        """Deliver what still waits, as long as the client takes something each second, and close."""
+        """Deliver what still waits, however long the client takes (the targets are free by now), and close."""
         poll = select.poll()
         poll.register(self._outgoing, select.POLLOUT)
-        while self._waiting and poll.poll(1000):
-            self.flush()
+        while self._waiting:
+            poll.poll()
+            self.flush()  # forgets everything if the client is gone
         os.close(self._outgoing)
         os.close(self._incoming)
 

@@ -90,6 +90,8 @@ def emulate(emulation: tuple[Any, ...], registers: ctypes.Array[ctypes.c_ulong],
             target = memory.read_word(top, size)
         except OSError:
             return False
+        if target >> 47:
+            return False  # not canonical: the processor raises a fault at the return itself
         registers[_RIP] = target
         registers[_RSP] = top + size + dropped & (_MASK_64 if size == 8 else _MASK_32)
         return True

@@ -7,6 +7,7 @@ The client is the tracer's bystander as well: when the tracer dies, it puts the 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import fcntl
 import os
 import re
@@ -47,6 +48,7 @@ from dprobes.engines.ptrace.wire import (
     Sites,
     Start,
     Stop,
+    Warned,
     load_message,
     pack_message,
     unpack_record,
@@ -101,6 +103,7 @@ class PtraceSession:
         self._command: Command | None = None
         self._finished = False
         self._stopping = False
+        self._sending = False
         self.probes: list[ResolvedProbe] = []
 
     def __enter__(self) -> Self:
@@ -110,7 +113,7 @@ class PtraceSession:
             fcntl.fcntl(their_output, fcntl.F_SETPIPE_SZ, _PIPE_SIZE)
         # A session of its own: neither the terminal's signals nor the end of ours reach the tracer by themselves.
         self._tracer = subprocess.Popen(
-            [sys.executable, "-m", "dprobes.engines.ptrace.tracer", str(their_input), str(their_output)],
+            [sys.executable, "-P", "-m", "dprobes.engines.ptrace.tracer", str(their_input), str(their_output)],
             pass_fds=[their_input, their_output],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -140,26 +143,27 @@ class PtraceSession:
             self._command.close()
 
     def stop(self) -> None:
-        """Ask the tracer to take everything away and detach."""
+        """Ask the tracer to take everything away and detach; may be called by a signal handler."""
         if not self._stopping:
             self._stopping = True
-            with contextlib.suppress(OSError):
+            if not self._sending:  # else it is sent after what is being sent now
                 self._send(Stop())
 
     def events(self) -> Iterator[Event]:
         """Iterate over what happens until ``Finished``; raise ``EngineError`` if the target cannot be taken over."""
+        data = b""  # an earlier iteration may have left something behind
         while not self._finished:
-            data = os.read(self._from_tracer, 1 << 16)
-            if not data:
-                yield from self._tracer_died()
-                return
             for kind, payload in self._reader.feed(data):
                 if kind is Kind.RECORD:
                     yield RecordEvent(*unpack_record(payload))
                 else:
                     yield from self._on_message(load_message(payload))
-            if not self._finished:
-                yield Pause()
+            if self._finished:
+                return
+            yield Pause()
+            data = os.read(self._from_tracer, 1 << 16)
+            if not data:
+                yield from self._tracer_died()
 
     # The conversation
 
@@ -169,16 +173,23 @@ class PtraceSession:
         return Start(limits, int(self._job.items), (program.vars, program.gvars, program.cvars))
 
     def _send(self, message: object) -> None:
+        """Send a message; that the tracer is gone shows at the end of what it sends."""
+        self._sending = True
         frame = memoryview(pack_message(message))
-        while frame:
-            frame = frame[os.write(self._to_tracer, frame) :]
+        stopping = self._stopping
+        with contextlib.suppress(BrokenPipeError):
+            while frame:
+                frame = frame[os.write(self._to_tracer, frame) :]
+        self._sending = False
+        if self._stopping and not stopping:
+            self._send(Stop())
 
     def _on_message(self, message: object) -> Iterator[Event]:
         match message:
             case ModuleMapped():
                 sites, notices = self._answer(message)
+                self._send(dataclasses.replace(sites, number=message.number))
                 yield from notices
-                self._send(sites)
             case Attached():
                 if self._command is not None:
                     self._command.go()
@@ -191,16 +202,30 @@ class PtraceSession:
                 self._bystander.placed(pid, breakpoints)
             case Removed(pid, addresses):
                 self._bystander.removed(pid, addresses)
-            case Done(counts):
-                self._finished = True
-                status = self._command.wait() if self._command is not None and not self._stopping else None
-                yield Finished(counts, status)
+            case Warned(text, hint):
+                yield Notice(text, hint)
+            case Done():
+                yield from self._on_done(message)
+
+    def _on_done(self, done: Done) -> Iterator[Event]:
+        self._finished = True
+        status = None
+        if not done.complete and not done.problem and not self._stopping:
+            yield Notice("the tracer was told to end (SIGTERM); the probepoints are taken away")
+        if done.complete and self._command is not None:
+            status = self._command.wait()
+        yield Finished(done.counts, status)
+        if done.problem:
+            raise InternalError(f"the tracer failed; the probepoints are taken away\n{done.problem.rstrip()}")
 
     def _state_event(self, message: ProbeStatus) -> StateEvent:
         state = message.state
         detail = ""
         if state is ProbeState.CONFLICT:
-            detail = f"a breakpoint of another tool is at offset {message.offset:#x} of '{message.path}'"
+            where = f"offset {message.offset:#x} of '{message.path}'"
+            detail = f"a breakpoint of another tool is at {where}"
+            if message.reason:
+                detail = f"{where} cannot be written ({message.reason})"
         elif state is ProbeState.MISMATCH:
             detail = f"memory at offset {message.offset:#x} of '{message.path}' holds {message.found.hex(' ')}"
         return StateEvent(message.probe, message.pid, state, detail)

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 __all__ = ["Command"]
 
 # What Python changes for itself and a program must not inherit.
-_CHANGED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT)
+_CHANGED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
+
+_READY = b"r"
 
 
 class Command:
@@ -37,12 +39,15 @@ class Command:
             self._become(tracer, go_read, failure_write)
         os.close(go_read)
         os.close(failure_write)
+        if os.read(self._failure, 1) != _READY:  # from now on the tracer may trace it
+            raise TargetError(f"'{self._arguments[0]}' cannot be started: it was killed before")
 
     def go(self) -> None:
         """Let the child execute its program; raise ``TargetError`` if it could not."""
         if self._go < 0:
             return
-        os.write(self._go, b"g")
+        with contextlib.suppress(BrokenPipeError):  # killed: its end will be seen
+            os.write(self._go, b"g")
         os.close(self._go)
         self._go = -1
         # The pipe ends with the exec, or with the number of the error; but the tracer may have a question about the
@@ -71,7 +76,10 @@ class Command:
             os.close(self._failure)
             for number in _CHANGED_BY_PYTHON:
                 signal.signal(number, signal.SIG_DFL)
+            if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # a shell's background job ignores it
+                signal.signal(signal.SIGINT, signal.SIG_DFL)
             allow_tracer(tracer)
+            os.write(failure, _READY)
             if os.read(go, 1):
                 os.execvp(self._arguments[0], self._arguments)  # noqa: S606 - no shell on purpose
         except OSError as error:

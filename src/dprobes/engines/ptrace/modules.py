@@ -6,17 +6,20 @@ The client answers once for each file; the tracer asks again only about files th
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import TYPE_CHECKING
 
 from dprobes.engines.base import ProbeState
 from dprobes.engines.ptrace.probes import Handlers
 from dprobes.engines.ptrace.processes import INT3, Breakpoint
-from dprobes.engines.ptrace.wire import ModuleMapped, Placed, ProbeStatus, Removed, Sites
+from dprobes.engines.ptrace.wire import ModuleMapped, Placed, ProbeStatus, Removed, Sites, Warned
 from dprobes.errors import TargetError
-from dprobes.target.maps import Mapping, executable_mappings, read_maps
+from dprobes.target.maps import Mapping, executable_mappings, read_maps, run_time_address
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from dprobes.engines.ptrace.connection import Connection
     from dprobes.engines.ptrace.probes import Probe
     from dprobes.engines.ptrace.processes import AddressSpace, Thread
@@ -25,7 +28,6 @@ if TYPE_CHECKING:
 __all__ = ["ModuleWatcher"]
 
 FileKey = tuple[int, int, str]
-Ranges = tuple[tuple[int, int, int], ...]
 
 
 class ModuleWatcher:
@@ -35,84 +37,142 @@ class ModuleWatcher:
         self._connection = connection
         self._probes = probes
         self._known: dict[FileKey, Sites] = {}
+        self._questions = 0
+        self._unanswered: dict[FileKey, int] = {}
         self.handlers: dict[int, Handlers] = {}
         """The program's handlers for modules with words of 4 and 8 bytes."""
 
+    def learn(self, pid: int) -> None:
+        """Ask the client about the files that a running process maps, so that it need not be stopped for that."""
+        with contextlib.suppress(TargetError):
+            for key, maps in _by_file(read_maps(pid)).items():
+                self._sites(key, maps[0], pid)
+
+    def answered(self, sites: Sites, threads: Iterable[Thread]) -> None:
+        """Take an answer that was not waited for, because the client was stopped, and place what it says."""
+        key = next((key for key, number in self._unanswered.items() if number == sites.number), None)
+        if key is None:
+            return
+        self._settle(key, sites)
+        for thread in threads:
+            if thread.space.files.pop(key, None) is not None:
+                self.update(thread.space, thread)
+
+    def _settle(self, key: FileKey, sites: Sites) -> None:
+        self._known[key] = sites
+        if self._unanswered.pop(key, None) is not None and sites.code is not None:
+            message = f"hits in '{key[2]}' were missed while dprobes was stopped: it could not be asked about that file"
+            self._connection.send(Warned(message))
+
     def update(self, space: AddressSpace, thread: Thread) -> None:
         """Bring the breakpoints of ``space`` in line with its mappings; ``thread`` is a stopped one of its threads."""
+        self._update(space, thread, inherited=False)
+
+    def inherit(self, space: AddressSpace, thread: Thread) -> None:
+        """Learn which breakpoints a process has that is a copy of one of ours."""
+        self._update(space, thread, inherited=True)
+
+    def _update(self, space: AddressSpace, thread: Thread, *, inherited: bool) -> None:
+        if not space.is_open:
+            return
         try:
-            mappings = executable_mappings(read_maps(thread.tid))
+            found = _by_file(read_maps(thread.tid))
         except TargetError:
             return  # gone: waitpid will say so
-        found: dict[FileKey, list[Mapping]] = {}
-        for mapping in mappings:
-            found.setdefault((mapping.device, mapping.inode, mapping.path), []).append(mapping)
-        ranges = {key: tuple((m.start, m.end, m.offset) for m in maps) for key, maps in found.items()}
-        self._forget_unmapped(space, thread, ranges)
+        self._forget_unmapped(space, thread, found)
+        space.renew()
         for key, maps in found.items():
-            if space.files.get(key) != ranges[key]:
-                space.files[key] = ranges[key]
-                self._place_all(space, thread, self._sites(key, maps[0], thread), maps)
+            ranges = tuple((m.start, m.end, m.offset) for m in maps)
+            if space.files.get(key) != ranges:
+                space.files[key] = ranges
+                self._place_all(space, thread, self._sites(key, maps[0], thread.tid), maps, inherited=inherited)
 
-    def _forget_unmapped(self, space: AddressSpace, thread: Thread, ranges: dict[FileKey, Ranges]) -> None:
-        gone = [key for key, old in space.files.items() if ranges.get(key) != old]
+    def _forget_unmapped(self, space: AddressSpace, thread: Thread, found: dict[FileKey, list[Mapping]]) -> None:
+        """Forget the breakpoints in memory that is gone or shows something else: there is nothing to restore."""
         addresses: list[int] = []
-        for key in gone:
-            for start, end, _ in space.files.pop(key):
-                addresses += [a for a in space.breakpoints if start <= a < end]
+        for key, old in list(space.files.items()):
+            maps = found.get(key, [])
+            if old == tuple((m.start, m.end, m.offset) for m in maps):
+                continue
+            for start, end, offset in old:
+                mine = [a for a in (*space.breakpoints, *space.former) if start <= a < end]
+                addresses += [a for a in mine if run_time_address(maps, a - start + offset) != a]
+            if not maps:
+                del space.files[key]
         for address in addresses:
-            # The memory is gone, or shows something else: there is nothing to restore.
-            del space.breakpoints[address]
+            space.breakpoints.pop(address, None)
+            space.former.pop(address, None)
         if addresses:
             self._connection.send(Removed(thread.pid, tuple(addresses)))
 
-    def _sites(self, key: FileKey, mapping: Mapping, thread: Thread) -> Sites:
+    def _sites(self, key: FileKey, mapping: Mapping, pid: int) -> Sites:
         sites = self._known.get(key)
         if sites is None:
-            question = ModuleMapped(thread.pid, mapping.path, mapping.device, mapping.inode, mapping.deleted)
-            sites = self._known[key] = self._connection.ask(question, Sites)
+            number = self._unanswered.get(key)
+            if number is None:
+                self._questions += 1
+                number = self._questions
+                self._connection.send(
+                    ModuleMapped(number, pid, mapping.path, mapping.device, mapping.inode, mapping.deleted)
+                )
+            sites = self._connection.await_answer(number)
+            if sites is None:
+                self._unanswered[key] = number
+                return Sites()
+            self._settle(key, sites)
         if sites.code is not None:
             word_size = sites.code.image.word_size
             if word_size not in self.handlers:
                 self.handlers[word_size] = Handlers(sites.code)
         return sites
 
-    def _place_all(self, space: AddressSpace, thread: Thread, sites: Sites, mappings: list[Mapping]) -> None:
+    def _place_all(
+        self, space: AddressSpace, thread: Thread, sites: Sites, mappings: list[Mapping], *, inherited: bool
+    ) -> None:
         wanted: list[Breakpoint] = []
         for site in sites.sites:
+            probe = self._probes[site.probe] if site.probe >= 0 else None
             for mapping in mappings:
-                if mapping.offset <= site.offset < mapping.offset + mapping.end - mapping.start:
-                    address = mapping.start + site.offset - mapping.offset
-                    probe = self._probes[site.probe] if site.probe >= 0 else None
-                    if probe is not None and not probe.is_active:
-                        continue
-                    if self._verify(space, thread, site, address, mapping.path):
-                        wanted.append(Breakpoint(address, site.original[0], site, probe))
+                address = mapping.start + site.offset - mapping.offset
+                if not mapping.start <= address < mapping.end or address in space.breakpoints:
+                    continue
+                if inherited and os.pread(space.memory, 1, address) == bytes([INT3]):
+                    space.former[address] = site.original[0]
+                    space.restore_byte(address, site.original[0])
+                if probe is not None and not probe.is_active:
+                    continue
+                if self._verify(space, thread, site, address, mapping.path):
+                    wanted.append(Breakpoint(address, site.original[0], site, probe))
         if sites.symbols:
-            offset, link_address = sites.segment
-            bias = next(
-                (m.start - (m.offset - offset + link_address) for m in mappings if m.end - m.start + m.offset > offset),
-                0,
-            )
+            bias = _bias(sites.segment, mappings)
             space.symbols.update((name, address + bias) for name, address in sites.symbols)
-        if not wanted:
-            return
+        if wanted:
+            self._place(space, thread, wanted, mappings[0].path)
+
+    def _place(self, space: AddressSpace, thread: Thread, wanted: list[Breakpoint], path: str) -> None:
         # The bystander hears of a breakpoint before it exists, so that it never misses one.
         self._connection.send(Placed(thread.pid, tuple((b.address, b.original) for b in wanted)))
         for breakpoint_ in wanted:
-            space.place(breakpoint_)
-            if breakpoint_.probe is not None:
-                if breakpoint_.probe.state is not ProbeState.ACTIVE:
-                    breakpoint_.probe.state = ProbeState.ACTIVE
-                self._report(breakpoint_.probe.number, thread, ProbeState.ACTIVE, breakpoint_.site, "")
+            probe = breakpoint_.probe
+            try:
+                space.place(breakpoint_)
+            except OSError as error:
+                if probe is not None:
+                    why = (error.strerror or str(error)).lower()
+                    self._report(probe.number, thread, ProbeState.CONFLICT, breakpoint_.site, path, reason=why)
+                continue
+            if probe is not None:
+                probe.state = ProbeState.ACTIVE
+                self._report(probe.number, thread, ProbeState.ACTIVE, breakpoint_.site, "")
 
     def _verify(self, space: AddressSpace, thread: Thread, site: Site, address: int, path: str) -> bool:
         """Return whether memory at ``address`` holds what the file holds there."""
-        found = os.pread(space.memory, len(site.original), address)
+        try:
+            found = os.pread(space.memory, len(site.original), address)
+        except OSError:
+            return False  # a mapping behind the end of the file, or memory that is gone
         if found == site.original:
             return True
-        if address in space.breakpoints:
-            return False  # already ours
         if site.probe >= 0:
             conflict = found[:1] == bytes([INT3])
             self._report(
@@ -120,5 +180,29 @@ class ModuleWatcher:
             )
         return False
 
-    def _report(self, probe: int, thread: Thread, state: ProbeState, site: Site, path: str, found: bytes = b"") -> None:
-        self._connection.send(ProbeStatus(probe, thread.pid, state, path, site.offset, found))
+    def _report(
+        self,
+        probe: int,
+        thread: Thread,
+        state: ProbeState,
+        site: Site,
+        path: str,
+        found: bytes = b"",
+        reason: str = "",
+    ) -> None:
+        self._connection.send(ProbeStatus(probe, thread.pid, state, path, site.offset, found, reason))
+
+
+def _by_file(maps: str) -> dict[FileKey, list[Mapping]]:
+    found: dict[FileKey, list[Mapping]] = {}
+    for mapping in executable_mappings(maps):
+        found.setdefault((mapping.device, mapping.inode, mapping.path), []).append(mapping)
+    return found
+
+
+def _bias(segment: tuple[int, int], mappings: list[Mapping]) -> int:
+    """Return the difference between run-time and link addresses, from a file's executable segment and mappings."""
+    offset, link_address = segment
+    # The segment may be mapped in several pieces; the best is the one that shows its beginning.
+    best = next((m for m in mappings if m.offset <= offset < m.offset + m.end - m.start), mappings[0])
+    return best.start - best.offset + offset - link_address

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.wire import Site
     from dprobes.vm import Outcome
 
-__all__ = ["AddressSpace", "Breakpoint", "Thread", "ThreadState", "process_field"]
+__all__ = ["AddressSpace", "Breakpoint", "Thread", "ThreadState", "living_thread", "process_field"]
 
 INT3 = 0xCC
 
@@ -162,3 +162,18 @@ def process_field(tid: int, name: str) -> str:
             if key == name:
                 return value.strip()
     return ""
+
+
+def living_thread(pid: int) -> int:
+    """
+    Return the id of a thread of the process that has not ended, or ``pid`` if there is none.
+
+    When the first thread ends before the others, ``/proc/PID`` no longer shows the memory of the process.
+    """
+    if process_field(pid, "State")[:1] not in ("Z", "X"):
+        return pid
+    with contextlib.suppress(OSError):
+        for name in os.listdir(f"/proc/{pid}/task"):
+            if process_field(int(name), "State")[:1] not in ("Z", "X", ""):
+                return int(name)
+    return pid

@@ -9,7 +9,7 @@ from pathlib import Path
 from dprobes.engines.ptrace.processes import process_field
 from dprobes.errors import EngineError, PrivilegeError
 
-__all__ = ["attach_error", "yama_scope"]
+__all__ = ["attach_error", "check_process", "yama_scope"]
 
 _YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
 
@@ -22,6 +22,14 @@ def yama_scope() -> int | None:
         return None
 
 
+def check_process(pid: int) -> None:
+    """Raise ``EngineError`` for a process that certainly cannot be taken over, before anything else is done with it."""
+    if pid <= 0 or not Path(f"/proc/{pid}").exists():
+        raise EngineError(f"there is no process {pid}")
+    if (error := _plain_reason(pid)) is not None:
+        raise error
+
+
 def attach_error(pid: int, reason: str, number: int) -> EngineError:
     """Return the error for a process that could not be seized; ``number`` is the errno, ``reason`` its text."""
     if number == errno.ESRCH or not Path(f"/proc/{pid}").exists():
@@ -29,23 +37,8 @@ def attach_error(pid: int, reason: str, number: int) -> EngineError:
     name = process_field(pid, "Name")
     if number != errno.EPERM:
         return EngineError(f"process {pid} ({name}) cannot be traced: {reason.lower()}")
-    tracer = int(process_field(pid, "TracerPid") or 0)
-    if tracer:
-        by = process_field(tracer, "Name")
-        return EngineError(
-            f"process {pid} ({name}) is traced by process {tracer} ({by}) already",
-            hint="end that first: a process has one tracer",
-        )
-    if process_field(pid, "State").startswith("Z"):
-        return EngineError(f"process {pid} ({name}) has ended and waits for its parent (zombie)")
-    if process_field(pid, "Kthread") == "1":
-        return EngineError(f"process {pid} ({name}) is a thread of the kernel")
-    owners = {int(uid) for uid in process_field(pid, "Uid").split()}
-    if os.geteuid() != 0 and owners != {os.geteuid()}:
-        return PrivilegeError(
-            f"process {pid} ({name}) belongs to user {min(owners)}, not to user {os.geteuid()}",
-            hint="run dprobes as that user or as root",
-        )
+    if (error := _plain_reason(pid)) is not None:
+        return error
     scope = yama_scope()
     if scope and os.geteuid() != 0:
         return PrivilegeError(
@@ -56,3 +49,34 @@ def attach_error(pid: int, reason: str, number: int) -> EngineError:
         f"process {pid} ({name}) does not allow tracing",
         hint="it has made itself not dumpable, or runs with more privileges than you: run dprobes as root",
     )
+
+
+def _plain_reason(pid: int) -> EngineError | None:
+    """Return the error for what the process's status says by itself, or None."""
+    name = process_field(pid, "Name")
+    for tid in _threads(pid):
+        tracer = int(process_field(int(tid), "TracerPid") or 0)
+        if tracer:
+            by = process_field(tracer, "Name")
+            return EngineError(
+                f"process {pid} ({name}) is traced by process {tracer} ({by}) already",
+                hint="end that first: a process has one tracer",
+            )
+    if process_field(pid, "State").startswith("Z") and len(_threads(pid)) <= 1:
+        return EngineError(f"process {pid} ({name}) has ended and waits for its parent (zombie)")
+    if process_field(pid, "Kthread") == "1":
+        return EngineError(f"process {pid} ({name}) is a thread of the kernel")
+    owners = {int(uid) for uid in process_field(pid, "Uid").split()}
+    if os.geteuid() != 0 and owners != {os.geteuid()}:
+        return PrivilegeError(
+            f"process {pid} ({name}) belongs to user {min(owners, default=0)}, not to user {os.geteuid()}",
+            hint="run dprobes as that user or as root",
+        )
+    return None
+
+
+def _threads(pid: int) -> list[str]:
+    try:
+        return os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return []

@@ -36,8 +36,8 @@ __all__ = ["Completion", "CompletionKind", "Stopper", "ThreadGoneError"]
 
 _TRAP_FLAG = 0x100
 
-# Signals that an instruction raises itself, when si_code says that the kernel sent them (sigaction(2)). The kernel kills
-# a thread that raises one of them while it is blocked, so we never block them.
+# Signals that an instruction raises itself, when si_code says that the kernel sent them (sigaction(2)). The kernel
+# kills a thread that raises one of them while it is blocked, so we never block them.
 _FAULTS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP)
 _ALL_BUT_FAULTS = ((1 << 64) - 1) & ~sum(1 << number - 1 for number in (*_FAULTS, signal.SIGSYS))
 
@@ -121,8 +121,8 @@ class Stopper:
         if self.deferred:
             self._turns += 1
             if self._turns % _TURNS == 0:
-                self._collect()
-            return self._take_deferred()
+                self.collect()
+            return self.next_stop_reported()
         with contextlib.suppress(ChildProcessError):
             for _ in range(self._spins):
                 tid, status = os.waitpid(-1, syscalls.WALL | os.WNOHANG)
@@ -130,8 +130,8 @@ class Stopper:
                     if len(self._threads) == 1:
                         return tid, status
                     self.defer(tid, status)
-                    self._collect()
-                    return self._take_deferred()
+                    self.collect()
+                    return self.next_stop_reported()
         return None
 
     def defer(self, tid: int, status: int) -> None:
@@ -139,11 +139,13 @@ class Stopper:
         self.deferred.pop(tid, None)
         self.deferred[tid] = status
 
-    def _take_deferred(self) -> tuple[int, int]:
+    def next_stop_reported(self) -> tuple[int, int]:
+        """Return the oldest of the stops that are kept."""
         tid = next(iter(self.deferred))
         return tid, self.deferred.pop(tid)
 
-    def _collect(self) -> None:
+    def collect(self) -> None:
+        """Keep all stops that the kernel has to report now."""
         with contextlib.suppress(ChildProcessError):
             while True:
                 tid, status = os.waitpid(-1, syscalls.WALL | os.WNOHANG)
@@ -151,7 +153,7 @@ class Stopper:
                     return
                 self.defer(tid, status)
 
-    def _wait_for_step(self, tid: int) -> int | None:
+    def _wait_for_step(self, tid: int, *, may_leave: bool) -> int | None:
         """Return the wait status of a thread that was let run for a moment, or None if it went to sleep instead."""
         status = self.deferred.pop(tid, None)
         if status is not None:
@@ -166,7 +168,7 @@ class Stopper:
             found, status = os.waitpid(tid, syscalls.WALL | os.WNOHANG)
             if found:
                 return status
-            if time.monotonic() > until and _kernel_state(tid) in (b"S", b"D"):
+            if may_leave and time.monotonic() > until and _kernel_state(tid) in (b"S", b"D"):
                 return None
 
     def _wait_patiently(self, thread: Thread) -> int | None:
@@ -315,7 +317,7 @@ class Stopper:
         signals = _HeldSignals(thread)
         while True:
             advance(tid)
-            status = self._wait_for_step(tid)
+            status = self._wait_for_step(tid, may_leave=not signals)
             if status is None:
                 # It sleeps, in a page fault that perhaps another thread has to answer. When it wakes up it finds the
                 # breakpoint again, or has just got past it.
@@ -348,7 +350,7 @@ class Stopper:
                     return Completion(CompletionKind.INTERRUPTED, number)
                 signals.hold(number, self._info)
             elif kind is StopKind.GROUP_STOP or number != Event.STOP:
-                signals.give_back()
+                signals.send_again()
                 self.defer(tid, status)
                 return Completion(CompletionKind.INTERRUPTED, resumable=False)
 
@@ -379,7 +381,10 @@ class _HeldSignals:
         self._thread = thread
         self._first: tuple[int, list[int]] | None = None
         self._more: list[int] = []
-        self._mask = 0
+        self._mask: int | None = None
+
+    def __bool__(self) -> bool:
+        return self._mask is not None
 
     def hold(self, number: int, info: ctypes.Array[ctypes.c_int32]) -> None:
         """Hold the signal that the thread has stopped for."""
@@ -396,15 +401,22 @@ class _HeldSignals:
             return 0
         number, info = self._first
         self._first = None
-        with contextlib.suppress(OSError):
-            syscalls.set_signal_mask(self._thread.tid, self._mask)
-        for other in self._more:
-            with contextlib.suppress(OSError):
-                syscalls.send_signal(self._thread.pid, self._thread.tid, other)
+        self.send_again()
         # Resuming with another signal than the one reported makes the kernel invent a siginfo; give it the real one.
         with contextlib.suppress(OSError):
             syscalls.set_signal_info(self._thread.tid, syscalls.SignalInfo(*info))
         return number
+
+    def send_again(self) -> None:
+        """Send what is held anew, with a ``siginfo`` of our own, and let the thread receive signals again."""
+        if self._mask is None:
+            return
+        with contextlib.suppress(OSError):
+            syscalls.set_signal_mask(self._thread.tid, self._mask)
+        for number in ([self._first[0]] if self._first is not None else []) + self._more:
+            with contextlib.suppress(OSError):
+                syscalls.send_signal(self._thread.pid, self._thread.tid, number)
+        self._mask = None
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ import ctypes
 import enum
 import os
 import signal
+from typing import Literal
 
 __all__ = [
     "NO_PROCESS",
@@ -73,6 +74,9 @@ class Event(enum.IntEnum):
     STOP = 128
 
 
+NEW_TASK_EVENTS = (Event.FORK, Event.VFORK, Event.CLONE)
+
+
 class Register(enum.IntEnum):
     """Number the words of ``struct user_regs_struct``."""
 
@@ -110,6 +114,11 @@ Registers = ctypes.c_ulong * 27
 
 USER_CS_32 = 0x23
 """The code segment selector of 32-bit programs on a 64-bit kernel (``__USER32_CS``)."""
+
+
+def word_size(registers: ctypes.Array[ctypes.c_ulong]) -> Literal[4, 8]:
+    """Return the word size of the program that a thread with these registers runs."""
+    return 4 if registers[Register.CS] == USER_CS_32 else 8
 
 
 class StopKind(enum.Enum):

@@ -10,11 +10,12 @@ Signals are blocked and taken with sigtimedwait, so that no event can slip in be
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import gc
 import os
 import signal
 import sys
+import traceback
 from typing import TYPE_CHECKING, Literal
 
 from dprobes.engines.ptrace import syscalls
@@ -22,9 +23,10 @@ from dprobes.engines.ptrace.connection import ClientGoneError, Connection
 from dprobes.engines.ptrace.context import ThreadContext
 from dprobes.engines.ptrace.detaching import Detacher
 from dprobes.engines.ptrace.emulate import Action, emulate
+from dprobes.engines.ptrace.family import Family, threads_of
 from dprobes.engines.ptrace.modules import ModuleWatcher
 from dprobes.engines.ptrace.probes import Probe
-from dprobes.engines.ptrace.processes import AddressSpace, Thread, ThreadState, process_field
+from dprobes.engines.ptrace.processes import AddressSpace, Thread, ThreadState, living_thread, process_field
 from dprobes.engines.ptrace.records import RecordBuilder
 from dprobes.engines.ptrace.stopping import Completion, CompletionKind, Stopper, ThreadGoneError
 from dprobes.engines.ptrace.syscalls import Event, Register, StopKind, classify_stop
@@ -33,10 +35,11 @@ from dprobes.engines.ptrace.wire import (
     Attached,
     Done,
     Failed,
-    Placed,
     Removed,
+    Sites,
     Start,
     Stop,
+    Warned,
 )
 from dprobes.vm import Ending
 
@@ -68,31 +71,34 @@ class Tracer:
     def __init__(self, connection: Connection, start: Start) -> None:
         self._connection = connection
         self._threads: dict[int, Thread] = {}
-        self._early: dict[int, int] = {}
         self._probes = [Probe(number, limits) for number, limits in enumerate(start.probes)]
         self._context = ThreadContext(*start.variables)
         self._records = RecordBuilder(start.items)
         self._modules = ModuleWatcher(connection, self._probes)
         self._stopper = Stopper(self._threads, self._context)
+        self._family = Family(self._threads, connection, self._stopper, self._modules)
         self._registers = syscalls.Registers()
         self._info = syscalls.SignalInfo()
-        self._launching: set[int] = set()
         self._attached = False
 
     # The loop
 
     def run(self) -> None:
         """Trace until there is nothing left to trace, then take everything away and say ``Done``."""
+        complete, problem = False, ""
         try:
             self._take_messages()
-            while self._threads or not self._attached:
+            while self._threads or not self._attached or self._family.has_strangers:
                 if not self._handle_stops():
                     self._wait()
+            complete = True
         except (_EndedError, ClientGoneError):
             pass
+        except Exception:  # noqa: BLE001 - whatever it is, the target comes first, and the client is told
+            problem = traceback.format_exc()
         finally:
-            Detacher(self._threads, self._stopper, self._early).detach_all()
-            self._connection.send(Done(tuple(probe.counts for probe in self._probes)))
+            Detacher(self._family, self._stopper).detach_all()
+            self._connection.send(Done(tuple(probe.counts for probe in self._probes), complete, problem))
             self._connection.close()
 
     def _handle_stops(self) -> bool:
@@ -108,22 +114,29 @@ class Tracer:
                 self._handle(tid, status)
             except ProcessLookupError:
                 continue  # killed between two of our requests: its end is reported by waitpid
-        self._connection.flush()
         self._check_signals(0)
+        self._connection.flush()
         return True
 
     def _wait(self) -> None:
         """Sleep until something happens."""
+        if self._family.has_strangers:
+            self._family.adopt_old_orphans()
         if not self._connection.is_idle:
             self._take_messages()
             self._connection.flush()
-        self._check_signals(1 if self._connection.is_idle else _RETRY)
+        self._check_signals(1 if self._connection.is_idle and not self._family.has_strangers else _RETRY)
 
     def _check_signals(self, timeout: float) -> None:
+        # The kernel hands out the lowest number first, and there is nearly always a SIGCHLD: so take all of them.
         info = signal.sigtimedwait(_SIGNALS, timeout)
-        if info is not None and info.si_signo in _ENDING_SIGNALS:
-            raise _EndedError
-        if info is None or info.si_signo == signal.SIGIO:
+        messages = info is None
+        while info is not None:
+            if info.si_signo in _ENDING_SIGNALS:
+                raise _EndedError
+            messages = messages or info.si_signo == signal.SIGIO
+            info = signal.sigtimedwait(_SIGNALS, 0)
+        if messages:
             self._take_messages()
 
     def _take_messages(self) -> None:
@@ -131,6 +144,8 @@ class Tracer:
             match message:
                 case Attach(pid, launching):
                     self._attach(pid, launching=launching)
+                case Sites():
+                    self._modules.answered(message, list(self._threads.values()))
                 case Stop():
                     raise _EndedError
 
@@ -138,56 +153,74 @@ class Tracer:
 
     def _attach(self, pid: int, *, launching: bool) -> None:
         self._attached = True
-        space: AddressSpace | None = None
+        held: list[Thread] = []
         try:
-            syscalls.seize(pid)
-            leader = self._adopt(pid, pid)
-            space = leader.space
-            if launching:
-                self._launching.add(pid)
-            else:
-                self._seize_other_threads(pid, leader)
-                self._modules.update(space, leader)
+            if not launching:
+                # What takes time comes first, while the process runs.
+                self._modules.learn(living_thread(pid))
+            held = self._seize_all(pid)
+            if not launching:
+                leader = next(iter(self._threads.values()))
+                self._modules.update(leader.space, leader)
         except OSError as error:
             self._connection.send(Failed(pid, error.strerror or str(error), error.errno or 0))
             return
         finally:
-            for thread in list(self._threads.values()):
-                if thread.space is space and thread.state is ThreadState.STOPPED:
-                    self._stopper.resume(thread)
+            for thread in held:
+                self._stopper.release(thread)
         self._connection.send(Attached(pid))
 
-    def _adopt(self, tid: int, pid: int, space: AddressSpace | None = None) -> Thread:
-        """Stop a thread that was just seized and enter it into the tables."""
-        syscalls.interrupt(tid)
-        # What the thread stops for first is kept: the interrupt is then still to come, and is resumed from as usual.
-        status = os.waitpid(tid, syscalls.WALL)[1]
-        if classify_stop(status)[0] is StopKind.EXITED:
-            raise ProcessLookupError(3, "the process ended")
-        if space is None:
-            space = AddressSpace.of_thread(tid, self._word_size(tid))
-            space.pids.add(pid)
-        thread = self._threads[tid] = Thread(tid, pid, space, ThreadState.STOPPED)
-        if classify_stop(status) != (StopKind.EVENT, Event.STOP):
-            thread.state = ThreadState.RUNNING
-            self._stopper.deferred.append((tid, status))
-        return thread
+    def _seize_all(self, pid: int) -> list[Thread]:
+        """
+        Seize and stop all threads of a process; return those that stopped for no other reason.
 
-    def _seize_other_threads(self, pid: int, leader: Thread) -> None:
-        """Seize all threads of a process; new ones may appear while it is done, so until none is new."""
+        A thread that is making a new thread or process at this moment has finished when it stops; so no breakpoint can
+        get into a child that is not traced. New threads may appear meanwhile, so until none is new.
+        """
+        held: list[Thread] = []
+        space: AddressSpace | None = None
         while True:
-            tids = {int(name) for name in os.listdir(f"/proc/{pid}/task")}
-            new = tids - self._threads.keys()
-            if not new:
-                return
-            for tid in new:
-                with contextlib.suppress(ProcessLookupError):
+            new: list[Thread] = []
+            for tid in sorted(threads_of(pid) - self._threads.keys(), key=lambda tid: tid != pid):
+                try:
                     syscalls.seize(tid)
-                    self._adopt(tid, pid, leader.space)
+                except OSError as error:
+                    # A thread may have ended, the first one as a zombie. All others must be ours: a breakpoint is
+                    # deadly for a thread that is not traced.
+                    state = process_field(tid, "State")[:1]
+                    if (error.errno == errno.ESRCH or state in ("Z", "X", "")) and threads_of(pid) != {tid}:
+                        continue
+                    raise
+                if space is None:
+                    space = AddressSpace.of_thread(tid, _word_size_of(tid))
+                    space.pids.add(pid)
+                new.append(self._family.enter(tid, pid, space))
+            if not new:
+                break
+            held += self._stopper.stop(new)
+            for thread in new:
+                if thread.state is ThreadState.RUNNING and thread.tid not in self._stopper.deferred:
+                    held += self._seize_vfork_child(thread)
+        if space is None:
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+        return held
 
-    def _word_size(self, tid: int) -> Literal[4, 8]:
-        syscalls.get_registers(tid, self._registers)
-        return 4 if self._registers[Register.CS] == syscalls.USER_CS_32 else 8
+    def _seize_vfork_child(self, parent: Thread) -> list[Thread]:
+        """Seize the child that runs in the memory of ``parent``, which cannot stop because it waits for that."""
+        try:
+            with open(f"/proc/{parent.pid}/task/{parent.tid}/children", "rb") as file:
+                children = [int(pid) for pid in file.read().split()]
+        except OSError:
+            return []
+        held: list[Thread] = []
+        for pid in children:
+            if not syscalls.same_memory(parent.tid, pid) or pid in self._threads:
+                continue
+            syscalls.seize(pid)
+            parent.state = ThreadState.VFORKING
+            parent.space.pids.add(pid)
+            held += self._stopper.stop([self._family.enter(pid, pid, parent.space)])
+        return held
 
     # Stops
 
@@ -195,16 +228,18 @@ class Tracer:
         thread = self._threads.get(tid)
         kind, number = classify_stop(status)
         if thread is None:
-            if kind is not StopKind.EXITED:
-                self._early[tid] = status  # a child whose parent's event is still to come
-            return
+            if kind is StopKind.EVENT and number == Event.EXEC:
+                thread = self._leader_by_exec(tid)
+            else:
+                self._family.note_stranger(tid, status)
+                return
         if kind is StopKind.SIGNAL and number == signal.SIGTRAP:
             self._on_trap(thread)
             return
         thread.state = ThreadState.STOPPED
         match kind:
             case StopKind.EXITED:
-                self._on_exit(thread)
+                self._family.remove(thread)
             case StopKind.SIGNAL:
                 self._stopper.resume(thread, number)
             case StopKind.GROUP_STOP:
@@ -213,64 +248,56 @@ class Tracer:
             case StopKind.SYSCALL:
                 self._stopper.resume(thread)
             case StopKind.EVENT:
-                self._on_event(thread, number)
+                self._on_event(thread, Event(number))
 
-    def _on_event(self, thread: Thread, event: int) -> None:
-        if event in (Event.FORK, Event.VFORK, Event.CLONE):
-            self._on_new_task(thread, event, syscalls.event_message(thread.tid))
-        elif event == Event.EXEC:
+    def _on_event(self, thread: Thread, event: Event) -> None:
+        if event is Event.STOP:
+            self._stopper.release(thread)
+            return
+        if event in syscalls.NEW_TASK_EVENTS:
+            self._family.add_child(thread, event, syscalls.event_message(thread.tid))
+        elif event is Event.EXEC:
             self._on_exec(thread)
         self._stopper.resume(thread)
-        if event == Event.VFORK:
+        if event is Event.VFORK:
             thread.state = ThreadState.VFORKING
 
-    def _on_new_task(self, parent: Thread, event: int, tid: int) -> None:
-        pid = _process_of(tid)
-        if pid == parent.pid:
-            space = parent.space
-        elif event == Event.VFORK or (event == Event.CLONE and syscalls.same_memory(parent.tid, tid)):
-            space = parent.space
-            space.pids.add(pid)
-        else:
-            space = parent.space.copy_for_child(tid)
-            space.pids.add(pid)
-            if space.breakpoints:
-                pairs = tuple((b.address, b.original) for b in space.breakpoints.values())
-                self._connection.send(Placed(pid, pairs))
-        child = self._threads[tid] = Thread(tid, pid, space, ThreadState.NEWBORN)
-        if (status := self._early.pop(tid, None)) is not None:
-            self._stopper.deferred.append((child.tid, status))
+    def _leader_by_exec(self, tid: int) -> Thread:
+        """Return the entry of a thread that took the number of an untraced, ended leader when it executed a program."""
+        former = self._threads[syscalls.event_message(tid)]
+        return self._family.enter(tid, former.pid, former.space)
 
     def _on_exec(self, thread: Thread) -> None:
         for other in [t for t in self._threads.values() if t.pid == thread.pid and t is not thread]:
             del self._threads[other.tid]
-        self._leave_space(thread)
-        thread.space = AddressSpace.of_thread(thread.tid, self._word_size(thread.tid))
+        self._family.leave_space(thread)
+        syscalls.get_registers(thread.tid, self._registers)
+        word_size = syscalls.word_size(self._registers)
+        try:
+            thread.space = AddressSpace.of_thread(thread.tid, word_size)
+        except PermissionError:
+            # It executes a file that its user may not read: nobody but root may look into it.
+            thread.space = AddressSpace.closed(word_size)
+            self._connection.send(
+                Warned(
+                    f"process {thread.pid} runs a program that this user may not read: it has no probes there",
+                    "run dprobes as root",
+                )
+            )
         thread.space.pids.add(thread.pid)
         thread.rseq = 0
         thread.uid = None
-        self._launching.discard(thread.pid)
+        thread.unfinished = thread.deadline = None
+        thread.restarting = 0
         self._modules.update(thread.space, thread)
-
-    def _on_exit(self, thread: Thread) -> None:
-        del self._threads[thread.tid]
-        if not any(t.pid == thread.pid for t in self._threads.values()):
-            self._leave_space(thread)
-
-    def _leave_space(self, thread: Thread) -> None:
-        """Note that the process of ``thread`` no longer runs in its address space."""
-        space = thread.space
-        space.pids.discard(thread.pid)
-        self._connection.send(Removed(thread.pid))
-        if not space.pids:
-            space.close()
 
     # Hits
 
     def _on_trap(self, thread: Thread) -> None:
         registers = self._registers
         syscalls.get_registers(thread.tid, registers)
-        if syscalls.get_signal_info(thread.tid, self._info) == syscalls.SI_KERNEL:
+        code = syscalls.get_signal_info(thread.tid, self._info)
+        if code == syscalls.SI_KERNEL:
             address = registers[Register.RIP] - 1
             breakpoint_ = thread.space.breakpoints.get(address)
             if breakpoint_ is not None:
@@ -286,16 +313,36 @@ class Tracer:
                 syscalls.set_registers(thread.tid, registers)
                 self._stopper.resume(thread)
                 return
+        elif code == syscalls.TRAP_TRACE and thread.unfinished is not None:
+            self._on_late_step(thread)
+            return
         self._stopper.resume(thread, signal.SIGTRAP)
+
+    def _on_late_step(self, thread: Thread) -> None:
+        """Count the hit of a thread that went to sleep in its step, and has got past the instruction after all."""
+        assert thread.unfinished is not None
+        address, outcome, header = thread.unfinished
+        thread.unfinished = None
+        thread.state = ThreadState.STOPPED
+        breakpoint_ = thread.space.breakpoints.get(address)
+        if breakpoint_ is not None and breakpoint_.probe is not None and breakpoint_.probe.is_active:
+            self._count(breakpoint_.probe, outcome, header, Completion(CompletionKind.COMPLETED))
+        self._stopper.resume(thread)
 
     def _on_hit(self, thread: Thread, breakpoint_: Breakpoint) -> None:
         probe = breakpoint_.probe
         outcome: Outcome | None = None
         header = None
+        repeated = thread.restarting == breakpoint_.address
+        unfinished, thread.unfinished, thread.restarting = thread.unfinished, None, 0
         self._context.select(thread, self._registers)
         try:
             if probe is None:
                 self._modules.update(thread.space, thread)
+            elif repeated:
+                pass  # a system call that is made once more, only because we interrupted it
+            elif unfinished is not None and unfinished[0] == breakpoint_.address:
+                _, outcome, header = unfinished
             elif probe.is_active and probe.runs_handler:
                 site = breakpoint_.site
                 assert site.point is not None
@@ -310,11 +357,16 @@ class Tracer:
         try:
             completion = self._complete(thread, breakpoint_)
         except ThreadGoneError as gone:
-            self._stopper.deferred.append((thread.tid, gone.status))
+            self._stopper.defer(thread.tid, gone.status)
             return
-        if completion.kind is not CompletionKind.INTERRUPTED:
-            if probe is not None and probe.is_active:
-                self._count(probe, outcome, header, completion)
+        if completion.kind is CompletionKind.INTERRUPTED:
+            if probe is not None and not repeated and not completion.signal:
+                thread.unfinished = (breakpoint_.address, outcome, header)
+            elif repeated and not completion.signal:
+                thread.restarting = breakpoint_.address
+        elif probe is not None and probe.is_active and not repeated:
+            self._count(probe, outcome, header, completion)
+        if completion.resumable:
             self._stopper.resume(thread, completion.signal)
 
     def _complete(self, thread: Thread, breakpoint_: Breakpoint) -> Completion:
@@ -351,7 +403,7 @@ class Tracer:
 
     def _withdraw(self, probe: Probe) -> None:
         """Take a probe's breakpoints out of all address spaces: it is disabled or removed."""
-        for space in {id(t.space): t.space for t in self._threads.values()}.values():
+        for space in self._family.spaces():
             mine = [b for b in space.breakpoints.values() if b.probe is probe]
             for breakpoint_ in mine:
                 space.withdraw(breakpoint_)
@@ -359,11 +411,10 @@ class Tracer:
                 self._connection.send(Removed(pid, tuple(b.address for b in mine)))
 
 
-def _process_of(tid: int) -> int:
-    """Return the process id of a thread; a thread that is gone already counts as its own process."""
-    with contextlib.suppress(ValueError):
-        return int(process_field(tid, "Tgid"))
-    return tid
+def _word_size_of(tid: int) -> Literal[4, 8]:
+    """Return the word size of the program that a thread runs, which need not be stopped."""
+    with open(f"/proc/{tid}/exe", "rb") as file:
+        return 4 if file.read(5)[4:] == b"\x01" else 8  # EI_CLASS: ELFCLASS32
 
 
 def main(arguments: list[str]) -> int:
@@ -372,8 +423,11 @@ def main(arguments: list[str]) -> int:
     syscalls.set_process_name("dprobes-tracer")
     connection = Connection(int(arguments[0]), int(arguments[1]))
     gc.freeze()  # what is loaded now lives as long as the process: collections need not look at it
-    while (message := connection.receive()) is None:
-        signal.sigtimedwait({signal.SIGIO}, 0.1)
+    try:
+        while (message := connection.receive()) is None:
+            signal.sigtimedwait({signal.SIGIO}, 0.1)
+    except ClientGoneError:
+        return 0
     assert isinstance(message, Start)
     Tracer(connection, message).run()
     return 0

@@ -37,6 +37,7 @@ __all__ = [
     "Sites",
     "Start",
     "Stop",
+    "Warned",
     "pack_message",
     "pack_record",
     "unpack_record",
@@ -122,6 +123,8 @@ class Sites:
     code: Code | None = None
     symbols: tuple[tuple[str, int], ...] = ()
     segment: tuple[int, int] = (0, 0)
+    number: int = 0
+    """That of the question."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +146,7 @@ class Attached:
 class ModuleMapped:
     """Ask which sites a file has that a process maps executable; the process is stopped until the answer comes."""
 
+    number: int
     pid: int
     path: str
     device: int
@@ -177,13 +181,29 @@ class ProbeStatus:
     offset: int = 0
     found: bytes = b""
     """For MISMATCH and CONFLICT: the bytes that memory holds."""
+    reason: str = ""
+    """For CONFLICT: why the breakpoint could not be written."""
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """Close the conversation: everything is taken away and all processes are detached or gone."""
+    """
+    Close the conversation: everything is taken away and all processes are detached or gone.
+
+    ``complete`` says that they are gone, ``problem`` what went wrong in the tracer, if anything.
+    """
 
     counts: tuple[Counts, ...] = field(default=())
+    complete: bool = True
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Warned:
+    """Tell the user something that is no error."""
+
+    message: str
+    hint: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,15 +241,15 @@ class FrameReader:
         """Add bytes and iterate over the frames that they complete."""
         pending = self._pending
         pending += data
-        position = 0
-        while len(pending) - position >= _FRAME.size:
-            length, kind = _FRAME.unpack_from(pending, position)
-            start = position + _FRAME.size
-            if len(pending) - start < length:
+        while len(pending) >= _FRAME.size:
+            length, kind = _FRAME.unpack_from(pending)
+            end = _FRAME.size + length
+            if len(pending) < end:
                 break
-            position = start + length
-            yield Kind(kind), bytes(pending[start:position])
-        del pending[:position]
+            payload = bytes(pending[_FRAME.size : end])
+            # At once: whoever stops iterating gets the next frame the next time.
+            del pending[:end]
+            yield Kind(kind), payload
 
 
 def load_message(payload: bytes) -> Any:

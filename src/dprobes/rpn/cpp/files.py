@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 from pathlib import Path
 
 from dprobes.diagnostics import Diagnostic, Note, Severity
@@ -14,9 +15,16 @@ FILE_LIMIT = 16 << 20
 """The size in bytes beyond which a file is refused."""
 
 
-def read_source(path: Path) -> SourceFile:
-    """Return the file as text; raise ``SourceError`` if it cannot be read, is not UTF-8, or is too large."""
+def read_source(path: Path, *, allow_pipe: bool = True) -> SourceFile:
+    """
+    Return the file as text; raise ``SourceError`` if it cannot be read, is not UTF-8, or is too large.
+
+    A pipe is read if ``allow_pipe`` is set, for the shell's ``<(...)``; devices, which may never end, are not.
+    """
     try:
+        mode = Path(path).stat().st_mode
+        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode) and not (allow_pipe and stat.S_ISFIFO(mode)):
+            raise _unreadable(f"'{path}' is not a regular file")
         with Path(path).open("rb") as file:
             data = file.read(FILE_LIMIT + 1)
     except (OSError, ValueError) as error:

@@ -65,7 +65,7 @@ class Includes:
         if os.path.realpath(path) in self._once:
             return None
         try:
-            return read_source(path)
+            return read_source(path, allow_pipe=False)
         except SourceError as error:
             first = error.diagnostics[0]
             raise DirectiveError(first.message, notes=first.notes, hint=first.hint) from error

@@ -1,0 +1,152 @@
+"""
+Who belongs to whom: the traced threads, and the children that appear before or without their parent's report.
+
+The kernel stops a new thread or process before it runs, and tells of it twice: by that stop, and by an event of the
+parent. Either may come first, and if the parent is killed at that moment the event never comes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from typing import TYPE_CHECKING
+
+from dprobes.engines.ptrace import syscalls
+from dprobes.engines.ptrace.processes import AddressSpace, Thread, ThreadState, process_field
+from dprobes.engines.ptrace.syscalls import Event, StopKind, classify_stop
+from dprobes.engines.ptrace.wire import Placed, Removed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from dprobes.engines.ptrace.connection import Connection
+    from dprobes.engines.ptrace.modules import ModuleWatcher
+    from dprobes.engines.ptrace.stopping import Stopper
+
+__all__ = ["Family", "threads_of"]
+
+_ORPHAN_AGE = 0.5
+"""Seconds after which the event of a child's parent is no longer waited for."""
+
+
+class Family:
+    """Hold the table of threads, and keep it true as threads and processes come and go."""
+
+    def __init__(
+        self, threads: dict[int, Thread], connection: Connection, stopper: Stopper, modules: ModuleWatcher
+    ) -> None:
+        self.threads = threads
+        self._connection = connection
+        self._stopper = stopper
+        self._modules = modules
+        self._strangers: dict[int, tuple[int, float]] = {}
+
+    def spaces(self) -> Iterable[AddressSpace]:
+        """Return all address spaces, each once."""
+        return {id(t.space): t.space for t in self.threads.values()}.values()
+
+    @property
+    def has_strangers(self) -> bool:
+        """Whether a thread has stopped of which no parent has told."""
+        return bool(self._strangers)
+
+    def note_stranger(self, tid: int, status: int) -> None:
+        """Keep the stop of a thread that is not in the table: its parent's event is still to come."""
+        self._strangers[tid] = (status, time.monotonic())
+
+    def add_child(self, parent: Thread, event: Event, tid: int) -> None:
+        """Enter the thread or process that ``parent`` has just made."""
+        if tid in self.threads:
+            return
+        stranger = self._strangers.pop(tid, None)
+        if stranger is not None and classify_stop(stranger[0])[0] is StopKind.EXITED:
+            return
+        pid = _process_of(tid)
+        space = parent.space
+        if pid != parent.pid:
+            shared = syscalls.same_memory(parent.tid, tid)
+            if not (event is Event.VFORK if shared is None else shared):
+                space = self._copied_space(parent.space, tid, pid)
+            space.pids.add(pid)
+        self._enter(tid, pid, space, stranger)
+
+    def _copied_space(self, original: AddressSpace, tid: int, pid: int) -> AddressSpace:
+        try:
+            space = original.copy_for_child(tid)
+        except OSError:
+            return AddressSpace.closed(original.word_size)  # killed already
+        if space.breakpoints:
+            self._connection.send(Placed(pid, tuple((b.address, b.original) for b in space.breakpoints.values())))
+        return space
+
+    def enter(self, tid: int, pid: int, space: AddressSpace) -> Thread:
+        """Enter a running thread."""
+        thread = self.threads[tid] = Thread(tid, pid, space, ThreadState.RUNNING)
+        return thread
+
+    def _enter(self, tid: int, pid: int, space: AddressSpace, stranger: tuple[int, float] | None) -> Thread:
+        thread = self.threads[tid] = Thread(tid, pid, space, ThreadState.NEWBORN)
+        if stranger is not None:
+            self._stopper.defer(tid, stranger[0])
+        return thread
+
+    def adopt_orphans(self, age: float = 0) -> None:
+        """Take in the threads that stopped long ago and whose parent has not told of them."""
+        now = time.monotonic()
+        for tid, (status, since) in list(self._strangers.items()):
+            if now - since < age:
+                continue
+            del self._strangers[tid]
+            if classify_stop(status)[0] is not StopKind.EXITED:
+                with contextlib.suppress(OSError):
+                    self._adopt(tid, status)
+
+    def adopt_old_orphans(self) -> None:
+        """Take in orphans, but only those whose parent can hardly tell of them any more."""
+        self.adopt_orphans(_ORPHAN_AGE)
+
+    def _adopt(self, tid: int, status: int) -> None:
+        pid = _process_of(tid)
+        for thread in self.threads.values():
+            if thread.pid == pid or syscalls.same_memory(thread.tid, tid):
+                space = thread.space
+                break
+        else:
+            registers = syscalls.Registers()
+            syscalls.get_registers(tid, registers)
+            word_size = syscalls.word_size(registers)
+            space = AddressSpace.of_thread(tid, word_size)
+            thread = Thread(tid, pid, space, ThreadState.STOPPED)
+            self._modules.inherit(space, thread)
+        space.pids.add(pid)
+        self._enter(tid, pid, space, (status, 0))
+
+    def remove(self, thread: Thread) -> None:
+        """Forget a thread that ended, and its process if it was the last one."""
+        self.threads.pop(thread.tid, None)
+        if not any(t.pid == thread.pid for t in self.threads.values()):
+            self.leave_space(thread)
+
+    def leave_space(self, thread: Thread) -> None:
+        """Note that the process of ``thread`` no longer runs in its address space."""
+        space = thread.space
+        space.pids.discard(thread.pid)
+        self._connection.send(Removed(thread.pid))
+        if not space.pids:
+            space.close()
+
+
+def _process_of(tid: int) -> int:
+    """Return the process id of a thread; a thread that is gone already counts as its own process."""
+    with contextlib.suppress(ValueError):
+        return int(process_field(tid, "Tgid"))
+    return tid
+
+
+def threads_of(pid: int) -> set[int]:
+    """Return the ids of the threads of a process; raise ``ProcessLookupError`` if it is gone."""
+    try:
+        return {int(name) for name in os.listdir(f"/proc/{pid}/task")}
+    except FileNotFoundError as error:
+        raise ProcessLookupError(3, os.strerror(3)) from error

@@ -1,0 +1,263 @@
+"""Run ``dprobes run`` on programs compiled for the tests, and read what it says."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+PROGRAMS = Path(__file__).parents[1] / "programs"
+TIMEOUT = 60
+DPROBES = (sys.executable, "-m", "dprobes")
+NOBODY = 65534
+
+I386_COMPILER = "i686-linux-gnu-gcc"
+_I386_LIBRARIES = "/usr/i686-linux-gnu/lib"
+I386_FLAGS = (f"-Wl,-rpath,{_I386_LIBRARIES}", f"-Wl,--dynamic-linker={_I386_LIBRARIES}/ld-linux.so.2")
+
+_ROW = re.compile(r"^(\d+),(\d+) +(\S+(?: \S+)*?) +(\d+) +(\d+) +(\d+) +(\d+) +(\d+)$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Counts:
+    hits: int
+    records: int
+    lost: int
+    passed: int
+    recursed: int
+
+
+@dataclass
+class Result:
+    """Hold what a run of ``dprobes run`` left behind; ``counts`` are those of the summary, by minor code."""
+
+    status: int
+    stdout: str
+    stderr: str
+    records: list[dict[str, Any]] = field(default_factory=list)
+    counts: dict[int, Counts] = field(default_factory=dict)
+
+    def words(self, minor: int | None = None, size: int = 8) -> list[list[int]]:
+        """Return what ``log <count>`` logged in each record, as words of ``size`` bytes."""
+        logs = [bytes.fromhex(r["data"]) for r in self.records if minor is None or r["minor"] == minor]
+        return [[int.from_bytes(d[n : n + size], "little") for n in range(0, len(d), size)] for d in logs]
+
+
+class Builder:
+    """Compile programs of ``tests/programs``, each once."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._made: dict[tuple[str, ...], Path] = {}
+
+    def __call__(self, source: str, *flags: str, i386: bool = False, name: str = "") -> Path:
+        compiler = I386_COMPILER if i386 else "gcc"
+        if shutil.which(compiler) is None:
+            pytest.skip(f"{compiler} is not installed")
+        key = (source, name, compiler, *flags)
+        if key not in self._made:
+            directory = self._directory / str(len(self._made))
+            directory.mkdir()
+            output = directory / (name or Path(source).stem)
+            linking = I386_FLAGS if i386 and not {"-static", "-static-pie", "-shared"} & set(flags) else ()
+            command = [compiler, "-O1", "-g", "-o", str(output), str(PROGRAMS / source), *flags, *linking, "-lpthread"]
+            subprocess.run(command, check=True, timeout=TIMEOUT)
+            self._made[key] = output
+        return self._made[key]
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONUNBUFFERED": "1"}
+
+
+def command_line(program: Path, output: Path, target: Sequence[str], options: Sequence[str] = ()) -> list[str]:
+    return [*DPROBES, "run", str(program), "--format", "json", "-o", str(output), *options, *target]
+
+
+def read_result(process: subprocess.Popen[str], output: Path, timeout: float = TIMEOUT) -> Result:
+    """Wait for a client's end and read what it wrote; a client that does not end is killed, and the test fails."""
+    try:
+        stdout, stderr = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        stdout, stderr = process.communicate()
+        raise AssertionError(f"dprobes did not end; it had printed:\n{stdout}\n{stderr}") from None
+    records = [json.loads(line) for line in output.read_text().splitlines()] if output.exists() else []
+    counts = {int(row[2]): Counts(*(int(n) for n in row.groups()[3:])) for row in _ROW.finditer(stderr)}
+    return Result(process.returncode, stdout, stderr, records, counts)
+
+
+class Runner:
+    """Write probe programs to a directory and run them."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._number = 0
+        self._clients: list[subprocess.Popen[str]] = []
+
+    def close(self) -> None:
+        """End the clients that a failed test left behind."""
+        for client in self._clients:
+            if client.poll() is None:
+                client.kill()
+                client.wait(TIMEOUT)
+            for stream in (client.stdout, client.stderr):
+                assert stream is not None
+                stream.close()
+
+    def start(
+        self, program: str, target: Sequence[str], options: Sequence[str] = (), **popen: Any
+    ) -> tuple[subprocess.Popen[str], Path]:
+        self._number += 1
+        source = self._directory / f"{self._number}.rpn"
+        source.write_text(program)
+        output = self._directory / f"{self._number}.json"
+        process = subprocess.Popen(
+            command_line(source, output, target, options),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment(),
+            **popen,
+        )
+        self._clients.append(process)
+        return process, output
+
+    def __call__(
+        self, program: str, target: Sequence[str], options: Sequence[str] = (), timeout: float = TIMEOUT, **popen: Any
+    ) -> Result:
+        process, output = self.start(program, target, options, **popen)
+        return read_result(process, output, timeout)
+
+    def command(self, program: str, *arguments: object, **keywords: Any) -> Result:
+        """Run a program on a command that must end well."""
+        result = self(program, ["--exit-status", "--", *map(str, arguments)], **keywords)
+        assert result.status == 0, result.stderr + result.stdout
+        return result
+
+
+def await_true(condition: Callable[[], bool], what: str, timeout: float = 20) -> None:
+    """Look at a condition again and again until it holds."""
+    until = time.monotonic() + timeout
+    while not condition():
+        if time.monotonic() > until:
+            raise AssertionError(f"{what} did not come about in {timeout} s")
+        time.sleep(0.002)
+
+
+def status_field(pid: int, name: str) -> str:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        key, _, value = line.partition(":")
+        if key == name:
+            return value.strip()
+    return ""
+
+
+def kernel_state(pid: int) -> str:
+    """Return the letter for a process's state, as proc(5) has it."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def tracer_of(pid: int) -> int:
+    return int(status_field(pid, "TracerPid"))
+
+
+def await_traced(pid: int) -> int:
+    """Wait until a process is traced, and return the tracer's process id."""
+    await_true(lambda: tracer_of(pid) != 0, f"process {pid} being traced")
+    return tracer_of(pid)
+
+
+def await_breakpoint(pid: int, path: Path, symbol: str) -> None:
+    """Wait until the first byte of a function in a process is a breakpoint."""
+    await_true(lambda: memory_at(pid, path, symbol, 1) == b"\xcc", f"a breakpoint at {symbol}")
+
+
+def await_line(process: subprocess.Popen[str], timeout: float = 20) -> str:
+    assert process.stdout is not None
+    ready, _, _ = select.select([process.stdout], [], [], timeout)
+    assert ready, "the program printed nothing"
+    return process.stdout.readline()
+
+
+def symbols_of(path: Path) -> dict[str, int]:
+    """Return the link addresses of a file's symbols, as nm sees them."""
+    text = subprocess.run(["nm", str(path)], check=True, capture_output=True, text=True, timeout=TIMEOUT).stdout
+    rows = [line.split() for line in text.splitlines()]
+    return {row[2]: int(row[0], 16) for row in rows if len(row) == 3}
+
+
+def executable_segments(path: Path) -> list[tuple[int, int, int]]:
+    """Return offset, address and size in the file of each executable segment, as readelf sees them."""
+    text = subprocess.run(
+        ["readelf", "-lW", str(path)], check=True, capture_output=True, text=True, timeout=TIMEOUT
+    ).stdout
+    return [
+        (int(row[1], 16), int(row[2], 16), int(row[4], 16))
+        for row in (line.split() for line in text.splitlines())
+        if row[:1] == ["LOAD"] and "E" in row[6:-1]
+    ]
+
+
+def load_bias(pid: int, path: Path) -> int:
+    ((offset, address, _),) = executable_segments(path)
+    for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+        row = line.split()
+        if row[-1] == str(path.resolve()) and "x" in row[1]:
+            return int(row[0].split("-")[0], 16) - int(row[2], 16) + offset - address
+    raise AssertionError(f"{path} is not mapped")
+
+
+def read_memory(pid: int, address: int, size: int) -> bytes:
+    with Path(f"/proc/{pid}/mem").open("rb", buffering=0) as file:
+        file.seek(address)
+        return file.read(size)
+
+
+def memory_at(pid: int, path: Path, symbol: str, size: int) -> bytes:
+    return read_memory(pid, load_bias(pid, path) + symbols_of(path)[symbol], size)
+
+
+def code_is_original(pid: int, path: Path) -> bool:
+    """Return whether the code of a process is, byte for byte, what its file holds."""
+    bias = load_bias(pid, path)
+    data = path.read_bytes()
+    return all(
+        read_memory(pid, bias + address, size) == data[offset : offset + size]
+        for offset, address, size in executable_segments(path)
+    )
+
+
+@contextlib.contextmanager
+def running(*arguments: object, **popen: Any) -> Iterator[subprocess.Popen[str]]:
+    """Start a program that is not probed from its start; it is gone at the end."""
+    process = subprocess.Popen([str(a) for a in arguments], stdout=subprocess.PIPE, text=True, **popen)
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGCONT)
+            process.kill()
+        process.wait(TIMEOUT)
+        for stream in (process.stdin, process.stdout):
+            if stream is not None:
+                stream.close()

@@ -1,0 +1,216 @@
+"""What the tracer carries out itself does to registers and stack exactly what this machine's processor does."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import signal
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dprobes.engines.ptrace import syscalls
+from dprobes.engines.ptrace.emulate import Action, emulate, is_emulated, plan
+from dprobes.engines.ptrace.syscalls import Register
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_MAP_32BIT = 0x40
+_PAGE = 4096
+_SIZE = 4 * _PAGE
+_STACK_MIDDLE = 3 * _PAGE
+_USER_CS_64 = 0x33
+_HIDDEN_FLAGS = 0x10100  # trap and resume flag: the debugger's
+
+GENERAL = tuple(
+    Register[name]
+    for name in "RAX RBX RCX RDX RSI RDI RBP R8 R9 R10 R11 R12 R13 R14 R15".split()  # noqa: SIM905
+)
+LOW = GENERAL[:7]
+
+
+class Processor:
+    """Let a child of ours execute single instructions in a page of its own, in 64-bit or 32-bit mode."""
+
+    def __init__(self) -> None:
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.mmap.restype = ctypes.c_void_p
+        libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *(ctypes.c_int,) * 3, ctypes.c_long)
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_32BIT
+        self.start: int = libc.mmap(None, _SIZE, mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC, flags, -1, 0)
+        self.stack = self.start + _STACK_MIDDLE
+        self.pid = os.fork()
+        if self.pid == 0:
+            while True:
+                signal.pause()
+        syscalls.seize(self.pid)
+        syscalls.interrupt(self.pid)
+        os.waitpid(self.pid, syscalls.WALL)
+        self.registers = syscalls.Registers()
+        syscalls.get_registers(self.pid, self.registers)
+        self.memory = os.open(f"/proc/{self.pid}/mem", os.O_RDWR | os.O_CLOEXEC)
+
+    def close(self) -> None:
+        os.close(self.memory)
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, syscalls.WALL)
+
+    def execute(self, code: bytes, registers: ctypes.Array[ctypes.c_ulong]) -> None:
+        """Execute one instruction at the start of the page; change ``registers`` to what they are then."""
+        os.pwrite(self.memory, code, self.start)
+        syscalls.set_registers(self.pid, registers)
+        syscalls.single_step(self.pid)
+        status = os.waitpid(self.pid, syscalls.WALL)[1]
+        assert os.WIFSTOPPED(status)
+        assert os.WSTOPSIG(status) == signal.SIGTRAP
+        syscalls.get_registers(self.pid, registers)
+
+    # The stack, as the emulation sees it
+
+    def read_word(self, address: int, size: int) -> int:
+        return int.from_bytes(os.pread(self.memory, size, address), "little")
+
+    def write_word(self, address: int, size: int, value: int) -> None:
+        os.pwrite(self.memory, (value & ((1 << 8 * size) - 1)).to_bytes(size, "little"), address)
+
+    def fill_stack(self, content: bytes) -> None:
+        os.pwrite(self.memory, content, self.stack - len(content) // 2)
+
+    def read_stack(self, size: int) -> bytes:
+        return os.pread(self.memory, size, self.stack - size // 2)
+
+
+@pytest.fixture(scope="module")
+def processor() -> Iterator[Processor]:
+    made = Processor()
+    yield made
+    made.close()
+
+
+def moves(word_size: int) -> st.SearchStrategy[bytes]:
+    rex = st.sampled_from([b"", *(bytes([n]) for n in range(0x40, 0x50))]) if word_size == 8 else st.just(b"")
+    body = st.tuples(st.sampled_from([0x89, 0x8B]), st.integers(0xC0, 0xFF)).map(bytes)
+    return st.tuples(rex, body).map(b"".join)
+
+
+def pushes(word_size: int) -> st.SearchStrategy[bytes]:
+    rex = st.sampled_from([b"", b"\x40", b"\x41", b"\x48", b"\x49"]) if word_size == 8 else st.just(b"")
+    return st.tuples(rex, st.integers(0x50, 0x57).map(lambda n: bytes([n]))).map(b"".join)
+
+
+NOPS = [
+    "90", "6690", "0f1f00", "0f1f4000", "0f1f440000", "660f1f440000", "0f1f8000000000", "0f1f840000000000",
+    "660f1f840000000000", "662e0f1f840000000000", "f30f1efa", "f30f1efb",
+]  # fmt: skip
+RETURNS = ["c3", "c20000", "c20800", "c21000", "c2f001"]
+
+
+def instructions(word_size: int) -> st.SearchStrategy[bytes]:
+    fixed = st.sampled_from([bytes.fromhex(text) for text in NOPS + RETURNS])
+    return st.one_of(moves(word_size), pushes(word_size), fixed)
+
+
+def values(word_size: int) -> st.SearchStrategy[int]:
+    top = (1 << 8 * word_size) - 1
+    return st.one_of(st.integers(0, top), st.sampled_from([0, 1, top, top >> 1, (top >> 1) + 1]))
+
+
+@pytest.mark.parametrize("word_size", [8, 4])
+def test_the_emulation_agrees_with_the_processor(processor: Processor, word_size: int) -> None:
+    names = GENERAL if word_size == 8 else LOW
+
+    @settings(max_examples=400, deadline=None, derandomize=True)
+    @given(
+        code=instructions(word_size),
+        numbers=st.lists(values(word_size), min_size=len(names), max_size=len(names)),
+        content=st.binary(min_size=32, max_size=32),
+        flags=st.integers(0, 0xFF),
+    )
+    def compare(code: bytes, numbers: list[int], content: bytes, flags: int) -> None:
+        before = syscalls.Registers(*processor.registers)
+        for name, number in zip(names, numbers, strict=True):
+            before[name] = number
+        before[Register.RIP] = processor.start
+        before[Register.RSP] = processor.stack
+        before[Register.CS] = _USER_CS_64 if word_size == 8 else syscalls.USER_CS_32
+        before[Register.ORIG_RAX] = (1 << 64) - 1
+        before[Register.EFLAGS] = 0x202 | flags & 0xD5  # carry, parity, adjust, zero, sign
+        # Something to return to.
+        content = content[:16] + (processor.start + 64).to_bytes(word_size, "little") + content[16 + word_size :]
+
+        emulation = plan(code, word_size)
+        assert is_emulated(emulation), code.hex()
+        processor.fill_stack(content)
+        emulated = syscalls.Registers(*before)
+        assert emulate(emulation, emulated, processor)
+        stack_emulated = processor.read_stack(32)
+
+        processor.fill_stack(content)
+        executed = syscalls.Registers(*before)
+        processor.execute(code, executed)
+        stack_executed = processor.read_stack(32)
+
+        assert shown(emulated, word_size) == shown(executed, word_size), code.hex()
+        assert stack_emulated == stack_executed, code.hex()
+
+    compare()
+
+
+def shown(registers: ctypes.Array[ctypes.c_ulong], word_size: int) -> dict[str, int]:
+    names = (*(GENERAL if word_size == 8 else LOW), Register.RIP, Register.RSP, Register.CS)
+    return {r.name: registers[r] for r in names} | {"EFLAGS": registers[Register.EFLAGS] & ~_HIDDEN_FLAGS}
+
+
+NOT_EMULATED = [
+    ("f390", 8, Action.STEP),  # pause
+    ("4190", 8, Action.STEP),  # xchg r8, rax
+    ("4990", 8, Action.STEP),
+    ("6650", 8, Action.STEP),  # push ax
+    ("6689c8", 8, Action.STEP),  # mov ax, cx
+    ("f3c3", 8, Action.STEP),
+    ("8900", 8, Action.STEP),  # a move to memory
+    ("40", 4, Action.STEP),  # inc eax
+    ("9c", 8, Action.PUSH_FLAGS),
+    ("669c", 4, Action.PUSH_FLAGS),
+    ("0f05", 8, Action.SYSTEM_CALL),
+    ("cd80", 4, Action.SYSTEM_CALL),
+    ("f3aa", 8, Action.REPEAT),
+    ("f348a5", 8, Action.REPEAT),
+    ("f2ae", 4, Action.REPEAT),
+    ("aa", 8, Action.STEP),
+]
+
+
+@pytest.mark.parametrize(("code", "word_size", "action"), NOT_EMULATED)
+def test_other_instructions_are_left_to_the_processor(code: str, word_size: int, action: Action) -> None:
+    emulation = plan(bytes.fromhex(code), word_size)
+    assert emulation[0] is action
+    assert not emulate(emulation, syscalls.Registers(), NoMemory())
+
+
+class NoMemory:
+    def read_word(self, address: int, size: int) -> int:
+        raise OSError
+
+    def write_word(self, address: int, size: int, value: int) -> None:
+        raise OSError
+
+
+@pytest.mark.parametrize("code", ["55", "c3", "c20800"])
+def test_unreachable_memory_changes_nothing_and_is_left_to_the_processor(code: str) -> None:
+    registers = syscalls.Registers(*range(27))
+    before: list[Any] = list(registers)
+    assert not emulate(plan(bytes.fromhex(code), 8), registers, NoMemory())
+    assert list(registers) == before
+
+
+def test_a_return_to_an_impossible_address_is_left_to_the_processor() -> None:
+    class Memory(NoMemory):
+        def read_word(self, address: int, size: int) -> int:
+            return 1 << 60
+
+    assert not emulate(plan(b"\xc3", 8), syscalls.Registers(), Memory())
