@@ -197,6 +197,7 @@ class _Run:
         self._argv = argv
         self._exit_status = exit_status
         self._states: dict[int, set[ProbeState]] = {n: set() for n in range(len(program.definitions))}
+        self._places: dict[int, Place] = {}
         self._interrupts = 0
         self._ended_by: int | None = None
 
@@ -232,8 +233,10 @@ class _Run:
         self._session.stop()
 
     def _write(self, event: RecordEvent) -> None:
-        probe = next((p for p in self._session.probes if p.number == event.probe), None)
-        place = Place(self._program.name, probe.where if probe is not None else "")
+        place = self._places.get(event.probe)
+        if place is None:
+            probe = next((p for p in self._session.probes if p.number == event.probe), None)
+            place = self._places[event.probe] = Place(self._program.name, probe.where if probe is not None else "")
         self._sink.write(self._format(decode_record(event.record), place))
 
     def _on_state(self, event: StateEvent) -> None:

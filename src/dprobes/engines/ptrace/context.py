@@ -7,6 +7,7 @@ is a fault.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from typing import TYPE_CHECKING
@@ -31,16 +32,16 @@ _PAGE = 4096
 _RSEQ_CPU_ID = 4  # offsetof(struct rseq, cpu_id), include/uapi/linux/rseq.h
 
 # Index in appendix A to word of user_regs_struct.
-_WORDS = {
-    0x00: Register.CS, 0x01: Register.DS, 0x02: Register.ES, 0x03: Register.FS, 0x04: Register.GS, 0x05: Register.SS,
-    0x06: Register.RAX, 0x07: Register.RBX, 0x08: Register.RCX, 0x09: Register.RDX, 0x0A: Register.RDI,
-    0x0B: Register.RSI, 0x0C: Register.EFLAGS, 0x0D: Register.RIP, 0x0E: Register.RSP, 0x0F: Register.RBP,
-    0x60: Register.R8, 0x61: Register.R9, 0x62: Register.R10, 0x63: Register.R11, 0x64: Register.R12,
-    0x65: Register.R13, 0x66: Register.R14, 0x67: Register.R15,
+_WORDS: dict[int, int] = {
+    index: int(word)
+    for index, word in {
+        0x00: Register.CS, 0x01: Register.DS, 0x02: Register.ES, 0x03: Register.FS, 0x04: Register.GS,
+        0x05: Register.SS, 0x06: Register.RAX, 0x07: Register.RBX, 0x08: Register.RCX, 0x09: Register.RDX,
+        0x0A: Register.RDI, 0x0B: Register.RSI, 0x0C: Register.EFLAGS, 0x0D: Register.RIP, 0x0E: Register.RSP,
+        0x0F: Register.RBP, 0x60: Register.R8, 0x61: Register.R9, 0x62: Register.R10, 0x63: Register.R11,
+        0x64: Register.R12, 0x65: Register.R13, 0x66: Register.R14, 0x67: Register.R15,
+    }.items()
 }  # fmt: skip
-
-READABLE_REGISTERS = frozenset(_WORDS)
-"""Indices of the registers that this context has."""
 
 
 class ThreadContext:
@@ -169,10 +170,11 @@ class ThreadContext:
         if not thread.rseq:
             thread.rseq = syscalls.rseq_area(thread.tid)
         if thread.rseq:
-            data = self._memory.read(thread.tid, thread.rseq + _RSEQ_CPU_ID, 4)
-            cpu = int.from_bytes(data, "little")
-            if len(data) == 4 and cpu < 1 << 31:
-                return cpu
+            with contextlib.suppress(OSError):
+                data = os.pread(thread.space.memory, 4, thread.rseq + _RSEQ_CPU_ID)
+                cpu = int.from_bytes(data, "little")
+                if len(data) == 4 and cpu < 1 << 31:
+                    return cpu
         with open(f"/proc/{thread.pid}/task/{thread.tid}/stat", "rb") as file:
             # proc(5): field 39 is the CPU; the second field may hold blanks and parentheses.
             return int(file.read().rpartition(b")")[2].split()[36])
