@@ -89,6 +89,12 @@ def test_getenv_is_called_with_the_names_that_gdb_shows(tmp_path: Path) -> None:
     assert expected == found[-len(expected) :]
 
 
+def test_every_argument_of_the_commands_that_a_shell_starts_is_logged(tmp_path: Path) -> None:
+    records = run_json(tmp_path, EXAMPLES / "exec-args.rpn", "-c", "bash -c 'ls / | head -3'")
+    found = sorted([item["value"] for item in record["items"]] for record in records)
+    assert found == [["head", "-3"], ["ls", "/"]]
+
+
 def test_a_missing_string_is_a_fault_record_and_the_handler_goes_on(tmp_path: Path) -> None:
     program = tmp_path / "null.rpn"
     program.write_text(

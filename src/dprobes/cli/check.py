@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 import click
 
 from dprobes.cli import console
-from dprobes.cli.compile import compile_program
+from dprobes.cli.compile import compile_program, note_unsupported
 from dprobes.cli.options import PROGRAM_FILE, compile_options, program_options, symbols_option
 from dprobes.diagnostics import Severity
+from dprobes.engines.ptrace.engine import PtraceEngine
 from dprobes.target.arch import ARCHITECTURE_NAMES
 
 if TYPE_CHECKING:
@@ -36,10 +37,11 @@ def command(
     Check the probe program FILE and print what is wrong or doubtful about it.
 
     The program is compiled, and its module's symbols and instructions are looked up if the module is on this machine.
-    Exit status 0 means that it has no errors.
+    Nothing is printed, and the exit status is 0, if there is nothing to say.
     """
     options = compile_options(defines, includes, cpp, allow_write=allow_write)
     compiled = compile_program(file, options, symbols=symbols, architecture_name=arch)
+    note_unsupported(compiled, (PtraceEngine(),))
     if text := compiled.render(*Severity):
         console.write(text)
     return 0

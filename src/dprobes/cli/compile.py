@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dprobes.diagnostics import Diagnostics, Severity
-from dprobes.engines.base import refuse_unsupported
+from dprobes.engines.base import refuse_unsupported, requirements
 from dprobes.rpn.load import check_program, parse_file
 from dprobes.rpn.program import ModuleType
 from dprobes.target.arch import architecture, host_architecture
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dprobes.rpn.program import Program
     from dprobes.target.arch import Architecture
 
-__all__ = ["Compiled", "compile_program"]
+__all__ = ["Compiled", "compile_program", "note_unsupported"]
 
 
 @dataclass(frozen=True)
@@ -85,12 +85,24 @@ def _find_module(
     from dprobes.target.modules import find_module, near_modules
 
     path = find_module(program.name, pid=pid, command=command, architecture=architecture_name)
-    if path is None:
+    if path is not None:
+        return path
+    later = "its probes are resolved when a process maps one"
+    if architecture_name is not None and find_module(program.name) is not None:
+        message, hint = f"there is no module '{program.name}' for {architecture_name} on this machine; {later}", None
+    else:
         near = near_modules(program.name, pid=pid, command=command)
+        message = f"there is no module '{program.name}' on this machine; {later}"
         hint = f"did you mean '{near[0]}'?" if near else None
-        diagnostics.note(
-            program.spans.get("name"),
-            f"there is no module '{program.name}' on this machine; its probes are resolved when a process maps one",
-            hint=hint,
-        )
-    return path
+    diagnostics.note(program.spans.get("name"), message, hint=hint)
+    return None
+
+
+def note_unsupported(compiled: Compiled, engines: tuple[Engine, ...]) -> None:
+    """Add a note for everything that the program needs and none of ``engines`` has."""
+    for requirement in requirements(compiled.program, compiled.architecture):
+        if not any(requirement.capability in engine.capabilities for engine in engines):
+            compiled.diagnostics.note(
+                requirement.span,
+                f"'{requirement.what}' needs {requirement.capability.value}, which no engine of this version has",
+            )

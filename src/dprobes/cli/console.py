@@ -41,7 +41,7 @@ def note(message: str, hint: str | None = None) -> None:
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return rows in aligned columns under a header; a column of numbers is aligned to the right."""
     widths = [max(len(row[n]) for row in (header, *rows)) for n in range(len(header))]
-    right = [all(row[n].isdigit() for row in rows) for n in range(len(header))]
+    right = [bool(rows) and all(row[n].isdigit() for row in rows) for n in range(len(header))]
     lines = []
     for row in (header, *rows):
         cells = (c.rjust(w) if r else c.ljust(w) for c, w, r in zip(row, widths, right, strict=True))

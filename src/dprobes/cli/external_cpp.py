@@ -6,8 +6,10 @@ It starts the program and returns what came out; what that means is known to ``d
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
+import signal
 from typing import TYPE_CHECKING
 
 from dprobes.diagnostics import Diagnostic, Severity
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TIMEOUT", "external_preprocessor"]
 
-TIMEOUT = 60
+TIMEOUT = 20
 """The number of seconds after which the preprocessor is killed."""
 
 
@@ -43,21 +45,27 @@ def external_preprocessor(command: str) -> ExternalPreprocessor:
         arguments += [f"-I{directory}" for directory in request.include_dirs]
         try:
             # The text goes to standard input, because compilers take a file with an unknown suffix for an object file.
-            done = subprocess.run(
+            with subprocess.Popen(
                 [*words, *arguments, "-"],
-                input=request.text.encode(),
-                capture_output=True,
-                timeout=TIMEOUT,
-                check=False,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
                 env={**os.environ, "LC_ALL": "C"},  # messages are read by a program
-            )
+                start_new_session=True,
+            ) as process:
+                try:
+                    output = process.communicate(request.text.encode(), timeout=TIMEOUT)
+                finally:
+                    # What the command started may live on and hold its output open: all of its session ends.
+                    with contextlib.suppress(ProcessLookupError):
+                        os.killpg(process.pid, signal.SIGKILL)
         except subprocess.TimeoutExpired as error:
             raise _failure(f"'{command}' did not end within {TIMEOUT} seconds") from error
         except (OSError, ValueError) as error:
             reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
             raise _failure(f"cannot run '{words[0]}': {reason.lower()}") from error
-        stdout, stderr = (output.decode("utf-8", "replace") for output in (done.stdout, done.stderr))
-        return ExternalResult(command, done.returncode, stdout, stderr)
+        stdout, stderr = (stream.decode("utf-8", "replace") for stream in output)
+        return ExternalResult(command, process.returncode, stdout, stderr)
 
     return run
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dprobes.cli.options import symbols_option
+from dprobes.cli.options import PROCESS_ID, symbols_option
 from dprobes.errors import TargetError
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ _BEFORE, _AFTER = 3, 6
 @click.command("locate")
 @click.argument("place", metavar="MODULE[:SYMBOL[+N|-N]]")
 @symbols_option
-@click.option("-p", "--pid", type=int, help="Look for the module among the files that this process maps.")
+@click.option("-p", "--pid", type=PROCESS_ID, help="Look for the module among the files that this process maps.")
 def command(place: str, symbols: Path | None, pid: int | None) -> int:
     """
     Print what 'offset =' and 'opcode =' are to say for a place in a module.

@@ -12,9 +12,11 @@ from dprobes.rpn.load import CompileOptions
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["PROGRAM_FILE", "compile_options", "program_options", "symbols_option"]
+__all__ = ["PROCESS_ID", "PROGRAM_FILE", "compile_options", "program_options", "symbols_option"]
 
 PROGRAM_FILE = click.Path(path_type=Path)
+
+PROCESS_ID = click.IntRange(min=1)
 
 
 def program_options(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -12,7 +12,7 @@ import click
 
 from dprobes.cli import console
 from dprobes.cli.compile import compile_program
-from dprobes.cli.options import PROGRAM_FILE, compile_options, program_options, symbols_option
+from dprobes.cli.options import PROCESS_ID, PROGRAM_FILE, compile_options, program_options, symbols_option
 from dprobes.diagnostics import Severity
 from dprobes.engines.base import (
     Counts,
@@ -39,6 +39,9 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
+_SHOWN = 20
+"""Up to so many probes, the summary lists those without a hit as well."""
+
 LOG_ITEMS = {
     "PROCNAME": Item.PROCESS_NAME,
     "PID": Item.PID,
@@ -56,8 +59,10 @@ _ALL = Item.PROCESS_NAME | Item.PID | Item.UID | Item.CS | Item.IP | Item.SS | I
 @click.command("run")
 @click.argument("file", type=PROGRAM_FILE)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND ...]")
-@click.option("-c", "--command", "command_line", metavar="COMMAND", help="Start this command and probe it.")
-@click.option("-p", "--pid", type=int, help="Probe this running process.")
+@click.option(
+    "-c", "--command", "command_line", metavar="COMMAND", help="Start this command, without a shell, and probe it."
+)
+@click.option("-p", "--pid", type=PROCESS_ID, help="Probe this running process.")
 @program_options
 @symbols_option
 @click.option(
@@ -156,8 +161,8 @@ def _items(names: Sequence[str], format_name: str) -> Item:
         elif name:
             from dprobes.diagnostics import did_you_mean
 
-            hint = did_you_mean(name, [item.lower() for item in LOG_ITEMS])
-            raise click.UsageError(f"--log knows no item '{name.lower()}'" + (f"; {hint}" if hint else ""))
+            hint = did_you_mean(name, [item.lower() for item in LOG_ITEMS]) or f"write {', '.join(LOG_ITEMS)}, or ALL"
+            raise click.UsageError(f"--log knows no item '{name.lower()}'; {hint}")
     return items
 
 
@@ -247,6 +252,8 @@ class _Run:
     def _status(self, finished: Finished) -> int:
         console.write(self._summary(finished.counts))
         inserted = any(ProbeState.ACTIVE in states for states in self._states.values())
+        if inserted and not any(count.hits for count in finished.counts):
+            console.note("the probepoints were inserted, but never reached")
         if not inserted:
             console.error(f"no probepoint was inserted: no process mapped '{self._program.name}' in a fitting form")
         if self._exit_status and finished.exit_status is not None:
@@ -265,5 +272,10 @@ class _Run:
                 *(str(value) for value in (count.hits, count.records, count.lost, count.passed, count.recursed)),
             )
             for number, (definition, count) in enumerate(zip(self._program.definitions, counts, strict=True))
+            if count.hits or len(counts) <= _SHOWN
         ]
-        return console.table(("probe", "place", "hits", "records", "lost", "passed over", "recursed"), rows)
+        header = ("probe", "place", "hits", "records", "lost", "passed over", "recursed")
+        text = console.table(header, rows)
+        if left_out := len(counts) - len(rows):
+            text += f"\nand {left_out} probes that were not hit"
+        return text

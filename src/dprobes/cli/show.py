@@ -8,11 +8,12 @@ import click
 
 from dprobes.cli import console
 from dprobes.cli.compile import Compiled, compile_program
-from dprobes.cli.options import PROGRAM_FILE, compile_options, program_options, symbols_option
+from dprobes.cli.options import PROCESS_ID, PROGRAM_FILE, compile_options, program_options, symbols_option
 from dprobes.diagnostics import Severity
 from dprobes.rpn import cfg
+from dprobes.rpn.decode import decode_one
 from dprobes.rpn.encode import CodeImage, closed, encode
-from dprobes.rpn.isa import rows_by_syntax
+from dprobes.rpn.isa import OperandKind, rows_by_syntax
 from dprobes.rpn.printer import print_header, print_instruction
 from dprobes.target.arch import ARCHITECTURE_NAMES
 
@@ -30,7 +31,7 @@ __all__ = ["command", "listing"]
 @click.argument("file", type=PROGRAM_FILE)
 @program_options
 @symbols_option
-@click.option("-p", "--pid", type=int, help="Look for the module among the files that this process maps.")
+@click.option("-p", "--pid", type=PROCESS_ID, help="Look for the module among the files that this process maps.")
 @click.option("--arch", type=click.Choice(ARCHITECTURE_NAMES), help="Encode for this processor, not this machine's.")
 def command(
     file: Path,
@@ -101,5 +102,10 @@ def _code(code: Code, image: CodeImage, start: int, depths: dict[int, int]) -> I
             yield f"{label}:"
         depth = depths.get(index, cfg.UNKNOWN)
         shown = "?" if depth >= cfg.UNKNOWN else str(depth)
-        added = "  // added" if index >= len(code.instructions) else ""
-        yield f"  {offset:04x}  {shown:>4}  {print_instruction(instruction)}{added}"
+        line = f"  {offset:04x}  {shown:>4}  {print_instruction(instruction)}"
+        if index >= len(code.instructions):
+            line += "  // added"
+        elif instruction.row.operand_kind in (OperandKind.LABEL, OperandKind.PROCEDURE):
+            target = decode_one(image.data, offset, image.word_size, image.byte_order).operand
+            line += f"  // {target:04x}"
+        yield line

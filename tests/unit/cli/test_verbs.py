@@ -6,14 +6,11 @@ import json
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from dprobes.cli.main import VERBS, run
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 PROGRAM = """\
 name = "no-such-module"
@@ -47,8 +44,8 @@ minor = 1
   0000     0  push r, arg0
 loop1:
   0003     1  inc lv, 0
-  0006     1  jnz loop1
-  000f     1  call twice
+  0006     1  jnz loop1  // 0003
+  000f     1  call twice  // 001c
   0018     2  log 1
   001b     1  exit  // added
 
@@ -156,6 +153,12 @@ def test_locate_says_what_a_program_says(capsys: pytest.CaptureFixture[str]) -> 
         (["run", "x.rpn", "-c", " "], "Error: the command is empty\n"),
         (["run", "x.rpn", "-p", "1", "--exit-status"], "Error: --exit-status needs a command (-c COMMAND)\n"),
         (["run", "x.rpn", "-c", "ls", "--log", "pdi"], "Error: --log knows no item 'pdi'; did you mean 'pid'?\n"),
+        (
+            ["run", "x.rpn", "-c", "ls", "--log", "everything"],
+            "Error: --log knows no item 'everything'; write PROCNAME, PID, UID, CSEIP, SSESP, TSC, TID, or ALL\n",
+        ),
+        (["run", "x.rpn", "-p", "0"], "Error: Invalid value for '-p' / '--pid': 0 is not in the range x>=1.\n"),
+        (["locate", ":main"], "Error: the name of the module is empty\n"),
         (["locate", "ls:main*2"], "Error: 'main*2' is not a symbol, a number, or a symbol and a number: "),
     ],
 )
@@ -247,3 +250,64 @@ def test_json_records_of_a_run_have_the_documented_keys(tmp_path: Path) -> None:
     keys = "major minor cpu pid tid uid name ip sp time module symbol data"
     assert set(keys.split()) <= json.loads(lines[0]).keys()
     assert done.stdout == subprocess.run(["ls", "/"], capture_output=True, text=True, check=True).stdout
+
+
+def test_what_no_engine_can_do_is_noted_by_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "kernel.rpn"
+    file.write_text('name = "vmlinux"\nmodtype = kernel\noffset = do_fork\npush task\nlog 1\nexit\n')
+    expected = f"""\
+{file}:2:1: note: 'modtype = kernel' needs probes in the kernel or a kernel module, which no engine of this version has
+    modtype = kernel
+    ^~~~~~~~~~~~~~~~
+{file}:4:1: note: 'push task' needs the kernel's task structure, which no engine of this version has
+    push task
+    ^~~~~~~~~
+"""
+    assert outcome(capsys, "check", file) == (0, "", expected)
+
+
+def test_a_library_of_another_processor_is_not_called_missing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "s390.rpn"
+    file.write_text('name = "libc.so.6"\noffset = malloc\nexit\n')
+    _, _, err = outcome(capsys, "check", file, "--arch", "s390")
+    assert err.startswith(
+        f"{file}:1:1: note: there is no module 'libc.so.6' for s390 on this machine; "
+        "its probes are resolved when a process maps one\n"
+    )
+
+
+@pytest.mark.parametrize("verb", ["show", "doctor", "locate"])
+def test_a_full_disk_is_one_line(verb: str, program: Path) -> None:
+    argument = {"show": [str(program)], "doctor": [], "locate": ["libc.so.6:malloc"]}[verb]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "dprobes", verb, *argument],
+            stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False,
+        )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == "dprobes: error: standard output: no space left on device"
+
+
+def test_missing_standard_files_disturb_nothing(program: Path) -> None:
+    command = f"exec {sys.executable} -m dprobes check {program} <&- >&- 2>&-"
+    assert subprocess.run(["sh", "-c", command], timeout=60, check=False).returncode == 0
+
+
+def test_files_that_never_end_are_not_read(capsys: pytest.CaptureFixture[str]) -> None:
+    expected = "error: '/dev/zero' is not a regular file\n"
+    assert outcome(capsys, "check", "/dev/zero") == (2, "", expected)
+
+
+def test_padding_between_functions_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = tmp_path / "padded.s"
+    source.write_text(
+        ".globl one, two\n.type one, @function\none: ret\n.size one, . - one\n.byte 0x48, 0xb8\n"
+        ".type two, @function\ntwo: ret\nnop\nnop\nnop\nnop\nnop\nnop\nnop\nnop\n.size two, . - two\n"
+    )
+    library = tmp_path / "padded.so"
+    subprocess.run(["gcc", "-shared", "-nostdlib", "-o", library, source], check=True)
+    status, _, err = outcome(capsys, "locate", f"{library}:one+1")
+    assert status == 1
+    assert "is between functions, not in one\nhint: 'two' starts at 0x" in err

@@ -26,6 +26,8 @@ def check_process(pid: int) -> None:
     """Raise ``EngineError`` for a process that certainly cannot be taken over, before anything else is done with it."""
     if pid <= 0 or not Path(f"/proc/{pid}").exists():
         raise EngineError(f"there is no process {pid}")
+    if pid == os.getpid():
+        raise EngineError(f"EXCLUDED: process {pid} is dprobes itself")
     if (error := _plain_reason(pid)) is not None:
         raise error
 
