@@ -33,11 +33,14 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import FrameType
 
-    from dprobes.engines.base import Engine, Session
+    from dprobes.engines.base import Engine, Event, Session
     from dprobes.rpn.program import Program
     from dprobes.sinks.stream import StreamSink
 
 __all__ = ["command"]
+
+_IMPATIENCE = 1.0
+"""Seconds within which a second Ctrl-C means that the first one was not enough."""
 
 _SHOWN = 20
 """Up to so many probes, the summary lists those without a hit as well."""
@@ -203,7 +206,9 @@ class _Run:
         self._exit_status = exit_status
         self._states: dict[int, set[ProbeState]] = {n: set() for n in range(len(program.definitions))}
         self._places: dict[int, Place] = {}
-        self._interrupts = 0
+        self._last_signal = float("-inf")
+        self._asked_to_stop = False
+        self._reader_is_gone = False
         self._ended_by: int | None = None
 
     def follow(self) -> int:
@@ -211,38 +216,60 @@ class _Run:
         finished = None
         try:
             for event in self._session.events():
-                match event:
-                    case RecordEvent():
-                        self._write(event)
-                    case Pause():
-                        self._sink.flush()
-                    case StateEvent():
-                        self._on_state(event)
-                    case Notice(message, hint):
-                        console.warning(message, hint)
-                    case Finished():
-                        finished = event
+                try:
+                    finished = self._on_event(event) or finished
+                except BrokenPipeError:
+                    self._stop_writing()
         finally:
             for number, handler in handlers.items():
                 signal.signal(number, handler)
-        self._sink.flush()
         return self._status(finished) if finished is not None else 1
 
+    def _on_event(self, event: Event) -> Finished | None:
+        match event:
+            case RecordEvent():
+                self._write(event)
+            case Pause() if not self._reader_is_gone:
+                self._sink.flush()
+            case StateEvent():
+                self._on_state(event)
+            case Notice(message, hint):
+                console.warning(message, hint)
+            case Finished():
+                if not self._reader_is_gone:
+                    self._sink.flush()
+                return event
+        return None
+
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        # The terminal sends Ctrl-C to the command as well: that decides what it means. A second one is for us.
-        self._interrupts += 1
-        if number == signal.SIGINT and self._argv and self._interrupts == 1:
+        now = time.monotonic()
+        recent = now - self._last_signal < _IMPATIENCE
+        self._last_signal = now
+        if number == signal.SIGINT and self._argv and not recent:
+            # The terminal sends Ctrl-C to the command as well, which decides what it means. Two in a row are for us.
             return
+        if self._asked_to_stop and recent:
+            console.warning("the tracer does not answer; it takes the probepoints away as soon as it can")
+            os._exit(128 + number)
         if number == signal.SIGTERM:
             self._ended_by = number
+        self._asked_to_stop = recent or number == signal.SIGTERM or not self._argv
         self._session.stop()
 
     def _write(self, event: RecordEvent) -> None:
+        if self._reader_is_gone:
+            return
         place = self._places.get(event.probe)
         if place is None:
             probe = next((p for p in self._session.probes if p.number == event.probe), None)
             place = self._places[event.probe] = Place(self._program.name, probe.where if probe is not None else "")
         self._sink.write(self._format(decode_record(event.record), place))
+
+    def _stop_writing(self) -> None:
+        """Nobody reads our records any more, as in ``| head``: take the probepoints away, and say what there was."""
+        self._reader_is_gone = True
+        self._sink.abandon()
+        self._session.stop()
 
     def _on_state(self, event: StateEvent) -> None:
         self._states[event.probe].add(event.state)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from typing import TYPE_CHECKING, TextIO
 
@@ -39,6 +40,12 @@ class StreamSink:
             raise
         except OSError as error:
             raise SinkError(f"{self._name}: {error.strerror}") from error
+
+    def abandon(self) -> None:
+        """Give up: nobody reads the stream any more, and nothing more may be written to it."""
+        if not self._owned:
+            # Python flushes standard output at exit; let what is left go nowhere.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
 
     def close(self) -> None:
         """Flush, and close the stream if it is the sink's own; raises as ``write``."""
