@@ -51,18 +51,25 @@ make_venv() {
 
 pip_install() { .venv/bin/python -m pip install -q --disable-pip-version-check "$@" 2>&1 | grep -v '^WARNING: Location' >&2 || true; }
 
+check_imports() {
+    for module in "$@"; do
+        .venv/bin/python -c "import $module" 2>/dev/null || {
+            say "pip did not install '$module'; what it said is above"; exit 1; }
+    done
+}
+
 case "${1:-}" in
 run)
     make_venv
     pip_install -e .
-    .venv/bin/python -c 'import dprobes, click, elftools, iced_x86'
+    check_imports dprobes click elftools iced_x86
     touch .venv/run.stamp
     ;;
 dev)
     make_venv
     # "pip install --group" needs pip 25.1; what is listed is the same.
     pip_install -e . $(.venv/bin/python tools/dev_requirements.py)
-    .venv/bin/python -c 'import pytest, hypothesis, mypy, importlinter'
+    check_imports dprobes pytest hypothesis mypy importlinter
     touch .venv/run.stamp .venv/dev.stamp
     ;;
 tools)

@@ -331,3 +331,12 @@ def test_a_full_disk_is_an_error_and_the_target_goes_on(build: Builder, tmp_path
         await_true(lambda: not tracer_of(target.pid), "the end of tracing")
         assert code_is_original(target.pid, program)
         assert target.wait(20) == 0
+
+
+def test_dprobes_itself_is_excluded(tmp_path: Path) -> None:
+    source = tmp_path / "self.rpn"
+    source.write_text('name = "libc.so.6"\noffset = malloc\nexit\n')
+    command = f"exec {' '.join(DPROBES)} run {source} -p $$"
+    result = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=TIMEOUT, check=False)
+    assert re.fullmatch(r"dprobes: error: EXCLUDED: process \d+ is dprobes itself\n", result.stderr)
+    assert result.returncode == 1
