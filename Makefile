@@ -18,6 +18,7 @@ test: .venv/dev.stamp .venv/tools.stamp ## run the whole test suite
 
 torture: .venv/dev.stamp .venv/tools.stamp ## run the long forms of the torture and differential tests
 	$(PYTHON) -m pytest -q -m torture
+	DPROBES_EXAMPLES=torture $(PYTHON) -m pytest -q tests/unit
 
 lint: .venv/dev.stamp ## check style, types, layers, and that generated files are up to date
 	.venv/bin/ruff check .

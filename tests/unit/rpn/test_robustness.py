@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dprobes.diagnostics import Diagnostics
@@ -42,14 +42,12 @@ _WORDS = st.sampled_from(
 )
 
 
-@settings(deadline=None, max_examples=300)
 @given(st.lists(_WORDS, max_size=40))
 def test_random_words_give_diagnostics_and_no_exception(words: list[str]) -> None:
     _compile(" ".join(words)).render()
     _compile(HEADER + "\n".join(words)).render()
 
 
-@settings(deadline=None, max_examples=300)
 @given(st.text(max_size=200))
 def test_random_text_gives_diagnostics_and_no_exception(text: str) -> None:
     _compile(text).render()

@@ -6,7 +6,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dprobes.diagnostics import Diagnostics
@@ -38,7 +38,6 @@ def _program(*instructions: Instruction, labels: dict[str, int] | None = None, n
 
 
 @pytest.mark.parametrize("name", ARCHITECTURE_NAMES)
-@settings(deadline=None, max_examples=60)
 @given(seed=SEEDS)
 def test_a_printed_program_parses_to_the_same_program(name: str, seed: int) -> None:
     generator = RandomPrograms(Random(seed), architecture(name))
@@ -47,7 +46,6 @@ def test_a_printed_program_parses_to_the_same_program(name: str, seed: int) -> N
 
 
 @pytest.mark.parametrize("name", ARCHITECTURE_NAMES)
-@settings(deadline=None, max_examples=60)
 @given(seed=SEEDS)
 def test_encoded_instructions_decode_to_themselves(name: str, seed: int) -> None:
     target = architecture(name)
@@ -138,7 +136,6 @@ def test_code_of_a_builder_may_have_a_label_at_its_end() -> None:
     assert [i.row.syntax for _, i in image.instructions] == ["jz <label>", "exit", "exit"]
 
 
-@settings(deadline=None, max_examples=300)
 @given(data=st.binary(max_size=60), word_size=st.sampled_from([4, 8]), order=st.sampled_from(["little", "big"]))
 def test_random_bytes_decode_to_instructions_that_cover_them(data: bytes, word_size: int, order: str) -> None:
     end = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dprobes.diagnostics import Diagnostics
@@ -20,7 +20,6 @@ SEEDS = st.integers(0, (1 << 32) - 1)
 
 
 @pytest.mark.parametrize("name", ARCHITECTURE_NAMES)
-@settings(deadline=None, max_examples=60)
 @given(seed=SEEDS)
 def test_a_wild_program_ends_with_an_outcome_within_its_limits(name: str, seed: int) -> None:
     random = Random(seed)
@@ -41,7 +40,6 @@ def test_a_wild_program_ends_with_an_outcome_within_its_limits(name: str, seed: 
 
 
 @pytest.mark.parametrize("name", ARCHITECTURE_NAMES)
-@settings(deadline=None, max_examples=60)
 @given(seed=SEEDS, stale=st.integers(0, (1 << 32) - 1))
 def test_a_defined_program_does_not_depend_on_what_earlier_hits_left_on_the_stack(
     name: str, seed: int, stale: int
@@ -73,7 +71,6 @@ def test_defined_programs_do_something() -> None:
 
 
 @pytest.mark.parametrize("name", ["i386", "x86_64", "s390", "s390x"])
-@settings(deadline=None, max_examples=150)
 @given(data=st.binary(max_size=200), seed=SEEDS)
 def test_random_bytes_as_code_end_with_an_outcome(name: str, data: bytes, seed: int) -> None:
     target = architecture(name)
@@ -85,7 +82,6 @@ def test_random_bytes_as_code_end_with_an_outcome(name: str, data: bytes, seed: 
     assert outcome.ending in Ending
 
 
-@settings(deadline=None, max_examples=100)
 @given(start=st.integers(-(1 << 64), 1 << 64))
 def test_code_that_starts_outside_of_the_image_raises_invalid_opcode(start: int) -> None:
     target = architecture("x86_64")
@@ -94,7 +90,6 @@ def test_code_that_starts_outside_of_the_image_raises_invalid_opcode(start: int)
     assert machine.last_exception == (0x80, 0, start & target.word_mask)
 
 
-@settings(deadline=None, max_examples=100)
 @given(seed=SEEDS, name=st.sampled_from(ARCHITECTURE_NAMES))
 def test_the_checker_misses_no_cell_in_a_defined_program(seed: int, name: str) -> None:
     target = architecture(name)
