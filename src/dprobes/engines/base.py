@@ -8,7 +8,7 @@ reason.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, Self
 
 from dprobes.record.layout import Item
@@ -44,7 +44,7 @@ __all__ = [
 
 
 class Capability(enum.Enum):
-    """Name what a program may need of an engine; the value completes "the program needs ..."."""
+    """Name what a program may need of an engine; the value completes "... needs"."""
 
     KERNEL_MODULE = "probes in the kernel or a kernel module"
     WATCHPOINT = "watchpoint probes"
@@ -144,7 +144,7 @@ class Finished:
 Event = RecordEvent | StateEvent | Notice | Pause | Finished
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Job:
     """
     Hold what is to be run: a program, and the processes in scope.
@@ -155,11 +155,11 @@ class Job:
     program: Program
     command: tuple[str, ...] = ()
     pid: int | None = None
-    items: Item = field(default=Item.MAJOR | Item.MINOR)
+    items: Item = Item.MAJOR | Item.MINOR
 
 
 class Session(Protocol):
-    """Hold one run of a program; leaving it as a context manager takes every probepoint away."""
+    """Hold one run of a program; entering the context manager starts it, leaving it takes every probepoint away."""
 
     probes: list[ResolvedProbe]
 
@@ -181,7 +181,7 @@ class Engine(Protocol):
     capabilities: frozenset[Capability]
 
     def run(self, job: Job) -> Session:
-        """Start a run; raise ``EngineError`` or ``SourceError`` before anything is inserted."""
+        """Return the session of a run, which starts when it is entered."""
 
 
 _SYSTEM_REGISTERS = range(0x20, 0x3C)

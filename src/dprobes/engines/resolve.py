@@ -43,7 +43,7 @@ class ResolvedProbe:
     state: ProbeState = ProbeState.COMPILED
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ResolvedModule:
     """Bundle a module with the program's code for its processor and the places of its probes."""
 

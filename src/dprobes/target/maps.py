@@ -1,7 +1,7 @@
 """
 The mappings of a process, from the text of ``/proc/PID/maps``.
 
-The tracer process uses this while its target is stopped, so it imports nothing but ``os`` and makes named tuples,
+The tracer process uses this while its target is stopped, so it imports nothing costly and makes named tuples,
 which are several times faster to make than dataclasses. Rules: proc(5), and ``show_map_vma`` in the kernel.
 """
 

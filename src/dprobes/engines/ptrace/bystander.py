@@ -10,9 +10,9 @@ from __future__ import annotations
 import contextlib
 import os
 
-__all__ = ["Bystander"]
+from dprobes.engines.ptrace.processes import INT3
 
-_INT3 = b"\xcc"
+__all__ = ["Bystander"]
 
 
 class Bystander:
@@ -43,7 +43,7 @@ class Bystander:
                 try:
                     for address, original in breakpoints.items():
                         with contextlib.suppress(OSError):
-                            if os.pread(memory, 1, address) == _INT3:
+                            if os.pread(memory, 1, address) == INT3:
                                 restored += os.pwrite(memory, bytes([original]), address)
                 finally:
                     os.close(memory)

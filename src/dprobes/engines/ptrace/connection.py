@@ -2,7 +2,8 @@
 The tracer's end of the two pipes to the client.
 
 Nothing that the client does or fails to do may hold up the target: frames wait in a bounded buffer, and records that do
-not fit are refused (the caller counts them as lost). Only a question waits for its answer.
+not fit are refused (the caller counts them as lost). Only a question waits for its answer, and not if the client is
+stopped.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import os
 import select
 from collections import deque
 
-from dprobes.engines.ptrace.processes import process_field
+from dprobes.engines.ptrace.processes import thread_state
 from dprobes.engines.ptrace.wire import FrameReader, Sites, Stop, load_message, pack_message, pack_record
 
 __all__ = ["ClientGoneError", "Connection"]
@@ -116,7 +117,7 @@ class Connection:
             self._fill()
 
     def _client_is_stopped(self) -> bool:
-        return process_field(self._client, "State")[:1] in ("T", "t")
+        return thread_state(self._client) in ("T", "t")
 
     def close(self) -> None:
         """Deliver what still waits, however long the client takes (the targets are free by now), and close."""

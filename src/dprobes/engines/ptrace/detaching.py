@@ -68,7 +68,7 @@ class Detacher:
             if not self._stopper.deferred:
                 return
             while self._stopper.deferred:
-                self._note_stop(*self._stopper.next_stop_reported())
+                self._note_stop(*self._stopper.oldest_deferred())
 
     def _note_stop(self, tid: int, status: int) -> None:
         thread = self._family.threads.get(tid)

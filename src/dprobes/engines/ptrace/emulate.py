@@ -19,7 +19,7 @@ from dprobes.engines.ptrace.syscalls import Register
 if TYPE_CHECKING:
     import ctypes
 
-__all__ = ["Action", "StackMemory", "emulate", "plan"]
+__all__ = ["Action", "StackMemory", "emulate", "is_emulated", "plan"]
 
 _RIP, _RSP = Register.RIP, Register.RSP
 _MASK_64 = (1 << 64) - 1

@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 
     from dprobes.engines.base import Job
 
-__all__ = ["PtraceEngine"]
+__all__ = ["PtraceEngine", "PtraceSession"]
 
 _PIPE_SIZE = 1 << 20
 """What the pipe for records is to hold, in bytes; the most that an ordinary user gets (pipe(7))."""
@@ -87,7 +87,7 @@ class PtraceEngine:
         self._symbols = symbols
 
     def run(self, job: Job) -> PtraceSession:
-        """Start the tracer and the command, or attach to the process."""
+        """Return the session; entering it starts the tracer and the command, or attaches to the process."""
         return PtraceSession(job, allow_write=self._allow_write, symbols=self._symbols)
 
 

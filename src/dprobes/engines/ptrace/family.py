@@ -8,7 +8,6 @@ parent. Either may come first, and if the parent is killed at that moment the ev
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from typing import TYPE_CHECKING
 
@@ -24,10 +23,10 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.modules import ModuleWatcher
     from dprobes.engines.ptrace.stopping import Stopper
 
-__all__ = ["Family", "threads_of"]
+__all__ = ["ORPHAN_AGE", "Family"]
 
-_ORPHAN_AGE = 0.5
-"""Seconds after which the event of a child's parent is no longer waited for."""
+ORPHAN_AGE = 0.5
+"""Seconds after which a child's parent can hardly tell of it any more."""
 
 
 class Family:
@@ -69,7 +68,7 @@ class Family:
             if not (event is Event.VFORK if shared is None else shared):
                 space = self._copied_space(parent.space, tid, pid)
             space.pids.add(pid)
-        self._enter(tid, pid, space, stranger)
+        self._enter_newborn(tid, pid, space, stranger[0] if stranger is not None else None)
 
     def _copied_space(self, original: AddressSpace, tid: int, pid: int) -> AddressSpace:
         try:
@@ -85,14 +84,14 @@ class Family:
         thread = self.threads[tid] = Thread(tid, pid, space, ThreadState.RUNNING)
         return thread
 
-    def _enter(self, tid: int, pid: int, space: AddressSpace, stranger: tuple[int, float] | None) -> Thread:
-        thread = self.threads[tid] = Thread(tid, pid, space, ThreadState.NEWBORN)
-        if stranger is not None:
-            self._stopper.defer(tid, stranger[0])
-        return thread
+    def _enter_newborn(self, tid: int, pid: int, space: AddressSpace, status: int | None) -> None:
+        """Enter a thread that has not run yet; its first stop is ``status``, or still to come."""
+        self.threads[tid] = Thread(tid, pid, space, ThreadState.NEWBORN)
+        if status is not None:
+            self._stopper.defer(tid, status)
 
     def adopt_orphans(self, age: float = 0) -> None:
-        """Take in the threads that stopped long ago and whose parent has not told of them."""
+        """Take in the threads that stopped at least ``age`` seconds ago and of which no parent has told."""
         now = time.monotonic()
         for tid, (status, since) in list(self._strangers.items()):
             if now - since < age:
@@ -101,10 +100,6 @@ class Family:
             if classify_stop(status)[0] is not StopKind.EXITED:
                 with contextlib.suppress(OSError):
                     self._adopt(tid, status)
-
-    def adopt_old_orphans(self) -> None:
-        """Take in orphans, but only those whose parent can hardly tell of them any more."""
-        self.adopt_orphans(_ORPHAN_AGE)
 
     def _adopt(self, tid: int, status: int) -> None:
         pid = _process_of(tid)
@@ -120,7 +115,7 @@ class Family:
             thread = Thread(tid, pid, space, ThreadState.STOPPED)
             self._modules.inherit(space, thread)
         space.pids.add(pid)
-        self._enter(tid, pid, space, (status, 0))
+        self._enter_newborn(tid, pid, space, status)
 
     def remove(self, thread: Thread) -> None:
         """Forget a thread that ended, and its process if it was the last one."""
@@ -142,11 +137,3 @@ def _process_of(tid: int) -> int:
     with contextlib.suppress(ValueError):
         return int(process_field(tid, "Tgid"))
     return tid
-
-
-def threads_of(pid: int) -> set[int]:
-    """Return the ids of the threads of a process; raise ``ProcessLookupError`` if it is gone."""
-    try:
-        return {int(name) for name in os.listdir(f"/proc/{pid}/task")}
-    except FileNotFoundError as error:
-        raise ProcessLookupError(3, os.strerror(3)) from error

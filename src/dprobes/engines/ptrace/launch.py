@@ -43,15 +43,15 @@ class Command:
             raise TargetError(f"'{self._arguments[0]}' cannot be started: it was killed before")
 
     def go(self) -> None:
-        """Let the child execute its program; raise ``TargetError`` if it could not."""
+        """Let the child execute its program; whether it could shows when it ends (``wait``)."""
         if self._go < 0:
             return
         with contextlib.suppress(BrokenPipeError):  # killed: its end will be seen
             os.write(self._go, b"g")
         os.close(self._go)
         self._go = -1
-        # The pipe ends with the exec, or with the number of the error; but the tracer may have a question about the
-        # new program before that, so it is looked at when the child ends (wait).
+        # The other pipe ends with the exec, or holds the number of the error. Not waited for here: the tracer may have
+        # a question about the new program before that.
 
     def wait(self) -> int:
         """Wait for the child's end and return its wait status; raise ``TargetError`` if it could not be started."""

@@ -22,12 +22,10 @@ if TYPE_CHECKING:
 
     from dprobes.engines.ptrace.connection import Connection
     from dprobes.engines.ptrace.probes import Probe
-    from dprobes.engines.ptrace.processes import AddressSpace, Thread
+    from dprobes.engines.ptrace.processes import AddressSpace, FileKey, Thread
     from dprobes.engines.ptrace.wire import Site
 
 __all__ = ["ModuleWatcher"]
-
-FileKey = tuple[int, int, str]
 
 
 class ModuleWatcher:
@@ -112,9 +110,7 @@ class ModuleWatcher:
             if number is None:
                 self._questions += 1
                 number = self._questions
-                self._connection.send(
-                    ModuleMapped(number, pid, mapping.path, mapping.device, mapping.inode, mapping.deleted)
-                )
+                self._connection.send(ModuleMapped(number, pid, mapping.path, mapping.inode))
             sites = self._connection.await_answer(number)
             if sites is None:
                 self._unanswered[key] = number
@@ -136,7 +132,7 @@ class ModuleWatcher:
                 address = mapping.start + site.offset - mapping.offset
                 if not mapping.start <= address < mapping.end or address in space.breakpoints:
                     continue
-                if inherited and os.pread(space.memory, 1, address) == bytes([INT3]):
+                if inherited and os.pread(space.memory, 1, address) == INT3:
                     space.former[address] = site.original[0]
                     space.restore_byte(address, site.original[0])
                 if probe is not None and not probe.is_active:
@@ -174,7 +170,7 @@ class ModuleWatcher:
         if found == site.original:
             return True
         if site.probe >= 0:
-            conflict = found[:1] == bytes([INT3])
+            conflict = found[:1] == INT3
             self._report(
                 site.probe, thread, ProbeState.CONFLICT if conflict else ProbeState.MISMATCH, site, path, found
             )

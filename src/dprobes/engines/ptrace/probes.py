@@ -25,8 +25,7 @@ class Handlers:
     """Run a program's handlers on modules of one architecture."""
 
     def __init__(self, code: Code) -> None:
-        self.architecture = architecture(code.architecture)
-        self._interpreter = Interpreter(code.image, self.architecture)
+        self._interpreter = Interpreter(code.image, architecture(code.architecture))
         self._starts = code.image.handlers
 
     def run(self, probe: int, point: Point, context: Context) -> Outcome:

@@ -20,9 +20,24 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.wire import Site
     from dprobes.vm import Outcome
 
-__all__ = ["AddressSpace", "Breakpoint", "Thread", "ThreadState", "living_thread", "process_field"]
+__all__ = [
+    "INT3",
+    "AddressSpace",
+    "Breakpoint",
+    "FileKey",
+    "Thread",
+    "ThreadState",
+    "living_thread",
+    "process_field",
+    "thread_state",
+    "threads_of",
+]
 
-INT3 = 0xCC
+INT3 = b"\xcc"
+"""The breakpoint instruction."""
+
+FileKey = tuple[int, int, str]
+"""Device, inode and path of a file that is mapped executable."""
 
 
 class ThreadState(enum.Enum):
@@ -72,7 +87,7 @@ class AddressSpace:
     Hold the memory that one or (after vfork) several processes run in.
 
     ``former`` remembers breakpoints that were taken away: a thread may have run into one just before.
-    ``files`` maps (device, inode, path) of an executable mapping to the addresses at which it was found.
+    ``files`` says at which addresses, (start, end, file offset), each file was found.
     """
 
     memory: int
@@ -81,7 +96,7 @@ class AddressSpace:
     pids: set[int] = field(default_factory=set)
     breakpoints: dict[int, Breakpoint] = field(default_factory=dict)
     former: dict[int, int] = field(default_factory=dict)
-    files: dict[tuple[int, int, str], tuple[tuple[int, int, int], ...]] = field(default_factory=dict)
+    files: dict[FileKey, tuple[tuple[int, int, int], ...]] = field(default_factory=dict)
     symbols: dict[str, int] = field(default_factory=dict)
 
     @classmethod
@@ -125,7 +140,7 @@ class AddressSpace:
         for breakpoint_ in self.breakpoints.values():
             with contextlib.suppress(OSError):
                 if os.pread(self.memory, 1, breakpoint_.address) == bytes([breakpoint_.original]):
-                    os.pwrite(self.memory, bytes([INT3]), breakpoint_.address)
+                    os.pwrite(self.memory, INT3, breakpoint_.address)
 
     def close(self) -> None:
         """Close the memory; the breakpoints in it are no longer ours to restore."""
@@ -136,7 +151,7 @@ class AddressSpace:
 
     def place(self, breakpoint_: Breakpoint) -> None:
         """Write the breakpoint byte; raise OSError if that is not possible."""
-        if not os.pwrite(self.memory, bytes([INT3]), breakpoint_.address):
+        if not os.pwrite(self.memory, INT3, breakpoint_.address):
             raise OSError(errno.ESRCH, os.strerror(errno.ESRCH))  # what old kernels say of memory that is gone
         self.breakpoints[breakpoint_.address] = breakpoint_
         self.former.pop(breakpoint_.address, None)
@@ -150,7 +165,7 @@ class AddressSpace:
     def restore_byte(self, address: int, original: int) -> None:
         """Put an original byte back if a breakpoint byte is there; memory that is gone needs nothing."""
         with contextlib.suppress(OSError):
-            if os.pread(self.memory, 1, address) == bytes([INT3]):
+            if os.pread(self.memory, 1, address) == INT3:
                 os.pwrite(self.memory, bytes([original]), address)
 
 
@@ -164,16 +179,33 @@ def process_field(tid: int, name: str) -> str:
     return ""
 
 
+def thread_state(tid: int) -> str:
+    """Return the letter that proc(5) gives a thread: S, D, Z ...; X if it is gone."""
+    try:
+        with open(f"/proc/{tid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0].decode()
+    except OSError:
+        return "X"
+
+
+def threads_of(pid: int) -> set[int]:
+    """Return the ids of the threads of a process; raise ``ProcessLookupError`` if it is gone."""
+    try:
+        return {int(name) for name in os.listdir(f"/proc/{pid}/task")}
+    except FileNotFoundError as error:
+        raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH)) from error
+
+
 def living_thread(pid: int) -> int:
     """
     Return the id of a thread of the process that has not ended, or ``pid`` if there is none.
 
     When the first thread ends before the others, ``/proc/PID`` no longer shows the memory of the process.
     """
-    if process_field(pid, "State")[:1] not in ("Z", "X"):
+    if thread_state(pid) not in ("Z", "X"):
         return pid
     with contextlib.suppress(OSError):
-        for name in os.listdir(f"/proc/{pid}/task"):
-            if process_field(int(name), "State")[:1] not in ("Z", "X", ""):
-                return int(name)
+        for tid in sorted(threads_of(pid)):
+            if thread_state(tid) not in ("Z", "X"):
+                return tid
     return pid

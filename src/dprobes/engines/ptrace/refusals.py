@@ -6,7 +6,7 @@ import errno
 import os
 from pathlib import Path
 
-from dprobes.engines.ptrace.processes import process_field
+from dprobes.engines.ptrace.processes import process_field, thread_state, threads_of
 from dprobes.errors import EngineError, PrivilegeError
 
 __all__ = ["attach_error", "check_process", "yama_scope"]
@@ -56,15 +56,16 @@ def attach_error(pid: int, reason: str, number: int) -> EngineError:
 def _plain_reason(pid: int) -> EngineError | None:
     """Return the error for what the process's status says by itself, or None."""
     name = process_field(pid, "Name")
-    for tid in _threads(pid):
-        tracer = int(process_field(int(tid), "TracerPid") or 0)
+    threads = _threads(pid)
+    for tid in threads:
+        tracer = int(process_field(tid, "TracerPid") or 0)
         if tracer:
             by = process_field(tracer, "Name")
             return EngineError(
                 f"process {pid} ({name}) is traced by process {tracer} ({by}) already",
                 hint="end that first: a process has one tracer",
             )
-    if process_field(pid, "State").startswith("Z") and len(_threads(pid)) <= 1:
+    if thread_state(pid) == "Z" and len(threads) <= 1:
         return EngineError(f"process {pid} ({name}) has ended and waits for its parent (zombie)")
     if process_field(pid, "Kthread") == "1":
         return EngineError(f"process {pid} ({name}) is a thread of the kernel")
@@ -77,8 +78,8 @@ def _plain_reason(pid: int) -> EngineError | None:
     return None
 
 
-def _threads(pid: int) -> list[str]:
+def _threads(pid: int) -> set[int]:
     try:
-        return os.listdir(f"/proc/{pid}/task")
+        return threads_of(pid)
     except OSError:
-        return []
+        return set()

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.engines.ptrace import syscalls
 from dprobes.engines.ptrace.emulate import Action
-from dprobes.engines.ptrace.processes import INT3, ThreadState
+from dprobes.engines.ptrace.processes import INT3, ThreadState, thread_state
 from dprobes.engines.ptrace.syscalls import Event, Register, StopKind, classify_stop
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ class Stopper:
             self._turns += 1
             if self._turns % _TURNS == 0:
                 self.collect()
-            return self.next_stop_reported()
+            return self.oldest_deferred()
         with contextlib.suppress(ChildProcessError):
             for _ in range(self._spins):
                 tid, status = os.waitpid(-1, syscalls.WALL | os.WNOHANG)
@@ -131,7 +131,7 @@ class Stopper:
                         return tid, status
                     self.defer(tid, status)
                     self.collect()
-                    return self.next_stop_reported()
+                    return self.oldest_deferred()
         return None
 
     def defer(self, tid: int, status: int) -> None:
@@ -139,8 +139,8 @@ class Stopper:
         self.deferred.pop(tid, None)
         self.deferred[tid] = status
 
-    def next_stop_reported(self) -> tuple[int, int]:
-        """Return the oldest of the stops that are kept."""
+    def oldest_deferred(self) -> tuple[int, int]:
+        """Take the oldest of the stops that are kept."""
         tid = next(iter(self.deferred))
         return tid, self.deferred.pop(tid)
 
@@ -168,7 +168,7 @@ class Stopper:
             found, status = os.waitpid(tid, syscalls.WALL | os.WNOHANG)
             if found:
                 return status
-            if may_leave and time.monotonic() > until and _kernel_state(tid) in (b"S", b"D"):
+            if may_leave and time.monotonic() > until and thread_state(tid) in ("S", "D"):
                 return None
 
     def _wait_patiently(self, thread: Thread) -> int | None:
@@ -181,11 +181,11 @@ class Stopper:
                     if found:
                         return status
                 if pause:
-                    state = _kernel_state(thread.tid)
-                    if state in (b"Z", b"X"):
+                    state = thread_state(thread.tid)
+                    if state in ("Z", "X"):
                         thread.state = ThreadState.ENDED
                         return None
-                    if state == b"D" and pause >= 0.002:
+                    if state == "D" and pause >= 0.002:
                         return None
                 pause = min(pause + 0.001, 0.005)
                 signal.sigtimedwait([signal.SIGCHLD], pause)
@@ -258,7 +258,7 @@ class Stopper:
             thread.deadline = None
             return
         result = registers[Register.RAX]
-        failing = _FAILING_32 if registers[Register.CS] == syscalls.USER_CS_32 else _FAILING_64
+        failing = _FAILING_32 if syscalls.word_size(registers) == 4 else _FAILING_64
         if result == _EINTR and call in failing:
             if self._timeout_is_over(thread, call):
                 registers[Register.RAX] = result = 0
@@ -273,7 +273,7 @@ class Stopper:
         registers = self._held_registers
         if call not in _EPOLL_WAITS:
             return False
-        source = Register.RSI if registers[Register.CS] == syscalls.USER_CS_32 else Register.R10
+        source = Register.RSI if syscalls.word_size(registers) == 4 else Register.R10
         timeout = registers[source] & 0xFFFFFFFF
         if timeout >= 1 << 31:
             return False
@@ -304,7 +304,7 @@ class Stopper:
                 # After an exec the breakpoint is no longer one of this space, or the space is closed.
                 if space.breakpoints.get(address) is breakpoint_:
                     with contextlib.suppress(OSError):
-                        os.pwrite(space.memory, bytes([INT3]), address)
+                        os.pwrite(space.memory, INT3, address)
 
     def _step_through(
         self, thread: Thread, breakpoint_: Breakpoint, registers: ctypes.Array[ctypes.c_ulong]
@@ -339,7 +339,7 @@ class Stopper:
                     registers[Register.RIP] = address + length
                     syscalls.set_registers(tid, registers)
                     return Completion(CompletionKind.COMPLETED, signals.give_back())
-                if number in _FAULTS and code > 0 and self._stands_at(thread, address, registers):
+                if number in _FAULTS and code > 0 and _stands_at(thread, address, registers):
                     if held := signals.give_back():
                         # That came first; the instruction will be tried, and hit, again after its handler.
                         return Completion(CompletionKind.INTERRUPTED, held)
@@ -354,10 +354,6 @@ class Stopper:
                 self.defer(tid, status)
                 return Completion(CompletionKind.INTERRUPTED, resumable=False)
 
-    def _stands_at(self, thread: Thread, address: int, registers: ctypes.Array[ctypes.c_ulong]) -> bool:
-        syscalls.get_registers(thread.tid, registers)
-        return bool(registers[Register.RIP] == address)
-
     def _clear_pushed_trap_flag(
         self, thread: Thread, breakpoint_: Breakpoint, registers: ctypes.Array[ctypes.c_ulong]
     ) -> None:
@@ -367,6 +363,12 @@ class Stopper:
         with contextlib.suppress(OSError):
             flags = self._context.read_word(registers[Register.RSP], size)
             self._context.write_word(registers[Register.RSP], size, flags & ~_TRAP_FLAG)
+
+
+def _stands_at(thread: Thread, address: int, registers: ctypes.Array[ctypes.c_ulong]) -> bool:
+    """Read ``registers`` anew, and return whether the thread is at ``address``."""
+    syscalls.get_registers(thread.tid, registers)
+    return bool(registers[Register.RIP] == address)
 
 
 class _HeldSignals:
@@ -423,18 +425,9 @@ class _HeldSignals:
 def _temporary_breakpoint(space: AddressSpace, address: int) -> Iterator[None]:
     """Stop the stepping thread behind a repeated string instruction, which may take millions of single steps."""
     original = os.pread(space.memory, 1, address)
-    os.pwrite(space.memory, bytes([INT3]), address)
+    os.pwrite(space.memory, INT3, address)
     try:
         yield
     finally:
         with contextlib.suppress(OSError):
             os.pwrite(space.memory, original, address)
-
-
-def _kernel_state(tid: int) -> bytes:
-    """Return the letter that proc(5) gives a thread: S, D, Z ...; X if it is gone."""
-    try:
-        with open(f"/proc/{tid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[0]
-    except OSError:
-        return b"X"

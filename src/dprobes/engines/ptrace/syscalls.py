@@ -14,12 +14,38 @@ import signal
 from typing import Literal
 
 __all__ = [
-    "NO_PROCESS",
+    "NEW_TASK_EVENTS",
+    "SI_KERNEL",
+    "TRAP_TRACE",
+    "USER_CS_32",
+    "WALL",
     "Event",
     "Register",
     "Registers",
+    "RemoteMemory",
+    "SignalInfo",
     "StopKind",
+    "allow_tracer",
     "classify_stop",
+    "detach",
+    "event_message",
+    "get_registers",
+    "get_signal_info",
+    "get_signal_mask",
+    "interrupt",
+    "listen",
+    "resume",
+    "resume_to_syscall",
+    "rseq_area",
+    "same_memory",
+    "seize",
+    "send_signal",
+    "set_process_name",
+    "set_registers",
+    "set_signal_info",
+    "set_signal_mask",
+    "single_step",
+    "word_size",
 ]
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -51,16 +77,13 @@ _O_TRACECLONE = 0x08
 _O_TRACEEXEC = 0x10
 _O_TRACEVFORKDONE = 0x20
 
-OPTIONS = _O_TRACESYSGOOD | _O_TRACEFORK | _O_TRACEVFORK | _O_TRACECLONE | _O_TRACEEXEC | _O_TRACEVFORKDONE
+_OPTIONS = _O_TRACESYSGOOD | _O_TRACEFORK | _O_TRACEVFORK | _O_TRACECLONE | _O_TRACEEXEC | _O_TRACEVFORKDONE
 
 WALL = 0x40000000
 
 SI_KERNEL = 0x80
 TRAP_TRACE = 2
-SYSCALL_STOP_SIGNAL = signal.SIGTRAP | 0x80
-
-NO_PROCESS = (3, 10)
-"""The errno values ESRCH and ECHILD: the thread is gone."""
+_SYSCALL_STOP_SIGNAL = signal.SIGTRAP | 0x80
 
 
 class Event(enum.IntEnum):
@@ -142,7 +165,7 @@ def classify_stop(status: int) -> tuple[StopKind, int]:
         return (StopKind.EVENT, Event.STOP) if number == signal.SIGTRAP else (StopKind.GROUP_STOP, number)
     if event:
         return StopKind.EVENT, event
-    if number == SYSCALL_STOP_SIGNAL:
+    if number == _SYSCALL_STOP_SIGNAL:
         return StopKind.SYSCALL, number
     return StopKind.SIGNAL, number
 
@@ -156,7 +179,7 @@ def _check(result: int) -> int:
 
 def seize(tid: int) -> None:
     """Start tracing a running thread without stopping it (PTRACE_SEIZE)."""
-    _check(_ptrace(_SEIZE, tid, None, OPTIONS))
+    _check(_ptrace(_SEIZE, tid, None, _OPTIONS))
 
 
 def interrupt(tid: int) -> None:
@@ -174,14 +197,14 @@ def listen(tid: int) -> None:
     _check(_ptrace(_LISTEN, tid, None, None))
 
 
-def single_step(tid: int, number: int = 0) -> None:
+def single_step(tid: int) -> None:
     """Let a stopped thread execute one instruction (PTRACE_SINGLESTEP)."""
-    _check(_ptrace(_SINGLESTEP, tid, None, number))
+    _check(_ptrace(_SINGLESTEP, tid, None, None))
 
 
-def resume_to_syscall(tid: int, number: int = 0) -> None:
+def resume_to_syscall(tid: int) -> None:
     """Let a stopped thread run until it enters or leaves a system call (PTRACE_SYSCALL)."""
-    _check(_ptrace(_SYSCALL, tid, None, number))
+    _check(_ptrace(_SYSCALL, tid, None, None))
 
 
 def detach(tid: int, number: int = 0) -> None:
@@ -306,13 +329,14 @@ class RemoteMemory:
         return bool(_process_vm_writev(pid, self._local_pointer, 1, self._remote_pointer, 1, 0) == size)
 
 
-_KCMP = 312
+_SYS_TGKILL = 234
+_SYS_KCMP = 312
 _KCMP_VM = 1
 
 
 def same_memory(pid: int, other: int) -> bool | None:
     """Return whether two tasks share their memory (kcmp(2), KCMP_VM); None if the kernel does not say."""
-    result = _libc.syscall(_KCMP, pid, other, _KCMP_VM, 0, 0)
+    result = _libc.syscall(_SYS_KCMP, pid, other, _KCMP_VM, 0, 0)
     return None if result < 0 else result == 0
 
 
@@ -332,4 +356,4 @@ def allow_tracer(pid: int) -> None:
 
 def send_signal(pid: int, tid: int, number: int) -> None:
     """Send a signal to one thread (tgkill(2))."""
-    _check(_libc.syscall(234, pid, tid, number))
+    _check(_libc.syscall(_SYS_TGKILL, pid, tid, number))

@@ -23,10 +23,10 @@ from dprobes.engines.ptrace.connection import ClientGoneError, Connection
 from dprobes.engines.ptrace.context import ThreadContext
 from dprobes.engines.ptrace.detaching import Detacher
 from dprobes.engines.ptrace.emulate import Action, emulate
-from dprobes.engines.ptrace.family import Family, threads_of
+from dprobes.engines.ptrace.family import ORPHAN_AGE, Family
 from dprobes.engines.ptrace.modules import ModuleWatcher
 from dprobes.engines.ptrace.probes import Probe
-from dprobes.engines.ptrace.processes import AddressSpace, Thread, ThreadState, living_thread, process_field
+from dprobes.engines.ptrace.processes import AddressSpace, Thread, ThreadState, living_thread, thread_state, threads_of
 from dprobes.engines.ptrace.records import RecordBuilder
 from dprobes.engines.ptrace.stopping import Completion, CompletionKind, Stopper, ThreadGoneError
 from dprobes.engines.ptrace.syscalls import Event, Register, StopKind, classify_stop
@@ -55,7 +55,6 @@ _ENDING_SIGNALS = {signal.SIGTERM, signal.SIGHUP, signal.SIGINT}
 
 _CHECK_INTERVAL = 64
 """How many stops are handled in a row before signals are looked at."""
-
 
 _RETRY = 0.005
 """Seconds after which a full pipe to the client is tried again."""
@@ -121,7 +120,7 @@ class Tracer:
     def _wait(self) -> None:
         """Sleep until something happens."""
         if self._family.has_strangers:
-            self._family.adopt_old_orphans()
+            self._family.adopt_orphans(ORPHAN_AGE)
         if not self._connection.is_idle:
             self._take_messages()
             self._connection.flush()
@@ -187,8 +186,8 @@ class Tracer:
                 except OSError as error:
                     # A thread may have ended, the first one as a zombie. All others must be ours: a breakpoint is
                     # deadly for a thread that is not traced.
-                    state = process_field(tid, "State")[:1]
-                    if (error.errno == errno.ESRCH or state in ("Z", "X", "")) and threads_of(pid) != {tid}:
+                    has_ended = error.errno == errno.ESRCH or thread_state(tid) in ("Z", "X")
+                    if has_ended and threads_of(pid) != {tid}:
                         continue
                     raise
                 if space is None:

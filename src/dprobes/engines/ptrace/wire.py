@@ -11,7 +11,7 @@ from __future__ import annotations
 import enum
 import pickle
 import struct
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ __all__ = [
     "Kind",
     "ModuleMapped",
     "Placed",
+    "ProbeLimits",
     "ProbeStatus",
     "Removed",
     "Site",
@@ -38,6 +39,7 @@ __all__ = [
     "Start",
     "Stop",
     "Warned",
+    "load_message",
     "pack_message",
     "pack_record",
     "unpack_record",
@@ -144,14 +146,16 @@ class Attached:
 
 @dataclass(frozen=True, slots=True)
 class ModuleMapped:
-    """Ask which sites a file has that a process maps executable; the process is stopped until the answer comes."""
+    """
+    Ask which sites a file has that a process maps executable.
+
+    The process is stopped until the answer comes, unless it is one that is about to be attached to (``learn``).
+    """
 
     number: int
     pid: int
     path: str
-    device: int
     inode: int
-    deleted: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +197,7 @@ class Done:
     ``complete`` says that they are gone, ``problem`` what went wrong in the tracer, if anything.
     """
 
-    counts: tuple[Counts, ...] = field(default=())
+    counts: tuple[Counts, ...] = ()
     complete: bool = True
     problem: str = ""
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import stat
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dprobes.diagnostics import Diagnostic, Note, Severity
 from dprobes.errors import SourceError
 from dprobes.source import SourceFile
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 __all__ = ["FILE_LIMIT", "read_source"]
 
@@ -22,10 +25,10 @@ def read_source(path: Path, *, allow_pipe: bool = True) -> SourceFile:
     A pipe is read if ``allow_pipe`` is set, for the shell's ``<(...)``; devices, which may never end, are not.
     """
     try:
-        mode = Path(path).stat().st_mode
+        mode = path.stat().st_mode
         if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode) and not (allow_pipe and stat.S_ISFIFO(mode)):
             raise _unreadable(f"'{path}' is not a regular file")
-        with Path(path).open("rb") as file:
+        with path.open("rb") as file:
             data = file.read(FILE_LIMIT + 1)
     except (OSError, ValueError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
