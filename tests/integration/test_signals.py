@@ -62,7 +62,7 @@ def test_a_deadly_signal_at_the_probed_instruction_ends_the_program_as_usual(bui
 def test_a_stopped_process_stays_stopped_and_goes_on_with_sigcont(build: Builder, run: Runner) -> None:
     program = build("torture.c")
     source = "name = torture\noffset = stepped\nminor = 1\npush 1\nlog 1\nexit\n"
-    with running(program, 3, 2) as target:
+    with running(program, 12, 2) as target:
         await_line(target)
         process, output = run.start(source, ["-p", str(target.pid)])
         await_traced(target.pid)
@@ -78,7 +78,7 @@ def test_a_stopped_process_stays_stopped_and_goes_on_with_sigcont(build: Builder
         await_true(lambda: status_field(target.pid, "State").startswith("T"), "the stop without us")
         assert tracer_of(target.pid) == 0
         target.send_signal(signal.SIGCONT)
-        assert target.wait(20) == 0
+        assert target.wait(40) == 0
 
 
 @pytest.mark.parametrize("delay", [0.0, 0.01, 0.03, 0.1])

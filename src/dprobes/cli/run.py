@@ -63,9 +63,13 @@ _ALL = Item.PROCESS_NAME | Item.PID | Item.UID | Item.CS | Item.IP | Item.SS | I
 @click.argument("file", type=PROGRAM_FILE)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND ...]")
 @click.option(
-    "-c", "--command", "command_line", metavar="COMMAND", help="Start this command, without a shell, and probe it."
+    "-c",
+    "--command",
+    "command_line",
+    metavar="COMMAND",
+    help="Start this command, without a shell, and insert the program into it.",
 )
-@click.option("-p", "--pid", type=PROCESS_ID, help="Probe this running process.")
+@click.option("-p", "--pid", type=PROCESS_ID, help="Insert the program into this running process.")
 @program_options
 @symbols_option
 @click.option(
@@ -278,6 +282,9 @@ class _Run:
 
     def _status(self, finished: Finished) -> int:
         console.write(self._summary(finished.counts))
+        if finished.cut_short:
+            console.error("the run was cut short; more may have happened than the summary shows")
+            return 1
         inserted = any(ProbeState.ACTIVE in states for states in self._states.values())
         if inserted and not any(count.hits for count in finished.counts):
             console.note("the probepoints were inserted, but never reached")

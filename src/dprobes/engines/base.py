@@ -135,10 +135,16 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """Close a run; ``exit_status`` is the command's wait status, None where there was no command."""
+    """
+    Close a run.
+
+    ``exit_status`` is the command's wait status, None where there was no command. After a ``cut_short`` run the counts
+    are of what was received; more may have happened.
+    """
 
     counts: tuple[Counts, ...]
     exit_status: int | None = None
+    cut_short: bool = False
 
 
 Event = RecordEvent | StateEvent | Notice | Pause | Finished

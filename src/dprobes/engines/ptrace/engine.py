@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Self
 from dprobes.diagnostics import Diagnostics
 from dprobes.engines.base import (
     Capability,
+    Counts,
     Event,
     Finished,
     Notice,
@@ -104,6 +105,7 @@ class PtraceSession:
         self._finished = False
         self._stopping = False
         self._sending = False
+        self._received = [0] * len(job.program.definitions)
         self.probes: list[ResolvedProbe] = []
 
     def __enter__(self) -> Self:
@@ -155,7 +157,9 @@ class PtraceSession:
         while not self._finished:
             for kind, payload in self._reader.feed(data):
                 if kind is Kind.RECORD:
-                    yield RecordEvent(*unpack_record(payload))
+                    probe, record = unpack_record(payload)
+                    self._received[probe] += 1
+                    yield RecordEvent(probe, record)
                 else:
                     yield from self._on_message(load_message(payload))
             if self._finished:
@@ -235,13 +239,12 @@ class PtraceSession:
         self._finished = True
         restored = self._bystander.restore()
         code = self._tracer.wait()
-        if code < 0:
-            yield Notice(
-                f"the tracer was killed by signal {-code}; {restored} breakpoints were taken away from outside",
-                "a thread that ran into one before that has got a SIGTRAP",
-            )
-            return
-        raise InternalError(f"the tracer ended with status {code}; {restored} breakpoints were taken away from outside")
+        how = f"was killed by signal {-code}" if code < 0 else f"ended with status {code}"
+        yield Notice(
+            f"the tracer {how}; {restored} breakpoints were taken away from outside",
+            "a thread that ran into one before that has got a SIGTRAP",
+        )
+        yield Finished(tuple(Counts(hits=n, records=n) for n in self._received), cut_short=True)
 
     def _close_tracer(self) -> None:
         os.close(self._to_tracer)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from dprobes.engines.ptrace import syscalls
 from dprobes.engines.ptrace.processes import process_field
-from dprobes.engines.ptrace.refusals import yama_scope
+from dprobes.engines.ptrace.refusals import YAMA_REMEDY, yama_scope
 
 __all__ = ["Finding", "examine"]
 
@@ -96,16 +96,12 @@ def _cpu_number(child: int) -> Finding:
 
 def _other_processes() -> Finding:
     what = "attach to running processes of this user (-p)"
+    if _has_ptrace_capability():
+        return Finding(what, works=True, detail="and of all other users (CAP_SYS_PTRACE)")
     scope = yama_scope()
-    if os.geteuid() == 0 or not scope:
-        who = (
-            "and of all other users"
-            if os.geteuid() == 0 and _has_ptrace_capability()
-            else "kernel.yama.ptrace_scope allows it"
-        )
-        return Finding(what, works=True, detail=who if os.geteuid() == 0 or scope == 0 else "")
-    remedy = "start programs with -c, run dprobes as root, or: sysctl kernel.yama.ptrace_scope=0"
-    return Finding(what, works=False, detail=f"kernel.yama.ptrace_scope is {scope}", remedy=remedy)
+    if not scope:
+        return Finding(what, works=True)
+    return Finding(what, works=False, detail=f"kernel.yama.ptrace_scope is {scope}", remedy=YAMA_REMEDY)
 
 
 def _has_ptrace_capability() -> bool:

@@ -9,9 +9,12 @@ from pathlib import Path
 from dprobes.engines.ptrace.processes import process_field, thread_state, threads_of
 from dprobes.errors import EngineError, PrivilegeError
 
-__all__ = ["attach_error", "check_process", "yama_scope"]
+__all__ = ["YAMA_REMEDY", "attach_error", "check_process", "yama_scope"]
 
 _YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
+
+
+YAMA_REMEDY = "start the program with -c, run dprobes as root, or set kernel.yama.ptrace_scope to 0"
 
 
 def yama_scope() -> int | None:
@@ -45,7 +48,7 @@ def attach_error(pid: int, reason: str, number: int) -> EngineError:
     if scope and os.geteuid() != 0:
         return PrivilegeError(
             f"process {pid} ({name}) cannot be traced: kernel.yama.ptrace_scope is {scope}",
-            hint="start the program with -c, run dprobes as root, or set kernel.yama.ptrace_scope to 0",
+            hint=YAMA_REMEDY,
         )
     return PrivilegeError(
         f"process {pid} ({name}) does not allow tracing",
