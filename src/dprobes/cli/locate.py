@@ -135,7 +135,8 @@ def _instruction_line(module: Module, instruction: DecodedInstruction, offset: i
 
 
 def _is_cheap(module: Module, instruction: DecodedInstruction) -> bool:
-    from dprobes.engines.ptrace.emulate import is_emulated, plan
+    from dprobes.engines.ptrace.emulate import is_emulated
+    from dprobes.engines.ptrace.plan import plan
 
     return is_emulated(plan(instruction.raw, module.word_size))
 

@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dprobes.engines.ptrace import syscalls
-from dprobes.engines.ptrace.emulate import Action, emulate, is_emulated, plan
+from dprobes.engines.ptrace.emulate import Action, emulate, is_emulated
+from dprobes.engines.ptrace.plan import plan
 from dprobes.engines.ptrace.syscalls import Register
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ def moves(word_size: int) -> st.SearchStrategy[bytes]:
 
 def pushes(word_size: int) -> st.SearchStrategy[bytes]:
     rex = st.sampled_from([b"", b"\x40", b"\x41", b"\x48", b"\x49"]) if word_size == 8 else st.just(b"")
-    return st.tuples(rex, st.integers(0x50, 0x57).map(lambda n: bytes([n]))).map(b"".join)
+    return st.tuples(rex, st.integers(0x50, 0x5F).map(lambda n: bytes([n]))).map(b"".join)
 
 
 NOPS = [
@@ -109,9 +110,47 @@ NOPS = [
 RETURNS = ["c3", "c20000", "c20800", "c21000", "c2f001"]
 
 
+def numbers_of(size: int) -> st.SearchStrategy[bytes]:
+    """Return little-endian numbers of ``size`` bytes, the extreme ones often."""
+    edges = [bytes(size), b"\xff" * size, b"\xff" * (size - 1) + b"\x7f", bytes(size - 1) + b"\x80"]
+    return st.binary(min_size=size, max_size=size) | st.sampled_from(edges)
+
+
+def joined(*parts: st.SearchStrategy[bytes]) -> st.SearchStrategy[bytes]:
+    return st.tuples(*parts).map(b"".join)
+
+
+def addresses(word_size: int) -> st.SearchStrategy[bytes]:
+    """Return the forms of lea: every ModRM byte that names memory, with the SIB byte and displacement it calls for."""
+
+    @st.composite
+    def form(draw: st.DrawFn) -> bytes:
+        rex = draw(st.sampled_from([b"", *(bytes([n]) for n in range(0x40, 0x50))])) if word_size == 8 else b""
+        modrm = draw(st.integers(0, 0xBF))
+        mode, low = modrm >> 6, modrm & 7
+        sib = bytes([draw(st.integers(0, 0xFF))]) if low == 4 else b""
+        wide = mode == 2 or (mode == 0 and (low == 5 or (low == 4 and sib[0] & 7 == 5)))
+        displacement = draw(numbers_of(4 if wide else 1 if mode == 1 else 0)) if wide or mode == 1 else b""
+        return rex + b"\x8d" + bytes([modrm]) + sib + displacement
+
+    return form()
+
+
+def adjustments(word_size: int) -> st.SearchStrategy[bytes]:
+    rex = st.just(b"\x48" if word_size == 8 else b"")
+    modrm = st.sampled_from([b"\xc4", b"\xec"])
+    return joined(rex, st.just(b"\x83"), modrm, numbers_of(1)) | joined(rex, st.just(b"\x81"), modrm, numbers_of(4))
+
+
+def jumps() -> st.SearchStrategy[bytes]:
+    short = st.sampled_from([b"\xeb", *(bytes([n]) for n in range(0x70, 0x80))])
+    near = st.sampled_from([b"\xe8", b"\xe9", *(bytes([0x0F, n]) for n in range(0x80, 0x90))])
+    return joined(short, numbers_of(1)) | joined(near, numbers_of(4))
+
+
 def instructions(word_size: int) -> st.SearchStrategy[bytes]:
-    fixed = st.sampled_from([bytes.fromhex(text) for text in NOPS + RETURNS])
-    return st.one_of(moves(word_size), pushes(word_size), fixed)
+    fixed = st.sampled_from([bytes.fromhex(text) for text in [*NOPS, *RETURNS, "c9"]])
+    return st.one_of(moves(word_size), pushes(word_size), addresses(word_size), adjustments(word_size), jumps(), fixed)
 
 
 def values(word_size: int) -> st.SearchStrategy[int]:
@@ -123,12 +162,12 @@ def values(word_size: int) -> st.SearchStrategy[int]:
 def test_the_emulation_agrees_with_the_processor(processor: Processor, word_size: int) -> None:
     names = GENERAL if word_size == 8 else LOW
 
-    @settings(max_examples=400, deadline=None, derandomize=True)
+    @settings(max_examples=2000, deadline=None, derandomize=True)
     @given(
         code=instructions(word_size),
         numbers=st.lists(values(word_size), min_size=len(names), max_size=len(names)),
         content=st.binary(min_size=32, max_size=32),
-        flags=st.integers(0, 0xFF),
+        flags=st.integers(0, 0xFFF),
     )
     def compare(code: bytes, numbers: list[int], content: bytes, flags: int) -> None:
         before = syscalls.Registers(*processor.registers)
@@ -138,7 +177,9 @@ def test_the_emulation_agrees_with_the_processor(processor: Processor, word_size
         before[Register.RSP] = processor.stack
         before[Register.CS] = _USER_CS_64 if word_size == 8 else syscalls.USER_CS_32
         before[Register.ORIG_RAX] = (1 << 64) - 1
-        before[Register.EFLAGS] = 0x202 | flags & 0xD5  # carry, parity, adjust, zero, sign
+        before[Register.EFLAGS] = 0x202 | flags & 0x8D5  # carry, parity, adjust, zero, sign, overflow
+        if code == b"\xc9":
+            before[Register.RBP] = processor.stack - 8
         # Something to return to.
         content = content[:16] + (processor.start + 64).to_bytes(word_size, "little") + content[16 + word_size :]
 
@@ -173,6 +214,15 @@ NOT_EMULATED = [
     ("6689c8", 8, Action.STEP),  # mov ax, cx
     ("f3c3", 8, Action.STEP),
     ("8900", 8, Action.STEP),  # a move to memory
+    ("678d00", 8, Action.STEP),  # lea with a 32-bit address
+    ("668d00", 8, Action.STEP),  # lea ax, [rax]
+    ("83c408", 8, Action.STEP),  # add esp, 8
+    ("4883c008", 8, Action.STEP),  # add rax, 8
+    ("4883e4f0", 8, Action.STEP),  # and rsp, -16
+    ("3e7400", 8, Action.STEP),  # a branch with a hint
+    ("f2eb00", 8, Action.STEP),  # bnd jmp
+    ("ffe0", 8, Action.STEP),  # jmp rax
+    ("e300", 8, Action.STEP),  # jrcxz
     ("40", 4, Action.STEP),  # inc eax
     ("9c", 8, Action.PUSH_FLAGS),
     ("669c", 4, Action.PUSH_FLAGS),
@@ -200,7 +250,7 @@ class NoMemory:
         raise OSError
 
 
-@pytest.mark.parametrize("code", ["55", "c3", "c20800"])
+@pytest.mark.parametrize("code", ["55", "5d", "c9", "c3", "c20800", "e800000000"])
 def test_unreachable_memory_changes_nothing_and_is_left_to_the_processor(code: str) -> None:
     registers = syscalls.Registers(*range(27))
     before: list[Any] = list(registers)

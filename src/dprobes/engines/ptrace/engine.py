@@ -30,8 +30,8 @@ from dprobes.engines.base import (
 )
 from dprobes.engines.ptrace import refusals
 from dprobes.engines.ptrace.bystander import Bystander
-from dprobes.engines.ptrace.emulate import plan
 from dprobes.engines.ptrace.launch import Command
+from dprobes.engines.ptrace.plan import plan
 from dprobes.engines.ptrace.wire import (
     Attach,
     Attached,

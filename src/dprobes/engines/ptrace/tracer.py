@@ -22,7 +22,7 @@ from dprobes.engines.ptrace import syscalls
 from dprobes.engines.ptrace.connection import ClientGoneError, Connection
 from dprobes.engines.ptrace.context import ThreadContext
 from dprobes.engines.ptrace.detaching import Detacher
-from dprobes.engines.ptrace.emulate import Action, emulate
+from dprobes.engines.ptrace.emulate import emulate, uses_return_addresses
 from dprobes.engines.ptrace.family import ORPHAN_AGE, Family
 from dprobes.engines.ptrace.modules import ModuleWatcher
 from dprobes.engines.ptrace.probes import Probe
@@ -371,7 +371,7 @@ class Tracer:
     def _complete(self, thread: Thread, breakpoint_: Breakpoint) -> Completion:
         """Carry the original instruction out, by emulation or by a step."""
         emulation = breakpoint_.site.emulation
-        may_emulate = not (thread.space.has_shadow_stack and emulation[0] == Action.RETURN)
+        may_emulate = not (thread.space.has_shadow_stack and uses_return_addresses(emulation))
         if may_emulate and emulate(emulation, self._registers, self._context):
             syscalls.set_registers(thread.tid, self._registers)
             return Completion(CompletionKind.COMPLETED)
