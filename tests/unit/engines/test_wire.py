@@ -1,0 +1,54 @@
+"""Frames between client and tracer: whatever the pieces in which they arrive."""
+
+from __future__ import annotations
+
+import itertools
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dprobes.engines.base import Counts
+from dprobes.engines.ptrace.wire import (
+    Attach,
+    Done,
+    FrameReader,
+    Kind,
+    Placed,
+    load_message,
+    pack_message,
+    pack_record,
+    unpack_record,
+)
+
+MESSAGES = [
+    Attach(42, launching=True),
+    Placed(42, ((0x1000, 0x55), (0x2000, 0xC3))),
+    Done((Counts(3, 2, 1, 0, 0),), complete=True),
+]
+
+
+def frames(records: list[tuple[int, bytes]]) -> bytes:
+    stream = b"".join(pack_message(message) for message in MESSAGES)
+    return stream + b"".join(pack_record(probe, record) for probe, record in records)
+
+
+@given(
+    records=st.lists(st.tuples(st.integers(0, 0xFFFF), st.binary(max_size=40)), max_size=5),
+    cuts=st.lists(st.integers(0, 2000), max_size=10),
+)
+def test_a_stream_gives_the_same_frames_however_it_is_cut(records: list[tuple[int, bytes]], cuts: list[int]) -> None:
+    stream = frames(records)
+    places = sorted({0, len(stream), *(cut % (len(stream) + 1) for cut in cuts)})
+    reader = FrameReader()
+    found = []
+    for start, end in itertools.pairwise(places):
+        found += list(reader.feed(stream[start:end]))
+    assert [load_message(payload) for kind, payload in found if kind is Kind.MESSAGE] == MESSAGES
+    assert [unpack_record(payload) for kind, payload in found if kind is Kind.RECORD] == records
+
+
+def test_an_unfinished_frame_waits() -> None:
+    reader = FrameReader()
+    frame = pack_record(7, b"data")
+    assert list(reader.feed(frame[:-1])) == []
+    assert [unpack_record(payload) for _, payload in reader.feed(frame[-1:])] == [(7, b"data")]
