@@ -181,6 +181,13 @@ def tracer_of(pid: int) -> int:
     return int(status_field(pid, "TracerPid"))
 
 
+def is_traced(pid: int) -> bool:
+    """Return whether a thread of a process has a tracer."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        return any(tracer_of(int(task.name)) for task in Path(f"/proc/{pid}/task").iterdir())
+    return False
+
+
 def await_traced(pid: int) -> int:
     """Wait until a process is traced, and return the tracer's process id."""
     await_true(lambda: tracer_of(pid) != 0, f"process {pid} being traced")
