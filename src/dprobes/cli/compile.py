@@ -50,7 +50,6 @@ def compile_program(
     command: str | None = None,
     architecture_name: str | None = None,
     engine: Engine | None = None,
-    other_engines: tuple[Engine, ...] = (),
 ) -> Compiled:
     """
     Compile a file, find its module, and resolve its probes; raise ``SourceError`` with everything that is wrong.
@@ -63,7 +62,7 @@ def compile_program(
     if module is None:
         arch = architecture(architecture_name) if architecture_name else host_architecture()
         if engine is not None:
-            refuse_unsupported(program, arch, engine, other_engines, diagnostics)
+            refuse_unsupported(program, arch, engine, (), diagnostics)
         check_program(program, arch, diagnostics, options)
         return Compiled(program, arch, None, diagnostics)
     from dprobes.engines.resolve import architecture_of, resolve
@@ -72,7 +71,7 @@ def compile_program(
     loaded = Module.load(module, symbols)
     arch = architecture_of(loaded)
     if engine is not None:
-        refuse_unsupported(program, arch, engine, other_engines, diagnostics)
+        refuse_unsupported(program, arch, engine, (), diagnostics)
     resolved = resolve(program, loaded, diagnostics, allow_write=options.allow_write)
     return Compiled(program, arch, resolved, diagnostics)
 

@@ -311,3 +311,27 @@ def test_padding_between_functions_is_refused(tmp_path: Path, capsys: pytest.Cap
     status, _, err = outcome(capsys, "locate", f"{library}:one+1")
     assert status == 1
     assert "is between functions, not in one\nhint: 'two' starts at 0x" in err
+
+
+def test_two_definitions_at_one_place_are_an_error_that_names_both(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "twice.rpn"
+    file.write_text('name = "libc.so.6"\noffset = malloc\nexit\noffset = malloc\nminor = 1\nexit\n')
+    status, _, err = outcome(capsys, "check", file)
+    assert status == 2
+    assert f"{file}:4:1: error: two probe definitions at offset 0x" in err
+    assert f"{file}:2:1: note: the first one is here\n    offset = malloc\n    ^~~~~~~~~~~~~~~\n" in err
+
+
+def test_a_wrong_opcode_is_a_mismatch_with_the_right_one_in_the_hint(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    located = outcome(capsys, "locate", "libc.so.6:malloc")[1]
+    opcode = next(line for line in located.splitlines() if line.startswith("opcode = "))
+    file = tmp_path / "mismatch.rpn"
+    file.write_text('name = "libc.so.6"\noffset = malloc\nopcode = 0x01\nexit\n')
+    status, _, err = outcome(capsys, "check", file)
+    assert status == 0
+    assert err.startswith(f"{file}:3:1: warning: MISMATCH: opcode {opcode.split()[-1]} (")
+    assert err.endswith(f"hint: if the place is right, write '{opcode}'\n")
