@@ -208,7 +208,7 @@ class _Run:
         self._format: Formatter = formatter(format_name, wall_offset=time.time_ns() - time.monotonic_ns())
         self._argv = argv
         self._exit_status = exit_status
-        self._states: dict[int, set[ProbeState]] = {n: set() for n in range(len(program.definitions))}
+        self._inserted = False
         self._places: dict[int, Place] = {}
         self._last_signal = float("-inf")
         self._asked_to_stop = False
@@ -265,8 +265,8 @@ class _Run:
             return
         place = self._places.get(event.probe)
         if place is None:
-            probe = next((p for p in self._session.probes if p.number == event.probe), None)
-            place = self._places[event.probe] = Place(self._program.name, probe.where if probe is not None else "")
+            where = self._session.probes[event.probe].where
+            place = self._places[event.probe] = Place(self._program.name, where)
         self._sink.write(self._format(decode_record(event.record), place))
 
     def _stop_writing(self) -> None:
@@ -276,7 +276,7 @@ class _Run:
         self._session.stop()
 
     def _on_state(self, event: StateEvent) -> None:
-        self._states[event.probe].add(event.state)
+        self._inserted = self._inserted or event.state is ProbeState.ACTIVE
         if event.state in (ProbeState.MISMATCH, ProbeState.CONFLICT):
             console.warning(f"{event.state.value} in process {event.pid}: {event.detail}; not inserted there")
 
@@ -285,31 +285,40 @@ class _Run:
         if finished.cut_short:
             console.error("the run was cut short; more may have happened than the summary shows")
             return 1
-        inserted = any(ProbeState.ACTIVE in states for states in self._states.values())
-        if inserted and not any(count.hits for count in finished.counts):
+        if self._inserted and not any(count.hits for count in finished.counts):
             console.note("the probepoints were inserted, but never reached")
-        if not inserted:
+        if not self._inserted:
             console.error(f"no probepoint was inserted: no process mapped '{self._program.name}' in a fitting form")
         if self._exit_status and finished.exit_status is not None:
             code = os.waitstatus_to_exitcode(finished.exit_status)
             return code if code >= 0 else 128 - code
         if self._ended_by is not None:
             return 128 + self._ended_by
-        return 0 if inserted else 1
+        return 0 if self._inserted else 1
 
     def _summary(self, counts: Sequence[Counts]) -> str:
-        places = {probe.number: probe.where for probe in self._session.probes}
+        """Return a table of the probepoints in the order of their definitions, and of the definitions without any."""
+        probes = self._session.probes
+        # A place is said with its file only where the same name may mean several.
+        paths = {probe.path for probe in probes}
+        lines = [
+            (probe.number, f"{probe.where} in {probe.path}" if len(paths) > 1 else probe.where, count)
+            for probe, count in zip(probes, counts, strict=True)
+        ]
+        missing = set(range(len(self._program.definitions))) - {probe.number for probe in probes}
+        lines += [(number, "not resolved", Counts()) for number in missing]
+        lines.sort(key=lambda line: line[0])
         rows = [
             (
-                f"{self._program.major},{definition.minor}",
-                places.get(number, "not resolved"),
+                f"{self._program.major},{self._program.definitions[number].minor}",
+                place,
                 *(str(value) for value in (count.hits, count.records, count.lost, count.passed, count.recursed)),
             )
-            for number, (definition, count) in enumerate(zip(self._program.definitions, counts, strict=True))
-            if count.hits or len(counts) <= _SHOWN
+            for number, place, count in lines
+            if count.hits or len(lines) <= _SHOWN
         ]
         header = ("probe", "place", "hits", "records", "lost", "passed over", "recursed")
         text = console.table(header, rows)
-        if left_out := len(counts) - len(rows):
-            text += f"\nand {left_out} probes that were not hit"
+        if left_out := len(lines) - len(rows):
+            text += f"\nand {left_out} probepoints that were not hit"
         return text

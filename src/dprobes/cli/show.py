@@ -18,7 +18,7 @@ from dprobes.rpn.printer import print_header, print_instruction
 from dprobes.target.arch import ARCHITECTURE_NAMES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from dprobes.engines.resolve import ResolvedProbe
@@ -65,12 +65,12 @@ def listing(compiled: Compiled) -> Iterator[str]:
     where = f"'{resolved.module.path}'" if resolved is not None else "not on this machine"
     yield f"// module: {where}, {compiled.architecture.name}, {compiled.architecture.word_size}-byte words"
     yield f"// code: {len(image.data)} bytes"
-    probes = {probe.number: probe for probe in resolved.probes} if resolved is not None else {}
+    probes = resolved.probes if resolved is not None else ()
     gains = cfg.procedure_gains(program, compiled.architecture)
     for number, definition in enumerate(program.definitions):
         yield ""
         yield from print_header(definition)
-        yield from _place(probes.get(number), compiled)
+        yield from _places([probe for probe in probes if probe.number == number])
         handler = closed(definition.handler, rows_by_syntax()["exit"])
         depths = cfg.depths(handler, compiled.architecture, gains)[0]
         yield from _code(definition.handler, image, image.handlers[number], depths)
@@ -81,13 +81,13 @@ def listing(compiled: Compiled) -> Iterator[str]:
         yield "endproc"
 
 
-def _place(probe: ResolvedProbe | None, compiled: Compiled) -> Iterator[str]:
-    if probe is None or compiled.resolved is None:
+def _places(probes: Sequence[ResolvedProbe]) -> Iterator[str]:
+    if not probes:
         yield "// not resolved"
-        return
-    instruction = probe.instruction
-    yield f"// {probe.where}: file offset {probe.offset:#x}, address {instruction.address:#x}, {probe.state.value}"
-    yield f"// {instruction.raw.hex(' ')}  {instruction.text}"
+    for probe in probes:
+        instruction = probe.instruction
+        yield f"// {probe.where}: file offset {probe.offset:#x}, address {instruction.address:#x}, {probe.state.value}"
+        yield f"// {instruction.raw.hex(' ')}  {instruction.text}"
 
 
 def _code(code: Code, image: CodeImage, start: int, depths: dict[int, int]) -> Iterator[str]:

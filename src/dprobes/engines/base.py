@@ -16,7 +16,7 @@ from dprobes.rpn.isa import Group, OperandKind
 from dprobes.rpn.program import Address, Glob, ModuleType, Sampler
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from dprobes.diagnostics import Diagnostics
     from dprobes.engines.resolve import ResolvedProbe
@@ -88,7 +88,7 @@ class ProbeState(enum.Enum):
 @dataclass(slots=True)
 class Counts:
     """
-    Count what happened at one probe definition.
+    Count what happened at one probepoint.
 
     ``hits`` are hits whose instruction completed, ``passed`` those of them that passcount passed over, ``records`` the
     records emitted, ``lost`` those dropped because nobody took them in time, ``recursed`` hits during a handler of the
@@ -104,7 +104,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class RecordEvent:
-    """Carry one record (``record.layout``) of a probe definition."""
+    """Carry one record (``record.layout``) of a probepoint, an index into the session's ``probes``."""
 
     probe: int
     record: bytes
@@ -112,9 +112,13 @@ class RecordEvent:
 
 @dataclass(frozen=True, slots=True)
 class StateEvent:
-    """Report the state of a probe definition in one process; ``detail`` says more where there is more to say."""
+    """
+    Report the state of probepoints in one process; ``detail`` says more where there is more to say.
 
-    probe: int
+    ``probes`` are indices into the session's ``probes``.
+    """
+
+    probes: tuple[int, ...]
     pid: int
     state: ProbeState
     detail: str = ""
@@ -138,8 +142,8 @@ class Finished:
     """
     Close a run.
 
-    ``exit_status`` is the command's wait status, None where there was no command. After a ``cut_short`` run the counts
-    are of what was received; more may have happened.
+    ``counts`` are in the order of the session's ``probes``. ``exit_status`` is the command's wait status, None where
+    there was no command. After a ``cut_short`` run the counts are of what was received; more may have happened.
     """
 
     counts: tuple[Counts, ...]
@@ -165,9 +169,15 @@ class Job:
 
 
 class Session(Protocol):
-    """Hold one run of a program; entering the context manager starts it, leaving it takes every probepoint away."""
+    """
+    Hold one run of a program; entering the context manager starts it, leaving it takes every probepoint away.
 
-    probes: list[ResolvedProbe]
+    ``probes`` holds every probepoint that was found so far, in whatever file; it only grows.
+    """
+
+    @property
+    def probes(self) -> Sequence[ResolvedProbe]:
+        """The probepoints by the numbers that events give them."""
 
     def __enter__(self) -> Self: ...
 

@@ -29,14 +29,15 @@ __all__ = ["ResolvedModule", "ResolvedProbe", "architecture_of", "resolve"]
 @dataclass(frozen=True, slots=True)
 class ResolvedProbe:
     """
-    Name the place of one probe definition in a file.
+    Name one place of a probe definition in a file: a probepoint.
 
-    ``number`` is that of the definition. ``where`` is the place for people: a function and an offset in it, if a symbol
-    is known. ``state`` is COMPILED, or says why the probepoint will not be inserted.
+    ``number`` is that of the definition. ``path`` is the file's, ``where`` the place in it for people: a function and
+    an offset in it, if a symbol is known. ``state`` is COMPILED, or says why the probepoint will not be inserted.
     """
 
     number: int
     definition: ProbeDefinition
+    path: str
     offset: int
     instruction: DecodedInstruction
     where: str
@@ -121,7 +122,8 @@ class _Resolver:
         decoded = self._instruction(offset)
         if decoded is None:
             return None
-        return ResolvedProbe(number, self._definition, offset, decoded, self.where(offset), self._opcode_state(decoded))
+        path, where, state = str(self._module.path), self.where(offset), self._opcode_state(decoded)
+        return ResolvedProbe(number, self._definition, path, offset, decoded, where, state)
 
     def where(self, offset: int) -> str:
         symbol = self._module.symbol_at(offset)

@@ -23,7 +23,7 @@ from dprobes.engines.ptrace.wire import (
 MESSAGES = [
     Attach(42, launching=True),
     Placed(42, ((0x1000, 0x55), (0x2000, 0xC3))),
-    Done((Counts(3, 2, 1, 0, 0),), complete=True),
+    Done({70_000: Counts(3, 2, 1, 0, 0)}, complete=True),
 ]
 
 
@@ -33,7 +33,7 @@ def frames(records: list[tuple[int, bytes]]) -> bytes:
 
 
 @given(
-    records=st.lists(st.tuples(st.integers(0, 0xFFFF), st.binary(max_size=40)), max_size=5),
+    records=st.lists(st.tuples(st.integers(0, 0xFFFFFFFF), st.binary(max_size=40)), max_size=5),
     cuts=st.lists(st.integers(0, 2000), max_size=10),
 )
 def test_a_stream_gives_the_same_frames_however_it_is_cut(records: list[tuple[int, bytes]], cuts: list[int]) -> None:

@@ -1,7 +1,8 @@
 """
-The client side: start the tracer, answer its questions about files, and hand out what it sends.
+The client side of the conversation: start the tracer, send it what it asks for, and hand out what it sends.
 
-The client is the tracer's bystander as well: when the tracer dies, it puts the original bytes back at once.
+What files hold is known to ``answers``. The client is the tracer's bystander as well: when the tracer dies, it puts the
+original bytes back at once.
 """
 
 from __future__ import annotations
@@ -10,13 +11,10 @@ import contextlib
 import dataclasses
 import fcntl
 import os
-import re
 import subprocess
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from dprobes.diagnostics import Diagnostics
 from dprobes.engines.base import (
     Capability,
     Counts,
@@ -29,13 +27,12 @@ from dprobes.engines.base import (
     StateEvent,
 )
 from dprobes.engines.ptrace import refusals
+from dprobes.engines.ptrace.answers import Answers
 from dprobes.engines.ptrace.bystander import Bystander
 from dprobes.engines.ptrace.launch import Command
-from dprobes.engines.ptrace.plan import plan
 from dprobes.engines.ptrace.wire import (
     Attach,
     Attached,
-    Code,
     Done,
     Failed,
     FrameReader,
@@ -45,8 +42,6 @@ from dprobes.engines.ptrace.wire import (
     ProbeLimits,
     ProbeStatus,
     Removed,
-    Site,
-    Sites,
     Start,
     Stop,
     Warned,
@@ -54,27 +49,19 @@ from dprobes.engines.ptrace.wire import (
     pack_message,
     unpack_record,
 )
-from dprobes.engines.resolve import ResolvedModule, ResolvedProbe, resolve
-from dprobes.errors import EngineError, InternalError, SourceError, TargetError
-from dprobes.rpn.encode import CodeImage
-from dprobes.target.insn import decode_at
-from dprobes.target.location import Module
-from dprobes.target.modules import matches
-from dprobes.vm import Point
+from dprobes.errors import EngineError, InternalError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
     from dprobes.engines.base import Job
+    from dprobes.engines.resolve import ResolvedProbe
 
 __all__ = ["PtraceEngine", "PtraceSession"]
 
 _PIPE_SIZE = 1 << 20
 """What the pipe for records is to hold, in bytes; the most that an ordinary user gets (pipe(7))."""
-
-_LINKER = re.compile(r"ld(-.*)?\.so(\.\d+)*|ld-musl-.*\.so(\.\d+)*")
-_LINKER_HOOK = "_dl_debug_state"
-"""The function that dynamic linkers call when they have mapped or unmapped something (``r_brk`` in ``<link.h>``)."""
 
 
 class PtraceEngine:
@@ -97,16 +84,19 @@ class PtraceSession:
 
     def __init__(self, job: Job, *, allow_write: bool, symbols: Path | None) -> None:
         self._job = job
-        self._allow_write = allow_write
-        self._symbols = symbols
+        self._answers = Answers(job.program, allow_write=allow_write, symbols=symbols)
         self._reader = FrameReader()
         self._bystander = Bystander()
         self._command: Command | None = None
         self._finished = False
         self._stopping = False
         self._sending = False
-        self._received = [0] * len(job.program.definitions)
-        self.probes: list[ResolvedProbe] = []
+        self._received: dict[int, int] = {}
+
+    @property
+    def probes(self) -> Sequence[ResolvedProbe]:
+        """The probepoints that were found so far; events give their indices."""
+        return self._answers.probes
 
     def __enter__(self) -> Self:
         their_input, self._to_tracer = os.pipe2(os.O_CLOEXEC)
@@ -158,7 +148,7 @@ class PtraceSession:
             for kind, payload in self._reader.feed(data):
                 if kind is Kind.RECORD:
                     probe, record = unpack_record(payload)
-                    self._received[probe] += 1
+                    self._received[probe] = self._received.get(probe, 0) + 1
                     yield RecordEvent(probe, record)
                 else:
                     yield from self._on_message(load_message(payload))
@@ -168,8 +158,6 @@ class PtraceSession:
             data = os.read(self._from_tracer, 1 << 16)
             if not data:
                 yield from self._tracer_died()
-
-    # The conversation
 
     def _start_message(self) -> Start:
         program = self._job.program
@@ -191,7 +179,7 @@ class PtraceSession:
     def _on_message(self, message: object) -> Iterator[Event]:
         match message:
             case ModuleMapped():
-                sites, notices = self._answer(message)
+                sites, notices = self._answers.sites(message)
                 self._send(dataclasses.replace(sites, number=message.number))
                 yield from notices
             case Attached():
@@ -218,7 +206,7 @@ class PtraceSession:
             yield Notice("the tracer was told to end (SIGTERM); the probepoints are taken away")
         if done.complete and self._command is not None:
             status = self._command.wait()
-        yield Finished(done.counts, status)
+        yield Finished(tuple(done.counts.get(n, Counts()) for n in range(len(self.probes))), status)
         if done.problem:
             raise InternalError(f"the tracer failed; the probepoints are taken away\n{done.problem.rstrip()}")
 
@@ -232,7 +220,7 @@ class PtraceSession:
                 detail = f"{where} cannot be written ({message.reason})"
         elif state is ProbeState.MISMATCH:
             detail = f"memory at offset {message.offset:#x} of '{message.path}' holds {message.found.hex(' ')}"
-        return StateEvent(message.probe, message.pid, state, detail)
+        return StateEvent(message.probes, message.pid, state, detail)
 
     def _tracer_died(self) -> Iterator[Event]:
         """Put the original bytes back, and say what happened."""
@@ -244,93 +232,11 @@ class PtraceSession:
             f"the tracer {how}; {restored} breakpoints were taken away from outside",
             "a thread that ran into one before that has got a SIGTRAP",
         )
-        yield Finished(tuple(Counts(hits=n, records=n) for n in self._received), cut_short=True)
+        received = (self._received.get(n, 0) for n in range(len(self.probes)))
+        yield Finished(tuple(Counts(hits=n, records=n) for n in received), cut_short=True)
 
     def _close_tracer(self) -> None:
         os.close(self._to_tracer)
         os.close(self._from_tracer)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._tracer.wait(10)
-
-    # Files
-
-    def _answer(self, mapped: ModuleMapped) -> tuple[Sites, list[Event]]:
-        """Return the sites in a file that a process has mapped."""
-        name = Path(mapped.path).name
-        is_linker = _LINKER.fullmatch(name) is not None
-        if not is_linker and not self._may_match(mapped.path):
-            return Sites(), []
-        try:
-            module = Module.load(_reachable(mapped), self._symbols if self._may_match(mapped.path) else None)
-            if not matches(self._job.program.name, mapped.path, module.elf.soname):
-                return Sites(_linker_sites(module) if is_linker else ()), []
-            resolved = resolve(self._job.program, module, Diagnostics(), allow_write=self._allow_write)
-        except TargetError as error:
-            return Sites(), [Notice(f"{mapped.path}: {error.message}", error.hint)]
-        except SourceError as error:
-            return Sites(), [Notice(f"{mapped.path}: the program cannot be inserted here\n{error.message}")]
-        known = {probe.number for probe in self.probes}
-        self.probes += [probe for probe in resolved.probes if probe.number not in known]
-        return self._sites(resolved, _linker_sites(module) if is_linker else ()), []
-
-    def _may_match(self, path: str) -> bool:
-        """Return whether a file may be the program's module; false for most without opening them."""
-        wanted = self._job.program.name
-        if matches(wanted, path, None):
-            return True
-        # A library's file may be called otherwise than its soname, but hardly begins otherwise.
-        stem = re.split(r"[-.]", Path(wanted).name)[0]
-        return "/" not in wanted and ".so" in Path(path).name and Path(path).name.startswith(stem)
-
-    def _sites(self, resolved: ResolvedModule, linker: tuple[Site, ...]) -> Sites:
-        program = self._job.program
-        sites = tuple(
-            Site(
-                probe.number,
-                probe.offset,
-                probe.instruction.raw,
-                plan(probe.instruction.raw, resolved.architecture.word_size),
-                Point.of(program, probe.definition, probe.offset),
-            )
-            for probe in resolved.probes
-            if probe.state is ProbeState.COMPILED
-        )
-        image = resolved.image
-        # The instructions are for people; the tracer runs the bytes.
-        code = CodeImage(
-            image.data, image.word_size, image.byte_order, image.handlers, image.procedures, (), {}, image.relocations
-        )
-        segment = next(s for s in resolved.module.elf.load_segments if s.executable)
-        return Sites(
-            sites + linker,
-            Code(resolved.architecture.name, code),
-            resolved.symbols,
-            (segment.offset, segment.vaddr),
-        )
-
-
-def _linker_sites(module: Module) -> tuple[Site, ...]:
-    """Return the engine's own breakpoint in a dynamic linker."""
-    try:
-        offset = module.file_offset(module.address_of(_LINKER_HOOK))
-        raw = decode_at(module, offset).raw
-    except TargetError:
-        return ()
-    return (Site(-1, offset, raw, plan(raw, module.word_size)),)
-
-
-def _reachable(mapped: ModuleMapped) -> Path:
-    """Return a path that leads to the very file that is mapped; raise ``TargetError`` if none does."""
-    candidates = [
-        Path(mapped.path),
-        Path(f"/proc/{mapped.pid}/root{mapped.path}"),
-        Path(f"/proc/{mapped.pid}/exe"),
-    ]
-    for candidate in candidates:
-        with contextlib.suppress(OSError):
-            if candidate.stat().st_ino == mapped.inode:
-                return candidate
-    raise TargetError(
-        "MISMATCH: the file that the process runs is not there any more",
-        hint="it was replaced while the process runs; restart the process",
-    )

@@ -11,19 +11,18 @@ import os
 from typing import TYPE_CHECKING
 
 from dprobes.engines.base import ProbeState
-from dprobes.engines.ptrace.probes import Handlers
+from dprobes.engines.ptrace.probes import Handlers, Probe
 from dprobes.engines.ptrace.processes import INT3, Breakpoint
 from dprobes.engines.ptrace.wire import ModuleMapped, Placed, ProbeStatus, Removed, Sites, Warned
 from dprobes.errors import TargetError
 from dprobes.target.maps import Mapping, executable_mappings, read_maps, run_time_address
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from dprobes.engines.ptrace.connection import Connection
-    from dprobes.engines.ptrace.probes import Probe
     from dprobes.engines.ptrace.processes import AddressSpace, FileKey, Thread
-    from dprobes.engines.ptrace.wire import Site
+    from dprobes.engines.ptrace.wire import ProbeLimits, Site
 
 __all__ = ["ModuleWatcher"]
 
@@ -31,14 +30,16 @@ __all__ = ["ModuleWatcher"]
 class ModuleWatcher:
     """Place and forget breakpoints as files are mapped and unmapped."""
 
-    def __init__(self, connection: Connection, probes: list[Probe]) -> None:
+    def __init__(self, connection: Connection, definitions: Sequence[ProbeLimits]) -> None:
         self._connection = connection
-        self._probes = probes
+        self._definitions = definitions
         self._known: dict[FileKey, Sites] = {}
         self._questions = 0
         self._unanswered: dict[FileKey, int] = {}
         self.handlers: dict[int, Handlers] = {}
         """The program's handlers for modules with words of 4 and 8 bytes."""
+        self.probes: dict[int, Probe] = {}
+        """The probepoints that the client has told of."""
 
     def learn(self, pid: int) -> None:
         """Ask the client about the files that a running process maps, so that it need not be stopped for that."""
@@ -58,6 +59,9 @@ class ModuleWatcher:
 
     def _settle(self, key: FileKey, sites: Sites) -> None:
         self._known[key] = sites
+        for site in sites.sites:
+            if site.probe >= 0 and site.probe not in self.probes:
+                self.probes[site.probe] = Probe(site.probe, site.definition, self._definitions[site.definition])
         if self._unanswered.pop(key, None) is not None and sites.code is not None:
             message = f"hits in '{key[2]}' were missed while dprobes was stopped: it could not be asked about that file"
             self._connection.send(Warned(message))
@@ -110,7 +114,7 @@ class ModuleWatcher:
             if number is None:
                 self._questions += 1
                 number = self._questions
-                self._connection.send(ModuleMapped(number, pid, mapping.path, mapping.inode))
+                self._connection.send(ModuleMapped(number, pid, mapping.path, mapping.device, mapping.inode))
             sites = self._connection.await_answer(number)
             if sites is None:
                 self._unanswered[key] = number
@@ -127,7 +131,7 @@ class ModuleWatcher:
     ) -> None:
         wanted: list[Breakpoint] = []
         for site in sites.sites:
-            probe = self._probes[site.probe] if site.probe >= 0 else None
+            probe = self.probes[site.probe] if site.probe >= 0 else None
             for mapping in mappings:
                 address = mapping.start + site.offset - mapping.offset
                 if not mapping.start <= address < mapping.end or address in space.breakpoints:
@@ -148,6 +152,7 @@ class ModuleWatcher:
     def _place(self, space: AddressSpace, thread: Thread, wanted: list[Breakpoint], path: str) -> None:
         # The bystander hears of a breakpoint before it exists, so that it never misses one.
         self._connection.send(Placed(thread.pid, tuple((b.address, b.original) for b in wanted)))
+        active: list[int] = []
         for breakpoint_ in wanted:
             probe = breakpoint_.probe
             try:
@@ -159,7 +164,9 @@ class ModuleWatcher:
                 continue
             if probe is not None:
                 probe.state = ProbeState.ACTIVE
-                self._report(probe.number, thread, ProbeState.ACTIVE, breakpoint_.site, "")
+                active.append(probe.number)
+        if active:
+            self._connection.send(ProbeStatus(tuple(active), thread.pid, ProbeState.ACTIVE))
 
     def _verify(self, space: AddressSpace, thread: Thread, site: Site, address: int, path: str) -> bool:
         """Return whether memory at ``address`` holds what the file holds there."""
@@ -186,7 +193,7 @@ class ModuleWatcher:
         found: bytes = b"",
         reason: str = "",
     ) -> None:
-        self._connection.send(ProbeStatus(probe, thread.pid, state, path, site.offset, found, reason))
+        self._connection.send(ProbeStatus((probe,), thread.pid, state, path, site.offset, found, reason))
 
 
 def _by_file(maps: str) -> dict[FileKey, list[Mapping]]:

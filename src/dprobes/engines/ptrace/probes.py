@@ -1,5 +1,5 @@
 """
-The probe definitions as the tracer runs them: state, counts, and the rules of passcount and maxhits.
+The probepoints as the tracer runs them: state, counts, and the rules of passcount and maxhits.
 
 The hit counter starts at -passcount; the handler runs while it is not negative, and the probepoint is disabled when it
 reaches maxhits (recovered reference 2.2).
@@ -28,16 +28,17 @@ class Handlers:
         self._interpreter = Interpreter(code.image, architecture(code.architecture))
         self._starts = code.image.handlers
 
-    def run(self, probe: int, point: Point, context: Context) -> Outcome:
+    def run(self, definition: int, point: Point, context: Context) -> Outcome:
         """Run the handler of a probe definition."""
-        return self._interpreter.run(self._starts[probe], point, context)
+        return self._interpreter.run(self._starts[definition], point, context)
 
 
 @dataclass(slots=True, eq=False)
 class Probe:
-    """Hold the state of one probe definition in all processes."""
+    """Hold the state of one probepoint in all processes; ``definition`` is the number of its definition."""
 
     number: int
+    definition: int
     limits: ProbeLimits
     counter: int = 0
     state: ProbeState = ProbeState.COMPILED

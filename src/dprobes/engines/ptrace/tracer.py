@@ -25,7 +25,6 @@ from dprobes.engines.ptrace.detaching import Detacher
 from dprobes.engines.ptrace.emulate import emulate, uses_return_addresses
 from dprobes.engines.ptrace.family import ORPHAN_AGE, Family
 from dprobes.engines.ptrace.modules import ModuleWatcher
-from dprobes.engines.ptrace.probes import Probe
 from dprobes.engines.ptrace.processes import AddressSpace, Thread, ThreadState, living_thread, thread_state, threads_of
 from dprobes.engines.ptrace.records import RecordBuilder
 from dprobes.engines.ptrace.stopping import Completion, CompletionKind, Stopper, ThreadGoneError
@@ -44,6 +43,7 @@ from dprobes.engines.ptrace.wire import (
 from dprobes.vm import Ending
 
 if TYPE_CHECKING:
+    from dprobes.engines.ptrace.probes import Probe
     from dprobes.engines.ptrace.processes import Breakpoint
     from dprobes.engines.ptrace.records import Header
     from dprobes.vm import Outcome
@@ -70,10 +70,9 @@ class Tracer:
     def __init__(self, connection: Connection, start: Start) -> None:
         self._connection = connection
         self._threads: dict[int, Thread] = {}
-        self._probes = [Probe(number, limits) for number, limits in enumerate(start.probes)]
         self._context = ThreadContext(*start.variables)
         self._records = RecordBuilder(start.items)
-        self._modules = ModuleWatcher(connection, self._probes)
+        self._modules = ModuleWatcher(connection, start.definitions)
         self._stopper = Stopper(self._threads, self._context)
         self._family = Family(self._threads, connection, self._stopper, self._modules)
         self._registers = syscalls.Registers()
@@ -97,7 +96,8 @@ class Tracer:
             problem = traceback.format_exc()
         finally:
             Detacher(self._family, self._stopper).detach_all()
-            self._connection.send(Done(tuple(probe.counts for probe in self._probes), complete, problem))
+            counts = {number: probe.counts for number, probe in self._modules.probes.items()}
+            self._connection.send(Done(counts, complete, problem))
             self._connection.close()
 
     def _handle_stops(self) -> bool:
@@ -346,7 +346,7 @@ class Tracer:
                 site = breakpoint_.site
                 assert site.point is not None
                 word_size = thread.space.word_size
-                outcome = self._modules.handlers[word_size].run(probe.number, site.point, self._context)
+                outcome = self._modules.handlers[word_size].run(probe.definition, site.point, self._context)
                 if outcome.ending is not Ending.ABORT:
                     header = self._records.header(self._context, self._registers, word_size)
         except BaseException:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import enum
 import pickle
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ __all__ = [
 ]
 
 _FRAME = struct.Struct("=IB")
-_RECORD = struct.Struct("=H")
+_RECORD = struct.Struct("=I")
 
 
 class Kind(enum.IntEnum):
@@ -61,9 +61,9 @@ class Kind(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Open the conversation: how many probes there are, their limits, and which header items records carry."""
+    """Open the conversation: the limits of the probe definitions, and which header items records carry."""
 
-    probes: tuple[ProbeLimits, ...]
+    definitions: tuple[ProbeLimits, ...]
     items: int
     """``record.layout.Item`` flags."""
     variables: tuple[int, int, int]
@@ -72,7 +72,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class ProbeLimits:
-    """Hold what decides whether a hit of a probe definition runs its handler and keeps its record."""
+    """Hold what a probe definition says of whether a hit runs its handler and keeps its record."""
 
     passcount: int
     maxhits: int
@@ -100,11 +100,13 @@ class Site:
     """
     Name one place in a file where a breakpoint goes.
 
-    ``probe`` is the number of the definition, or -1 for the engine's own breakpoint in the dynamic linker.
-    ``original`` holds the bytes of the instruction as they stand in the file. ``emulation`` is a row of ``emulate``.
+    ``probe`` is the probepoint, a number that the client gives, and ``definition`` the number of its definition; both
+    are -1 for the engine's own breakpoint in the dynamic linker. ``original`` holds the bytes of the instruction as
+    they stand in the file. ``emulation`` is a row of ``emulate``.
     """
 
     probe: int
+    definition: int
     offset: int
     original: bytes
     emulation: tuple[Any, ...]
@@ -155,6 +157,7 @@ class ModuleMapped:
     number: int
     pid: int
     path: str
+    device: int
     inode: int
 
 
@@ -176,9 +179,13 @@ class Removed:
 
 @dataclass(frozen=True, slots=True)
 class ProbeStatus:
-    """Report the state of a probe's breakpoint in one process."""
+    """
+    Report the state of probepoints in one process.
 
-    probe: int
+    Several have one message only where there is nothing else to say of them.
+    """
+
+    probes: tuple[int, ...]
     pid: int
     state: ProbeState
     path: str = ""
@@ -194,10 +201,11 @@ class Done:
     """
     Close the conversation: everything is taken away and all processes are detached or gone.
 
-    ``complete`` says that they are gone, ``problem`` what went wrong in the tracer, if anything.
+    ``counts`` are by probepoint. ``complete`` says that they are gone, ``problem`` what went wrong in the tracer, if
+    anything.
     """
 
-    counts: tuple[Counts, ...] = ()
+    counts: dict[int, Counts] = field(default_factory=dict)
     complete: bool = True
     problem: str = ""
 
@@ -226,13 +234,13 @@ def pack_message(message: object) -> bytes:
 
 
 def pack_record(probe: int, record: bytes) -> bytes:
-    """Return the frame of a record of a probe."""
-    return _FRAME.pack(len(record) + 2, Kind.RECORD) + _RECORD.pack(probe) + record
+    """Return the frame of a record of a probepoint."""
+    return _FRAME.pack(len(record) + _RECORD.size, Kind.RECORD) + _RECORD.pack(probe) + record
 
 
 def unpack_record(payload: bytes) -> tuple[int, bytes]:
-    """Return the number of the probe and the record in the payload of a RECORD frame."""
-    return _RECORD.unpack_from(payload)[0], payload[2:]
+    """Return the probepoint and the record in the payload of a RECORD frame."""
+    return _RECORD.unpack_from(payload)[0], payload[_RECORD.size :]
 
 
 class FrameReader:
