@@ -28,7 +28,7 @@ The world, in ``context``, a line each::
 
     reg NAME = N             user NAME = N            mem A = items            ro A = items     (read-only)
     lv = N ...               gv = N ...               cv = N ...               port N = N
-    segment N = BASE         symbol NAME = ADDRESS    cpuid LEAF = EAX EBX ECX EDX
+    segment N = BASE [LAST]  symbol NAME = ADDRESS    cpuid LEAF = EAX EBX ECX EDX
     msr N = N                gdtr = BASE LIMIT        idtr = BASE LIMIT
     pid = N   (also tid, uid, cpu, task, time)
 

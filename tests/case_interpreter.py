@@ -73,7 +73,8 @@ def _apply(context: FakeContext, line: ContextLine, target: Target) -> None:
         case ("port", port):
             context.ports[int(port, 0)] = number
         case ("segment", selector):
-            context.segments[int(selector, 0)] = number
+            base, *last = line.numbers
+            context.segments[int(selector, 0)] = (base, last[0]) if last else base
         case ("symbol", name):
             context.symbols[name] = number
         case ("cpuid", leaf):

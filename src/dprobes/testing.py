@@ -29,6 +29,7 @@ from dprobes.rpn.keywords import Header, keywords_of
 from dprobes.rpn.load import CompileOptions, check_program, parse_source
 from dprobes.rpn.program import Address, Offset
 from dprobes.source import SourceFile
+from dprobes.target.arch import RegisterClass
 from dprobes.target.arch import architecture as architecture_called
 from dprobes.vm import AddressFault, Interpreter, Outcome, Point, SelectorFault
 
@@ -42,6 +43,9 @@ __all__ = ["PAGE", "FakeContext", "run_definition", "run_handler"]
 
 PAGE = 4096
 """Memory is there, or writable, by whole pages of so many bytes, as on a real machine."""
+
+_NULL_SELECTORS = 3
+"""The selectors up to this name no segment, whatever their privilege bits."""
 
 
 class FakeContext:
@@ -61,7 +65,8 @@ class FakeContext:
     ``pid``, ``tid``, ``uid``, ``cpu``, ``task``, ``time``
         what the instructions of these names push; kept in ``ids``.
     ``segments``, ``ports``, ``symbols``
-        base address by selector, value by port, run-time address by name.
+        base address by selector, or (base, last offset); value by port; run-time address by name. A segment register
+        takes the selectors that are named here, and null selectors.
     ``cpuid``, ``msr``, ``tables``
         (eax, ebx, ecx, edx) by leaf, value by number, (base, limit) of "gdtr" and "idtr".
     ``extensions``
@@ -87,7 +92,7 @@ class FakeContext:
         cpu: int = 0,
         task: int = 0,
         time: int = 0,
-        segments: Mapping[int, int] | None = None,
+        segments: Mapping[int, int | tuple[int, int]] | None = None,
         ports: Mapping[int, int] | None = None,
         symbols: Mapping[str, int] | None = None,
         cpuid: Mapping[int, tuple[int, int, int, int]] | None = None,
@@ -166,6 +171,10 @@ class FakeContext:
 
     def set_register(self, index: int, value: int, *, user: bool) -> None:
         """Change a register."""
+        register = self.architecture.register(index)
+        is_segment = register is not None and register.kind is RegisterClass.SEGMENT
+        if is_segment and value & 0xFFFF > _NULL_SELECTORS and value & 0xFFFF not in self.segments:
+            raise SelectorFault(value & 0xFFFF)
         self._registers[user][index] = value
 
     def read(self, address: int, size: int) -> bytes:
@@ -206,11 +215,15 @@ class FakeContext:
             self._pages[page][offset : offset + len(part)] = part
             done += len(part)
 
-    def linear_address(self, selector: int, offset: int) -> int:
+    def linear_address(self, selector: int, offset: int, size: int = 0, *, write: bool = False) -> int:  # noqa: ARG002
         """Return the base of a segment plus ``offset``."""
         if selector not in self.segments:
             raise SelectorFault(selector)
-        return (self.segments[selector] + offset) & self.architecture.word_mask
+        segment = self.segments[selector]
+        base, last = segment if isinstance(segment, tuple) else (segment, self.architecture.word_mask)
+        if offset + max(1, size) - 1 > last:
+            raise SelectorFault(selector)
+        return (base + offset) & self.architecture.word_mask
 
     def read_port(self, port: int, size: int) -> int:
         """Return what a port reads: all ones where nothing answers."""

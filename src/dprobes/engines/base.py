@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol, Self
 from dprobes.record.layout import Item
 from dprobes.rpn.isa import Group, OperandKind
 from dprobes.rpn.program import Address, Glob, ModuleType, Sampler
+from dprobes.target.arch import RegisterClass
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -53,9 +54,9 @@ class Capability(enum.Enum):
     GLOB = "patterns in 'offset ='"
     WRITE_REGISTER = "writing registers"
     WRITE_MEMORY = "writing memory"
-    FPU = "floating-point and SSE registers"
-    SYSTEM_REGISTER = "control, debug and system registers"
-    SELECTED_REGISTER = "the cpuid and msr registers"
+    FLOATING_POINT = "floating-point and SSE registers"
+    SYSTEM_REGISTER = "control, debug and model-specific registers"
+    CPUID = "the cpuid registers"
     SEGMENTED = "segmented addresses"
     IO_PORT = "I/O ports"
     TASK = "the kernel's task structure"
@@ -200,9 +201,12 @@ class Engine(Protocol):
         """Return the session of a run, which starts when it is entered."""
 
 
-_SYSTEM_REGISTERS = range(0x20, 0x3C)
-_SELECTED_REGISTERS = (0x3C, 0x3D)
-_FPU_REGISTERS = (*range(0x3E, 0x56), *range(0x68, 0x80))
+_READING = {
+    RegisterClass.FLOATING_POINT: Capability.FLOATING_POINT,
+    RegisterClass.CPUID: Capability.CPUID,
+    RegisterClass.SYSTEM: Capability.SYSTEM_REGISTER,
+}
+"""What reading a register of a class needs; every engine reads the general and the segment registers."""
 
 
 def requirements(program: Program, architecture: Architecture) -> Iterator[Requirement]:
@@ -230,12 +234,7 @@ def _needed_by(instruction: Instruction, architecture: Architecture) -> Capabili
         if row.operator == "pop":
             return Capability.WRITE_REGISTER
         register = architecture.register(operand)
-        index = register.index if register is not None else -1
-        if index in _SYSTEM_REGISTERS:
-            return Capability.SYSTEM_REGISTER
-        if index in _SELECTED_REGISTERS:
-            return Capability.SELECTED_REGISTER
-        return Capability.FPU if index in _FPU_REGISTERS else None
+        return None if register is None else _READING.get(register.kind)
     if row.group is Group.SEGMENT:
         return Capability.SEGMENTED
     if row.group is Group.IO:

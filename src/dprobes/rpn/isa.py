@@ -373,9 +373,9 @@ _STACK = (
 
 _REGISTER = (
     Row(0x46, "push r, <register>", "-- value*cells", Group.REGISTER, "Push a register of the current context, least significant cell on top.", _ADDR),
-    Row(0x47, "pop r, <register>", "value --", Group.REGISTER, "Pop a register of the current context.", writes=True),
+    Row(0x47, "pop r, <register>", "value --", Group.REGISTER, "Pop a register of the current context; SEG_FAULT for a selector that a segment register cannot hold.", (_E.SEG_FAULT,), writes=True),
     Row(0x48, "push u, <register>", "-- value*cells", Group.REGISTER, "Push a register of the user context, least significant cell on top.", _ADDR),
-    Row(0x49, "pop u, <register>", "value --", Group.REGISTER, "Pop a register of the user context.", writes=True),
+    Row(0x49, "pop u, <register>", "value --", Group.REGISTER, "Pop a register of the user context; SEG_FAULT as above.", (_E.SEG_FAULT,), writes=True),
 )  # fmt: skip
 
 _DATA = (

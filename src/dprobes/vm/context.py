@@ -52,7 +52,11 @@ class Context(Protocol):
         """Return the values of a register of several parts or with a selector, in the order of their pushes."""
 
     def set_register(self, index: int, value: int, *, user: bool) -> None:
-        """Change a register; only asked for one that the processor's table lets a handler write."""
+        """
+        Change a register; only asked for one that the processor's table lets a handler write.
+
+        Raise ``SelectorFault`` for a value that a segment register cannot hold; it is then unchanged.
+        """
 
     def read(self, address: int, size: int) -> bytes:
         """Return ``size`` bytes of memory; raise ``AddressFault`` if one of them cannot be read."""
@@ -66,8 +70,13 @@ class Context(Protocol):
     def is_writable(self, address: int) -> bool:
         """Return whether the byte at ``address`` can be written; nothing is written to find out."""
 
-    def linear_address(self, selector: int, offset: int) -> int:
-        """Return the flat address of ``selector:offset``; raise ``SelectorFault`` if the selector is bad."""
+    def linear_address(self, selector: int, offset: int, size: int = 0, *, write: bool = False) -> int:
+        """
+        Return the flat address of ``selector:offset``, where ``size`` bytes are to be read, or written.
+
+        Raise ``SelectorFault`` if the selector is bad, the offset (or one of the bytes) beyond the segment's limit, or
+        the segment not one to read from, or write to.
+        """
 
     def read_port(self, port: int, size: int) -> int:
         """Return what an I/O port of ``size`` bytes reads."""

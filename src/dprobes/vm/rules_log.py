@@ -91,7 +91,7 @@ def _memory(machine: Machine, address: int, length: int) -> None:
         raise _overflow(machine)
 
 
-def _string(machine: Machine, address: int, maximum: int) -> None:
+def _string(machine: Machine, address: int, maximum: int, check_length: Callable[[int], None] | None = None) -> None:
     if machine.room < _PREFIX:
         raise _overflow(machine)
     room = machine.room - _PREFIX
@@ -101,6 +101,8 @@ def _string(machine: Machine, address: int, maximum: int) -> None:
     except AddressFault as fault:
         _log_fault(machine, Token.ADDRESS_FAULT, fault.address)
         raise
+    if check_length is not None:
+        check_length(len(data))
     data = data.removesuffix(b"\0")
     if len(data) > room:
         raise _overflow(machine)
@@ -115,17 +117,28 @@ def _flat(body: Callable[[Machine, int, int], None]) -> Rule:
     return _logging(rule)
 
 
-def _segmented(body: Callable[[Machine, int, int], None]) -> Rule:
+def _segmented(body: Callable[[Machine, int, int, int], None]) -> Rule:
     def rule(machine: Machine, operand: int) -> None:
         offset, selector, length = machine.pop(), machine.pop(), machine.pop()
         try:
-            address = machine.context.linear_address(selector, offset)
+            body(machine, selector, offset, length)
         except SelectorFault as fault:
             _log_fault(machine, Token.SELECTOR_FAULT, fault.selector)
             raise
-        body(machine, address, length)
 
     return _logging(rule)
+
+
+def _memory_of_segment(machine: Machine, selector: int, offset: int, length: int) -> None:
+    kept = max(0, min(length, machine.room - _PREFIX))
+    _memory(machine, machine.context.linear_address(selector, offset, kept), length)
+
+
+def _string_of_segment(machine: Machine, selector: int, offset: int, maximum: int) -> None:
+    def check_length(length: int) -> None:
+        machine.context.linear_address(selector, offset, length)
+
+    _string(machine, machine.context.linear_address(selector, offset, min(maximum, 1)), maximum, check_length)
 
 
 def _variables(token: Token, kind: int, values_of: Callable[[Machine], Sequence[int]]) -> Rule:
@@ -187,8 +200,8 @@ RULES: dict[str, Rule] = {
     "setmaj": _setmaj_popped,
     "log str": _flat(_string),
     "log mrf": _flat(_memory),
-    "log ars": _segmented(_string),
-    "log mrs": _segmented(_memory),
+    "log ars": _segmented(_string_of_segment),
+    "log mrs": _segmented(_memory_of_segment),
     "log b, <count>": _cells(1),
     "log w, <count>": _cells(2),
     "log d, <count>": _cells(4),

@@ -84,7 +84,7 @@ def _pop_memory(size: int) -> Rule:
 def _push_segmented(size: int) -> Rule:
     def rule(machine: Machine, operand: int) -> None:
         offset, selector = machine.pop(), machine.pop()
-        address = machine.context.linear_address(selector, offset)
+        address = machine.context.linear_address(selector, offset, size)
         machine.push(_number(machine, machine.context.read(address, size)))
 
     return rule
@@ -94,7 +94,7 @@ def _pop_segmented(size: int) -> Rule:
     def rule(machine: Machine, operand: int) -> None:
         data = _pop_value(machine, size)
         offset, selector = machine.pop(), machine.pop()
-        machine.context.write(machine.context.linear_address(selector, offset), data)
+        machine.context.write(machine.context.linear_address(selector, offset, size, write=True), data)
 
     return rule
 
@@ -115,7 +115,7 @@ def _vfyrw(machine: Machine, operand: int) -> None:
 def _vsa(machine: Machine, operand: int) -> None:
     offset, selector = machine.pop(), machine.pop()
     try:
-        address = machine.context.linear_address(selector, offset)
+        address = machine.context.linear_address(selector, offset, 1)
     except SelectorFault:
         machine.push(1)
         return

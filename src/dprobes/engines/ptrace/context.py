@@ -1,8 +1,8 @@
 """
 The ``Context`` of a handler on a stopped thread.
 
-Memory is read as the program would read it: our breakpoints do not show, and what the program itself may not access
-is a fault.
+Memory is read and written as the program would do it: our breakpoints do not show and stay in place, and what the
+program itself may not access is a fault.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from dprobes.engines.ptrace import syscalls
+from dprobes.engines.ptrace import segments, syscalls
 from dprobes.engines.ptrace.processes import process_field
 from dprobes.engines.ptrace.syscalls import Register
-from dprobes.errors import InternalError, TargetError
-from dprobes.target.maps import parse_maps, read_maps
+from dprobes.engines.ptrace.writing import is_mapped_writable, write_memory
+from dprobes.errors import InternalError
 from dprobes.vm import AddressFault
 
 if TYPE_CHECKING:
     import ctypes
-    from collections.abc import MutableSequence
+    from collections.abc import Callable, MutableSequence
 
-    from dprobes.engines.ptrace.processes import Thread
+    from dprobes.engines.ptrace.processes import Breakpoint, Thread
     from dprobes.vm.machine import Machine
 
 __all__ = ["ThreadContext"]
@@ -43,9 +43,22 @@ _WORDS: dict[int, int] = {
     }.items()
 }  # fmt: skip
 
+# The base that the processor loads with a selector.
+_SEGMENTS: dict[int, int | None] = {
+    Register.DS: None,
+    Register.ES: None,
+    Register.FS: Register.FS_BASE,
+    Register.GS: Register.GS_BASE,
+}
+
 
 class ThreadContext:
-    """Give handlers the thread that ``select`` chose; variables live as long as the object."""
+    """
+    Give handlers the thread that ``select`` chose; variables live as long as the object.
+
+    ``written`` holds what the handler changed in the registers: (before, after) by word. ``on_rewrite`` is told of
+    breakpoints whose instructions the handler changed.
+    """
 
     def __init__(self, local_count: int, global_count: int, cpu_count: int) -> None:
         self.local_variables: MutableSequence[int] = [0] * local_count
@@ -55,11 +68,14 @@ class ThreadContext:
         self._memory = syscalls.RemoteMemory()
         self._thread: Thread
         self._registers: ctypes.Array[ctypes.c_ulong]
+        self.written: dict[int, tuple[int, int]] | None = None
+        self.on_rewrite: Callable[[Thread, list[Breakpoint]], None] | None = None
 
     def select(self, thread: Thread, registers: ctypes.Array[ctypes.c_ulong]) -> None:
         """Speak of ``thread`` from now on, whose instruction pointer in ``registers`` is that of the probe."""
         self._thread = thread
         self._registers = registers
+        self.written = None
 
     def cpu_variables(self) -> MutableSequence[int]:
         return self._cpu_variables.setdefault(self.cpu(), [0] * self._cpu_count)
@@ -73,8 +89,24 @@ class ThreadContext:
     def selected_register(self, index: int, selector: int) -> tuple[int, ...]:
         raise InternalError(f"register {index:#x} was not refused before insertion (selector {selector:#x})")
 
-    def set_register(self, index: int, value: int, *, user: bool) -> None:
-        raise InternalError(f"a write of {value:#x} to register {index:#x} was not refused (user: {user})")
+    def set_register(self, index: int, value: int, *, user: bool) -> None:  # noqa: ARG002 - as in ``register``
+        word = _WORDS.get(index)
+        if word is None:
+            return
+        if word not in _SEGMENTS:
+            self._set_word(word, value if self._thread.space.word_size == 8 else value & 0xFFFFFFFF)
+        elif value & 0xFFFF != self._registers[word]:
+            selector, base = segments.selector_to_load(self._thread, value)
+            self._set_word(word, selector)
+            if (base_word := _SEGMENTS[word]) is not None:
+                self._set_word(base_word, base)
+
+    def _set_word(self, word: int, value: int) -> None:
+        if self.written is None:
+            self.written = {}
+        before = self.written[word][0] if word in self.written else self._registers[word]
+        self.written[word] = (before, value)
+        self._registers[word] = value
 
     # Memory
 
@@ -111,17 +143,15 @@ class ThreadContext:
         return address  # another thread changed the mapping meanwhile
 
     def write(self, address: int, data: bytes) -> None:
-        raise InternalError(f"a write of {len(data)} bytes to {address:#x} was not refused before insertion")
+        rewritten = write_memory(self._memory, self._thread, address, data)
+        if rewritten and self.on_rewrite is not None:
+            self.on_rewrite(self._thread, rewritten)
 
     def is_readable(self, address: int) -> bool:
         return len(self._memory.read(self._thread.tid, address, 1)) == 1
 
     def is_writable(self, address: int) -> bool:
-        try:
-            mappings = parse_maps(read_maps(self._thread.tid))
-        except TargetError:
-            return False
-        return any(m.start <= address < m.end and m.permissions[:2] == "rw" for m in mappings)
+        return self.is_readable(address) and is_mapped_writable(self._thread, address)
 
     def read_word(self, address: int, size: int) -> int:
         """Return a word of the stack, for the emulation of instructions; raise OSError if it cannot be read."""
@@ -136,8 +166,8 @@ class ThreadContext:
         if not self._memory.write(self._thread.tid, address, data):
             raise OSError
 
-    def linear_address(self, selector: int, offset: int) -> int:
-        raise InternalError(f"the segmented address {selector:#x}:{offset:#x} was not refused before insertion")
+    def linear_address(self, selector: int, offset: int, size: int = 0, *, write: bool = False) -> int:
+        return segments.linear_address(self._thread, self._registers, selector, offset, size, write=write)
 
     def read_port(self, port: int, size: int) -> int:
         raise InternalError(f"reading {size} bytes from port {port:#x} was not refused before insertion")

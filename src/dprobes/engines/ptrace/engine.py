@@ -68,7 +68,7 @@ class PtraceEngine:
     """Probe a process tree through ptrace(2)."""
 
     name = "ptrace"
-    capabilities: frozenset[Capability] = frozenset()
+    capabilities: frozenset[Capability] = frozenset({Capability.WRITE_REGISTER, Capability.WRITE_MEMORY})
 
     def __init__(self, *, allow_write: bool = False, symbols: Path | None = None) -> None:
         self._allow_write = allow_write

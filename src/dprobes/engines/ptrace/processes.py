@@ -64,6 +64,8 @@ class Thread:
     """The (effective, real) user ids when they were last looked up."""
     unfinished: tuple[int, Outcome | None, Header | None] | None = None
     """A breakpoint whose handler ran, but whose instruction could not be carried out yet: address and results."""
+    written: dict[int, tuple[int, int]] | None = None
+    """Registers that a handler changed before an instruction that was not yet executed: (before, after) by word."""
     restarting: int = 0
     """The address of a system call instruction that the thread executes once more, because we interrupted it."""
     deadline: tuple[int, float] | None = None

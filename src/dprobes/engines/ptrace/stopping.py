@@ -233,10 +233,25 @@ class Stopper:
         """Let a stopped thread run, with a signal or 0."""
         thread.state = ThreadState.RUNNING
         if number:
-            thread.unfinished = None  # a signal handler may go elsewhere
-            thread.restarting = 0
+            self._give_up_hit(thread)
         with contextlib.suppress(ProcessLookupError):  # killed meanwhile: its end is reported by waitpid
             syscalls.resume(thread.tid, number)
+
+    def _give_up_hit(self, thread: Thread) -> None:
+        """Forget a hit whose instruction was not executed: a signal handler comes first, and may go elsewhere."""
+        thread.unfinished = None
+        thread.restarting = 0
+        if thread.written is None:
+            return
+        # If the instruction is tried again, the handler runs again; so it must find what it found before.
+        with contextlib.suppress(ProcessLookupError):
+            registers = self._held_registers
+            syscalls.get_registers(thread.tid, registers)
+            for word, (before, after) in thread.written.items():
+                if registers[word] == after:  # else a repeated string instruction has moved on
+                    registers[word] = before
+            syscalls.set_registers(thread.tid, registers)
+        thread.written = None
 
     def release(self, thread: Thread) -> None:
         """Let a thread run on that stopped only because we asked for it."""

@@ -16,13 +16,14 @@ import os
 import signal
 import sys
 import traceback
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from dprobes.engines.ptrace import syscalls
 from dprobes.engines.ptrace.connection import ClientGoneError, Connection
 from dprobes.engines.ptrace.context import ThreadContext
 from dprobes.engines.ptrace.detaching import Detacher
-from dprobes.engines.ptrace.emulate import emulate, uses_return_addresses
+from dprobes.engines.ptrace.emulate import Action, emulate, uses_return_addresses
 from dprobes.engines.ptrace.family import ORPHAN_AGE, Family
 from dprobes.engines.ptrace.modules import ModuleWatcher
 from dprobes.engines.ptrace.processes import AddressSpace, Thread, ThreadState, living_thread, thread_state, threads_of
@@ -34,6 +35,7 @@ from dprobes.engines.ptrace.wire import (
     Attached,
     Done,
     Failed,
+    Placed,
     Removed,
     Sites,
     Start,
@@ -71,6 +73,7 @@ class Tracer:
         self._connection = connection
         self._threads: dict[int, Thread] = {}
         self._context = ThreadContext(*start.variables)
+        self._context.on_rewrite = self._on_rewrite
         self._records = RecordBuilder(start.items)
         self._modules = ModuleWatcher(connection, start.definitions)
         self._stopper = Stopper(self._threads, self._context)
@@ -286,7 +289,7 @@ class Tracer:
         thread.space.pids.add(thread.pid)
         thread.rseq = 0
         thread.uid = None
-        thread.unfinished = thread.deadline = None
+        thread.unfinished = thread.deadline = thread.written = None
         thread.restarting = 0
         self._modules.update(thread.space, thread)
 
@@ -321,7 +324,7 @@ class Tracer:
         """Count the hit of a thread that went to sleep in its step, and has got past the instruction after all."""
         assert thread.unfinished is not None
         address, outcome, header = thread.unfinished
-        thread.unfinished = None
+        thread.unfinished = thread.written = None
         thread.state = ThreadState.STOPPED
         breakpoint_ = thread.space.breakpoints.get(address)
         if breakpoint_ is not None and breakpoint_.probe is not None and breakpoint_.probe.is_active:
@@ -342,6 +345,7 @@ class Tracer:
                 pass  # a system call that is made once more, only because we interrupted it
             elif unfinished is not None and unfinished[0] == breakpoint_.address:
                 _, outcome, header = unfinished
+                self._context.written = thread.written
             elif probe.is_active and probe.runs_handler:
                 site = breakpoint_.site
                 assert site.point is not None
@@ -358,7 +362,9 @@ class Tracer:
         except ThreadGoneError as gone:
             self._stopper.defer(thread.tid, gone.status)
             return
+        thread.written = None
         if completion.kind is CompletionKind.INTERRUPTED:
+            thread.written = self._context.written
             if probe is not None and not repeated and not completion.signal:
                 thread.unfinished = (breakpoint_.address, outcome, header)
             elif repeated and not completion.signal:
@@ -376,6 +382,16 @@ class Tracer:
             syscalls.set_registers(thread.tid, self._registers)
             return Completion(CompletionKind.COMPLETED)
         return self._stopper.step(thread, breakpoint_, self._registers)
+
+    def _on_rewrite(self, thread: Thread, breakpoints: list[Breakpoint]) -> None:
+        """Take notice of instructions under our breakpoints that a handler changed."""
+        space = thread.space
+        for breakpoint_ in breakpoints:
+            # What was decided about the old instruction does not hold for the new one.
+            emulation = (Action.STEP, len(breakpoint_.site.original))
+            breakpoint_.site = replace(breakpoint_.site, emulation=emulation)
+        for pid in space.pids:
+            self._connection.send(Placed(pid, tuple((b.address, b.original) for b in breakpoints)))
 
     def _count(
         self,

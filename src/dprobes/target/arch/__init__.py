@@ -6,9 +6,17 @@ One file per family holds the table of its appendix in the man page as data. Not
 
 from __future__ import annotations
 
-from dprobes.target.arch.base import Architecture, Direction, Register
+from dprobes.target.arch.base import Architecture, Direction, Register, RegisterClass
 
-__all__ = ["ARCHITECTURE_NAMES", "Architecture", "Direction", "Register", "architecture", "host_architecture"]
+__all__ = [
+    "ARCHITECTURE_NAMES",
+    "Architecture",
+    "Direction",
+    "Register",
+    "RegisterClass",
+    "architecture",
+    "host_architecture",
+]
 
 ARCHITECTURE_NAMES = ("x86_64", "i386", "s390", "s390x", "ppc", "ppc64")
 """The names that ``--arch`` takes; they are those of ``uname -m`` where that has one."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Architecture", "Direction", "Register", "parse_register_table"]
+__all__ = ["Architecture", "Direction", "Register", "RegisterClass", "parse_register_table"]
 
 
 class Direction(enum.Enum):
@@ -20,6 +20,16 @@ class Direction(enum.Enum):
     PUSH_CURRENT = "push r"
     POP_USER = "pop u"
     POP_CURRENT = "pop r"
+
+
+class RegisterClass(enum.Enum):
+    """Name the kinds of register that engines have, or have not, each as a whole; the value heads its rows."""
+
+    GENERAL = "general"
+    SEGMENT = "segment"
+    FLOATING_POINT = "floating point"
+    CPUID = "cpuid"
+    SYSTEM = "system"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +48,7 @@ class Register:
     index: int
     bits: int
     allowed: frozenset[Direction]
+    kind: RegisterClass = RegisterClass.GENERAL
     parts: int = 0
     selector_cells: int = 0
     memory_offset: int | None = None
@@ -100,10 +111,15 @@ def parse_register_table(text: str) -> tuple[Register, ...]:
     Return the registers of a table with the appendices' columns: index (hex), name, bits, and y/n for each direction.
 
     A name ``r<0-15>`` stands for sixteen rows with consecutive indices. ``4*32`` as width means four parts,
-    ``+1`` behind it one selector cell.
+    ``+1`` behind it one selector cell. A line ``system:`` gives the class of the rows below it; the first ones are
+    general. The result is in the order of the indices.
     """
     registers: list[Register] = []
+    kind = RegisterClass.GENERAL
     for line in text.strip().splitlines():
+        if line.endswith(":"):
+            kind = RegisterClass(line.strip().removesuffix(":"))
+            continue
         index, name, width, letters = line.split()
         width, _, selectors = width.partition("+")
         parts, _, bits = width.rpartition("*")
@@ -112,7 +128,7 @@ def parse_register_table(text: str) -> tuple[Register, ...]:
         first, _, last = span.rstrip(">").partition("-")
         names = [f"{stem}{n}" for n in range(int(first), int(last) + 1)] if span else [name]
         registers += [
-            Register(each, int(index, 16) + n, int(bits), allowed, int(parts or 0), int(selectors or 0))
+            Register(each, int(index, 16) + n, int(bits), allowed, kind, int(parts or 0), int(selectors or 0))
             for n, each in enumerate(names)
         ]
-    return tuple(registers)
+    return tuple(sorted(registers, key=lambda register: register.index))

@@ -26,6 +26,7 @@ _APPENDIX_C = """
     0a fpc        32 yynn
     0b cpuid      32 yynn
     10 r<0-31>    32 yyyy
+    floating point:
     30 fpr<0-31>  64 ynnn
 """
 

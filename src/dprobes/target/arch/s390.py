@@ -17,10 +17,12 @@ __all__ = ["S390", "S390X"]
 _APPENDIX_B = """
     00 pswmask    32 yynn
     01 pswaddr    32 yynn
-    03 fpc        32 ynnn
     10 gpr<0-15>  32 yyyy
     20 acr<0-15>  32 yynn
+    floating point:
+    03 fpc        32 ynnn
     30 fpr<0-15>  64 ynnn
+    system:
     40 cr_<0-15>  32 nynn
 """
 

@@ -16,12 +16,14 @@ __all__ = ["I386", "X86_64"]
 
 # index, name, bits ("parts*bits", "+selector cells"), allowed: push u, push r, pop u, pop r
 _APPENDIX_A = """
+    segment:
     00 cs       16  yynn
     01 ds       16  yyyy
     02 es       16  yyyy
     03 fs       16  yyyy
     04 gs       16  yyyy
     05 ss       16  yynn
+    general:
     06 eax      32  yyyy
     07 ebx      32  yyyy
     08 ecx      32  yyyy
@@ -32,6 +34,7 @@ _APPENDIX_A = """
     0d eip      32  yynn
     0e esp      32  yynn
     0f ebp      32  yyyy
+    system:
     20 tr       16  nynn
     21 ldtr     16  nynn
     22 gdtr   2*32  nynn
@@ -42,8 +45,10 @@ _APPENDIX_A = """
     28 cr4      32  nynn
     2c dr<0-3>  32  nynn
     32 dr<6-7>  32  nynn
-    3c cpuid  4*32+1  yynn
     3d msr      64+1  yynn
+    cpuid:
+    3c cpuid  4*32+1  yynn
+    floating point:
     3e fr<0-7>  80  ynnn
     46 fcw      16  ynnn
     47 fsw      16  ynnn
@@ -58,6 +63,7 @@ _APPENDIX_A = """
 
 _ADDED_BY_X86_64 = """
     60 r<8-15>    64  yyyy
+    floating point:
     68 xmm<8-15>  128 ynnn
     70 ymm<0-15>  256 ynnn
 """
