@@ -68,7 +68,15 @@ class PtraceEngine:
     """Probe a process tree through ptrace(2)."""
 
     name = "ptrace"
-    capabilities: frozenset[Capability] = frozenset({Capability.WRITE_REGISTER, Capability.WRITE_MEMORY})
+    capabilities: frozenset[Capability] = frozenset(
+        {
+            Capability.WRITE_REGISTER,
+            Capability.WRITE_MEMORY,
+            Capability.FLOATING_POINT,
+            Capability.CPUID,
+            Capability.SEGMENTED,
+        }
+    )
 
     def __init__(self, *, allow_write: bool = False, symbols: Path | None = None) -> None:
         self._allow_write = allow_write
