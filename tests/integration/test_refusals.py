@@ -272,12 +272,12 @@ def test_the_breakpoint_of_another_debugger(build: Builder, run: Runner) -> None
 
 
 UNSUPPORTED = {
+    "xmm0": "push u, xmm0",
     "cr3": "push r, cr3",
     "msr": "push r, msr",
     "task": "push task",
     "port": "push io, u8",
     "callk": "callk sample",
-    "exit 1": "exit 1",
     "exit 3": "exit 3",
     "return": "return = yes",
     "watchpoint": "watchpoint = w",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import signal
 import time
 from typing import TYPE_CHECKING
@@ -45,6 +46,9 @@ _IMPATIENCE = 1.0
 _SHOWN = 20
 """Up to so many probes, the summary lists those without a hit as well."""
 
+_GDB = ("gdb", "-q", "-p", "%p", "-ex", "handle SIGSTOP nostop noprint nopass")
+"""The debugger at a terminal. Attaching to a stopped process makes the kernel report the stop once more later."""
+
 LOG_ITEMS = {
     "PROCNAME": Item.PROCESS_NAME,
     "PID": Item.PID,
@@ -84,6 +88,12 @@ _ALL = Item.PROCESS_NAME | Item.PID | Item.UID | Item.CS | Item.IP | Item.SS | I
     help=f"Header items, separated by commas: {', '.join(LOG_ITEMS)}, or ALL.",
 )
 @click.option("-o", "--output", type=PROGRAM_FILE, metavar="FILE", help="Write records there, not to standard output.")
+@click.option(
+    "--debugger",
+    "debugger",
+    metavar="COMMAND",
+    help="What 'exit 1' starts, without a shell; %p is the process. At a terminal: gdb -p %p; else nothing.",
+)
 @click.option("--exit-status", is_flag=True, help="End with the exit status of the command.")
 def command(
     file: Path,
@@ -99,6 +109,7 @@ def command(
     format_name: str,
     log_items: tuple[str, ...],
     output: Path | None,
+    debugger: str | None,
     exit_status: bool,
 ) -> int:
     """
@@ -125,7 +136,7 @@ def command(
         assert pid is not None
         check_process(pid)
         inspected = living_thread(pid)
-    engine = _engine(engine_name, allow_write=allow_write, symbols=symbols)
+    engine = _engine(engine_name, allow_write=allow_write, symbols=symbols, debugger=_debugger(debugger))
     options = compile_options(defines, includes, cpp, allow_write=allow_write)
     compiled = compile_program(
         file, options, symbols=symbols, pid=inspected, command=argv[0] if executable else None, engine=engine
@@ -145,12 +156,16 @@ def _command(command_line: str | None, arguments: tuple[str, ...]) -> tuple[str,
         return arguments
     if arguments:
         raise click.UsageError(f"unexpected argument '{arguments[0]}': the command was given with -c")
+    return _words(command_line, "command")
+
+
+def _words(command_line: str, what: str) -> tuple[str, ...]:
     try:
         words = tuple(shlex.split(command_line))
     except ValueError as error:
-        raise click.UsageError(f"the command is not well formed: {str(error).lower()}") from None
+        raise click.UsageError(f"the {what} is not well formed: {str(error).lower()}") from None
     if not words:
-        raise click.UsageError("the command is empty")
+        raise click.UsageError(f"the {what} is empty")
     return words
 
 
@@ -173,13 +188,25 @@ def _items(names: Sequence[str], format_name: str) -> Item:
     return items
 
 
-def _engine(name: str, *, allow_write: bool, symbols: Path | None) -> Engine:
+def _debugger(command_line: str | None) -> tuple[str, ...] | None:
+    """Return the words of the debugger's command, None if a process is to be left stopped."""
+    if command_line is None:
+        return _GDB if os.isatty(0) and os.isatty(1) else None
+    words = _words(command_line, "debugger's command")
+    if "%p" not in command_line.replace("%%", ""):
+        raise click.UsageError("--debugger needs %p, where the process id goes: gdb -p %p")
+    if shutil.which(words[0]) is None:
+        raise click.UsageError(f"--debugger: command '{words[0]}' is not found")
+    return words
+
+
+def _engine(name: str, *, allow_write: bool, symbols: Path | None, debugger: tuple[str, ...] | None) -> Engine:
     """Return the engine called ``name``; ``auto`` has one to choose from in this version."""
     match name:
         case "auto" | "ptrace":
             from dprobes.engines.ptrace.engine import PtraceEngine
 
-            return PtraceEngine(allow_write=allow_write, symbols=symbols)
+            return PtraceEngine(allow_write=allow_write, symbols=symbols, debugger=debugger)
     raise KeyError(name)
 
 
@@ -237,8 +264,8 @@ class _Run:
                 self._sink.flush()
             case StateEvent():
                 self._on_state(event)
-            case Notice(message, hint):
-                console.warning(message, hint)
+            case Notice(message, hint, is_warning):
+                (console.warning if is_warning else console.note)(message, hint)
             case Finished():
                 if not self._reader_is_gone:
                     self._sink.flush()
@@ -246,6 +273,8 @@ class _Run:
         return None
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        if number == signal.SIGINT and self._session.is_debugging:
+            return
         now = time.monotonic()
         recent = now - self._last_signal < _IMPATIENCE
         self._last_signal = now

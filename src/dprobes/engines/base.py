@@ -60,7 +60,8 @@ class Capability(enum.Enum):
     SEGMENTED = "segmented addresses"
     IO_PORT = "I/O ports"
     TASK = "the kernel's task structure"
-    HAND_OVER = "handing over to a debugger, crash dump or core dump"
+    HAND_OVER = "handing over to a debugger"
+    CORE_DUMP = "writing a core dump"
     EXTENSION = "extensions called by callk"
 
 
@@ -127,10 +128,11 @@ class StateEvent:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Tell the user something that belongs to no single probe."""
+    """Tell the user something that belongs to no single probe; not every notice is a warning."""
 
     message: str
     hint: str | None = None
+    is_warning: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +181,10 @@ class Session(Protocol):
     @property
     def probes(self) -> Sequence[ResolvedProbe]:
         """The probepoints by the numbers that events give them."""
+
+    @property
+    def is_debugging(self) -> bool:
+        """Whether a debugger runs for a process that was handed over, and Ctrl-C at the terminal is for it."""
 
     def __enter__(self) -> Self: ...
 
@@ -244,7 +250,7 @@ def _needed_by(instruction: Instruction, architecture: Architecture) -> Capabili
     if row.syntax == "push task":
         return Capability.TASK
     if row.syntax == "exit <code>" and operand in (1, 3):
-        return Capability.HAND_OVER
+        return Capability.HAND_OVER if operand == 1 else Capability.CORE_DUMP
     return Capability.WRITE_MEMORY if row.writes else None
 
 

@@ -1,5 +1,5 @@
 """
-Letting go: every way out of the tracer leads through ``Detacher.detach_all``.
+Letting go: every way out of the tracer leads through ``Detacher``, for all processes or for one.
 
 All threads are stopped first, and the children that they were just making are taken in. Then the original bytes go
 back, the threads that executed a breakpoint whose trap has not been delivered are set back onto the original
@@ -14,12 +14,11 @@ import signal
 from typing import TYPE_CHECKING
 
 from dprobes.engines.ptrace import syscalls
-from dprobes.engines.ptrace.processes import ThreadState, process_field
+from dprobes.engines.ptrace.processes import Thread, ThreadState, process_field
 from dprobes.engines.ptrace.syscalls import NEW_TASK_EVENTS, Event, Register, StopKind, classify_stop
 
 if TYPE_CHECKING:
     from dprobes.engines.ptrace.family import Family
-    from dprobes.engines.ptrace.processes import Thread
     from dprobes.engines.ptrace.stopping import Stopper
 
 __all__ = ["Detacher"]
@@ -29,7 +28,7 @@ _ATTEMPTS = 100
 
 
 class Detacher:
-    """Restore and detach all threads of the tracer's tables."""
+    """Restore and detach threads of the tracer's tables."""
 
     def __init__(self, family: Family, stopper: Stopper) -> None:
         self._family = family
@@ -38,11 +37,13 @@ class Detacher:
         self._info = syscalls.SignalInfo()
         self._signals: dict[int, int] = {}
         """For each thread that has stopped for a signal, that signal."""
+        self._leaving: dict[int, Thread] = {}
+        """Threads of a process that was let go, which could not stop yet."""
 
     def detach_all(self) -> None:
         """Leave every target as it would be without us."""
         threads = self._family.threads
-        self._stop_all()
+        self._stop(None)
         for space in self._family.spaces():
             for breakpoint_ in list(space.breakpoints.values()):
                 space.withdraw(breakpoint_)
@@ -51,30 +52,87 @@ class Detacher:
                 self._detach(thread)
         threads.clear()
 
-    def _stop_all(self) -> None:
-        """Stop every thread; one that reports a new child instead is stopped already, and so will be its child."""
+    def detach_process(self, pid: int, *, halted: bool = False) -> bool:
+        """
+        Let one process go on without probepoints; all others stay as they are.
+
+        A ``halted`` process gets a SIGSTOP first: none of its threads runs code of its own before a SIGCONT or a
+        debugger lets it. Processes that share its memory lose their breakpoints with it; the parent that a vfork child
+        holds up gets them back when that ends. Return False, with nothing changed, if the process is just executing
+        another program.
+        """
+        if not self._stop(pid):
+            return False
+        mine = [thread for thread in self._family.threads.values() if thread.pid == pid]
+        for space in {id(thread.space): thread.space for thread in mine}.values():
+            self._family.lend(space, pid)
+        if halted:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP)
+        for thread in mine:
+            if thread.state in (ThreadState.RUNNING, ThreadState.VFORKING):
+                self._leaving[thread.tid] = thread
+            else:
+                with contextlib.suppress(OSError):
+                    self._detach(thread)
+            self._family.remove(thread)
+        return True
+
+    def let_go(self, tid: int, status: int) -> bool:
+        """Detach a thread of a process that was let go before it could stop; return False if it is none of those."""
+        thread = self._leaving.get(tid)
+        if thread is None:
+            return False
+        kind, number = classify_stop(status)
+        if kind is StopKind.EXITED:
+            del self._leaving[tid]
+            return True
+        if kind is StopKind.EVENT and number in NEW_TASK_EVENTS:
+            child = syscalls.event_message(tid)
+            self._leaving[child] = Thread(child, thread.pid, thread.space, ThreadState.NEWBORN)
+            self._family.reconsider(child)
+        del self._leaving[tid]
+        self._signals[tid] = number if kind is StopKind.SIGNAL else 0
+        with contextlib.suppress(OSError):
+            self._detach(thread)
+        return True
+
+    def _stop(self, pid: int | None) -> bool:
+        """
+        Stop every thread, or those of one process; one that reports a new child has stopped, and so will its child.
+
+        Return False if the process executes another program: the report of that is left in ``deferred``.
+        """
+        deferred = self._stopper.deferred
         while True:
             self._stopper.collect()
-            for thread in self._family.threads.values():
+            threads = [t for t in self._family.threads.values() if pid is None or t.pid == pid]
+            for thread in threads:
                 if thread.state is ThreadState.LISTENING:
                     # PTRACE_DETACH needs a real stop; an interrupt ends the listening, and the group stop lasts.
                     thread.state = ThreadState.RUNNING
-            self._stopper.stop(list(self._family.threads.values()))
-            for thread in self._family.threads.values():
-                if thread.state is ThreadState.NEWBORN and thread.tid not in self._stopper.deferred:
+            self._stopper.stop(threads)
+            for thread in threads:
+                if thread.state is ThreadState.NEWBORN and thread.tid not in deferred:
                     with contextlib.suppress(ChildProcessError):
                         self._stopper.defer(thread.tid, os.waitpid(thread.tid, syscalls.WALL)[1])
-            self._family.adopt_orphans()
-            if not self._stopper.deferred:
-                return
-            while self._stopper.deferred:
-                self._note_stop(*self._stopper.oldest_deferred())
+            ours = {pid, *(thread.tid for thread in threads)}
+            reported = [tid for tid in deferred if pid is None or tid in ours]
+            if pid is not None and any(classify_stop(deferred[t]) == (StopKind.EVENT, Event.EXEC) for t in reported):
+                return False
+            for tid in reported:
+                self._note_stop(tid, deferred.pop(tid))
+            if pid is None:
+                self._family.adopt_orphans()
+            if not reported and (pid is not None or not deferred):
+                return True
 
     def _note_stop(self, tid: int, status: int) -> None:
         thread = self._family.threads.get(tid)
         kind, number = classify_stop(status)
         if thread is None:
-            self._family.note_stranger(tid, status)
+            if not self.let_go(tid, status):
+                self._family.note_stranger(tid, status)
         elif kind is StopKind.EXITED:
             self._family.remove(thread)
         else:
@@ -86,7 +144,7 @@ class Detacher:
                     self._family.add_child(thread, Event(number), syscalls.event_message(tid))
 
     def _detach(self, thread: Thread) -> None:
-        number = self._signals.get(thread.tid, 0)
+        number = self._signals.pop(thread.tid, 0)
         if number == signal.SIGTRAP:
             number = 0 if self._set_back(thread) else number
         elif not number:

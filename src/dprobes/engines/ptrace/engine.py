@@ -11,8 +11,10 @@ import contextlib
 import dataclasses
 import fcntl
 import os
+import select
 import subprocess
 import sys
+import time
 from typing import TYPE_CHECKING, Self
 
 from dprobes.engines.base import (
@@ -29,6 +31,7 @@ from dprobes.engines.base import (
 from dprobes.engines.ptrace import refusals
 from dprobes.engines.ptrace.answers import Answers
 from dprobes.engines.ptrace.bystander import Bystander
+from dprobes.engines.ptrace.debugger import LOOK, Debuggers
 from dprobes.engines.ptrace.launch import Command
 from dprobes.engines.ptrace.wire import (
     Attach,
@@ -36,6 +39,7 @@ from dprobes.engines.ptrace.wire import (
     Done,
     Failed,
     FrameReader,
+    HandedOver,
     Kind,
     ModuleMapped,
     Placed,
@@ -69,32 +73,33 @@ class PtraceEngine:
 
     name = "ptrace"
     capabilities: frozenset[Capability] = frozenset(
-        {
-            Capability.WRITE_REGISTER,
-            Capability.WRITE_MEMORY,
-            Capability.FLOATING_POINT,
-            Capability.CPUID,
-            Capability.SEGMENTED,
-        }
+        {Capability.WRITE_REGISTER, Capability.WRITE_MEMORY, Capability.HAND_OVER}
     )
 
-    def __init__(self, *, allow_write: bool = False, symbols: Path | None = None) -> None:
+    def __init__(
+        self, *, allow_write: bool = False, symbols: Path | None = None, debugger: Sequence[str] | None = None
+    ) -> None:
         self._allow_write = allow_write
         self._symbols = symbols
+        self._debugger = debugger
 
     def run(self, job: Job) -> PtraceSession:
         """Return the session; entering it starts the tracer and the command, or attaches to the process."""
-        return PtraceSession(job, allow_write=self._allow_write, symbols=self._symbols)
+        return PtraceSession(job, allow_write=self._allow_write, symbols=self._symbols, debugger=self._debugger)
 
 
 class PtraceSession:
     """Hold one run; use it as a context manager and iterate over ``events``."""
 
-    def __init__(self, job: Job, *, allow_write: bool, symbols: Path | None) -> None:
+    def __init__(
+        self, job: Job, *, allow_write: bool, symbols: Path | None, debugger: Sequence[str] | None = None
+    ) -> None:
         self._job = job
         self._answers = Answers(job.program, allow_write=allow_write, symbols=symbols)
         self._reader = FrameReader()
         self._bystander = Bystander()
+        # A command needs its input itself, unless it is the terminal, which people share.
+        self._debuggers = Debuggers(debugger, keep_input=not job.command or os.isatty(0))
         self._command: Command | None = None
         self._finished = False
         self._stopping = False
@@ -105,6 +110,11 @@ class PtraceSession:
     def probes(self) -> Sequence[ResolvedProbe]:
         """The probepoints that were found so far; events give their indices."""
         return self._answers.probes
+
+    @property
+    def is_debugging(self) -> bool:
+        """Whether a debugger runs for a process that was handed over."""
+        return self._debuggers.is_running
 
     def __enter__(self) -> Self:
         their_input, self._to_tracer = os.pipe2(os.O_CLOEXEC)
@@ -126,7 +136,7 @@ class PtraceSession:
             self._send(Attach(self._job.pid, launching=False))
         else:
             try:
-                self._command = Command(self._job.command, self._tracer.pid)
+                self._command = Command(self._job.command)
             except BaseException:
                 self._close_tracer()
                 raise
@@ -163,6 +173,10 @@ class PtraceSession:
             if self._finished:
                 return
             yield Pause()
+            while not self._debuggers.is_idle:
+                yield from self._debuggers.look()
+                if select.select([self._from_tracer], [], [], LOOK)[0]:
+                    break
             data = os.read(self._from_tracer, 1 << 16)
             if not data:
                 yield from self._tracer_died()
@@ -202,6 +216,8 @@ class PtraceSession:
                 self._bystander.placed(pid, breakpoints)
             case Removed(pid, addresses):
                 self._bystander.removed(pid, addresses)
+            case HandedOver():
+                yield from self._debuggers.add(message)
             case Warned(text, hint):
                 yield Notice(text, hint)
             case Done():
@@ -212,6 +228,10 @@ class PtraceSession:
         status = None
         if not done.complete and not done.problem and not self._stopping:
             yield Notice("the tracer was told to end (SIGTERM); the probepoints are taken away")
+        while not self._debuggers.is_idle:
+            yield Pause()
+            yield from self._debuggers.look()
+            time.sleep(LOOK)
         if done.complete and self._command is not None:
             status = self._command.wait()
         yield Finished(tuple(done.counts.get(n, Counts()) for n in range(len(self.probes))), status)

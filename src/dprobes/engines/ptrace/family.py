@@ -117,6 +117,28 @@ class Family:
         space.pids.add(pid)
         self._enter_newborn(tid, pid, space, status)
 
+    def reconsider(self, tid: int) -> None:
+        """Let a stop be handled once more that was kept because nobody knew the thread."""
+        if (stranger := self._strangers.pop(tid, None)) is not None:
+            self._stopper.defer(tid, stranger[0])
+
+    def lend(self, space: AddressSpace, pid: int) -> None:
+        """Take all breakpoints out of memory in which a process is about to run that is not traced any more."""
+        addresses = tuple(space.breakpoints)
+        for breakpoint_ in list(space.breakpoints.values()):
+            space.withdraw(breakpoint_)
+        space.files.clear()
+        space.lent.add(pid)
+        for user in space.pids if addresses else ():
+            self._connection.send(Removed(user, addresses))
+
+    def take_back(self, thread: Thread) -> None:
+        """Place breakpoints again in the memory of a stopped thread if all whom it was lent to have left it."""
+        space = thread.space
+        space.lent = {pid for pid in space.lent if syscalls.same_memory(thread.tid, pid)}
+        if not space.lent:
+            self._modules.update(space, thread)
+
     def remove(self, thread: Thread) -> None:
         """Forget a thread that ended, and its process if it was the last one."""
         self.threads.pop(thread.tid, None)

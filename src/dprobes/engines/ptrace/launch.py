@@ -27,16 +27,17 @@ _READY = b"r"
 
 
 class Command:
-    """Hold a child process that waits to become ``arguments``; ``tracer`` is the process that may trace it."""
+    """Hold a child process that waits to become ``arguments``; our other children may trace it."""
 
-    def __init__(self, arguments: Sequence[str], tracer: int) -> None:
+    def __init__(self, arguments: Sequence[str]) -> None:
         self._arguments = list(arguments)
         self._status: int | None = None
+        client = os.getpid()
         go_read, self._go = os.pipe2(os.O_CLOEXEC)
         self._failure, failure_write = os.pipe2(os.O_CLOEXEC)
         self.pid = os.fork()
         if self.pid == 0:
-            self._become(tracer, go_read, failure_write)
+            self._become(client, go_read, failure_write)
         os.close(go_read)
         os.close(failure_write)
         if os.read(self._failure, 1) != _READY:  # from now on the tracer may trace it
@@ -70,7 +71,7 @@ class Command:
                 os.waitpid(self.pid, 0)
         os.close(self._failure)
 
-    def _become(self, tracer: int, go: int, failure: int) -> NoReturn:
+    def _become(self, client: int, go: int, failure: int) -> NoReturn:
         try:
             os.close(self._go)
             os.close(self._failure)
@@ -78,7 +79,8 @@ class Command:
                 signal.signal(number, signal.SIG_DFL)
             if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # a shell's background job ignores it
                 signal.signal(signal.SIGINT, signal.SIG_DFL)
-            allow_tracer(tracer)
+            # The Yama module extends this to the client's descendants: the tracer, and a debugger after ``exit 1``.
+            allow_tracer(client)
             os.write(failure, _READY)
             if os.read(go, 1):
                 os.execvp(self._arguments[0], self._arguments)  # noqa: S606 - no shell on purpose

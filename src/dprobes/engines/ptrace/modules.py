@@ -75,7 +75,7 @@ class ModuleWatcher:
         self._update(space, thread, inherited=True)
 
     def _update(self, space: AddressSpace, thread: Thread, *, inherited: bool) -> None:
-        if not space.is_open:
+        if not space.is_open or space.lent:
             return
         try:
             found = _by_file(read_maps(thread.tid))

@@ -18,7 +18,13 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.wire import Code, ProbeLimits
     from dprobes.vm import Context, Outcome, Point
 
-__all__ = ["Handlers", "Probe"]
+__all__ = ["CORE_DUMP", "DEBUGGER", "HANDING_OVER", "Handlers", "Probe"]
+
+DEBUGGER, CORE_DUMP = 1, 3
+"""The operands of ``exit`` that mean something in user programs."""
+
+HANDING_OVER = frozenset({DEBUGGER, CORE_DUMP})
+"""Those after which the probepoint is taken away."""
 
 
 class Handlers:
@@ -62,7 +68,7 @@ class Probe:
         self.counts.hits += 1
         self.counts.passed += outcome is None
         self.counter += 1
-        if outcome is not None and outcome.ending is Ending.REMOVE:
+        if outcome is not None and (outcome.ending is Ending.REMOVE or outcome.exit_code in HANDING_OVER):
             self.state = ProbeState.REMOVED
         elif self.limits.maxhits and self.counter >= self.limits.maxhits:
             self.state = ProbeState.DISABLED

@@ -89,7 +89,8 @@ class AddressSpace:
     Hold the memory that one or (after vfork) several processes run in.
 
     ``former`` remembers breakpoints that were taken away: a thread may have run into one just before.
-    ``files`` says at which addresses, (start, end, file offset), each file was found.
+    ``files`` says at which addresses, (start, end, file offset), each file was found. ``lent`` names processes that are
+    not traced any more but may still run in this memory: meanwhile it has no breakpoints.
     """
 
     memory: int
@@ -100,6 +101,7 @@ class AddressSpace:
     former: dict[int, int] = field(default_factory=dict)
     files: dict[FileKey, tuple[tuple[int, int, int], ...]] = field(default_factory=dict)
     symbols: dict[str, int] = field(default_factory=dict)
+    lent: set[int] = field(default_factory=set)
 
     @classmethod
     def of_thread(cls, tid: int, word_size: Literal[4, 8]) -> AddressSpace:

@@ -25,7 +25,9 @@ from dprobes.engines.ptrace.context import ThreadContext
 from dprobes.engines.ptrace.detaching import Detacher
 from dprobes.engines.ptrace.emulate import Action, emulate, uses_return_addresses
 from dprobes.engines.ptrace.family import ORPHAN_AGE, Family
+from dprobes.engines.ptrace.handover import HandOver
 from dprobes.engines.ptrace.modules import ModuleWatcher
+from dprobes.engines.ptrace.probes import HANDING_OVER
 from dprobes.engines.ptrace.processes import AddressSpace, Thread, ThreadState, living_thread, thread_state, threads_of
 from dprobes.engines.ptrace.records import RecordBuilder
 from dprobes.engines.ptrace.stopping import Completion, CompletionKind, Stopper, ThreadGoneError
@@ -74,15 +76,15 @@ class Tracer:
         self._threads: dict[int, Thread] = {}
         self._context = ThreadContext(*start.variables)
         self._context.on_rewrite = self._on_rewrite
-        self._context.warn = self._warn
         self._records = RecordBuilder(start.items)
         self._modules = ModuleWatcher(connection, start.definitions)
         self._stopper = Stopper(self._threads, self._context)
         self._family = Family(self._threads, connection, self._stopper, self._modules)
+        self._detacher = Detacher(self._family, self._stopper)
+        self._hand_over = HandOver(connection, self._detacher)
         self._registers = syscalls.Registers()
         self._info = syscalls.SignalInfo()
         self._attached = False
-        self._warned: set[str] = set()
 
     # The loop
 
@@ -100,7 +102,7 @@ class Tracer:
         except Exception:  # noqa: BLE001 - whatever it is, the target comes first, and the client is told
             problem = traceback.format_exc()
         finally:
-            Detacher(self._family, self._stopper).detach_all()
+            self._detacher.detach_all()
             counts = {number: probe.counts for number, probe in self._modules.probes.items()}
             self._connection.send(Done(counts, complete, problem))
             self._connection.close()
@@ -234,6 +236,8 @@ class Tracer:
         if thread is None:
             if kind is StopKind.EVENT and number == Event.EXEC:
                 thread = self._leader_by_exec(tid)
+            elif self._detacher.let_go(tid, status):
+                return
             else:
                 self._family.note_stranger(tid, status)
                 return
@@ -262,6 +266,8 @@ class Tracer:
             self._family.add_child(thread, event, syscalls.event_message(thread.tid))
         elif event is Event.EXEC:
             self._on_exec(thread)
+        elif event is Event.VFORK_DONE and thread.space.lent:
+            self._family.take_back(thread)
         self._stopper.resume(thread)
         if event is Event.VFORK:
             thread.state = ThreadState.VFORKING
@@ -359,6 +365,13 @@ class Tracer:
             # Whatever ends the run here, the thread must not go on behind the breakpoint.
             syscalls.set_registers(thread.tid, self._registers)
             raise
+        if probe is not None and outcome is not None and outcome.exit_code in HANDING_OVER:
+            # The record comes first, then the probepoint goes, and the instruction is not carried out by us.
+            syscalls.set_registers(thread.tid, self._registers)
+            self._count(probe, outcome, header, Completion(CompletionKind.COMPLETED))
+            if not self._hand_over(thread, self._registers):
+                self._stopper.resume(thread)
+            return
         try:
             completion = self._complete(thread, breakpoint_)
         except ThreadGoneError as gone:
@@ -384,12 +397,6 @@ class Tracer:
             syscalls.set_registers(thread.tid, self._registers)
             return Completion(CompletionKind.COMPLETED)
         return self._stopper.step(thread, breakpoint_, self._registers)
-
-    def _warn(self, message: str, hint: str | None) -> None:
-        """Tell the user something once."""
-        if message not in self._warned:
-            self._warned.add(message)
-            self._connection.send(Warned(message, hint))
 
     def _on_rewrite(self, thread: Thread, breakpoints: list[Breakpoint]) -> None:
         """Take notice of instructions under our breakpoints that a handler changed."""

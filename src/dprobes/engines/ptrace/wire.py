@@ -28,6 +28,7 @@ __all__ = [
     "Done",
     "Failed",
     "FrameReader",
+    "HandedOver",
     "Kind",
     "ModuleMapped",
     "Placed",
@@ -216,6 +217,20 @@ class Warned:
 
     message: str
     hint: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HandedOver:
+    """
+    Say that a process is not traced any more and stops (SIGSTOP), for a debugger to attach.
+
+    ``name`` is that of thread ``tid``, which stands at ``address`` and has not executed the instruction there.
+    """
+
+    pid: int
+    tid: int
+    name: str
+    address: int
 
 
 @dataclass(frozen=True, slots=True)
