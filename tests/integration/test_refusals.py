@@ -272,7 +272,6 @@ def test_the_breakpoint_of_another_debugger(build: Builder, run: Runner) -> None
 
 
 UNSUPPORTED = {
-    "xmm0": "push u, xmm0",
     "cr3": "push r, cr3",
     "msr": "push r, msr",
     "task": "push task",

@@ -12,7 +12,7 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from dprobes.engines.ptrace import segments, syscalls
+from dprobes.engines.ptrace import cpuid, floating, segments, syscalls
 from dprobes.engines.ptrace.processes import process_field
 from dprobes.engines.ptrace.syscalls import Register
 from dprobes.engines.ptrace.writing import is_mapped_writable, write_memory
@@ -31,6 +31,8 @@ __all__ = ["ThreadContext"]
 _PAGE = 4096
 _RSEQ_CPU_ID = 4  # offsetof(struct rseq, cpu_id), include/uapi/linux/rseq.h
 
+_CPUID = 0x3C
+
 # Index in appendix A to word of user_regs_struct.
 _WORDS: dict[int, int] = {
     index: int(word)
@@ -39,7 +41,8 @@ _WORDS: dict[int, int] = {
         0x05: Register.SS, 0x06: Register.RAX, 0x07: Register.RBX, 0x08: Register.RCX, 0x09: Register.RDX,
         0x0A: Register.RDI, 0x0B: Register.RSI, 0x0C: Register.EFLAGS, 0x0D: Register.RIP, 0x0E: Register.RSP,
         0x0F: Register.RBP, 0x60: Register.R8, 0x61: Register.R9, 0x62: Register.R10, 0x63: Register.R11,
-        0x64: Register.R12, 0x65: Register.R13, 0x66: Register.R14, 0x67: Register.R15,
+        0x64: Register.R12, 0x65: Register.R13, 0x66: Register.R14, 0x67: Register.R15, 0x80: Register.FS_BASE,
+        0x81: Register.GS_BASE,
     }.items()
 }  # fmt: skip
 
@@ -52,12 +55,16 @@ _SEGMENTS: dict[int, int | None] = {
 }
 
 
+def _ignore(message: str, hint: str | None) -> None:
+    """Drop a warning, where nobody takes them."""
+
+
 class ThreadContext:
     """
     Give handlers the thread that ``select`` chose; variables live as long as the object.
 
     ``written`` holds what the handler changed in the registers: (before, after) by word. ``on_rewrite`` is told of
-    breakpoints whose instructions the handler changed.
+    breakpoints whose instructions the handler changed, ``warn`` of what the user should know (message and hint).
     """
 
     def __init__(self, local_count: int, global_count: int, cpu_count: int) -> None:
@@ -68,14 +75,17 @@ class ThreadContext:
         self._memory = syscalls.RemoteMemory()
         self._thread: Thread
         self._registers: ctypes.Array[ctypes.c_ulong]
+        self._floating_point: floating.FloatingPoint | None = None
         self.written: dict[int, tuple[int, int]] | None = None
         self.on_rewrite: Callable[[Thread, list[Breakpoint]], None] | None = None
+        self.warn: Callable[[str, str | None], None] = _ignore
 
     def select(self, thread: Thread, registers: ctypes.Array[ctypes.c_ulong]) -> None:
         """Speak of ``thread`` from now on, whose instruction pointer in ``registers`` is that of the probe."""
         self._thread = thread
         self._registers = registers
         self.written = None
+        self._floating_point = None
 
     def cpu_variables(self) -> MutableSequence[int]:
         return self._cpu_variables.setdefault(self.cpu(), [0] * self._cpu_count)
@@ -84,10 +94,22 @@ class ThreadContext:
 
     def register(self, index: int, *, user: bool) -> int:  # noqa: ARG002 - in user code both contexts are the same
         word = _WORDS.get(index)
-        return 0 if word is None else self._registers[word]
+        if word is not None:
+            return self._registers[word]
+        if self._floating_point is None:
+            self._floating_point = floating.FloatingPoint(syscalls.floating_point_state(self._thread.tid))
+        return self._floating_point.register(index)
 
     def selected_register(self, index: int, selector: int) -> tuple[int, ...]:
-        raise InternalError(f"register {index:#x} was not refused before insertion (selector {selector:#x})")
+        if index != _CPUID:
+            raise InternalError(f"register {index:#x} was not refused before insertion (selector {selector:#x})")
+        try:
+            return cpuid.cpuid_of_leaf(selector & 0xFFFFFFFF)[::-1]
+        except OSError as error:
+            self.warn(
+                f"the cpuid registers read as zeros: the tracer may not run code of its own ({error.strerror})", None
+            )
+            return 0, 0, 0, 0
 
     def set_register(self, index: int, value: int, *, user: bool) -> None:  # noqa: ARG002 - as in ``register``
         word = _WORDS.get(index)

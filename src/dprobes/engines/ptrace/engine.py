@@ -73,7 +73,14 @@ class PtraceEngine:
 
     name = "ptrace"
     capabilities: frozenset[Capability] = frozenset(
-        {Capability.WRITE_REGISTER, Capability.WRITE_MEMORY, Capability.HAND_OVER}
+        {
+            Capability.WRITE_REGISTER,
+            Capability.WRITE_MEMORY,
+            Capability.FLOATING_POINT,
+            Capability.CPUID,
+            Capability.SEGMENTED,
+            Capability.HAND_OVER,
+        }
     )
 
     def __init__(

@@ -76,6 +76,7 @@ class Tracer:
         self._threads: dict[int, Thread] = {}
         self._context = ThreadContext(*start.variables)
         self._context.on_rewrite = self._on_rewrite
+        self._context.warn = self._warn
         self._records = RecordBuilder(start.items)
         self._modules = ModuleWatcher(connection, start.definitions)
         self._stopper = Stopper(self._threads, self._context)
@@ -85,6 +86,7 @@ class Tracer:
         self._registers = syscalls.Registers()
         self._info = syscalls.SignalInfo()
         self._attached = False
+        self._warned: set[str] = set()
 
     # The loop
 
@@ -397,6 +399,12 @@ class Tracer:
             syscalls.set_registers(thread.tid, self._registers)
             return Completion(CompletionKind.COMPLETED)
         return self._stopper.step(thread, breakpoint_, self._registers)
+
+    def _warn(self, message: str, hint: str | None) -> None:
+        """Tell the user something once."""
+        if message not in self._warned:
+            self._warned.add(message)
+            self._connection.send(Warned(message, hint))
 
     def _on_rewrite(self, thread: Thread, breakpoints: list[Breakpoint]) -> None:
         """Take notice of instructions under our breakpoints that a handler changed."""

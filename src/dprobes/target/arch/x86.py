@@ -66,6 +66,9 @@ _ADDED_BY_X86_64 = """
     floating point:
     68 xmm<8-15>  128 ynnn
     70 ymm<0-15>  256 ynnn
+    segment:
+    80 fs_base    64  yynn
+    81 gs_base    64  yynn
 """
 
 # Registers that grew to 64 bits.
