@@ -1,0 +1,224 @@
+"""
+Every form of instruction does under a probe what it does without one, and each execution is one hit.
+
+``forms/*.forms`` lists the forms; ``programs/forms`` runs each from several initial states and prints a digest of all
+registers, flags, extended state, memory and signals. One run has probes on all sites at once, the other has none.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from form_table import Form, assembly, read_forms
+from integration.support import I386_COMPILER, PROGRAMS, TIMEOUT, Runner, read_result, symbols_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+RUN_TIMEOUT = 240
+DETAILS = 40  # lines of a comparison that are shown
+FLAGS = (
+    "-O1", "-g", "-ffreestanding", "-fno-builtin", "-fno-stack-protector", "-fno-tree-loop-distribute-patterns",
+    "-mgeneral-regs-only", "-nostdlib", "-static", "-no-pie", "-Wl,--build-id=none", "-Wl,--defsym=ABSOLUTE_28=0x28",
+)  # fmt: skip
+
+TWO_STEPS = "the processor takes no single-step trap behind this instruction, so that the step runs into the next probe"
+OWN_TRAPS = "a trap flag that the program has set itself is not heeded behind a probed instruction"
+KNOWN = {
+    "mov_ss_next": TWO_STEPS,
+    "mov_ss_next_stepped": TWO_STEPS,
+    "pop_ss_next": TWO_STEPS,
+    "sgdt_next": "the kernel emulates sgdt (UMIP) and lets the step run into the next probe",
+    "pushf_trap": OWN_TRAPS,
+    "trap_nop": OWN_TRAPS,
+    "trap_push": OWN_TRAPS,
+    "trap_add": OWN_TRAPS,
+    "trap_jump": OWN_TRAPS,
+    "trap_rep_movsb": OWN_TRAPS,
+}
+"""Forms that the engine does not carry out rightly yet, with the reason: they carry no probe, and the tests say so."""
+
+
+REFUSED = {
+    "int3": ("int3", "int3", "it is a breakpoint instruction itself"),
+    "int3_long": (".byte 0xcd, 3", "int 0x3", "it is a software interrupt"),
+    "int1": (".byte 0xf1", "int1", "it raises a debug exception itself"),
+    "int": ("int $0x80", "int 0x80", "it is a software interrupt"),
+    "fwait": ("fwait", "fwait", "it only waits for a pending floating-point exception"),
+    "into": (".byte 0xce", "into", "it may raise a software interrupt"),
+    "lock_mov": (".byte 0xf0, 0x89, 0xc8", "(bad)", "it is not a valid instruction"),
+}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Say for which processor the program is made, and where its code lies."""
+
+    architecture: str
+    word_size: int
+    base: int
+
+    @property
+    def forms(self) -> list[Form]:
+        return [form for form in read_forms(self.architecture) if not (form.low and self.base >> 32)]
+
+    def build(self, directory: Path) -> Path:
+        compiler = "gcc" if self.word_size == 8 else I386_COMPILER
+        if shutil.which(compiler) is None:
+            pytest.skip(f"{compiler} is not installed")
+        source = directory / "table.S"
+        source.write_text(assembly(self.forms, self.word_size))
+        harness, output = PROGRAMS / "forms", directory / "forms"
+        inputs = (harness / "harness.c", harness / f"enter{8 * self.word_size}.S", source)
+        where = ("-fPIE" if self.word_size == 8 else "-fno-pie", f"-Wl,-Ttext-segment={self.base:#x}")
+        subprocess.run([compiler, *FLAGS, *where, "-o", output, *inputs], check=True, timeout=TIMEOUT)
+        return output
+
+
+VARIANTS = {
+    "x86_64": Variant("x86_64", 8, 0x10000000),
+    "x86_64_high": Variant("x86_64", 8, 0x700030000000),
+    "i386": Variant("i386", 4, 0x10000000),
+}
+FORMS = [(name, form) for name, variant in VARIANTS.items() for form in variant.forms]
+
+
+@dataclass(frozen=True)
+class Line:
+    """Hold what the program prints of a form."""
+
+    runs: int
+    signals: int
+    faults: int
+    digest: str
+
+
+@dataclass
+class Comparison:
+    """Hold the lines of both runs; of the probed one also its hits, and what its records say of each site."""
+
+    program: Path
+    sites: list[str]
+    plain: dict[str, Line] = field(default_factory=dict)
+    probed: dict[str, Line] = field(default_factory=dict)
+    hits: dict[str, int] = field(default_factory=dict)
+    seen: dict[str, set[int]] = field(default_factory=dict)
+    symbols: dict[str, int] = field(default_factory=dict)
+    problem: str = ""
+
+    @property
+    def source(self) -> str:
+        definitions = (f"offset = {site}\nminor = {n}\npush r, eip\nlog 1\nexit\n" for n, site in enumerate(self.sites))
+        return f"name = {self.program.name}\n" + "".join(definitions)
+
+    def details(self, name: str, run: Runner) -> str:
+        """Return where the states of a form differ in the two runs."""
+        plain = plain_output(self.program, name).splitlines()
+        probed = run(self.source, [str(self.program), name], timeout=TIMEOUT).stdout.splitlines()
+        lines = difflib.unified_diff(plain, probed, "without probes", "with probes", lineterm="", n=1)
+        return "\n".join(line[:2000] for line in list(lines)[:DETAILS])
+
+
+def lines_of(output: str) -> dict[str, Line]:
+    rows = [line.split() for line in output.splitlines()]
+    return {row[0]: Line(int(row[1], 16), int(row[2], 16), int(row[3], 16), row[4]) for row in rows if len(row) == 5}
+
+
+def plain_output(*command: object) -> str:
+    done = subprocess.run([str(c) for c in command], capture_output=True, text=True, timeout=TIMEOUT, check=False)
+    assert done.returncode == 0, done.stdout[-500:]
+    return done.stdout
+
+
+def compare(variant: Variant, directory: Path) -> Comparison:
+    program = variant.build(directory)
+    sites = [site for form in variant.forms if form.name not in KNOWN for site in form.sites]
+    comparison = Comparison(program, sites, lines_of(plain_output(program)), symbols=symbols_of(program))
+    runner = Runner(directory)
+    try:
+        process, output = runner.start(comparison.source, ["--exit-status", "--", str(program)])
+        result = read_result(process, output, RUN_TIMEOUT)
+    except AssertionError as error:
+        comparison.problem = f"the last form that ended: {[*lines_of(str(error)), 'none'][-1]}"
+        return comparison
+    finally:
+        runner.close()
+    comparison.probed = lines_of(result.stdout)
+    if result.status != 0:
+        comparison.problem = f"status {result.status} behind {[*comparison.probed, 'none'][-1]}: {result.stderr[-500:]}"
+    comparison.hits = {site: result.counts[n].hits for n, site in enumerate(sites) if n in result.counts}
+    for record in result.records:
+        address = int.from_bytes(bytes.fromhex(record["data"]), "little")
+        comparison.seen.setdefault(sites[record["minor"]], set()).add(address)
+    return comparison
+
+
+@pytest.fixture(scope="module")
+def comparison_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Comparison]:
+    """Return a function that gives the comparison for a variant, made when it is asked for first."""
+    return functools.cache(lambda name: compare(VARIANTS[name], tmp_path_factory.mktemp(name)))
+
+
+@functools.cache
+def processor_flags() -> frozenset[str]:
+    found = re.search(r"^flags\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    return frozenset(found[1].split()) if found else frozenset()
+
+
+def need(form: Form) -> None:
+    if missing := set(form.needs) - processor_flags():
+        pytest.skip(f"{form.name}: this processor lacks {', '.join(sorted(missing))}")
+
+
+def test_the_tables_hold_what_was_asked_for() -> None:
+    assert len({form.name for _, form in FORMS}) >= 300
+    assert not KNOWN.keys() - {form.name for _, form in FORMS}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_probed_program_runs_to_its_end(comparison_of: Callable[[str], Comparison], variant: str) -> None:
+    comparison = comparison_of(variant)
+    assert comparison.problem == ""
+    assert comparison.probed.keys() == comparison.plain.keys()
+
+
+@pytest.mark.parametrize(("variant", "form"), FORMS, ids=[f"{variant}-{form.name}" for variant, form in FORMS])
+def test_a_form(comparison_of: Callable[[str], Comparison], run: Runner, variant: str, form: Form) -> None:
+    need(form)
+    comparison = comparison_of(variant)
+    plain, probed = comparison.plain[form.name], comparison.probed.get(form.name)
+    assert form.problem(plain.runs, plain.signals) == ""
+    if form.name in KNOWN:
+        pytest.xfail(f"{form.name}: {KNOWN[form.name]}")
+    assert probed is not None, f"it was not reached: {comparison.problem}"
+    assert probed == plain, comparison.details(form.name, run)
+    for n, site in enumerate(form.sites):
+        expected = (1 if n else form.hits) * plain.runs - plain.faults
+        assert comparison.hits.get(site, 0) == expected
+        assert comparison.seen.get(site, set()) <= {comparison.symbols[site]}
+
+
+@pytest.mark.parametrize("i386", [False, True], ids=["x86_64", "i386"])
+def test_what_can_never_carry_a_probe_is_refused_by_name(run: Runner, tmp_path: Path, i386: bool) -> None:
+    compiler = I386_COMPILER if i386 else "gcc"
+    if shutil.which(compiler) is None:
+        pytest.skip(f"{compiler} is not installed")
+    refused = {name: row for name, row in REFUSED.items() if i386 or name != "into"}
+    source = "".join(f".globl f_{n}\n.type f_{n}, @function\nf_{n}: {row[0]}\n" for n, row in refused.items())
+    (tmp_path / "never.S").write_text(source + ".globl _start\n_start: mov $1, %eax\nmov $0, %ebx\nint $0x80\n")
+    program = tmp_path / "never"
+    command = [compiler, "-nostdlib", "-static", "-no-pie", "-o", str(program), str(tmp_path / "never.S")]
+    subprocess.run(command, check=True, timeout=TIMEOUT)
+    result = run("name = never\n" + "".join(f"offset = f_{n}\nexit\n" for n in refused), ["--", str(program)])
+    found = re.findall(r"error: '(.*)' can never carry a probe: (.*)", result.stderr)
+    assert found == [row[1:] for row in refused.values()]
+    assert result.status == 2
