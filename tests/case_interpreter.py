@@ -1,4 +1,4 @@
-"""How the reference interpreter runs a case; another back end has a file like this of its own."""
+"""How a case is run: by the reference interpreter, and by the translation of handlers into Python functions."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from dprobes.rpn.encode import CodeImage, encode
 from dprobes.rpn.load import CompileOptions, check_program, parse_source
 from dprobes.source import SourceFile
 from dprobes.target.arch import architecture
-from dprobes.testing import FakeContext, run_definition
+from dprobes.testing import FakeContext, prepare, run_definition
+from dprobes.vm.translate import Translator
 
 if TYPE_CHECKING:
     from case_format import Case, ContextLine, Target
     from dprobes.rpn.program import Program
-    from dprobes.vm.machine import Machine
+    from dprobes.vm.machine import Machine, Outcome
 
-__all__ = ["check_case", "compile_case", "context_of"]
+__all__ = ["check_case", "check_translated_case", "compile_case", "context_of"]
 
 
 def check_case(case: Case, target: Target) -> None:
@@ -33,7 +34,24 @@ def check_case(case: Case, target: Target) -> None:
     context = context_of(case, target)
     for _ in range(case.hits):
         machine = run_definition(program, 0, context)
-    _compare(case, target, encode(program, architecture(target.architecture)), context, machine)
+    _compare(case, target, encode(program, architecture(target.architecture)), context, machine.outcome(), machine)
+
+
+def check_translated_case(case: Case, target: Target) -> None:
+    """Do the same with the translated handler, whose machine is looked at in a second run."""
+    program, _ = compile_case(case, target)
+    if not case.is_run:
+        return
+    assert program is not None
+    image = encode(program, architecture(target.architecture))
+    translator = Translator(image, architecture(target.architecture))
+    context, looked_at = context_of(case, target), context_of(case, target)
+    for _ in range(case.hits):
+        point = prepare(program, 0, context)
+        outcome = translator.run(image.handlers[0], point, context)
+        machine = translator.final_state(image.handlers[0], prepare(program, 0, looked_at), looked_at)
+    _compare(case, target, image, context, outcome, machine)
+    _compare(case, target, image, looked_at, machine.outcome(), machine)
 
 
 def compile_case(case: Case, target: Target) -> tuple[Program | None, Diagnostics]:
@@ -91,8 +109,9 @@ def _apply(context: FakeContext, line: ContextLine, target: Target) -> None:
             raise AssertionError(f"unknown context line '{' '.join(line.words)} ='")
 
 
-def _compare(case: Case, target: Target, image: CodeImage, context: FakeContext, machine: Machine) -> None:
-    outcome = machine.outcome()
+def _compare(
+    case: Case, target: Target, image: CodeImage, context: FakeContext, outcome: Outcome, machine: Machine
+) -> None:
     mask = context.architecture.word_mask
     offsets = {name: offset for offset, names in image.labels.items() for name in names} | image.procedures
     ending = outcome.ending.value + (f" {outcome.exit_code}" if outcome.exit_code else "")

@@ -17,14 +17,14 @@ hypothesis.settings.load_profile(os.environ.get("DPROBES_EXAMPLES", "seeded"))
 pytest.register_assert_rewrite("case_interpreter")
 
 from case_format import Case, CaseError, Target, parse_case  # noqa: E402
-from case_interpreter import check_case  # noqa: E402
+from case_interpreter import check_case, check_translated_case  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 CASES = Path(__file__).parent / "cases"
 
-BACK_ENDS: dict[str, Callable[[Case, Target], None]] = {"interpreter": check_case}
+BACK_ENDS: dict[str, Callable[[Case, Target], None]] = {"interpreter": check_case, "translator": check_translated_case}
 
 
 @pytest.fixture(scope="session")

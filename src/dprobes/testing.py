@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from dprobes.rpn.program import ProbeDefinition, Program
     from dprobes.vm.machine import Machine
 
-__all__ = ["PAGE", "FakeContext", "run_definition", "run_handler"]
+__all__ = ["PAGE", "FakeContext", "prepare", "run_definition", "run_handler"]
 
 PAGE = 4096
 """Memory is there, or writable, by whole pages of so many bytes, as on a real machine."""
@@ -308,13 +308,18 @@ def run_handler(
 
 def run_definition(program: Program, number: int, context: FakeContext) -> Machine:
     """Run one hit of the handler of a checked program's ``number``-th definition; return the machine as it ended."""
+    image = encode(program, context.architecture)
+    point = prepare(program, number, context)
+    return Interpreter(image, context.architecture).final_state(image.handlers[number], point, context)
+
+
+def prepare(program: Program, number: int, context: FakeContext) -> Point:
+    """Give a context the variables that a program declares; return the point of its ``number``-th definition."""
     _grow(context.local_variables, program.vars)
     _grow(context.global_variables, program.gvars)
     _grow(context.cpu_variables(), program.cvars)
-    image = encode(program, context.architecture)
     definition = program.definitions[number]
-    point = Point.of(program, definition, _offset(definition, context))
-    return Interpreter(image, context.architecture).final_state(image.handlers[number], point, context)
+    return Point.of(program, definition, _offset(definition, context))
 
 
 _PROGRAM = re.compile(r"^[ \t]*name[ \t]*=", re.MULTILINE | re.IGNORECASE)

@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 
     Rule = Callable[[Machine, Any], None]
     Step = tuple[Rule, Any, int]
+    """What an instruction does, its operand, and where the next one starts."""
 
-__all__ = ["Interpreter"]
+__all__ = ["Interpreter", "Steps"]
 
 RULES: dict[str, Rule] = {**rules_flow.RULES, **rules_log.RULES, **rules_stack.RULES, **rules_world.RULES}
 """What each row of the instruction table does, keyed by its syntax."""
@@ -41,8 +42,8 @@ class Interpreter:
 
     def __init__(self, image: CodeImage, architecture: Architecture) -> None:
         self._architecture = architecture
-        self._steps = _Steps(image, architecture)
         self._cells = [0] * RPN_STACK_CELLS
+        self.steps = Steps(image, architecture)
 
     def run(self, start: int, point: Point, context: Context) -> Outcome:
         """Run the handler whose code starts at byte ``start`` of the image, and return what came of it."""
@@ -50,9 +51,16 @@ class Interpreter:
 
     def final_state(self, start: int, point: Point, context: Context) -> Machine:
         """Run a handler and return the machine as it ended, for those who want to see more than what came of it."""
-        machine = Machine(self._architecture, point, context, self._cells, start)
-        steps = self._steps
-        ending = None
+        return self.finish(self.machine(start, point, context))
+
+    def machine(self, start: int, point: Point, context: Context) -> Machine:
+        """Return a machine that is about to run a handler."""
+        return Machine(self._architecture, point, context, self._cells, start)
+
+    def finish(self, machine: Machine) -> Machine:
+        """Run a machine on from the state that it is in until it has ended, and return it."""
+        steps = self.steps
+        ending = machine.ending
         while ending is None:
             try:
                 while ending is None:
@@ -99,7 +107,7 @@ def _dispatch(machine: Machine, raised: Raised) -> None:
     machine.ip, frame.handler = frame.handler, None
 
 
-class _Steps(dict[int, "Step"]):
+class Steps(dict[int, "Step"]):
     """
     Map a byte offset of the image to (rule, operand, offset of the next instruction).
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dprobes.target.arch import Architecture
     from dprobes.vm.context import Context
 
-__all__ = ["Ending", "Frame", "Machine", "Outcome", "Point", "Raised"]
+__all__ = ["Ending", "Frame", "Machine", "Outcome", "Point", "Raised", "read_string"]
 
 _CELL_MASK = RPN_STACK_CELLS - 1
 _PAGE = 4096
@@ -253,20 +253,6 @@ class Machine:
         self.log.extend(bytes(max(0, position - len(self.log))))
         self.lp = position
 
-    # Memory
-
-    def read_string(self, address: int, limit: int) -> bytes:
-        """Return the bytes up to a NUL, which is kept, or ``limit`` bytes; no page behind the NUL is touched."""
-        found = b""
-        while len(found) < limit:
-            position = (address + len(found)) & self.mask
-            chunk = self.context.read(position, min(limit - len(found), _PAGE - position % _PAGE))
-            end = chunk.find(0)
-            if end >= 0:
-                return found + chunk[: end + 1]
-            found += chunk
-        return found
-
     # Stack traces and the heap
 
     @property
@@ -287,3 +273,20 @@ class Machine:
         """Return values, modulo the word, as consecutive words in the target's byte order."""
         order, mask = self.architecture.byte_order, self.mask
         return b"".join([(value & mask).to_bytes(self.word_size, order) for value in values])
+
+
+def read_string(context: Context, address: int, limit: int, mask: int) -> bytes:
+    """
+    Return the bytes up to a NUL, which is kept, or ``limit`` bytes; no page behind the NUL is touched.
+
+    ``mask`` is the largest address; behind it comes 0.
+    """
+    found = b""
+    while len(found) < limit:
+        position = (address + len(found)) & mask
+        chunk = context.read(position, min(limit - len(found), _PAGE - position % _PAGE))
+        end = chunk.find(0)
+        if end >= 0:
+            return found + chunk[: end + 1]
+        found += chunk
+    return found

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from dprobes.rpn.isa import ExceptionCode, Token
 from dprobes.vm.context import AddressFault, SelectorFault
-from dprobes.vm.machine import Machine, Raised
+from dprobes.vm.machine import Machine, Raised, read_string
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -97,7 +97,7 @@ def _string(machine: Machine, address: int, maximum: int, check_length: Callable
     room = machine.room - _PREFIX
     try:
         # One byte more than fits tells whether the string ends there.
-        data = machine.read_string(address, min(maximum, room + 1))
+        data = read_string(machine.context, address, min(maximum, room + 1), machine.mask)
     except AddressFault as fault:
         _log_fault(machine, Token.ADDRESS_FAULT, fault.address)
         raise

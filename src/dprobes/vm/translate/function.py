@@ -1,0 +1,260 @@
+"""
+The text of a handler's function.
+
+The writer follows the paths through the code with all that is known of the machine (``State``): TSP and SBP, the call
+frames with their exception handlers, and for each cell of the RPN stack the number or local variable that holds it. So
+``dup`` and ``sx`` leave no trace in the function, and a procedure is written once for each place that calls it. Where
+paths can meet a *block* begins, one for each state in which it is reached::
+
+        push r, arg0         def handler(point, context):
+    l:  push mem, u64            jumps = 0
+        jnz l                    ...
+        exit                     block = 0
+                                 while True:
+                                     if block == 0:
+                                         v0 = context.register(10, user=False) & 0xffffffffffffffff
+                                         c1023 = v0
+                                         block = 1
+                                         continue
+                                     if block == 1:
+                                         try:
+                                             v1 = int.from_bytes(context.read(c1023, 8), 'little')
+                                         except FAULTS:
+                                             return leave(0, point, context, locals())
+                                         if v1:
+                                             if jumps == point.jmpmax:
+                                                 return leave(1, point, context, locals())
+                                             jumps += 1
+                                             c1023 = v1
+                                             block = 1
+                                             continue
+                                         return new(Outcome, (EXIT, log, b'', major, minor, 0))
+
+``leave`` lets the interpreter go on before the instruction that the function did not carry out, with a machine in the
+state that ``Function.exits`` tells. All exceptions of RPN end there, and what is rare: it has one definition, in
+``vm.rules_*``. An instruction changes nothing before it can still leave.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, NamedTuple
+
+from dprobes.rpn.decode import decode_one
+from dprobes.rpn.isa import Flow
+from dprobes.vm.translate.rows import write_instruction
+from dprobes.vm.translate.state import NotKnownError, State
+
+if TYPE_CHECKING:
+    from dprobes.rpn.decode import EncodedInstruction
+    from dprobes.rpn.encode import CodeImage
+    from dprobes.target.arch import Architecture
+    from dprobes.vm.interpreter import Steps
+
+__all__ = ["Function", "Writer"]
+
+_SIZE_MAX = 16_000
+"""The size from which on all paths are left to the interpreter: that of the text, and what follows."""
+
+_INSTRUCTION_SIZE = 20
+"""What an instruction counts besides its text; each cell of the stack counts 1 more."""
+
+_DEPTH_MAX = 20
+"""How deep branches are nested before they become blocks."""
+
+
+class Function(NamedTuple):
+    """Hold the text of a function ``handler``, the objects that it names, and the states in which it leaves."""
+
+    source: str
+    names: dict[str, object]
+    exits: tuple[State, ...]
+
+
+class Writer:
+    """
+    Write the function of the handler that starts at byte ``start`` of an image.
+
+    ``steps`` are the interpreter's. Without ``ends`` even what ends the handler is left to the interpreter.
+    """
+
+    def __init__(self, image: CodeImage, architecture: Architecture, steps: Steps, start: int, *, ends: bool) -> None:
+        self.architecture = architecture
+        self.bits: int = architecture.word_bits
+        self.mask = f"{architecture.word_mask:#x}"
+        self.ends = ends
+        self.state = State(start)
+        self._image = image
+        self._steps = steps
+        self._meetings = self._find_meetings(start)
+        self._numbers = {self.state.key(): 0}
+        self._blocks = [self.state]
+        self._lines: list[str] = []
+        self._size = 0
+        self._depth = 0
+        self._ended = False
+        self._variables = 0
+        self._names: dict[str, object] = {}
+        self._before = self.state
+        self._exits: list[State] = []
+
+    def function(self) -> Function:
+        """Write everything."""
+        lines = ["jumps = 0", "log = b''", "major = point.major", "minor = point.minor"]
+        bodies = [self._body(block) for block in self._blocks]  # which appends to the blocks
+        if len(bodies) == 1 and "block = 0" not in "".join(bodies[0]):
+            lines += bodies[0]
+        else:
+            lines += ["block = 0", "while True:"]
+            for number, body in enumerate(bodies):
+                lines += [f"    if block == {number}:", *(f"        {line}" for line in body)]
+        source = "def handler(point, context):\n" + "".join(f"    {line}\n" for line in lines)
+        return Function(source, self._names, tuple(self._exits))
+
+    def _body(self, block: State) -> list[str]:
+        self._lines, self.state = [], block.copy()
+        self._instruction()
+        self._path()
+        return self._lines
+
+    # Paths
+
+    def _path(self) -> None:
+        """Write what is executed from the present state on, until control is elsewhere."""
+        while not self._ended:
+            if self.state.ip in self._meetings or self._depth > _DEPTH_MAX:
+                self._go_to_block()
+            else:
+                self._instruction()
+        self._ended = False
+
+    def _instruction(self) -> None:
+        self._before = self.state.copy()
+        instruction = self._decode(self.state.ip)
+        self._size += _INSTRUCTION_SIZE + len(self.state.cells)
+        if instruction.row is None or self._size > _SIZE_MAX:
+            self._leave()
+            return
+        length = len(self._lines)
+        self.state.ip = instruction.end
+        try:
+            write_instruction(self, instruction.row, self._steps[instruction.offset])
+        except NotKnownError:
+            del self._lines[length:]
+            self._leave()
+
+    def _go_to_block(self) -> None:
+        block = self.state.settled()
+        moves = [(target, self.state.cells[n]) for n, target in block.cells.items() if target != self.state.cells[n]]
+        if moves:
+            self.line(f"{', '.join(f'{target}' for target, _ in moves)} = {', '.join(f'{atom}' for _, atom in moves)}")
+        number = self._numbers.setdefault(block.key(), len(self._blocks))
+        if number == len(self._blocks):
+            self._blocks.append(block)
+        self.line(f"block = {number}")
+        self.line("continue")
+        self._ended = True
+
+    def _leave(self) -> None:
+        self.end(self._exit())
+
+    def _find_meetings(self, start: int) -> set[int]:
+        """
+        Return the offsets of the instructions that are reached in more than one way.
+
+        Calls do not count: from each place a procedure is reached in another state.
+        """
+        arrivals = Counter([start])
+        found, pending = {start}, [start]
+        while pending and len(found) < _SIZE_MAX // _INSTRUCTION_SIZE:
+            instruction = self._decode(pending.pop())
+            flow = Flow.END if instruction.row is None else instruction.row.flow
+            following: list[int] = []
+            if flow in (Flow.NEXT, Flow.BRANCH, Flow.CALL):
+                following.append(instruction.end)
+            if flow in (Flow.JUMP, Flow.BRANCH):
+                following.append(int(instruction.operand))
+            arrivals.update(following)
+            if flow is Flow.CALL:
+                following.append(int(instruction.operand))
+            pending += set(following) - found
+            found.update(following)
+        return {offset for offset, ways in arrivals.items() if ways > 1}
+
+    def _decode(self, offset: int) -> EncodedInstruction:
+        image = self._image
+        return decode_one(image.data, offset, image.word_size, image.byte_order)
+
+    # What instructions write
+
+    def line(self, text: str) -> None:
+        """Write a line."""
+        self._lines.append("    " * self._depth + text)
+        self._size += len(self._lines[-1])
+
+    def new_variable(self) -> str:
+        """Return a name that is not used yet."""
+        self._variables += 1
+        return f"v{self._variables - 1}"
+
+    def variable(self, expression: str) -> str:
+        """Write the assignment of an expression to a new variable, and return that."""
+        name = self.new_variable()
+        self.line(f"{name} = {expression}")
+        return name
+
+    def attempt(self, assignment: str) -> None:
+        """Write a line that may fault; if it does, the function leaves."""
+        self.line("try:")
+        self.line(f"    {assignment}")
+        self.line("except FAULTS:")
+        self.line(f"    {self._exit()}")
+
+    def name_of(self, value: object) -> str:
+        """Return a name by which the function knows an object."""
+        name = f"k{len(self._names)}"
+        self._names[name] = value
+        return name
+
+    def push_wide(self, variable: str, bits: int) -> None:
+        """Push a value of ``bits`` bits, as ``Machine.push_wide`` does."""
+        for cell in reversed(range(-(-bits // self.bits))):
+            whole = bits == self.bits
+            self.state.push(variable if whole else self.variable(f"{variable} >> {cell * self.bits} & {self.mask}"))
+
+    # How instructions go on
+
+    def jump(self, target: int) -> None:
+        """Write that control goes to ``target``; it costs one of the jump budget."""
+        self.leave_if("jumps == point.jmpmax")
+        self.line("jumps += 1")
+        self.state.ip = target
+
+    def branch(self, condition: str, target: int, *, charged: bool = False) -> None:
+        """Write a jump under a condition; ``charged`` is one that has paid already."""
+        self.line(f"if {condition}:")
+        otherwise = self.state
+        self.state = otherwise.copy()
+        self._depth += 1
+        if charged:
+            self.state.ip = target
+        else:
+            self.jump(target)
+        self._path()
+        self._depth -= 1
+        self.state = otherwise
+
+    def leave_if(self, condition: str) -> None:
+        """Write that the interpreter goes on with this instruction if a condition holds."""
+        self.line(f"if {condition}:")
+        self.line(f"    {self._exit()}")
+
+    def end(self, text: str) -> None:
+        """Write the last line of a path."""
+        self.line(text)
+        self._ended = True
+
+    def _exit(self) -> str:
+        if not self._exits or self._exits[-1] is not self._before:
+            self._exits.append(self._before)
+        return f"return leave({len(self._exits) - 1}, point, context, locals())"

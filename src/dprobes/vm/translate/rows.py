@@ -1,0 +1,496 @@
+"""
+What each row of the instruction table writes into the function of a handler.
+
+``TEMPLATES`` has those that handlers are made of. Of the rest, those that touch nothing but the stack and the context
+are done by the interpreter's own rule (``apply``); for all others the function leaves. Cells are words already; what
+comes from the context is cut to words, as ``Machine.push`` does.
+"""
+
+# ruff: noqa: ARG001 - all templates have the same two parameters
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Any
+
+from dprobes.rpn.effects import stack_effect
+from dprobes.rpn.isa import CALL_DEPTH_MAX, RPN_STACK_CELLS, Group, OperandKind, Token
+from dprobes.rpn.program import Instruction
+from dprobes.vm.translate.state import Atom, Call, NotKnownError, Pointer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dprobes.rpn.isa import Row
+    from dprobes.target.arch import Register
+    from dprobes.vm.interpreter import Step
+    from dprobes.vm.translate.function import Writer
+
+    Template = Callable[[Writer, Any], None]
+
+__all__ = ["TEMPLATES", "write_instruction"]
+
+_APPLIED = frozenset(
+    {Group.ARITHMETIC, Group.REGISTER, Group.DATA, Group.SYSTEM, Group.IO, Group.VERIFY, Group.SEGMENT}
+)
+"""The groups whose rules touch nothing but the stack and the context, apart from those that log."""
+
+
+def write_instruction(w: Writer, row: Row, step: Step) -> None:
+    """Write an instruction; raise ``NotKnownError`` if the interpreter is to carry it out."""
+    template = TEMPLATES.get(row.syntax)
+    operand = step[1]
+    if isinstance(operand, tuple):
+        template = _push_symbol
+    elif row.operand_kind is OperandKind.REGISTER and not _is_plain(operand):
+        template = None
+    if template is not None:
+        template(w, operand)
+    elif row.group in _APPLIED and row.operator != "log":
+        _apply(w, row, step)
+    else:
+        raise NotKnownError
+
+
+def _is_plain(register: Register | None) -> bool:
+    return register is not None and not register.parts and not register.selector_cells
+
+
+def _apply(w: Writer, row: Row, step: Step) -> None:
+    operand = step[1]
+    if row.operand_kind is OperandKind.REGISTER:
+        if operand is None:
+            raise NotKnownError
+        operand = operand.index
+    effect = stack_effect(Instruction(row, operand), w.architecture)
+    cells = [w.state.pop() for _ in range(effect.popped)]
+    pushed = [w.new_variable() for _ in range(effect.pushed)]
+    arguments = ", ".join([w.name_of(step), "context", *(f"{atom}" for atom in cells)])
+    w.attempt("".join(f"{name}, " for name in pushed) + ("= " if pushed else "") + f"apply({arguments})")
+    for name in reversed(pushed):
+        w.state.push(name)
+
+
+# Control flow
+
+
+def _nop(w: Writer, operand: int) -> None:
+    pass
+
+
+def _branch(condition: str) -> Template:
+    """Return the template of a conditional jump; ``x`` is the top of the stack, and ``sign`` its highest bit."""
+
+    def write(w: Writer, target: int) -> None:
+        w.branch(condition.format(x=w.state.peek(), sign=f"{1 << (w.bits - 1):#x}"), target)
+
+    return write
+
+
+def _jmp(w: Writer, target: int) -> None:
+    w.jump(target)
+
+
+def _loop(w: Writer, target: int) -> None:
+    count = w.state.peek()
+    following = w.state.ip
+    w.jump(following)
+    count = w.variable(f"{count} - 1 & {w.mask}")
+    w.state.poke(count)
+    w.branch(count, target, charged=True)
+
+
+def _call(w: Writer, target: int) -> None:
+    state = w.state
+    if len(state.calls) > CALL_DEPTH_MAX:
+        raise NotKnownError
+    state.calls = (*state.calls, Call(target, state.ip, state.sbp))
+    w.jump(target)
+
+
+def _ret(w: Writer, operand: int) -> None:
+    state = w.state
+    if len(state.calls) == 1:
+        raise NotKnownError
+    *calls, call = state.calls
+    state.calls = tuple(calls)
+    state.ip, state.sbp = call.return_offset, call.saved_sbp
+
+
+def _sx(w: Writer, target: int | None) -> None:
+    *outer, call = w.state.calls
+    w.state.calls = (*outer, call._replace(handler=target))
+
+
+def _ux(w: Writer, operand: int) -> None:
+    _sx(w, None)
+
+
+def _end(ending: str) -> Template:
+    def write(w: Writer, code: int) -> None:
+        if not w.ends:
+            raise NotKnownError
+        log = "b''" if ending == "ABORT" else "log"
+        w.end(f"return new(Outcome, ({ending}, {log}, b'', major, minor, {code}))")
+
+    return write
+
+
+def _exit_code(w: Writer, code: int) -> None:
+    if code not in (1, 2, 3):
+        raise NotKnownError
+    _end("EXIT")(w, code)
+
+
+# The log
+
+
+def _set(variable: str) -> Template:
+    return lambda w, number: w.line(f"{variable} = {number}")
+
+
+def _set_popped(variable: str) -> Template:
+    return lambda w, _: w.line(f"{variable} = {w.state.pop()} & 0xffff")
+
+
+def _log_cells(code: str) -> Template:
+    """Return the template of ``log <count>`` (no code) and ``log b|w|d, <count>``, with the code of ``struct``."""
+
+    def write(w: Writer, count: int) -> None:
+        size = struct.calcsize(f"={code}") if code else w.architecture.word_size
+        cut = "" if 8 * size == w.bits else f" & {(1 << 8 * size) - 1:#x}"
+        _log_values(w, [f"{w.state.pop()}{cut}" for _ in range(count)], code or _word_code(w))
+
+    return write
+
+
+def _word_code(w: Writer) -> str:
+    return "Q" if w.bits == 64 else "I"
+
+
+def _log_values(w: Writer, values: list[str], code: str, prefix: str = "") -> None:
+    """Write that numbers are logged; the first one or two may be a prefix, whose codes ``prefix`` has."""
+    order = ">" if w.architecture.byte_order == "big" else "<"
+    layout = struct.Struct(f"{order}{prefix}{len(values) - len(prefix)}{code}")
+    if layout.size:
+        w.leave_if(f"len(log) + {layout.size} > point.logmax")
+        w.line(f"log += {w.name_of(layout.pack)}({', '.join(values)})")
+
+
+def _log_popped_count(w: Writer, operand: int) -> None:
+    count = w.state.pop_number()
+    if count > RPN_STACK_CELLS:
+        raise NotKnownError
+    values = [f"{w.state.pop()}" for _ in range(count)]
+    _log_values(w, [f"{int(Token.STACK_COUNT)}", f"{count}", *values], _word_code(w), "BH")
+
+
+def _log_item(function: str) -> Template:
+    """Return the template of an instruction that pops two numbers and logs an item of some length."""
+
+    def write(w: Writer, operand: int) -> None:
+        first, second = w.state.pop(), w.state.pop()
+        item = w.variable(function.format(first=first, second=second))
+        w.leave_if(f"{item} is None")
+        w.line(f"log += {item}")
+
+    return write
+
+
+def _log_variables(token: Token, values: str) -> Template:
+    return _log_item(f"variables_item({int(token)}, {values}, {{second}}, {{first}}, point.logmax - len(log))")
+
+
+def _push_lp(w: Writer, operand: int) -> None:
+    w.state.push(w.variable("len(log)"))
+
+
+# Arithmetic
+
+
+def _binary(expression: str) -> Template:
+    """Return the template for an expression of ``a``, the top, and ``b``, the cell below."""
+
+    def write(w: Writer, operand: int) -> None:
+        a, b = w.state.pop(), w.state.pop()
+        w.state.push(w.variable(expression.format(a=a, b=b, mask=w.mask)))
+
+    return write
+
+
+def _shift(operator: str) -> Template:
+    def write(w: Writer, count: int) -> None:
+        value = w.state.pop()
+        w.state.push(w.variable(f"{value} {operator} {count} & {w.mask}") if count < w.bits else 0)
+
+    return write
+
+
+def _neg(w: Writer, operand: int) -> None:
+    w.state.push(w.variable(f"{w.state.pop()} ^ {w.mask}"))
+
+
+# The RPN stack
+
+
+def _push_value(w: Writer, value: int) -> None:
+    w.state.push(value)
+
+
+def _push_symbol(w: Writer, operand: tuple[str, int]) -> None:
+    symbol, addend = operand
+    w.state.push(w.variable(f"context.symbol_address({symbol!r}) + {addend} & {w.mask}"))
+
+
+def _xchg(w: Writer, operand: int) -> None:
+    top, below = w.state.pop(), w.state.pop()
+    w.state.push(top)
+    w.state.push(below)
+
+
+def _dup(w: Writer, times: int) -> None:
+    value = w.state.peek()
+    for _ in range(times):
+        w.state.push(value)
+
+
+def _dup_popped(w: Writer, operand: int) -> None:
+    value, count = w.state.pop(), w.state.pop_number()
+    if count >= RPN_STACK_CELLS:
+        raise NotKnownError
+    for _ in range(count + 1):
+        w.state.push(value)
+
+
+def _ros(w: Writer, cells: int) -> None:
+    w.state.drop(cells)
+
+
+def _push_sbp(w: Writer, operand: int) -> None:
+    _push_sbp_n(w, w.state.pop_number())
+
+
+def _pop_sbp(w: Writer, operand: int) -> None:
+    value, n = w.state.pop(), w.state.pop_number()
+    w.state.set_cell(w.state.sbp + n, value)
+
+
+def _copy_sbp(w: Writer, operand: int) -> None:
+    _copy_sbp_n(w, w.state.pop_number())
+
+
+def _push_sbp_n(w: Writer, n: int) -> None:
+    w.state.push(w.state.cell(w.state.sbp + n))
+
+
+def _pop_sbp_n(w: Writer, n: int) -> None:
+    w.state.set_cell(w.state.sbp + n, w.state.pop())
+
+
+def _copy_sbp_n(w: Writer, n: int) -> None:
+    w.state.set_cell(w.state.sbp + n, w.state.peek())
+
+
+def _push_tsp(w: Writer, operand: int) -> None:
+    _push_tsp_n(w, w.state.pop_number())
+
+
+def _pop_tsp(w: Writer, operand: int) -> None:
+    value, n = w.state.pop(), w.state.pop_number()
+    w.state.set_cell(w.state.tsp + n, value)
+
+
+def _copy_tsp(w: Writer, operand: int) -> None:
+    _copy_tsp_n(w, w.state.pop_number())
+
+
+def _push_tsp_n(w: Writer, n: int) -> None:
+    w.state.push(w.state.cell(w.state.tsp + n))
+
+
+def _pop_tsp_n(w: Writer, n: int) -> None:
+    position = w.state.tsp + n
+    w.state.set_cell(position, w.state.pop())
+
+
+def _copy_tsp_n(w: Writer, n: int) -> None:
+    w.state.set_cell(w.state.tsp + n, w.state.peek())
+
+
+def _save_sbp(w: Writer, operand: int) -> None:
+    w.state.push(Pointer(w.state.sbp & w.architecture.word_mask))
+
+
+def _restore_sbp(w: Writer, operand: int) -> None:
+    w.state.sbp = w.state.pop_number()
+
+
+def _save_tsp(w: Writer, operand: int) -> None:
+    w.state.push(Pointer(w.state.tsp & w.architecture.word_mask))
+
+
+def _restore_tsp(w: Writer, operand: int) -> None:
+    w.state.tsp = w.state.pop_number()
+
+
+# Variables
+
+
+def _variable_templates(name: str, values: str) -> dict[str, Template]:
+    """Return the templates of one family of variables; ``values`` is the expression for all of them."""
+
+    def checked(w: Writer, index: Atom) -> str:
+        found = w.variable(values)
+        w.leave_if(f"{index} >= len({found})")
+        return f"{found}[{index}]"
+
+    def load(w: Writer, index: Atom) -> None:
+        w.state.push(w.variable(f"{checked(w, index)} & {w.mask}"))
+
+    def store(w: Writer, index: Atom, value: Atom) -> None:
+        place = checked(w, index)
+        w.line(f"{place} = {place} & ~{w.mask} | {value}")
+
+    def add(amount: str) -> Template:
+        def write(w: Writer, index: Atom) -> None:
+            place = checked(w, index)
+            w.line(f"{place} = {place} & ~{w.mask} | {place} {amount} & {w.mask}")
+
+        return write
+
+    def pop(w: Writer, index: Atom) -> None:
+        store(w, index, w.state.pop())
+
+    def pop_popped(w: Writer, operand: int) -> None:
+        value, index = w.state.pop(), w.state.pop()
+        store(w, index, value)
+
+    def move(w: Writer, index: Atom) -> None:
+        store(w, index, w.state.peek())
+
+    def popped(write: Template) -> Template:
+        return lambda w, _: write(w, w.state.pop())
+
+    inc, dec = add("+ 1"), add("- 1")
+    return {
+        f"push {name}, <{name}>": load,
+        f"push {name}": popped(load),
+        f"pop {name}, <{name}>": pop,
+        f"pop {name}": pop_popped,
+        f"move {name}, <{name}>": move,
+        f"move {name}": popped(move),
+        f"inc {name}, <{name}>": inc,
+        f"inc {name}": popped(inc),
+        f"dec {name}, <{name}>": dec,
+        f"dec {name}": popped(dec),
+    }
+
+
+# The world
+
+
+def _push_register(*, user: bool) -> Template:
+    def write(w: Writer, register: Register) -> None:
+        if register.memory_offset is None:
+            bits = max(w.bits, register.bits)
+            _push_from_context(w, f"register({register.index}, user={user})", bits)
+            return
+        stack_pointer = w.architecture.register("sp")
+        assert stack_pointer is not None
+        base = f"context.register({stack_pointer.index}, user={user})"
+        _push_read(w, f"{base} + {register.memory_offset} & {w.mask}", w.architecture.word_size)
+
+    return write
+
+
+def _push_from_context(w: Writer, method: str, bits: int) -> None:
+    w.push_wide(w.variable(f"context.{method}" + (f" & {w.mask}" if bits == w.bits else "")), bits)
+
+
+def _push_read(w: Writer, address: str, size: int) -> None:
+    name = w.new_variable()
+    w.attempt(f"{name} = int.from_bytes(context.read({address}, {size}), {w.architecture.byte_order!r})")
+    w.push_wide(name, max(8 * size, w.bits))
+
+
+def _push_memory(size: int) -> Template:
+    return lambda w, _: _push_read(w, f"{w.state.pop()}", size)
+
+
+TEMPLATES: dict[str, Template] = {
+    "nop": _nop,
+    "jmp <label>": _jmp,
+    "jlt <label>": _branch("{x} >= {sign}"),
+    "jle <label>": _branch("not 0 < {x} < {sign}"),
+    "jgt <label>": _branch("0 < {x} < {sign}"),
+    "jge <label>": _branch("{x} < {sign}"),
+    "jz <label>": _branch("not {x}"),
+    "jnz <label>": _branch("{x}"),
+    "loop <label>": _loop,
+    "call <procname>": _call,
+    "ret": _ret,
+    "abort": _end("ABORT"),
+    "remove": _end("REMOVE"),
+    "exit": _end("EXIT"),
+    "exit <code>": _exit_code,
+    "sx <label>": _sx,
+    "ux": _ux,
+    "setmin <minor>": _set("minor"),
+    "setmin": _set_popped("minor"),
+    "setmaj <major>": _set("major"),
+    "setmaj": _set_popped("major"),
+    "log str": _log_item("string_item(context, {first}, {second}, point.logmax - len(log))"),
+    "log mrf": _log_item("memory_item(context, {first}, {second}, point.logmax - len(log))"),
+    "log b, <count>": _log_cells("B"),
+    "log w, <count>": _log_cells("H"),
+    "log d, <count>": _log_cells("I"),
+    "log <count>": _log_cells(""),
+    "log": _log_popped_count,
+    "log lv": _log_variables(Token.LOCAL_VARIABLES, "context.local_variables"),
+    "log gv": _log_variables(Token.GLOBAL_VARIABLES, "context.global_variables"),
+    "log cv": _log_variables(Token.CPU_VARIABLES, "context.cpu_variables()"),
+    "push lp": _push_lp,
+    "push plp": _push_lp,  # they differ only when a log instruction has failed
+    "add": _binary("{a} + {b} & {mask}"),
+    "sub": _binary("{a} - {b} & {mask}"),
+    "mul": _binary("{a} * {b} & {mask}"),
+    "and": _binary("{a} & {b}"),
+    "or": _binary("{a} | {b}"),
+    "xor": _binary("{a} ^ {b}"),
+    "neg": _neg,
+    "shl <bits>": _shift("<<"),
+    "shr <bits>": _shift(">>"),
+    "push <value>": _push_value,
+    "xchg": _xchg,
+    "dup <times>": _dup,
+    "dup": _dup_popped,
+    "ros <cells>": _ros,
+    "push sbp": _push_sbp,
+    "pop sbp": _pop_sbp,
+    "copy sbp": _copy_sbp,
+    "push sbp, <n>": _push_sbp_n,
+    "pop sbp, <n>": _pop_sbp_n,
+    "copy sbp, <n>": _copy_sbp_n,
+    "push tsp": _push_tsp,
+    "pop tsp": _pop_tsp,
+    "copy tsp": _copy_tsp,
+    "push tsp, <n>": _push_tsp_n,
+    "pop tsp, <n>": _pop_tsp_n,
+    "copy tsp, <n>": _copy_tsp_n,
+    "save sbp": _save_sbp,
+    "restore sbp": _restore_sbp,
+    "save tsp": _save_tsp,
+    "restore tsp": _restore_tsp,
+    **_variable_templates("lv", "context.local_variables"),
+    **_variable_templates("gv", "context.global_variables"),
+    **_variable_templates("cv", "context.cpu_variables()"),
+    "push r, <register>": _push_register(user=False),
+    "push u, <register>": _push_register(user=True),
+    **{f"push mem, u{8 << n}": _push_memory(1 << n) for n in range(4)},
+    "push pid": lambda w, _: _push_from_context(w, "pid()", w.bits),
+    "push tid": lambda w, _: _push_from_context(w, "tid()", w.bits),
+    "push uid": lambda w, _: _push_from_context(w, "uid()", w.bits),
+    "push procid": lambda w, _: _push_from_context(w, "cpu()", w.bits),
+    "push time": lambda w, _: _push_from_context(w, "time()", 64),
+}
+"""What the common rows write, keyed by their syntax; the second parameter is the operand of the interpreter's step."""
