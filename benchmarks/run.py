@@ -17,6 +17,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from handlers import handler_costs
+
 HERE = Path(__file__).parent
 DPROBES = [sys.executable, "-m", "dprobes"]
 
@@ -135,6 +137,7 @@ class Bench:
             Measurement("paper 3: abort, on the nop", on_nop, "paper", 8),
             Measurement("paper 4: as 2, with push r, eax", with_push, "paper", 16),
             Measurement("paper 5: as 2, exit with a record", with_record, "paper", 200),
+            *(Measurement(*cost) for cost in handler_costs()),
             Measurement("start: dprobes --help", self.start("--help")),
             Measurement("start: dprobes check", self.start("check", malloc)),
             Measurement("start: dprobes run, to the end of 'true'", self.start("run", malloc, "-c", "true")),

@@ -7,7 +7,6 @@ program itself may not access is a fault.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from typing import TYPE_CHECKING
@@ -222,11 +221,13 @@ class ThreadContext:
         if not thread.rseq:
             thread.rseq = syscalls.rseq_area(thread.tid)
         if thread.rseq:
-            with contextlib.suppress(OSError):
+            try:
                 data = os.pread(thread.space.memory, 4, thread.rseq + _RSEQ_CPU_ID)
-                cpu = int.from_bytes(data, "little")
-                if len(data) == 4 and cpu < 1 << 31:
-                    return cpu
+            except OSError:
+                data = b""
+            cpu = int.from_bytes(data, "little")
+            if len(data) == 4 and cpu < 1 << 31:
+                return cpu
         with open(f"/proc/{thread.pid}/task/{thread.tid}/stat", "rb") as file:
             # proc(5): field 39 is the CPU; the second field may hold blanks and parentheses.
             return int(file.read().rpartition(b")")[2].split()[36])
@@ -244,5 +245,9 @@ class ThreadContext:
 
     def process_name(self) -> bytes:
         """Return the name of the thread as the kernel keeps it, without its NUL."""
-        with open(f"/proc/{self._thread.pid}/task/{self._thread.tid}/comm", "rb") as file:
-            return file.read().rstrip(b"\n")
+        # Without a file object it takes half the time.
+        descriptor = os.open(f"/proc/{self._thread.pid}/task/{self._thread.tid}/comm", os.O_RDONLY)
+        try:
+            return os.read(descriptor, 64).rstrip(b"\n")
+        finally:
+            os.close(descriptor)

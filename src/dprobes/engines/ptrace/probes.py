@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from dprobes.engines.base import Counts, ProbeState
 from dprobes.target.arch import architecture
-from dprobes.vm import Ending, Interpreter
+from dprobes.vm import Ending
+from dprobes.vm.translate import Translator
 
 if TYPE_CHECKING:
     from dprobes.engines.ptrace.wire import Code, ProbeLimits
@@ -31,12 +32,12 @@ class Handlers:
     """Run a program's handlers on modules of one architecture."""
 
     def __init__(self, code: Code) -> None:
-        self._interpreter = Interpreter(code.image, architecture(code.architecture))
+        self._translator = Translator(code.image, architecture(code.architecture))
         self._starts = code.image.handlers
 
     def run(self, definition: int, point: Point, context: Context) -> Outcome:
         """Run the handler of a probe definition."""
-        return self._interpreter.run(self._starts[definition], point, context)
+        return self._translator.run(self._starts[definition], point, context)
 
 
 @dataclass(slots=True, eq=False)
