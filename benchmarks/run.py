@@ -81,6 +81,16 @@ def loop_time(command: list[str], *, one_cpu: bool = False) -> float:
     return best
 
 
+def run_time(command: list[str], rounds: int) -> float:
+    """Return the microseconds that a command takes, the best of some rounds."""
+    best = float("inf")
+    for _ in range(rounds):
+        begin = time.perf_counter()
+        subprocess.run(command, capture_output=True, check=False)
+        best = min(best, time.perf_counter() - begin)
+    return best * 1e6
+
+
 class Bench:
     """Hold the compiled program and a directory for the files of the measurements."""
 
@@ -109,12 +119,21 @@ class Bench:
 
     def start(self, *arguments: str) -> float:
         """Return the microseconds that one run of the command takes."""
-        best = float("inf")
-        for _ in range(5):
-            begin = time.perf_counter()
-            subprocess.run([*DPROBES, *arguments], capture_output=True, check=False)
-            best = min(best, time.perf_counter() - begin)
-        return best * 1e6
+        return run_time([*DPROBES, *arguments], 5)
+
+    def many(self) -> Measurement:
+        """Measure what it takes to insert and remove 10 000 probepoints, none of which is hit."""
+        program, source = self._directory / "many", self._directory / "many.rpn"
+        subprocess.run(["gcc", "-O1", "-o", program, HERE.parent / "tests" / "programs" / "many.c"], check=True)
+        source.write_text("name = many\noffset = many_*\nexit\n")
+        command = ["-c", f"{program} 0"]
+        nothing = self.start("run", str(source), "-c", "true")
+        ours = self.start("run", str(source), *command) - nothing
+        gdb = ["gdb", "-q", "-batch", "-ex", "set pagination off", str(program)]
+        theirs = None
+        if shutil.which("gdb") is not None:
+            theirs = run_time([*gdb, "-ex", "rbreak ^many_", "-ex", "run 0"], 1) - run_time([*gdb, "-ex", "run 0"], 1)
+        return Measurement("10 000 probepoints inserted and removed", ours, "gdb rbreak", theirs)
 
     def measure(self) -> list[Measurement]:
         hits = str(HITS)
@@ -138,6 +157,7 @@ class Bench:
             Measurement("paper 4: as 2, with push r, eax", with_push, "paper", 16),
             Measurement("paper 5: as 2, exit with a record", with_record, "paper", 200),
             *(Measurement(*cost) for cost in handler_costs()),
+            self.many(),
             Measurement("start: dprobes --help", self.start("--help")),
             Measurement("start: dprobes check", self.start("check", malloc)),
             Measurement("start: dprobes run, to the end of 'true'", self.start("run", malloc, "-c", "true")),

@@ -4,7 +4,19 @@ from __future__ import annotations
 
 import re
 import shutil
+import signal
+import subprocess
 from typing import TYPE_CHECKING
+
+from integration.support import (
+    DPROBES,
+    await_breakpoint,
+    await_line,
+    code_is_original,
+    environment,
+    read_result,
+    running,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -63,3 +75,61 @@ def test_a_definition_that_found_no_place_is_listed(run: Runner) -> None:
         "0,5    not resolved     0        0     0            0         0",
     ]
     assert result.status == 1
+
+
+MANY = "name = many\noffset = many_*\nminor = 1\npush r, arg0\nlog 1\nexit\n"
+
+
+def test_ten_thousand_functions_are_each_a_probepoint(build: Builder, run: Runner) -> None:
+    program = build("many.c")
+    plain = subprocess.run([str(program), "1"], check=True, capture_output=True, text=True).stdout
+    result = run.command(MANY, program, 1)
+    assert result.stdout == plain
+    # The program calls them in order, each once.
+    assert [record["function"] for record in result.records] == [f"many_{n}" for n in range(10_000)]
+    assert len({record["ip"] for record in result.records}) == 10_000
+    found = re.findall(r"^0,1 +many_(\d+) +1 +1 +0 +0 +0$", result.stderr, re.MULTILINE)
+    assert [int(n) for n in found] == list(range(10_000))
+
+
+def test_ten_thousand_probepoints_come_and_go_with_a_running_process(build: Builder, run: Runner) -> None:
+    program = build("many.c")
+    with running(program, 1, "wait", stdin=subprocess.PIPE) as target:
+        await_line(target)
+        client, output = run.start(MANY, ["-p", str(target.pid)])
+        await_breakpoint(target.pid, program, "many_0")
+        await_breakpoint(target.pid, program, "many_9999")
+        client.send_signal(signal.SIGINT)
+        result = read_result(client, output)
+        assert result.status == 0
+        assert "and 10000 probepoints that were not hit" in result.stderr
+        assert code_is_original(target.pid, program)
+        assert target.communicate("")[0] == "49995000\n"
+
+
+def test_max_hits_disables_each_of_many_apart(build: Builder, run: Runner) -> None:
+    source = "name = many\noffset = many_1*\nmaxhits = 1\npasscount = 1\nexit\n"
+    program = build("many.c", i386=True)
+    result = run.command(source, program, 3)
+    assert result.stdout == "150015000\n"
+    assert len(result.records) == 1111
+    assert set(re.findall(r"^0,0 +many_1\d* +(\d+ +\d+ +\d+ +\d+)", result.stderr, re.MULTILINE)) == {
+        "2        1     0            1"
+    }
+
+
+def test_records_name_the_function_and_the_summary_what_was_left_out(build: Builder, tmp_path: Path) -> None:
+    source = "name = threads\noffset = *i*\nminor = 1\nexit\noffset = tick\nminor = 2\nexit\n"
+    program = tmp_path / "threads.rpn"
+    program.write_text(source)
+    process = subprocess.run(
+        [*DPROBES, "run", str(program), "-c", f"{build('threads.c')} 1 3"],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        check=True,
+    )
+    assert re.search(r"^DProbes\(0,1\) .*rip=[0-9a-f]{16} function=main$", process.stdout, re.MULTILINE)
+    assert "DProbes(0,2)" in process.stdout
+    assert not re.search(r"^DProbes\(0,2\).*(rip|function)=", process.stdout, re.MULTILINE)
+    assert "\n0,1  left out 1, because it is the place of another probe definition: tick\n" in process.stderr

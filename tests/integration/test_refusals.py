@@ -280,7 +280,6 @@ UNSUPPORTED = {
     "exit 3": "exit 3",
     "return": "return = yes",
     "watchpoint": "watchpoint = w",
-    "glob": "offset = step*",
     "kernel": "modtype = kernel",
 }
 
@@ -293,7 +292,6 @@ def test_what_the_engine_lacks_is_refused_before_anything_starts(
     source = {
         "return": TORTURE.replace("minor = 1", "minor = 1\nreturn = yes"),
         "watchpoint": "name = torture\naddress = bias:bias\nwatchpoint = w\nminor = 1\nexit\n",
-        "glob": TORTURE.replace("stepped", "step*"),
         "kernel": "name = vmlinux\nmodtype = kernel\noffset = 0x100\nminor = 1\nexit\n",
     }.get(feature, TORTURE.replace("exit\n", f"push 0\n{text}\nexit\n"))
     marker = tmp_path / "started"

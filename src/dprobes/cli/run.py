@@ -14,9 +14,9 @@ import click
 from dprobes.cli import console
 from dprobes.cli.compile import compile_program
 from dprobes.cli.options import PROCESS_ID, PROGRAM_FILE, compile_options, program_options, symbols_option
+from dprobes.cli.summary import summary
 from dprobes.diagnostics import Severity
 from dprobes.engines.base import (
-    Counts,
     Finished,
     Job,
     Notice,
@@ -42,9 +42,6 @@ __all__ = ["command"]
 
 _IMPATIENCE = 1.0
 """Seconds within which a second Ctrl-C means that the first one was not enough."""
-
-_SHOWN = 20
-"""Up to so many probes, the summary lists those without a hit as well."""
 
 _GDB = ("gdb", "-q", "-p", "%p", "-ex", "handle SIGSTOP nostop noprint nopass")
 """The debugger at a terminal. Attaching to a stopped process makes the kernel report the stop once more later."""
@@ -294,8 +291,8 @@ class _Run:
             return
         place = self._places.get(event.probe)
         if place is None:
-            where = self._session.probes[event.probe].where
-            place = self._places[event.probe] = Place(self._program.name, where)
+            probe = self._session.probes[event.probe]
+            place = self._places[event.probe] = Place(self._program.name, probe.where, probe.function)
         self._sink.write(self._format(decode_record(event.record), place))
 
     def _stop_writing(self) -> None:
@@ -310,7 +307,7 @@ class _Run:
             console.warning(f"{event.state.value} in process {event.pid}: {event.detail}; not inserted there")
 
     def _status(self, finished: Finished) -> int:
-        console.write(self._summary(finished.counts))
+        console.write(summary(self._program, self._session, finished.counts))
         if finished.cut_short:
             console.error("the run was cut short; more may have happened than the summary shows")
             return 1
@@ -324,30 +321,3 @@ class _Run:
         if self._ended_by is not None:
             return 128 + self._ended_by
         return 0 if self._inserted else 1
-
-    def _summary(self, counts: Sequence[Counts]) -> str:
-        """Return a table of the probepoints in the order of their definitions, and of the definitions without any."""
-        probes = self._session.probes
-        # A place is said with its file only where the same name may mean several.
-        paths = {probe.path for probe in probes}
-        lines = [
-            (probe.number, f"{probe.where} in {probe.path}" if len(paths) > 1 else probe.where, count)
-            for probe, count in zip(probes, counts, strict=True)
-        ]
-        missing = set(range(len(self._program.definitions))) - {probe.number for probe in probes}
-        lines += [(number, "not resolved", Counts()) for number in missing]
-        lines.sort(key=lambda line: line[0])
-        rows = [
-            (
-                f"{self._program.major},{self._program.definitions[number].minor}",
-                place,
-                *(str(value) for value in (count.hits, count.records, count.lost, count.passed, count.recursed)),
-            )
-            for number, place, count in lines
-            if count.hits or len(lines) <= _SHOWN
-        ]
-        header = ("probe", "place", "hits", "records", "lost", "passed over", "recursed")
-        text = console.table(header, rows)
-        if left_out := len(lines) - len(rows):
-            text += f"\nand {left_out} probepoints that were not hit"
-        return text

@@ -9,6 +9,7 @@ import click
 from dprobes.cli import console
 from dprobes.cli.compile import Compiled, compile_program
 from dprobes.cli.options import PROCESS_ID, PROGRAM_FILE, compile_options, program_options, symbols_option
+from dprobes.cli.summary import left_out_lines
 from dprobes.diagnostics import Severity
 from dprobes.rpn import cfg
 from dprobes.rpn.decode import decode_one
@@ -66,11 +67,14 @@ def listing(compiled: Compiled) -> Iterator[str]:
     yield f"// module: {where}, {compiled.architecture.name}, {compiled.architecture.word_size}-byte words"
     yield f"// code: {len(image.data)} bytes"
     probes = resolved.probes if resolved is not None else ()
+    left_out = resolved.left_out if resolved is not None else ()
     gains = cfg.procedure_gains(program, compiled.architecture)
     for number, definition in enumerate(program.definitions):
         yield ""
         yield from print_header(definition)
         yield from _places([probe for probe in probes if probe.number == number])
+        for line in left_out_lines([x for x in left_out if x.number == number], names=None):
+            yield f"// {line}"
         handler = closed(definition.handler, rows_by_syntax()["exit"])
         depths = cfg.depths(handler, compiled.architecture, gains)[0]
         yield from _code(definition.handler, image, image.handlers[number], depths)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from dprobes.diagnostics import Diagnostics
-    from dprobes.engines.resolve import ResolvedProbe
+    from dprobes.engines.resolve import LeftOutProbe, ResolvedProbe
     from dprobes.rpn.program import Instruction, Program
     from dprobes.source import Span
     from dprobes.target.arch import Architecture
@@ -185,6 +185,10 @@ class Session(Protocol):
     @property
     def is_debugging(self) -> bool:
         """Whether a debugger runs for a process that was handed over, and Ctrl-C at the terminal is for it."""
+
+    @property
+    def left_out(self) -> Sequence[LeftOutProbe]:
+        """What matches a pattern and has no probepoint."""
 
     def __enter__(self) -> Self: ...
 

@@ -1,7 +1,8 @@
 """
 A program against a module's file: where each probe definition is, and what stands there.
 
-Works on files only. What is wrong becomes a diagnostic at the statement of the program that says so.
+Works on files only. What is wrong becomes a diagnostic at the statement of the program that says so; what a pattern
+matches and is no place for a probepoint is left out, with the reason.
 """
 
 from __future__ import annotations
@@ -14,16 +15,19 @@ from dprobes.engines.base import ProbeState
 from dprobes.errors import TargetError
 from dprobes.rpn.check import check
 from dprobes.rpn.encode import CodeImage, encode
-from dprobes.rpn.program import Address, Expression, Offset
+from dprobes.rpn.program import Address, Expression, Glob, Offset
 from dprobes.target.arch import ARCHITECTURE_NAMES, Architecture, architecture
-from dprobes.target.insn import DecodedInstruction, unprobeable
+from dprobes.target.functions import Function, matching_functions
+from dprobes.target.insn import DecodedInstruction, first_instructions, unprobeable
 from dprobes.target.place import instruction_at
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from dprobes.rpn.program import ProbeDefinition, Program
     from dprobes.target.location import Module
 
-__all__ = ["ResolvedModule", "ResolvedProbe", "architecture_of", "resolve"]
+__all__ = ["LeftOutProbe", "ResolvedModule", "ResolvedProbe", "architecture_of", "resolve"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +37,7 @@ class ResolvedProbe:
 
     ``number`` is that of the definition. ``path`` is the file's, ``where`` the place in it for people: a function and
     an offset in it, if a symbol is known. ``state`` is COMPILED, or says why the probepoint will not be inserted.
+    ``function`` is the name of the function for which a pattern was written, else empty.
     """
 
     number: int
@@ -42,6 +47,17 @@ class ResolvedProbe:
     instruction: DecodedInstruction
     where: str
     state: ProbeState = ProbeState.COMPILED
+    function: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOutProbe:
+    """Say why something in a file that matches the pattern of a definition has no probepoint."""
+
+    number: int
+    path: str
+    name: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +70,7 @@ class ResolvedModule:
     probes: tuple[ResolvedProbe, ...]
     symbols: tuple[tuple[str, int], ...]
     """Link addresses of the symbols that handlers push."""
+    left_out: tuple[LeftOutProbe, ...] = ()
 
 
 def architecture_of(module: Module) -> Architecture:
@@ -70,26 +87,33 @@ def resolve(program: Program, module: Module, diagnostics: Diagnostics, *, allow
     """Check a program for a module's processor and find its places; raise ``SourceError`` if something is wrong."""
     arch = architecture_of(module)
     check(program, arch, diagnostics, allow_write=allow_write)
-    probes: list[ResolvedProbe] = []
+    places: dict[int, ResolvedProbe] = {}
     for number, definition in enumerate(program.definitions):
         resolver = _Resolver(module, arch, definition, diagnostics)
         if (probe := resolver.probe(number)) is not None:
-            _check_unique(probe, probes, diagnostics)
-            probes.append(probe)
+            _check_unique(probe, places, diagnostics)
+            places.setdefault(probe.offset, probe)
+    # What is written out has its place; a pattern gets what is left.
+    left_out: list[LeftOutProbe] = []
+    for number, definition in enumerate(program.definitions):
+        if isinstance(definition.location, Glob):
+            found = _Matches(number, definition, definition.location.pattern, module)
+            found.add_to(places, left_out)
+            found.check(diagnostics)
     symbols = _pushed_symbols(program, module, diagnostics)
     diagnostics.raise_if_errors()
-    return ResolvedModule(module, arch, encode(program, arch), tuple(probes), symbols)
+    probes = sorted(places.values(), key=lambda probe: probe.number)
+    return ResolvedModule(module, arch, encode(program, arch), tuple(probes), symbols, tuple(left_out))
 
 
-def _check_unique(probe: ResolvedProbe, earlier: list[ResolvedProbe], diagnostics: Diagnostics) -> None:
-    for other in earlier:
-        if other.offset == probe.offset:
-            span = other.definition.span("offset")
-            diagnostics.error(
-                probe.definition.span("offset"),
-                f"two probe definitions at offset {probe.offset:#x}",
-                notes=(Note("the first one is here", span),),
-            )
+def _check_unique(probe: ResolvedProbe, earlier: Mapping[int, ResolvedProbe], diagnostics: Diagnostics) -> None:
+    other = earlier.get(probe.offset)
+    if other is not None:
+        diagnostics.error(
+            probe.definition.span("offset"),
+            f"two probe definitions at offset {probe.offset:#x}",
+            notes=(Note("the first one is here", other.definition.span("offset")),),
+        )
 
 
 def _pushed_symbols(program: Program, module: Module, diagnostics: Diagnostics) -> tuple[tuple[str, int], ...]:
@@ -103,6 +127,69 @@ def _pushed_symbols(program: Program, module: Module, diagnostics: Diagnostics) 
                     except TargetError as error:
                         diagnostics.error(instruction.span, error.message, hint=error.hint)
     return tuple(symbols.items())
+
+
+class _Matches:
+    """Find the probepoints of a definition whose place is a pattern."""
+
+    def __init__(self, number: int, definition: ProbeDefinition, pattern: str, module: Module) -> None:
+        self._number = number
+        self._definition = definition
+        self._pattern = pattern
+        self._module = module
+        self._path = str(module.path)
+        self._taken = 0
+        self._names: list[str] = []
+
+    def add_to(self, places: dict[int, ResolvedProbe], left_out: list[LeftOutProbe]) -> None:
+        """Add a probepoint for each matching function, and what else matches."""
+        functions, others = matching_functions(self._module, self._pattern)
+        refused = [(other.name, other.reason) for other in others]
+        decoded = first_instructions(self._module, (function.offset for function in functions))
+        for function, instruction in zip(functions, decoded, strict=True):
+            reason = self._reason_against(function, instruction, places)
+            if reason is not None:
+                refused.append((function.name, reason))
+                self._taken += function.offset in places
+                continue
+            self._taken += 1
+            places[function.offset] = ResolvedProbe(
+                self._number,
+                self._definition,
+                self._path,
+                function.offset,
+                instruction,
+                function.name,
+                function=function.name,
+            )
+        left_out += [LeftOutProbe(self._number, self._path, name, reason) for name, reason in refused]
+        self._names = [name for name, _ in refused]
+
+    def check(self, diagnostics: Diagnostics) -> None:
+        """Add an error if nothing that matches has a probepoint."""
+        if self._taken:
+            return
+        quoted, span = f"'{self._pattern}'", self._definition.span("offset")
+        if self._names:
+            what = f"{self._names[0]} and {len(self._names) - 1} more" if len(self._names) > 1 else self._names[0]
+            message = f"{quoted} matches no function of '{self._path}' that can carry a probe, only {what}"
+            diagnostics.error(span, message)
+            return
+        incomplete = not self._module.symbols.complete
+        hint = "the file is stripped: give its symbols with --sym FILE, or install its debug file"
+        diagnostics.error(span, f"{quoted} matches no function of '{self._path}'", hint=hint if incomplete else None)
+
+    def _reason_against(
+        self, function: Function, instruction: DecodedInstruction, places: Mapping[int, ResolvedProbe]
+    ) -> str | None:
+        if function.offset in places:
+            return "it is the place of another probe definition"
+        if (reason := unprobeable(instruction)) is not None:
+            return f"its first instruction is '{instruction.text}': {reason}"
+        expected = self._definition.opcode
+        if expected is not None and expected != instruction.opcode_byte:
+            return f"its opcode is not {expected:#04x}"
+        return None
 
 
 class _Resolver:

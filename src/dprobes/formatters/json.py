@@ -1,9 +1,10 @@
 """
 JSON lines: one object for each record.
 
-Keys: ``major minor cpu pid tid uid name ip sp time module symbol data``; numbers are numbers, addresses too, ``time``
-is CLOCK_MONOTONIC in nanoseconds, ``data`` is hexadecimal. ``items`` is there where the data describes itself: a list
-of ``{"type": ..., "value": ...}``. A stack trace has ``"stack_trace": true``.
+Keys: ``major minor cpu pid tid uid name ip sp time module symbol function data``; numbers are numbers, addresses too,
+``time`` is CLOCK_MONOTONIC in nanoseconds, ``data`` is hexadecimal. ``function`` is there where a pattern matched it,
+``items`` where the data describes itself: a list of ``{"type": ..., "value": ...}``. A stack trace has
+``"stack_trace": true``.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class JsonFormatter:
             "time": record.time,
             "module": place.module,
             "symbol": place.symbol,
+            "function": place.function or None,
             "data": record.data.hex(),
         }
         if record.is_stack_trace:

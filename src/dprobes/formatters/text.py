@@ -6,7 +6,8 @@ The paper's text: a header line, then the data in hexadecimal (seed 000, section
     DProbes(%d,%d) cpu=%d name=%s pid=%d uid=%d cs=%x eip=%08lx ss=%x esp=%08lx tsc=%08lx:%08lx
 
 An item that the record does not carry is left out. Programs with 8-byte words have ``rip=%016lx`` and ``rsp=%016lx``; a
-thread id (ours) comes last. ``tsc`` is wall-clock time, seconds and microseconds.
+thread id and the function that a pattern matched (both ours) come last. ``tsc`` is wall-clock time in seconds and
+microseconds.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ __all__ = ["DumpFormatter", "HexFormatter", "header_line", "hex_dump"]
 _NANOSECONDS = 1_000_000_000
 
 
-def header_line(record: LogRecord, wall_offset: int) -> str:
-    """Return the header of a record."""
+def header_line(record: LogRecord, wall_offset: int, function: str = "") -> str:
+    """Return the header of a record; ``function`` is named in it if it is not empty."""
     parts = [f"DProbes({record.major or 0},{record.minor or 0})"]
     if record.cpu is not None:
         parts.append(f"cpu={record.cpu}")
@@ -47,6 +48,8 @@ def header_line(record: LogRecord, wall_offset: int) -> str:
         parts.append(f"tsc={seconds:08x}:{nanoseconds // 1000:08x}")
     if record.tid is not None:
         parts.append(f"tid={record.tid}")
+    if function:
+        parts.append(f"function={printable(function)}")
     return " ".join(parts)
 
 
@@ -72,9 +75,9 @@ class HexFormatter:
     def __init__(self, wall_offset: int) -> None:
         self._wall_offset = wall_offset
 
-    def __call__(self, record: LogRecord, place: Place) -> str:  # noqa: ARG002 - the paper's header names no place
+    def __call__(self, record: LogRecord, place: Place) -> str:
         """Return the text of a record."""
-        header = header_line(record, self._wall_offset)
+        header = header_line(record, self._wall_offset, place.function)
         return f"{header}\n{record.data.hex(' ')}" if record.data else header
 
 
@@ -84,7 +87,7 @@ class DumpFormatter:
     def __init__(self, wall_offset: int) -> None:
         self._wall_offset = wall_offset
 
-    def __call__(self, record: LogRecord, place: Place) -> str:  # noqa: ARG002 - the paper's header names no place
+    def __call__(self, record: LogRecord, place: Place) -> str:
         """Return the text of a record."""
-        header = header_line(record, self._wall_offset)
+        header = header_line(record, self._wall_offset, place.function)
         return f"{header}\n{hex_dump(record.data)}" if record.data else header

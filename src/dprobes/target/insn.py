@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from dprobes.errors import TargetError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from iced_x86 import Instruction
 
@@ -27,6 +27,8 @@ __all__ = [
     "decode_at",
     "disassemble",
     "disassemble_around",
+    "first_instructions",
+    "instruction_starts",
     "unprobeable",
 ]
 
@@ -83,6 +85,30 @@ class BoundaryCheck:
 def decode_at(module: Module, file_offset: int) -> DecodedInstruction:
     """Return the instruction whose first byte is at ``file_offset``, presuming that one starts there."""
     return next(_decode(module, file_offset))
+
+
+def first_instructions(module: Module, file_offsets: Iterable[int]) -> Iterator[DecodedInstruction]:
+    """Give the instruction at each of ``file_offsets``, presuming that one starts there; made for thousands of them."""
+    from iced_x86 import Decoder
+
+    bits = _bits(module)
+    describe = _describer()
+    for offset in file_offsets:
+        data = module.elf.data[offset : min(offset + _MAX_LENGTH, _code_end(module, offset))]
+        instruction = Decoder(bits, data, ip=module.elf.link_address(offset) or 0).decode()
+        yield describe(instruction, offset, data[: max(1, instruction.len)])
+
+
+def instruction_starts(module: Module, start: int, end: int) -> set[int]:
+    """Return the link addresses at which instructions start, decoding from ``start`` to ``end`` (excluded)."""
+    offset = module.elf.file_offset(start)
+    found: set[int] = set()
+    if offset is not None:
+        for instruction, _, _ in _instructions(module, offset):
+            if instruction.ip >= end:
+                break
+            found.add(instruction.ip)
+    return found
 
 
 def check_boundary(module: Module, file_offset: int) -> BoundaryCheck:
@@ -153,6 +179,12 @@ def _decode_up_to(module: Module, file_offset: int) -> list[_Extent] | None:
 
 def _decode(module: Module, start_offset: int) -> Iterator[DecodedInstruction]:
     """Give the instructions from ``start_offset`` on as text."""
+    describe = _describer()
+    return (describe(*found) for found in _instructions(module, start_offset))
+
+
+def _describer() -> Callable[[Instruction, int, bytes], DecodedInstruction]:
+    """Return a function from an instruction, its file offset and its bytes to their description."""
     from iced_x86 import FormatMnemonicOptions, Formatter, FormatterSyntax
 
     formatter = Formatter(FormatterSyntax.INTEL)
@@ -164,10 +196,11 @@ def _decode(module: Module, start_offset: int) -> Iterator[DecodedInstruction]:
     formatter.show_branch_size = False
     formatter.rip_relative_addresses = True
     formatter.space_after_operand_separator = True
-    for instruction, offset, raw in _instructions(module, start_offset):
+
+    def describe(instruction: Instruction, offset: int, raw: bytes) -> DecodedInstruction:
         bad = instruction.is_invalid
         mnemonic = formatter.format_mnemonic(instruction, FormatMnemonicOptions.NO_PREFIXES)
-        yield DecodedInstruction(
+        return DecodedInstruction(
             address=instruction.ip,
             length=len(raw),
             raw=raw,
@@ -176,6 +209,8 @@ def _decode(module: Module, start_offset: int) -> Iterator[DecodedInstruction]:
             mnemonic=_BAD if bad else mnemonic,
             offset=offset,
         )
+
+    return describe
 
 
 def _instructions(module: Module, start_offset: int) -> Iterator[tuple[Instruction, int, bytes]]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-__all__ = ["CodeRange", "Symbol", "SymbolSource", "SymbolTable"]
+__all__ = ["CodeRange", "Symbol", "SymbolSource", "SymbolTable", "familiarity"]
 
 _NEAR = 3  # names suggested after an unknown one
 
@@ -208,14 +208,14 @@ class _CodeIndex:
             if address is None or start + size > address:
                 symbols.append(self._sources[source].symbol(index))
             last -= 1
-        return min((s for s in symbols if s.name), key=_familiarity, default=None)
+        return min((s for s in symbols if s.name), key=familiarity, default=None)
 
 
 def _preference(symbol: Symbol) -> tuple[bool, bool]:
     return not symbol.default_version, symbol.binding == "local"
 
 
-def _familiarity(symbol: Symbol) -> tuple[bool, bool, bool, int, int, str]:
+def familiarity(symbol: Symbol) -> tuple[bool, bool, bool, int, int, str]:
     """Order the names of one address by how likely people know them."""
     underscores = len(symbol.name) - len(symbol.name.lstrip("_"))
     return (

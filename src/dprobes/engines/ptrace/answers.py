@@ -19,7 +19,7 @@ from dprobes.diagnostics import Diagnostics
 from dprobes.engines.base import Event, Notice, ProbeState
 from dprobes.engines.ptrace.plan import plan
 from dprobes.engines.ptrace.wire import Code, ModuleMapped, Site, Sites
-from dprobes.engines.resolve import ResolvedModule, ResolvedProbe, resolve
+from dprobes.engines.resolve import LeftOutProbe, ResolvedModule, ResolvedProbe, resolve
 from dprobes.errors import SourceError, TargetError
 from dprobes.rpn.encode import CodeImage
 from dprobes.target.insn import decode_at
@@ -48,6 +48,7 @@ class Answers:
         self._given: dict[tuple[int, int], Sites] = {}
         self.probes: list[ResolvedProbe] = []
         """The probepoints in the order of their numbers."""
+        self.left_out: list[LeftOutProbe] = []
 
     def sites(self, mapped: ModuleMapped) -> tuple[Sites, list[Event]]:
         """Return the sites in a file that a process has mapped, and what the user should hear of it."""
@@ -91,6 +92,7 @@ class Answers:
                 sites.append(Site(len(self.probes), probe.number, probe.offset, raw, emulation, point))
             # The path as the process knows it: ours may lead through /proc.
             self.probes.append(dataclasses.replace(probe, path=mapped.path))
+        self.left_out += [dataclasses.replace(left_out, path=mapped.path) for left_out in resolved.left_out]
         image = resolved.image
         # The instructions are for people; the tracer runs the bytes.
         code = CodeImage(

@@ -45,8 +45,7 @@ class Detacher:
         threads = self._family.threads
         self._stop(None)
         for space in self._family.spaces():
-            for breakpoint_ in list(space.breakpoints.values()):
-                space.withdraw(breakpoint_)
+            space.withdraw_all()
         for thread in list(threads.values()):
             with contextlib.suppress(OSError):
                 self._detach(thread)

@@ -54,13 +54,14 @@ from dprobes.engines.ptrace.wire import (
     unpack_record,
 )
 from dprobes.errors import EngineError, InternalError
+from dprobes.rpn.program import Glob
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from dprobes.engines.base import Job
-    from dprobes.engines.resolve import ResolvedProbe
+    from dprobes.engines.resolve import LeftOutProbe, ResolvedProbe
 
 __all__ = ["PtraceEngine", "PtraceSession"]
 
@@ -80,6 +81,7 @@ class PtraceEngine:
             Capability.CPUID,
             Capability.SEGMENTED,
             Capability.HAND_OVER,
+            Capability.GLOB,
         }
     )
 
@@ -122,6 +124,11 @@ class PtraceSession:
     def is_debugging(self) -> bool:
         """Whether a debugger runs for a process that was handed over."""
         return self._debuggers.is_running
+
+    @property
+    def left_out(self) -> Sequence[LeftOutProbe]:
+        """What matches a pattern and has no probepoint."""
+        return self._answers.left_out
 
     def __enter__(self) -> Self:
         their_input, self._to_tracer = os.pipe2(os.O_CLOEXEC)
@@ -190,8 +197,11 @@ class PtraceSession:
 
     def _start_message(self) -> Start:
         program = self._job.program
-        limits = tuple(ProbeLimits(d.passcount, d.maxhits, program.keeps_log_on_fault(d)) for d in program.definitions)
-        return Start(limits, int(self._job.items), (program.vars, program.gvars, program.cvars))
+        definitions = tuple(
+            ProbeLimits(d.passcount, d.maxhits, program.keeps_log_on_fault(d), isinstance(d.location, Glob))
+            for d in program.definitions
+        )
+        return Start(definitions, int(self._job.items), (program.vars, program.gvars, program.cvars))
 
     def _send(self, message: object) -> None:
         """Send a message; that the tracer is gone shows at the end of what it sends."""

@@ -125,8 +125,7 @@ class Family:
     def lend(self, space: AddressSpace, pid: int) -> None:
         """Take all breakpoints out of memory in which a process is about to run that is not traced any more."""
         addresses = tuple(space.breakpoints)
-        for breakpoint_ in list(space.breakpoints.values()):
-            space.withdraw(breakpoint_)
+        space.withdraw_all()
         space.files.clear()
         space.lent.add(pid)
         for user in space.pids if addresses else ():

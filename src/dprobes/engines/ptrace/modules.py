@@ -7,12 +7,11 @@ The client answers once for each file; the tracer asks again only about files th
 from __future__ import annotations
 
 import contextlib
-import os
 from typing import TYPE_CHECKING
 
 from dprobes.engines.base import ProbeState
 from dprobes.engines.ptrace.probes import Handlers, Probe
-from dprobes.engines.ptrace.processes import INT3, Breakpoint
+from dprobes.engines.ptrace.processes import INT3, Breakpoint, PageReader
 from dprobes.engines.ptrace.wire import ModuleMapped, Placed, ProbeStatus, Removed, Sites, Warned
 from dprobes.errors import TargetError
 from dprobes.target.maps import Mapping, executable_mappings, read_maps, run_time_address
@@ -102,7 +101,8 @@ class ModuleWatcher:
             if not maps:
                 del space.files[key]
         for address in addresses:
-            space.breakpoints.pop(address, None)
+            if (breakpoint_ := space.breakpoints.get(address)) is not None:
+                space.forget(breakpoint_)
             space.former.pop(address, None)
         if addresses:
             self._connection.send(Removed(thread.pid, tuple(addresses)))
@@ -130,24 +130,35 @@ class ModuleWatcher:
         self, space: AddressSpace, thread: Thread, sites: Sites, mappings: list[Mapping], *, inherited: bool
     ) -> None:
         wanted: list[Breakpoint] = []
-        for site in sites.sites:
+        places = [
+            (site, address, mapping.path)
+            for site in sites.sites
+            for mapping in mappings
+            if mapping.start <= (address := mapping.start + site.offset - mapping.offset) < mapping.end
+            and address not in space.breakpoints
+        ]
+        if inherited:
+            self._restore_inherited(space, places)
+        reader = PageReader(space.memory)
+        for site, address, path in places:
             probe = self.probes[site.probe] if site.probe >= 0 else None
-            for mapping in mappings:
-                address = mapping.start + site.offset - mapping.offset
-                if not mapping.start <= address < mapping.end or address in space.breakpoints:
-                    continue
-                if inherited and os.pread(space.memory, 1, address) == INT3:
-                    space.former[address] = site.original[0]
-                    space.restore_byte(address, site.original[0])
-                if probe is not None and not probe.is_active:
-                    continue
-                if self._verify(space, thread, site, address, mapping.path):
-                    wanted.append(Breakpoint(address, site.original[0], site, probe))
+            if probe is not None and not probe.is_active:
+                continue
+            if self._verify(reader, thread, site, address, path):
+                wanted.append(Breakpoint(address, site.original[0], site, probe))
         if sites.symbols:
             bias = _bias(sites.segment, mappings)
             space.symbols.update((name, address + bias) for name, address in sites.symbols)
         if wanted:
             self._place(space, thread, wanted, mappings[0].path)
+
+    def _restore_inherited(self, space: AddressSpace, places: list[tuple[Site, int, str]]) -> None:
+        reader = PageReader(space.memory)
+        for site, address, _ in places:
+            with contextlib.suppress(OSError):
+                if reader.read(address, 1) == INT3:
+                    space.former[address] = site.original[0]
+                    space.restore_byte(address, site.original[0], reader)
 
     def _place(self, space: AddressSpace, thread: Thread, wanted: list[Breakpoint], path: str) -> None:
         # The bystander hears of a breakpoint before it exists, so that it never misses one.
@@ -168,10 +179,10 @@ class ModuleWatcher:
         if active:
             self._connection.send(ProbeStatus(tuple(active), thread.pid, ProbeState.ACTIVE))
 
-    def _verify(self, space: AddressSpace, thread: Thread, site: Site, address: int, path: str) -> bool:
+    def _verify(self, reader: PageReader, thread: Thread, site: Site, address: int, path: str) -> bool:
         """Return whether memory at ``address`` holds what the file holds there."""
         try:
-            found = os.pread(space.memory, len(site.original), address)
+            found = reader.read(address, len(site.original))
         except OSError:
             return False  # a mapping behind the end of the file, or memory that is gone
         if found == site.original:

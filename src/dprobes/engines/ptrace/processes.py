@@ -25,6 +25,7 @@ __all__ = [
     "AddressSpace",
     "Breakpoint",
     "FileKey",
+    "PageReader",
     "Thread",
     "ThreadState",
     "living_thread",
@@ -38,6 +39,9 @@ INT3 = b"\xcc"
 
 FileKey = tuple[int, int, str]
 """Device, inode and path of a file that is mapped executable."""
+
+
+_PAGE = 4096
 
 
 class ThreadState(enum.Enum):
@@ -83,6 +87,29 @@ class Breakpoint:
     """None for the engine's own breakpoint in the dynamic linker."""
 
 
+class PageReader:
+    """
+    Read a process's memory at many places close to each other, each page by one system call.
+
+    What it gives may be as old as the reader, so one is made for each purpose.
+    """
+
+    def __init__(self, memory: int) -> None:
+        self._memory = memory
+        self._pages: dict[int, bytes] = {}
+
+    def read(self, address: int, size: int) -> bytes:
+        """Return ``size`` bytes at ``address``; raise OSError if they are not there."""
+        start = address & -_PAGE
+        page = self._pages.get(start)
+        if page is None:
+            page = self._pages[start] = os.pread(self._memory, _PAGE, start)
+        offset = address - start
+        if offset + size > len(page):
+            return os.pread(self._memory, size, address)
+        return page[offset : offset + size]
+
+
 @dataclass(slots=True, eq=False)
 class AddressSpace:
     """
@@ -102,6 +129,7 @@ class AddressSpace:
     files: dict[FileKey, tuple[tuple[int, int, int], ...]] = field(default_factory=dict)
     symbols: dict[str, int] = field(default_factory=dict)
     lent: set[int] = field(default_factory=set)
+    by_probe: dict[Probe, tuple[Breakpoint, ...]] = field(default_factory=dict)
 
     @classmethod
     def of_thread(cls, tid: int, word_size: Literal[4, 8]) -> AddressSpace:
@@ -133,18 +161,21 @@ class AddressSpace:
             former=dict(self.former),
             files=dict(self.files),
             symbols=dict(self.symbols),
+            by_probe=dict(self.by_probe),
         )
         space.renew()
+        reader = PageReader(space.memory)
         for address, original in space.former.items():
-            space.restore_byte(address, original)
+            space.restore_byte(address, original, reader)
         return space
 
     def renew(self) -> None:
         """Write every breakpoint again that memory does not show any more."""
-        for breakpoint_ in self.breakpoints.values():
+        reader = PageReader(self.memory)
+        for address, breakpoint_ in self.breakpoints.items():
             with contextlib.suppress(OSError):
-                if os.pread(self.memory, 1, breakpoint_.address) == bytes([breakpoint_.original]):
-                    os.pwrite(self.memory, INT3, breakpoint_.address)
+                if reader.read(address, 1)[0] == breakpoint_.original:
+                    os.pwrite(self.memory, INT3, address)
 
     def close(self) -> None:
         """Close the memory; the breakpoints in it are no longer ours to restore."""
@@ -152,6 +183,7 @@ class AddressSpace:
             os.close(self.memory)
             self.memory = -1
         self.breakpoints.clear()
+        self.by_probe.clear()
 
     def place(self, breakpoint_: Breakpoint) -> None:
         """Write the breakpoint byte; raise OSError if that is not possible."""
@@ -159,17 +191,38 @@ class AddressSpace:
             raise OSError(errno.ESRCH, os.strerror(errno.ESRCH))  # what old kernels say of memory that is gone
         self.breakpoints[breakpoint_.address] = breakpoint_
         self.former.pop(breakpoint_.address, None)
+        if breakpoint_.probe is not None:
+            self.by_probe[breakpoint_.probe] = (*self.by_probe.get(breakpoint_.probe, ()), breakpoint_)
 
-    def withdraw(self, breakpoint_: Breakpoint) -> None:
+    def withdraw(self, breakpoint_: Breakpoint, reader: PageReader | None = None) -> None:
         """Put the original byte back, if our breakpoint is what is there, and forget the breakpoint."""
-        self.restore_byte(breakpoint_.address, breakpoint_.original)
-        self.breakpoints.pop(breakpoint_.address, None)
+        self.restore_byte(breakpoint_.address, breakpoint_.original, reader)
+        self.forget(breakpoint_)
         self.former[breakpoint_.address] = breakpoint_.original
 
-    def restore_byte(self, address: int, original: int) -> None:
-        """Put an original byte back if a breakpoint byte is there; memory that is gone needs nothing."""
+    def withdraw_all(self) -> None:
+        """Withdraw every breakpoint."""
+        reader = PageReader(self.memory)
+        for breakpoint_ in list(self.breakpoints.values()):
+            self.withdraw(breakpoint_, reader)
+
+    def forget(self, breakpoint_: Breakpoint) -> None:
+        """Forget a breakpoint that is not in memory any more."""
+        self.breakpoints.pop(breakpoint_.address, None)
+        if breakpoint_.probe is not None:
+            rest = tuple(b for b in self.by_probe.pop(breakpoint_.probe, ()) if b is not breakpoint_)
+            if rest:
+                self.by_probe[breakpoint_.probe] = rest
+
+    def restore_byte(self, address: int, original: int, reader: PageReader | None = None) -> None:
+        """
+        Put an original byte back if a breakpoint byte is there; memory that is gone needs nothing.
+
+        ``reader`` knows what memory holds, where many bytes are restored at once.
+        """
         with contextlib.suppress(OSError):
-            if os.pread(self.memory, 1, address) == INT3:
+            found = os.pread(self.memory, 1, address) if reader is None else reader.read(address, 1)
+            if found == INT3:
                 os.pwrite(self.memory, bytes([original]), address)
 
 

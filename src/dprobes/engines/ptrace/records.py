@@ -19,6 +19,9 @@ Header = tuple[int, list[int], bytes]
 """The flag word of a record, its items up to the process name, and the bytes of the rest."""
 
 
+_IP = int(Item.IP)
+
+
 class RecordBuilder:
     """Build records that carry ``items``; an item costs time at each hit, so only what is asked for is looked up."""
 
@@ -31,11 +34,14 @@ class RecordBuilder:
         )
         self._cs, self._ip, self._ss, self._sp = (bool(items & item) for item in (Item.CS, Item.IP, Item.SS, Item.SP))
 
-    def header(self, context: ThreadContext, registers: ctypes.Array[ctypes.c_ulong], word_size: int) -> Header:
+    def header(
+        self, context: ThreadContext, registers: ctypes.Array[ctypes.c_ulong], word_size: int, *, keep_ip: bool = False
+    ) -> Header:
         """
         Return flags, items and tail of a record for the state before the probed instruction.
 
-        The first two items, major and minor, are zeros to be filled in by ``record``.
+        The first two items, major and minor, are zeros to be filled in by ``record``. ``keep_ip`` adds the instruction
+        pointer to what was asked for.
         """
         values = [0, 0]
         if self._cpu:
@@ -46,7 +52,7 @@ class RecordBuilder:
             values.append(context.uid())
         if self._cs:
             values.append(registers[Register.CS])
-        if self._ip:
+        if self._ip or keep_ip:
             values.append(registers[Register.RIP])
         if self._ss:
             values.append(registers[Register.SS])
@@ -57,7 +63,8 @@ class RecordBuilder:
         tail = context.process_name()[:PROCESS_NAME_MAX] + b"\0" if self._name else b""
         if self._tid:
             tail += context.tid().to_bytes(4, "little")
-        return self._wide_flags if word_size == 8 else self._flags, values, tail
+        flags = self._wide_flags if word_size == 8 else self._flags
+        return flags | _IP if keep_ip else flags, values, tail
 
     def record(self, header: Header, outcome: Outcome) -> bytes:
         """Return the record of a handler's log buffer."""

@@ -362,7 +362,9 @@ class Tracer:
                 word_size = thread.space.word_size
                 outcome = self._modules.handlers[word_size].run(probe.definition, site.point, self._context)
                 if outcome.ending is not Ending.ABORT:
-                    header = self._records.header(self._context, self._registers, word_size)
+                    header = self._records.header(
+                        self._context, self._registers, word_size, keep_ip=probe.limits.keep_ip
+                    )
         except BaseException:
             # Whatever ends the run here, the thread must not go on behind the breakpoint.
             syscalls.set_registers(thread.tid, self._registers)
@@ -442,7 +444,7 @@ class Tracer:
     def _withdraw(self, probe: Probe) -> None:
         """Take a probe's breakpoints out of all address spaces: it is disabled or removed."""
         for space in self._family.spaces():
-            mine = [b for b in space.breakpoints.values() if b.probe is probe]
+            mine = space.by_probe.get(probe, ())
             for breakpoint_ in mine:
                 space.withdraw(breakpoint_)
             for pid in space.pids if mine else ():

@@ -73,11 +73,16 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class ProbeLimits:
-    """Hold what a probe definition says of whether a hit runs its handler and keeps its record."""
+    """
+    Hold what a probe definition says of whether a hit runs its handler and keeps its record.
+
+    ``keep_ip`` says that its records carry the instruction pointer even if nobody asked for that.
+    """
 
     passcount: int
     maxhits: int
     keep_on_fault: bool
+    keep_ip: bool
 
 
 @dataclass(frozen=True, slots=True)
