@@ -81,8 +81,15 @@ def _find_module(
 ) -> Path | None:
     if program.modtype is not ModuleType.USER:
         return None
-    from dprobes.target.modules import find_module, near_modules
+    from dprobes.target.modules import find_module, is_made_by_kernel, near_modules
 
+    if is_made_by_kernel(program.name):
+        diagnostics.error(
+            program.spans.get("name"),
+            f"'{program.name}' cannot be probed: the kernel makes it, and no file says what its code should be",
+            hint="probe the function that calls it, such as clock_gettime of 'libc.so.6'",
+        )
+        diagnostics.raise_if_errors()
     path = find_module(program.name, pid=pid, command=command, architecture=architecture_name)
     if path is not None:
         return path

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from dprobes.target.maps import Mapping
 
-__all__ = ["find_module", "matches", "near_modules"]
+__all__ = ["find_module", "is_made_by_kernel", "matches", "near_modules"]
 
 _TRIPLETS = {
     "x86_64": "x86_64-linux-gnu",
@@ -35,6 +35,11 @@ _TRIPLETS = {
     "s390x": "s390x-linux-gnu",
 }
 _IDENTITY = {"i386": (1, 3), "x86_64": (2, 62), "aarch64": (2, 183), "ppc64": (2, 21), "s390x": (2, 22)}
+_MADE_BY_KERNEL = frozenset(
+    ("[vdso]", "[vsyscall]", "linux-vdso.so.1", "linux-vdso32.so.1", "linux-vdso64.so.1", "linux-gate.so.1")
+)
+"""What vdso(7) calls the code that the kernel maps into every process by itself."""
+
 _NEAR = 3
 _NAME_MAX = 255  # bytes of a file's name
 
@@ -61,6 +66,11 @@ def find_module(
         if path.is_file() and _is_for(path, wanted):
             return path.resolve()
     return _program_in_path(name)
+
+
+def is_made_by_kernel(name: str) -> bool:
+    """Return whether a name means code that the kernel provides in every process, which no file holds."""
+    return name in _MADE_BY_KERNEL
 
 
 def matches(name: str, path: str | os.PathLike[str], soname: str | None) -> bool:
