@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from case_format import encode_items
 from dprobes.diagnostics import Diagnostics
 from dprobes.errors import SourceError
+from dprobes.extensions import Extension
 from dprobes.rpn.encode import CodeImage, encode
 from dprobes.rpn.load import CompileOptions, check_program, parse_source
 from dprobes.source import SourceFile
@@ -16,6 +17,7 @@ from dprobes.vm.translate import Translator
 
 if TYPE_CHECKING:
     from case_format import Case, ContextLine, Target
+    from dprobes.extensions import View
     from dprobes.rpn.program import Program
     from dprobes.vm.machine import Machine, Outcome
 
@@ -103,10 +105,18 @@ def _apply(context: FakeContext, line: ContextLine, target: Target) -> None:
         case ("gdtr" | "idtr",):
             base, limit = line.numbers
             context.tables[word] = (base, limit)
+        case ("failing", name):
+            context.extensions[name] = Extension(interpret=_fail)
         case ("pid" | "tid" | "uid" | "cpu" | "task" | "time",):
             context.ids[word] = number
         case _:
             raise AssertionError(f"unknown context line '{' '.join(line.words)} ='")
+
+
+def _fail(view: View) -> None:
+    view.push(1)
+    view.log(b"lost")
+    raise RuntimeError("on purpose")
 
 
 def _compare(

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.diagnostics import Diagnostics
 from dprobes.errors import DprobesError
+from dprobes.extensions.extension import call_extensions
 from dprobes.rpn.encode import encode
 from dprobes.rpn.keywords import Header, keywords_of
 from dprobes.rpn.load import CompileOptions, check_program, parse_source
@@ -36,6 +37,7 @@ from dprobes.vm import AddressFault, Interpreter, Outcome, Point, SelectorFault
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, MutableSequence, Sequence
 
+    from dprobes.extensions import Extension
     from dprobes.rpn.program import ProbeDefinition, Program
     from dprobes.vm.machine import Machine
 
@@ -70,9 +72,10 @@ class FakeContext:
     ``cpuid``, ``msr``, ``tables``
         (eax, ebx, ecx, edx) by leaf, value by number, (base, limit) of "gdtr" and "idtr".
     ``extensions``
-        functions by name; ``callk`` runs all of them.
+        ``dprobes.extensions.Extension`` by name, in order of registration.
 
-    ``port_writes`` lists (port, bytes, value), ``extension_calls`` the operands of ``callk`` (None: all).
+    ``port_writes`` lists (port, bytes, value), ``extension_calls`` the operands of ``callk`` (None: all), ``warnings``
+    what extensions that failed had to say.
     """
 
     def __init__(
@@ -98,7 +101,7 @@ class FakeContext:
         cpuid: Mapping[int, tuple[int, int, int, int]] | None = None,
         msr: Mapping[int, int] | None = None,
         tables: Mapping[str, tuple[int, int]] | None = None,
-        extensions: Mapping[str, Callable[[Machine], None]] | None = None,
+        extensions: Mapping[str, Extension] | None = None,
     ) -> None:
         self.architecture = architecture_called(architecture)
         self._registers = {False: self._by_index(registers or {}), True: self._by_index(user_registers or {})}
@@ -120,6 +123,7 @@ class FakeContext:
         self.extensions = dict(extensions or {})
         self.port_writes: list[tuple[int, int, int]] = []
         self.extension_calls: list[str | None] = []
+        self.warnings: list[str] = []
 
     def _by_index(self, registers: Mapping[str, int]) -> dict[int, int]:
         return {self._index(name): value for name, value in registers.items()}
@@ -264,11 +268,9 @@ class FakeContext:
         return self.ids["time"]
 
     def call_extension(self, name: str | None, machine: Machine) -> None:
-        """Note the call in ``extension_calls`` and run the function, or all of them."""
+        """Note the call in ``extension_calls`` and call the extension, or all of them."""
         self.extension_calls.append(name)
-        for known, function in self.extensions.items():
-            if name is None or name == known:
-                function(machine)
+        call_extensions(self.extensions, name, machine, self.warnings.append)
 
 
 def run_handler(

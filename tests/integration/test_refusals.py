@@ -276,7 +276,6 @@ UNSUPPORTED = {
     "msr": "push r, msr",
     "task": "push task",
     "port": "push io, u8",
-    "callk": "callk sample",
     "exit 3": "exit 3",
     "return": "return = yes",
     "watchpoint": "watchpoint = w",
@@ -318,7 +317,7 @@ def test_a_full_disk_is_an_error_and_the_target_goes_on(build: Builder, tmp_path
     program = build("torture.c")
     source = tmp_path / "p.rpn"
     source.write_text(TORTURE)
-    with running(program, 2, 2) as target:
+    with running(program, 60, 2) as target:
         await_line(target)
         command = [*DPROBES, "run", str(source), *(["-o", "/dev/full"] if way == "-o" else []), "-p", str(target.pid)]
         with Path("/dev/full").open("w") as full:
@@ -329,6 +328,7 @@ def test_a_full_disk_is_an_error_and_the_target_goes_on(build: Builder, tmp_path
         assert "Exception ignored" not in done.stderr
         await_true(lambda: not tracer_of(target.pid), "the end of tracing")
         assert code_is_original(target.pid, program)
+        target.send_signal(signal.SIGUSR2)
         assert target.wait(20) == 0
 
 

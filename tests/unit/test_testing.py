@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 from dprobes.errors import DprobesError, SourceError
+from dprobes.extensions import Extension
 from dprobes.testing import FakeContext, run_handler
 from dprobes.vm import AddressFault, Context, Ending
-
-if TYPE_CHECKING:
-    from dprobes.vm.machine import Machine
 
 PROGRAM = """
 name = appln
@@ -114,9 +110,11 @@ def test_an_unknown_symbol_is_an_error_of_the_test() -> None:
 
 
 def test_extensions_run_and_are_noted() -> None:
-    def sample(machine: Machine) -> None:
-        machine.push(7)
-
-    context = FakeContext(extensions={"sample": sample, "other": lambda machine: machine.push(8)})
+    context = FakeContext(
+        extensions={
+            "sample": Extension(interpret=lambda view: view.push(7)),
+            "other": Extension(interpret=lambda view: view.push(8)),
+        }
+    )
     assert run_handler("callk sample\ncallk\nlog b, 3", context).log == b"\x08\x07\x07"
     assert context.extension_calls == ["sample", None]

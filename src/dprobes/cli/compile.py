@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.diagnostics import Diagnostics, Severity
 from dprobes.engines.base import refuse_unsupported, requirements
+from dprobes.extensions.registry import check_extensions
 from dprobes.rpn.load import check_program, parse_file
 from dprobes.rpn.program import ModuleType
 from dprobes.target.arch import architecture, host_architecture
@@ -63,6 +64,7 @@ def compile_program(
         arch = architecture(architecture_name) if architecture_name else host_architecture()
         if engine is not None:
             refuse_unsupported(program, arch, engine, (), diagnostics)
+        check_extensions(program, diagnostics, allow_write=options.allow_write)
         check_program(program, arch, diagnostics, options)
         return Compiled(program, arch, None, diagnostics)
     from dprobes.engines.resolve import architecture_of, resolve

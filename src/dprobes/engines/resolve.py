@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from dprobes.diagnostics import Diagnostics, Note
 from dprobes.engines.base import ProbeState
 from dprobes.errors import TargetError
+from dprobes.extensions.registry import check_extensions
 from dprobes.rpn.check import check
 from dprobes.rpn.encode import CodeImage, encode
 from dprobes.rpn.program import Address, Expression, Glob, Offset
@@ -87,6 +88,7 @@ def resolve(program: Program, module: Module, diagnostics: Diagnostics, *, allow
     """Check a program for a module's processor and find its places; raise ``SourceError`` if something is wrong."""
     arch = architecture_of(module)
     check(program, arch, diagnostics, allow_write=allow_write)
+    check_extensions(program, diagnostics, allow_write=allow_write)
     places: dict[int, ResolvedProbe] = {}
     for number, definition in enumerate(program.definitions):
         resolver = _Resolver(module, arch, definition, diagnostics)

@@ -20,9 +20,10 @@ from dprobes.vm import AddressFault
 
 if TYPE_CHECKING:
     import ctypes
-    from collections.abc import Callable, MutableSequence
+    from collections.abc import Callable, Mapping, MutableSequence
 
     from dprobes.engines.ptrace.processes import Breakpoint, Thread
+    from dprobes.extensions import Extension
     from dprobes.vm.machine import Machine
 
 __all__ = ["ThreadContext"]
@@ -75,6 +76,7 @@ class ThreadContext:
         self._thread: Thread
         self._registers: ctypes.Array[ctypes.c_ulong]
         self._floating_point: floating.FloatingPoint | None = None
+        self.extensions: Mapping[str, Extension] = {}
         self.written: dict[int, tuple[int, int]] | None = None
         self.on_rewrite: Callable[[Thread, list[Breakpoint]], None] | None = None
         self.warn: Callable[[str, str | None], None] = _ignore
@@ -239,7 +241,9 @@ class ThreadContext:
         return time.monotonic_ns()
 
     def call_extension(self, name: str | None, machine: Machine) -> None:
-        raise InternalError(f"callk {name} was not refused before insertion (major {machine.major})")
+        from dprobes.extensions.extension import call_extensions
+
+        call_extensions(self.extensions, name, machine, lambda message: self.warn(message, None))
 
     # Header items that no instruction pushes
 

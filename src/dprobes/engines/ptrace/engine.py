@@ -45,6 +45,7 @@ from dprobes.engines.ptrace.wire import (
     Placed,
     ProbeLimits,
     ProbeStatus,
+    Refused,
     Removed,
     Start,
     Stop,
@@ -54,6 +55,7 @@ from dprobes.engines.ptrace.wire import (
     unpack_record,
 )
 from dprobes.errors import EngineError, InternalError
+from dprobes.extensions.registry import called_extensions
 from dprobes.rpn.program import Glob
 
 if TYPE_CHECKING:
@@ -80,6 +82,7 @@ class PtraceEngine:
             Capability.FLOATING_POINT,
             Capability.CPUID,
             Capability.SEGMENTED,
+            Capability.EXTENSION,
             Capability.HAND_OVER,
             Capability.GLOB,
         }
@@ -201,7 +204,9 @@ class PtraceSession:
             ProbeLimits(d.passcount, d.maxhits, program.keeps_log_on_fault(d), isinstance(d.location, Glob))
             for d in program.definitions
         )
-        return Start(definitions, int(self._job.items), (program.vars, program.gvars, program.cvars))
+        return Start(
+            definitions, int(self._job.items), (program.vars, program.gvars, program.cvars), called_extensions(program)
+        )
 
     def _send(self, message: object) -> None:
         """Send a message; that the tracer is gone shows at the end of what it sends."""
@@ -224,6 +229,9 @@ class PtraceSession:
             case Attached():
                 if self._command is not None:
                     self._command.go()
+            case Refused(text):
+                self._finished = True
+                raise EngineError(text)
             case Failed(pid, reason, number):
                 self._finished = True
                 raise refusals.attach_error(pid, reason, number)

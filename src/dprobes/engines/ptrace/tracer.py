@@ -38,18 +38,21 @@ from dprobes.engines.ptrace.wire import (
     Done,
     Failed,
     Placed,
+    Refused,
     Removed,
     Sites,
     Start,
     Stop,
     Warned,
 )
+from dprobes.errors import EngineError
 from dprobes.vm import Ending
 
 if TYPE_CHECKING:
     from dprobes.engines.ptrace.probes import Probe
     from dprobes.engines.ptrace.processes import Breakpoint
     from dprobes.engines.ptrace.records import Header
+    from dprobes.extensions import Extension
     from dprobes.vm import Outcome
 
 __all__ = ["Tracer", "main"]
@@ -71,12 +74,13 @@ class _EndedError(Exception):
 class Tracer:
     """Trace the processes that the client names, and everything they start."""
 
-    def __init__(self, connection: Connection, start: Start) -> None:
+    def __init__(self, connection: Connection, start: Start, extensions: dict[str, Extension]) -> None:
         self._connection = connection
         self._threads: dict[int, Thread] = {}
         self._context = ThreadContext(*start.variables)
         self._context.on_rewrite = self._on_rewrite
         self._context.warn = self._warn
+        self._context.extensions = extensions
         self._records = RecordBuilder(start.items)
         self._modules = ModuleWatcher(connection, start.definitions)
         self._stopper = Stopper(self._threads, self._context)
@@ -469,8 +473,23 @@ def main(arguments: list[str]) -> int:
     except ClientGoneError:
         return 0
     assert isinstance(message, Start)
-    Tracer(connection, message).run()
+    try:
+        extensions = _load(message)
+    except EngineError as error:
+        connection.send(Refused(error.message))
+        connection.close()
+        return 0
+    Tracer(connection, message, extensions).run()
     return 0
+
+
+def _load(start: Start) -> dict[str, Extension]:
+    """Import the extensions that the program may call: before anything is traced, because that may take its time."""
+    if not start.extensions:
+        return {}
+    from dprobes.extensions.registry import load_extensions
+
+    return load_extensions(start.extensions)
 
 
 if __name__ == "__main__":

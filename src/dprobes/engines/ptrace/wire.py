@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from dprobes.engines.base import Counts, ProbeState
+    from dprobes.extensions.registry import Registration
     from dprobes.rpn.encode import CodeImage
     from dprobes.vm.machine import Point
 
@@ -34,6 +35,7 @@ __all__ = [
     "Placed",
     "ProbeLimits",
     "ProbeStatus",
+    "Refused",
     "Removed",
     "Site",
     "Sites",
@@ -69,6 +71,8 @@ class Start:
     """``record.layout.Item`` flags."""
     variables: tuple[int, int, int]
     """How many local, global and per-CPU variables the program has."""
+    extensions: tuple[Registration, ...] = ()
+    """What the program may call by ``callk``, in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,6 +240,13 @@ class HandedOver:
     tid: int
     name: str
     address: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Report that the tracer cannot run the program, and ends; nothing was traced."""
+
+    message: str
 
 
 @dataclass(frozen=True, slots=True)
