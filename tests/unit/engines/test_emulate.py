@@ -107,7 +107,7 @@ NOPS = [
     "90", "6690", "0f1f00", "0f1f4000", "0f1f440000", "660f1f440000", "0f1f8000000000", "0f1f840000000000",
     "660f1f840000000000", "662e0f1f840000000000", "f30f1efa", "f30f1efb",
 ]  # fmt: skip
-RETURNS = ["c3", "c20000", "c20800", "c21000", "c2f001"]
+RETURNS = ["c3", "c20000", "c20800", "c21000", "c2f001", "f3c3", "f2c3", "f2c20800"]
 
 
 def numbers_of(size: int) -> st.SearchStrategy[bytes]:
@@ -148,14 +148,35 @@ def jumps() -> st.SearchStrategy[bytes]:
     return joined(short, numbers_of(1)) | joined(near, numbers_of(4))
 
 
+def loops(word_size: int) -> st.SearchStrategy[bytes]:
+    # The counter with half of the word's width; 16-bit jumps would leave the page, so no 66.
+    return joined(st.sampled_from([b"", b"\x67"]), st.sampled_from([b"\xe0", b"\xe1", b"\xe2", b"\xe3"]), numbers_of(1))
+
+
+def indirect(word_size: int) -> st.SearchStrategy[bytes]:
+    rex = st.sampled_from([b"", b"\x41", b"\x48"]) if word_size == 8 else st.just(b"")
+    return joined(
+        rex, st.just(b"\xff"), st.sampled_from([bytes([n]) for n in (*range(0xD0, 0xD8), *range(0xE0, 0xE8))])
+    )
+
+
 def instructions(word_size: int) -> st.SearchStrategy[bytes]:
     fixed = st.sampled_from([bytes.fromhex(text) for text in [*NOPS, *RETURNS, "c9"]])
-    return st.one_of(moves(word_size), pushes(word_size), addresses(word_size), adjustments(word_size), jumps(), fixed)
+    return st.one_of(
+        moves(word_size),
+        pushes(word_size),
+        addresses(word_size),
+        adjustments(word_size),
+        jumps(),
+        loops(word_size),
+        indirect(word_size),
+        fixed,
+    )
 
 
 def values(word_size: int) -> st.SearchStrategy[int]:
     top = (1 << 8 * word_size) - 1
-    return st.one_of(st.integers(0, top), st.sampled_from([0, 1, top, top >> 1, (top >> 1) + 1]))
+    return st.one_of(st.integers(0, top), st.integers(0, 2), st.sampled_from([0, 1, top, top >> 1, (top >> 1) + 1]))
 
 
 @pytest.mark.parametrize("word_size", [8, 4])
@@ -185,6 +206,8 @@ def test_the_emulation_agrees_with_the_processor(processor: Processor, word_size
 
         emulation = plan(code, word_size)
         assert is_emulated(emulation), code.hex()
+        if emulation[0] in (Action.JUMP_REGISTER, Action.CALL_REGISTER) and emulation[2] != Register.RSP:
+            before[emulation[2]] = processor.start + 64
         processor.fill_stack(content)
         emulated = syscalls.Registers(*before)
         assert emulate(emulation, emulated, processor)
@@ -212,7 +235,8 @@ NOT_EMULATED = [
     ("4990", 8, Action.STEP),
     ("6650", 8, Action.STEP),  # push ax
     ("6689c8", 8, Action.STEP),  # mov ax, cx
-    ("f3c3", 8, Action.STEP),
+    ("66e200", 8, Action.STEP),  # a 16-bit loop
+    ("66c3", 8, Action.STEP),  # a 16-bit return
     ("8900", 8, Action.STEP),  # a move to memory
     ("678d00", 8, Action.STEP),  # lea with a 32-bit address
     ("668d00", 8, Action.STEP),  # lea ax, [rax]
@@ -221,11 +245,9 @@ NOT_EMULATED = [
     ("4883e4f0", 8, Action.STEP),  # and rsp, -16
     ("3e7400", 8, Action.STEP),  # a branch with a hint
     ("f2eb00", 8, Action.STEP),  # bnd jmp
-    ("ffe0", 8, Action.STEP),  # jmp rax
-    ("e300", 8, Action.STEP),  # jrcxz
+    ("ff20", 8, Action.STEP),  # jmp [rax]
+    ("ffd8", 8, Action.STEP),  # no instruction: a far call to a register
     ("40", 4, Action.STEP),  # inc eax
-    ("9c", 8, Action.PUSH_FLAGS),
-    ("669c", 4, Action.PUSH_FLAGS),
     ("0f05", 8, Action.SYSTEM_CALL),
     ("cd80", 4, Action.SYSTEM_CALL),
     ("f3aa", 8, Action.REPEAT),
@@ -264,3 +286,29 @@ def test_a_return_to_an_impossible_address_is_left_to_the_processor() -> None:
             return 1 << 60
 
     assert not emulate(plan(b"\xc3", 8), syscalls.Registers(), Memory())
+
+
+@pytest.mark.parametrize(("code", "word_size"), [("9c", 8), ("669c", 8), ("9c", 4), ("669c", 4)])
+@pytest.mark.parametrize("flags", [0x202, 0x246, 0xA97, 0x602])
+def test_flags_are_pushed_as_without_a_step(processor: Processor, code: str, word_size: int, flags: int) -> None:
+    raw = bytes.fromhex(code)
+    before = syscalls.Registers(*processor.registers)
+    before[Register.RIP] = processor.start
+    before[Register.RSP] = processor.stack
+    before[Register.CS] = _USER_CS_64 if word_size == 8 else syscalls.USER_CS_32
+    before[Register.ORIG_RAX] = (1 << 64) - 1
+    before[Register.EFLAGS] = flags
+    processor.fill_stack(bytes(32))
+    emulated = syscalls.Registers(*before)
+    assert emulate(plan(raw, word_size), emulated, processor)
+    pushed = processor.read_stack(32)
+
+    processor.fill_stack(bytes(32))
+    executed = syscalls.Registers(*before)
+    processor.execute(raw, executed)
+    # A step pushes the trap flag that makes it one.
+    top = executed[Register.RSP] + 1
+    processor.write_word(top, 1, processor.read_word(top, 1) & ~0x01)
+    assert shown(emulated, word_size) == shown(executed, word_size)
+    assert pushed == processor.read_stack(32)
+    assert flags.to_bytes(2, "little") in pushed

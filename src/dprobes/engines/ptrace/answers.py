@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from dprobes.diagnostics import Diagnostics
 from dprobes.engines.base import Event, Notice, ProbeState
 from dprobes.engines.ptrace.plan import plan
+from dprobes.engines.ptrace.relocate import copy_of
 from dprobes.engines.ptrace.wire import Code, ModuleMapped, Site, Sites
 from dprobes.engines.resolve import LeftOutProbe, ResolvedModule, ResolvedProbe, resolve
 from dprobes.errors import SourceError, TargetError
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Answers", "reachable"]
 
+_PAGE = 4096
 _LINKER = re.compile(r"ld(-.*)?\.so(\.\d+)*|ld-musl-.*\.so(\.\d+)*")
 _LINKER_HOOK = "_dl_debug_state"
 """The function that dynamic linkers call when they have mapped or unmapped something (``r_brk`` in ``<link.h>``)."""
@@ -89,7 +91,8 @@ class Answers:
                 raw = probe.instruction.raw
                 emulation = plan(raw, resolved.architecture.word_size)
                 point = Point.of(program, probe.definition, probe.offset)
-                sites.append(Site(len(self.probes), probe.number, probe.offset, raw, emulation, point))
+                copy = copy_of(raw, resolved.architecture.word_size)
+                sites.append(Site(len(self.probes), probe.number, probe.offset, raw, emulation, copy, point))
             # The path as the process knows it: ours may lead through /proc.
             self.probes.append(dataclasses.replace(probe, path=mapped.path))
         self.left_out += [dataclasses.replace(left_out, path=mapped.path) for left_out in resolved.left_out]
@@ -104,6 +107,7 @@ class Answers:
             Code(resolved.architecture.name, code),
             resolved.symbols,
             (segment.offset, segment.vaddr),
+            _padding(resolved.module),
         )
 
 
@@ -114,7 +118,13 @@ def _linker_sites(module: Module) -> tuple[Site, ...]:
         raw = decode_at(module, offset).raw
     except TargetError:
         return ()
-    return (Site(-1, -1, offset, raw, plan(raw, module.word_size)),)
+    return (Site(-1, -1, offset, raw, plan(raw, module.word_size), copy_of(raw, module.word_size)),)
+
+
+def _padding(module: Module) -> tuple[tuple[int, int], ...]:
+    """Return what lies unused between the ends of code segments and those of their last pages."""
+    ends = [s.offset + s.filesz for s in module.elf.load_segments if s.executable and s.memsz == s.filesz]
+    return tuple((end, -end % _PAGE) for end in ends)
 
 
 def reachable(mapped: ModuleMapped) -> Path:

@@ -19,6 +19,7 @@ from dprobes.engines.ptrace.syscalls import NEW_TASK_EVENTS, Event, Register, St
 
 if TYPE_CHECKING:
     from dprobes.engines.ptrace.family import Family
+    from dprobes.engines.ptrace.stepping import Stepper
     from dprobes.engines.ptrace.stopping import Stopper
 
 __all__ = ["Detacher"]
@@ -30,9 +31,10 @@ _ATTEMPTS = 100
 class Detacher:
     """Restore and detach threads of the tracer's tables."""
 
-    def __init__(self, family: Family, stopper: Stopper) -> None:
+    def __init__(self, family: Family, stopper: Stopper, stepper: Stepper) -> None:
         self._family = family
         self._stopper = stopper
+        self._stepper = stepper
         self._registers = syscalls.Registers()
         self._info = syscalls.SignalInfo()
         self._signals: dict[int, int] = {}
@@ -151,7 +153,10 @@ class Detacher:
                 number = self._await_trap(thread)
             else:
                 self._stopper.hide_interruption(thread)
-        syscalls.detach(thread.tid, number)
+        with_signal = self._stepper.leave_slot(thread, self._registers, number)
+        if with_signal is None:  # stopped for something else, with the signal queued again
+            with_signal = self._stepper.leave_slot(thread, self._registers)
+        syscalls.detach(thread.tid, with_signal or 0)
 
     def _trap_is_queued(self, thread: Thread) -> bool:
         """Return whether a thread executed one of our breakpoints and the signal for it still waits."""
@@ -176,11 +181,17 @@ class Detacher:
         """Put a thread that trapped onto the original instruction; return False if the trap is the program's own."""
         code = syscalls.get_signal_info(thread.tid, self._info)
         if code == syscalls.TRAP_TRACE and thread.unfinished is not None:
-            return True  # the end of a step of ours
+            # The end of a step of ours.
+            self._stepper.settle_late(thread, thread.unfinished[0], self._registers)
+            return True
         if code != syscalls.SI_KERNEL:
             return False
         syscalls.get_registers(thread.tid, self._registers)
         address = self._registers[Register.RIP] - 1
+        slot = thread.space.slots.holding(address)
+        if slot is not None and slot.trap == address:
+            self._stepper.settle(thread, slot, self._registers)
+            return True
         if address not in thread.space.former:
             return False
         self._registers[Register.RIP] = address

@@ -22,46 +22,58 @@ if TYPE_CHECKING:
 __all__ = ["Action", "StackMemory", "emulate", "is_emulated", "uses_return_addresses"]
 
 _RIP, _RSP, _RBP, _EFLAGS = int(Register.RIP), int(Register.RSP), int(Register.RBP), int(Register.EFLAGS)
+_RCX = int(Register.RCX)
 _MASKS = {8: (1 << 64) - 1, 4: (1 << 32) - 1}
 
 # Bits of EFLAGS (Intel SDM, volume 1, 3.4.3).
 _CARRY, _PARITY, _ADJUST, _ZERO, _SIGN, _OVERFLOW = 0x001, 0x004, 0x010, 0x040, 0x080, 0x800
 _ARITHMETIC = _CARRY | _PARITY | _ADJUST | _ZERO | _SIGN | _OVERFLOW
 
+_NEVER_PUSHED = 0x30000
+"""The resume and virtual-8086 flags, which pushf clears in the image (Intel SDM, volume 2, PUSHF)."""
+
 
 class Action(enum.IntEnum):
     """Name what is done at a site after the handler ran."""
 
     STEP = 0
-    """Single-step the original instruction: (STEP, length)."""
+    """Let the thread execute the original instruction: (STEP, length)."""
     REPEAT = 1
     """Let the repeated string instruction run to its end: (REPEAT, length)."""
-    PUSH_FLAGS = 2
-    """Single-step, then take the trap flag out of the flags on the stack: (PUSH_FLAGS, length, bytes pushed)."""
-    SYSTEM_CALL = 3
+    SYSTEM_CALL = 2
     """Let the thread enter the kernel: (SYSTEM_CALL, length)."""
-    SKIP = 4
+    SKIP = 3
     """Go on behind the instruction: (SKIP, length)."""
-    PUSH = 5
+    PUSH = 4
     """Push a register: (PUSH, length, register, size)."""
-    MOVE = 6
+    MOVE = 5
     """Copy a register: (MOVE, length, destination, source, mask)."""
-    RETURN = 7
+    RETURN = 6
     """Return, dropping bytes of arguments: (RETURN, length, size, dropped)."""
-    POP = 8
+    POP = 7
     """Pop a register: (POP, length, register, size)."""
-    LEAVE = 9
+    LEAVE = 8
     """Take a stack frame down: (LEAVE, length, size)."""
-    ADDRESS = 10
+    ADDRESS = 9
     """Compute an address (lea): (ADDRESS, length, destination, base or -1, index or -1, scale, displacement, mask)."""
-    ADJUST = 11
+    ADJUST = 10
     """Add a number to the stack pointer, or subtract it: (ADJUST, length, number, subtract, size)."""
-    JUMP = 12
+    JUMP = 11
     """Jump: (JUMP, length, distance, size)."""
-    BRANCH = 13
+    BRANCH = 12
     """Jump on a condition: (BRANCH, length, distance, size, condition)."""
-    CALL = 14
+    CALL = 13
     """Call: (CALL, length, distance, size)."""
+    JUMP_REGISTER = 14
+    """Jump to the address in a register: (JUMP_REGISTER, length, register, size)."""
+    CALL_REGISTER = 15
+    """Call the address in a register: (CALL_REGISTER, length, register, size)."""
+    PUSH_FLAGS = 16
+    """Push the flags: (PUSH_FLAGS, length, bytes pushed, size)."""
+    LOOP = 17
+    """Count down and jump: (LOOP, length, distance, size, mask of the counter, zero flag that is wanted or None)."""
+    BRANCH_ZERO = 18
+    """Jump if the counter is zero (jcxz): (BRANCH_ZERO, length, distance, size, mask of the counter)."""
 
 
 class StackMemory(Protocol):
@@ -81,7 +93,7 @@ def is_emulated(emulation: tuple[Any, ...]) -> bool:
 
 def uses_return_addresses(emulation: tuple[Any, ...]) -> bool:
     """Return whether an instruction pushes or pops a return address, which a shadow stack would have to follow."""
-    return emulation[0] in (Action.RETURN, Action.CALL)
+    return emulation[0] in (Action.RETURN, Action.CALL, Action.CALL_REGISTER)
 
 
 def emulate(emulation: tuple[Any, ...], registers: ctypes.Array[ctypes.c_ulong], memory: StackMemory) -> bool:
@@ -221,6 +233,51 @@ def _call(emulation: tuple[Any, ...], registers: ctypes.Array[ctypes.c_ulong], m
     return _jump(emulation, registers, memory)
 
 
+def _jump_register(emulation: tuple[Any, ...], registers: ctypes.Array[ctypes.c_ulong], memory: StackMemory) -> bool:
+    target = registers[emulation[2]] & _MASKS[emulation[3]]
+    if target >> 47:
+        return False  # not canonical: the processor raises a fault at the jump itself
+    registers[_RIP] = target
+    return True
+
+
+def _call_register(emulation: tuple[Any, ...], registers: ctypes.Array[ctypes.c_ulong], memory: StackMemory) -> bool:
+    _, length, source, size = emulation
+    target = registers[source] & _MASKS[size]
+    if target >> 47:
+        return False
+    top = registers[_RSP] - size & _MASKS[size]
+    memory.write_word(top, size, registers[_RIP] + length)
+    registers[_RSP] = top
+    registers[_RIP] = target
+    return True
+
+
+def _push_flags(emulation: tuple[Any, ...], registers: ctypes.Array[ctypes.c_ulong], memory: StackMemory) -> bool:
+    _, length, pushed, size = emulation
+    top = registers[_RSP] - pushed & _MASKS[size]
+    memory.write_word(top, pushed, registers[_EFLAGS] & ~_NEVER_PUSHED)
+    registers[_RSP] = top
+    registers[_RIP] += length
+    return True
+
+
+def _loop(emulation: tuple[Any, ...], registers: ctypes.Array[ctypes.c_ulong], memory: StackMemory) -> bool:
+    _, _, _, _size, mask, wanted = emulation
+    count = registers[_RCX] - 1 & mask
+    # A 32-bit counter clears the upper half of the register, a 16-bit one leaves the rest alone.
+    registers[_RCX] = registers[_RCX] & ~mask | count if mask == 0xFFFF else count
+    if count and (wanted is None or bool(registers[_EFLAGS] & _ZERO) == wanted):
+        return _jump(emulation, registers, memory)
+    return _skip(emulation, registers, memory)
+
+
+def _branch_zero(emulation: tuple[Any, ...], registers: ctypes.Array[ctypes.c_ulong], memory: StackMemory) -> bool:
+    if registers[_RCX] & emulation[4]:
+        return _skip(emulation, registers, memory)
+    return _jump(emulation, registers, memory)
+
+
 def _return(emulation: tuple[Any, ...], registers: ctypes.Array[ctypes.c_ulong], memory: StackMemory) -> bool:
     _, _, size, dropped = emulation
     target = memory.read_word(registers[_RSP], size)
@@ -243,4 +300,9 @@ _ACTIONS = {
     Action.JUMP: _jump,
     Action.BRANCH: _branch,
     Action.CALL: _call,
+    Action.JUMP_REGISTER: _jump_register,
+    Action.CALL_REGISTER: _call_register,
+    Action.PUSH_FLAGS: _push_flags,
+    Action.LOOP: _loop,
+    Action.BRANCH_ZERO: _branch_zero,
 }

@@ -96,6 +96,8 @@ class ModuleWatcher:
             if old == tuple((m.start, m.end, m.offset) for m in maps):
                 continue
             for start, end, offset in old:
+                if run_time_address(maps, offset) != start:
+                    space.slots.forget(start, end)
                 mine = [a for a in (*space.breakpoints, *space.former) if start <= a < end]
                 addresses += [a for a in mine if run_time_address(maps, a - start + offset) != a]
             if not maps:
@@ -146,6 +148,8 @@ class ModuleWatcher:
                 continue
             if self._verify(reader, thread, site, address, path):
                 wanted.append(Breakpoint(address, site.original[0], site, probe))
+        if sites.sites:
+            _note_padding(space, sites.padding, mappings)
         if sites.symbols:
             bias = _bias(sites.segment, mappings)
             space.symbols.update((name, address + bias) for name, address in sites.symbols)
@@ -212,6 +216,16 @@ def _by_file(maps: str) -> dict[FileKey, list[Mapping]]:
     for mapping in executable_mappings(maps):
         found.setdefault((mapping.device, mapping.inode, mapping.path), []).append(mapping)
     return found
+
+
+def _note_padding(space: AddressSpace, padding: tuple[tuple[int, int], ...], mappings: list[Mapping]) -> None:
+    """Note where in memory the unused ends of a file's code pages are."""
+    for offset, size in padding:
+        start = run_time_address(mappings, offset - 1)
+        if start is not None and size:
+            area = (start + 1, start + 1 + size)
+            if area not in space.slots.padding:
+                space.slots.padding.append(area)
 
 
 def _bias(segment: tuple[int, int], mappings: list[Mapping]) -> int:

@@ -46,13 +46,21 @@ def plan(raw: bytes, word_size: int) -> tuple[Any, ...]:
         return (Action.SKIP, length)
     if body[:2] in (b"\x0f\x05", b"\x0f\x34") or body == b"\xcd\x80":
         return (Action.SYSTEM_CALL, length)
-    if body[0] == 0x9C:
-        return (Action.PUSH_FLAGS, length, 2 if b"\x66" in prefixes else word_size)
+    if body == b"\x9c":
+        return (Action.PUSH_FLAGS, length, 2 if b"\x66" in prefixes else word_size, word_size)
     if (b"\xf2" in prefixes or b"\xf3" in prefixes) and body[0] in _STRING_INSTRUCTIONS:
         return (Action.REPEAT, length)
     found = None
+    if prefixes in (b"\xf2", b"\xf3") and body[0] in (0xC2, 0xC3):
+        prefixes = b""  # "rep ret" and "bnd ret": the prefix means nothing here
+    if prefixes in (b"", b"\x67") and 0xE0 <= body[0] <= 0xE3:
+        return _plan_loop(body, bool(prefixes), word_size, length)
     if not prefixes:
-        found = _plan_data(body, rex, word_size, length) or (None if rex else _plan_control(body, word_size, length))
+        found = (
+            _plan_data(body, rex, word_size, length)
+            or _plan_indirect(body, rex, word_size, length)
+            or (None if rex else _plan_control(body, word_size, length))
+        )
     return found or (Action.STEP, length)
 
 
@@ -120,6 +128,24 @@ def _plan_adjust(body: bytes, rex: int, word_size: int, length: int) -> tuple[An
         return None
     number = int.from_bytes(body[2:], "little", signed=True)
     return (Action.ADJUST, length, number, operation == 5, word_size)
+
+
+def _plan_indirect(body: bytes, rex: int, word_size: int, length: int) -> tuple[Any, ...] | None:
+    # ff /2 is call r/m, ff /4 jmp r/m; here only through a register.
+    if body[0] != 0xFF or len(body) != 2 or body[1] >> 6 != 3 or body[1] >> 3 & 7 not in (2, 4):
+        return None
+    action = Action.CALL_REGISTER if body[1] >> 3 & 7 == 2 else Action.JUMP_REGISTER
+    return (action, length, _BY_NUMBER[(body[1] & 7) | (rex & 1) << 3], word_size)
+
+
+def _plan_loop(body: bytes, other_size: bool, word_size: int, length: int) -> tuple[Any, ...]:
+    # e0 is loopne, e1 loope, e2 loop, e3 jcxz; the address size tells how wide the counter is.
+    distance = int.from_bytes(body[1:], "little", signed=True)
+    masks = {8: (_MASK_64, _MASK_32), 4: (_MASK_32, 0xFFFF)}
+    mask = masks[word_size][other_size]
+    if body[0] == 0xE3:
+        return (Action.BRANCH_ZERO, length, distance, word_size, mask)
+    return (Action.LOOP, length, distance, word_size, mask, (False, True, None)[body[0] - 0xE0])
 
 
 def _plan_control(body: bytes, word_size: int, length: int) -> tuple[Any, ...] | None:

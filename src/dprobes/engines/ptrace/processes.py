@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from dprobes.engines.ptrace.slots import Slots
+
 if TYPE_CHECKING:
     from dprobes.engines.ptrace.probes import Probe
     from dprobes.engines.ptrace.records import Header
@@ -27,6 +29,7 @@ __all__ = [
     "FileKey",
     "PageReader",
     "Thread",
+    "ThreadGoneError",
     "ThreadState",
     "living_thread",
     "process_field",
@@ -55,6 +58,14 @@ class ThreadState(enum.Enum):
     ENDED = "ended, while other threads of the process go on (a zombie leader)"
 
 
+class ThreadGoneError(Exception):
+    """Report that a thread ended, and its wait status, while it was to do something for us."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(status)
+        self.status = status
+
+
 @dataclass(slots=True, eq=False)
 class Thread:
     """Hold one traced thread; ``rseq`` is the address of its ``struct rseq``, 0 while that is not known."""
@@ -66,8 +77,8 @@ class Thread:
     rseq: int = 0
     uid: tuple[int, int] | None = None
     """The (effective, real) user ids when they were last looked up."""
-    unfinished: tuple[int, Outcome | None, Header | None] | None = None
-    """A breakpoint whose handler ran, but whose instruction could not be carried out yet: address and results."""
+    unfinished: tuple[Breakpoint, Outcome | None, Header | None] | None = None
+    """A breakpoint whose handler ran, but whose instruction could not be carried out yet, and its results."""
     written: dict[int, tuple[int, int]] | None = None
     """Registers that a handler changed before an instruction that was not yet executed: (before, after) by word."""
     restarting: int = 0
@@ -130,6 +141,9 @@ class AddressSpace:
     symbols: dict[str, int] = field(default_factory=dict)
     lent: set[int] = field(default_factory=set)
     by_probe: dict[Probe, tuple[Breakpoint, ...]] = field(default_factory=dict)
+    slots: Slots = field(default_factory=Slots)
+    gadgets: tuple[int, int] | None = None
+    """Where a system call instruction and a return from a signal are (0: nowhere); None while not looked for."""
 
     @classmethod
     def of_thread(cls, tid: int, word_size: Literal[4, 8]) -> AddressSpace:
@@ -162,6 +176,8 @@ class AddressSpace:
             files=dict(self.files),
             symbols=dict(self.symbols),
             by_probe=dict(self.by_probe),
+            slots=self.slots.copy(),
+            gadgets=self.gadgets,
         )
         space.renew()
         reader = PageReader(space.memory)

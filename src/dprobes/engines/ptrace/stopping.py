@@ -1,9 +1,8 @@
 """
-Stopping threads, stepping one of them, and what may come in between.
+Waiting for stops, stopping threads, and letting them go on.
 
 Rules that this module keeps:
 
-* Nobody runs code of an address space while a breakpoint is away for a step.
 * A stop that is reported while another one is awaited is kept and handled later; none is lost.
 * A thread that cannot stop now (it waits in the kernel) is not waited for: it stops before it runs user code again.
 * A thread that we stopped does not notice: its system calls do not fail because of us, and its signals keep their
@@ -13,33 +12,21 @@ Rules that this module keeps:
 from __future__ import annotations
 
 import contextlib
-import enum
 import os
 import signal
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dprobes.engines.ptrace import syscalls
-from dprobes.engines.ptrace.emulate import Action
-from dprobes.engines.ptrace.processes import INT3, ThreadState, thread_state
+from dprobes.engines.ptrace.processes import ThreadState, thread_state
 from dprobes.engines.ptrace.syscalls import Event, Register, StopKind, classify_stop
 
 if TYPE_CHECKING:
-    import ctypes
     from collections.abc import Iterator
 
-    from dprobes.engines.ptrace.context import ThreadContext
-    from dprobes.engines.ptrace.processes import AddressSpace, Breakpoint, Thread
+    from dprobes.engines.ptrace.processes import AddressSpace, Thread
 
-__all__ = ["Completion", "CompletionKind", "Stopper", "ThreadGoneError"]
-
-_TRAP_FLAG = 0x100
-
-# Signals that an instruction raises itself, when si_code says that the kernel sent them (sigaction(2)). The kernel
-# kills a thread that raises one of them while it is blocked, so we never block them.
-_FAULTS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP)
-_ALL_BUT_FAULTS = ((1 << 64) - 1) & ~sum(1 << number - 1 for number in (*_FAULTS, signal.SIGSYS))
+__all__ = ["Stopper"]
 
 _SPINS = 40
 """How many times to ask for a stop, about a microsecond each, before sleeping until there is one."""
@@ -65,42 +52,11 @@ _FAILING_32 = frozenset({256, 319, 441, 102, 364, 371, 372, 337, 417, 369, 370, 
 _EPOLL_WAITS = frozenset({232, 281, 256, 319})
 
 
-class ThreadGoneError(Exception):
-    """Report that a thread ended, and its wait status, while it was being stepped."""
-
-    def __init__(self, status: int) -> None:
-        super().__init__(status)
-        self.status = status
-
-
-class CompletionKind(enum.Enum):
-    """Say how the probed instruction ended."""
-
-    COMPLETED = "completed"
-    FAULTED = "raised a signal"
-    INTERRUPTED = "not executed: something else comes first, and it will be hit again"
-
-
-@dataclass(frozen=True, slots=True)
-class Completion:
-    """
-    Hold how the probed instruction ended, and the signal with which the thread is to be resumed.
-
-    ``resumable`` is false where the thread's stop is still to be handled, or still to come.
-    """
-
-    kind: CompletionKind
-    signal: int = 0
-    resumable: bool = True
-
-
 class Stopper:
-    """Stop and step threads; ``threads`` is the tracer's table of all of them."""
+    """Stop threads and let them run; ``threads`` is the tracer's table of all of them."""
 
-    def __init__(self, threads: dict[int, Thread], context: ThreadContext) -> None:
+    def __init__(self, threads: dict[int, Thread]) -> None:
         self._threads = threads
-        self._context = context
-        self._info = syscalls.SignalInfo()
         self._held_registers = syscalls.Registers()
         # Asking again makes sense only if the thread can run meanwhile.
         self._spins = _SPINS if len(os.sched_getaffinity(0)) > 1 else 1
@@ -153,7 +109,7 @@ class Stopper:
                     return
                 self.defer(tid, status)
 
-    def _wait_for_step(self, tid: int, *, may_leave: bool) -> int | None:
+    def wait_for_step(self, tid: int, *, may_leave: bool) -> int | None:
         """Return the wait status of a thread that was let run for a moment, or None if it went to sleep instead."""
         status = self.deferred.pop(tid, None)
         if status is not None:
@@ -296,153 +252,3 @@ class Stopper:
         if thread.deadline is None or thread.deadline[0] != stack:
             thread.deadline = (stack, now + timeout / 1000)
         return now >= thread.deadline[1]
-
-    # Stepping
-
-    def step(self, thread: Thread, breakpoint_: Breakpoint, registers: ctypes.Array[ctypes.c_ulong]) -> Completion:
-        """
-        Let a thread execute the original instruction under a breakpoint; ``registers`` stand at its start.
-
-        Raise ``ThreadGoneError`` if the thread ends in it.
-        """
-        space = thread.space
-        address = breakpoint_.address
-        with self.others_stopped(space, thread):
-            os.pwrite(space.memory, bytes([breakpoint_.original]), address)
-            try:
-                syscalls.set_registers(thread.tid, registers)
-                if breakpoint_.site.emulation[0] == Action.REPEAT:
-                    with _temporary_breakpoint(space, address + breakpoint_.site.emulation[1]):
-                        return self._step_through(thread, breakpoint_, registers)
-                return self._step_through(thread, breakpoint_, registers)
-            finally:
-                # After an exec the breakpoint is no longer one of this space, or the space is closed.
-                if space.breakpoints.get(address) is breakpoint_:
-                    with contextlib.suppress(OSError):
-                        os.pwrite(space.memory, INT3, address)
-
-    def _step_through(
-        self, thread: Thread, breakpoint_: Breakpoint, registers: ctypes.Array[ctypes.c_ulong]
-    ) -> Completion:
-        tid, address = thread.tid, breakpoint_.address
-        action, length = breakpoint_.site.emulation[:2]
-        advance = {Action.SYSTEM_CALL: syscalls.resume_to_syscall, Action.REPEAT: syscalls.resume}.get(
-            action, syscalls.single_step
-        )
-        signals = _HeldSignals(thread)
-        while True:
-            advance(tid)
-            status = self._wait_for_step(tid, may_leave=not signals)
-            if status is None:
-                # It sleeps, in a page fault that perhaps another thread has to answer. When it wakes up it finds the
-                # breakpoint again, or has just got past it.
-                thread.state = ThreadState.RUNNING
-                return Completion(CompletionKind.INTERRUPTED, resumable=False)
-            kind, number = classify_stop(status)
-            if kind is StopKind.EXITED:
-                raise ThreadGoneError(status)
-            if kind is StopKind.SYSCALL:
-                return Completion(CompletionKind.COMPLETED)
-            if kind is StopKind.SIGNAL:
-                code = syscalls.get_signal_info(tid, self._info)
-                if number == signal.SIGTRAP and code == syscalls.TRAP_TRACE:
-                    if action == Action.PUSH_FLAGS:
-                        self._clear_pushed_trap_flag(thread, breakpoint_, registers)
-                    return Completion(CompletionKind.COMPLETED, signals.give_back())
-                if action == Action.REPEAT and number == signal.SIGTRAP and code == syscalls.SI_KERNEL:
-                    syscalls.get_registers(tid, registers)
-                    registers[Register.RIP] = address + length
-                    syscalls.set_registers(tid, registers)
-                    return Completion(CompletionKind.COMPLETED, signals.give_back())
-                if number in _FAULTS and code > 0 and _stands_at(thread, address, registers):
-                    if held := signals.give_back():
-                        # That came first; the instruction will be tried, and hit, again after its handler.
-                        return Completion(CompletionKind.INTERRUPTED, held)
-                    return Completion(CompletionKind.FAULTED, number)
-                # Some other signal came first. It is delivered when the instruction is done; a system call must not be
-                # entered with it in hand, because there is no way to deliver it from there.
-                if action == Action.SYSTEM_CALL:
-                    return Completion(CompletionKind.INTERRUPTED, number)
-                signals.hold(number, self._info)
-            elif kind is StopKind.GROUP_STOP or number != Event.STOP:
-                signals.send_again()
-                self.defer(tid, status)
-                return Completion(CompletionKind.INTERRUPTED, resumable=False)
-
-    def _clear_pushed_trap_flag(
-        self, thread: Thread, breakpoint_: Breakpoint, registers: ctypes.Array[ctypes.c_ulong]
-    ) -> None:
-        # Single-stepping sets the trap flag, and pushf pushes it: a later popf would trap in the program.
-        size = breakpoint_.site.emulation[2]
-        syscalls.get_registers(thread.tid, registers)
-        with contextlib.suppress(OSError):
-            flags = self._context.read_word(registers[Register.RSP], size)
-            self._context.write_word(registers[Register.RSP], size, flags & ~_TRAP_FLAG)
-
-
-def _stands_at(thread: Thread, address: int, registers: ctypes.Array[ctypes.c_ulong]) -> bool:
-    """Read ``registers`` anew, and return whether the thread is at ``address``."""
-    syscalls.get_registers(thread.tid, registers)
-    return bool(registers[Register.RIP] == address)
-
-
-class _HeldSignals:
-    """
-    Keep back the signals that reach a thread before its instruction is done.
-
-    The first is held with its ``siginfo``; all others are blocked from then on and wait in the kernel. Only those that
-    cannot be blocked, and those like SIGSEGV that must not be, may follow; they are sent again.
-    """
-
-    def __init__(self, thread: Thread) -> None:
-        self._thread = thread
-        self._first: tuple[int, list[int]] | None = None
-        self._more: list[int] = []
-        self._mask: int | None = None
-
-    def __bool__(self) -> bool:
-        return self._mask is not None
-
-    def hold(self, number: int, info: ctypes.Array[ctypes.c_int32]) -> None:
-        """Hold the signal that the thread has stopped for."""
-        if self._first is not None:
-            self._more.append(number)
-            return
-        self._first = (number, list(info))
-        self._mask = syscalls.get_signal_mask(self._thread.tid)
-        syscalls.set_signal_mask(self._thread.tid, self._mask | _ALL_BUT_FAULTS)
-
-    def give_back(self) -> int:
-        """Return the signal with which to resume the thread, which has stopped for one, or 0."""
-        if self._first is None:
-            return 0
-        number, info = self._first
-        self._first = None
-        self.send_again()
-        # Resuming with another signal than the one reported makes the kernel invent a siginfo; give it the real one.
-        with contextlib.suppress(OSError):
-            syscalls.set_signal_info(self._thread.tid, syscalls.SignalInfo(*info))
-        return number
-
-    def send_again(self) -> None:
-        """Send what is held anew, with a ``siginfo`` of our own, and let the thread receive signals again."""
-        if self._mask is None:
-            return
-        with contextlib.suppress(OSError):
-            syscalls.set_signal_mask(self._thread.tid, self._mask)
-        for number in ([self._first[0]] if self._first is not None else []) + self._more:
-            with contextlib.suppress(OSError):
-                syscalls.send_signal(self._thread.pid, self._thread.tid, number)
-        self._mask = None
-
-
-@contextlib.contextmanager
-def _temporary_breakpoint(space: AddressSpace, address: int) -> Iterator[None]:
-    """Stop the stepping thread behind a repeated string instruction, which may take millions of single steps."""
-    original = os.pread(space.memory, 1, address)
-    os.pwrite(space.memory, INT3, address)
-    try:
-        yield
-    finally:
-        with contextlib.suppress(OSError):
-            os.pwrite(space.memory, original, address)

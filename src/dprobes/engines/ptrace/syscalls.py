@@ -21,6 +21,7 @@ __all__ = [
     "WALL",
     "Event",
     "Register",
+    "RegisterSet",
     "Registers",
     "RemoteMemory",
     "SegmentDescriptor",
@@ -31,6 +32,7 @@ __all__ = [
     "detach",
     "event_message",
     "floating_point_state",
+    "get_register_set",
     "get_registers",
     "get_signal_info",
     "get_signal_mask",
@@ -232,8 +234,27 @@ class _IoVector(ctypes.Structure):
     _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
 
 
-_NT_X86_XSTATE = 0x202
-_XSTATE_MAX = 1 << 14
+class RegisterSet(enum.IntEnum):
+    """Number the register sets that are read whole (NT_* in ``include/uapi/linux/elf.h``)."""
+
+    FLOATING_POINT = 2
+    """FXSAVE image of a 64-bit thread, FSAVE image of a 32-bit one."""
+    XSTATE = 0x202
+    """XSAVE image in the standard format; the enabled features are at byte 464."""
+
+
+_REGISTER_SET_MAX = 1 << 14
+
+
+def get_register_set(tid: int, kind: RegisterSet) -> bytes:
+    """Return a register set of a stopped thread; nothing if the processor or kernel does not have it."""
+    buffer = ctypes.create_string_buffer(_REGISTER_SET_MAX)
+    vector = _IoVector(ctypes.addressof(buffer), _REGISTER_SET_MAX)
+    if _ptrace(_GETREGSET, tid, kind, ctypes.addressof(vector)) < 0:
+        return b""
+    return ctypes.string_at(buffer, vector.length)
+
+
 _FXSAVE_SIZE = 512
 
 
@@ -243,10 +264,9 @@ def floating_point_state(tid: int) -> bytes:
 
     On a processor without XSAVE it is what FXSAVE stores, 512 bytes. Both layouts: Intel SDM, volume 1, 10.5 and 13.4.
     """
-    buffer = ctypes.create_string_buffer(_XSTATE_MAX)
-    vector = _IoVector(ctypes.addressof(buffer), _XSTATE_MAX)
-    if _ptrace(_GETREGSET, tid, _NT_X86_XSTATE, ctypes.addressof(vector)) == 0:
-        return ctypes.string_at(buffer, vector.length)
+    if state := get_register_set(tid, RegisterSet.XSTATE):
+        return state
+    buffer = ctypes.create_string_buffer(_FXSAVE_SIZE)
     _check(_ptrace(_GETFPREGS, tid, None, ctypes.addressof(buffer)))
     return ctypes.string_at(buffer, _FXSAVE_SIZE)
 

@@ -28,9 +28,18 @@ from dprobes.engines.ptrace.family import ORPHAN_AGE, Family
 from dprobes.engines.ptrace.handover import HandOver
 from dprobes.engines.ptrace.modules import ModuleWatcher
 from dprobes.engines.ptrace.probes import HANDING_OVER
-from dprobes.engines.ptrace.processes import AddressSpace, Thread, ThreadState, living_thread, thread_state, threads_of
+from dprobes.engines.ptrace.processes import (
+    AddressSpace,
+    Thread,
+    ThreadGoneError,
+    ThreadState,
+    living_thread,
+    thread_state,
+    threads_of,
+)
 from dprobes.engines.ptrace.records import RecordBuilder
-from dprobes.engines.ptrace.stopping import Completion, CompletionKind, Stopper, ThreadGoneError
+from dprobes.engines.ptrace.stepping import COMPLETED, Completion, CompletionKind, Stepper
+from dprobes.engines.ptrace.stopping import Stopper
 from dprobes.engines.ptrace.syscalls import Event, Register, StopKind, classify_stop
 from dprobes.engines.ptrace.wire import (
     Attach,
@@ -83,9 +92,10 @@ class Tracer:
         self._context.extensions = extensions
         self._records = RecordBuilder(start.items)
         self._modules = ModuleWatcher(connection, start.definitions)
-        self._stopper = Stopper(self._threads, self._context)
+        self._stopper = Stopper(self._threads)
+        self._stepper = Stepper(self._stopper, self._context, connection)
         self._family = Family(self._threads, connection, self._stopper, self._modules)
-        self._detacher = Detacher(self._family, self._stopper)
+        self._detacher = Detacher(self._family, self._stopper, self._stepper)
         self._hand_over = HandOver(connection, self._detacher)
         self._registers = syscalls.Registers()
         self._info = syscalls.SignalInfo()
@@ -124,6 +134,8 @@ class Tracer:
             handled += 1
             try:
                 self._handle(tid, status)
+            except ThreadGoneError as gone:
+                self._stopper.defer(tid, gone.status)
             except ProcessLookupError:
                 continue  # killed between two of our requests: its end is reported by waitpid
         self._check_signals(0)
@@ -255,7 +267,7 @@ class Tracer:
             case StopKind.EXITED:
                 self._family.remove(thread)
             case StopKind.SIGNAL:
-                self._stopper.resume(thread, number)
+                self._deliver(thread, number)
             case StopKind.GROUP_STOP:
                 thread.state = ThreadState.LISTENING
                 syscalls.listen(tid)
@@ -329,20 +341,30 @@ class Tracer:
                 syscalls.set_registers(thread.tid, registers)
                 self._stopper.resume(thread)
                 return
+            slot = thread.space.slots.holding(address)
+            if slot is not None and slot.trap == address and thread.unfinished is not None:
+                self._on_late_step(thread)
+                return
         elif code == syscalls.TRAP_TRACE and thread.unfinished is not None:
             self._on_late_step(thread)
             return
-        self._stopper.resume(thread, signal.SIGTRAP)
+        self._deliver(thread, signal.SIGTRAP)
+
+    def _deliver(self, thread: Thread, number: int) -> None:
+        """Let a thread run on with the signal that it has stopped for."""
+        number_now = self._stepper.leave_slot(thread, self._registers, number)
+        if number_now is not None:
+            self._stopper.resume(thread, number_now)
 
     def _on_late_step(self, thread: Thread) -> None:
         """Count the hit of a thread that went to sleep in its step, and has got past the instruction after all."""
         assert thread.unfinished is not None
-        address, outcome, header = thread.unfinished
+        breakpoint_, outcome, header = thread.unfinished
         thread.unfinished = thread.written = None
         thread.state = ThreadState.STOPPED
-        breakpoint_ = thread.space.breakpoints.get(address)
-        if breakpoint_ is not None and breakpoint_.probe is not None and breakpoint_.probe.is_active:
-            self._count(breakpoint_.probe, outcome, header, Completion(CompletionKind.COMPLETED))
+        self._stepper.settle_late(thread, breakpoint_, self._registers)
+        if breakpoint_.probe is not None and breakpoint_.probe.is_active:
+            self._count(breakpoint_.probe, outcome, header, COMPLETED)
         self._stopper.resume(thread)
 
     def _on_hit(self, thread: Thread, breakpoint_: Breakpoint) -> None:
@@ -357,7 +379,7 @@ class Tracer:
                 self._modules.update(thread.space, thread)
             elif repeated:
                 pass  # a system call that is made once more, only because we interrupted it
-            elif unfinished is not None and unfinished[0] == breakpoint_.address:
+            elif unfinished is not None and unfinished[0] is breakpoint_:
                 _, outcome, header = unfinished
                 self._context.written = thread.written
             elif probe.is_active and probe.runs_handler:
@@ -376,20 +398,16 @@ class Tracer:
         if probe is not None and outcome is not None and outcome.exit_code in HANDING_OVER:
             # The record comes first, then the probepoint goes, and the instruction is not carried out by us.
             syscalls.set_registers(thread.tid, self._registers)
-            self._count(probe, outcome, header, Completion(CompletionKind.COMPLETED))
+            self._count(probe, outcome, header, COMPLETED)
             if not self._hand_over(thread, self._registers):
                 self._stopper.resume(thread)
             return
-        try:
-            completion = self._complete(thread, breakpoint_)
-        except ThreadGoneError as gone:
-            self._stopper.defer(thread.tid, gone.status)
-            return
+        completion = self._complete(thread, breakpoint_)
         thread.written = None
         if completion.kind is CompletionKind.INTERRUPTED:
             thread.written = self._context.written
             if probe is not None and not repeated and not completion.signal:
-                thread.unfinished = (breakpoint_.address, outcome, header)
+                thread.unfinished = (breakpoint_, outcome, header)
             elif repeated and not completion.signal:
                 thread.restarting = breakpoint_.address
         elif probe is not None and probe.is_active and not repeated:
@@ -403,8 +421,8 @@ class Tracer:
         may_emulate = not (thread.space.has_shadow_stack and uses_return_addresses(emulation))
         if may_emulate and emulate(emulation, self._registers, self._context):
             syscalls.set_registers(thread.tid, self._registers)
-            return Completion(CompletionKind.COMPLETED)
-        return self._stopper.step(thread, breakpoint_, self._registers)
+            return COMPLETED
+        return self._stepper.step(thread, breakpoint_, self._registers)
 
     def _warn(self, message: str, hint: str | None) -> None:
         """Tell the user something once."""
@@ -418,7 +436,7 @@ class Tracer:
         for breakpoint_ in breakpoints:
             # What was decided about the old instruction does not hold for the new one.
             emulation = (Action.STEP, len(breakpoint_.site.original))
-            breakpoint_.site = replace(breakpoint_.site, emulation=emulation)
+            breakpoint_.site = replace(breakpoint_.site, emulation=emulation, copy=None)
         for pid in space.pids:
             self._connection.send(Placed(pid, tuple((b.address, b.original) for b in breakpoints)))
 

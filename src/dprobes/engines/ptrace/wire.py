@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from dprobes.engines.base import Counts, ProbeState
+    from dprobes.engines.ptrace.relocate import Copy
     from dprobes.extensions.registry import Registration
     from dprobes.rpn.encode import CodeImage
     from dprobes.vm.machine import Point
@@ -112,7 +113,8 @@ class Site:
 
     ``probe`` is the probepoint, a number that the client gives, and ``definition`` the number of its definition; both
     are -1 for the engine's own breakpoint in the dynamic linker. ``original`` holds the bytes of the instruction as
-    they stand in the file. ``emulation`` is a row of ``emulate``.
+    they stand in the file. ``emulation`` is a row of ``emulate``, and ``copy`` says how the instruction is executed at
+    another address, None if it must be executed in place.
     """
 
     probe: int
@@ -120,6 +122,7 @@ class Site:
     offset: int
     original: bytes
     emulation: tuple[Any, ...]
+    copy: Copy | None = None
     point: Point | None = None
 
 
@@ -130,13 +133,15 @@ class Sites:
 
     ``code`` is the program for the file's architecture, where the file is the probed module. ``symbols`` are the link
     addresses of the symbols that its handlers push, and ``segment`` is (file offset, link address) of the executable
-    segment, from which the run-time addresses follow.
+    segment, from which the run-time addresses follow. ``padding`` lists (file offset, size) of what lies unused between
+    the ends of code segments and those of their last pages.
     """
 
     sites: tuple[Site, ...] = ()
     code: Code | None = None
     symbols: tuple[tuple[str, int], ...] = ()
     segment: tuple[int, int] = (0, 0)
+    padding: tuple[tuple[int, int], ...] = ()
     number: int = 0
     """That of the question."""
 

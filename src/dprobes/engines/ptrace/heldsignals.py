@@ -1,0 +1,75 @@
+"""Keeping the signals back that reach a thread in the middle of a step."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from typing import TYPE_CHECKING
+
+from dprobes.engines.ptrace import syscalls
+
+if TYPE_CHECKING:
+    import ctypes
+
+    from dprobes.engines.ptrace.processes import Thread
+
+__all__ = ["FAULTS", "HeldSignals"]
+
+FAULTS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP)
+"""
+The signals that an instruction raises itself, when si_code says that the kernel sent them (sigaction(2)).
+
+The kernel kills a thread that raises one of them while it is blocked, so we never block them.
+"""
+
+_ALL_BUT_FAULTS = ((1 << 64) - 1) & ~sum(1 << number - 1 for number in (*FAULTS, signal.SIGSYS))
+
+
+class HeldSignals:
+    """
+    Keep back the signals that reach a thread before its instruction is done.
+
+    The first is held with its ``siginfo``; all others are blocked from then on and wait in the kernel. Only those that
+    cannot be blocked, and those like SIGSEGV that must not be, may follow; they are sent again.
+    """
+
+    def __init__(self, thread: Thread) -> None:
+        self._thread = thread
+        self._first: tuple[int, list[int]] | None = None
+        self._more: list[int] = []
+        self._mask: int | None = None
+
+    def __bool__(self) -> bool:
+        return self._mask is not None
+
+    def hold(self, number: int, info: ctypes.Array[ctypes.c_int32]) -> None:
+        """Hold the signal that the thread has stopped for."""
+        if self._first is not None:
+            self._more.append(number)
+            return
+        self._first = (number, list(info))
+        self._mask = syscalls.get_signal_mask(self._thread.tid)
+        syscalls.set_signal_mask(self._thread.tid, self._mask | _ALL_BUT_FAULTS)
+
+    def give_back(self) -> int:
+        """Return the signal with which to resume the thread, which has stopped for one, or 0."""
+        if self._first is None:
+            return 0
+        number, info = self._first
+        self._first = None
+        self.send_again()
+        # Resuming with another signal than the one reported makes the kernel invent a siginfo; give it the real one.
+        with contextlib.suppress(OSError):
+            syscalls.set_signal_info(self._thread.tid, syscalls.SignalInfo(*info))
+        return number
+
+    def send_again(self) -> None:
+        """Send what is held anew, with a ``siginfo`` of our own, and let the thread receive signals again."""
+        if self._mask is None:
+            return
+        with contextlib.suppress(OSError):
+            syscalls.set_signal_mask(self._thread.tid, self._mask)
+        for number in ([self._first[0]] if self._first is not None else []) + self._more:
+            with contextlib.suppress(OSError):
+                syscalls.send_signal(self._thread.pid, self._thread.tid, number)
+        self._mask = None

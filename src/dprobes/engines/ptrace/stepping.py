@@ -1,0 +1,289 @@
+"""
+Letting a thread execute the original instruction under a breakpoint, and what may come in between.
+
+A step is made in a slot (``slots``) with the breakpoint in place and all other threads running, or, where there is no
+slot, in place: then nobody else runs code of the address space while the breakpoint is away. Either way the program
+cannot tell: no handler and no register of it ever sees a slot's address.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import os
+import signal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dprobes.engines.ptrace import syscalls
+from dprobes.engines.ptrace.emulate import Action
+from dprobes.engines.ptrace.heldsignals import FAULTS, HeldSignals
+from dprobes.engines.ptrace.processes import INT3, ThreadGoneError, ThreadState
+from dprobes.engines.ptrace.slotmaking import SlotMaker
+from dprobes.engines.ptrace.syscalls import Event, Register, StopKind, classify_stop
+
+if TYPE_CHECKING:
+    import ctypes
+    from collections.abc import Iterator
+
+    from dprobes.engines.ptrace.connection import Connection
+    from dprobes.engines.ptrace.context import ThreadContext
+    from dprobes.engines.ptrace.processes import AddressSpace, Breakpoint, Thread
+    from dprobes.engines.ptrace.slots import Slot
+    from dprobes.engines.ptrace.stopping import Stopper
+
+__all__ = ["COMPLETED", "Completion", "CompletionKind", "Stepper"]
+
+_RIP = int(Register.RIP)
+# Words of siginfo_t that hold si_addr.
+_ADDRESS_LOW, _ADDRESS_HIGH = 4, 5
+
+
+class CompletionKind(enum.Enum):
+    """Say how the probed instruction ended."""
+
+    COMPLETED = "completed"
+    FAULTED = "raised a signal"
+    INTERRUPTED = "not executed: something else comes first, and it will be hit again"
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """
+    Hold how the probed instruction ended, and the signal with which the thread is to be resumed.
+
+    ``resumable`` is false where the thread's stop is still to be handled, or still to come.
+    """
+
+    kind: CompletionKind
+    signal: int = 0
+    resumable: bool = True
+
+
+COMPLETED = Completion(CompletionKind.COMPLETED)
+
+
+class Stepper:
+    """Step threads over breakpoints."""
+
+    def __init__(self, stopper: Stopper, context: ThreadContext, connection: Connection) -> None:
+        self._stopper = stopper
+        self._context = context
+        self._slots = SlotMaker(stopper, connection)
+        self._info = syscalls.SignalInfo()
+
+    def step(self, thread: Thread, breakpoint_: Breakpoint, registers: ctypes.Array[ctypes.c_ulong]) -> Completion:
+        """
+        Let a thread execute the original instruction under a breakpoint; ``registers`` stand at its start.
+
+        Raise ``ThreadGoneError`` if the thread ends in it.
+        """
+        tid = thread.tid
+        slot = self._slots.known(thread, breakpoint_)
+        if slot is None and self._slots.may_make(thread, breakpoint_):
+            # Should we die while memory for the slot is got, the thread goes on here.
+            syscalls.set_registers(tid, registers)
+            slot = self._slots.make(thread, breakpoint_)
+        if slot is None:
+            return self._step_in_place(thread, breakpoint_, registers)
+        registers[_RIP] = slot.address
+        syscalls.set_registers(tid, registers)
+        if slot.is_free:
+            return COMPLETED
+        return self._step_through(thread, breakpoint_, registers, slot)
+
+    def _step_in_place(
+        self, thread: Thread, breakpoint_: Breakpoint, registers: ctypes.Array[ctypes.c_ulong]
+    ) -> Completion:
+        space = thread.space
+        address = breakpoint_.address
+        with self._stopper.others_stopped(space, thread):
+            os.pwrite(space.memory, bytes([breakpoint_.original]), address)
+            try:
+                syscalls.set_registers(thread.tid, registers)
+                if breakpoint_.site.emulation[0] == Action.REPEAT:
+                    with _temporary_breakpoint(space, address + breakpoint_.site.emulation[1]):
+                        return self._step_through(thread, breakpoint_, registers, None)
+                return self._step_through(thread, breakpoint_, registers, None)
+            finally:
+                # After an exec the breakpoint is no longer one of this space, or the space is closed.
+                if space.breakpoints.get(address) is breakpoint_:
+                    with contextlib.suppress(OSError):
+                        os.pwrite(space.memory, INT3, address)
+
+    def _step_through(
+        self,
+        thread: Thread,
+        breakpoint_: Breakpoint,
+        registers: ctypes.Array[ctypes.c_ulong],
+        slot: Slot | None,
+    ) -> Completion:
+        tid = thread.tid
+        action, length = breakpoint_.site.emulation[:2]
+        start = breakpoint_.address if slot is None else slot.address
+        advance = {Action.SYSTEM_CALL: syscalls.resume_to_syscall, Action.REPEAT: syscalls.resume}.get(
+            action, syscalls.single_step
+        )
+        signals = HeldSignals(thread)
+        while True:
+            advance(tid)
+            status = self._stopper.wait_for_step(tid, may_leave=not signals)
+            if status is None:
+                # It sleeps, in a page fault that perhaps another thread has to answer. When it wakes up it executes the
+                # instruction (in place: it finds the breakpoint again, or has just got past it).
+                thread.state = ThreadState.RUNNING
+                return Completion(CompletionKind.INTERRUPTED, resumable=False)
+            kind, number = classify_stop(status)
+            if kind is StopKind.EXITED:
+                raise ThreadGoneError(status)
+            if kind is StopKind.SYSCALL:
+                if slot is not None:
+                    self._enter_from_site(thread, breakpoint_, registers)
+                return COMPLETED
+            if kind is StopKind.SIGNAL:
+                code = syscalls.get_signal_info(tid, self._info)
+                if number == signal.SIGTRAP and code == syscalls.TRAP_TRACE:
+                    if slot is not None:
+                        self.settle(thread, slot, registers)
+                    return Completion(CompletionKind.COMPLETED, signals.give_back())
+                if action == Action.REPEAT and number == signal.SIGTRAP and code == syscalls.SI_KERNEL:
+                    syscalls.get_registers(tid, registers)
+                    registers[_RIP] = breakpoint_.address + length
+                    syscalls.set_registers(tid, registers)
+                    return Completion(CompletionKind.COMPLETED, signals.give_back())
+                if number in FAULTS and code > 0 and _stands_at(thread, start, registers):
+                    held = signals.give_back()
+                    if slot is not None:
+                        self._fault_at_site(thread, slot, registers, keep_info=bool(held))
+                    if held:
+                        # That came first; the instruction will be tried, and hit, again after its handler.
+                        return Completion(CompletionKind.INTERRUPTED, held)
+                    return Completion(CompletionKind.FAULTED, number)
+                # Some other signal came first. It is delivered when the instruction is done; a system call must not be
+                # entered with it in hand, because there is no way to deliver it from there.
+                if action == Action.SYSTEM_CALL:
+                    self._set_back(thread, slot, registers)
+                    return Completion(CompletionKind.INTERRUPTED, number)
+                signals.hold(number, self._info)
+            elif kind is StopKind.GROUP_STOP or number != Event.STOP:
+                signals.send_again()
+                self._set_back(thread, slot, registers)
+                self._stopper.defer(tid, status)
+                return Completion(CompletionKind.INTERRUPTED, resumable=False)
+
+    # What must not show that an instruction was executed in a slot
+
+    def settle(self, thread: Thread, slot: Slot, registers: ctypes.Array[ctypes.c_ulong]) -> None:
+        """Put a thread that has executed the instruction in a slot where the original would have left it."""
+        syscalls.get_registers(thread.tid, registers)
+        if registers[_RIP] in (slot.end, slot.trap + 1):
+            registers[_RIP] = slot.following
+            syscalls.set_registers(thread.tid, registers)
+        elif slot.pushes_return:
+            size, top = thread.space.word_size, registers[Register.RSP]
+            with contextlib.suppress(OSError):
+                if self._context.read_word(top, size) == slot.end:
+                    self._context.write_word(top, size, slot.following)
+
+    def settle_late(self, thread: Thread, breakpoint_: Breakpoint, registers: ctypes.Array[ctypes.c_ulong]) -> None:
+        """Put a thread that went to sleep in its step where it belongs, now that it has executed the instruction."""
+        slot = self._slots.known(thread, breakpoint_)
+        if slot is not None:
+            self.settle(thread, slot, registers)
+
+    def leave_slot(self, thread: Thread, registers: ctypes.Array[ctypes.c_ulong], number: int = 0) -> int | None:
+        """
+        Put a thread that stopped in a slot, with a signal to be delivered or 0, where the original would have it.
+
+        Return the signal to go on with, or None if another stop came first, which waits to be handled. Raise
+        ``ThreadGoneError`` if the thread ends in it.
+        """
+        slots = thread.space.slots
+        if not slots.by_address:
+            return number
+        syscalls.get_registers(thread.tid, registers)
+        slot = slots.holding(registers[_RIP])
+        if slot is None:
+            return number
+        if registers[_RIP] != slot.address:
+            self.settle(thread, slot, registers)
+        elif slot.is_free and number:
+            # It counts as executed already; so let it be that before the signal is delivered.
+            return self._finish(thread, slot, registers, number)
+        else:
+            self._fault_at_site(thread, slot, registers, keep_info=not number)
+        return number
+
+    def _finish(self, thread: Thread, slot: Slot, registers: ctypes.Array[ctypes.c_ulong], number: int) -> int | None:
+        tid = thread.tid
+        signals = HeldSignals(thread)
+        while True:
+            syscalls.get_signal_info(tid, self._info)
+            signals.hold(number, self._info)
+            syscalls.single_step(tid)
+            status = self._stopper.wait_for_step(tid, may_leave=False)
+            assert status is not None
+            kind, number = classify_stop(status)
+            if kind is StopKind.EXITED:
+                raise ThreadGoneError(status)
+            if kind is StopKind.SIGNAL and number == signal.SIGTRAP:
+                self.settle(thread, slot, registers)
+                return signals.give_back()
+            if kind is not StopKind.SIGNAL:
+                # A group stop, or an event of ours: nobody sees the slot; it goes on from there.
+                signals.send_again()
+                self._stopper.defer(tid, status)
+                return None
+
+    def _set_back(self, thread: Thread, slot: Slot | None, registers: ctypes.Array[ctypes.c_ulong]) -> None:
+        """Put a thread that has not executed the instruction in a slot onto the original."""
+        if slot is not None and _stands_at(thread, slot.address, registers):
+            registers[_RIP] = slot.site
+            syscalls.set_registers(thread.tid, registers)
+
+    def _fault_at_site(
+        self, thread: Thread, slot: Slot, registers: ctypes.Array[ctypes.c_ulong], *, keep_info: bool
+    ) -> None:
+        """Make the instruction at which a thread stands in a slot, and its fault, that at the site."""
+        registers[_RIP] = slot.site
+        syscalls.set_registers(thread.tid, registers)
+        if keep_info:
+            return
+        syscalls.get_signal_info(thread.tid, self._info)
+        low, high = self._info[_ADDRESS_LOW] & 0xFFFFFFFF, self._info[_ADDRESS_HIGH] & 0xFFFFFFFF
+        if low | high << 32 == slot.address and self._info[2] > 0:
+            self._info[_ADDRESS_LOW] = _signed(slot.site & 0xFFFFFFFF)
+            self._info[_ADDRESS_HIGH] = _signed(slot.site >> 32)
+            syscalls.set_signal_info(thread.tid, self._info)
+
+    def _enter_from_site(
+        self, thread: Thread, breakpoint_: Breakpoint, registers: ctypes.Array[ctypes.c_ulong]
+    ) -> None:
+        """Let a thread that is entering the kernel from a slot come back behind the original instruction."""
+        syscalls.get_registers(thread.tid, registers)
+        registers[_RIP] = breakpoint_.address + len(breakpoint_.site.original)
+        if breakpoint_.site.original == b"\x0f\x05":
+            registers[Register.RCX] = registers[_RIP]  # where syscall leaves the return address
+        syscalls.set_registers(thread.tid, registers)
+
+
+def _signed(word: int) -> int:
+    return word - (1 << 32) if word >> 31 else word
+
+
+def _stands_at(thread: Thread, address: int, registers: ctypes.Array[ctypes.c_ulong]) -> bool:
+    """Read ``registers`` anew, and return whether the thread is at ``address``."""
+    syscalls.get_registers(thread.tid, registers)
+    return bool(registers[_RIP] == address)
+
+
+@contextlib.contextmanager
+def _temporary_breakpoint(space: AddressSpace, address: int) -> Iterator[None]:
+    """Stop the stepping thread behind a repeated string instruction, which may take millions of single steps."""
+    original = os.pread(space.memory, 1, address)
+    os.pwrite(space.memory, INT3, address)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            os.pwrite(space.memory, original, address)
