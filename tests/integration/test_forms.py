@@ -31,20 +31,6 @@ FLAGS = (
     "-mgeneral-regs-only", "-nostdlib", "-static", "-no-pie", "-Wl,--build-id=none", "-Wl,--defsym=ABSOLUTE_28=0x28",
 )  # fmt: skip
 
-TWO_STEPS = "the processor takes no single-step trap behind this instruction, so that the step runs into the next probe"
-OWN_TRAPS = "a trap flag that the program has set itself is not heeded behind a probed instruction"
-KNOWN = {
-    "mov_ss_next": TWO_STEPS,
-    "mov_ss_next_stepped": TWO_STEPS,
-    "pop_ss_next": TWO_STEPS,
-    "sgdt_next": "the kernel emulates sgdt (UMIP) and lets the step run into the next probe",
-    "pushf_trap": OWN_TRAPS,
-    "trap_nop": OWN_TRAPS,
-    "trap_push": OWN_TRAPS,
-    "trap_add": OWN_TRAPS,
-    "trap_jump": OWN_TRAPS,
-    "trap_rep_movsb": OWN_TRAPS,
-}
 """Forms that the engine does not carry out rightly yet, with the reason: they carry no probe, and the tests say so."""
 
 
@@ -141,7 +127,7 @@ def plain_output(*command: object) -> str:
 
 def compare(variant: Variant, directory: Path) -> Comparison:
     program = variant.build(directory)
-    sites = [site for form in variant.forms if form.name not in KNOWN for site in form.sites]
+    sites = [site for form in variant.forms for site in form.sites]
     comparison = Comparison(program, sites, lines_of(plain_output(program)), symbols=symbols_of(program))
     runner = Runner(directory)
     try:
@@ -181,7 +167,6 @@ def need(form: Form) -> None:
 
 def test_the_tables_hold_what_was_asked_for() -> None:
     assert len({form.name for _, form in FORMS}) >= 300
-    assert not KNOWN.keys() - {form.name for _, form in FORMS}
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -197,8 +182,6 @@ def test_a_form(comparison_of: Callable[[str], Comparison], run: Runner, variant
     comparison = comparison_of(variant)
     plain, probed = comparison.plain[form.name], comparison.probed.get(form.name)
     assert form.problem(plain.runs, plain.signals) == ""
-    if form.name in KNOWN:
-        pytest.xfail(f"{form.name}: {KNOWN[form.name]}")
     assert probed is not None, f"it was not reached: {comparison.problem}"
     assert probed == plain, comparison.details(form.name, run)
     for n, site in enumerate(form.sites):

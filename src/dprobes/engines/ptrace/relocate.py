@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Copy", "copy_of", "relocated"]
 
+# The instruction that enters the kernel and comes back behind itself; syscall in 32-bit code and sysenter return to the
+# vDSO.
+_SYSTEM_CALLS = {8: b"\x0f\x05", 4: b"\xcd\x80"}
+
 
 @dataclass(frozen=True, slots=True)
 class Copy:
@@ -50,7 +54,7 @@ def copy_of(raw: bytes, word_size: int) -> Copy | None:
             return Copy(displacement, pushes_return=True)
         case FlowControl.INDIRECT_BRANCH | FlowControl.RETURN | FlowControl.EXCEPTION:
             return Copy(displacement)
-    return Copy() if _is_system_call(raw) else None
+    return Copy() if raw == _SYSTEM_CALLS[word_size] else None
 
 
 def relocated(raw: bytes, copy: Copy, address: int, slot: int) -> bytes | None:
@@ -62,10 +66,6 @@ def relocated(raw: bytes, copy: Copy, address: int, slot: int) -> bytes | None:
     if not -(1 << 31) <= distance < 1 << 31:
         return None
     return raw[:start] + distance.to_bytes(4, "little", signed=True) + raw[end:]
-
-
-def _is_system_call(raw: bytes) -> bool:
-    return raw in (b"\x0f\x05", b"\xcd\x80")
 
 
 def _keeps_its_address(instruction: Instruction) -> bool:

@@ -32,9 +32,13 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.slots import Slot
     from dprobes.engines.ptrace.stopping import Stopper
 
-__all__ = ["COMPLETED", "Completion", "CompletionKind", "Stepper"]
+__all__ = ["COMPLETED", "TRAP_FLAG", "Completion", "CompletionKind", "Stepper"]
 
 _RIP = int(Register.RIP)
+_EFLAGS = int(Register.EFLAGS)
+
+TRAP_FLAG = 0x100
+"""The flag that makes a program trap behind each instruction. Only what it has set itself shows in its registers."""
 # Words of siginfo_t that hold si_addr.
 _ADDRESS_LOW, _ADDRESS_HIGH = 4, 5
 
@@ -88,7 +92,7 @@ class Stepper:
             return self._step_in_place(thread, breakpoint_, registers)
         registers[_RIP] = slot.address
         syscalls.set_registers(tid, registers)
-        if slot.is_free:
+        if slot.is_free and not registers[_EFLAGS] & TRAP_FLAG:
             return COMPLETED
         return self._step_through(thread, breakpoint_, registers, slot)
 
@@ -121,6 +125,9 @@ class Stepper:
         tid = thread.tid
         action, length = breakpoint_.site.emulation[:2]
         start = breakpoint_.address if slot is None else slot.address
+        traps = bool(registers[_EFLAGS] & TRAP_FLAG)
+        if action == Action.REPEAT and traps:
+            action = Action.STEP
         advance = {Action.SYSTEM_CALL: syscalls.resume_to_syscall, Action.REPEAT: syscalls.resume}.get(
             action, syscalls.single_step
         )
@@ -145,6 +152,8 @@ class Stepper:
                 if number == signal.SIGTRAP and code == syscalls.TRAP_TRACE:
                     if slot is not None:
                         self.settle(thread, slot, registers)
+                    if traps:
+                        return self._trap_of_its_own(thread, breakpoint_, slot, registers, signals)
                     return Completion(CompletionKind.COMPLETED, signals.give_back())
                 if action == Action.REPEAT and number == signal.SIGTRAP and code == syscalls.SI_KERNEL:
                     syscalls.get_registers(tid, registers)
@@ -170,6 +179,25 @@ class Stepper:
                 self._set_back(thread, slot, registers)
                 self._stopper.defer(tid, status)
                 return Completion(CompletionKind.INTERRUPTED, resumable=False)
+
+    def _trap_of_its_own(
+        self,
+        thread: Thread,
+        breakpoint_: Breakpoint,
+        slot: Slot | None,
+        registers: ctypes.Array[ctypes.c_ulong],
+        signals: HeldSignals,
+    ) -> Completion:
+        """Complete a step of a program that steps itself: the trap is its own as well."""
+        if not signals and slot is not None:
+            self._set_back(thread, slot, registers)
+            self._move_signal_address(slot.end, slot.following)
+            self._move_signal_address(slot.address, slot.site)  # between two turns of a repeated instruction
+            syscalls.set_signal_info(thread.tid, self._info)
+        syscalls.get_registers(thread.tid, registers)
+        unfinished = registers[_RIP] == breakpoint_.address and breakpoint_.site.emulation[0] == Action.REPEAT
+        kind = CompletionKind.INTERRUPTED if unfinished else CompletionKind.COMPLETED
+        return Completion(kind, signals.give_back() or signal.SIGTRAP)
 
     # What must not show that an instruction was executed in a slot
 
@@ -250,11 +278,16 @@ class Stepper:
         if keep_info:
             return
         syscalls.get_signal_info(thread.tid, self._info)
-        low, high = self._info[_ADDRESS_LOW] & 0xFFFFFFFF, self._info[_ADDRESS_HIGH] & 0xFFFFFFFF
-        if low | high << 32 == slot.address and self._info[2] > 0:
-            self._info[_ADDRESS_LOW] = _signed(slot.site & 0xFFFFFFFF)
-            self._info[_ADDRESS_HIGH] = _signed(slot.site >> 32)
+        if self._info[2] > 0:
+            self._move_signal_address(slot.address, slot.site)
             syscalls.set_signal_info(thread.tid, self._info)
+
+    def _move_signal_address(self, former: int, address: int) -> None:
+        """Change the address in the signal that was read last, if it is ``former``."""
+        low, high = self._info[_ADDRESS_LOW] & 0xFFFFFFFF, self._info[_ADDRESS_HIGH] & 0xFFFFFFFF
+        if low | high << 32 == former:
+            self._info[_ADDRESS_LOW] = _signed(address & 0xFFFFFFFF)
+            self._info[_ADDRESS_HIGH] = _signed(address >> 32)
 
     def _enter_from_site(
         self, thread: Thread, breakpoint_: Breakpoint, registers: ctypes.Array[ctypes.c_ulong]

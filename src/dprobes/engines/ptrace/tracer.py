@@ -38,7 +38,7 @@ from dprobes.engines.ptrace.processes import (
     threads_of,
 )
 from dprobes.engines.ptrace.records import RecordBuilder
-from dprobes.engines.ptrace.stepping import COMPLETED, Completion, CompletionKind, Stepper
+from dprobes.engines.ptrace.stepping import COMPLETED, TRAP_FLAG, Completion, CompletionKind, Stepper
 from dprobes.engines.ptrace.stopping import Stopper
 from dprobes.engines.ptrace.syscalls import Event, Register, StopKind, classify_stop
 from dprobes.engines.ptrace.wire import (
@@ -418,7 +418,9 @@ class Tracer:
     def _complete(self, thread: Thread, breakpoint_: Breakpoint) -> Completion:
         """Carry the original instruction out, by emulation or by a step."""
         emulation = breakpoint_.site.emulation
-        may_emulate = not (thread.space.has_shadow_stack and uses_return_addresses(emulation))
+        may_emulate = not self._registers[Register.EFLAGS] & TRAP_FLAG and not (
+            thread.space.has_shadow_stack and uses_return_addresses(emulation)
+        )
         if may_emulate and emulate(emulation, self._registers, self._context):
             syscalls.set_registers(thread.tid, self._registers)
             return COMPLETED
