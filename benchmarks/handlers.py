@@ -65,7 +65,7 @@ def _costs(what: str, text: str) -> list[Cost]:
 
     registers = syscalls.Registers()
     context = ThreadContext(1, 0, 0)
-    context._memory = cast("syscalls.RemoteMemory", _Memory())  # noqa: SLF001
+    context.memory = cast("syscalls.RemoteMemory", _Memory())
     context.select(Thread(1, 1, AddressSpace(-1, 8, has_shadow_stack=False), ThreadState.STOPPED), registers)
     translator, interpreter = Translator(image, target), Interpreter(image, target)
     outcome = translator.run(start, point, context)

@@ -107,6 +107,16 @@ def test_the_sample_says_what_is_in_memory(
     del sys.modules["dprobes_fingerprint"]
 
 
+def test_the_samples_program_tells_equal_writes(run: Runner, install: Callable[..., None]) -> None:
+    install("dprobes-fingerprint", "dprobes_fingerprint", fingerprint="fingerprint")
+    script = "import os; [os.write(1, text) for text in (b'one', b'two', b'one')]"
+    result = run((SAMPLE / "writes.rpn").read_text(), ["--", sys.executable, "-c", script])
+    assert result.status == 0, result.stderr
+    assert result.stdout == "onetwoone"
+    hashes = [words[2] for words in result.words() if words[:2] == [1, 3]]
+    assert hashes[0] == hashes[2] != hashes[1]
+
+
 def test_callk_alone_calls_all_in_order_of_registration(
     build: Builder, run: Runner, install: Callable[..., None]
 ) -> None:

@@ -33,6 +33,10 @@ fault: log 3; push r, fs; log 1; exit
 """
 
 
+BAD = ("kernel", "unknown", "local-unknown", "local-execute-only", "local-not-present", "local-beyond")
+"""The selectors that a segment register cannot hold."""
+
+
 def run_segments(build: Builder, run: Runner, *arguments: str) -> Result:
     program = build("segments.c", i386=True)
     result = run(SOURCE, ["--exit-status", "--", str(program), *arguments], ["--allow-write"])
@@ -40,7 +44,7 @@ def run_segments(build: Builder, run: Runner, *arguments: str) -> Result:
     return result
 
 
-@pytest.mark.parametrize("arguments", [()], ids=["gdt"])
+@pytest.mark.parametrize("arguments", [(), ("ldt",)], ids=["gdt", "ldt"])
 def test_an_i386_program_sees_the_same(build: Builder, run: Runner, arguments: tuple[str, ...]) -> None:
     result = run_segments(build, run, *arguments)
     rows = [line.split() for line in result.stdout.splitlines()]
@@ -70,17 +74,29 @@ def test_an_i386_program_sees_the_same(build: Builder, run: Runner, arguments: t
             assert held in (str(0x4241), "-"), row
 
 
+def test_a_local_table_that_cannot_be_asked_for_is_a_fault_and_a_warning(build: Builder, run: Runner) -> None:
+    result = run_segments(build, run, "ldt", "filtered")
+    rows = [line.split() for line in result.stdout.splitlines() if not line.startswith("load")]
+    converted = dict(zip((tuple(row[:4]) for row in rows), result.words(1, size=4), strict=True))
+    local = {row: words for row, words in converted.items() if row[0].startswith("local")}
+    assert local
+    assert all(words == [SEG_FAULT, int(row[1]), 0] for row, words in local.items())
+    warning = "the local descriptor table of process {} cannot be read: a seccomp filter or a shadow stack forbids"
+    assert result.stderr.count(warning.format(result.records[0]["pid"])) == 1
+
+
 def test_a_loaded_selector_takes_effect_and_a_bad_one_changes_nothing(build: Builder, run: Runner) -> None:
-    result = run_segments(build, run)
+    result = run_segments(build, run, "ldt")
     rows = [line.split()[1:] for line in result.stdout.splitlines() if line.startswith("load ")]
     for (name, wanted, found, value), logged in zip(rows, result.words(4, size=4), strict=True):
-        if name in ("kernel", "unknown", "local-unknown"):
+        if name in BAD:
             assert (found, value, logged) == ("0", "gp", [SEG_FAULT, int(wanted), 0, 0]), name
         else:
             # The kernel makes no difference between null selectors when it loads one.
             assert found == wanted or name == "null-3", name
             assert logged == [int(wanted)]
-    assert {name: value for name, _, _, value in rows}["area"] not in ("gp", "pf")
+    values = {name: value for name, _, _, value in rows}
+    assert values["area"] == values["local"] == values["local-pages"] != "gp"
 
 
 def test_64_bit_code_knows_the_bases_of_fs_and_gs_only(build: Builder, run: Runner) -> None:

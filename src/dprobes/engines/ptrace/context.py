@@ -11,8 +11,9 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from dprobes.engines.ptrace import cpuid, floating, segments, syscalls
+from dprobes.engines.ptrace import cpuid, floating, syscalls
 from dprobes.engines.ptrace.processes import process_field
+from dprobes.engines.ptrace.segments import Segments
 from dprobes.engines.ptrace.syscalls import Register
 from dprobes.engines.ptrace.writing import is_mapped_writable, write_memory
 from dprobes.errors import InternalError
@@ -72,7 +73,8 @@ class ThreadContext:
         self.global_variables: MutableSequence[int] = [0] * global_count
         self._cpu_count = cpu_count
         self._cpu_variables: dict[int, list[int]] = {}
-        self._memory = syscalls.RemoteMemory()
+        self.memory = syscalls.RemoteMemory()
+        self.segments = Segments()
         self._thread: Thread
         self._registers: ctypes.Array[ctypes.c_ulong]
         self._floating_point: floating.FloatingPoint | None = None
@@ -119,7 +121,7 @@ class ThreadContext:
         if word not in _SEGMENTS:
             self._set_word(word, value if self._thread.space.word_size == 8 else value & 0xFFFFFFFF)
         elif value & 0xFFFF != self._registers[word]:
-            selector, base = segments.selector_to_load(self._thread, value)
+            selector, base = self.segments.selector_to_load(self._thread, value)
             self._set_word(word, selector)
             if (base_word := _SEGMENTS[word]) is not None:
                 self._set_word(base_word, base)
@@ -134,7 +136,7 @@ class ThreadContext:
     # Memory
 
     def read(self, address: int, size: int) -> bytes:
-        data = self._memory.read(self._thread.tid, address, size)
+        data = self.memory.read(self._thread.tid, address, size)
         if len(data) < size:
             raise AddressFault(self._first_unreadable(address, size))
         breakpoints = self._thread.space.breakpoints
@@ -160,25 +162,25 @@ class ThreadContext:
         position = address
         while position < address + size:
             chunk = min(_PAGE - position % _PAGE, address + size - position)
-            if len(self._memory.read(self._thread.tid, position, chunk)) < chunk:
+            if len(self.memory.read(self._thread.tid, position, chunk)) < chunk:
                 return position
             position += chunk
         return address  # another thread changed the mapping meanwhile
 
     def write(self, address: int, data: bytes) -> None:
-        rewritten = write_memory(self._memory, self._thread, address, data)
+        rewritten = write_memory(self.memory, self._thread, address, data)
         if rewritten and self.on_rewrite is not None:
             self.on_rewrite(self._thread, rewritten)
 
     def is_readable(self, address: int) -> bool:
-        return len(self._memory.read(self._thread.tid, address, 1)) == 1
+        return len(self.memory.read(self._thread.tid, address, 1)) == 1
 
     def is_writable(self, address: int) -> bool:
         return self.is_readable(address) and is_mapped_writable(self._thread, address)
 
     def read_word(self, address: int, size: int) -> int:
         """Return a word of the stack, for the emulation of instructions; raise OSError if it cannot be read."""
-        data = self._memory.read(self._thread.tid, address, size)
+        data = self.memory.read(self._thread.tid, address, size)
         if len(data) < size:
             raise OSError
         return int.from_bytes(data, "little")
@@ -186,11 +188,11 @@ class ThreadContext:
     def write_word(self, address: int, size: int, value: int) -> None:
         """Store a word on the stack, for the emulation of instructions; raise OSError if the program could not."""
         data = (value & ((1 << 8 * size) - 1)).to_bytes(size, "little")
-        if not self._memory.write(self._thread.tid, address, data):
+        if not self.memory.write(self._thread.tid, address, data):
             raise OSError
 
     def linear_address(self, selector: int, offset: int, size: int = 0, *, write: bool = False) -> int:
-        return segments.linear_address(self._thread, self._registers, selector, offset, size, write=write)
+        return self.segments.linear_address(self._thread, self._registers, selector, offset, size, write=write)
 
     def read_port(self, port: int, size: int) -> int:
         raise InternalError(f"reading {size} bytes from port {port:#x} was not refused before insertion")

@@ -20,11 +20,14 @@ from dprobes.vm import SelectorFault
 
 if TYPE_CHECKING:
     import ctypes
+    from collections.abc import Callable
 
     from dprobes.engines.ptrace.processes import Thread
     from dprobes.engines.ptrace.syscalls import SegmentDescriptor
 
-__all__ = ["linear_address", "selector_to_load"]
+    LocalDescriptors = Callable[[Thread, int], SegmentDescriptor | None]
+
+__all__ = ["Segments"]
 
 _USER_CODE_32, _USER_DATA, _USER_CODE_64 = 4, 5, 6  # indices in the GDT
 _LOCAL_TABLE = 4
@@ -50,65 +53,82 @@ _FLAT_CODE = _Segment(0, 0, _MASK_32, readable=True, writable=False)
 _FLAT = {_USER_CODE_32: _FLAT_CODE, _USER_DATA: _FLAT_DATA, _USER_CODE_64: _FLAT_CODE}
 
 
-def linear_address(
-    thread: Thread, registers: ctypes.Array[ctypes.c_ulong], selector: int, offset: int, size: int, *, write: bool
-) -> int:
-    """
-    Return the flat address of ``size`` bytes at ``selector:offset``; 0 bytes stand for the address alone.
-
-    Raise ``SelectorFault`` if the selector names no segment, or the segment does not hold or allow them. In 64-bit
-    code, only an unknown selector does so.
-    """
-    number = selector & 0xFFFF
-    if thread.space.word_size == 8:
-        return _base_64(thread, registers, number) + offset & _MASK_64
-    segment = _segment(thread, number)
-    allowed = segment.writable if write else segment.readable or not size
-    if not allowed or offset < segment.first or offset + max(1, size) - 1 > segment.last:
-        raise SelectorFault(number)
-    return segment.base + offset & _MASK_32
+def _no_descriptor(thread: Thread, index: int) -> None:
+    """Say that a thread has no local descriptors."""
 
 
-def selector_to_load(thread: Thread, value: int) -> tuple[int, int]:
-    """
-    Return the selector to store in ds, es, fs or gs, and the base of its segment, for the value that is wanted.
+class Segments:
+    """Know the segments of stopped threads; ``local`` looks up the descriptors of local tables."""
 
-    Raise ``SelectorFault`` where the processor would refuse to load it, or the kernel to set it (``invalid_selector``
-    in ``arch/x86/kernel/ptrace.c``).
-    """
-    selector = value & 0xFFFF
-    if selector == 0:
-        return 0, 0
-    if selector & _PRIVILEGE != _PRIVILEGE:
-        raise SelectorFault(selector)
-    if selector == _PRIVILEGE:
-        return selector, 0
-    segment = _segment(thread, selector)
-    if not segment.readable:
-        raise SelectorFault(selector)
-    return selector, segment.base
+    def __init__(self) -> None:
+        self.local: LocalDescriptors = _no_descriptor
 
+    def linear_address(
+        self,
+        thread: Thread,
+        registers: ctypes.Array[ctypes.c_ulong],
+        selector: int,
+        offset: int,
+        size: int,
+        *,
+        write: bool,
+    ) -> int:
+        """
+        Return the flat address of ``size`` bytes at ``selector:offset``; 0 bytes stand for the address alone.
 
-def _base_64(thread: Thread, registers: ctypes.Array[ctypes.c_ulong], selector: int) -> int:
-    if selector <= _PRIVILEGE:
-        return 0  # what ds, es, fs and gs hold in most 64-bit programs
-    for register, base in ((Register.FS, Register.FS_BASE), (Register.GS, Register.GS_BASE)):
-        if registers[register] == selector:
-            return registers[base]
-    return _segment(thread, selector).base
+        Raise ``SelectorFault`` if the selector names no segment, or the segment does not hold or allow them. In 64-bit
+        code, only an unknown selector does so.
+        """
+        number = selector & 0xFFFF
+        if thread.space.word_size == 8:
+            return self._base_64(thread, registers, number) + offset & _MASK_64
+        segment = self._segment(thread, number)
+        allowed = segment.writable if write else segment.readable or not size
+        if not allowed or offset < segment.first or offset + max(1, size) - 1 > segment.last:
+            raise SelectorFault(number)
+        return segment.base + offset & _MASK_32
 
+    def selector_to_load(self, thread: Thread, value: int) -> tuple[int, int]:
+        """
+        Return the selector to store in ds, es, fs or gs, and the base of its segment, for the value that is wanted.
 
-def _segment(thread: Thread, selector: int) -> _Segment:
-    """Return the segment of a selector, whatever its privilege bits."""
-    index = selector >> 3
-    if selector & _LOCAL_TABLE:
-        raise SelectorFault(selector)
-    if (flat := _FLAT.get(index)) is not None:
-        return flat
-    descriptor = syscalls.get_thread_area(thread.tid, index) if index else None
-    if descriptor is None or descriptor.not_present:
-        raise SelectorFault(selector)
-    return _decoded(descriptor)
+        Raise ``SelectorFault`` where the processor would refuse to load it, or the kernel to set it
+        (``invalid_selector`` in ``arch/x86/kernel/ptrace.c``).
+        """
+        selector = value & 0xFFFF
+        if selector == 0:
+            return 0, 0
+        if selector & _PRIVILEGE != _PRIVILEGE:
+            raise SelectorFault(selector)
+        if selector == _PRIVILEGE:
+            return selector, 0
+        segment = self._segment(thread, selector)
+        if not segment.readable:
+            raise SelectorFault(selector)
+        return selector, segment.base
+
+    def _base_64(self, thread: Thread, registers: ctypes.Array[ctypes.c_ulong], selector: int) -> int:
+        if selector <= _PRIVILEGE:
+            return 0  # what ds, es, fs and gs hold in most 64-bit programs
+        for register, base in ((Register.FS, Register.FS_BASE), (Register.GS, Register.GS_BASE)):
+            if registers[register] == selector:
+                return registers[base]
+        return self._segment(thread, selector).base
+
+    def _segment(self, thread: Thread, selector: int) -> _Segment:
+        """Return the segment of a selector, whatever its privilege bits."""
+        index = selector >> 3
+        if selector & _LOCAL_TABLE:
+            descriptor = self.local(thread, index)
+            if descriptor is None:
+                raise SelectorFault(selector)
+            return _decoded(descriptor)
+        if (flat := _FLAT.get(index)) is not None:
+            return flat
+        descriptor = syscalls.get_thread_area(thread.tid, index) if index else None
+        if descriptor is None or descriptor.not_present:
+            raise SelectorFault(selector)
+        return _decoded(descriptor)
 
 
 def _decoded(descriptor: SegmentDescriptor) -> _Segment:

@@ -26,6 +26,7 @@ from dprobes.engines.ptrace.detaching import Detacher
 from dprobes.engines.ptrace.emulate import Action, emulate, uses_return_addresses
 from dprobes.engines.ptrace.family import ORPHAN_AGE, Family
 from dprobes.engines.ptrace.handover import HandOver
+from dprobes.engines.ptrace.localtable import LocalTables
 from dprobes.engines.ptrace.modules import ModuleWatcher
 from dprobes.engines.ptrace.probes import HANDING_OVER
 from dprobes.engines.ptrace.processes import (
@@ -93,6 +94,7 @@ class Tracer:
         self._records = RecordBuilder(start.items)
         self._modules = ModuleWatcher(connection, start.definitions)
         self._stopper = Stopper(self._threads)
+        self._context.segments.local = LocalTables(self._stopper, self._context.memory, self._warn).descriptor
         self._stepper = Stepper(self._stopper, self._context, connection)
         self._family = Family(self._threads, connection, self._stopper, self._modules)
         self._detacher = Detacher(self._family, self._stopper, self._stepper)
