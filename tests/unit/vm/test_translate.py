@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from dprobes.diagnostics import Diagnostics
 from dprobes.rpn.encode import CodeImage, Relocation, encode
-from dprobes.rpn.isa import RPN_STACK_CELLS
+from dprobes.rpn.isa import RPN_STACK_CELLS, rows_by_syntax
 from dprobes.rpn.load import CompileOptions, check_program, parse_source
 from dprobes.source import SourceFile
 from dprobes.target.arch import ARCHITECTURE_NAMES, Architecture, architecture
@@ -24,6 +24,8 @@ from dprobes.testing import FakeContext, prepare
 from dprobes.vm import Interpreter, Outcome, Point
 from dprobes.vm.interpreter import Steps
 from dprobes.vm.translate import Translator
+from dprobes.vm.translate.rows import TEMPLATES
+from dprobes.vm.translate.state import Call
 from random_programs import RandomPrograms, random_context
 
 if TYPE_CHECKING:
@@ -51,8 +53,23 @@ def results(runner: Runner, hits: list[Hit], context: FakeContext) -> Result:
     return found
 
 
+class Unspecified:
+    """Be the value of a cell that nothing may depend on: whatever is done with it is a TypeError."""
+
+    def __bool__(self) -> bool:
+        raise TypeError
+
+    def __eq__(self, other: object) -> bool:
+        raise TypeError
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+UNSPECIFIED = cast("int", Unspecified())
+
+
 class Forgetting(Steps):
-    """Let every instruction forget the cells that it popped: to read them is unspecified, and a TypeError here."""
+    """Let every instruction forget the cells that it popped."""
 
     def __missing__(self, offset: int) -> Step:
         rule, operand, end = super().__missing__(offset)
@@ -63,7 +80,7 @@ class Forgetting(Steps):
                 rule(machine, operand)
             finally:
                 for position in range(before, min(machine.tsp, before + RPN_STACK_CELLS)):
-                    machine.cells[position % RPN_STACK_CELLS] = cast("int", None)
+                    machine.cells[position % RPN_STACK_CELLS] = UNSPECIFIED
 
         self[offset] = forgetting, operand, end
         return self[offset]
@@ -75,7 +92,7 @@ def specified_results(image: CodeImage, target: Architecture, hits: list[Hit], c
     interpreter.steps = Forgetting(image, target)
     found: Result = []
     for hit in hits:
-        interpreter._cells[:] = [cast("int", None)] * RPN_STACK_CELLS
+        interpreter._cells[:] = [UNSPECIFIED] * RPN_STACK_CELLS
         try:
             found += results(interpreter, [hit], context)
         except TypeError:
@@ -153,6 +170,10 @@ def test_code_that_starts_outside_of_the_image_raises_invalid_opcode(start: int)
     assert machine.last_exception == (0x80, 0, start & target.word_mask)
 
 
+def test_there_is_no_template_without_a_row() -> None:
+    assert set(TEMPLATES) <= set(rows_by_syntax())
+
+
 # What is carried out without the interpreter
 
 
@@ -209,6 +230,38 @@ def test_what_handlers_are_made_of_needs_no_interpreter(text: str, log: str, mon
                              + f"offset = 0; {handler}", context)  # fmt: skip
     outcome = Translator(image, context.architecture).run(image.handlers[0], prepare(program, 0, context), context)
     assert outcome.log.hex() == log
+
+
+STRAIGHT = """\
+def handler(point, context):
+    jumps = 0
+    log = b''
+    major = point.major
+    minor = point.minor
+    v0 = context.register(10, user=False) & 0xffffffffffffffff
+    if len(log) + 16 > point.logmax:
+        return leave(0, point, context, locals())
+    log += k0(v0, 5)
+    return new(Outcome, (EXIT, log, b'', major, minor, 0))
+"""
+
+
+def test_the_stack_and_exception_handlers_leave_no_trace_in_a_function() -> None:
+    context = FakeContext("x86_64")
+    _, image = encoded("name = x; offset = 0; sx l; push 5; push r, edi; dup 1; ros 1; ux; log 2; l: exit", context)
+    function = Translator(image, context.architecture).function(image.handlers[0])
+    assert function.source == STRAIGHT
+
+
+def test_a_function_leaves_with_what_the_machine_needs() -> None:
+    context = FakeContext("x86_64")
+    text = "name = x; offset = 0; push 5; call f; exit; proc f; sx l; save sbp; restore sbp; log st; l: ret; endproc"
+    _, image = encoded(text.replace("; exit; proc f", "; exit\nproc f"), context)
+    function = Translator(image, context.architecture).function(image.handlers[0])
+    state = function.exits[-1]
+    called = image.procedures["f"]
+    assert (state.tsp, state.sbp, state.cells[1023]) == (1023, 1024, 5)
+    assert state.calls == (Call(), Call(called, 9 + 9, 1024, called + 9 + 3))
 
 
 @pytest.mark.parametrize("name", ["i386", "x86_64"])

@@ -89,6 +89,7 @@ class Writer:
         self._meetings = self._find_meetings(start)
         self._numbers = {self.state.key(): 0}
         self._blocks = [self.state]
+        self._has_meetings = False
         self._lines: list[str] = []
         self._size = 0
         self._depth = 0
@@ -102,12 +103,12 @@ class Writer:
         """Write everything."""
         lines = ["jumps = 0", "log = b''", "major = point.major", "minor = point.minor"]
         bodies = [self._body(block) for block in self._blocks]  # which appends to the blocks
-        if len(bodies) == 1 and "block = 0" not in "".join(bodies[0]):
-            lines += bodies[0]
-        else:
+        if self._has_meetings:
             lines += ["block = 0", "while True:"]
             for number, body in enumerate(bodies):
                 lines += [f"    if block == {number}:", *(f"        {line}" for line in body)]
+        else:
+            lines += bodies[0]
         source = "def handler(point, context):\n" + "".join(f"    {line}\n" for line in lines)
         return Function(source, self._names, tuple(self._exits))
 
@@ -152,8 +153,8 @@ class Writer:
         if number == len(self._blocks):
             self._blocks.append(block)
         self.line(f"block = {number}")
-        self.line("continue")
-        self._ended = True
+        self.end("continue")
+        self._has_meetings = True
 
     def _leave(self) -> None:
         self.end(self._exit())
