@@ -76,12 +76,18 @@ tools)
     # What a test misses it says itself, with the name of the package.
     packages=""
     for package in gcc libc6-dev libc6-dbg binutils gdb strace procps util-linux \
+        sqlite3 gzip xz-utils redis-tools \
         gcc-i686-linux-gnu libc6-dev-i386-cross; do
         dpkg -s "$package" >/dev/null 2>&1 || packages="$packages $package"
     done
     if [ -n "$packages" ]; then
         # shellcheck disable=SC2086 - one word a package
         apt_install $packages || say "not installed (no right to):$packages; tests that need them will say so"
+    fi
+    # The tests of Python's own library are a package for each version, where it has one at all.
+    if ! /usr/bin/python3 -c 'import test.test_json' 2>/dev/null; then
+        version=$(/usr/bin/python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null || true)
+        apt_install "libpython$version-testsuite" || say "not installed: libpython$version-testsuite"
     fi
     touch .venv/tools.stamp
     ;;
