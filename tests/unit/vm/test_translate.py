@@ -19,7 +19,7 @@ from dprobes.rpn.encode import CodeImage, Relocation, encode
 from dprobes.rpn.isa import RPN_STACK_CELLS, rows_by_syntax
 from dprobes.rpn.load import CompileOptions, check_program, parse_source
 from dprobes.source import SourceFile
-from dprobes.target.arch import ARCHITECTURE_NAMES, Architecture, architecture
+from dprobes.target.arch import Architecture, architecture
 from dprobes.testing import FakeContext, prepare
 from dprobes.vm import Interpreter, Outcome, Point
 from dprobes.vm.interpreter import Steps
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from dprobes.vm.machine import Machine
 
 SEEDS = st.integers(0, (1 << 32) - 1)
-NAMES = pytest.mark.parametrize("name", ARCHITECTURE_NAMES)
+NAMES = pytest.mark.parametrize("name", ["i386", "x86_64", "s390", "s390x"])  # each word size and byte order
 
 Runner = Interpreter | Translator
 Hit = tuple[int, Point]
