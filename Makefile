@@ -27,7 +27,7 @@ lint: .venv/dev.stamp ## check style, types, layers, and that generated files ar
 	.venv/bin/lint-imports
 	$(PYTHON) tools/generate_docs.py --check
 
-bench: .venv/dev.stamp .venv/tools.stamp ## measure costs beside those of the peers, in one table
+bench: .venv/dev.stamp .venv/tools.stamp .venv/bench.stamp ## measure costs beside those of the peers, in one table
 	$(PYTHON) benchmarks/run.py
 
 docs: .venv/dev.stamp ## write the generated parts of the documentation
@@ -44,3 +44,6 @@ clean: ## remove everything that can be made again
 
 .venv/tools.stamp: .venv/dev.stamp tools/setup.sh
 	@sh tools/setup.sh tools
+
+.venv/bench.stamp: .venv/dev.stamp pyproject.toml tools/setup.sh
+	@sh tools/setup.sh bench

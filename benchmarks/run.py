@@ -1,5 +1,5 @@
 """
-Measure what a hit and a start cost, beside GDB and the paper, and print one table.
+Measure what a hit and a start cost, beside other tracers and the paper, and print one table.
 
 Everything is measured in one run on one machine, each figure the best of some rounds; compare ratios, not numbers.
 A hit is timed inside the probed program, so that nobody's start-up counts.
@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from handlers import handler_costs
+from peers import HANDLER, hit_costs
 
 HERE = Path(__file__).parent
 DPROBES = [sys.executable, "-m", "dprobes"]
@@ -135,6 +136,15 @@ class Bench:
             theirs = run_time([*gdb, "-ex", "rbreak ^many_", "-ex", "run 0"], 1) - run_time([*gdb, "-ex", "run 0"], 1)
         return Measurement("10 000 probepoints inserted and removed", ours, "gdb rbreak", theirs)
 
+    def beside_peers(self) -> list[Measurement]:
+        """Measure a hit with ten instructions and a record, beside everyone who can do the same."""
+        ours = {
+            (place, one_cpu): self.dprobes(place, HANDLER, str(HITS), *arguments, one_cpu=one_cpu)
+            for place, arguments in (("called", ["calls"]), ("loop", []))
+            for one_cpu in (False, True)
+        }
+        return [Measurement(*cost) for cost in hit_costs(self._program, HITS, ours, loop_time)]
+
     def measure(self) -> list[Measurement]:
         hits = str(HITS)
         log = "push r, arg0\nlog 1\nexit"
@@ -148,6 +158,7 @@ class Bench:
         with_push = self.dprobes("loop", "push r, eax\nabort", hits)
         with_record = self.dprobes("loop", "exit", hits)
         return [
+            *self.beside_peers(),
             Measurement("hit on push rbp (emulated), one word logged", emulated, "gdb", called),
             Measurement("the same, everything on one CPU", pinned, "gdb", pinned_gdb),
             Measurement("hit on a stepped instruction, one word logged", stepped_log, "gdb", stepped),

@@ -2,6 +2,7 @@
 # Install what the project needs.
 #   setup.sh run     a virtual environment with DProbes in it
 #   setup.sh dev     the same with the tools of development
+#   setup.sh bench   the other tracers that the benchmark measures, where they can be installed
 #   setup.sh tools   Debian packages that tests and benchmarks use, where we may install them
 # Nothing is presumed but a shell and, for whatever is missing, apt-get and the right to use it.
 set -eu
@@ -68,9 +69,16 @@ run)
 dev)
     make_venv
     # "pip install --group" needs pip 25.1; what is listed is the same.
-    pip_install -e . $(.venv/bin/python tools/dev_requirements.py)
+    pip_install -e . $(.venv/bin/python tools/requirements_of.py dev)
     check_imports dprobes pytest hypothesis mypy importlinter
     touch .venv/run.stamp .venv/dev.stamp
+    ;;
+bench)
+    for requirement in $(.venv/bin/python tools/requirements_of.py bench); do
+        .venv/bin/python -m pip install -q --disable-pip-version-check "$requirement" >/dev/null 2>&1 ||
+            say "not installed: $requirement; the benchmark does without it"
+    done
+    touch .venv/bench.stamp
     ;;
 tools)
     # What a test misses it says itself, with the name of the package.
@@ -92,5 +100,5 @@ tools)
     touch .venv/tools.stamp
     ;;
 *)
-    say "usage: setup.sh run|dev|tools"; exit 2 ;;
+    say "usage: setup.sh run|dev|bench|tools"; exit 2 ;;
 esac
