@@ -120,7 +120,7 @@ def test_without_a_debugger_the_process_is_left_stopped(build: Builder, run: Run
 def test_an_attached_process_is_left_stopped_and_the_run_ends(build: Builder, run: Runner) -> None:
     program = build("torture.c")
     source = "name = torture\noffset = stepped\npasscount = 500\nminor = 1\nexit 1\n"
-    with running(program, 60, 3) as target:
+    with running(program, 600, 3) as target:
         await_line(target)
         result = run(source, ["-p", str(target.pid)], ["--allow-write"])
         assert result.status == 0, result.stderr
@@ -136,9 +136,9 @@ def test_an_attached_process_is_left_stopped_and_the_run_ends(build: Builder, ru
 
 def test_a_hot_target_survives_being_handed_over_again_and_again(build: Builder, run: Runner) -> None:
     program = build("torture.c")
-    with running(program, 60, 3) as target:
+    with running(program, 600, 3) as target:
         await_line(target)
-        for number in range(8):
+        for number in range(5):
             place = "stepped" if number % 2 else "emulated"
             source = f"name = torture\noffset = {place}\npasscount = {37 * number}\nminor = 1\nexit 1\n"
             result = run(source, ["-p", str(target.pid)], ["--allow-write", "--debugger", "true %p"])
@@ -279,7 +279,7 @@ def test_remove_takes_a_probepoint_out_of_every_process_of_the_tree(build: Build
         "name = torture\ngvars = 1\noffset = stepped\nminor = 1\ninc gv, 0\npush gv, 0\npush 300\nsub\njz gone\n"
         "push 1\nlog 1\nexit\ngone: remove\noffset = main\nminor = 2\nexit\n"
     )
-    with running("sh", "-c", f"read x; {program} 60 2 & {program} 60 2 & wait", stdin=subprocess.PIPE) as shell:
+    with running("sh", "-c", f"read x; {program} 600 2 & {program} 600 2 & wait", stdin=subprocess.PIPE) as shell:
         assert shell.stdin is not None
         process, output = run.start(source, ["-p", str(shell.pid)])
         await_traced(shell.pid)

@@ -276,7 +276,6 @@ UNSUPPORTED = {
     "msr": "push r, msr",
     "task": "push task",
     "port": "push io, u8",
-    "exit 3": "exit 3",
     "return": "return = yes",
     "watchpoint": "watchpoint = w",
     "kernel": "modtype = kernel",

@@ -2,7 +2,8 @@
  * handover COUNT ITERATIONS [vfork]: COUNT threads call tick() ITERATIONS times each, the first thread calls turn() once
  * meanwhile; SIGRTMIN is counted. Prints its process id and the addresses of turn(), of a string on the stack, of a
  * variable and of allocated memory; at the end how many calls and signals there were, with status 0 if that is right.
- * With "vfork" the first call of turn() is made by a vfork child, after which the first thread calls tick().
+ * With "vfork" the first call of turn() is made by a vfork child, after which the first thread calls tick(). With the
+ * environment variable MEGABYTES so much memory is filled.
  */
 #include <pthread.h>
 #include <signal.h>
@@ -64,6 +65,10 @@ int main(int argc, char **argv)
 	sigaction(SIGRTMIN, &action, NULL);
 	anonymous = calloc(1, 1 << 20);
 	strcpy(anonymous + 12345, "in anonymous memory");
+	if (getenv("MEGABYTES")) {
+		size_t size = (size_t)atoi(getenv("MEGABYTES")) << 20;
+		memset(malloc(size), 'x', size);
+	}
 	for (int n = 0; n < count; n++)
 		if (pthread_create(&ids[n], NULL, work, NULL))
 			return 2;

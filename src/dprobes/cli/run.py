@@ -91,6 +91,14 @@ _ALL = Item.PROCESS_NAME | Item.PID | Item.UID | Item.CS | Item.IP | Item.SS | I
     metavar="COMMAND",
     help="What 'exit 1' starts, without a shell; %p is the process. At a terminal: gdb -p %p; else nothing.",
 )
+@click.option(
+    "--core-dir",
+    "core_directory",
+    type=click.Path(exists=True, file_okay=False),
+    default=".",
+    metavar="DIR",
+    help="Where 'exit 3' writes core.dprobes.PID.",
+)
 @click.option("--exit-status", is_flag=True, help="End with the exit status of the command.")
 def command(
     file: Path,
@@ -107,6 +115,7 @@ def command(
     log_items: tuple[str, ...],
     output: Path | None,
     debugger: str | None,
+    core_directory: str,
     exit_status: bool,
 ) -> int:
     """
@@ -133,7 +142,13 @@ def command(
         assert pid is not None
         check_process(pid)
         inspected = living_thread(pid)
-    engine = _engine(engine_name, allow_write=allow_write, symbols=symbols, debugger=_debugger(debugger))
+    engine = _engine(
+        engine_name,
+        allow_write=allow_write,
+        symbols=symbols,
+        debugger=_debugger(debugger),
+        core_directory=core_directory,
+    )
     options = compile_options(defines, includes, cpp, allow_write=allow_write)
     compiled = compile_program(
         file, options, symbols=symbols, pid=inspected, command=argv[0] if executable else None, engine=engine
@@ -197,13 +212,17 @@ def _debugger(command_line: str | None) -> tuple[str, ...] | None:
     return words
 
 
-def _engine(name: str, *, allow_write: bool, symbols: Path | None, debugger: tuple[str, ...] | None) -> Engine:
+def _engine(
+    name: str, *, allow_write: bool, symbols: Path | None, debugger: tuple[str, ...] | None, core_directory: str
+) -> Engine:
     """Return the engine called ``name``; ``auto`` has one to choose from in this version."""
     match name:
         case "auto" | "ptrace":
             from dprobes.engines.ptrace.engine import PtraceEngine
 
-            return PtraceEngine(allow_write=allow_write, symbols=symbols, debugger=debugger)
+            return PtraceEngine(
+                allow_write=allow_write, symbols=symbols, debugger=debugger, core_directory=core_directory
+            )
     raise KeyError(name)
 
 

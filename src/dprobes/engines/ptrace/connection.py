@@ -129,6 +129,11 @@ class Connection:
         os.close(self._outgoing)
         os.close(self._incoming)
 
+    def let_go(self) -> None:
+        """Close our ends in a child of this process, so that the client learns of the end of this one."""
+        os.close(self._outgoing)
+        os.close(self._incoming)
+
     def _fill(self) -> None:
         while True:
             try:

@@ -14,7 +14,7 @@ import signal
 from typing import TYPE_CHECKING
 
 from dprobes.engines.ptrace import syscalls
-from dprobes.engines.ptrace.processes import Thread, ThreadState, process_field
+from dprobes.engines.ptrace.processes import Thread, ThreadGoneError, ThreadState, process_field
 from dprobes.engines.ptrace.syscalls import NEW_TASK_EVENTS, Event, Register, StopKind, classify_stop
 
 if TYPE_CHECKING:
@@ -67,15 +67,20 @@ class Detacher:
         mine = [thread for thread in self._family.threads.values() if thread.pid == pid]
         for space in {id(thread.space): thread.space for thread in mine}.values():
             self._family.lend(space, pid)
-        if halted:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGSTOP)
+        signals: dict[int, int] = {}
         for thread in mine:
             if thread.state in (ThreadState.RUNNING, ThreadState.VFORKING):
                 self._leaving[thread.tid] = thread
             else:
-                with contextlib.suppress(OSError):
-                    self._detach(thread)
+                with contextlib.suppress(OSError, ThreadGoneError):
+                    signals[thread.tid] = self._settle(thread)
+        if halted:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP)
+        for tid, number in signals.items():
+            with contextlib.suppress(OSError):
+                syscalls.detach(tid, number)
+        for thread in mine:
             self._family.remove(thread)
         return True
 
@@ -145,6 +150,10 @@ class Detacher:
                     self._family.add_child(thread, Event(number), syscalls.event_message(tid))
 
     def _detach(self, thread: Thread) -> None:
+        syscalls.detach(thread.tid, self._settle(thread))
+
+    def _settle(self, thread: Thread) -> int:
+        """Put a stopped thread where the program itself would be; return the signal with which it is to go on."""
         number = self._signals.pop(thread.tid, 0)
         if number == signal.SIGTRAP:
             number = 0 if self._set_back(thread) else number
@@ -156,7 +165,7 @@ class Detacher:
         with_signal = self._stepper.leave_slot(thread, self._registers, number)
         if with_signal is None:  # stopped for something else, with the signal queued again
             with_signal = self._stepper.leave_slot(thread, self._registers)
-        syscalls.detach(thread.tid, with_signal or 0)
+        return with_signal or 0
 
     def _trap_is_queued(self, thread: Thread) -> bool:
         """Return whether a thread executed one of our breakpoints and the signal for it still waits."""

@@ -37,6 +37,7 @@ from dprobes.engines.ptrace.wire import (
     Attach,
     Attached,
     Done,
+    Dumped,
     Failed,
     FrameReader,
     HandedOver,
@@ -84,29 +85,49 @@ class PtraceEngine:
             Capability.SEGMENTED,
             Capability.EXTENSION,
             Capability.HAND_OVER,
+            Capability.CORE_DUMP,
             Capability.GLOB,
         }
     )
 
     def __init__(
-        self, *, allow_write: bool = False, symbols: Path | None = None, debugger: Sequence[str] | None = None
+        self,
+        *,
+        allow_write: bool = False,
+        symbols: Path | None = None,
+        debugger: Sequence[str] | None = None,
+        core_directory: str = ".",
     ) -> None:
         self._allow_write = allow_write
         self._symbols = symbols
         self._debugger = debugger
+        self._core_directory = core_directory
 
     def run(self, job: Job) -> PtraceSession:
         """Return the session; entering it starts the tracer and the command, or attaches to the process."""
-        return PtraceSession(job, allow_write=self._allow_write, symbols=self._symbols, debugger=self._debugger)
+        return PtraceSession(
+            job,
+            allow_write=self._allow_write,
+            symbols=self._symbols,
+            debugger=self._debugger,
+            core_directory=self._core_directory,
+        )
 
 
 class PtraceSession:
     """Hold one run; use it as a context manager and iterate over ``events``."""
 
     def __init__(
-        self, job: Job, *, allow_write: bool, symbols: Path | None, debugger: Sequence[str] | None = None
+        self,
+        job: Job,
+        *,
+        allow_write: bool,
+        symbols: Path | None,
+        debugger: Sequence[str] | None = None,
+        core_directory: str = ".",
     ) -> None:
         self._job = job
+        self._core_directory = core_directory
         self._answers = Answers(job.program, allow_write=allow_write, symbols=symbols)
         self._reader = FrameReader()
         self._bystander = Bystander()
@@ -205,7 +226,11 @@ class PtraceSession:
             for d in program.definitions
         )
         return Start(
-            definitions, int(self._job.items), (program.vars, program.gvars, program.cvars), called_extensions(program)
+            definitions,
+            int(self._job.items),
+            (program.vars, program.gvars, program.cvars),
+            called_extensions(program),
+            self._core_directory,
         )
 
     def _send(self, message: object) -> None:
@@ -243,6 +268,8 @@ class PtraceSession:
                 self._bystander.removed(pid, addresses)
             case HandedOver():
                 yield from self._debuggers.add(message)
+            case Dumped():
+                yield _dump_notice(message)
             case Warned(text, hint):
                 yield Notice(text, hint)
             case Done():
@@ -293,3 +320,10 @@ class PtraceSession:
         os.close(self._from_tracer)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._tracer.wait(10)
+
+
+def _dump_notice(dumped: Dumped) -> Notice:
+    process = f"process {dumped.pid} ({dumped.name})"
+    if dumped.problem:
+        return Notice(f"no core of {process} in '{dumped.path}': {dumped.problem.rstrip()}; the process goes on")
+    return Notice(f"the core of {process} is in '{dumped.path}' ({dumped.size} bytes)", is_warning=False)

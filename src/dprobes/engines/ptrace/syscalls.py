@@ -30,6 +30,7 @@ __all__ = [
     "allow_tracer",
     "classify_stop",
     "detach",
+    "end_with_parent",
     "event_message",
     "floating_point_state",
     "get_register_set",
@@ -237,17 +238,23 @@ class _IoVector(ctypes.Structure):
 class RegisterSet(enum.IntEnum):
     """Number the register sets that are read whole (NT_* in ``include/uapi/linux/elf.h``)."""
 
+    GENERAL = 1
+    """In the layout of the thread's own word size."""
     FLOATING_POINT = 2
     """FXSAVE image of a 64-bit thread, FSAVE image of a 32-bit one."""
+    TLS_32 = 0x200
+    """The thread-local descriptors of a 32-bit thread."""
     XSTATE = 0x202
     """XSAVE image in the standard format; the enabled features are at byte 464."""
+    FXSAVE_32 = 0x46E62B7F
+    """FXSAVE image of a 32-bit thread."""
 
 
 _REGISTER_SET_MAX = 1 << 14
 
 
 def get_register_set(tid: int, kind: RegisterSet) -> bytes:
-    """Return a register set of a stopped thread; nothing if the processor or kernel does not have it."""
+    """Return a register set of a stopped thread; nothing if it is not there, or the thread is not stopped."""
     buffer = ctypes.create_string_buffer(_REGISTER_SET_MAX)
     vector = _IoVector(ctypes.addressof(buffer), _REGISTER_SET_MAX)
     if _ptrace(_GETREGSET, tid, kind, ctypes.addressof(vector)) < 0:
@@ -410,6 +417,7 @@ def same_memory(pid: int, other: int) -> bool | None:
     return None if result < 0 else result == 0
 
 
+_PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_PTRACER = 0x59616D61
 
@@ -422,6 +430,14 @@ def set_process_name(name: str) -> None:
 def allow_tracer(pid: int) -> None:
     """Let the process ``pid`` trace this one where the Yama module restricts that; elsewhere it does nothing."""
     _libc.prctl(_PR_SET_PTRACER, ctypes.c_ulong(pid), 0, 0, 0)
+
+
+def end_with_parent() -> None:
+    """Have the kernel kill this process when the one that made it ends (prctl(2), PR_SET_PDEATHSIG)."""
+    parent = os.getppid()
+    _libc.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def send_signal(pid: int, tid: int, number: int) -> None:

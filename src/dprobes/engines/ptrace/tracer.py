@@ -22,13 +22,14 @@ from typing import TYPE_CHECKING, Literal
 from dprobes.engines.ptrace import syscalls
 from dprobes.engines.ptrace.connection import ClientGoneError, Connection
 from dprobes.engines.ptrace.context import ThreadContext
+from dprobes.engines.ptrace.coredump import CoreDumps
 from dprobes.engines.ptrace.detaching import Detacher
 from dprobes.engines.ptrace.emulate import Action, emulate, uses_return_addresses
 from dprobes.engines.ptrace.family import ORPHAN_AGE, Family
 from dprobes.engines.ptrace.handover import HandOver
 from dprobes.engines.ptrace.localtable import LocalTables
 from dprobes.engines.ptrace.modules import ModuleWatcher
-from dprobes.engines.ptrace.probes import HANDING_OVER
+from dprobes.engines.ptrace.probes import CORE_DUMP, HANDING_OVER
 from dprobes.engines.ptrace.processes import (
     AddressSpace,
     Thread,
@@ -99,6 +100,7 @@ class Tracer:
         self._family = Family(self._threads, connection, self._stopper, self._modules)
         self._detacher = Detacher(self._family, self._stopper, self._stepper)
         self._hand_over = HandOver(connection, self._detacher)
+        self._dumps = CoreDumps(connection, self._stopper, self._threads, start.core_directory)
         self._registers = syscalls.Registers()
         self._info = syscalls.SignalInfo()
         self._attached = False
@@ -111,7 +113,7 @@ class Tracer:
         complete, problem = False, ""
         try:
             self._take_messages()
-            while self._threads or not self._attached or self._family.has_strangers:
+            while self._threads or not self._attached or self._family.has_strangers or self._dumps.busy:
                 if not self._handle_stops():
                     self._wait()
             complete = True
@@ -120,6 +122,7 @@ class Tracer:
         except Exception:  # noqa: BLE001 - whatever it is, the target comes first, and the client is told
             problem = traceback.format_exc()
         finally:
+            self._dumps.abandon()
             self._detacher.detach_all()
             counts = {number: probe.counts for number, probe in self._modules.probes.items()}
             self._connection.send(Done(counts, complete, problem))
@@ -251,6 +254,8 @@ class Tracer:
     # Stops
 
     def _handle(self, tid: int, status: int) -> None:
+        if self._dumps.busy and self._dumps.take(tid, status):
+            return
         thread = self._threads.get(tid)
         kind, number = classify_stop(status)
         if thread is None:
@@ -401,7 +406,11 @@ class Tracer:
             # The record comes first, then the probepoint goes, and the instruction is not carried out by us.
             syscalls.set_registers(thread.tid, self._registers)
             self._count(probe, outcome, header, COMPLETED)
-            if not self._hand_over(thread, self._registers):
+            if outcome.exit_code == CORE_DUMP:
+                is_busy = self._dumps.start(thread)
+            else:
+                is_busy = self._hand_over(thread, self._registers)
+            if not is_busy:
                 self._stopper.resume(thread)
             return
         completion = self._complete(thread, breakpoint_)

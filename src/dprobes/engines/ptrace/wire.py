@@ -28,6 +28,7 @@ __all__ = [
     "Attached",
     "Code",
     "Done",
+    "Dumped",
     "Failed",
     "FrameReader",
     "HandedOver",
@@ -74,6 +75,8 @@ class Start:
     """How many local, global and per-CPU variables the program has."""
     extensions: tuple[Registration, ...] = ()
     """What the program may call by ``callk``, in order."""
+    core_directory: str = "."
+    """Where core files are written to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +234,17 @@ class Warned:
 
     message: str
     hint: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Dumped:
+    """Report that the core of a process was written to a file, or the problem that it has met."""
+
+    pid: int
+    name: str
+    path: str
+    size: int
+    problem: str = ""
 
 
 @dataclass(frozen=True, slots=True)
