@@ -30,7 +30,7 @@ I386_COMPILER = "i686-linux-gnu-gcc"
 _I386_LIBRARIES = "/usr/i686-linux-gnu/lib"
 I386_FLAGS = (f"-Wl,-rpath,{_I386_LIBRARIES}", f"-Wl,--dynamic-linker={_I386_LIBRARIES}/ld-linux.so.2")
 
-_ROW = re.compile(r"^(\d+),(\d+) +(\S+(?: \S+)*?) +(\d+) +(\d+) +(\d+) +(\d+) +(\d+)$", re.MULTILINE)
+_ROW = re.compile(r"^(\d+),(\d+) +(\S+(?: \S+)*?) +(\d+) +(\d+) +(\d+) +(\d+) +(\d+) +(\S.*)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,7 @@ class Counts:
     lost: int
     passed: int
     recursed: int
+    executed: str = ""
 
 
 @dataclass
@@ -98,7 +99,10 @@ def read_result(process: subprocess.Popen[str], output: Path, timeout: float = T
         stdout, stderr = process.communicate()
         raise AssertionError(f"dprobes did not end; it had printed:\n{stdout}\n{stderr}") from None
     records = [json.loads(line) for line in output.read_text().splitlines()] if output.exists() else []
-    counts = {int(row[2]): Counts(*(int(n) for n in row.groups()[3:])) for row in _ROW.finditer(stderr)}
+    counts = {}
+    for row in _ROW.finditer(stderr):
+        hits, records, lost, passed, recursed = (int(number) for number in row.groups()[3:8])
+        counts[int(row[2])] = Counts(hits, records, lost, passed, recursed, row[9])
     return Result(process.returncode, stdout, stderr, records, counts)
 
 
@@ -143,6 +147,11 @@ class Runner:
     ) -> Result:
         process, output = self.start(program, target, options, **popen)
         return read_result(process, output, timeout)
+
+    def end(self, client: subprocess.Popen[str], output: Path) -> Result:
+        """End a client as Ctrl-C does, and read what it wrote."""
+        client.send_signal(signal.SIGINT)
+        return read_result(client, output)
 
     def command(self, program: str, *arguments: object, **keywords: Any) -> Result:
         """Run a program on a command that must end well."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from integration.support import Builder, Result, Runner
 
-_ROW = re.compile(r"^(\d+,\d+) +(\S+) in (\S+) +(\d+) +(\d+) +\d+ +(\d+) +\d+$", re.MULTILINE)
+_ROW = re.compile(r"^(\d+,\d+) +(\S+) in (\S+) +(\d+) +(\d+) +\d+ +(\d+) +\d+ +\S.*$", re.MULTILINE)
 
 TICK = "name = hotloop\noffset = tick\nminor = 3\npasscount = 2\nmaxhits = 10\nexit\n"
 

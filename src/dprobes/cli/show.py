@@ -72,7 +72,7 @@ def listing(compiled: Compiled) -> Iterator[str]:
     for number, definition in enumerate(program.definitions):
         yield ""
         yield from print_header(definition)
-        yield from _places([probe for probe in probes if probe.number == number])
+        yield from _places([probe for probe in probes if probe.number == number], compiled.architecture.word_size)
         for line in left_out_lines([x for x in left_out if x.number == number], names=None):
             yield f"// {line}"
         handler = closed(definition.handler, rows_by_syntax()["exit"])
@@ -85,13 +85,28 @@ def listing(compiled: Compiled) -> Iterator[str]:
         yield "endproc"
 
 
-def _places(probes: Sequence[ResolvedProbe]) -> Iterator[str]:
+def _places(probes: Sequence[ResolvedProbe], word_size: int) -> Iterator[str]:
     if not probes:
         yield "// not resolved"
     for probe in probes:
         instruction = probe.instruction
         yield f"// {probe.where}: file offset {probe.offset:#x}, address {instruction.address:#x}, {probe.state.value}"
         yield f"// {instruction.raw.hex(' ')}  {instruction.text}"
+        yield f"// executed {_execution(instruction.raw, word_size)}"
+
+
+def _execution(raw: bytes, word_size: int) -> str:
+    """Say where the ptrace engine executes a probed instruction."""
+    from dprobes.engines.ptrace.emulate import is_emulated
+    from dprobes.engines.ptrace.plan import plan
+    from dprobes.engines.ptrace.relocate import copy_of
+
+    if is_emulated(plan(raw, word_size)):
+        return "by the tracer (emulated)"
+    copy = copy_of(raw, word_size)
+    if copy is None:
+        return "in place, with all other threads stopped"
+    return "out of line" + (", without a stop behind it" if copy.cannot_fault else ", with a stop behind it")
 
 
 def _code(code: Code, image: CodeImage, start: int, depths: dict[int, int]) -> Iterator[str]:

@@ -22,7 +22,7 @@ _SHOWN = 20
 _NAMED = 3
 """How many names the summary gives for each reason to leave functions out."""
 
-_HEADER = ("probe", "place", "hits", "records", "lost", "passed over", "recursed")
+_HEADER = ("probe", "place", "hits", "records", "lost", "passed over", "recursed", "executed")
 
 
 def summary(program: Program, session: Session, counts: Sequence[Counts]) -> str:
@@ -42,6 +42,7 @@ def summary(program: Program, session: Session, counts: Sequence[Counts]) -> str
             f"{program.major},{program.definitions[number].minor}",
             place,
             *(str(value) for value in (count.hits, count.records, count.lost, count.passed, count.recursed)),
+            ", ".join(count.executed) or "-",
         )
         for number, place, count in lines
         if count.hits or len(lines) <= _SHOWN

@@ -94,7 +94,8 @@ class Counts:
 
     ``hits`` are hits whose instruction completed, ``passed`` those of them that passcount passed over, ``records`` the
     records emitted, ``lost`` those dropped because nobody took them in time, ``recursed`` hits during a handler of the
-    same thread, which run no handler.
+    same thread, which run no handler. ``executed`` says in which ways the probed instruction was executed, where an
+    engine has several.
     """
 
     hits: int = 0
@@ -102,6 +103,7 @@ class Counts:
     lost: int = 0
     passed: int = 0
     recursed: int = 0
+    executed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

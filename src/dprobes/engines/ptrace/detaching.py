@@ -14,11 +14,13 @@ import signal
 from typing import TYPE_CHECKING
 
 from dprobes.engines.ptrace import syscalls
+from dprobes.engines.ptrace.givingback import give_back_all
 from dprobes.engines.ptrace.processes import Thread, ThreadGoneError, ThreadState, process_field
 from dprobes.engines.ptrace.syscalls import NEW_TASK_EVENTS, Event, Register, StopKind, classify_stop
 
 if TYPE_CHECKING:
     from dprobes.engines.ptrace.family import Family
+    from dprobes.engines.ptrace.processes import AddressSpace
     from dprobes.engines.ptrace.stepping import Stepper
     from dprobes.engines.ptrace.stopping import Stopper
 
@@ -48,9 +50,7 @@ class Detacher:
         self._stop(None)
         for space in self._family.spaces():
             space.withdraw_all()
-        for thread in list(threads.values()):
-            with contextlib.suppress(OSError):
-                self._detach(thread)
+        self._detach(self._settle_all(list(threads.values()), give_back=True))
         threads.clear()
 
     def detach_process(self, pid: int, *, halted: bool = False) -> bool:
@@ -67,19 +67,13 @@ class Detacher:
         mine = [thread for thread in self._family.threads.values() if thread.pid == pid]
         for space in {id(thread.space): thread.space for thread in mine}.values():
             self._family.lend(space, pid)
-        signals: dict[int, int] = {}
-        for thread in mine:
-            if thread.state in (ThreadState.RUNNING, ThreadState.VFORKING):
-                self._leaving[thread.tid] = thread
-            else:
-                with contextlib.suppress(OSError, ThreadGoneError):
-                    signals[thread.tid] = self._settle(thread)
+        busy = (ThreadState.RUNNING, ThreadState.VFORKING)
+        self._leaving |= {thread.tid: thread for thread in mine if thread.state in busy}
+        signals = self._settle_all([thread for thread in mine if thread.state not in busy], give_back=True)
         if halted:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGSTOP)
-        for tid, number in signals.items():
-            with contextlib.suppress(OSError):
-                syscalls.detach(tid, number)
+        self._detach(signals)
         for thread in mine:
             self._family.remove(thread)
         return True
@@ -99,8 +93,7 @@ class Detacher:
             self._family.reconsider(child)
         del self._leaving[tid]
         self._signals[tid] = number if kind is StopKind.SIGNAL else 0
-        with contextlib.suppress(OSError):
-            self._detach(thread)
+        self._detach(self._settle_all([thread]))
         return True
 
     def _stop(self, pid: int | None) -> bool:
@@ -149,8 +142,30 @@ class Detacher:
                 with contextlib.suppress(OSError):
                     self._family.add_child(thread, Event(number), syscalls.event_message(tid))
 
-    def _detach(self, thread: Thread) -> None:
-        syscalls.detach(thread.tid, self._settle(thread))
+    def _detach(self, signals: dict[Thread, int]) -> None:
+        """Detach threads, each with a signal."""
+        for thread, number in signals.items():
+            with contextlib.suppress(OSError):
+                syscalls.detach(thread.tid, number)
+
+    def _settle_all(self, threads: list[Thread], *, give_back: bool = False) -> dict[Thread, int]:
+        """Put stopped threads where the program itself would be; return the signals with which they are to go on."""
+        signals: dict[Thread, int] = {}
+        for thread in threads:
+            with contextlib.suppress(OSError, ThreadGoneError):
+                signals[thread] = self._settle(thread)
+        if give_back:
+            for space in {id(t.space): t.space for t in threads}.values():
+                self._give_back(space, signals)
+        return signals
+
+    def _give_back(self, space: AddressSpace, signals: dict[Thread, int]) -> None:
+        """Let a thread drop what we changed in its address space, if all threads of that stand still."""
+        mine = [t for t in self._family.threads.values() if t.space is space]
+        ready = [t for t in mine if signals.get(t) == 0 and t.state is ThreadState.STOPPED]
+        if ready and all(t in signals for t in mine) and space.lent <= {t.pid for t in mine}:
+            with contextlib.suppress(OSError, ThreadGoneError):
+                give_back_all(space, ready[0])
 
     def _settle(self, thread: Thread) -> int:
         """Put a stopped thread where the program itself would be; return the signal with which it is to go on."""

@@ -51,6 +51,9 @@ _ARGUMENTS = {
 }
 
 
+_REST = (StopKind.EVENT, int(Event.STOP))
+
+
 class InjectionError(Exception):
     """Report that no system call can be made in a process; it has not been changed."""
 
@@ -202,7 +205,9 @@ class _Session:
             kind, number = classify_stop(status)
             if kind is StopKind.EXITED:
                 raise ThreadGoneError(status)
-            if kind is expected and (kind is not StopKind.EVENT or number == Event.STOP):
+            if kind is StopKind.SYSCALL and kind is expected:
+                return
+            if expected is StopKind.EVENT and (kind is StopKind.GROUP_STOP or (kind, number) == _REST):
                 return
             if kind is StopKind.SIGNAL and number != signal.SIGTRAP:
                 self._stops.append(number)

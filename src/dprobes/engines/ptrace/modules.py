@@ -10,8 +10,10 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from dprobes.engines.base import ProbeState
+from dprobes.engines.ptrace.emulate import is_emulated
 from dprobes.engines.ptrace.probes import Handlers, Probe
 from dprobes.engines.ptrace.processes import INT3, Breakpoint, PageReader
+from dprobes.engines.ptrace.slots import Placement
 from dprobes.engines.ptrace.wire import ModuleMapped, Placed, ProbeStatus, Removed, Sites, Warned
 from dprobes.errors import TargetError
 from dprobes.target.maps import Mapping, executable_mappings, read_maps, run_time_address
@@ -179,6 +181,8 @@ class ModuleWatcher:
                 continue
             if probe is not None:
                 probe.state = ProbeState.ACTIVE
+                if is_emulated(breakpoint_.site.emulation):
+                    probe.placements.add(Placement.EMULATED)
                 active.append(probe.number)
         if active:
             self._connection.send(ProbeStatus(tuple(active), thread.pid, ProbeState.ACTIVE))

@@ -7,7 +7,7 @@ reaches maxhits (recovered reference 2.2).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from dprobes.engines.base import Counts, ProbeState
@@ -16,6 +16,7 @@ from dprobes.vm import Ending
 from dprobes.vm.translate import Translator
 
 if TYPE_CHECKING:
+    from dprobes.engines.ptrace.slots import Placement
     from dprobes.engines.ptrace.wire import Code, ProbeLimits
     from dprobes.vm import Context, Outcome, Point
 
@@ -50,6 +51,8 @@ class Probe:
     counter: int = 0
     state: ProbeState = ProbeState.COMPILED
     counts: Counts = field(default_factory=Counts)
+    placements: set[Placement] = field(default_factory=set)
+    """Where its instruction is executed, in all processes."""
 
     def __post_init__(self) -> None:
         self.counter = -self.limits.passcount
@@ -63,6 +66,10 @@ class Probe:
     def runs_handler(self) -> bool:
         """Whether the next hit runs the handler instead of being passed over."""
         return self.counter >= 0
+
+    def final_counts(self) -> Counts:
+        """Return the counts with the ways in which the instruction was executed."""
+        return replace(self.counts, executed=tuple(sorted(placement.value for placement in self.placements)))
 
     def count_hit(self, outcome: Outcome | None) -> None:
         """Count a hit whose instruction completed; ``outcome`` is None if it was passed over."""

@@ -16,7 +16,7 @@ from dprobes.engines.ptrace.emulate import Action
 from dprobes.engines.ptrace.inject import InjectionError, injecting, may_inject
 from dprobes.engines.ptrace.processes import INT3
 from dprobes.engines.ptrace.relocate import relocated
-from dprobes.engines.ptrace.slots import SLOT_SIZE, Placement, Slot, SlotArea
+from dprobes.engines.ptrace.slots import GRANULE, Placement, Slot, SlotArea
 from dprobes.engines.ptrace.wire import Placed
 from dprobes.errors import TargetError
 from dprobes.target.maps import parse_maps, read_maps
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.processes import AddressSpace, Breakpoint, Thread
     from dprobes.engines.ptrace.slots import Slots
     from dprobes.engines.ptrace.stopping import Stopper
+    from dprobes.engines.ptrace.wire import Site
 
 __all__ = ["NOP", "SlotMaker"]
 
@@ -39,6 +40,7 @@ _REACH = 1 << 30
 _GUARD = 16 * _PAGE
 """What is left free between an area and its neighbours, which may want to grow."""
 
+_JUMP = 5  # bytes of jmp rel32
 _LOWEST = 1 << 16  # vm.mmap_min_addr
 
 _MMAP = {8: 9, 4: 192}  # mmap, mmap2
@@ -80,17 +82,19 @@ class SlotMaker:
         return slot
 
     def _make(self, thread: Thread, breakpoint_: Breakpoint) -> Slot | None:
-        for area in self._areas(thread, breakpoint_.address):
-            address = area.next_address()
-            code = self._code(thread.space, breakpoint_, address)
-            if code is None:
+        size = _slot_size(breakpoint_.site)
+        for area in self._areas(thread, breakpoint_.address, size):
+            address = area.find(size)
+            code = self._code(thread.space, breakpoint_, address) if address is not None else None
+            if address is None or code is None:
                 continue
             try:
                 if os.pwrite(thread.space.memory, code, address) < len(code):
                     continue
             except OSError:
                 continue
-            return self._filled(area, area.take(), breakpoint_, thread)
+            area.take(address, size)
+            return self._filled(area, address, breakpoint_, thread)
         return None
 
     def _filled(self, area: SlotArea, address: int, breakpoint_: Breakpoint, thread: Thread) -> Slot:
@@ -110,6 +114,7 @@ class SlotMaker:
             is_free=site.copy.cannot_fault,
             pushes_return=site.copy.pushes_return,
             trap=trap,
+            size=_slot_size(site),
         )
 
     def _code(self, space: AddressSpace, breakpoint_: Breakpoint, slot: int) -> bytes | None:
@@ -120,17 +125,17 @@ class SlotMaker:
             return None
         if site.emulation[0] == Action.REPEAT:
             code += INT3
-        distance = address + len(site.original) - (slot + len(code) + 5)
+        distance = address + len(site.original) - (slot + len(code) + _JUMP)
         if space.word_size == 4:
             distance = (distance + (1 << 31)) % (1 << 32) - (1 << 31)
         if not -(1 << 31) <= distance < 1 << 31:
             return None
         return code + b"\xe9" + distance.to_bytes(4, "little", signed=True)
 
-    def _areas(self, thread: Thread, address: int) -> list[SlotArea]:
+    def _areas(self, thread: Thread, address: int, size: int) -> list[SlotArea]:
         """Return areas with room near an address, a new one if there is none."""
         slots = thread.space.slots
-        found = _with_room(slots, address)
+        found = _with_room(slots, address, size)
         region = address // _REACH
         if not any(area.former is None for area in found) and region not in slots.refused:
             area = self._mapped_area(thread, address)
@@ -138,9 +143,9 @@ class SlotMaker:
                 slots.refused.add(region)
             else:
                 slots.areas.append(area)
-        if not _with_room(slots, address):
+        if not _with_room(slots, address, size):
             self._use_padding(thread.space, address)
-        return sorted(_with_room(slots, address), key=lambda area: area.former is not None)
+        return sorted(_with_room(slots, address, size), key=lambda area: area.former is not None)
 
     def _mapped_area(self, thread: Thread, address: int) -> SlotArea | None:
         """Let the thread map an area near ``address``, large enough for all sites of its space that need a slot."""
@@ -151,7 +156,7 @@ class SlotMaker:
             and (b.address, b.site.original) not in space.slots.by_site
             for b in space.breakpoints.values()
         )
-        size = -(-max(1, wanted) * SLOT_SIZE // _PAGE) * _PAGE
+        size = -(-max(1, wanted) * 2 * GRANULE // _PAGE) * _PAGE
         if not may_inject(thread):
             return None
         with self._stopper.others_stopped(space, thread):
@@ -174,7 +179,7 @@ class SlotMaker:
         """Make an area of the padding that is near ``address``."""
         for start, end in list(space.slots.padding):
             first = start + 15 & ~15
-            if abs(start - address) > _REACH or end - first < SLOT_SIZE:
+            if abs(start - address) > _REACH or end - first < GRANULE:
                 continue
             space.slots.padding.remove((start, end))
             with contextlib.suppress(OSError):
@@ -182,8 +187,13 @@ class SlotMaker:
                 space.slots.areas.append(SlotArea(first, first + len(former), former))
 
 
-def _with_room(slots: Slots, address: int) -> list[SlotArea]:
-    return [a for a in slots.areas if abs(a.start - address) < _REACH and a.has_room]
+def _slot_size(site: Site) -> int:
+    code = len(site.original) + (1 if site.emulation[0] == Action.REPEAT else 0) + _JUMP
+    return -(-code // GRANULE) * GRANULE
+
+
+def _with_room(slots: Slots, address: int, size: int) -> list[SlotArea]:
+    return [a for a in slots.areas if abs(a.start - address) < _REACH and a.find(size) is not None]
 
 
 def _gap(tid: int, address: int, size: int, word_size: int) -> int:

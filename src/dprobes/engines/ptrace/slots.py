@@ -1,7 +1,7 @@
 """
 Places outside a program's own code where its probed instructions are executed (``relocate`` says how).
 
-A slot is 32 bytes. The jump at its end leads a thread back even if the tracer dies while it is in there::
+A slot is one or two times 16 bytes. The jump at its end leads a thread back, even if the tracer dies meanwhile::
 
     copy of the instruction | jmp rel32 to the instruction behind the original one
     repeated string instruction | int3 | jmp rel32 ...
@@ -14,18 +14,23 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field, replace
 
-__all__ = ["SLOT_SIZE", "Placement", "Slot", "SlotArea", "Slots"]
+__all__ = ["GRANULE", "Placement", "Slot", "SlotArea", "Slots"]
 
-SLOT_SIZE = 32
+GRANULE = 16
+"""What the size and address of a slot are multiples of, in bytes."""
 
 
 class Placement(enum.Enum):
     """Say where a probed instruction is executed."""
 
     EMULATED = "emulated"
-    PAGE = "in a page of its own"
-    PADDING = "in padding of the module"
-    IN_PLACE = "in place, with all other threads stopped"
+    """By the tracer, on the thread's registers and stack."""
+    PAGE = "in a page"
+    """In a page that the process mapped for us."""
+    PADDING = "in padding"
+    """In the unused end of the last page of a module's code."""
+    IN_PLACE = "in place"
+    """With all other threads of the address space stopped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +49,7 @@ class Slot:
     is_free: bool = False
     pushes_return: bool = False
     trap: int = 0
+    size: int = 2 * GRANULE
 
     @property
     def following(self) -> int:
@@ -59,24 +65,22 @@ class SlotArea:
     end: int
     former: bytes | None = None
     used: int = 0
-    free: list[int] = field(default_factory=list)
-    """Slots whose module is gone."""
+    free: list[tuple[int, int]] = field(default_factory=list)
+    """Address and size of slots whose module is gone."""
 
-    @property
-    def has_room(self) -> bool:
-        """Whether another slot can be had."""
-        return bool(self.free) or self.end - self.start - self.used >= SLOT_SIZE
+    def find(self, size: int) -> int | None:
+        """Return the address that ``take`` will return, or None if there is no room."""
+        for address, free in self.free:
+            if free == size:
+                return address
+        return self.start + self.used if self.end - self.start - self.used >= size else None
 
-    def next_address(self) -> int:
-        """Return the address that ``take`` will return."""
-        return self.free[-1] if self.free else self.start + self.used
-
-    def take(self) -> int:
-        """Take a slot and return its address."""
-        if self.free:
-            return self.free.pop()
-        self.used += SLOT_SIZE
-        return self.start + self.used - SLOT_SIZE
+    def take(self, address: int, size: int) -> None:
+        """Take the slot that was found."""
+        if (address, size) in self.free:
+            self.free.remove((address, size))
+        else:
+            self.used += size
 
 
 @dataclass(slots=True)
@@ -109,7 +113,7 @@ class Slots:
         for address, slot in self.by_address.items():
             for area in self.areas:
                 if start <= slot.site < end and area.start <= address < area.end:
-                    area.free.append(address)
+                    area.free.append((address, slot.size))
         self.by_address = {
             address: slot
             for address, slot in self.by_address.items()

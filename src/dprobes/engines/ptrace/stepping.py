@@ -20,6 +20,7 @@ from dprobes.engines.ptrace.emulate import Action
 from dprobes.engines.ptrace.heldsignals import FAULTS, HeldSignals
 from dprobes.engines.ptrace.processes import INT3, ThreadGoneError, ThreadState
 from dprobes.engines.ptrace.slotmaking import SlotMaker
+from dprobes.engines.ptrace.slots import Placement
 from dprobes.engines.ptrace.syscalls import Event, Register, StopKind, classify_stop
 
 if TYPE_CHECKING:
@@ -88,7 +89,11 @@ class Stepper:
             # Should we die while memory for the slot is got, the thread goes on here.
             syscalls.set_registers(tid, registers)
             slot = self._slots.make(thread, breakpoint_)
+            if slot is not None and breakpoint_.probe is not None:
+                breakpoint_.probe.placements.add(slot.placement)
         if slot is None:
+            if breakpoint_.probe is not None:
+                breakpoint_.probe.placements.add(Placement.IN_PLACE)
             return self._step_in_place(thread, breakpoint_, registers)
         registers[_RIP] = slot.address
         syscalls.set_registers(tid, registers)

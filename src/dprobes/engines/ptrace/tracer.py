@@ -26,6 +26,7 @@ from dprobes.engines.ptrace.coredump import CoreDumps
 from dprobes.engines.ptrace.detaching import Detacher
 from dprobes.engines.ptrace.emulate import Action, emulate, uses_return_addresses
 from dprobes.engines.ptrace.family import ORPHAN_AGE, Family
+from dprobes.engines.ptrace.givingback import give_back_pages
 from dprobes.engines.ptrace.handover import HandOver
 from dprobes.engines.ptrace.localtable import LocalTables
 from dprobes.engines.ptrace.modules import ModuleWatcher
@@ -124,7 +125,7 @@ class Tracer:
         finally:
             self._dumps.abandon()
             self._detacher.detach_all()
-            counts = {number: probe.counts for number, probe in self._modules.probes.items()}
+            counts = {number: probe.final_counts() for number, probe in self._modules.probes.items()}
             self._connection.send(Done(counts, complete, problem))
             self._connection.close()
 
@@ -371,7 +372,7 @@ class Tracer:
         thread.state = ThreadState.STOPPED
         self._stepper.settle_late(thread, breakpoint_, self._registers)
         if breakpoint_.probe is not None and breakpoint_.probe.is_active:
-            self._count(breakpoint_.probe, outcome, header, COMPLETED)
+            self._count(thread, breakpoint_.probe, outcome, header, COMPLETED)
         self._stopper.resume(thread)
 
     def _on_hit(self, thread: Thread, breakpoint_: Breakpoint) -> None:
@@ -405,7 +406,7 @@ class Tracer:
         if probe is not None and outcome is not None and outcome.exit_code in HANDING_OVER:
             # The record comes first, then the probepoint goes, and the instruction is not carried out by us.
             syscalls.set_registers(thread.tid, self._registers)
-            self._count(probe, outcome, header, COMPLETED)
+            self._count(thread, probe, outcome, header, COMPLETED)
             if outcome.exit_code == CORE_DUMP:
                 is_busy = self._dumps.start(thread)
             else:
@@ -422,7 +423,7 @@ class Tracer:
             elif repeated and not completion.signal:
                 thread.restarting = breakpoint_.address
         elif probe is not None and probe.is_active and not repeated:
-            self._count(probe, outcome, header, completion)
+            self._count(thread, probe, outcome, header, completion)
         if completion.resumable:
             self._stopper.resume(thread, completion.signal)
 
@@ -455,6 +456,7 @@ class Tracer:
 
     def _count(
         self,
+        thread: Thread,
         probe: Probe,
         outcome: Outcome | None,
         header: Header | None,
@@ -468,7 +470,7 @@ class Tracer:
             if outcome.trace:
                 self._emit(probe, self._records.stack_trace(header, outcome))
         if not probe.is_active:
-            self._withdraw(probe)
+            self._withdraw(probe, thread)
 
     def _emit(self, probe: Probe, record: bytes) -> None:
         if self._connection.send_record(probe.number, record):
@@ -476,7 +478,7 @@ class Tracer:
         else:
             probe.counts.lost += 1
 
-    def _withdraw(self, probe: Probe) -> None:
+    def _withdraw(self, probe: Probe, thread: Thread) -> None:
         """Take a probe's breakpoints out of all address spaces: it is disabled or removed."""
         for space in self._family.spaces():
             mine = space.by_probe.get(probe, ())
@@ -484,6 +486,13 @@ class Tracer:
                 space.withdraw(breakpoint_)
             for pid in space.pids if mine else ():
                 self._connection.send(Removed(pid, tuple(b.address for b in mine)))
+            if mine and space is thread.space:
+                self._give_back(thread, [b.address for b in mine])
+
+    def _give_back(self, thread: Thread, addresses: list[int]) -> None:
+        """Let a stopped thread drop the pages of its space that have no breakpoints any more."""
+        with self._stopper.others_stopped(thread.space, thread):
+            give_back_pages(thread.space, thread, addresses)
 
 
 def _word_size_of(tid: int) -> Literal[4, 8]:
