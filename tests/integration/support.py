@@ -101,8 +101,8 @@ def read_result(process: subprocess.Popen[str], output: Path, timeout: float = T
     records = [json.loads(line) for line in output.read_text().splitlines()] if output.exists() else []
     counts = {}
     for row in _ROW.finditer(stderr):
-        hits, records, lost, passed, recursed = (int(number) for number in row.groups()[3:8])
-        counts[int(row[2])] = Counts(hits, records, lost, passed, recursed, row[9])
+        hits, emitted, lost, passed, recursed = (int(number) for number in row.groups()[3:8])
+        counts[int(row[2])] = Counts(hits, emitted, lost, passed, recursed, row[9])
     return Result(process.returncode, stdout, stderr, records, counts)
 
 

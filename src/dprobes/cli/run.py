@@ -99,6 +99,10 @@ _ALL = Item.PROCESS_NAME | Item.PID | Item.UID | Item.CS | Item.IP | Item.SS | I
     metavar="DIR",
     help="Where 'exit 3' writes core.dprobes.PID.",
 )
+@click.option(
+    "--follow/--no-follow", default=True, show_default=True, help="Insert it into all processes that are started, too."
+)
+@click.option("--allow-self", is_flag=True, help="Allow -p to name a process of another dprobes.")
 @click.option("--exit-status", is_flag=True, help="End with the exit status of the command.")
 def command(
     file: Path,
@@ -116,6 +120,8 @@ def command(
     output: Path | None,
     debugger: str | None,
     core_directory: str,
+    follow: bool,
+    allow_self: bool,
     exit_status: bool,
 ) -> int:
     """
@@ -140,7 +146,7 @@ def command(
         from dprobes.engines.ptrace.refusals import check_process
 
         assert pid is not None
-        check_process(pid)
+        check_process(pid, allow_self=allow_self)
         inspected = living_thread(pid)
     engine = _engine(
         engine_name,
@@ -157,7 +163,7 @@ def command(
         console.write(text)
     sink = _open_sink(output)
     try:
-        with engine.run(Job(compiled.program, argv, pid, items)) as session:
+        with engine.run(Job(compiled.program, argv, pid, items, follow=follow)) as session:
             return _Run(compiled.program, session, sink, format_name, argv, exit_status=exit_status).follow()
     finally:
         sink.close()

@@ -165,12 +165,14 @@ class Job:
     Hold what is to be run: a program, and the processes in scope.
 
     Exactly one of ``command`` and ``pid`` is given. ``items`` are the header items that records are to carry.
+    ``follow`` says that the processes which it starts are in scope as well.
     """
 
     program: Program
     command: tuple[str, ...] = ()
     pid: int | None = None
     items: Item = Item.MAJOR | Item.MINOR
+    follow: bool = True
 
 
 class Session(Protocol):

@@ -231,6 +231,7 @@ class PtraceSession:
             (program.vars, program.gvars, program.cvars),
             called_extensions(program),
             self._core_directory,
+            follow=self._job.follow,
         )
 
     def _send(self, message: object) -> None:

@@ -33,12 +33,19 @@ class Family:
     """Hold the table of threads, and keep it true as threads and processes come and go."""
 
     def __init__(
-        self, threads: dict[int, Thread], connection: Connection, stopper: Stopper, modules: ModuleWatcher
+        self,
+        threads: dict[int, Thread],
+        connection: Connection,
+        stopper: Stopper,
+        modules: ModuleWatcher,
+        *,
+        follow: bool,
     ) -> None:
         self.threads = threads
         self._connection = connection
         self._stopper = stopper
         self._modules = modules
+        self._follow = follow
         self._strangers: dict[int, tuple[int, float]] = {}
 
     def spaces(self) -> Iterable[AddressSpace]:
@@ -69,6 +76,7 @@ class Family:
                 space = self._copied_space(parent.space, tid, pid)
             space.pids.add(pid)
         self._enter_newborn(tid, pid, space, stranger[0] if stranger is not None else None)
+        self.threads[tid].is_outside = parent.is_outside or (pid != parent.pid and not self._follow)
 
     def _copied_space(self, original: AddressSpace, tid: int, pid: int) -> AddressSpace:
         try:

@@ -83,6 +83,8 @@ class Thread:
     """Registers that a handler changed before an instruction that was not yet executed: (before, after) by word."""
     restarting: int = 0
     """The address of a system call instruction that the thread executes once more, because we interrupted it."""
+    is_outside: bool = False
+    """Whether it is of a process that is not in scope, and traced only as long as it shares memory with one that is."""
     deadline: tuple[int, float] | None = None
     """For an interrupted wait with a timeout: the stack pointer that tells it from others, and when it is over."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 from pathlib import Path
 
@@ -25,12 +26,17 @@ def yama_scope() -> int | None:
         return None
 
 
-def check_process(pid: int) -> None:
+def check_process(pid: int, *, allow_self: bool = False) -> None:
     """Raise ``EngineError`` for a process that certainly cannot be taken over, before anything else is done with it."""
     if pid <= 0 or not Path(f"/proc/{pid}").exists():
         raise EngineError(f"there is no process {pid}")
     if pid == os.getpid():
         raise EngineError(f"EXCLUDED: process {pid} is dprobes itself")
+    if not allow_self and _is_dprobes(pid):
+        raise EngineError(
+            f"EXCLUDED: process {pid} ({process_field(pid, 'Name')}) belongs to a dprobes",
+            hint="--allow-self lets one dprobes probe another one",
+        )
     if (error := _plain_reason(pid)) is not None:
         raise error
 
@@ -54,6 +60,18 @@ def attach_error(pid: int, reason: str, number: int) -> EngineError:
         f"process {pid} ({name}) does not allow tracing",
         hint="it has made itself not dumpable, or runs with more privileges than you: run dprobes as root",
     )
+
+
+def _is_dprobes(pid: int) -> bool:
+    """Return whether a process is a client or a tracer, by its command line."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    # "/usr/bin/dprobes run", "python /usr/bin/dprobes run", "python -m dprobes run", "python -P -m dprobes.engines..."
+    scripts = [os.path.basename(word) for word in words[:2]]
+    modules = [module for option, module in itertools.pairwise(words[:4]) if option == b"-m"]
+    return b"dprobes" in scripts or any(module.partition(b".")[0] == b"dprobes" for module in modules)
 
 
 def _plain_reason(pid: int) -> EngineError | None:

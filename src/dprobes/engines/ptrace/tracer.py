@@ -98,7 +98,7 @@ class Tracer:
         self._stopper = Stopper(self._threads)
         self._context.segments.local = LocalTables(self._stopper, self._context.memory, self._warn).descriptor
         self._stepper = Stepper(self._stopper, self._context, connection)
-        self._family = Family(self._threads, connection, self._stopper, self._modules)
+        self._family = Family(self._threads, connection, self._stopper, self._modules, follow=start.follow)
         self._detacher = Detacher(self._family, self._stopper, self._stepper)
         self._hand_over = HandOver(connection, self._detacher)
         self._dumps = CoreDumps(connection, self._stopper, self._threads, start.core_directory)
@@ -286,17 +286,26 @@ class Tracer:
 
     def _on_event(self, thread: Thread, event: Event) -> None:
         if event is Event.STOP:
-            self._stopper.release(thread)
+            if not self._dismissed(thread):
+                self._stopper.release(thread)
             return
         if event in syscalls.NEW_TASK_EVENTS:
             self._family.add_child(thread, event, syscalls.event_message(thread.tid))
         elif event is Event.EXEC:
             self._on_exec(thread)
+            if self._dismissed(thread):
+                return
         elif event is Event.VFORK_DONE and thread.space.lent:
             self._family.take_back(thread)
         self._stopper.resume(thread)
         if event is Event.VFORK:
             thread.state = ThreadState.VFORKING
+
+    def _dismissed(self, thread: Thread) -> bool:
+        """Let a process go that is not in scope and has memory of its own; return whether it went."""
+        if not thread.is_outside or thread.space.pids != {thread.pid}:
+            return False
+        return self._detacher.detach_process(thread.pid)
 
     def _leader_by_exec(self, tid: int) -> Thread:
         """Return the entry of a thread that took the number of an untraced, ended leader when it executed a program."""
@@ -325,7 +334,8 @@ class Tracer:
         thread.uid = None
         thread.unfinished = thread.deadline = thread.written = None
         thread.restarting = 0
-        self._modules.update(thread.space, thread)
+        if not thread.is_outside:
+            self._modules.update(thread.space, thread)
 
     # Hits
 
@@ -376,7 +386,7 @@ class Tracer:
         self._stopper.resume(thread)
 
     def _on_hit(self, thread: Thread, breakpoint_: Breakpoint) -> None:
-        probe = breakpoint_.probe
+        probe = None if thread.is_outside else breakpoint_.probe
         outcome: Outcome | None = None
         header = None
         repeated = thread.restarting == breakpoint_.address
@@ -384,7 +394,8 @@ class Tracer:
         self._context.select(thread, self._registers)
         try:
             if probe is None:
-                self._modules.update(thread.space, thread)
+                if breakpoint_.probe is None:
+                    self._modules.update(thread.space, thread)
             elif repeated:
                 pass  # a system call that is made once more, only because we interrupted it
             elif unfinished is not None and unfinished[0] is breakpoint_:

@@ -77,6 +77,8 @@ class Start:
     """What the program may call by ``callk``, in order."""
     core_directory: str = "."
     """Where core files are written to."""
+    follow: bool = True
+    """Whether the processes that a process starts are in scope as well."""
 
 
 @dataclass(frozen=True, slots=True)
