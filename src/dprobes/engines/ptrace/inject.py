@@ -95,12 +95,14 @@ def injecting(thread: Thread) -> Iterator[Call]:
     try:
         yield session.call
     finally:
-        session.come_to_rest()
-        syscalls.set_registers(thread.tid, registers)
-        syscalls.set_signal_mask(thread.tid, mask)
-        with contextlib.suppress(OSError):
-            os.pwrite(space.memory, overwritten, frame.address)
-        session.send_stops()
+        # A thread that was killed has nothing to be given back, and its end has been reported already.
+        if not session.has_ended:
+            session.come_to_rest()
+            syscalls.set_registers(thread.tid, registers)
+            syscalls.set_signal_mask(thread.tid, mask)
+            with contextlib.suppress(OSError):
+                os.pwrite(space.memory, overwritten, frame.address)
+            session.send_stops()
 
 
 def _frame(thread: Thread, registers: ctypes.Array[ctypes.c_ulong], mask: int, return_to: int) -> Frame:
@@ -165,6 +167,7 @@ class _Session:
         self._frame = frame
         self._instruction = instruction
         self._stops: list[int] = []
+        self.has_ended = False
 
     def call(self, number: int, *arguments: int) -> int:
         thread, size = self._thread, self._thread.space.word_size
@@ -204,6 +207,7 @@ class _Session:
             status = os.waitpid(tid, syscalls.WALL)[1]
             kind, number = classify_stop(status)
             if kind is StopKind.EXITED:
+                self.has_ended = True
                 raise ThreadGoneError(status)
             if kind is StopKind.SYSCALL and kind is expected:
                 return
