@@ -24,7 +24,7 @@ from integration.support import I386_COMPILER, PROGRAMS, TIMEOUT, Runner, read_r
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-RUN_TIMEOUT = 240
+RUN_TIMEOUT = 100
 DETAILS = 40  # lines of a comparison that are shown
 FLAGS = (
     "-O1", "-g", "-ffreestanding", "-fno-builtin", "-fno-stack-protector", "-fno-tree-loop-distribute-patterns",
@@ -47,11 +47,12 @@ REFUSED = {
 
 @dataclass(frozen=True)
 class Variant:
-    """Say for which processor the program is made, and where its code lies."""
+    """Say for which processor the program is made, where its code lies, and what hinders us to map memory in it."""
 
     architecture: str
     word_size: int
     base: int
+    restriction: str = ""
 
     @property
     def forms(self) -> list[Form]:
@@ -73,7 +74,9 @@ class Variant:
 VARIANTS = {
     "x86_64": Variant("x86_64", 8, 0x10000000),
     "x86_64_high": Variant("x86_64", 8, 0x700030000000),
+    "x86_64_seccomp": Variant("x86_64", 8, 0x10000000, "seccomp"),
     "i386": Variant("i386", 4, 0x10000000),
+    "i386_full": Variant("i386", 4, 0x10000000, "full"),
 }
 FORMS = [(name, form) for name, variant in VARIANTS.items() for form in variant.forms]
 
@@ -93,6 +96,7 @@ class Comparison:
     """Hold the lines of both runs; of the probed one also its hits, and what its records say of each site."""
 
     program: Path
+    restriction: list[str]
     sites: list[str]
     plain: dict[str, Line] = field(default_factory=dict)
     probed: dict[str, Line] = field(default_factory=dict)
@@ -108,8 +112,8 @@ class Comparison:
 
     def details(self, name: str, run: Runner) -> str:
         """Return where the states of a form differ in the two runs."""
-        plain = plain_output(self.program, name).splitlines()
-        probed = run(self.source, [str(self.program), name], timeout=TIMEOUT).stdout.splitlines()
+        plain = plain_output(self.program, name, *self.restriction).splitlines()
+        probed = run(self.source, [str(self.program), name, *self.restriction], timeout=TIMEOUT).stdout.splitlines()
         lines = difflib.unified_diff(plain, probed, "without probes", "with probes", lineterm="", n=1)
         return "\n".join(line[:2000] for line in list(lines)[:DETAILS])
 
@@ -127,11 +131,14 @@ def plain_output(*command: object) -> str:
 
 def compare(variant: Variant, directory: Path) -> Comparison:
     program = variant.build(directory)
+    restriction = [variant.restriction] if variant.restriction else []
     sites = [site for form in variant.forms for site in form.sites]
-    comparison = Comparison(program, sites, lines_of(plain_output(program)), symbols=symbols_of(program))
+    comparison = Comparison(
+        program, restriction, sites, lines_of(plain_output(program, "-", *restriction)), symbols=symbols_of(program)
+    )
     runner = Runner(directory)
     try:
-        process, output = runner.start(comparison.source, ["--exit-status", "--", str(program)])
+        process, output = runner.start(comparison.source, ["--exit-status", "--", str(program), "-", *restriction])
         result = read_result(process, output, RUN_TIMEOUT)
     except AssertionError as error:
         comparison.problem = f"the last form that ended: {[*lines_of(str(error)), 'none'][-1]}"

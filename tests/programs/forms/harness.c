@@ -1,5 +1,5 @@
 /*
- * forms [NAME]: execute each instruction form of the generated table from several initial states, and print a line
+ * forms [NAME|- [seccomp|full]]: execute each instruction form of the generated table from several initial states, and print a line
  * for each: name, runs, signals, faults of the instruction itself, and a digest of everything that it may change. With a NAME, print that
  * form's states in full instead. Freestanding, at fixed addresses: two runs differ in nothing but the system's answers.
  *
@@ -7,10 +7,15 @@
  * is noted with everything the handler is told, and ends the form.
  */
 #define _GNU_SOURCE
+#define _LARGEFILE64_SOURCE
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <signal.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <ucontext.h>
 
@@ -441,6 +446,23 @@ static int same(const char *a, const char *b)
 	return *a == *b;
 }
 
+/* Make it harder for a debugger to have memory mapped: by a filter of system calls, or by a limit that is reached. */
+static void restrict_memory(const char *how)
+{
+	static struct sock_filter allow[] = { BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW) };
+	static struct sock_fprog program = { 1, allow };
+	static struct rlimit64 limit = { 1 << 16, 1 << 16 };
+	long result = 0;
+
+	if (same(how, "seccomp")) {
+		system_call(SYS_prctl, PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0, 0);
+		result = system_call(SYS_prctl, PR_SET_SECCOMP, SECCOMP_MODE_FILTER, (long)&program, 0, 0, 0);
+	} else if (same(how, "full"))
+		result = system_call(SYS_prlimit64, 0, RLIMIT_AS, (long)&limit, 0, 0, 0);
+	if (result)
+		stop("the restriction failed");
+}
+
 HIDDEN void start(unsigned long *stack);
 
 void start(unsigned long *stack)
@@ -457,6 +479,10 @@ void start(unsigned long *stack)
 	}
 #endif
 	catch_signals();
+	if (stack[0] > 2)
+		restrict_memory((const char *)stack[3]);
+	if (wanted && same(wanted, "-"))
+		wanted = 0;
 	details = wanted != 0;
 	for (int n = 0; forms[n].name; n++)
 		if (!wanted || same(wanted, forms[n].name))

@@ -165,6 +165,9 @@ class Stepper:
                     registers[_RIP] = breakpoint_.address + length
                     syscalls.set_registers(tid, registers)
                     return Completion(CompletionKind.COMPLETED, signals.give_back())
+                if number == signal.SIGTRAP and code == syscalls.SI_KERNEL and _leave_breakpoint(thread, registers):
+                    # A step in place that took in two instructions, the second of which carries a probe itself.
+                    return Completion(CompletionKind.COMPLETED, signals.give_back())
                 if number in FAULTS and code > 0 and _stands_at(thread, start, registers):
                     held = signals.give_back()
                     if slot is not None:
@@ -313,6 +316,17 @@ def _stands_at(thread: Thread, address: int, registers: ctypes.Array[ctypes.c_ul
     """Read ``registers`` anew, and return whether the thread is at ``address``."""
     syscalls.get_registers(thread.tid, registers)
     return bool(registers[_RIP] == address)
+
+
+def _leave_breakpoint(thread: Thread, registers: ctypes.Array[ctypes.c_ulong]) -> bool:
+    """Set a thread that has run into a breakpoint of ours back onto it, and return whether it has."""
+    syscalls.get_registers(thread.tid, registers)
+    address = registers[_RIP] - 1
+    if address not in thread.space.breakpoints:
+        return False
+    registers[_RIP] = address
+    syscalls.set_registers(thread.tid, registers)
+    return True
 
 
 @contextlib.contextmanager
