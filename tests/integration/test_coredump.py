@@ -30,7 +30,10 @@ if TYPE_CHECKING:
 
 TURN = "name = handover\noffset = turn\nminor = 1\npush r, pc\nlog 1\nexit 3\n"
 TICK = "offset = tick\nminor = 2\npush tid\nlog 1\nexit\n"
-HOT = "name = torture\noffset = stepped\npasscount = 100\nminor = 1\nexit 3\n"
+HOT = (
+    "name = torture\noffset = stepped\npasscount = 100\nminor = 1\n"
+    "push pid\npush {}\nsub\njz this\nabort\nthis: exit 3\n"
+)
 
 
 def gdb(program: Path, core: Path, *commands: str) -> str:
@@ -149,7 +152,9 @@ def test_a_core_file_is_never_overwritten(build: Builder, run: Runner, tmp_path:
         present = [directory / f"core.dprobes.{target.pid}", directory / f"core.dprobes.{target.pid}.1"]
         for path in present:
             path.write_text("precious")
-        process, output = run.start(HOT, ["-p", str(target.pid)], ["--allow-write", "--core-dir", str(directory)])
+        process, output = run.start(
+            HOT.format(target.pid), ["-p", str(target.pid)], ["--allow-write", "--core-dir", str(directory)]
+        )
         core = directory / f"core.dprobes.{target.pid}.2"
         await_true(core.exists, "the core file")
         assert process.stderr is not None

@@ -124,7 +124,7 @@ def test_code_is_restored_when_the_tracer_is_killed(build: Builder, run: Runner)
     # A site that is not executed now: a thread that is at a breakpoint when the tracer dies cannot be helped.
     program = build("torture.c")
     source = "name = torture\noffset = main\nminor = 1\npush 1\nlog 1\nexit\n"
-    with running(program, 1.5, 2) as target:
+    with running(program, 600, 2) as target:
         await_line(target)
         process, output = run.start(source, ["-p", str(target.pid)])
         tracer = await_traced(target.pid)
@@ -134,6 +134,7 @@ def test_code_is_restored_when_the_tracer_is_killed(build: Builder, run: Runner)
         assert result.status == 1
         assert "the tracer was killed" in result.stderr
         assert code_is_original(target.pid, program)
+        target.send_signal(signal.SIGUSR2)
         assert target.wait(20) == 0
 
 

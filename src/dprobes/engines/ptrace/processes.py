@@ -122,6 +122,20 @@ class PageReader:
             return os.pread(self._memory, size, address)
         return page[offset : offset + size]
 
+    def has(self, address: int) -> bool:
+        """Return whether there is memory at ``address``."""
+        try:
+            return bool(self.read(address, 1))
+        except OSError:
+            return False
+
+    def reads_as(self, other: PageReader, start: int, end: int) -> bool:
+        """Return whether memory from ``start`` to ``end`` (excluded) is there, and the same as ``other`` reads."""
+        try:
+            return self.read(start, end - start) == other.read(start, end - start)
+        except OSError:
+            return False
+
 
 @dataclass(slots=True, eq=False)
 class AddressSpace:
@@ -185,6 +199,8 @@ class AddressSpace:
         reader = PageReader(space.memory)
         for address, original in space.former.items():
             space.restore_byte(address, original, reader)
+        parent = PageReader(self.memory)
+        space.slots.keep(lambda start, end: reader.reads_as(parent, start, end), reader.has)
         return space
 
     def renew(self) -> None:

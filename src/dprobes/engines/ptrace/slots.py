@@ -13,6 +13,10 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = ["GRANULE", "Placement", "Slot", "SlotArea", "Slots"]
 
@@ -31,6 +35,9 @@ class Placement(enum.Enum):
     """In the unused end of the last page of a module's code."""
     IN_PLACE = "in place"
     """With all other threads of the address space stopped."""
+
+
+_JUMP_SIZE = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +131,21 @@ class Slots:
             for key, slot in self.by_site.items()
             if not start <= key[0] < end and not (slot and start <= slot.address < end)
         }
+
+    def keep(self, is_same: Callable[[int, int], bool], is_mapped: Callable[[int], bool]) -> None:
+        """
+        Forget what the memory of a forked child does not hold: what was made after the kernel had copied it.
+
+        ``is_same`` says whether memory between two addresses is as in the parent, ``is_mapped`` whether there is any.
+        """
+        missing = {a for a, slot in self.by_address.items() if not is_same(a, slot.end + _JUMP_SIZE)}
+        if not missing:
+            return
+        self.by_address = {a: slot for a, slot in self.by_address.items() if a not in missing}
+        self.by_site = {
+            site: slot for site, slot in self.by_site.items() if slot is None or slot.address not in missing
+        }
+        self.areas = [area for area in self.areas if is_mapped(area.start)]
 
     def holding(self, address: int) -> Slot | None:
         """Return the slot in which an address lies."""
