@@ -135,8 +135,10 @@ def _gadgets(thread: Thread) -> tuple[int, int]:
             mappings = parse_maps(read_maps(thread.tid))
         except TargetError as error:
             raise ProcessLookupError from error
+        # The kernel's own page is beyond what can be read here.
+        code = [m for m in mappings if m.permissions[2] == "x" and m.path != "[vsyscall]"]
         # Code of files first: their pages are there, and what a program generates may change.
-        for mapping in sorted((m for m in mappings if m.permissions[2] == "x"), key=lambda m: not m.path):
+        for mapping in sorted(code, key=lambda m: not m.path):
             call = call or _find(space, mapping.start, mapping.end, _CALL_GADGETS[space.word_size])
             back = back or _find(space, mapping.start, mapping.end, _RETURN_GADGETS[space.word_size])
             if call and back:
