@@ -277,7 +277,7 @@ UNSUPPORTED = {
     "task": "push task",
     "port": "push io, u8",
     "return": "return = yes",
-    "watchpoint": "watchpoint = w",
+    "watchpoint": "watchpoint = io",
     "kernel": "modtype = kernel",
 }
 
@@ -289,7 +289,7 @@ def test_what_the_engine_lacks_is_refused_before_anything_starts(
     text = UNSUPPORTED[feature]
     source = {
         "return": TORTURE.replace("minor = 1", "minor = 1\nreturn = yes"),
-        "watchpoint": "name = torture\naddress = bias:bias\nwatchpoint = w\nminor = 1\nexit\n",
+        "watchpoint": "name = torture\naddress = bias:bias\nwatchpoint = io\nminor = 1\nexit\n",
         "kernel": "name = vmlinux\nmodtype = kernel\noffset = 0x100\nminor = 1\nexit\n",
     }.get(feature, TORTURE.replace("exit\n", f"push 0\n{text}\nexit\n"))
     marker = tmp_path / "started"

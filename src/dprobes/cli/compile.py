@@ -113,4 +113,5 @@ def note_unsupported(compiled: Compiled, engines: tuple[Engine, ...]) -> None:
             compiled.diagnostics.note(
                 requirement.span,
                 f"'{requirement.what}' needs {requirement.capability.value}, which no engine of this version has",
+                hint=requirement.hurdle,
             )

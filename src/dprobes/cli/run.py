@@ -46,6 +46,14 @@ _IMPATIENCE = 1.0
 _GDB = ("gdb", "-q", "-p", "%p", "-ex", "handle SIGSTOP nostop noprint nopass")
 """The debugger at a terminal. Attaching to a stopped process makes the kernel report the stop once more later."""
 
+_NOT_INSERTED = (
+    ProbeState.MISMATCH,
+    ProbeState.CONFLICT,
+    ProbeState.INVALID_OFFSET,
+    ProbeState.DEBUGREG_UNAVAIL,
+)
+"""The states that a process brings about; the file's have been said before."""
+
 LOG_ITEMS = {
     "PROCNAME": Item.PROCESS_NAME,
     "PID": Item.PID,
@@ -328,7 +336,7 @@ class _Run:
 
     def _on_state(self, event: StateEvent) -> None:
         self._inserted = self._inserted or event.state is ProbeState.ACTIVE
-        if event.state in (ProbeState.MISMATCH, ProbeState.CONFLICT):
+        if event.state in _NOT_INSERTED:
             console.warning(f"{event.state.value} in process {event.pid}: {event.detail}; not inserted there")
 
     def _status(self, finished: Finished) -> int:

@@ -11,6 +11,7 @@ from dprobes.cli.compile import Compiled, compile_program
 from dprobes.cli.options import PROCESS_ID, PROGRAM_FILE, compile_options, program_options, symbols_option
 from dprobes.cli.summary import left_out_lines
 from dprobes.diagnostics import Severity
+from dprobes.engines.watchpoints import ResolvedWatchpoint
 from dprobes.rpn import cfg
 from dprobes.rpn.decode import decode_one
 from dprobes.rpn.encode import CodeImage, closed, encode
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from dprobes.engines.resolve import ResolvedProbe
+    from dprobes.engines.resolve import Probepoint
     from dprobes.rpn.program import Code
 
 __all__ = ["command", "listing"]
@@ -66,7 +67,7 @@ def listing(compiled: Compiled) -> Iterator[str]:
     where = f"'{resolved.module.path}'" if resolved is not None else "not on this machine"
     yield f"// module: {where}, {compiled.architecture.name}, {compiled.architecture.word_size}-byte words"
     yield f"// code: {len(image.data)} bytes"
-    probes = resolved.probes if resolved is not None else ()
+    probes: tuple[Probepoint, ...] = (*resolved.probes, *resolved.watchpoints) if resolved is not None else ()
     left_out = resolved.left_out if resolved is not None else ()
     gains = cfg.procedure_gains(program, compiled.architecture)
     for number, definition in enumerate(program.definitions):
@@ -85,10 +86,14 @@ def listing(compiled: Compiled) -> Iterator[str]:
         yield "endproc"
 
 
-def _places(probes: Sequence[ResolvedProbe], word_size: int) -> Iterator[str]:
+def _places(probes: Sequence[Probepoint], word_size: int) -> Iterator[str]:
     if not probes:
         yield "// not resolved"
     for probe in probes:
+        if isinstance(probe, ResolvedWatchpoint):
+            size = f"{probe.length} byte{'s' if probe.length > 1 else ''}"
+            yield f"// {probe.where}: {size} at address {probe.address:#x}, {probe.state.value}"
+            continue
         instruction = probe.instruction
         yield f"// {probe.where}: file offset {probe.offset:#x}, address {instruction.address:#x}, {probe.state.value}"
         yield f"// {instruction.raw.hex(' ')}  {instruction.text}"

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Protocol, Self
 
 from dprobes.record.layout import Item
 from dprobes.rpn.isa import Group, OperandKind
-from dprobes.rpn.program import Address, Glob, ModuleType, Sampler
+from dprobes.rpn.program import Access, Address, Glob, ModuleType, Sampler
 from dprobes.target.arch import RegisterClass
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from dprobes.diagnostics import Diagnostics
-    from dprobes.engines.resolve import LeftOutProbe, ResolvedProbe
+    from dprobes.engines.resolve import LeftOutProbe, Probepoint
     from dprobes.rpn.program import Instruction, Program
     from dprobes.source import Span
     from dprobes.target.arch import Architecture
@@ -49,6 +49,7 @@ class Capability(enum.Enum):
 
     KERNEL_MODULE = "probes in the kernel or a kernel module"
     WATCHPOINT = "watchpoint probes"
+    PORT_WATCHPOINT = "watchpoints on I/O ports"
     SAMPLER = "sampler probes"
     RETURN = "probes at a function's return"
     GLOB = "patterns in 'offset ='"
@@ -67,11 +68,12 @@ class Capability(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """Say that ``what``, which stands at ``span``, needs a capability."""
+    """Say that ``what``, which stands at ``span``, needs a capability; ``hurdle`` is why engines can hardly have it."""
 
     capability: Capability
     what: str
     span: Span | None
+    hurdle: str | None = None
 
 
 class ProbeState(enum.Enum):
@@ -85,6 +87,8 @@ class ProbeState(enum.Enum):
     REMOVED = "REMOVED"
     INVALID_OFFSET = "INVALID_OFFSET"
     EXCLUDED = "EXCLUDED"
+    DEBUGREG_UNAVAIL = "DEBUGREG_UNAVAIL"
+    WATCHPOINT_LEN_INVALID = "WATCHPOINT_LEN_INVALID"
 
 
 @dataclass(slots=True)
@@ -183,7 +187,7 @@ class Session(Protocol):
     """
 
     @property
-    def probes(self) -> Sequence[ResolvedProbe]:
+    def probes(self) -> Sequence[Probepoint]:
         """The probepoints by the numbers that events give them."""
 
     @property
@@ -229,7 +233,7 @@ def requirements(program: Program, architecture: Architecture) -> Iterator[Requi
         yield Requirement(Capability.KERNEL_MODULE, f"modtype = {program.modtype.value}", program.spans.get("modtype"))
     for definition in program.definitions:
         if definition.watchpoint is not None and isinstance(definition.location, Address):
-            yield Requirement(Capability.WATCHPOINT, "watchpoint =", definition.span("watchpoint"))
+            yield _needed_to_watch(definition.watchpoint, definition.span("watchpoint"))
         if isinstance(definition.location, Sampler):
             yield Requirement(Capability.SAMPLER, "sampler =", definition.span("sampler"))
         if isinstance(definition.location, Glob):
@@ -240,6 +244,13 @@ def requirements(program: Program, architecture: Architecture) -> Iterator[Requi
         for instruction in code.instructions:
             if (capability := _needed_by(instruction, architecture)) is not None:
                 yield Requirement(capability, str(instruction), instruction.span)
+
+
+def _needed_to_watch(access: Access, span: Span | None) -> Requirement:
+    if access is Access.IO:
+        hurdle = "Linux offers the processor's watchpoints on I/O ports to nobody"
+        return Requirement(Capability.PORT_WATCHPOINT, "watchpoint = io", span, hurdle)
+    return Requirement(Capability.WATCHPOINT, f"watchpoint = {access.value}", span)
 
 
 def _needed_by(instruction: Instruction, architecture: Architecture) -> Capability | None:
@@ -270,7 +281,7 @@ def refuse_unsupported(
         if requirement.capability in engine.capabilities:
             continue
         able = [other.name for other in others if requirement.capability in other.capabilities]
-        hint = f"use --engine {able[0]}" if able else "no engine of this version provides that"
+        hint = f"use --engine {able[0]}" if able else requirement.hurdle or "no engine of this version provides that"
         diagnostics.error(
             requirement.span,
             f"'{requirement.what}' needs {requirement.capability.value}, which the {engine.name} engine lacks",

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.diagnostics import Diagnostics, Note
 from dprobes.engines.base import ProbeState
+from dprobes.engines.watchpoints import ResolvedWatchpoint, resolve_watchpoints
 from dprobes.errors import TargetError
 from dprobes.extensions.registry import check_extensions
 from dprobes.rpn.check import check
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from dprobes.rpn.program import ProbeDefinition, Program
     from dprobes.target.location import Module
 
-__all__ = ["LeftOutProbe", "ResolvedModule", "ResolvedProbe", "architecture_of", "resolve"]
+__all__ = ["LeftOutProbe", "Probepoint", "ResolvedModule", "ResolvedProbe", "architecture_of", "resolve"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,10 @@ class LeftOutProbe:
     reason: str
 
 
+Probepoint = ResolvedProbe | ResolvedWatchpoint
+"""What a probe definition becomes in a file."""
+
+
 @dataclass(frozen=True, slots=True)
 class ResolvedModule:
     """Bundle a module with the program's code for its processor and the places of its probes."""
@@ -72,6 +77,7 @@ class ResolvedModule:
     symbols: tuple[tuple[str, int], ...]
     """Link addresses of the symbols that handlers push."""
     left_out: tuple[LeftOutProbe, ...] = ()
+    watchpoints: tuple[ResolvedWatchpoint, ...] = ()
 
 
 def architecture_of(module: Module) -> Architecture:
@@ -91,6 +97,8 @@ def resolve(program: Program, module: Module, diagnostics: Diagnostics, *, allow
     check_extensions(program, diagnostics, allow_write=allow_write)
     places: dict[int, ResolvedProbe] = {}
     for number, definition in enumerate(program.definitions):
+        if definition.watchpoint is not None:
+            continue
         resolver = _Resolver(module, arch, definition, diagnostics)
         if (probe := resolver.probe(number)) is not None:
             _check_unique(probe, places, diagnostics)
@@ -102,10 +110,11 @@ def resolve(program: Program, module: Module, diagnostics: Diagnostics, *, allow
             found = _Matches(number, definition, definition.location.pattern, module)
             found.add_to(places, left_out)
             found.check(diagnostics)
+    watchpoints = resolve_watchpoints(program, module, diagnostics)
     symbols = _pushed_symbols(program, module, diagnostics)
     diagnostics.raise_if_errors()
     probes = sorted(places.values(), key=lambda probe: probe.number)
-    return ResolvedModule(module, arch, encode(program, arch), tuple(probes), symbols, tuple(left_out))
+    return ResolvedModule(module, arch, encode(program, arch), tuple(probes), symbols, tuple(left_out), watchpoints)
 
 
 def _check_unique(probe: ResolvedProbe, earlier: Mapping[int, ResolvedProbe], diagnostics: Diagnostics) -> None:

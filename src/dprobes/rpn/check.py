@@ -89,6 +89,8 @@ def _check_range(location: Address, definition: ProbeDefinition, diagnostics: Di
 
 
 def _check_opcode(definition: ProbeDefinition, architecture: Architecture, diagnostics: Diagnostics) -> None:
+    if definition.opcode is not None and definition.watchpoint is not None:
+        diagnostics.warning(definition.span("opcode"), "'opcode =' means nothing for a watchpoint")
     if definition.opcode is not None and (mnemonic := architecture.unprobeable.get(definition.opcode)):
         diagnostics.error(
             definition.span("opcode"),

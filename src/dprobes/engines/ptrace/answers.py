@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING
 
 from dprobes.diagnostics import Diagnostics
 from dprobes.engines.base import Event, Notice, ProbeState
+from dprobes.engines.ptrace.debugregs import Watch
 from dprobes.engines.ptrace.plan import plan
 from dprobes.engines.ptrace.relocate import copy_of
-from dprobes.engines.ptrace.wire import Code, ModuleMapped, Site, Sites
-from dprobes.engines.resolve import LeftOutProbe, ResolvedModule, ResolvedProbe, resolve
+from dprobes.engines.ptrace.wire import Code, ModuleMapped, Site, Sites, WatchSite
+from dprobes.engines.resolve import LeftOutProbe, ResolvedModule, resolve
 from dprobes.errors import SourceError, TargetError
 from dprobes.rpn.encode import CodeImage
 from dprobes.target.insn import decode_at
@@ -30,6 +31,7 @@ from dprobes.target.modules import matches
 from dprobes.vm import Point
 
 if TYPE_CHECKING:
+    from dprobes.engines.resolve import Probepoint
     from dprobes.rpn.program import Program
 
 __all__ = ["Answers", "reachable"]
@@ -48,7 +50,7 @@ class Answers:
         self._allow_write = allow_write
         self._symbols = symbols
         self._given: dict[tuple[int, int], Sites] = {}
-        self.probes: list[ResolvedProbe] = []
+        self.probes: list[Probepoint] = []
         """The probepoints in the order of their numbers."""
         self.left_out: list[LeftOutProbe] = []
 
@@ -96,6 +98,13 @@ class Answers:
             # The path as the process knows it: ours may lead through /proc.
             self.probes.append(dataclasses.replace(probe, path=mapped.path))
         self.left_out += [dataclasses.replace(left_out, path=mapped.path) for left_out in resolved.left_out]
+        watches = []
+        for watchpoint in resolved.watchpoints:
+            if watchpoint.state is ProbeState.COMPILED:
+                watch = Watch(watchpoint.address, watchpoint.length, watchpoint.access)
+                point = Point.of(program, watchpoint.definition, watchpoint.address)
+                watches.append(WatchSite(len(self.probes), watchpoint.number, watch, watchpoint.absolute, point))
+            self.probes.append(dataclasses.replace(watchpoint, path=mapped.path))
         image = resolved.image
         # The instructions are for people; the tracer runs the bytes.
         code = CodeImage(
@@ -108,6 +117,7 @@ class Answers:
             resolved.symbols,
             (segment.offset, segment.vaddr),
             _padding(resolved.module),
+            watches=tuple(watches),
         )
 
 

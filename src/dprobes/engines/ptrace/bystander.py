@@ -9,17 +9,22 @@ from __future__ import annotations
 
 import contextlib
 import os
+from typing import TYPE_CHECKING
 
 from dprobes.engines.ptrace.processes import INT3
+
+if TYPE_CHECKING:
+    from dprobes.engines.ptrace.debugregs import Watch
 
 __all__ = ["Bystander"]
 
 
 class Bystander:
-    """Keep the list of breakpoints of a tracer."""
+    """Keep the list of breakpoints and watchpoints of a tracer."""
 
     def __init__(self) -> None:
         self._breakpoints: dict[int, dict[int, int]] = {}
+        self._watches: dict[int, tuple[Watch, ...]] = {}
 
     def placed(self, pid: int, breakpoints: tuple[tuple[int, int], ...]) -> None:
         """Note breakpoints (address, original byte) that the tracer is about to write."""
@@ -29,10 +34,27 @@ class Bystander:
         """Note that the tracer took these breakpoints away; no addresses mean all of the process."""
         if not addresses:
             self._breakpoints.pop(pid, None)
+            self._watches.pop(pid, None)
             return
         known = self._breakpoints.get(pid, {})
         for address in addresses:
             known.pop(address, None)
+
+    def watched(self, pid: int, watches: tuple[Watch, ...]) -> None:
+        """Note what the threads of a process are about to watch, instead of what they did."""
+        import dprobes.engines.ptrace.disarming  # noqa: F401 - now, because there will be no time for it later
+
+        self._watches[pid] = watches
+
+    def disarm(self) -> tuple[int, int]:
+        """Take the watchpoints out of all threads; return how many threads were armed, and how many may still be."""
+        watches = {pid: some for pid, some in self._watches.items() if some}
+        self._watches.clear()
+        if not watches:
+            return 0, 0
+        from dprobes.engines.ptrace.disarming import disarm_processes
+
+        return disarm_processes(watches)
 
     def restore(self) -> int:
         """Put the original bytes back wherever a breakpoint still is; return how many that were."""

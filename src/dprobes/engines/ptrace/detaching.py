@@ -19,6 +19,7 @@ from dprobes.engines.ptrace.processes import Thread, ThreadGoneError, ThreadStat
 from dprobes.engines.ptrace.syscalls import NEW_TASK_EVENTS, Event, Register, StopKind, classify_stop
 
 if TYPE_CHECKING:
+    from dprobes.engines.ptrace.arming import Armer
     from dprobes.engines.ptrace.family import Family
     from dprobes.engines.ptrace.processes import AddressSpace
     from dprobes.engines.ptrace.stepping import Stepper
@@ -33,8 +34,9 @@ _ATTEMPTS = 100
 class Detacher:
     """Restore and detach threads of the tracer's tables."""
 
-    def __init__(self, family: Family, stopper: Stopper, stepper: Stepper) -> None:
+    def __init__(self, family: Family, stopper: Stopper, stepper: Stepper, armer: Armer) -> None:
         self._family = family
+        self._armer = armer
         self._stopper = stopper
         self._stepper = stepper
         self._registers = syscalls.Registers()
@@ -169,6 +171,7 @@ class Detacher:
 
     def _settle(self, thread: Thread) -> int:
         """Put a stopped thread where the program itself would be; return the signal with which it is to go on."""
+        self._armer.disarm(thread)
         number = self._signals.pop(thread.tid, 0)
         if number == signal.SIGTRAP:
             number = 0 if self._set_back(thread) else number
@@ -183,9 +186,9 @@ class Detacher:
         return with_signal or 0
 
     def _trap_is_queued(self, thread: Thread) -> bool:
-        """Return whether a thread executed one of our breakpoints and the signal for it still waits."""
+        """Return whether a thread ran into a breakpoint or watchpoint of ours and the signal for it still waits."""
         syscalls.get_registers(thread.tid, self._registers)
-        if self._registers[Register.RIP] - 1 not in thread.space.former:
+        if self._registers[Register.RIP] - 1 not in thread.space.former and not thread.debug.superseded:
             return False
         pending = process_field(thread.tid, "SigPnd")
         return bool(pending) and bool(int(pending, 16) & 1 << (signal.SIGTRAP - 1))
@@ -208,6 +211,9 @@ class Detacher:
             # The end of a step of ours.
             self._stepper.settle_late(thread, thread.unfinished[0], self._registers)
             return True
+        if code == syscalls.TRAP_HWBKPT:
+            hits, foreign = self._armer.take_hits(thread)
+            return bool(hits) and not foreign
         if code != syscalls.SI_KERNEL:
             return False
         syscalls.get_registers(thread.tid, self._registers)

@@ -51,6 +51,7 @@ from dprobes.engines.ptrace.wire import (
     Start,
     Stop,
     Warned,
+    Watched,
     load_message,
     pack_message,
     unpack_record,
@@ -64,7 +65,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from dprobes.engines.base import Job
-    from dprobes.engines.resolve import LeftOutProbe, ResolvedProbe
+    from dprobes.engines.resolve import LeftOutProbe, Probepoint
 
 __all__ = ["PtraceEngine", "PtraceSession"]
 
@@ -87,6 +88,7 @@ class PtraceEngine:
             Capability.HAND_OVER,
             Capability.CORE_DUMP,
             Capability.GLOB,
+            Capability.WATCHPOINT,
         }
     )
 
@@ -140,7 +142,7 @@ class PtraceSession:
         self._received: dict[int, int] = {}
 
     @property
-    def probes(self) -> Sequence[ResolvedProbe]:
+    def probes(self) -> Sequence[Probepoint]:
         """The probepoints that were found so far; events give their indices."""
         return self._answers.probes
 
@@ -271,6 +273,8 @@ class PtraceSession:
                 yield from self._debuggers.add(message)
             case Dumped():
                 yield _dump_notice(message)
+            case Watched(pid, watches):
+                self._bystander.watched(pid, watches)
             case Warned(text, hint):
                 yield Notice(text, hint)
             case Done():
@@ -301,18 +305,28 @@ class PtraceSession:
                 detail = f"{where} cannot be written ({message.reason})"
         elif state is ProbeState.MISMATCH:
             detail = f"memory at offset {message.offset:#x} of '{message.path}' holds {message.found.hex(' ')}"
+        elif message.reason:
+            detail = message.reason
         return StateEvent(message.probes, message.pid, state, detail)
 
     def _tracer_died(self) -> Iterator[Event]:
         """Put the original bytes back, and say what happened."""
         self._finished = True
         restored = self._bystander.restore()
+        disarmed, armed = self._bystander.disarm()
         code = self._tracer.wait()
         how = f"was killed by signal {-code}" if code < 0 else f"ended with status {code}"
         yield Notice(
             f"the tracer {how}; {restored} breakpoints were taken away from outside",
             "a thread that ran into one before that has got a SIGTRAP",
         )
+        if disarmed:
+            yield Notice(f"the debug registers of {disarmed} threads were cleared from outside")
+        if armed:
+            yield Notice(
+                f"the debug registers of {armed} threads could not be cleared: those threads do not stop",
+                "an access that was watched will end the program with a SIGTRAP",
+            )
         received = (self._received.get(n, 0) for n in range(len(self.probes)))
         yield Finished(tuple(Counts(hits=n, records=n) for n in received), cut_short=True)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from dprobes.engines.ptrace import syscalls
 from dprobes.engines.ptrace.processes import AddressSpace, Thread, ThreadState, process_field
 from dprobes.engines.ptrace.syscalls import Event, StopKind, classify_stop
-from dprobes.engines.ptrace.wire import Placed, Removed
+from dprobes.engines.ptrace.wire import Placed, Removed, Watched
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -75,6 +75,8 @@ class Family:
             if not (event is Event.VFORK if shared is None else shared):
                 space = self._copied_space(parent.space, tid, pid)
             space.pids.add(pid)
+            if space.watchpoints:
+                self._connection.send(Watched(pid, tuple(w.watch for w in space.watchpoints)))
         self._enter_newborn(tid, pid, space, stranger[0] if stranger is not None else None)
         self.threads[tid].is_outside = parent.is_outside or (pid != parent.pid and not self._follow)
 

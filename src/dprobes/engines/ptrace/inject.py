@@ -177,6 +177,7 @@ class _Session:
         registers[Register.RIP] = self._instruction
         registers[Register.RSP] = self._frame.stack_pointer
         registers[Register.RAX] = number
+        registers[Register.EFLAGS] |= syscalls.RESUME_FLAG  # an execute watchpoint there is the program's
         registers[Register.ORIG_RAX] = _MASKS[8]  # -1: no system call is to be restarted
         for register, value in zip(_ARGUMENTS[size], arguments, strict=False):
             registers[register] = value & _MASKS[size]

@@ -10,9 +10,10 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from dprobes.engines.base import ProbeState
+from dprobes.engines.ptrace.debugregs import Watch
 from dprobes.engines.ptrace.emulate import is_emulated
 from dprobes.engines.ptrace.probes import Handlers, Probe
-from dprobes.engines.ptrace.processes import INT3, Breakpoint, PageReader
+from dprobes.engines.ptrace.processes import INT3, Breakpoint, PageReader, Watchpoint
 from dprobes.engines.ptrace.slots import Placement
 from dprobes.engines.ptrace.wire import ModuleMapped, Placed, ProbeStatus, Removed, Sites, Warned
 from dprobes.errors import TargetError
@@ -23,16 +24,18 @@ if TYPE_CHECKING:
 
     from dprobes.engines.ptrace.connection import Connection
     from dprobes.engines.ptrace.processes import AddressSpace, FileKey, Thread
-    from dprobes.engines.ptrace.wire import ProbeLimits, Site
+    from dprobes.engines.ptrace.watching import Watching
+    from dprobes.engines.ptrace.wire import ProbeLimits, Site, WatchSite
 
 __all__ = ["ModuleWatcher"]
 
 
 class ModuleWatcher:
-    """Place and forget breakpoints as files are mapped and unmapped."""
+    """Place and forget breakpoints and watchpoints as files are mapped and unmapped."""
 
-    def __init__(self, connection: Connection, definitions: Sequence[ProbeLimits]) -> None:
+    def __init__(self, connection: Connection, definitions: Sequence[ProbeLimits], watching: Watching) -> None:
         self._connection = connection
+        self._watching = watching
         self._definitions = definitions
         self._known: dict[FileKey, Sites] = {}
         self._questions = 0
@@ -60,7 +63,8 @@ class ModuleWatcher:
 
     def _settle(self, key: FileKey, sites: Sites) -> None:
         self._known[key] = sites
-        for site in sites.sites:
+        found: tuple[Site | WatchSite, ...] = (*sites.sites, *sites.watches)
+        for site in found:
             if site.probe >= 0 and site.probe not in self.probes:
                 self.probes[site.probe] = Probe(site.probe, site.definition, self._definitions[site.definition])
         if self._unanswered.pop(key, None) is not None and sites.code is not None:
@@ -88,7 +92,10 @@ class ModuleWatcher:
             ranges = tuple((m.start, m.end, m.offset) for m in maps)
             if space.files.get(key) != ranges:
                 space.files[key] = ranges
-                self._place_all(space, thread, self._sites(key, maps[0], thread.tid), maps, inherited=inherited)
+                sites = self._sites(key, maps[0], thread.tid)
+                self._place_all(space, thread, sites, maps, inherited=inherited)
+                if sites.watches:
+                    self._watch(space, thread, key, sites, maps)
 
     def _forget_unmapped(self, space: AddressSpace, thread: Thread, found: dict[FileKey, list[Mapping]]) -> None:
         """Forget the breakpoints in memory that is gone or shows something else: there is nothing to restore."""
@@ -104,6 +111,7 @@ class ModuleWatcher:
                 addresses += [a for a in mine if run_time_address(maps, a - start + offset) != a]
             if not maps:
                 del space.files[key]
+                self._watching.update(space, thread.pid, key, [])
         for address in addresses:
             if (breakpoint_ := space.breakpoints.get(address)) is not None:
                 space.forget(breakpoint_)
@@ -165,6 +173,17 @@ class ModuleWatcher:
                 if reader.read(address, 1) == INT3:
                     space.former[address] = site.original[0]
                     space.restore_byte(address, site.original[0], reader)
+
+    def _watch(self, space: AddressSpace, thread: Thread, key: FileKey, sites: Sites, mappings: list[Mapping]) -> None:
+        bias = _bias(sites.segment, mappings)
+        wanted = []
+        for site in sites.watches:
+            probe, watch = self.probes[site.probe], site.watch
+            if not site.absolute:
+                watch = Watch(watch.address + bias, watch.length, watch.access)
+            if probe.is_active:
+                wanted.append(Watchpoint(watch, probe, site.point, key))
+        self._watching.update(space, thread.pid, key, wanted)
 
     def _place(self, space: AddressSpace, thread: Thread, wanted: list[Breakpoint], path: str) -> None:
         # The bystander hears of a breakpoint before it exists, so that it never misses one.

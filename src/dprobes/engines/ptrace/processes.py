@@ -17,20 +17,23 @@ from typing import TYPE_CHECKING, Literal
 from dprobes.engines.ptrace.slots import Slots
 
 if TYPE_CHECKING:
+    from dprobes.engines.ptrace.debugregs import Watch
     from dprobes.engines.ptrace.probes import Probe
     from dprobes.engines.ptrace.records import Header
     from dprobes.engines.ptrace.wire import Site
-    from dprobes.vm import Outcome
+    from dprobes.vm import Outcome, Point
 
 __all__ = [
     "INT3",
     "AddressSpace",
     "Breakpoint",
+    "DebugState",
     "FileKey",
     "PageReader",
     "Thread",
     "ThreadGoneError",
     "ThreadState",
+    "Watchpoint",
     "living_thread",
     "process_field",
     "thread_state",
@@ -67,6 +70,32 @@ class ThreadGoneError(Exception):
 
 
 @dataclass(slots=True, eq=False)
+class Watchpoint:
+    """Hold one watchpoint in one address space, where it is because of ``file``."""
+
+    watch: Watch
+    probe: Probe
+    point: Point
+    file: FileKey
+
+
+@dataclass(slots=True, eq=False)
+class DebugState:
+    """
+    Hold what a thread's debug registers watch for us.
+
+    ``armed`` is what its address space had watchpoints for when they were set; ``slots`` are those that found a
+    register. ``superseded`` are watchpoints that lost their slot while the trap of a hit was under way.
+    """
+
+    armed: tuple[Watchpoint, ...] = ()
+    slots: dict[int, Watchpoint] = field(default_factory=dict)
+    superseded: dict[int, Watchpoint] = field(default_factory=dict)
+    exit_code: int = 0
+    """What the handler of a watchpoint ended with, if the process is to be handed over for that."""
+
+
+@dataclass(slots=True, eq=False)
 class Thread:
     """Hold one traced thread; ``rseq`` is the address of its ``struct rseq``, 0 while that is not known."""
 
@@ -85,6 +114,7 @@ class Thread:
     """The address of a system call instruction that the thread executes once more, because we interrupted it."""
     is_outside: bool = False
     """Whether it is of a process that is not in scope, and traced only as long as it shares memory with one that is."""
+    debug: DebugState = field(default_factory=DebugState)
     deadline: tuple[int, float] | None = None
     """For an interrupted wait with a timeout: the stack pointer that tells it from others, and when it is over."""
 
@@ -160,6 +190,7 @@ class AddressSpace:
     slots: Slots = field(default_factory=Slots)
     gadgets: tuple[int, int] | None = None
     """Where a system call instruction and a return from a signal are (0: nowhere); None while not looked for."""
+    watchpoints: tuple[Watchpoint, ...] = ()
 
     @classmethod
     def of_thread(cls, tid: int, word_size: Literal[4, 8]) -> AddressSpace:
@@ -194,6 +225,7 @@ class AddressSpace:
             by_probe=dict(self.by_probe),
             slots=self.slots.copy(),
             gadgets=self.gadgets,
+            watchpoints=self.watchpoints,
         )
         space.renew()
         reader = PageReader(space.memory)

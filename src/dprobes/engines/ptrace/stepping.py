@@ -21,11 +21,11 @@ from dprobes.engines.ptrace.heldsignals import FAULTS, HeldSignals
 from dprobes.engines.ptrace.processes import INT3, ThreadGoneError, ThreadState
 from dprobes.engines.ptrace.slotmaking import SlotMaker
 from dprobes.engines.ptrace.slots import Placement
-from dprobes.engines.ptrace.syscalls import Event, Register, StopKind, classify_stop
+from dprobes.engines.ptrace.syscalls import RESUME_FLAG, Event, Register, StopKind, classify_stop
 
 if TYPE_CHECKING:
     import ctypes
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from dprobes.engines.ptrace.connection import Connection
     from dprobes.engines.ptrace.context import ThreadContext
@@ -76,6 +76,8 @@ class Stepper:
         self._context = context
         self._slots = SlotMaker(stopper, connection)
         self._info = syscalls.SignalInfo()
+        self.on_watchpoint: Callable[[Thread], bool] = lambda _: False
+        """What to do when a watchpoint may be the reason of a trap; false if it is not."""
 
     def step(self, thread: Thread, breakpoint_: Breakpoint, registers: ctypes.Array[ctypes.c_ulong]) -> Completion:
         """
@@ -108,6 +110,8 @@ class Stepper:
         address = breakpoint_.address
         with self._stopper.others_stopped(space, thread):
             os.pwrite(space.memory, bytes([breakpoint_.original]), address)
+            if space.watchpoints:
+                registers[_EFLAGS] |= RESUME_FLAG  # an execute watchpoint here has been hit already
             try:
                 syscalls.set_registers(thread.tid, registers)
                 if breakpoint_.site.emulation[0] == Action.REPEAT:
@@ -165,6 +169,8 @@ class Stepper:
                     registers[_RIP] = breakpoint_.address + length
                     syscalls.set_registers(tid, registers)
                     return Completion(CompletionKind.COMPLETED, signals.give_back())
+                if number == signal.SIGTRAP and code == syscalls.TRAP_HWBKPT and self.on_watchpoint(thread):
+                    continue  # in the middle of a repeated string instruction
                 if number == signal.SIGTRAP and code == syscalls.SI_KERNEL and _leave_breakpoint(thread, registers):
                     # A step in place that took in two instructions, the second of which carries a probe itself.
                     return Completion(CompletionKind.COMPLETED, signals.give_back())

@@ -24,6 +24,7 @@ from dprobes.engines.ptrace.syscalls import Event, Register, StopKind, classify_
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from dprobes.engines.ptrace.arming import Armer
     from dprobes.engines.ptrace.processes import AddressSpace, Thread
 
 __all__ = ["Stopper"]
@@ -55,8 +56,9 @@ _EPOLL_WAITS = frozenset({232, 281, 256, 319})
 class Stopper:
     """Stop threads and let them run; ``threads`` is the tracer's table of all of them."""
 
-    def __init__(self, threads: dict[int, Thread]) -> None:
+    def __init__(self, threads: dict[int, Thread], armer: Armer) -> None:
         self._threads = threads
+        self._armer = armer
         self._held_registers = syscalls.Registers()
         # Asking again makes sense only if the thread can run meanwhile.
         self._spins = _SPINS if len(os.sched_getaffinity(0)) > 1 else 1
@@ -191,6 +193,8 @@ class Stopper:
         if number:
             self._give_up_hit(thread)
         with contextlib.suppress(ProcessLookupError):  # killed meanwhile: its end is reported by waitpid
+            if thread.debug.armed is not thread.space.watchpoints:
+                self._armer.bring_in_line(thread)
             syscalls.resume(thread.tid, number)
 
     def _give_up_hit(self, thread: Thread) -> None:

@@ -15,7 +15,9 @@ from typing import Literal
 
 __all__ = [
     "NEW_TASK_EVENTS",
+    "RESUME_FLAG",
     "SI_KERNEL",
+    "TRAP_HWBKPT",
     "TRAP_TRACE",
     "USER_CS_32",
     "WALL",
@@ -33,6 +35,7 @@ __all__ = [
     "end_with_parent",
     "event_message",
     "floating_point_state",
+    "get_debug_register",
     "get_register_set",
     "get_registers",
     "get_signal_info",
@@ -46,6 +49,7 @@ __all__ = [
     "same_memory",
     "seize",
     "send_signal",
+    "set_debug_register",
     "set_process_name",
     "set_registers",
     "set_signal_info",
@@ -60,6 +64,8 @@ _ptrace = _libc.ptrace
 _ptrace.argtypes = (ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p)
 _ptrace.restype = ctypes.c_long
 
+_PEEKUSER = 3
+_POKEUSER = 6
 _CONT = 7
 _SINGLESTEP = 9
 _GETREGS = 12
@@ -92,6 +98,7 @@ WALL = 0x40000000
 
 SI_KERNEL = 0x80
 TRAP_TRACE = 2
+TRAP_HWBKPT = 4
 _SYSCALL_STOP_SIGNAL = signal.SIGTRAP | 0x80
 
 
@@ -144,6 +151,9 @@ class Register(enum.IntEnum):
 Registers = ctypes.c_ulong * 27
 """The integer registers of a thread, indexed by ``Register``."""
 
+RESUME_FLAG = 0x10000
+"""The bit of EFLAGS (RF) that lets one instruction pass an execute watchpoint; it clears itself."""
+
 USER_CS_32 = 0x23
 """The code segment selector of 32-bit programs on a 64-bit kernel (``__USER32_CS``)."""
 
@@ -186,9 +196,9 @@ def _check(result: int) -> int:
     return result
 
 
-def seize(tid: int) -> None:
-    """Start tracing a running thread without stopping it (PTRACE_SEIZE)."""
-    _check(_ptrace(_SEIZE, tid, None, _OPTIONS))
+def seize(tid: int, *, follow: bool = True) -> None:
+    """Start tracing a running thread without stopping it, and, to ``follow``, all that it creates (PTRACE_SEIZE)."""
+    _check(_ptrace(_SEIZE, tid, None, _OPTIONS if follow else 0))
 
 
 def interrupt(tid: int) -> None:
@@ -301,6 +311,23 @@ def get_thread_area(tid: int, entry: int) -> SegmentDescriptor | None:
     if _ptrace(_GET_THREAD_AREA, tid, entry, ctypes.addressof(descriptor)) < 0:
         return None
     return descriptor
+
+
+_DEBUG_REGISTERS = 848  # offsetof(struct user, u_debugreg), arch/x86/include/asm/user_64.h
+
+
+def get_debug_register(tid: int, number: int) -> int:
+    """Return a debug register (0 to 3, 6, 7) of a stopped thread."""
+    ctypes.set_errno(0)
+    value: int = _ptrace(_PEEKUSER, tid, _DEBUG_REGISTERS + 8 * number, None)
+    if value == -1 and ctypes.get_errno():
+        _check(value)
+    return value & (1 << 64) - 1
+
+
+def set_debug_register(tid: int, number: int, value: int) -> None:
+    """Write a debug register of a stopped thread; raise OSError if the kernel refuses the value."""
+    _check(_ptrace(_POKEUSER, tid, _DEBUG_REGISTERS + 8 * number, value))
 
 
 def event_message(tid: int) -> int:

@@ -20,6 +20,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from dprobes.engines.ptrace import syscalls
+from dprobes.engines.ptrace.arming import Armer
 from dprobes.engines.ptrace.connection import ClientGoneError, Connection
 from dprobes.engines.ptrace.context import ThreadContext
 from dprobes.engines.ptrace.coredump import CoreDumps
@@ -33,17 +34,20 @@ from dprobes.engines.ptrace.modules import ModuleWatcher
 from dprobes.engines.ptrace.probes import CORE_DUMP, HANDING_OVER
 from dprobes.engines.ptrace.processes import (
     AddressSpace,
+    DebugState,
     Thread,
     ThreadGoneError,
     ThreadState,
     living_thread,
+    process_field,
     thread_state,
     threads_of,
 )
 from dprobes.engines.ptrace.records import RecordBuilder
 from dprobes.engines.ptrace.stepping import COMPLETED, TRAP_FLAG, Completion, CompletionKind, Stepper
 from dprobes.engines.ptrace.stopping import Stopper
-from dprobes.engines.ptrace.syscalls import Event, Register, StopKind, classify_stop
+from dprobes.engines.ptrace.syscalls import RESUME_FLAG, Event, Register, StopKind, classify_stop
+from dprobes.engines.ptrace.watching import UnwatchedMemory, Watching
 from dprobes.engines.ptrace.wire import (
     Attach,
     Attached,
@@ -61,11 +65,13 @@ from dprobes.errors import EngineError
 from dprobes.vm import Ending
 
 if TYPE_CHECKING:
+    import ctypes
+
     from dprobes.engines.ptrace.probes import Probe
     from dprobes.engines.ptrace.processes import Breakpoint
     from dprobes.engines.ptrace.records import Header
     from dprobes.extensions import Extension
-    from dprobes.vm import Outcome
+    from dprobes.vm import Outcome, Point
 
 __all__ = ["Tracer", "main"]
 
@@ -94,15 +100,19 @@ class Tracer:
         self._context.warn = self._warn
         self._context.extensions = extensions
         self._records = RecordBuilder(start.items)
-        self._modules = ModuleWatcher(connection, start.definitions)
-        self._stopper = Stopper(self._threads)
+        self._armer = Armer(connection.send)
+        self._stopper = Stopper(self._threads, self._armer)
+        self._watching = Watching(self._threads, connection, self._stopper, self._armer)
+        self._modules = ModuleWatcher(connection, start.definitions, self._watching)
         self._context.segments.local = LocalTables(self._stopper, self._context.memory, self._warn).descriptor
         self._stepper = Stepper(self._stopper, self._context, connection)
         self._family = Family(self._threads, connection, self._stopper, self._modules, follow=start.follow)
-        self._detacher = Detacher(self._family, self._stopper, self._stepper)
+        self._detacher = Detacher(self._family, self._stopper, self._stepper, self._armer)
+        self._stepper.on_watchpoint = self._on_watchpoint
         self._hand_over = HandOver(connection, self._detacher)
         self._dumps = CoreDumps(connection, self._stopper, self._threads, start.core_directory)
         self._registers = syscalls.Registers()
+        self._registers_at_watchpoint = syscalls.Registers()
         self._info = syscalls.SignalInfo()
         self._attached = False
         self._warned: set[str] = set()
@@ -220,6 +230,8 @@ class Tracer:
                     has_ended = error.errno == errno.ESRCH or thread_state(tid) in ("Z", "X")
                     if has_ended and threads_of(pid) != {tid}:
                         continue
+                    if process_field(tid, "TracerPid") == str(os.getpid()):
+                        continue  # born of a thread that is ours already, which has yet to tell of it
                     raise
                 if space is None:
                     space = AddressSpace.of_thread(tid, _word_size_of(tid))
@@ -331,6 +343,7 @@ class Tracer:
             )
         thread.space.pids.add(thread.pid)
         thread.rseq = 0
+        thread.debug = DebugState()  # the kernel has cleared the registers
         thread.uid = None
         thread.unfinished = thread.deadline = thread.written = None
         thread.restarting = 0
@@ -366,6 +379,11 @@ class Tracer:
         elif code == syscalls.TRAP_TRACE and thread.unfinished is not None:
             self._on_late_step(thread)
             return
+        elif code == syscalls.TRAP_HWBKPT:
+            thread.state = ThreadState.STOPPED
+            if self._on_watchpoint(thread):
+                self._go_on(thread)
+                return
         self._deliver(thread, signal.SIGTRAP)
 
     def _deliver(self, thread: Thread, number: int) -> None:
@@ -383,7 +401,9 @@ class Tracer:
         self._stepper.settle_late(thread, breakpoint_, self._registers)
         if breakpoint_.probe is not None and breakpoint_.probe.is_active:
             self._count(thread, breakpoint_.probe, outcome, header, COMPLETED)
-        self._stopper.resume(thread)
+        if thread.debug.slots:
+            self._on_watchpoint(thread)
+        self._go_on(thread)
 
     def _on_hit(self, thread: Thread, breakpoint_: Breakpoint) -> None:
         probe = None if thread.is_outside else breakpoint_.probe
@@ -402,14 +422,8 @@ class Tracer:
                 _, outcome, header = unfinished
                 self._context.written = thread.written
             elif probe.is_active and probe.runs_handler:
-                site = breakpoint_.site
-                assert site.point is not None
-                word_size = thread.space.word_size
-                outcome = self._modules.handlers[word_size].run(probe.definition, site.point, self._context)
-                if outcome.ending is not Ending.ABORT:
-                    header = self._records.header(
-                        self._context, self._registers, word_size, keep_ip=probe.limits.keep_ip
-                    )
+                assert breakpoint_.site.point is not None
+                outcome, header = self._run_handler(thread, probe, breakpoint_.site.point, self._registers)
         except BaseException:
             # Whatever ends the run here, the thread must not go on behind the breakpoint.
             syscalls.set_registers(thread.tid, self._registers)
@@ -418,11 +432,7 @@ class Tracer:
             # The record comes first, then the probepoint goes, and the instruction is not carried out by us.
             syscalls.set_registers(thread.tid, self._registers)
             self._count(thread, probe, outcome, header, COMPLETED)
-            if outcome.exit_code == CORE_DUMP:
-                is_busy = self._dumps.start(thread)
-            else:
-                is_busy = self._hand_over(thread, self._registers)
-            if not is_busy:
+            if not self._leave_to(outcome.exit_code, thread):
                 self._stopper.resume(thread)
             return
         completion = self._complete(thread, breakpoint_)
@@ -435,8 +445,68 @@ class Tracer:
                 thread.restarting = breakpoint_.address
         elif probe is not None and probe.is_active and not repeated:
             self._count(thread, probe, outcome, header, completion)
+        if completion.kind is CompletionKind.COMPLETED and (thread.debug.slots or thread.debug.superseded):
+            self._on_watchpoint(thread)
         if completion.resumable:
-            self._stopper.resume(thread, completion.signal)
+            self._go_on(thread, completion.signal)
+
+    def _on_watchpoint(self, thread: Thread) -> bool:
+        """Take the watchpoints that a stopped thread has hit; return False if its trap has another reason as well."""
+        hits, foreign = self._armer.take_hits(thread)
+        if not hits:
+            return False
+        registers = self._registers_at_watchpoint
+        syscalls.get_registers(thread.tid, registers)
+        place = registers[Register.RIP]
+        slot = thread.space.slots.holding(place)
+        if slot is not None:  # of a repeated string instruction: any other has left its slot
+            registers[Register.RIP] = slot.site if place == slot.address else slot.following
+        outer = self._context.written  # of a breakpoint that the thread is just being stepped from
+        self._context.select(thread, registers)
+        for watchpoint in hits:
+            probe = watchpoint.probe
+            if not probe.is_active:
+                continue
+            outcome = header = None
+            if probe.runs_handler:
+                outcome, header = self._run_handler(thread, probe, watchpoint.point, registers)
+            self._count(thread, probe, outcome, header, COMPLETED)
+            if outcome is not None and outcome.exit_code in HANDING_OVER:
+                thread.debug.exit_code = outcome.exit_code
+        if written := self._context.written:
+            if Register.RIP in written:
+                registers[Register.EFLAGS] &= ~RESUME_FLAG  # it was meant for the instruction at the old place
+            else:
+                registers[Register.RIP] = place
+            syscalls.set_registers(thread.tid, registers)
+        self._context.select(thread, self._registers)
+        self._context.written = outer
+        return not foreign
+
+    def _go_on(self, thread: Thread, number: int = 0) -> None:
+        """Let a thread run on after its hits, with a signal or 0, or hand its process over if a handler said so."""
+        if code := thread.debug.exit_code:
+            thread.debug.exit_code = 0
+            syscalls.get_registers(thread.tid, self._registers)
+            if self._leave_to(code, thread):
+                return
+        self._stopper.resume(thread, number)
+
+    def _leave_to(self, exit_code: int, thread: Thread) -> bool:
+        """Begin what ``exit`` says of a stopped thread's process; return False if the thread is to go on."""
+        if exit_code == CORE_DUMP:
+            return self._dumps.start(thread)
+        return self._hand_over(thread, self._registers)
+
+    def _run_handler(
+        self, thread: Thread, probe: Probe, point: Point, registers: ctypes.Array[ctypes.c_ulong]
+    ) -> tuple[Outcome, Header | None]:
+        """Run the handler on the thread that the context has selected."""
+        word_size = thread.space.word_size
+        outcome = self._modules.handlers[word_size].run(probe.definition, point, self._context)
+        if outcome.ending is Ending.ABORT:
+            return outcome, None
+        return outcome, self._records.header(self._context, registers, word_size, keep_ip=probe.limits.keep_ip)
 
     def _complete(self, thread: Thread, breakpoint_: Breakpoint) -> Completion:
         """Carry the original instruction out, by emulation or by a step."""
@@ -444,7 +514,9 @@ class Tracer:
         may_emulate = not self._registers[Register.EFLAGS] & TRAP_FLAG and not (
             thread.space.has_shadow_stack and uses_return_addresses(emulation)
         )
-        if may_emulate and emulate(emulation, self._registers, self._context):
+        space = thread.space
+        memory = UnwatchedMemory(self._context, space) if space.watchpoints else self._context
+        if may_emulate and emulate(emulation, self._registers, memory):
             syscalls.set_registers(thread.tid, self._registers)
             return COMPLETED
         return self._stepper.step(thread, breakpoint_, self._registers)
@@ -490,7 +562,8 @@ class Tracer:
             probe.counts.lost += 1
 
     def _withdraw(self, probe: Probe, thread: Thread) -> None:
-        """Take a probe's breakpoints out of all address spaces: it is disabled or removed."""
+        """Take a probe's breakpoints and watchpoints out of all address spaces: it is disabled or removed."""
+        self._watching.withdraw(probe)
         for space in self._family.spaces():
             mine = space.by_probe.get(probe, ())
             for breakpoint_ in mine:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from dprobes.engines.base import Counts, ProbeState
+    from dprobes.engines.ptrace.debugregs import Watch
     from dprobes.engines.ptrace.relocate import Copy
     from dprobes.extensions.registry import Registration
     from dprobes.rpn.encode import CodeImage
@@ -44,6 +45,8 @@ __all__ = [
     "Start",
     "Stop",
     "Warned",
+    "WatchSite",
+    "Watched",
     "load_message",
     "pack_message",
     "pack_record",
@@ -132,6 +135,21 @@ class Site:
 
 
 @dataclass(frozen=True, slots=True)
+class WatchSite:
+    """
+    Name what one probepoint watches; ``probe`` and ``definition`` are those of ``Site``.
+
+    The address in ``watch`` is a link address of the file, or with ``absolute`` one of the process.
+    """
+
+    probe: int
+    definition: int
+    watch: Watch
+    absolute: bool
+    point: Point
+
+
+@dataclass(frozen=True, slots=True)
 class Sites:
     """
     Answer ``ModuleMapped``: the sites in that file.
@@ -149,6 +167,7 @@ class Sites:
     padding: tuple[tuple[int, int], ...] = ()
     number: int = 0
     """That of the question."""
+    watches: tuple[WatchSite, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +217,14 @@ class Removed:
 
 
 @dataclass(frozen=True, slots=True)
+class Watched:
+    """Say what the threads of a process are about to watch in their debug registers, instead of what they did."""
+
+    pid: int
+    watches: tuple[Watch, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ProbeStatus:
     """
     Report the state of probepoints in one process.
@@ -213,7 +240,7 @@ class ProbeStatus:
     found: bytes = b""
     """For MISMATCH and CONFLICT: the bytes that memory holds."""
     reason: str = ""
-    """For CONFLICT: why the breakpoint could not be written."""
+    """Why it could not be inserted, where the state does not say all: CONFLICT and the states of watchpoints."""
 
 
 @dataclass(frozen=True, slots=True)
