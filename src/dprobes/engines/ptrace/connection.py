@@ -11,6 +11,7 @@ from __future__ import annotations
 import fcntl
 import os
 import select
+import time
 from collections import deque
 
 from dprobes.engines.ptrace.processes import thread_state
@@ -22,6 +23,9 @@ _BUFFER_LIMIT = 16 << 20
 """Bytes of records that may wait for the client."""
 
 _CHUNK = 1 << 16
+_DELAY = 0.005
+"""Seconds that a record may wait for others to be sent with."""
+
 _RETRY = 5
 """Milliseconds after which a full pipe is tried again."""
 
@@ -47,6 +51,7 @@ class Connection:
         self._incoming = incoming
         self._outgoing = outgoing
         self._waiting = bytearray()
+        self._due = 0.0
         self._reader = FrameReader()
         self._client = os.getppid()
         self._messages: deque[object] = deque()
@@ -54,9 +59,19 @@ class Connection:
         fcntl.fcntl(incoming, fcntl.F_SETFL, fcntl.fcntl(incoming, fcntl.F_GETFL) | os.O_ASYNC)
 
     @property
-    def is_idle(self) -> bool:
-        """Whether nothing waits to be sent and no message waits to be taken."""
-        return not self._waiting and not self._messages
+    def has_messages(self) -> bool:
+        """Whether a message waits to be taken."""
+        return bool(self._messages)
+
+    def flush_if_due(self) -> float | None:
+        """Send what has waited long enough; return in how many seconds to ask again, None if nothing waits."""
+        if not self._waiting:
+            return None
+        remaining = self._due - time.monotonic()
+        if remaining > 0:
+            return remaining
+        self.flush()
+        return _RETRY / 1000 if self._waiting else None
 
     def send(self, message: object) -> None:
         """Send a message, or keep it until there is room."""
@@ -65,10 +80,12 @@ class Connection:
 
     def send_record(self, probe: int, record: bytes) -> bool:
         """
-        Keep a record to be sent with the next ``flush``; return False if too many wait already.
+        Keep a record to be sent some milliseconds later; return False if too many wait already.
 
         To wake the client for every single record costs more than a hit.
         """
+        if not self._waiting:
+            self._due = time.monotonic() + _DELAY
         if len(self._waiting) > _BUFFER_LIMIT:
             self.flush()
             if len(self._waiting) > _BUFFER_LIMIT:

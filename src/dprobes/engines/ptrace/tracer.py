@@ -155,17 +155,19 @@ class Tracer:
             except ProcessLookupError:
                 continue  # killed between two of our requests: its end is reported by waitpid
         self._check_signals(0)
-        self._connection.flush()
+        self._connection.flush_if_due()
         return True
 
     def _wait(self) -> None:
         """Sleep until something happens."""
         if self._family.has_strangers:
             self._family.adopt_orphans(ORPHAN_AGE)
-        if not self._connection.is_idle:
+        if self._connection.has_messages:
             self._take_messages()
-            self._connection.flush()
-        self._check_signals(1 if self._connection.is_idle and not self._family.has_strangers else _RETRY)
+        delay = self._connection.flush_if_due()
+        if self._family.has_strangers:
+            delay = min(_RETRY, delay or _RETRY)
+        self._check_signals(1 if delay is None else delay)
 
     def _check_signals(self, timeout: float) -> None:
         # The kernel hands out the lowest number first, and there is nearly always a SIGCHLD: so take all of them.
