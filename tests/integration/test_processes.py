@@ -100,7 +100,7 @@ def test_an_attached_process_is_let_go_with_its_code_as_it_was(build: Builder, r
         "name = torture\noffset = stepped\nminor = 1\npush 1\nlog 1\nexit\n"
         "offset = emulated\nminor = 2\npush 2\nlog 1\nexit\n"
     )
-    with running(program, 4, 3) as target:
+    with running(program, 60, 3) as target:
         await_line(target)
         process, output = run.start(source, ["-p", str(target.pid)])
         await_traced(target.pid)
@@ -109,6 +109,7 @@ def test_an_attached_process_is_let_go_with_its_code_as_it_was(build: Builder, r
         result = read_result(process, output)
         assert result.status == 0, result.stderr
         assert code_is_original(target.pid, program)
+        target.send_signal(signal.SIGUSR2)
         assert target.wait(20) == 0
     assert all(c.hits == c.records + c.lost > 0 for c in result.counts.values())
     assert len(result.records) == sum(c.records for c in result.counts.values())
