@@ -53,6 +53,13 @@ def test_malloc_takes_itself_away_after_five_hits(tmp_path: Path) -> None:
     assert all(0 < size < 1 << 20 for size in sizes)
 
 
+def test_malloc_returns_gives_five_addresses(tmp_path: Path) -> None:
+    records = run_json(tmp_path, EXAMPLES / "malloc-returns.rpn", "-c", "ls /")
+    assert [record["function"] for record in records] == ["malloc"] * 5
+    addresses = [int.from_bytes(bytes.fromhex(record["data"]), "little") for record in records]
+    assert all(address and address % 16 == 0 for address in addresses)
+
+
 GDB_GETENV = """\
 set pagination off
 set breakpoint pending on

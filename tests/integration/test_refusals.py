@@ -276,7 +276,6 @@ UNSUPPORTED = {
     "msr": "push r, msr",
     "task": "push task",
     "port": "push io, u8",
-    "return": "return = yes",
     "watchpoint": "watchpoint = io",
     "kernel": "modtype = kernel",
 }
@@ -288,7 +287,6 @@ def test_what_the_engine_lacks_is_refused_before_anything_starts(
 ) -> None:
     text = UNSUPPORTED[feature]
     source = {
-        "return": TORTURE.replace("minor = 1", "minor = 1\nreturn = yes"),
         "watchpoint": "name = torture\naddress = bias:bias\nwatchpoint = io\nminor = 1\nexit\n",
         "kernel": "name = vmlinux\nmodtype = kernel\noffset = 0x100\nminor = 1\nexit\n",
     }.get(feature, TORTURE.replace("exit\n", f"push 0\n{text}\nexit\n"))

@@ -171,7 +171,8 @@ def command(
         console.write(text)
     sink = _open_sink(output)
     try:
-        with engine.run(Job(compiled.program, argv, pid, items, follow=follow)) as session:
+        job = Job(compiled.program, argv, pid, items, follow=follow, resolved=compiled.resolved)
+        with engine.run(job) as session:
             return _Run(compiled.program, session, sink, format_name, argv, exit_status=exit_status).follow()
     finally:
         sink.close()

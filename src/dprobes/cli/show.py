@@ -9,7 +9,7 @@ import click
 from dprobes.cli import console
 from dprobes.cli.compile import Compiled, compile_program
 from dprobes.cli.options import PROCESS_ID, PROGRAM_FILE, compile_options, program_options, symbols_option
-from dprobes.cli.summary import left_out_lines
+from dprobes.cli.summary import left_out_lines, place_of
 from dprobes.diagnostics import Severity
 from dprobes.engines.watchpoints import ResolvedWatchpoint
 from dprobes.rpn import cfg
@@ -95,9 +95,14 @@ def _places(probes: Sequence[Probepoint], word_size: int) -> Iterator[str]:
             yield f"// {probe.where}: {size} at address {probe.address:#x}, {probe.state.value}"
             continue
         instruction = probe.instruction
-        yield f"// {probe.where}: file offset {probe.offset:#x}, address {instruction.address:#x}, {probe.state.value}"
-        yield f"// {instruction.raw.hex(' ')}  {instruction.text}"
-        yield f"// executed {_execution(instruction.raw, word_size)}"
+        place = f"file offset {probe.offset:#x}, address {instruction.address:#x}"
+        yield f"// {place_of(probe)}: {place}, {probe.state.value}"
+        if probe.exits is None:
+            yield f"// {instruction.raw.hex(' ')}  {instruction.text}"
+            yield f"// executed {_execution(instruction.raw, word_size)}"
+        else:
+            exits = ", ".join(f"{exit_.kind.value} at {exit_.offset:#x}" for exit_ in probe.exits.exits)
+            yield f"// left by {exits or 'nothing'}"
 
 
 def _execution(raw: bytes, word_size: int) -> str:

@@ -11,10 +11,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from dprobes.engines.base import Session
-    from dprobes.engines.resolve import LeftOutProbe
+    from dprobes.engines.resolve import LeftOutProbe, Probepoint
     from dprobes.rpn.program import Program
 
-__all__ = ["left_out_lines", "summary"]
+__all__ = ["left_out_lines", "place_of", "summary"]
 
 _SHOWN = 20
 """Up to so many probepoints, those without a hit are listed as well."""
@@ -31,7 +31,7 @@ def summary(program: Program, session: Session, counts: Sequence[Counts]) -> str
     # A place is said with its file only where the same name may mean several.
     paths = {probe.path for probe in probes}
     lines = [
-        (probe.number, f"{probe.where} in {probe.path}" if len(paths) > 1 else probe.where, count)
+        (probe.number, f"{place_of(probe)} in {probe.path}" if len(paths) > 1 else place_of(probe), count)
         for probe, count in zip(probes, counts, strict=True)
     ]
     missing = set(range(len(program.definitions))) - {probe.number for probe in probes}
@@ -55,6 +55,11 @@ def summary(program: Program, session: Session, counts: Sequence[Counts]) -> str
         for line in left_out_lines(mine, names=_NAMED):
             text += f"\n{program.major},{definition.minor}  {line}"
     return text
+
+
+def place_of(probe: Probepoint) -> str:
+    """Return a probepoint's place for people."""
+    return f"{probe.where} (return)" if probe.definition.at_return else probe.where
 
 
 def left_out_lines(left_out: Sequence[LeftOutProbe], *, names: int | None) -> Iterator[str]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from dprobes.diagnostics import Diagnostics
-    from dprobes.engines.resolve import LeftOutProbe, Probepoint
+    from dprobes.engines.resolve import LeftOutProbe, Probepoint, ResolvedModule
     from dprobes.rpn.program import Instruction, Program
     from dprobes.source import Span
     from dprobes.target.arch import Architecture
@@ -169,7 +169,8 @@ class Job:
     Hold what is to be run: a program, and the processes in scope.
 
     Exactly one of ``command`` and ``pid`` is given. ``items`` are the header items that records are to carry.
-    ``follow`` says that the processes which it starts are in scope as well.
+    ``follow`` says that the processes which it starts are in scope as well. ``resolved`` is what is known already of
+    one of the program's modules.
     """
 
     program: Program
@@ -177,6 +178,7 @@ class Job:
     pid: int | None = None
     items: Item = Item.MAJOR | Item.MINOR
     follow: bool = True
+    resolved: ResolvedModule | None = None
 
 
 class Session(Protocol):

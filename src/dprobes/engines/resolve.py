@@ -19,13 +19,13 @@ from dprobes.rpn.check import check
 from dprobes.rpn.encode import CodeImage, encode
 from dprobes.rpn.program import Address, Expression, Glob, Offset
 from dprobes.target.arch import ARCHITECTURE_NAMES, Architecture, architecture
-from dprobes.target.functions import Function, matching_functions
+from dprobes.target.callframes import CallFrames
+from dprobes.target.exits import Exits, function_exits
+from dprobes.target.functions import matching_functions
 from dprobes.target.insn import DecodedInstruction, first_instructions, unprobeable
 from dprobes.target.place import instruction_at
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from dprobes.rpn.program import ProbeDefinition, Program
     from dprobes.target.location import Module
 
@@ -39,7 +39,8 @@ class ResolvedProbe:
 
     ``number`` is that of the definition. ``path`` is the file's, ``where`` the place in it for people: a function and
     an offset in it, if a symbol is known. ``state`` is COMPILED, or says why the probepoint will not be inserted.
-    ``function`` is the name of the function for which a pattern was written, else empty.
+    ``function`` is the name of the function where a pattern or 'return = yes' was written, else empty. ``exits`` says
+    how that is left, for a probe at its return; the instruction is the function's first one then.
     """
 
     number: int
@@ -50,6 +51,7 @@ class ResolvedProbe:
     where: str
     state: ProbeState = ProbeState.COMPILED
     function: str = ""
+    exits: Exits | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,19 +97,20 @@ def resolve(program: Program, module: Module, diagnostics: Diagnostics, *, allow
     arch = architecture_of(module)
     check(program, arch, diagnostics, allow_write=allow_write)
     check_extensions(program, diagnostics, allow_write=allow_write)
-    places: dict[int, ResolvedProbe] = {}
+    frames = CallFrames(module.elf)
+    places: _Places = {}
     for number, definition in enumerate(program.definitions):
         if definition.watchpoint is not None:
             continue
-        resolver = _Resolver(module, arch, definition, diagnostics)
+        resolver = _Resolver(module, arch, definition, diagnostics, frames)
         if (probe := resolver.probe(number)) is not None:
             _check_unique(probe, places, diagnostics)
-            places.setdefault(probe.offset, probe)
+            places.setdefault((probe.offset, definition.at_return), probe)
     # What is written out has its place; a pattern gets what is left.
     left_out: list[LeftOutProbe] = []
     for number, definition in enumerate(program.definitions):
         if isinstance(definition.location, Glob):
-            found = _Matches(number, definition, definition.location.pattern, module)
+            found = _Matches(number, definition, definition.location.pattern, module, frames)
             found.add_to(places, left_out)
             found.check(diagnostics)
     watchpoints = resolve_watchpoints(program, module, diagnostics)
@@ -117,12 +120,17 @@ def resolve(program: Program, module: Module, diagnostics: Diagnostics, *, allow
     return ResolvedModule(module, arch, encode(program, arch), tuple(probes), symbols, tuple(left_out), watchpoints)
 
 
-def _check_unique(probe: ResolvedProbe, earlier: Mapping[int, ResolvedProbe], diagnostics: Diagnostics) -> None:
-    other = earlier.get(probe.offset)
+_Places = dict[tuple[int, bool], ResolvedProbe]
+"""The probepoints found so far by file offset, and whether it is the return from there."""
+
+
+def _check_unique(probe: ResolvedProbe, earlier: _Places, diagnostics: Diagnostics) -> None:
+    other = earlier.get((probe.offset, probe.definition.at_return))
     if other is not None:
+        what = "at" if probe.exits is None else "for the return of the function at"
         diagnostics.error(
             probe.definition.span("offset"),
-            f"two probe definitions at offset {probe.offset:#x}",
+            f"two probe definitions {what} offset {probe.offset:#x}",
             notes=(Note("the first one is here", other.definition.span("offset")),),
         )
 
@@ -140,10 +148,16 @@ def _pushed_symbols(program: Program, module: Module, diagnostics: Diagnostics) 
     return tuple(symbols.items())
 
 
+_TAKEN = "it is the place of another probe definition"
+
+
 class _Matches:
     """Find the probepoints of a definition whose place is a pattern."""
 
-    def __init__(self, number: int, definition: ProbeDefinition, pattern: str, module: Module) -> None:
+    def __init__(
+        self, number: int, definition: ProbeDefinition, pattern: str, module: Module, frames: CallFrames
+    ) -> None:
+        self._frames = frames
         self._number = number
         self._definition = definition
         self._pattern = pattern
@@ -152,19 +166,27 @@ class _Matches:
         self._taken = 0
         self._names: list[str] = []
 
-    def add_to(self, places: dict[int, ResolvedProbe], left_out: list[LeftOutProbe]) -> None:
+    def add_to(self, places: _Places, left_out: list[LeftOutProbe]) -> None:
         """Add a probepoint for each matching function, and what else matches."""
         functions, others = matching_functions(self._module, self._pattern)
         refused = [(other.name, other.reason) for other in others]
         decoded = first_instructions(self._module, (function.offset for function in functions))
         for function, instruction in zip(functions, decoded, strict=True):
-            reason = self._reason_against(function, instruction, places)
+            key = (function.offset, self._definition.at_return)
+            reason = self._reason_against(instruction) if key not in places else _TAKEN
+            exits = None
+            if reason is None and self._definition.at_return:
+                try:
+                    exits = function_exits(self._module, self._frames, function.address, function.size)
+                    reason = None if exits.exits else "it never returns"
+                except TargetError as error:
+                    reason = error.message
             if reason is not None:
                 refused.append((function.name, reason))
-                self._taken += function.offset in places
+                self._taken += reason is _TAKEN
                 continue
             self._taken += 1
-            places[function.offset] = ResolvedProbe(
+            places[key] = ResolvedProbe(
                 self._number,
                 self._definition,
                 self._path,
@@ -172,6 +194,7 @@ class _Matches:
                 instruction,
                 function.name,
                 function=function.name,
+                exits=exits,
             )
         left_out += [LeftOutProbe(self._number, self._path, name, reason) for name, reason in refused]
         self._names = [name for name, _ in refused]
@@ -190,12 +213,8 @@ class _Matches:
         hint = "the file is stripped: give its symbols with --sym FILE, or install its debug file"
         diagnostics.error(span, f"{quoted} matches no function of '{self._path}'", hint=hint if incomplete else None)
 
-    def _reason_against(
-        self, function: Function, instruction: DecodedInstruction, places: Mapping[int, ResolvedProbe]
-    ) -> str | None:
-        if function.offset in places:
-            return "it is the place of another probe definition"
-        if (reason := unprobeable(instruction)) is not None:
+    def _reason_against(self, instruction: DecodedInstruction) -> str | None:
+        if not self._definition.at_return and (reason := unprobeable(instruction)) is not None:
             return f"its first instruction is '{instruction.text}': {reason}"
         expected = self._definition.opcode
         if expected is not None and expected != instruction.opcode_byte:
@@ -205,8 +224,14 @@ class _Matches:
 
 class _Resolver:
     def __init__(
-        self, module: Module, arch: Architecture, definition: ProbeDefinition, diagnostics: Diagnostics
+        self,
+        module: Module,
+        arch: Architecture,
+        definition: ProbeDefinition,
+        diagnostics: Diagnostics,
+        frames: CallFrames,
     ) -> None:
+        self._frames = frames
         self._module = module
         self._architecture = arch
         self._definition = definition
@@ -221,7 +246,31 @@ class _Resolver:
         if decoded is None:
             return None
         path, where, state = str(self._module.path), self.where(offset), self._opcode_state(decoded)
-        return ResolvedProbe(number, self._definition, path, offset, decoded, where, state)
+        if not self._definition.at_return:
+            return ResolvedProbe(number, self._definition, path, offset, decoded, where, state)
+        exits = self._exits(decoded, where)
+        if exits is None:
+            return None
+        return ResolvedProbe(number, self._definition, path, offset, decoded, where, state, where, exits)
+
+    def _exits(self, decoded: DecodedInstruction, where: str) -> Exits | None:
+        span = self._definition.span("return")
+        start = self._module.function_start(decoded.offset)
+        if start != decoded.address:
+            hint = f"the function starts at offset {self._module.file_offset(start):#x}" if start is not None else None
+            self._diagnostics.error(
+                span, f"'return = yes' needs the start of a function, which {where} is not", hint=hint
+            )
+            return None
+        symbol = self._module.symbols.covering(decoded.address)
+        try:
+            exits = function_exits(self._module, self._frames, start, symbol.size if symbol is not None else 0)
+        except TargetError as error:
+            self._diagnostics.error(span, f"the returns of '{where}' cannot be found: {error.message}")
+            return None
+        if not exits.exits:
+            self._diagnostics.warning(span, f"'{where}' never returns")
+        return exits
 
     def where(self, offset: int) -> str:
         symbol = self._module.symbol_at(offset)
@@ -253,7 +302,7 @@ class _Resolver:
                 f"no function is known at offset {offset:#x}: it is not certain that an instruction starts there",
                 hint="look at it with 'dprobes locate', and give its first byte with 'opcode ='",
             )
-        if (reason := unprobeable(decoded)) is not None:
+        if not self._definition.at_return and (reason := unprobeable(decoded)) is not None:
             self._diagnostics.error(self._span, f"'{decoded.text}' can never carry a probe: {reason}")
             return None
         return decoded

@@ -29,6 +29,7 @@ __all__ = [
     "disassemble_around",
     "first_instructions",
     "instruction_starts",
+    "instructions_between",
     "unprobeable",
 ]
 
@@ -101,14 +102,17 @@ def first_instructions(module: Module, file_offsets: Iterable[int]) -> Iterator[
 
 def instruction_starts(module: Module, start: int, end: int) -> set[int]:
     """Return the link addresses at which instructions start, decoding from ``start`` to ``end`` (excluded)."""
+    return {instruction.ip for instruction, _, _ in instructions_between(module, start, end)}
+
+
+def instructions_between(module: Module, start: int, end: int) -> Iterator[tuple[Instruction, int, bytes]]:
+    """Give the instructions that start from link address ``start`` to ``end`` (excluded), their offsets and bytes."""
     offset = module.elf.file_offset(start)
-    found: set[int] = set()
     if offset is not None:
-        for instruction, _, _ in _instructions(module, offset):
-            if instruction.ip >= end:
-                break
-            found.add(instruction.ip)
-    return found
+        for found in _instructions(module, offset):
+            if found[0].ip >= end:
+                return
+            yield found
 
 
 def check_boundary(module: Module, file_offset: int) -> BoundaryCheck:

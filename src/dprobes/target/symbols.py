@@ -7,7 +7,7 @@ This module knows no file format.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -136,6 +136,13 @@ class SymbolTable:
         area = self._code_range(link_address)
         return None if area is None else self._index.covering(link_address, area)
 
+    def names_at(self, link_address: int) -> set[str]:
+        """Return all names of the function that starts at ``link_address``."""
+        self._load_later()
+        if self._index is None:
+            self._index = _CodeIndex(self._sources)
+        return self._index.names_at(link_address)
+
     def functions(self) -> Iterator[Symbol]:
         """Give every function with every name that it has, in order of sources, for patterns of names."""
         self._load_later()
@@ -198,6 +205,10 @@ class _CodeIndex:
         if last < 0 or self._starts[last] < area[0] or self._rows[last][1]:
             return None
         return self._best(last, None)
+
+    def names_at(self, address: int) -> set[str]:
+        rows = self._rows[bisect_left(self._starts, address) : bisect_right(self._starts, address)]
+        return {self._sources[source].symbol(index).name for _, _, source, index in rows}
 
     def _best(self, last: int, address: int | None) -> Symbol | None:
         """Return the best of the symbols that start where row ``last`` does, and cover ``address`` if it is given."""

@@ -13,17 +13,18 @@ import mmap
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from dprobes.diagnostics import Diagnostics
 from dprobes.engines.base import Event, Notice, ProbeState
 from dprobes.engines.ptrace.debugregs import Watch
 from dprobes.engines.ptrace.plan import plan
 from dprobes.engines.ptrace.relocate import copy_of
-from dprobes.engines.ptrace.wire import Code, ModuleMapped, Site, Sites, WatchSite
-from dprobes.engines.resolve import LeftOutProbe, ResolvedModule, resolve
+from dprobes.engines.ptrace.wire import Code, ModuleMapped, Role, Site, Sites, WatchSite
+from dprobes.engines.resolve import LeftOutProbe, ResolvedModule, ResolvedProbe, resolve
 from dprobes.errors import SourceError, TargetError
 from dprobes.rpn.encode import CodeImage
+from dprobes.target.exits import ExitKind
 from dprobes.target.insn import decode_at
 from dprobes.target.location import Module
 from dprobes.target.maps import parse_maps, read_maps
@@ -31,6 +32,8 @@ from dprobes.target.modules import matches
 from dprobes.vm import Point
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from dprobes.engines.resolve import Probepoint
     from dprobes.rpn.program import Program
 
@@ -41,12 +44,26 @@ _LINKER = re.compile(r"ld(-.*)?\.so(\.\d+)*|ld-musl-.*\.so(\.\d+)*")
 _LINKER_HOOK = "_dl_debug_state"
 """The function that dynamic linkers call when they have mapped or unmapped something (``r_brk`` in ``<link.h>``)."""
 
+_UNWINDER = re.compile(r"(libc|libgcc_s|libunwind|libpthread)([-.].*)?\.so(\.\d+)*|(libc|ld)\.musl-.*|ld-musl-.*")
+_UNWINDING = (
+    "longjmp", "_longjmp", "siglongjmp", "__longjmp_chk", "_Unwind_RaiseException", "_Unwind_ForcedUnwind",
+)  # fmt: skip
+"""The functions that leave other functions without their return, and the files where they are."""
+
 
 class Answers:
-    """Answer the tracer's questions about one program; ``symbols`` is the file that ``--sym`` names."""
+    """
+    Answer the tracer's questions about one program.
 
-    def __init__(self, program: Program, *, allow_write: bool, symbols: Path | None) -> None:
+    ``symbols`` is the file that ``--sym`` names, ``resolved`` what is known already of one of the program's modules.
+    """
+
+    def __init__(
+        self, program: Program, *, allow_write: bool, symbols: Path | None, resolved: ResolvedModule | None = None
+    ) -> None:
         self._program = program
+        self._resolved = resolved
+        self._returns = any(definition.at_return for definition in program.definitions)
         self._allow_write = allow_write
         self._symbols = symbols
         self._given: dict[tuple[int, int], Sites] = {}
@@ -58,23 +75,40 @@ class Answers:
         """Return the sites in a file that a process has mapped, and what the user should hear of it."""
         name = Path(mapped.path).name
         is_linker = _LINKER.fullmatch(name) is not None
-        if not is_linker and not self._may_match(mapped.path):
+        unwinds = self._returns and _UNWINDER.fullmatch(name) is not None
+        if not is_linker and not unwinds and not self._may_match(mapped.path):
             return Sites(), []
         try:
             symbols = self._symbols if self._may_match(mapped.path) else None
-            module = Module.load(reachable(mapped), symbols)
-            if not matches(self._program.name, mapped.path, module.elf.soname):
-                return Sites(_linker_sites(module) if is_linker else ()), []
+            path = reachable(mapped)
+            module = self._known(path) or Module.load(path, symbols)
+            is_probed = matches(self._program.name, mapped.path, module.elf.soname)
+            own = _own_sites(module, (_LINKER_HOOK,), Role.LINKER) if is_linker else ()
+            if self._returns and (unwinds or is_probed):
+                own += _own_sites(module, _UNWINDING, Role.UNWINDING)
+            if not is_probed:
+                return Sites(own), []
             # The same file by another path, as in a container, has the same probepoints.
             key = (mapped.device, mapped.inode)
             if key not in self._given:
-                resolved = resolve(self._program, module, Diagnostics(), allow_write=self._allow_write)
-                self._given[key] = self._new_sites(resolved, mapped, _linker_sites(module) if is_linker else ())
+                resolved = self._resolve(module)
+                self._given[key] = self._new_sites(resolved, mapped, own)
         except TargetError as error:
             return Sites(), [Notice(f"{mapped.path}: {error.message}", error.hint)]
         except SourceError as error:
             return Sites(), [Notice(f"{mapped.path}: the program cannot be inserted here\n{error.message}")]
         return self._given[key], []
+
+    def _known(self, path: Path) -> Module | None:
+        """Return the module that was resolved before, if ``path`` is its file."""
+        if self._resolved is not None and path.samefile(self._resolved.module.path):
+            return self._resolved.module
+        return None
+
+    def _resolve(self, module: Module) -> ResolvedModule:
+        if self._resolved is not None and module is self._resolved.module:
+            return self._resolved
+        return resolve(self._program, module, Diagnostics(), allow_write=self._allow_write)
 
     def _may_match(self, path: str) -> bool:
         """Return whether a file may be the program's module; false for most without opening them."""
@@ -85,16 +119,14 @@ class Answers:
         stem = re.split(r"[-.]", Path(wanted).name)[0]
         return "/" not in wanted and ".so" in Path(path).name and Path(path).name.startswith(stem)
 
-    def _new_sites(self, resolved: ResolvedModule, mapped: ModuleMapped, linker: tuple[Site, ...]) -> Sites:
-        program = self._program
-        sites = []
+    def _new_sites(self, resolved: ResolvedModule, mapped: ModuleMapped, own: tuple[Site, ...]) -> Sites:
+        word_size = resolved.architecture.word_size
+        sites: list[Site] = []
         for probe in resolved.probes:
             if probe.state is ProbeState.COMPILED:
-                raw = probe.instruction.raw
-                emulation = plan(raw, resolved.architecture.word_size)
-                point = Point.of(program, probe.definition, probe.offset)
-                copy = copy_of(raw, resolved.architecture.word_size)
-                sites.append(Site(len(self.probes), probe.number, probe.offset, raw, emulation, copy, point))
+                sites += _sites_of(
+                    len(self.probes), probe, Point.of(self._program, probe.definition, probe.offset), word_size
+                )
             # The path as the process knows it: ours may lead through /proc.
             self.probes.append(dataclasses.replace(probe, path=mapped.path))
         self.left_out += [dataclasses.replace(left_out, path=mapped.path) for left_out in resolved.left_out]
@@ -102,7 +134,7 @@ class Answers:
         for watchpoint in resolved.watchpoints:
             if watchpoint.state is ProbeState.COMPILED:
                 watch = Watch(watchpoint.address, watchpoint.length, watchpoint.access)
-                point = Point.of(program, watchpoint.definition, watchpoint.address)
+                point = Point.of(self._program, watchpoint.definition, watchpoint.address)
                 watches.append(WatchSite(len(self.probes), watchpoint.number, watch, watchpoint.absolute, point))
             self.probes.append(dataclasses.replace(watchpoint, path=mapped.path))
         image = resolved.image
@@ -112,7 +144,7 @@ class Answers:
         )
         segment = next(s for s in resolved.module.elf.load_segments if s.executable)
         return Sites(
-            (*sites, *linker),
+            (*sites, *own),
             Code(resolved.architecture.name, code),
             resolved.symbols,
             (segment.offset, segment.vaddr),
@@ -121,14 +153,39 @@ class Answers:
         )
 
 
-def _linker_sites(module: Module) -> tuple[Site, ...]:
-    """Return the engine's own breakpoint in a dynamic linker."""
-    try:
-        offset = module.file_offset(module.address_of(_LINKER_HOOK))
-        raw = decode_at(module, offset).raw
-    except TargetError:
-        return ()
-    return (Site(-1, -1, offset, raw, plan(raw, module.word_size), copy_of(raw, module.word_size)),)
+def _sites_of(number: int, probe: ResolvedProbe, point: Point, word_size: Literal[4, 8]) -> Iterator[Site]:
+    """Iterate over the places where a probepoint needs a breakpoint."""
+    if probe.exits is None:
+        raw = probe.instruction.raw
+        yield Site(number, probe.number, probe.offset, raw, plan(raw, word_size), copy_of(raw, word_size), point)
+        return
+    for leaving in probe.exits.exits:
+        raw = leaving.raw
+        is_return = leaving.kind is ExitKind.RETURN
+        ranges = probe.exits.ranges
+        yield Site(
+            number,
+            probe.number,
+            leaving.offset,
+            raw,
+            plan(raw, word_size),
+            copy_of(raw, word_size),
+            point,
+            Role.RETURN if is_return else Role.JUMP,
+            () if is_return else tuple((start - leaving.address, end - leaving.address) for start, end in ranges),
+        )
+
+
+def _own_sites(module: Module, names: tuple[str, ...], role: Role) -> tuple[Site, ...]:
+    """Return the engine's own breakpoints at functions of a file, those of them that it has."""
+    sites: dict[int, Site] = {}
+    for name in names:
+        with contextlib.suppress(TargetError):
+            offset = module.file_offset(module.address_of(name))
+            raw = decode_at(module, offset).raw
+            emulation, copy = plan(raw, module.word_size), copy_of(raw, module.word_size)
+            sites[offset] = Site(-1, -1, offset, raw, emulation, copy, role=role)
+    return tuple(sites.values())
 
 
 def _padding(module: Module) -> tuple[tuple[int, int], ...]:

@@ -89,6 +89,7 @@ class PtraceEngine:
             Capability.CORE_DUMP,
             Capability.GLOB,
             Capability.WATCHPOINT,
+            Capability.RETURN,
         }
     )
 
@@ -130,7 +131,7 @@ class PtraceSession:
     ) -> None:
         self._job = job
         self._core_directory = core_directory
-        self._answers = Answers(job.program, allow_write=allow_write, symbols=symbols)
+        self._answers = Answers(job.program, allow_write=allow_write, symbols=symbols, resolved=job.resolved)
         self._reader = FrameReader()
         self._bystander = Bystander()
         # A command needs its input itself, unless it is the terminal, which people share.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dprobes.engines.ptrace import syscalls
@@ -79,6 +80,9 @@ class Family:
                 self._connection.send(Watched(pid, tuple(w.watch for w in space.watchpoints)))
         self._enter_newborn(tid, pid, space, stranger[0] if stranger is not None else None)
         self.threads[tid].is_outside = parent.is_outside or (pid != parent.pid and not self._follow)
+        if pid != parent.pid:
+            # It goes on where its parent does, on a copy of the stack.
+            self.threads[tid].returns = [replace(pending) for pending in parent.returns]
 
     def _copied_space(self, original: AddressSpace, tid: int, pid: int) -> AddressSpace:
         try:

@@ -141,7 +141,8 @@ class ModuleWatcher:
     def _place_all(
         self, space: AddressSpace, thread: Thread, sites: Sites, mappings: list[Mapping], *, inherited: bool
     ) -> None:
-        wanted: list[Breakpoint] = []
+        wanted: dict[int, Breakpoint] = {}
+        refused: set[Probe] = set()
         places = [
             (site, address, mapping.path)
             for site in sites.sites
@@ -154,17 +155,24 @@ class ModuleWatcher:
         reader = PageReader(space.memory)
         for site, address, path in places:
             probe = self.probes[site.probe] if site.probe >= 0 else None
-            if probe is not None and not probe.is_active:
+            if probe is not None and (not probe.is_active or probe in refused):
                 continue
             if self._verify(reader, thread, site, address, path):
-                wanted.append(Breakpoint(address, site.original[0], site, probe))
+                if address not in wanted:
+                    wanted[address] = Breakpoint(address, site.original[0], site, None)
+                wanted[address].add(site, probe)
+            elif probe is not None:
+                refused.add(probe)
+        for breakpoint_ in wanted.values() if refused else ():
+            for probe in refused:  # a function of which not every exit is known for certain has no probe
+                breakpoint_.drop(probe)
         if sites.sites:
             _note_padding(space, sites.padding, mappings)
         if sites.symbols:
             bias = _bias(sites.segment, mappings)
             space.symbols.update((name, address + bias) for name, address in sites.symbols)
         if wanted:
-            self._place(space, thread, wanted, mappings[0].path)
+            self._place(space, thread, [b for b in wanted.values() if b.is_needed], mappings[0].path)
 
     def _restore_inherited(self, space: AddressSpace, places: list[tuple[Site, int, str]]) -> None:
         reader = PageReader(space.memory)
@@ -188,21 +196,27 @@ class ModuleWatcher:
     def _place(self, space: AddressSpace, thread: Thread, wanted: list[Breakpoint], path: str) -> None:
         # The bystander hears of a breakpoint before it exists, so that it never misses one.
         self._connection.send(Placed(thread.pid, tuple((b.address, b.original) for b in wanted)))
-        active: list[int] = []
+        active: dict[int, Probe] = {}
+        failed: dict[int, Probe] = {}
         for breakpoint_ in wanted:
-            probe = breakpoint_.probe
+            probes = {probe.number: probe for probe in breakpoint_.probes()}
             try:
                 space.place(breakpoint_)
             except OSError as error:
-                if probe is not None:
-                    why = (error.strerror or str(error)).lower()
-                    self._report(probe.number, thread, ProbeState.CONFLICT, breakpoint_.site, path, reason=why)
+                why = (error.strerror or str(error)).lower()
+                for number in probes.keys() - failed.keys():
+                    self._report(number, thread, ProbeState.CONFLICT, breakpoint_.site, path, reason=why)
+                failed |= probes
                 continue
-            if probe is not None:
-                probe.state = ProbeState.ACTIVE
-                if is_emulated(breakpoint_.site.emulation):
+            active |= probes
+            if is_emulated(breakpoint_.site.emulation):
+                for probe in probes.values():
                     probe.placements.add(Placement.EMULATED)
-                active.append(probe.number)
+        for number, probe in failed.items():
+            active.pop(number, None)
+            space.drop(probe)
+        for probe in active.values():
+            probe.state = ProbeState.ACTIVE
         if active:
             self._connection.send(ProbeStatus(tuple(active), thread.pid, ProbeState.ACTIVE))
 

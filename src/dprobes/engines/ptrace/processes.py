@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from dprobes.engines.ptrace.slots import Slots
+from dprobes.engines.ptrace.wire import Role
 
 if TYPE_CHECKING:
     from dprobes.engines.ptrace.debugregs import Watch
@@ -30,6 +31,7 @@ __all__ = [
     "DebugState",
     "FileKey",
     "PageReader",
+    "PendingReturn",
     "Thread",
     "ThreadGoneError",
     "ThreadState",
@@ -117,17 +119,67 @@ class Thread:
     debug: DebugState = field(default_factory=DebugState)
     deadline: tuple[int, float] | None = None
     """For an interrupted wait with a timeout: the stack pointer that tells it from others, and when it is over."""
+    returns: list[PendingReturn] = field(default_factory=list)
+    """The returns that are still to come of functions that were left by a tail call, the innermost last."""
+
+
+@dataclass(slots=True, eq=False)
+class PendingReturn:
+    """
+    Hold a return that is still to come: to ``address``, with the stack pointer ``top`` after it.
+
+    It is ``doubtful`` once the thread has left functions without a return.
+    """
+
+    address: int
+    top: int
+    probe: Probe
+    site: Site
+    doubtful: bool = False
 
 
 @dataclass(slots=True, eq=False)
 class Breakpoint:
-    """Hold one breakpoint in one address space; ``original`` is the byte it stands in for."""
+    """
+    Hold one breakpoint in one address space; ``original`` is the byte it stands in for.
+
+    ``probe`` is hit before the instruction, those of ``exits`` by what the instruction does, and those that are
+    ``waiting`` when a thread returns here. ``own`` says what the engine itself needs the breakpoint for.
+    """
 
     address: int
     original: int
     site: Site
     probe: Probe | None
-    """None for the engine's own breakpoint in the dynamic linker."""
+    exits: list[tuple[Probe, Site]] = field(default_factory=list)
+    waiting: set[Probe] = field(default_factory=set)
+    own: set[Role] = field(default_factory=set)
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether the breakpoint is there for something."""
+        return self.probe is not None or bool(self.exits or self.waiting or self.own)
+
+    def probes(self) -> set[Probe]:
+        """Return all probes that the breakpoint is for."""
+        found = {probe for probe, _ in self.exits} | self.waiting
+        return found if self.probe is None else found | {self.probe}
+
+    def add(self, site: Site, probe: Probe | None) -> None:
+        """Use the breakpoint for another site at the same place."""
+        if probe is None:
+            self.own.add(site.role)
+        elif site.role is Role.PROBE:
+            self.site, self.probe = site, probe
+        else:
+            self.exits.append((probe, site))
+
+    def drop(self, probe: Probe) -> None:
+        """Use the breakpoint no longer for a probe."""
+        if self.probe is probe:
+            self.probe = None
+        self.exits = [(other, site) for other, site in self.exits if other is not probe]
+        self.waiting.discard(probe)
 
 
 class PageReader:
@@ -257,8 +309,24 @@ class AddressSpace:
             raise OSError(errno.ESRCH, os.strerror(errno.ESRCH))  # what old kernels say of memory that is gone
         self.breakpoints[breakpoint_.address] = breakpoint_
         self.former.pop(breakpoint_.address, None)
-        if breakpoint_.probe is not None:
-            self.by_probe[breakpoint_.probe] = (*self.by_probe.get(breakpoint_.probe, ()), breakpoint_)
+        self.register(breakpoint_)
+
+    def register(self, breakpoint_: Breakpoint) -> None:
+        """Note which probes a breakpoint is for."""
+        for probe in breakpoint_.probes():
+            known = self.by_probe.get(probe, ())
+            if breakpoint_ not in known:
+                self.by_probe[probe] = (*known, breakpoint_)
+
+    def drop(self, probe: Probe) -> list[Breakpoint]:
+        """Use no breakpoint for a probe any more; return those that were withdrawn, because nothing needs them."""
+        mine = self.by_probe.pop(probe, ())
+        for breakpoint_ in mine:
+            breakpoint_.drop(probe)
+        gone = [breakpoint_ for breakpoint_ in mine if not breakpoint_.is_needed]
+        for breakpoint_ in gone:
+            self.withdraw(breakpoint_)
+        return gone
 
     def withdraw(self, breakpoint_: Breakpoint, reader: PageReader | None = None) -> None:
         """Put the original byte back, if our breakpoint is what is there, and forget the breakpoint."""
@@ -275,10 +343,10 @@ class AddressSpace:
     def forget(self, breakpoint_: Breakpoint) -> None:
         """Forget a breakpoint that is not in memory any more."""
         self.breakpoints.pop(breakpoint_.address, None)
-        if breakpoint_.probe is not None:
-            rest = tuple(b for b in self.by_probe.pop(breakpoint_.probe, ()) if b is not breakpoint_)
+        for probe in breakpoint_.probes():
+            rest = tuple(b for b in self.by_probe.pop(probe, ()) if b is not breakpoint_)
             if rest:
-                self.by_probe[breakpoint_.probe] = rest
+                self.by_probe[probe] = rest
 
     def restore_byte(self, address: int, original: int, reader: PageReader | None = None) -> None:
         """

@@ -91,11 +91,12 @@ class Stepper:
             # Should we die while memory for the slot is got, the thread goes on here.
             syscalls.set_registers(tid, registers)
             slot = self._slots.make(thread, breakpoint_)
-            if slot is not None and breakpoint_.probe is not None:
-                breakpoint_.probe.placements.add(slot.placement)
+            if slot is not None:
+                for probe in breakpoint_.probes():
+                    probe.placements.add(slot.placement)
         if slot is None:
-            if breakpoint_.probe is not None:
-                breakpoint_.probe.placements.add(Placement.IN_PLACE)
+            for probe in breakpoint_.probes():
+                probe.placements.add(Placement.IN_PLACE)
             return self._step_in_place(thread, breakpoint_, registers)
         registers[_RIP] = slot.address
         syscalls.set_registers(tid, registers)

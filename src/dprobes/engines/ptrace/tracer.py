@@ -44,6 +44,7 @@ from dprobes.engines.ptrace.processes import (
     threads_of,
 )
 from dprobes.engines.ptrace.records import RecordBuilder
+from dprobes.engines.ptrace.returns import Returns
 from dprobes.engines.ptrace.stepping import COMPLETED, TRAP_FLAG, Completion, CompletionKind, Stepper
 from dprobes.engines.ptrace.stopping import Stopper
 from dprobes.engines.ptrace.syscalls import RESUME_FLAG, Event, Register, StopKind, classify_stop
@@ -56,6 +57,7 @@ from dprobes.engines.ptrace.wire import (
     Placed,
     Refused,
     Removed,
+    Role,
     Sites,
     Start,
     Stop,
@@ -70,6 +72,7 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.probes import Probe
     from dprobes.engines.ptrace.processes import Breakpoint
     from dprobes.engines.ptrace.records import Header
+    from dprobes.engines.ptrace.returns import Hit
     from dprobes.extensions import Extension
     from dprobes.vm import Outcome, Point
 
@@ -100,6 +103,7 @@ class Tracer:
         self._context.warn = self._warn
         self._context.extensions = extensions
         self._records = RecordBuilder(start.items)
+        self._returns = Returns(connection, self._context)
         self._armer = Armer(connection.send)
         self._stopper = Stopper(self._threads, self._armer)
         self._watching = Watching(self._threads, connection, self._stopper, self._armer)
@@ -349,6 +353,7 @@ class Tracer:
         thread.uid = None
         thread.unfinished = thread.deadline = thread.written = None
         thread.restarting = 0
+        thread.returns = []
         if not thread.is_outside:
             self._modules.update(thread.space, thread)
 
@@ -403,6 +408,8 @@ class Tracer:
         self._stepper.settle_late(thread, breakpoint_, self._registers)
         if breakpoint_.probe is not None and breakpoint_.probe.is_active:
             self._count(thread, breakpoint_.probe, outcome, header, COMPLETED)
+        if breakpoint_.exits:
+            self._leave(thread, breakpoint_)
         if thread.debug.slots:
             self._on_watchpoint(thread)
         self._go_on(thread)
@@ -415,10 +422,14 @@ class Tracer:
         unfinished, thread.unfinished, thread.restarting = thread.unfinished, None, 0
         self._context.select(thread, self._registers)
         try:
-            if probe is None:
-                if breakpoint_.probe is None:
-                    self._modules.update(thread.space, thread)
-            elif repeated:
+            if breakpoint_.own:
+                self._on_own(thread, breakpoint_)
+            if breakpoint_.waiting and not thread.is_outside:
+                self._after(thread, self._returns.arrived(thread, breakpoint_, self._registers))
+                if thread.debug.exit_code:
+                    self._go_on(thread)
+                    return
+            if probe is None or repeated:
                 pass  # a system call that is made once more, only because we interrupted it
             elif unfinished is not None and unfinished[0] is breakpoint_:
                 _, outcome, header = unfinished
@@ -441,7 +452,7 @@ class Tracer:
         thread.written = None
         if completion.kind is CompletionKind.INTERRUPTED:
             thread.written = self._context.written
-            if probe is not None and not repeated and not completion.signal:
+            if (probe is not None or breakpoint_.exits) and not repeated and not completion.signal:
                 thread.unfinished = (breakpoint_, outcome, header)
             elif repeated and not completion.signal:
                 thread.restarting = breakpoint_.address
@@ -449,6 +460,8 @@ class Tracer:
             self._count(thread, probe, outcome, header, completion)
         if completion.kind is CompletionKind.COMPLETED and (thread.debug.slots or thread.debug.superseded):
             self._on_watchpoint(thread)
+        if breakpoint_.exits and completion.kind is CompletionKind.COMPLETED:
+            self._leave(thread, breakpoint_)
         if completion.resumable:
             self._go_on(thread, completion.signal)
 
@@ -510,6 +523,36 @@ class Tracer:
             return outcome, None
         return outcome, self._records.header(self._context, registers, word_size, keep_ip=probe.limits.keep_ip)
 
+    def _on_own(self, thread: Thread, breakpoint_: Breakpoint) -> None:
+        if Role.LINKER in breakpoint_.own:
+            self._modules.update(thread.space, thread)
+        if Role.UNWINDING in breakpoint_.own:
+            self._returns.unwinding(thread)
+
+    def _leave(self, thread: Thread, breakpoint_: Breakpoint) -> None:
+        """Let the probes be hit whose function an instruction that was carried out has left."""
+        if not thread.is_outside:
+            syscalls.get_registers(thread.tid, self._registers)
+            self._context.select(thread, self._registers)
+            self._after(thread, self._returns.left(thread, breakpoint_, self._registers))
+
+    def _after(self, thread: Thread, hits: list[Hit]) -> None:
+        """Run handlers on the state after a return."""
+        for probe, site in hits:
+            if not probe.is_active:
+                continue
+            outcome = header = None
+            if probe.runs_handler:
+                assert site.point is not None
+                outcome, header = self._run_handler(thread, probe, site.point, self._registers)
+                if outcome.exit_code in HANDING_OVER:
+                    thread.debug.exit_code = outcome.exit_code
+            syscalls.set_registers(thread.tid, self._registers)
+            self._count(thread, probe, outcome, header, COMPLETED)
+        if hits:
+            # What the handlers changed is done: it is not undone if the next instruction is interrupted.
+            self._context.select(thread, self._registers)
+
     def _complete(self, thread: Thread, breakpoint_: Breakpoint) -> Completion:
         """Carry the original instruction out, by emulation or by a step."""
         emulation = breakpoint_.site.emulation
@@ -567,13 +610,11 @@ class Tracer:
         """Take a probe's breakpoints and watchpoints out of all address spaces: it is disabled or removed."""
         self._watching.withdraw(probe)
         for space in self._family.spaces():
-            mine = space.by_probe.get(probe, ())
-            for breakpoint_ in mine:
-                space.withdraw(breakpoint_)
-            for pid in space.pids if mine else ():
-                self._connection.send(Removed(pid, tuple(b.address for b in mine)))
-            if mine and space is thread.space:
-                self._give_back(thread, [b.address for b in mine])
+            gone = space.drop(probe)
+            for pid in space.pids if gone else ():
+                self._connection.send(Removed(pid, tuple(b.address for b in gone)))
+            if gone and space is thread.space:
+                self._give_back(thread, [b.address for b in gone])
 
     def _give_back(self, thread: Thread, addresses: list[int]) -> None:
         """Let a stopped thread drop the pages of its space that have no breakpoints any more."""

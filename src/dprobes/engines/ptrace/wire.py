@@ -40,6 +40,7 @@ __all__ = [
     "ProbeStatus",
     "Refused",
     "Removed",
+    "Role",
     "Site",
     "Sites",
     "Start",
@@ -114,13 +115,28 @@ class Code:
     image: CodeImage
 
 
+class Role(enum.IntEnum):
+    """Say what a breakpoint is for."""
+
+    PROBE = 0
+    """The handler runs before the instruction."""
+    RETURN = 1
+    """The handler runs after the instruction, which returns from the function."""
+    JUMP = 2
+    """The instruction may hand over to another function, with whose return the handler runs."""
+    LINKER = 3
+    """The engine's own: the dynamic linker has mapped or unmapped something."""
+    UNWINDING = 4
+    """The engine's own: functions are about to be left without a return."""
+
+
 @dataclass(frozen=True, slots=True)
 class Site:
     """
     Name one place in a file where a breakpoint goes.
 
     ``probe`` is the probepoint, a number that the client gives, and ``definition`` the number of its definition; both
-    are -1 for the engine's own breakpoint in the dynamic linker. ``original`` holds the bytes of the instruction as
+    are -1 for the engine's own breakpoints. ``original`` holds the bytes of the instruction as
     they stand in the file. ``emulation`` is a row of ``emulate``, and ``copy`` says how the instruction is executed at
     another address, None if it must be executed in place.
     """
@@ -132,6 +148,9 @@ class Site:
     emulation: tuple[Any, ...]
     copy: Copy | None = None
     point: Point | None = None
+    role: Role = Role.PROBE
+    inside: tuple[tuple[int, int], ...] = ()
+    """For JUMP: the ranges of the function (end excluded), as distances from this instruction."""
 
 
 @dataclass(frozen=True, slots=True)
