@@ -165,9 +165,12 @@ class Detacher:
         """Let a thread drop what we changed in its address space, if all threads of that stand still."""
         mine = [t for t in self._family.threads.values() if t.space is space]
         ready = [t for t in mine if signals.get(t) == 0 and t.state is ThreadState.STOPPED]
-        if ready and all(t in signals for t in mine) and space.lent <= {t.pid for t in mine}:
+        if not all(t in signals for t in mine) or not space.lent <= {t.pid for t in mine}:
+            return
+        for thread in ready:
             with contextlib.suppress(OSError, ThreadGoneError):
-                give_back_all(space, ready[0])
+                if give_back_all(space, thread):
+                    return
 
     def _settle(self, thread: Thread) -> int:
         """Put a stopped thread where the program itself would be; return the signal with which it is to go on."""

@@ -44,22 +44,30 @@ def give_back_pages(space: AddressSpace, thread: Thread, addresses: Iterable[int
         _drop(space, call, pages)
 
 
-def give_back_all(space: AddressSpace, thread: Thread) -> None:
-    """Let ``thread`` drop and unmap all that is ours, the slots included; no thread may be in one."""
-    slots, space.slots = space.slots, Slots()
+def give_back_all(space: AddressSpace, thread: Thread) -> bool:
+    """
+    Let ``thread`` drop and unmap all that is ours, the slots included; no thread may be in one.
+
+    Return False if another thread has to be asked.
+    """
     pages = {address & -_PAGE for address in space.former}
-    for area in slots.areas:
+    for area in space.slots.areas:
         if area.former is not None:
             with contextlib.suppress(OSError):
                 os.pwrite(space.memory, area.former[: area.used], area.start)
             pages |= {address & -_PAGE for address in range(area.start, area.start + area.used, _PAGE)}
-    mapped = [area for area in slots.areas if area.former is None]
+    mapped = [area for area in space.slots.areas if area.former is None]
     if not (pages or mapped) or not may_inject(thread):
-        return
-    with contextlib.suppress(InjectionError), injecting(thread) as call:
-        for area in mapped:
-            call(_MUNMAP[space.word_size], area.start, area.end - area.start)
-        _drop(space, call, pages)
+        return True
+    try:
+        with injecting(thread) as call:
+            for area in mapped:
+                call(_MUNMAP[space.word_size], area.start, area.end - area.start)
+            space.slots = Slots()
+            _drop(space, call, pages)
+    except InjectionError:
+        return False
+    return True
 
 
 def _drop(space: AddressSpace, call: Call, pages: set[int]) -> None:

@@ -12,6 +12,7 @@ System calls that a stopped thread makes for us, and does not notice.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 from typing import TYPE_CHECKING, Protocol
@@ -42,6 +43,11 @@ _RETURN_GADGETS = {
     8: (b"\x48\xc7\xc0\x0f\x00\x00\x00\x0f\x05", b"\xb8\x0f\x00\x00\x00\x0f\x05"),
     4: (b"\xb8\xad\x00\x00\x00\xcd\x80",),
 }
+_TRAP_FLAG = 0x100
+_NO_SYSTEM_CALL = 1 << 63
+_ENOSYS = (1 << 64) - errno.ENOSYS
+"""What the register for the result holds while a system call is under way."""
+
 _SEARCHED = 1 << 20
 """Bytes of code that are read at once in the search for gadgets."""
 
@@ -87,6 +93,9 @@ def injecting(thread: Thread) -> Iterator[Call]:
     gadgets = _gadgets(thread)
     registers = syscalls.Registers()
     syscalls.get_registers(thread.tid, registers)
+    if registers[Register.ORIG_RAX] < _NO_SYSTEM_CALL and registers[Register.RAX] == _ENOSYS:
+        # Until that is done, the kernel would overwrite our registers with its result.
+        raise InjectionError("the thread is in the middle of a system call")
     mask = syscalls.get_signal_mask(thread.tid)
     frame = _frame(thread, registers, mask, gadgets[1])
     overwritten = _exchange(space, frame)
@@ -177,6 +186,7 @@ class _Session:
         registers[Register.RIP] = self._instruction
         registers[Register.RSP] = self._frame.stack_pointer
         registers[Register.RAX] = number
+        registers[Register.EFLAGS] &= ~_TRAP_FLAG
         registers[Register.EFLAGS] |= syscalls.RESUME_FLAG  # an execute watchpoint there is the program's
         registers[Register.ORIG_RAX] = _MASKS[8]  # -1: no system call is to be restarted
         for register, value in zip(_ARGUMENTS[size], arguments, strict=False):

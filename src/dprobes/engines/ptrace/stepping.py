@@ -22,6 +22,7 @@ from dprobes.engines.ptrace.processes import INT3, ThreadGoneError, ThreadState
 from dprobes.engines.ptrace.slotmaking import SlotMaker
 from dprobes.engines.ptrace.slots import Placement
 from dprobes.engines.ptrace.syscalls import RESUME_FLAG, Event, Register, StopKind, classify_stop
+from dprobes.engines.ptrace.wire import Placed, Removed
 
 if TYPE_CHECKING:
     import ctypes
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
     from dprobes.engines.ptrace.connection import Connection
     from dprobes.engines.ptrace.context import ThreadContext
-    from dprobes.engines.ptrace.processes import AddressSpace, Breakpoint, Thread
+    from dprobes.engines.ptrace.processes import Breakpoint, Thread
     from dprobes.engines.ptrace.slots import Slot
     from dprobes.engines.ptrace.stopping import Stopper
 
@@ -74,6 +75,7 @@ class Stepper:
     def __init__(self, stopper: Stopper, context: ThreadContext, connection: Connection) -> None:
         self._stopper = stopper
         self._context = context
+        self._connection = connection
         self._slots = SlotMaker(stopper, connection)
         self._info = syscalls.SignalInfo()
         self.on_watchpoint: Callable[[Thread], bool] = lambda _: False
@@ -116,7 +118,7 @@ class Stepper:
             try:
                 syscalls.set_registers(thread.tid, registers)
                 if breakpoint_.site.emulation[0] == Action.REPEAT:
-                    with _temporary_breakpoint(space, address + breakpoint_.site.emulation[1]):
+                    with self._temporary_breakpoint(thread, address + breakpoint_.site.emulation[1]):
                         return self._step_through(thread, breakpoint_, registers, None)
                 return self._step_through(thread, breakpoint_, registers, None)
             finally:
@@ -124,6 +126,22 @@ class Stepper:
                 if space.breakpoints.get(address) is breakpoint_:
                     with contextlib.suppress(OSError):
                         os.pwrite(space.memory, INT3, address)
+
+    @contextlib.contextmanager
+    def _temporary_breakpoint(self, thread: Thread, address: int) -> Iterator[None]:
+        """Stop the stepping thread behind a repeated string instruction, which may take millions of single steps."""
+        space = thread.space
+        original = os.pread(space.memory, 1, address)
+        if original != INT3:
+            self._connection.send(Placed(thread.pid, ((address, original[0]),)))
+        os.pwrite(space.memory, INT3, address)
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):
+                os.pwrite(space.memory, original, address)
+            if original != INT3:
+                self._connection.send(Removed(thread.pid, (address,)))
 
     def _step_through(
         self,
@@ -334,15 +352,3 @@ def _leave_breakpoint(thread: Thread, registers: ctypes.Array[ctypes.c_ulong]) -
     registers[_RIP] = address
     syscalls.set_registers(thread.tid, registers)
     return True
-
-
-@contextlib.contextmanager
-def _temporary_breakpoint(space: AddressSpace, address: int) -> Iterator[None]:
-    """Stop the stepping thread behind a repeated string instruction, which may take millions of single steps."""
-    original = os.pread(space.memory, 1, address)
-    os.pwrite(space.memory, INT3, address)
-    try:
-        yield
-    finally:
-        with contextlib.suppress(OSError):
-            os.pwrite(space.memory, original, address)
