@@ -15,7 +15,7 @@ from dprobes.engines.ptrace.emulate import is_emulated
 from dprobes.engines.ptrace.probes import Handlers, Probe
 from dprobes.engines.ptrace.processes import INT3, Breakpoint, PageReader, Watchpoint
 from dprobes.engines.ptrace.slots import Placement
-from dprobes.engines.ptrace.wire import ModuleMapped, Placed, ProbeStatus, Removed, Sites, Warned
+from dprobes.engines.ptrace.wire import ModuleMapped, Placed, ProbeStatus, Removed, Role, Sites, Warned
 from dprobes.errors import TargetError
 from dprobes.target.maps import Mapping, executable_mappings, read_maps, run_time_address
 
@@ -161,7 +161,7 @@ class ModuleWatcher:
                 if address not in wanted:
                     wanted[address] = Breakpoint(address, site.original[0], site, None)
                 wanted[address].add(site, probe)
-            elif probe is not None:
+            elif probe is not None and site.role is not Role.PROBE:
                 refused.add(probe)
         for breakpoint_ in wanted.values() if refused else ():
             for probe in refused:  # a function of which not every exit is known for certain has no probe
@@ -197,6 +197,7 @@ class ModuleWatcher:
         # The bystander hears of a breakpoint before it exists, so that it never misses one.
         self._connection.send(Placed(thread.pid, tuple((b.address, b.original) for b in wanted)))
         active: dict[int, Probe] = {}
+        reported: set[int] = set()
         failed: dict[int, Probe] = {}
         for breakpoint_ in wanted:
             probes = {probe.number: probe for probe in breakpoint_.probes()}
@@ -204,9 +205,10 @@ class ModuleWatcher:
                 space.place(breakpoint_)
             except OSError as error:
                 why = (error.strerror or str(error)).lower()
-                for number in probes.keys() - failed.keys():
+                for number in probes.keys() - reported:
                     self._report(number, thread, ProbeState.CONFLICT, breakpoint_.site, path, reason=why)
-                failed |= probes
+                reported |= probes.keys()
+                failed |= {probe.number: probe for probe, _ in breakpoint_.exits}
                 continue
             active |= probes
             if is_emulated(breakpoint_.site.emulation):
