@@ -89,8 +89,9 @@ class Family:
             space = original.copy_for_child(tid)
         except OSError:
             return AddressSpace.closed(original.word_size)  # killed already
-        if space.breakpoints:
-            self._connection.send(Placed(pid, tuple((b.address, b.original) for b in space.breakpoints.values())))
+        placed = [(b.address, b.original) for b in space.breakpoints.values()] + space.slots.traps()
+        if placed:
+            self._connection.send(Placed(pid, tuple(placed)))
         return space
 
     def enter(self, tid: int, pid: int, space: AddressSpace) -> Thread:

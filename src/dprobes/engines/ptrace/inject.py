@@ -78,7 +78,7 @@ def may_inject(thread: Thread) -> bool:
     A seccomp filter may end the process for a call that it does not expect, and a thread with a shadow stack cannot
     return into a frame that is not on it.
     """
-    return not thread.space.has_shadow_stack and process_field(thread.tid, "Seccomp") == "0"
+    return not thread.space.has_shadow_stack and process_field(thread.tid, "Seccomp") in ("", "0")
 
 
 @contextlib.contextmanager

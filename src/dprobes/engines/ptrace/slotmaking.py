@@ -16,7 +16,7 @@ from dprobes.engines.ptrace.emulate import Action
 from dprobes.engines.ptrace.inject import InjectionError, injecting, may_inject
 from dprobes.engines.ptrace.processes import INT3
 from dprobes.engines.ptrace.relocate import relocated
-from dprobes.engines.ptrace.slots import GRANULE, Placement, Slot, SlotArea
+from dprobes.engines.ptrace.slots import GRANULE, NOP, Placement, Slot, SlotArea
 from dprobes.engines.ptrace.wire import Placed
 from dprobes.errors import TargetError
 from dprobes.target.maps import parse_maps, read_maps
@@ -28,10 +28,7 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.stopping import Stopper
     from dprobes.engines.ptrace.wire import Site
 
-__all__ = ["NOP", "SlotMaker"]
-
-NOP = 0x90
-"""What stands for the int3 of a slot in the bystander's list."""
+__all__ = ["SlotMaker"]
 
 _PAGE = 4096
 _REACH = 1 << 30

@@ -18,7 +18,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["GRANULE", "Placement", "Slot", "SlotArea", "Slots"]
+__all__ = ["GRANULE", "NOP", "Placement", "Slot", "SlotArea", "Slots"]
+
+NOP = 0x90
+"""What the bystander puts in the place of an int3 in a slot."""
 
 GRANULE = 16
 """What the size and address of a slot are multiples of, in bytes."""
@@ -146,6 +149,10 @@ class Slots:
             site: slot for site, slot in self.by_site.items() if slot is None or slot.address not in missing
         }
         self.areas = [area for area in self.areas if is_mapped(area.start)]
+
+    def traps(self) -> list[tuple[int, int]]:
+        """Return the address of each int3 in a slot, and what may stand in its place."""
+        return [(slot.trap, NOP) for slot in self.by_address.values() if slot.trap]
 
     def holding(self, address: int) -> Slot | None:
         """Return the slot in which an address lies."""
