@@ -86,8 +86,8 @@ def injecting(thread: Thread) -> Iterator[Call]:
     """
     Make system calls in a thread that has stopped without a signal to be delivered; the others must be stopped.
 
-    Raise ``InjectionError`` if that is not possible here, ``ThreadGoneError`` if the thread is killed. At the end
-    the thread is as it was, and at an event stop.
+    Raise ``InjectionError`` if that is not possible here. If the thread is killed, raise ``ThreadGoneError`` with its
+    end, or ``ProcessLookupError`` if that is still to be reported. Else it is as it was, and at an event stop.
     """
     space = thread.space
     gadgets = _gadgets(thread)
