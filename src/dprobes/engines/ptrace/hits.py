@@ -43,6 +43,9 @@ if TYPE_CHECKING:
 
 __all__ = ["HitHandler", "WaysOut"]
 
+# Plain numbers: to look a register up by an enum member takes longer, and this runs at each hit.
+_RIP, _EFLAGS = int(Register.RIP), int(Register.EFLAGS)
+
 
 @dataclass(frozen=True, slots=True)
 class WaysOut:
@@ -93,10 +96,10 @@ class HitHandler:
         syscalls.get_registers(thread.tid, registers)
         code = syscalls.get_signal_info(thread.tid, self._info)
         if code == syscalls.SI_KERNEL:
-            address = registers[Register.RIP] - 1
+            address = registers[_RIP] - 1
             breakpoint_ = thread.space.breakpoints.get(address)
             if breakpoint_ is not None:
-                registers[Register.RIP] = address
+                registers[_RIP] = address
                 thread.state = ThreadState.STOPPED
                 self._on_hit(thread, breakpoint_)
                 return
@@ -104,7 +107,7 @@ class HitHandler:
             if original is not None:
                 # The thread ran into a breakpoint that was taken away a moment ago.
                 thread.space.restore_byte(address, original)
-                registers[Register.RIP] = address
+                registers[_RIP] = address
                 syscalls.set_registers(thread.tid, registers)
                 self._stopper.resume(thread)
                 return
@@ -201,10 +204,10 @@ class HitHandler:
             return False
         registers = self._registers_at_watchpoint
         syscalls.get_registers(thread.tid, registers)
-        place = registers[Register.RIP]
+        place = registers[_RIP]
         slot = thread.space.slots.holding(place)
         if slot is not None:  # of a repeated string instruction: any other has left its slot
-            registers[Register.RIP] = slot.site if place == slot.address else slot.following
+            registers[_RIP] = slot.site if place == slot.address else slot.following
         outer = self._context.written  # of a breakpoint that the thread is just being stepped from
         self._context.select(thread, registers)
         for watchpoint in hits:
@@ -219,9 +222,9 @@ class HitHandler:
                 thread.debug.exit_code = outcome.exit_code
         if written := self._context.written:
             if Register.RIP in written:
-                registers[Register.EFLAGS] &= ~RESUME_FLAG  # it was meant for the instruction at the old place
+                registers[_EFLAGS] &= ~RESUME_FLAG  # it was meant for the instruction at the old place
             else:
-                registers[Register.RIP] = place
+                registers[_RIP] = place
             syscalls.set_registers(thread.tid, registers)
         self._context.select(thread, self._registers)
         self._context.written = outer
@@ -287,7 +290,7 @@ class HitHandler:
     def _complete(self, thread: Thread, breakpoint_: Breakpoint) -> Completion:
         """Carry the original instruction out, by emulation or by a step."""
         emulation = breakpoint_.site.emulation
-        may_emulate = not self._registers[Register.EFLAGS] & TRAP_FLAG and not (
+        may_emulate = not self._registers[_EFLAGS] & TRAP_FLAG and not (
             thread.space.has_shadow_stack and uses_return_addresses(emulation)
         )
         space = thread.space

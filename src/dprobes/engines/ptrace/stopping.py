@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Stopper"]
 
+_POLL = syscalls.WALL | os.WNOHANG
+"""How to ask for a stop without waiting for it."""
+
 _SPINS = 40
 """How many times to ask for a stop, about a microsecond each, before sleeping until there is one."""
 
@@ -81,16 +84,21 @@ class Stopper:
             if self._turns % _TURNS == 0:
                 self.collect()
             return self.oldest_deferred()
-        with contextlib.suppress(ChildProcessError):
-            for _ in range(self._spins):
-                tid, status = os.waitpid(-1, syscalls.WALL | os.WNOHANG)
-                if tid:
-                    if len(self._threads) == 1:
-                        return tid, status
-                    self.defer(tid, status)
-                    self.collect()
-                    return self.oldest_deferred()
-        return None
+        waitpid, spins = os.waitpid, self._spins
+        try:
+            for _ in range(spins):
+                found = waitpid(-1, _POLL)
+                if found[0]:
+                    break
+            else:
+                return None
+        except ChildProcessError:
+            return None
+        if len(self._threads) == 1:
+            return found
+        self.defer(*found)
+        self.collect()
+        return self.oldest_deferred()
 
     def defer(self, tid: int, status: int) -> None:
         """Keep a stop for later; it takes the place of an older one, which a kill or an exec made void."""
@@ -106,7 +114,7 @@ class Stopper:
         """Keep all stops that the kernel has to report now."""
         with contextlib.suppress(ChildProcessError):
             while True:
-                tid, status = os.waitpid(-1, syscalls.WALL | os.WNOHANG)
+                tid, status = os.waitpid(-1, _POLL)
                 if not tid:
                     return
                 self.defer(tid, status)
@@ -117,13 +125,13 @@ class Stopper:
         if status is not None:
             return status
         for _ in range(self._spins):
-            found, status = os.waitpid(tid, syscalls.WALL | os.WNOHANG)
+            found, status = os.waitpid(tid, _POLL)
             if found:
                 return status
         until = time.monotonic() + _STUCK
         while True:
             signal.sigtimedwait([signal.SIGCHLD], _STUCK / 4)
-            found, status = os.waitpid(tid, syscalls.WALL | os.WNOHANG)
+            found, status = os.waitpid(tid, _POLL)
             if found:
                 return status
             if may_leave and time.monotonic() > until and thread_state(tid) in ("S", "D"):
@@ -135,7 +143,7 @@ class Stopper:
         with contextlib.suppress(ChildProcessError):
             while True:
                 for _ in range(self._spins):
-                    found, status = os.waitpid(thread.tid, syscalls.WALL | os.WNOHANG)
+                    found, status = os.waitpid(thread.tid, _POLL)
                     if found:
                         return status
                 if pause:
@@ -192,10 +200,12 @@ class Stopper:
         thread.state = ThreadState.RUNNING
         if number:
             self._give_up_hit(thread)
-        with contextlib.suppress(ProcessLookupError):  # killed meanwhile: its end is reported by waitpid
+        try:
             if thread.debug.armed is not thread.space.watchpoints:
                 self._armer.bring_in_line(thread)
             syscalls.resume(thread.tid, number)
+        except ProcessLookupError:
+            pass  # killed meanwhile: its end is reported by waitpid
 
     def _give_up_hit(self, thread: Thread) -> None:
         """Forget a hit whose instruction was not executed: a signal handler comes first, and may go elsewhere."""

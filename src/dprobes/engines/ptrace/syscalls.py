@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import enum
+import functools
 import os
 import signal
 from typing import Literal
@@ -173,6 +174,7 @@ class StopKind(enum.Enum):
     SYSCALL = "entering or leaving a system call"
 
 
+@functools.lru_cache(maxsize=256)
 def classify_stop(status: int) -> tuple[StopKind, int]:
     """Return the kind of a wait status, with the signal, event, or (for EXITED) the status itself."""
     if not os.WIFSTOPPED(status):
