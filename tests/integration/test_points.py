@@ -133,3 +133,17 @@ def test_records_name_the_function_and_the_summary_what_was_left_out(build: Buil
     assert "DProbes(0,2)" in process.stdout
     assert not re.search(r"^DProbes\(0,2\).*(rip|function)=", process.stdout, re.MULTILINE)
     assert "\n0,1  left out 1, because it is the place of another probe definition: tick\n" in process.stderr
+
+
+def test_each_of_two_files_in_one_process_has_its_own_symbols(build: Builder, run: Runner, tmp_path: Path) -> None:
+    library = build("plugin.c", "-shared", "-fPIC", name="libplugin.so")
+    copy = tmp_path / "libplugin.so"
+    data = library.read_bytes()
+    assert data.count((4711).to_bytes(4, "little")) == 1
+    copy.write_bytes(data.replace((4711).to_bytes(4, "little"), (4712).to_bytes(4, "little")))
+    script = f"import ctypes\nfor p in 2 * [{str(library)!r}, {str(copy)!r}]: ctypes.CDLL(p).plugin_call(1)"
+    result = run.command(
+        "name = \"libplugin.so\"\noffset = plugin_call\npush plugin_value\npush mem, u32\nlog 1\nexit\n",
+        "/usr/bin/python3", "-c", script,
+    )  # fmt: skip
+    assert result.words() == [[4711], [4712], [4711], [4712]]

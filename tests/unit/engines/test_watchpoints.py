@@ -131,7 +131,7 @@ class Stack:
 
 def test_an_emulation_cannot_touch_what_is_watched() -> None:
     space = AddressSpace.closed(8)
-    probe = Probe(0, 0, ProbeLimits(0, 0, keep_on_fault=False, keep_ip=False))
+    probe = Probe(0, 0, ProbeLimits(0, 0, keep_on_fault=False, keep_ip=False), (0, 0))
     for watch in (Watch(0x1000, 8, Access.WRITE), Watch(0x2004, 4, Access.READ_WRITE)):
         space.watchpoints += (Watchpoint(watch, probe, Point(), (0, 0, "/x")),)
     stack = Stack()

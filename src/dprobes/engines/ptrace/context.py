@@ -64,8 +64,9 @@ class ThreadContext:
     """
     Give handlers the thread that ``select`` chose; variables live as long as the object.
 
-    ``written`` holds what the handler changed in the registers: (before, after) by word. ``on_rewrite`` is told of
-    breakpoints whose instructions the handler changed, ``warn`` of what the user should know (message and hint).
+    ``symbols`` are the addresses of what handlers push of the probe's module. ``written`` holds what the handler
+    changed in the registers: (before, after) by word. ``on_rewrite`` is told of breakpoints whose instructions the
+    handler changed, ``warn`` of what the user should know (message and hint).
     """
 
     def __init__(self, local_count: int, global_count: int, cpu_count: int) -> None:
@@ -79,6 +80,7 @@ class ThreadContext:
         self._registers: ctypes.Array[ctypes.c_ulong]
         self._floating_point: floating.FloatingPoint | None = None
         self.extensions: Mapping[str, Extension] = {}
+        self.symbols: Mapping[str, int] = {}
         self.written: dict[int, tuple[int, int]] | None = None
         self.on_rewrite: Callable[[Thread, list[Breakpoint]], None] | None = None
         self.warn: Callable[[str, str | None], None] = _ignore
@@ -201,7 +203,7 @@ class ThreadContext:
         raise InternalError(f"writing {value:#x} ({size} bytes) to port {port:#x} was not refused before insertion")
 
     def symbol_address(self, symbol: str) -> int:
-        return self._thread.space.symbols[symbol]
+        return self.symbols[symbol]
 
     # System variables
 

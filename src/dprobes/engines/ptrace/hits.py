@@ -252,6 +252,7 @@ class HitHandler:
     ) -> tuple[Outcome, Header | None]:
         """Run the handler on the thread that the context has selected."""
         word_size = thread.space.word_size
+        self._context.symbols = thread.space.symbols.get(probe.file, {})
         outcome = self._modules.handlers[word_size].run(probe.definition, point, self._context)
         if outcome.ending is Ending.ABORT:
             return outcome, None

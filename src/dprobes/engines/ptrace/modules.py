@@ -66,7 +66,8 @@ class ModuleWatcher:
         found: tuple[Site | WatchSite, ...] = (*sites.sites, *sites.watches)
         for site in found:
             if site.probe >= 0 and site.probe not in self.probes:
-                self.probes[site.probe] = Probe(site.probe, site.definition, self._definitions[site.definition])
+                limits = self._definitions[site.definition]
+                self.probes[site.probe] = Probe(site.probe, site.definition, limits, key[:2])
         if self._unanswered.pop(key, None) is not None and sites.code is not None:
             message = f"hits in '{key[2]}' were missed while dprobes was stopped: it could not be asked about that file"
             self._connection.send(Warned(message))
@@ -93,6 +94,9 @@ class ModuleWatcher:
             if space.files.get(key) != ranges:
                 space.files[key] = ranges
                 sites = self._sites(key, maps[0], thread.tid)
+                if sites.symbols:
+                    bias = _bias(sites.segment, maps)
+                    space.symbols[key[:2]] = {name: address + bias for name, address in sites.symbols}
                 self._place_all(space, thread, sites, maps, inherited=inherited)
                 if sites.watches:
                     self._watch(space, thread, key, sites, maps)
@@ -168,9 +172,6 @@ class ModuleWatcher:
                 breakpoint_.drop(probe)
         if sites.sites:
             _note_padding(space, sites.padding, mappings)
-        if sites.symbols:
-            bias = _bias(sites.segment, mappings)
-            space.symbols.update((name, address + bias) for name, address in sites.symbols)
         if wanted:
             self._place(space, thread, [b for b in wanted.values() if b.is_needed], mappings[0].path)
 

@@ -43,11 +43,16 @@ class Handlers:
 
 @dataclass(slots=True, eq=False)
 class Probe:
-    """Hold the state of one probepoint in all processes; ``definition`` is the number of its definition."""
+    """
+    Hold the state of one probepoint in all processes; ``definition`` is the number of its definition.
+
+    ``file`` is the device and inode of the file that it is in.
+    """
 
     number: int
     definition: int
     limits: ProbeLimits
+    file: tuple[int, int]
     counter: int = 0
     state: ProbeState = ProbeState.COMPILED
     counts: Counts = field(default_factory=Counts)

@@ -225,8 +225,9 @@ class AddressSpace:
     Hold the memory that one or (after vfork) several processes run in.
 
     ``former`` remembers breakpoints that were taken away: a thread may have run into one just before.
-    ``files`` says at which addresses, (start, end, file offset), each file was found. ``lent`` names processes that are
-    not traced any more but may still run in this memory: meanwhile it has no breakpoints.
+    ``files`` says at which addresses, (start, end, file offset), each file was found. ``symbols`` are the addresses of
+    what handlers push, by the probed file (device, inode). ``lent`` names processes that are not traced any more but
+    may still run in this memory: meanwhile it has no breakpoints.
     """
 
     memory: int
@@ -236,7 +237,7 @@ class AddressSpace:
     breakpoints: dict[int, Breakpoint] = field(default_factory=dict)
     former: dict[int, int] = field(default_factory=dict)
     files: dict[FileKey, tuple[tuple[int, int, int], ...]] = field(default_factory=dict)
-    symbols: dict[str, int] = field(default_factory=dict)
+    symbols: dict[tuple[int, int], dict[str, int]] = field(default_factory=dict)
     lent: set[int] = field(default_factory=set)
     by_probe: dict[Probe, tuple[Breakpoint, ...]] = field(default_factory=dict)
     slots: Slots = field(default_factory=Slots)
