@@ -147,3 +147,14 @@ def test_each_of_two_files_in_one_process_has_its_own_symbols(build: Builder, ru
         "/usr/bin/python3", "-c", script,
     )  # fmt: skip
     assert result.words() == [[4711], [4712], [4711], [4712]]
+
+
+def test_what_is_doubtful_about_a_file_that_is_found_later_is_said(build: Builder, run: Runner) -> None:
+    # The name is found nowhere before the shell starts the program.
+    program = build("hotloop.c", name="foundlater")
+    source = "name = foundlater\noffset = tick\nopcode = 0x90\nexit\noffset = main\nminor = 1\nexit\n"
+    result = run.command(source, "/bin/sh", "-c", f"{program} 3; {program} 3")
+    assert f"dprobes: warning: {program}: not everything in this file is as the program says\n" in result.stderr
+    warning = r"^\S+1\.rpn:3:1: warning: MISMATCH: opcode 0x[0-9a-f]+ \(.*\) is there, not 0x90; not inserted$"
+    assert len(re.findall(warning, result.stderr, re.MULTILINE)) == 1
+    assert result.counts[1].hits == 2

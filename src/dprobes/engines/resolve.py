@@ -7,10 +7,11 @@ matches and is no place for a probepoint is left out, with the reason.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dprobes.diagnostics import Diagnostics, Note
+from dprobes.diagnostics import Note, Severity
 from dprobes.engines.base import ProbeState
 from dprobes.engines.watchpoints import ResolvedWatchpoint, resolve_watchpoints
 from dprobes.errors import TargetError
@@ -26,6 +27,7 @@ from dprobes.target.insn import DecodedInstruction, first_instructions, unprobea
 from dprobes.target.place import instruction_at
 
 if TYPE_CHECKING:
+    from dprobes.diagnostics import Diagnostic, Diagnostics
     from dprobes.rpn.program import ProbeDefinition, Program
     from dprobes.target.location import Module
 
@@ -80,6 +82,8 @@ class ResolvedModule:
     """Link addresses of the symbols that handlers push."""
     left_out: tuple[LeftOutProbe, ...] = ()
     watchpoints: tuple[ResolvedWatchpoint, ...] = ()
+    warnings: tuple[Diagnostic, ...] = ()
+    """What was warned of that is due to the file and not to the program alone."""
 
 
 def architecture_of(module: Module) -> Architecture:
@@ -97,6 +101,7 @@ def resolve(program: Program, module: Module, diagnostics: Diagnostics, *, allow
     arch = architecture_of(module)
     check(program, arch, diagnostics, allow_write=allow_write)
     check_extensions(program, diagnostics, allow_write=allow_write)
+    checked = len(diagnostics)
     frames = CallFrames(module.elf)
     places: _Places = {}
     for number, definition in enumerate(program.definitions):
@@ -117,7 +122,9 @@ def resolve(program: Program, module: Module, diagnostics: Diagnostics, *, allow
     symbols = _pushed_symbols(program, module, diagnostics)
     diagnostics.raise_if_errors()
     probes = sorted(places.values(), key=lambda probe: probe.number)
-    return ResolvedModule(module, arch, encode(program, arch), tuple(probes), symbols, tuple(left_out), watchpoints)
+    warnings = tuple(d for d in itertools.islice(diagnostics, checked, None) if d.severity is Severity.WARNING)
+    image = encode(program, arch)
+    return ResolvedModule(module, arch, image, tuple(probes), symbols, tuple(left_out), watchpoints, warnings)
 
 
 _Places = dict[tuple[int, bool], ResolvedProbe]

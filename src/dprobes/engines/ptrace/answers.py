@@ -93,6 +93,7 @@ class Answers:
             if key not in self._given:
                 resolved = self._resolve(module)
                 self._given[key] = self._new_sites(resolved, mapped, own)
+                return self._given[key], self._doubts(resolved, mapped.path)
         except TargetError as error:
             return Sites(), [Notice(f"{mapped.path}: {error.message}", error.hint)]
         except SourceError as error:
@@ -109,6 +110,12 @@ class Answers:
         if self._resolved is not None and module is self._resolved.module:
             return self._resolved
         return resolve(self._program, module, Diagnostics(), allow_write=self._allow_write)
+
+    def _doubts(self, resolved: ResolvedModule, path: str) -> list[Event]:
+        if resolved is self._resolved or not resolved.warnings:
+            return []  # what was resolved before has been spoken of
+        text = "\n".join(warning.render() for warning in resolved.warnings)
+        return [Notice(f"{path}: not everything in this file is as the program says\n{text}")]
 
     def _may_match(self, path: str) -> bool:
         """Return whether a file may be the program's module; false for most without opening them."""
