@@ -8,7 +8,6 @@ import re
 import shutil
 import signal
 import subprocess
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,6 +15,7 @@ import pytest
 from dprobes.engines.ptrace import syscalls
 from integration.support import (
     TIMEOUT,
+    await_breakpoint,
     await_line,
     await_traced,
     await_true,
@@ -25,10 +25,12 @@ from integration.support import (
     read_result,
     running,
     symbols_of,
+    tracer_of,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from integration.support import Builder, Counts, Runner
 
@@ -333,19 +335,21 @@ def test_no_register_is_free(build: Builder, run: Runner) -> None:
 # Ways out
 
 
-def await_armed(pid: int, process: subprocess.Popen[str]) -> int:
-    """Wait until a process is traced and runs on; all of its threads are armed then."""
-    tracer = await_traced(pid)
-    await_true(lambda: Path(f"/proc/{pid}/syscall").read_text().startswith("0 "), "the read")
-    assert process.poll() is None
-    return tracer
+SHOWN = BOTH + "offset = get\nminor = 3\nexit\n"
+"""Has a breakpoint besides, which shows from outside."""
+
+
+def await_armed(pid: int, program: Path) -> int:
+    """Wait until the breakpoint of ``SHOWN`` is there: then no thread runs before it is armed as well."""
+    await_breakpoint(pid, program, "get")
+    return tracer_of(pid)
 
 
 @pytest.mark.parametrize("way", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_registers_are_cleared_when_we_go(build: Builder, run: Runner, way: int) -> None:
     with waiting_program(build) as target:
-        process, output = run.start(BOTH, ["-p", str(target.pid)])
-        await_armed(target.pid, process)
+        process, output = run.start(SHOWN, ["-p", str(target.pid)])
+        await_armed(target.pid, build("watched.c"))
         access(target)
         await_true(lambda: output.exists() and output.read_text().count("\n") == 2, "records")
         process.send_signal(way)
@@ -357,8 +361,8 @@ def test_registers_are_cleared_when_we_go(build: Builder, run: Runner, way: int)
 
 def test_registers_are_cleared_when_the_tracer_is_killed(build: Builder, run: Runner) -> None:
     with waiting_program(build) as target:
-        process, output = run.start(BOTH, ["-p", str(target.pid)])
-        tracer = await_armed(target.pid, process)
+        process, output = run.start(SHOWN, ["-p", str(target.pid)])
+        tracer = await_armed(target.pid, build("watched.c"))
         access(target)
         await_true(lambda: output.exists() and output.read_text().count("\n") == 2, "records")
         os.kill(tracer, signal.SIGKILL)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dprobes.diagnostics import Diagnostics, Severity
-from dprobes.engines.base import refuse_unsupported, requirements
+from dprobes.engines.base import refuse_unsupported, requirements, watches_user_addresses
 from dprobes.extensions.registry import check_extensions
 from dprobes.rpn.load import check_program, parse_file
 from dprobes.rpn.program import ModuleType
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from dprobes.engines.base import Engine
     from dprobes.engines.resolve import ResolvedModule
+    from dprobes.engines.watchpoints import ResolvedWatchpoint
     from dprobes.rpn.load import CompileOptions
     from dprobes.rpn.program import Program
     from dprobes.target.arch import Architecture
@@ -36,6 +37,8 @@ class Compiled:
     architecture: Architecture
     resolved: ResolvedModule | None
     diagnostics: Diagnostics
+    everywhere: tuple[ResolvedWatchpoint, ...] = ()
+    """What is watched in every process, whatever that maps."""
 
     def render(self, *severities: Severity) -> str:
         """Return the diagnostics of these severities as text."""
@@ -66,7 +69,13 @@ def compile_program(
             refuse_unsupported(program, arch, engine, (), diagnostics)
         check_extensions(program, diagnostics, allow_write=options.allow_write)
         check_program(program, arch, diagnostics, options)
-        return Compiled(program, arch, None, diagnostics)
+        everywhere: tuple[ResolvedWatchpoint, ...] = ()
+        if watches_user_addresses(program):
+            from dprobes.engines.watchpoints import EveryProgram, resolve_watchpoints
+
+            everywhere = resolve_watchpoints(program, EveryProgram(arch), diagnostics)
+            diagnostics.raise_if_errors()
+        return Compiled(program, arch, None, diagnostics, everywhere)
     from dprobes.engines.resolve import architecture_of, resolve
     from dprobes.target.location import Module
 

@@ -65,9 +65,13 @@ def listing(compiled: Compiled) -> Iterator[str]:
     image = resolved.image if resolved is not None else encode(program, compiled.architecture)
     yield from print_header(program)
     where = f"'{resolved.module.path}'" if resolved is not None else "not on this machine"
+    if compiled.everywhere:
+        where = "every process"
     yield f"// module: {where}, {compiled.architecture.name}, {compiled.architecture.word_size}-byte words"
     yield f"// code: {len(image.data)} bytes"
-    probes: tuple[Probepoint, ...] = (*resolved.probes, *resolved.watchpoints) if resolved is not None else ()
+    probes: tuple[Probepoint, ...] = (
+        (*resolved.probes, *resolved.watchpoints) if resolved is not None else compiled.everywhere
+    )
     left_out = resolved.left_out if resolved is not None else ()
     gains = cfg.procedure_gains(program, compiled.architecture)
     for number, definition in enumerate(program.definitions):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol, Self
 
 from dprobes.record.layout import Item
 from dprobes.rpn.isa import Group, OperandKind
-from dprobes.rpn.program import Access, Address, Glob, ModuleType, Sampler
+from dprobes.rpn.program import Access, Address, Expression, Glob, ModuleType, Sampler
 from dprobes.target.arch import RegisterClass
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ __all__ = [
     "StateEvent",
     "refuse_unsupported",
     "requirements",
+    "watches_user_addresses",
 ]
 
 
@@ -231,7 +232,7 @@ _READING = {
 
 def requirements(program: Program, architecture: Architecture) -> Iterator[Requirement]:
     """Iterate over what a program needs that not every engine has."""
-    if program.modtype is not ModuleType.USER:
+    if program.modtype is not ModuleType.USER and not watches_user_addresses(program):
         yield Requirement(Capability.KERNEL_MODULE, f"modtype = {program.modtype.value}", program.spans.get("modtype"))
     for definition in program.definitions:
         if definition.watchpoint is not None and isinstance(definition.location, Address):
@@ -246,6 +247,29 @@ def requirements(program: Program, architecture: Architecture) -> Iterator[Requi
         for instruction in code.instructions:
             if (capability := _needed_by(instruction, architecture)) is not None:
                 yield Requirement(capability, str(instruction), instruction.span)
+
+
+_KERNEL_HALF = 1 << 63
+"""From here on addresses are the kernel's."""
+
+
+def watches_user_addresses(program: Program) -> bool:
+    """
+    Return whether a program for the kernel only watches addresses of user programs, and names nothing in the kernel.
+
+    Such a program is about every process, whatever that maps.
+    """
+    if program.modtype is not ModuleType.KERNEL:
+        return False
+    for definition in program.definitions:
+        match definition.location:
+            case Address(Expression(low, None), None | Expression(_, None)) if low < _KERNEL_HALF:
+                if definition.watchpoint is None:
+                    return False
+            case _:
+                return False
+    operands = (instruction.operand for code in program.bodies() for instruction in code.instructions)
+    return not any(isinstance(operand, Expression) and operand.symbol is not None for operand in operands)
 
 
 def _needed_to_watch(access: Access, span: Span | None) -> Requirement:

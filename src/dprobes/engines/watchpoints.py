@@ -7,7 +7,8 @@ A symbol gives a link address, which becomes another address in each process; a 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
 from dprobes.diagnostics import Note
 from dprobes.engines.base import ProbeState
@@ -17,9 +18,9 @@ from dprobes.rpn.program import Access, Address, Expression
 if TYPE_CHECKING:
     from dprobes.diagnostics import Diagnostics
     from dprobes.rpn.program import ProbeDefinition, Program
-    from dprobes.target.location import Module
+    from dprobes.target.arch import Architecture
 
-__all__ = ["SLOT_COUNT", "ResolvedWatchpoint", "length_problem", "resolve_watchpoints"]
+__all__ = ["SLOT_COUNT", "EveryProgram", "ResolvedWatchpoint", "WatchedModule", "length_problem", "resolve_watchpoints"]
 
 SLOT_COUNT = 4
 """How many watchpoints x86 has registers for (DR0 to DR3)."""
@@ -53,6 +54,42 @@ class ResolvedWatchpoint:
         return ""
 
 
+class WatchedModule(Protocol):
+    """Say what watchpoints need to know of a module."""
+
+    @property
+    def path(self) -> Path:
+        """Its file."""
+
+    @property
+    def word_size(self) -> int:
+        """How many bytes an address has."""
+
+    def address_of(self, symbol: str) -> int:
+        """Return the link address of a symbol; raise ``TargetError`` if there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class EveryProgram:
+    """Stand for the programs of one architecture where a program watches addresses, whatever the file is."""
+
+    architecture: Architecture
+
+    @property
+    def path(self) -> Path:
+        """What takes the place of a file's name in messages."""
+        return Path(f"{self.architecture.name} programs")
+
+    @property
+    def word_size(self) -> int:
+        """How many bytes an address has."""
+        return self.architecture.word_size
+
+    def address_of(self, symbol: str) -> int:
+        """Raise ``TargetError``: a symbol is one of a file."""
+        raise TargetError(f"'{symbol}' is no address of every program")
+
+
 def length_problem(access: Access, address: int, length: int) -> str | None:
     """Return why the processor cannot watch ``length`` bytes at ``address``, or None if it can."""
     if access is Access.EXECUTE:
@@ -64,7 +101,9 @@ def length_problem(access: Access, address: int, length: int) -> str | None:
     return None
 
 
-def resolve_watchpoints(program: Program, module: Module, diagnostics: Diagnostics) -> tuple[ResolvedWatchpoint, ...]:
+def resolve_watchpoints(
+    program: Program, module: WatchedModule, diagnostics: Diagnostics
+) -> tuple[ResolvedWatchpoint, ...]:
     """Return the watchpoints of a program; what is wrong is added to ``diagnostics``."""
     found: list[ResolvedWatchpoint] = []
     for number, definition in enumerate(program.definitions):
@@ -78,7 +117,7 @@ def resolve_watchpoints(program: Program, module: Module, diagnostics: Diagnosti
 class _Resolver:
     def __init__(
         self,
-        module: Module,
+        module: WatchedModule,
         definition: ProbeDefinition,
         access: Access,
         location: Address,

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from dprobes.diagnostics import Diagnostics
+from dprobes.engines.base import ProbeState
 from dprobes.engines.ptrace.answers import Answers, reachable
-from dprobes.engines.ptrace.wire import ModuleMapped
+from dprobes.engines.ptrace.wire import ModuleMapped, Sites
 from dprobes.errors import TargetError
 from dprobes.rpn.load import parse_source
 from dprobes.source import SourceFile
@@ -42,3 +43,24 @@ def test_the_same_file_by_another_path_has_the_same_probepoints(mapped: ModuleMa
     assert answers.sites(dataclasses.replace(mapped, path=f"/proc/self/root{mapped.path}")) == (sites, [])
     assert notices == []
     assert [probe.where for probe in answers.probes] == ["malloc", "free"]
+
+
+def test_addresses_of_every_process_are_the_same_probepoints_for_both_processors() -> None:
+    text = "name = vmlinux\nmodtype = kernel\naddress = 0x1000:0x1002\nwatchpoint = w\nexit\n"
+    text += "address = 0x1000:0x1003\nwatchpoint = w\nexit\n"
+    program = parse_source(SourceFile("<test>", text), Diagnostics())
+    answers = Answers(program, allow_write=False, symbols=None)
+    everywhere = answers.everywhere()
+    assert [probe.state for probe in answers.probes] == [ProbeState.WATCHPOINT_LEN_INVALID, ProbeState.COMPILED]
+    for word_size in (4, 8):
+        sites = everywhere[word_size]
+        assert isinstance(sites, Sites)
+        assert [(site.probe, site.definition, site.watch.address) for site in sites.watches] == [(1, 1, 0x1000)]
+        assert sites.code is not None
+        assert sites.code.image.word_size == word_size
+
+
+def test_no_file_is_the_module_of_a_program_for_the_kernel(mapped: ModuleMapped) -> None:
+    text = 'name = "libc.so.6"\nmodtype = kernel\naddress = 0x1000\nwatchpoint = w\nexit\n'
+    program = parse_source(SourceFile("<test>", text), Diagnostics())
+    assert Answers(program, allow_write=False, symbols=None).sites(mapped) == (Sites(), [])

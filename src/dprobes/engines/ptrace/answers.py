@@ -16,14 +16,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from dprobes.diagnostics import Diagnostics
-from dprobes.engines.base import Event, Notice, ProbeState
+from dprobes.engines.base import Event, Notice, ProbeState, watches_user_addresses
 from dprobes.engines.ptrace.debugregs import Watch
 from dprobes.engines.ptrace.plan import plan
 from dprobes.engines.ptrace.relocate import copy_of
 from dprobes.engines.ptrace.wire import Code, ModuleMapped, Role, Site, Sites, WatchSite
 from dprobes.engines.resolve import LeftOutProbe, ResolvedModule, ResolvedProbe, resolve
+from dprobes.engines.watchpoints import EveryProgram, ResolvedWatchpoint, resolve_watchpoints
 from dprobes.errors import SourceError, TargetError
-from dprobes.rpn.encode import CodeImage
+from dprobes.rpn.check import check
+from dprobes.rpn.encode import CodeImage, encode
+from dprobes.rpn.program import ModuleType
+from dprobes.target.arch import architecture
 from dprobes.target.exits import ExitKind
 from dprobes.target.insn import decode_at
 from dprobes.target.location import Module
@@ -73,6 +77,8 @@ class Answers:
 
     def sites(self, mapped: ModuleMapped) -> tuple[Sites, list[Event]]:
         """Return the sites in a file that a process has mapped, and what the user should hear of it."""
+        if self._program.modtype is not ModuleType.USER:
+            return Sites(), []  # nothing in it is about files
         name = Path(mapped.path).name
         is_linker = _LINKER.fullmatch(name) is not None
         unwinds = self._returns and _UNWINDER.fullmatch(name) is not None
@@ -99,6 +105,40 @@ class Answers:
         except SourceError as error:
             return Sites(), [Notice(f"{mapped.path}: the program cannot be inserted here\n{error.message}")]
         return self._given[key], []
+
+    def everywhere(self) -> dict[int, Sites | str]:
+        """Return what is watched in every process by word size, or why it cannot be; may be called once."""
+        if not watches_user_addresses(self._program):
+            return {}
+        found: dict[int, Sites | str] = {}
+        for arch in (architecture("x86_64"), architecture("i386")):
+            diagnostics = Diagnostics()
+            try:
+                check(self._program, arch, diagnostics, allow_write=self._allow_write)
+                watchpoints = resolve_watchpoints(self._program, EveryProgram(arch), diagnostics)
+                diagnostics.raise_if_errors()
+            except SourceError as error:
+                found[arch.word_size] = error.message
+                continue
+            # It is one probepoint, whatever the processor.
+            self.probes = self.probes or list(watchpoints)
+            code = Code(arch.name, _bytes_only(encode(self._program, arch)))
+            found[arch.word_size] = Sites(code=code, watches=self._watch_sites(watchpoints, 0))
+        return found
+
+    def _watch_sites(self, watchpoints: tuple[ResolvedWatchpoint, ...], first: int) -> tuple[WatchSite, ...]:
+        """Return what is to be watched; the watchpoints become probepoints that are numbered from ``first`` on."""
+        return tuple(
+            WatchSite(
+                number,
+                watchpoint.number,
+                Watch(watchpoint.address, watchpoint.length, watchpoint.access),
+                watchpoint.absolute,
+                Point.of(self._program, watchpoint.definition, watchpoint.address),
+            )
+            for number, watchpoint in enumerate(watchpoints, first)
+            if watchpoint.state is ProbeState.COMPILED
+        )
 
     def _known(self, path: Path) -> Module | None:
         """Return the module that was resolved before, if ``path`` is its file."""
@@ -137,27 +177,22 @@ class Answers:
             # The path as the process knows it: ours may lead through /proc.
             self.probes.append(dataclasses.replace(probe, path=mapped.path))
         self.left_out += [dataclasses.replace(left_out, path=mapped.path) for left_out in resolved.left_out]
-        watches = []
-        for watchpoint in resolved.watchpoints:
-            if watchpoint.state is ProbeState.COMPILED:
-                watch = Watch(watchpoint.address, watchpoint.length, watchpoint.access)
-                point = Point.of(self._program, watchpoint.definition, watchpoint.address)
-                watches.append(WatchSite(len(self.probes), watchpoint.number, watch, watchpoint.absolute, point))
-            self.probes.append(dataclasses.replace(watchpoint, path=mapped.path))
-        image = resolved.image
-        # The instructions are for people; the tracer runs the bytes.
-        code = CodeImage(
-            image.data, image.word_size, image.byte_order, image.handlers, image.procedures, (), {}, image.relocations
-        )
+        watches = self._watch_sites(resolved.watchpoints, len(self.probes))
+        self.probes += [dataclasses.replace(watchpoint, path=mapped.path) for watchpoint in resolved.watchpoints]
         segment = next(s for s in resolved.module.elf.load_segments if s.executable)
         return Sites(
             (*sites, *own),
-            Code(resolved.architecture.name, code),
+            Code(resolved.architecture.name, _bytes_only(resolved.image)),
             resolved.symbols,
             (segment.offset, segment.vaddr),
             _padding(resolved.module),
-            watches=tuple(watches),
+            watches=watches,
         )
+
+
+def _bytes_only(image: CodeImage) -> CodeImage:
+    """Return an image without its instructions, which are for people: the tracer runs the bytes."""
+    return dataclasses.replace(image, instructions=(), labels={})
 
 
 def _sites_of(number: int, probe: ResolvedProbe, point: Point, word_size: Literal[4, 8]) -> Iterator[Site]:

@@ -124,5 +124,6 @@ def _refusal(error: OSError, watchpoint: Watchpoint) -> Refusal:
     if error.errno == errno.EINVAL:
         return ProbeState.INVALID_OFFSET, f"no program can have the address {watchpoint.watch.address:#x}"
     if error.errno == errno.ENOSPC:
-        reason = (error.strerror or str(error)).lower()
+        return ProbeState.DEBUGREG_UNAVAIL, "perf has the debug registers in use"
+    reason = (error.strerror or str(error)).lower()
     return ProbeState.DEBUGREG_UNAVAIL, f"the kernel refuses the debug register ({reason})"

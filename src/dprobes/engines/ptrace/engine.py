@@ -235,6 +235,7 @@ class PtraceSession:
             called_extensions(program),
             self._core_directory,
             follow=self._job.follow,
+            everywhere=self._answers.everywhere(),
         )
 
     def _send(self, message: object) -> None:

@@ -29,14 +29,24 @@ if TYPE_CHECKING:
 
 __all__ = ["ModuleWatcher"]
 
+_EVERYWHERE: FileKey = (0, 0, "")
+"""Stands for all files where a program is about none."""
+
 
 class ModuleWatcher:
     """Place and forget breakpoints and watchpoints as files are mapped and unmapped."""
 
-    def __init__(self, connection: Connection, definitions: Sequence[ProbeLimits], watching: Watching) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        definitions: Sequence[ProbeLimits],
+        everywhere: dict[int, Sites | str],
+        watching: Watching,
+    ) -> None:
         self._connection = connection
         self._watching = watching
         self._definitions = definitions
+        self._everywhere = dict(everywhere)
         self._known: dict[FileKey, Sites] = {}
         self._questions = 0
         self._unanswered: dict[FileKey, int] = {}
@@ -63,14 +73,22 @@ class ModuleWatcher:
 
     def _settle(self, key: FileKey, sites: Sites) -> None:
         self._known[key] = sites
+        self._enter(sites, key)
+        if self._unanswered.pop(key, None) is not None and sites.code is not None:
+            message = f"hits in '{key[2]}' were missed while dprobes was stopped: it could not be asked about that file"
+            self._connection.send(Warned(message))
+
+    def _enter(self, sites: Sites, key: FileKey) -> None:
+        """Note the probepoints and handlers that an answer brings."""
         found: tuple[Site | WatchSite, ...] = (*sites.sites, *sites.watches)
         for site in found:
             if site.probe >= 0 and site.probe not in self.probes:
                 limits = self._definitions[site.definition]
                 self.probes[site.probe] = Probe(site.probe, site.definition, limits, key[:2])
-        if self._unanswered.pop(key, None) is not None and sites.code is not None:
-            message = f"hits in '{key[2]}' were missed while dprobes was stopped: it could not be asked about that file"
-            self._connection.send(Warned(message))
+        if sites.code is not None:
+            word_size = sites.code.image.word_size
+            if word_size not in self.handlers:
+                self.handlers[word_size] = Handlers(sites.code)
 
     def update(self, space: AddressSpace, thread: Thread) -> None:
         """Bring the breakpoints of ``space`` in line with its mappings; ``thread`` is a stopped one of its threads."""
@@ -89,6 +107,9 @@ class ModuleWatcher:
             return  # gone: waitpid will say so
         self._forget_unmapped(space, thread, found)
         space.renew()
+        if _EVERYWHERE not in space.files:
+            space.files[_EVERYWHERE] = ()
+            self._watch_everywhere(space, thread)
         for key, maps in found.items():
             ranges = tuple((m.start, m.end, m.offset) for m in maps)
             if space.files.get(key) != ranges:
@@ -136,10 +157,6 @@ class ModuleWatcher:
                 self._unanswered[key] = number
                 return Sites()
             self._settle(key, sites)
-        if sites.code is not None:
-            word_size = sites.code.image.word_size
-            if word_size not in self.handlers:
-                self.handlers[word_size] = Handlers(sites.code)
         return sites
 
     def _place_all(
@@ -183,8 +200,17 @@ class ModuleWatcher:
                     space.former[address] = site.original[0]
                     space.restore_byte(address, site.original[0], reader)
 
+    def _watch_everywhere(self, space: AddressSpace, thread: Thread) -> None:
+        match self._everywhere.get(space.word_size):
+            case Sites() as sites:
+                self._enter(sites, _EVERYWHERE)
+                self._watch(space, thread, _EVERYWHERE, sites, [])
+            case str(problem):
+                del self._everywhere[space.word_size]
+                self._connection.send(Warned(f"the program cannot be inserted into process {thread.pid}\n{problem}"))
+
     def _watch(self, space: AddressSpace, thread: Thread, key: FileKey, sites: Sites, mappings: list[Mapping]) -> None:
-        bias = _bias(sites.segment, mappings)
+        bias = _bias(sites.segment, mappings) if mappings else 0
         wanted = []
         for site in sites.watches:
             probe, watch = self.probes[site.probe], site.watch

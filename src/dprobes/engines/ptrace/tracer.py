@@ -82,7 +82,7 @@ class Tracer:
         self._armer = Armer(connection.send)
         self._stopper = Stopper(self._threads, self._armer)
         self._watching = Watching(self._threads, connection, self._stopper, self._armer)
-        self._modules = ModuleWatcher(connection, start.definitions, self._watching)
+        self._modules = ModuleWatcher(connection, start.definitions, start.everywhere, self._watching)
         context = ThreadContext(*start.variables)
         context.warn = self._warn
         context.extensions = extensions

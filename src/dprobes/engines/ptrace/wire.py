@@ -83,6 +83,8 @@ class Start:
     """Where core files are written to."""
     follow: bool = True
     """Whether the processes that a process starts are in scope as well."""
+    everywhere: dict[int, Sites | str] = field(default_factory=dict)
+    """What is watched in every process, whatever that maps, by word size; a text is why it cannot be."""
 
 
 @dataclass(frozen=True, slots=True)
