@@ -175,7 +175,7 @@ def test_the_other_processes_of_the_tree_stay_probed(build: Builder, run: Runner
 def test_a_vfork_child_is_handed_over_and_its_parent_stays_probed(build: Builder, run: Runner) -> None:
     program = build("handover.c")
     result = run(
-        TURN + TICK,
+        TURN + TICK + "offset = hands_on\nreturn = yes\nminor = 3\npush r, retval\nlog 1\nexit\n",
         ["--exit-status", "--", str(program), "0", "50", "vfork"],
         ["--allow-write", "--debugger", "gdb -p %p -nx -batch"],
     )
@@ -185,6 +185,8 @@ def test_a_vfork_child_is_handed_over_and_its_parent_stays_probed(build: Builder
     assert result.counts[2].hits == 50
     assert len(parents) == 1
     assert turned["pid"] not in parents
+    # The return for which the parent waited meanwhile.
+    assert result.words(3) == [[turned["pid"]]]
 
 
 def test_two_processes_wait_for_their_turn_with_the_debugger(build: Builder, run: Runner) -> None:

@@ -13,7 +13,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dprobes.engines.ptrace import syscalls
-from dprobes.engines.ptrace.processes import AddressSpace, Thread, ThreadState, process_field
+from dprobes.engines.ptrace.processes import (
+    AddressSpace,
+    Breakpoint,
+    PageReader,
+    Thread,
+    ThreadState,
+    process_field,
+)
 from dprobes.engines.ptrace.syscalls import Event, StopKind, classify_stop
 from dprobes.engines.ptrace.wire import Placed, Removed, Watched
 
@@ -140,6 +147,7 @@ class Family:
     def lend(self, space: AddressSpace, pid: int) -> None:
         """Take all breakpoints out of memory in which a process is about to run that is not traced any more."""
         addresses = tuple(space.breakpoints)
+        space.awaited += tuple(b for b in space.breakpoints.values() if b.waiting)
         space.withdraw_all()
         space.files.clear()
         space.lent.add(pid)
@@ -152,6 +160,22 @@ class Family:
         space.lent = {pid for pid in space.lent if syscalls.same_memory(thread.tid, pid)}
         if not space.lent:
             self._modules.update(space, thread)
+            self._await_again(space, thread)
+
+    def _await_again(self, space: AddressSpace, thread: Thread) -> None:
+        """Place the breakpoints again at which returns are awaited."""
+        awaited, space.awaited = space.awaited, ()
+        for old in awaited:
+            waiting = {probe for probe in old.waiting if probe.is_active}
+            present = space.breakpoints.get(old.address)
+            if present is not None:
+                present.waiting |= waiting
+                space.register(present)
+            elif waiting:
+                with contextlib.suppress(OSError):
+                    if PageReader(space.memory).read(old.address, 1)[0] == old.original:
+                        self._connection.send(Placed(thread.pid, ((old.address, old.original),)))
+                        space.place(Breakpoint(old.address, old.original, old.site, None, waiting=waiting))
 
     def remove(self, thread: Thread) -> None:
         """Forget a thread that ended, and its process if it was the last one."""

@@ -244,6 +244,8 @@ class AddressSpace:
     gadgets: tuple[int, int] | None = None
     """Where a system call instruction and a return from a signal are (0: nowhere); None while not looked for."""
     watchpoints: tuple[Watchpoint, ...] = ()
+    awaited: tuple[Breakpoint, ...] = ()
+    """The breakpoints at return addresses that are not there only because the memory is lent."""
 
     @classmethod
     def of_thread(cls, tid: int, word_size: Literal[4, 8]) -> AddressSpace:
