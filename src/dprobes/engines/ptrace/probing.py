@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import struct
 from dataclasses import dataclass
 from pathlib import Path
 
 from dprobes.engines.ptrace import syscalls
-from dprobes.engines.ptrace.processes import process_field
+from dprobes.engines.ptrace.debugregs import CONTROL, SLOTS, Watch, control_bits
+from dprobes.engines.ptrace.inject import InjectionError, injecting, may_inject
+from dprobes.engines.ptrace.processes import AddressSpace, Thread, ThreadState, process_field
 from dprobes.engines.ptrace.refusals import YAMA_REMEDY, yama_scope
+from dprobes.rpn.program import Access
 
 __all__ = ["Finding", "examine"]
+
+_SYS_GETPID = 39
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +47,7 @@ def examine() -> list[Finding]:
             os.kill(child, signal.SIGKILL)
         with contextlib.suppress(ChildProcessError):
             os.waitpid(child, syscalls.WALL)
-    findings += [_other_processes(), _i386_programs(), _debug_files(), _processor()]
+    findings += [_other_processes(), _i386_programs(), _debug_files(), _debugger(), _core_files(), _processor()]
     return findings
 
 
@@ -60,6 +66,8 @@ def _trace(child: int) -> list[Finding]:
         Finding(attach, works=True, essential=True),
         _code_write(child, registers[syscalls.Register.RIP]),
         _memory_read(child, registers[syscalls.Register.RSP]),
+        _injected_call(child),
+        _debug_registers(child, registers[syscalls.Register.RIP]),
         _cpu_number(child),
     ]
 
@@ -84,6 +92,41 @@ def _memory_read(child: int, address: int) -> Finding:
     works = len(syscalls.RemoteMemory().read(child, address, 8)) == 8
     remedy = "allow the system call in this container's seccomp profile"
     return Finding(what, works=works, remedy=remedy, essential=True)
+
+
+def _injected_call(child: int) -> Finding:
+    what = "execute probed instructions in a page of their own (a system call made in the target)"
+    remedy = "run without a seccomp filter; until then such instructions are executed in padding, or in place"
+    thread = Thread(child, child, AddressSpace.of_thread(child, 8), ThreadState.STOPPED)
+    try:
+        if not may_inject(thread):
+            filtered = process_field(child, "Seccomp") not in ("", "0")
+            detail = "a seccomp filter is in force" if filtered else "threads have shadow stacks"
+            return Finding(what, works=False, detail=detail, remedy=remedy)
+        with injecting(thread) as call:
+            return Finding(what, works=call(_SYS_GETPID) == child, remedy=remedy)
+    except InjectionError as error:
+        return Finding(what, works=False, detail=str(error), remedy=remedy)
+    finally:
+        thread.space.close()
+
+
+def _debug_registers(child: int, address: int) -> Finding:
+    what = "watch memory and code (debug registers)"
+    free = 0
+    detail = ""
+    control = 0
+    for slot in SLOTS:
+        control |= control_bits(slot, Watch(address, 1, Access.EXECUTE))
+        try:
+            syscalls.set_debug_register(child, slot, address)
+            syscalls.set_debug_register(child, CONTROL, control)
+        except OSError as error:
+            detail = f", {(error.strerror or '').lower()}"
+            break
+        free += 1
+    remedy = "end whoever has them (perf, a debugger), or ask whoever runs this virtual machine for them"
+    return Finding(what, works=free == len(SLOTS), detail=f"{free} of {len(SLOTS)}{detail}", remedy=remedy)
 
 
 def _cpu_number(child: int) -> Finding:
@@ -144,6 +187,18 @@ def _debug_files() -> Finding:
     works = any(Path("/usr/lib/debug/.build-id").glob("*"))
     remedy = "install the -dbg or -dbgsym package of what you probe, or give its symbols with --sym"
     return Finding(what, works=works, detail="" if works else "none is installed", remedy=remedy)
+
+
+def _debugger() -> Finding:
+    found = shutil.which("gdb")
+    remedy = "install gdb, or name another debugger with --debugger"
+    return Finding("hand a process over to a debugger (exit 1)", bool(found), found or "gdb is not found", remedy)
+
+
+def _core_files() -> Finding:
+    works = os.access(".", os.W_OK)
+    detail = "" if works else "this directory cannot be written"
+    return Finding("write core files here (exit 3)", works, detail, "name another directory with --core-dir")
 
 
 def _processor() -> Finding:
