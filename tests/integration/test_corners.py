@@ -89,7 +89,7 @@ def test_a_process_whose_leader_has_ended_can_be_attached_to(build: Builder, run
 def test_a_process_in_vfork_can_be_attached_to_and_its_child_is_probed(build: Builder, run: Runner) -> None:
     program = build("leaderless.c")
     source = "name = leaderless\noffset = tick\nminor = 1\npush pid\nlog 1\nexit\n"
-    with running(program, 2, "vfork") as target:
+    with running(program, 6, "vfork") as target:
         child = int(await_line(target))
         process, output = run.start(source, ["-p", str(target.pid)])
         await_traced(child)
@@ -104,7 +104,7 @@ def kill_the_tracer(build: Builder, run: Runner, rounds: int) -> None:
     # At a site that is rarely hit: a thread at a breakpoint when the tracer dies gets its SIGTRAP.
     program = build("leaderless.c")
     source = "name = leaderless\noffset = tick\nminor = 1\npush 1\nlog 1\nexit\n"
-    with running(program, rounds * 1.5, "slow") as target:
+    with running(program, rounds * 10, "slow") as target:
         await_line(target)
         for number in range(rounds):
             process, output = run.start(source, ["-p", str(target.pid)])

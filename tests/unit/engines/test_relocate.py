@@ -7,7 +7,8 @@ from iced_x86 import Decoder
 
 from dprobes.engines.ptrace.relocate import Copy, copy_of, relocated
 
-FREE = Copy(cannot_fault=True)
+FREE = Copy(cannot_fault=True, leads_on=True)
+ON = Copy(leads_on=True)
 COPIES = [
     ("31c0", 8, FREE),  # xor eax, eax
     ("4885ff", 8, FREE),  # test rdi, rdi
@@ -16,24 +17,25 @@ COPIES = [
     ("48c1e004", 8, FREE),  # shl rax, 4
     ("480fafc6", 8, FREE),  # imul rax, rsi
     ("40", 4, FREE),  # inc eax
-    ("48f7f6", 8, Copy()),  # div rsi
-    ("488b07", 8, Copy()),  # mov rax, [rdi]
-    ("f00fc107", 8, Copy()),  # lock xadd [rdi], eax
-    ("488b0510000000", 8, Copy(displacement=3)),  # mov rax, [rip+0x10]
-    ("c7051000000001000000", 8, Copy(displacement=2)),  # mov dword ptr [rip+0x10], 1
-    ("67488b0510000000", 8, Copy(displacement=4)),  # mov rax, [eip+0x10]
-    ("c5fc580510000000", 8, Copy(displacement=4)),  # vaddps ymm0, ymm0, [rip+0x10]
+    ("48f7f6", 8, ON),  # div rsi
+    ("488b07", 8, ON),  # mov rax, [rdi]
+    ("f00fc107", 8, ON),  # lock xadd [rdi], eax
+    ("488b0510000000", 8, Copy(displacement=3, leads_on=True)),  # mov rax, [rip+0x10]
+    ("c7051000000001000000", 8, Copy(displacement=2, leads_on=True)),  # mov dword ptr [rip+0x10], 1
+    ("67488b0510000000", 8, Copy(displacement=4, leads_on=True)),  # mov rax, [eip+0x10]
+    ("c5fc580510000000", 8, Copy(displacement=4, leads_on=True)),  # vaddps ymm0, ymm0, [rip+0x10]
     ("ff1510000000", 8, Copy(displacement=2, pushes_return=True)),  # call [rip+0x10]
     ("ff10", 8, Copy(pushes_return=True)),  # call [rax]
     ("ff2510000000", 8, Copy(displacement=2)),  # jmp [rip+0x10]
-    ("8b0510000000", 4, Copy()),  # mov eax, [0x10]: absolute in 32-bit code
+    ("8b0510000000", 4, ON),  # mov eax, [0x10]: absolute in 32-bit code
     ("0f05", 8, Copy()),  # syscall
     ("cd80", 4, Copy()),  # int 0x80
     ("0f0b", 8, Copy()),  # ud2
-    ("8ed0", 8, Copy()),  # mov ss, eax
-    ("0fa2", 8, Copy()),  # cpuid
-    ("660f58c1", 8, Copy()),  # addpd xmm0, xmm1: may raise SIGFPE
+    ("8ed0", 8, ON),  # mov ss, eax
+    ("0fa2", 8, ON),  # cpuid
+    ("660f58c1", 8, ON),  # addpd xmm0, xmm1: may raise SIGFPE
     ("cb", 8, Copy()),  # retf
+    ("9d", 8, Copy()),  # popf may set the trap flag
 ]
 IN_PLACE = [
     ("e800000000", 8),  # call: emulated, or with a shadow stack executed in place

@@ -19,6 +19,8 @@ from dprobes.engines.ptrace.processes import Thread, ThreadGoneError, ThreadStat
 from dprobes.engines.ptrace.syscalls import NEW_TASK_EVENTS, Event, Register, StopKind, classify_stop
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from dprobes.engines.ptrace.arming import Armer
     from dprobes.engines.ptrace.family import Family
     from dprobes.engines.ptrace.processes import AddressSpace
@@ -43,6 +45,8 @@ class Detacher:
         self._info = syscalls.SignalInfo()
         self._signals: dict[int, int] = {}
         """For each thread that has stopped for a signal, that signal."""
+        self.before_leaving: Callable[[Thread], None] = lambda _: None
+        """What to do with a stopped thread that is about to be let go."""
         self._leaving: dict[int, Thread] = {}
         """Threads of a process that was let go, which could not stop yet."""
 
@@ -176,6 +180,7 @@ class Detacher:
         """Put a stopped thread where the program itself would be; return the signal with which it is to go on."""
         self._armer.disarm(thread)
         number = self._signals.pop(thread.tid, 0)
+        self.before_leaving(thread)
         if number == signal.SIGTRAP:
             number = 0 if self._set_back(thread) else number
         elif not number:

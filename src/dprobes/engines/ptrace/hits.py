@@ -12,8 +12,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from dprobes.engines.ptrace import syscalls
+from dprobes.engines.ptrace.emission import Emitter
 from dprobes.engines.ptrace.emulate import Action, emulate, uses_return_addresses
 from dprobes.engines.ptrace.givingback import give_back_pages
+from dprobes.engines.ptrace.pending import PendingHits
 from dprobes.engines.ptrace.probes import CORE_DUMP, HANDING_OVER
 from dprobes.engines.ptrace.processes import ThreadState
 from dprobes.engines.ptrace.returns import Returns
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.arming import Armer
     from dprobes.engines.ptrace.connection import Connection
     from dprobes.engines.ptrace.context import ThreadContext
+    from dprobes.engines.ptrace.emission import Turn
     from dprobes.engines.ptrace.family import Family
     from dprobes.engines.ptrace.modules import ModuleWatcher
     from dprobes.engines.ptrace.probes import Probe
@@ -85,15 +88,24 @@ class HitHandler:
         self._registers = syscalls.Registers()
         self._registers_at_watchpoint = syscalls.Registers()
         self._info = syscalls.SignalInfo()
+        self._emitter = Emitter(connection)
+        self.pending = PendingHits(self._emitter, self._count)
         self._emptied: list[int] = []
         """Where breakpoints were taken away in the memory of the thread that is being handled."""
         context.on_rewrite = self._on_rewrite
         stepper.on_watchpoint = self._on_watchpoint
+        stepper.drop_pending = self.pending.drop
+
+    def finish(self) -> None:
+        """Send the records that wait for others."""
+        self._emitter.finish()
 
     def on_trap(self, thread: Thread) -> None:
         """Handle a stop with SIGTRAP: a breakpoint, a watchpoint, the late end of a step, or the program's own trap."""
         registers = self._registers
         syscalls.get_registers(thread.tid, registers)
+        if thread.pending is not None and registers[_RIP] != thread.pending.slot.address:
+            self.pending.complete(thread)
         code = syscalls.get_signal_info(thread.tid, self._info)
         if code == syscalls.SI_KERNEL:
             address = registers[_RIP] - 1
@@ -129,6 +141,8 @@ class HitHandler:
         """Let a thread run on with the signal that it has stopped for."""
         number_now = self._stepper.leave_slot(thread, self._registers, number)
         if number_now is not None:
+            if thread.pending is not None:
+                self.pending.complete(thread)
             self._stopper.resume(thread, number_now)
 
     def _on_late_step(self, thread: Thread) -> None:
@@ -180,8 +194,14 @@ class HitHandler:
             if not self._leave_to(outcome.exit_code, thread):
                 self._stopper.resume(thread)
             return
-        completion = self._complete(thread, breakpoint_)
+        completion = self._complete(thread, breakpoint_, may_pend=self._may_pend(thread, breakpoint_, outcome))
         thread.written = None
+        if completion.kind is CompletionKind.PENDING:
+            if probe is not None and probe.is_active and not repeated:
+                thread.written = self._context.written
+                self.pending.add(thread, breakpoint_, probe, outcome, header)
+            self._stopper.resume(thread)
+            return
         if completion.kind is CompletionKind.INTERRUPTED:
             thread.written = self._context.written
             if (probe is not None or breakpoint_.exits) and not repeated and not completion.signal:
@@ -288,7 +308,16 @@ class HitHandler:
             # What the handlers changed is done: it is not undone if the next instruction is interrupted.
             self._context.select(thread, self._registers)
 
-    def _complete(self, thread: Thread, breakpoint_: Breakpoint) -> Completion:
+    def _may_pend(self, thread: Thread, breakpoint_: Breakpoint, outcome: Outcome | None) -> bool:
+        """Return whether nothing waits for the instruction: only its count and its record come after it."""
+        probe = breakpoint_.probe
+        if breakpoint_.exits or thread.space.watchpoints:
+            return False
+        if probe is not None and (probe.limits.maxhits or probe.limits.passcount):
+            return False
+        return outcome is None or (outcome.ending is not Ending.REMOVE and not outcome.exit_code)
+
+    def _complete(self, thread: Thread, breakpoint_: Breakpoint, *, may_pend: bool) -> Completion:
         """Carry the original instruction out, by emulation or by a step."""
         emulation = breakpoint_.site.emulation
         may_emulate = not self._registers[_EFLAGS] & TRAP_FLAG and not (
@@ -299,7 +328,7 @@ class HitHandler:
         if may_emulate and emulate(emulation, self._registers, memory):
             syscalls.set_registers(thread.tid, self._registers)
             return COMPLETED
-        return self._stepper.step(thread, breakpoint_, self._registers)
+        return self._stepper.step(thread, breakpoint_, self._registers, may_pend=may_pend)
 
     def _on_rewrite(self, thread: Thread, breakpoints: list[Breakpoint]) -> None:
         """Take notice of instructions under our breakpoints that a handler changed."""
@@ -318,22 +347,19 @@ class HitHandler:
         outcome: Outcome | None,
         header: Header | None,
         completion: Completion,
+        turn: Turn | None = None,
     ) -> None:
-        if completion.kind is CompletionKind.FAULTED and not probe.limits.keep_on_fault:
-            return
-        probe.count_hit(outcome)
-        if outcome is not None and header is not None:
-            self._emit(probe, self._records.record(header, outcome))
-            if outcome.trace:
-                self._emit(probe, self._records.stack_trace(header, outcome))
+        """Count a hit and emit its records; ``turn`` is their place in the order, if not the last."""
+        records: list[tuple[Probe, bytes]] = []
+        if completion.kind is not CompletionKind.FAULTED or probe.limits.keep_on_fault:
+            probe.count_hit(outcome)
+            if outcome is not None and header is not None:
+                records.append((probe, self._records.record(header, outcome)))
+                if outcome.trace:
+                    records.append((probe, self._records.stack_trace(header, outcome)))
+        self._emitter.emit(records, turn)
         if not probe.is_active:
             self._withdraw(probe, thread)
-
-    def _emit(self, probe: Probe, record: bytes) -> None:
-        if self._connection.send_record(probe.number, record):
-            probe.counts.records += 1
-        else:
-            probe.counts.lost += 1
 
     def _withdraw(self, probe: Probe, thread: Thread) -> None:
         """Take a probe's breakpoints and watchpoints out of all address spaces: it is disabled or removed."""

@@ -12,15 +12,17 @@ import errno
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from dprobes.engines.ptrace.slots import Slots
 from dprobes.engines.ptrace.wire import Role
 
 if TYPE_CHECKING:
     from dprobes.engines.ptrace.debugregs import Watch
+    from dprobes.engines.ptrace.emission import Turn
     from dprobes.engines.ptrace.probes import Probe
     from dprobes.engines.ptrace.records import Header
+    from dprobes.engines.ptrace.slots import Slot
     from dprobes.engines.ptrace.wire import Site
     from dprobes.vm import Outcome, Point
 
@@ -31,6 +33,7 @@ __all__ = [
     "DebugState",
     "FileKey",
     "PageReader",
+    "PendingHit",
     "PendingReturn",
     "Thread",
     "ThreadGoneError",
@@ -38,6 +41,7 @@ __all__ = [
     "Watchpoint",
     "living_thread",
     "process_field",
+    "system_call_of",
     "thread_state",
     "threads_of",
 ]
@@ -61,6 +65,18 @@ class ThreadState(enum.Enum):
     NEWBORN = "not yet run: its first stop is still to come"
     VFORKING = "waiting in the kernel for its vfork child"
     ENDED = "ended, while other threads of the process go on (a zombie leader)"
+
+
+class PendingHit(NamedTuple):
+    """Hold the results of a handler whose instruction may or may not have been executed by now."""
+
+    probe: Probe
+    outcome: Outcome | None
+    header: Header | None
+    slot: Slot
+    turn: Turn
+    since: float
+    """In seconds of the monotonic clock."""
 
 
 class ThreadGoneError(Exception):
@@ -114,6 +130,8 @@ class Thread:
     """Registers that a handler changed before an instruction that was not yet executed: (before, after) by word."""
     restarting: int = 0
     """The address of a system call instruction that the thread executes once more, because we interrupted it."""
+    pending: PendingHit | None = None
+    """A hit whose instruction the thread is executing, or has executed, without a stop behind it."""
     is_outside: bool = False
     """Whether it is of a process that is not in scope, and traced only as long as it shares memory with one that is."""
     debug: DebugState = field(default_factory=DebugState)
@@ -380,6 +398,20 @@ def thread_state(tid: int) -> str:
             return file.read().rpartition(b")")[2].split()[0].decode()
     except OSError:
         return "X"
+
+
+def system_call_of(tid: int) -> int | None:
+    """
+    Return the number of the system call that a thread sleeps in, -1 if it sleeps elsewhere; None if it runs.
+
+    Source: ``proc_pid_syscall`` in ``fs/proc/base.c``.
+    """
+    try:
+        with open(f"/proc/{tid}/syscall", "rb") as file:
+            first = file.read().split()[0]
+    except (OSError, IndexError):
+        return None
+    return None if first == b"running" else int(first)
 
 
 def threads_of(pid: int) -> set[int]:

@@ -28,12 +28,14 @@ class Copy:
 
     ``displacement`` is where in it the 32-bit distance of an operand relative to the instruction pointer begins, 0 if
     it has none. ``pushes_return`` marks a call through a register or memory, whose return address must be put right.
-    An instruction that ``cannot_fault`` works on general registers only: it completes whenever it is executed.
+    An instruction that ``cannot_fault`` works on general registers only: it completes whenever it is executed. One that
+    ``leads_on`` needs no correction after it, and shows nothing of where it was executed.
     """
 
     displacement: int = 0
     pushes_return: bool = False
     cannot_fault: bool = False
+    leads_on: bool = False
 
 
 def copy_of(raw: bytes, word_size: int) -> Copy | None:
@@ -49,7 +51,7 @@ def copy_of(raw: bytes, word_size: int) -> Copy | None:
         displacement = decoder.get_constant_offsets(instruction).displacement_offset
     match instruction.flow_control:
         case FlowControl.NEXT:
-            return Copy(displacement, cannot_fault=_cannot_fault(instruction))
+            return Copy(displacement, cannot_fault=_cannot_fault(instruction), leads_on=_leads_on(instruction))
         case FlowControl.INDIRECT_CALL if not instruction.is_call_far_indirect:
             return Copy(displacement, pushes_return=True)
         case FlowControl.INDIRECT_BRANCH | FlowControl.RETURN | FlowControl.EXCEPTION:
@@ -77,6 +79,14 @@ def _keeps_its_address(instruction: Instruction) -> bool:
         CpuidFeature.FPU387, CpuidFeature.FPU387SL_ONLY,
     )  # fmt: skip
     return any(feature in x87 for feature in instruction.cpuid_features())
+
+
+def _leads_on(instruction: Instruction) -> bool:
+    """Return whether an instruction can be let run without a stop: not one that changes how the program is traced."""
+    from iced_x86 import Mnemonic
+
+    changes_flags = (Mnemonic.POPF, Mnemonic.POPFD, Mnemonic.POPFQ)
+    return instruction.mnemonic not in changes_flags and not instruction.is_privileged
 
 
 def _cannot_fault(instruction: Instruction) -> bool:

@@ -109,6 +109,7 @@ class SlotMaker:
             end,
             Placement.PAGE if area.former is None else Placement.PADDING,
             is_free=site.copy.cannot_fault,
+            leads_on=site.copy.leads_on and not trap,
             pushes_return=site.copy.pushes_return,
             trap=trap,
             size=_slot_size(site),

@@ -49,7 +49,8 @@ class Slot:
     Hold one slot.
 
     ``site`` is the address of the original instruction, ``end`` that behind the copy. ``is_free`` says that threads run
-    through it without a stop, because the instruction cannot fault. ``trap`` is the address of the int3, or 0.
+    through it without a stop, because the instruction cannot fault; ``leads_on`` that they may, if somebody looks later
+    whether it has. ``trap`` is the address of the int3, or 0.
     """
 
     address: int
@@ -57,6 +58,7 @@ class Slot:
     end: int
     placement: Placement
     is_free: bool = False
+    leads_on: bool = False
     pushes_return: bool = False
     trap: int = 0
     size: int = 2 * GRANULE

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.slots import Slot
     from dprobes.engines.ptrace.stopping import Stopper
 
-__all__ = ["COMPLETED", "TRAP_FLAG", "Completion", "CompletionKind", "Stepper"]
+__all__ = ["COMPLETED", "PENDING", "TRAP_FLAG", "Completion", "CompletionKind", "Stepper"]
 
 _RIP = int(Register.RIP)
 _EFLAGS = int(Register.EFLAGS)
@@ -51,6 +51,7 @@ class CompletionKind(enum.Enum):
     COMPLETED = "completed"
     FAULTED = "raised a signal"
     INTERRUPTED = "not executed: something else comes first, and it will be hit again"
+    PENDING = "about to be executed, without a stop behind it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,7 @@ class Completion:
 
 
 COMPLETED = Completion(CompletionKind.COMPLETED)
+PENDING = Completion(CompletionKind.PENDING)
 
 
 class Stepper:
@@ -78,14 +80,24 @@ class Stepper:
         self._connection = connection
         self._slots = SlotMaker(stopper, connection)
         self._info = syscalls.SignalInfo()
+        self.drop_pending: Callable[[Thread], None] = lambda _: None
+        """What to do with a pending hit whose instruction was not executed."""
         self.on_watchpoint: Callable[[Thread], bool] = lambda _: False
         """What to do when a watchpoint may be the reason of a trap; false if it is not."""
 
-    def step(self, thread: Thread, breakpoint_: Breakpoint, registers: ctypes.Array[ctypes.c_ulong]) -> Completion:
+    def step(
+        self,
+        thread: Thread,
+        breakpoint_: Breakpoint,
+        registers: ctypes.Array[ctypes.c_ulong],
+        *,
+        may_pend: bool = False,
+    ) -> Completion:
         """
         Let a thread execute the original instruction under a breakpoint; ``registers`` stand at its start.
 
-        Raise ``ThreadGoneError`` if the thread ends in it.
+        Where it ``may_pend``, the thread is only made ready to execute it, if that spares a stop. Raise
+        ``ThreadGoneError`` if the thread ends in it.
         """
         tid = thread.tid
         slot = self._slots.known(thread, breakpoint_)
@@ -104,6 +116,8 @@ class Stepper:
         syscalls.set_registers(tid, registers)
         if slot.is_free and not registers[_EFLAGS] & TRAP_FLAG:
             return COMPLETED
+        if may_pend and slot.leads_on and not registers[_EFLAGS] & TRAP_FLAG:
+            return PENDING
         return self._step_through(thread, breakpoint_, registers, slot)
 
     def _step_in_place(
@@ -268,8 +282,8 @@ class Stepper:
             return number
         if registers[_RIP] != slot.address:
             self.settle(thread, slot, registers)
-        elif slot.is_free and number:
-            # It counts as executed already; so let it be that before the signal is delivered.
+        elif number and (slot.is_free or thread.pending is not None):
+            # Its handler has run; so let it be executed before the signal is delivered.
             return self._finish(thread, slot, registers, number)
         else:
             self._fault_at_site(thread, slot, registers, keep_info=not number)
@@ -289,6 +303,11 @@ class Stepper:
                 raise ThreadGoneError(status)
             if kind is StopKind.SIGNAL and number == signal.SIGTRAP:
                 self.settle(thread, slot, registers)
+                return signals.give_back()
+            if kind is StopKind.SIGNAL and number in FAULTS and syscalls.get_signal_info(tid, self._info) > 0:
+                # The signal came first: the instruction will be tried, and hit, again after its handler.
+                self.drop_pending(thread)
+                self._set_back(thread, slot, registers)
                 return signals.give_back()
             if kind is not StopKind.SIGNAL:
                 # A group stop, or an event of ours: nobody sees the slot; it goes on from there.

@@ -104,6 +104,7 @@ class Tracer:
             self._armer,
             WaysOut(HandOver(connection, self._detacher), self._dumps.start),
         )
+        self._detacher.before_leaving = self._hits.pending.let_go
         self._registers = syscalls.Registers()
         self._attached = False
         self._warned: set[str] = set()
@@ -126,6 +127,7 @@ class Tracer:
         finally:
             self._dumps.abandon()
             self._detacher.detach_all()
+            self._hits.finish()
             counts = {number: probe.final_counts() for number, probe in self._modules.probes.items()}
             self._connection.send(Done(counts, complete, problem))
             self._connection.close()
@@ -146,6 +148,7 @@ class Tracer:
             except ProcessLookupError:
                 continue  # killed between two of our requests: its end is reported by waitpid
         self._check_signals(0)
+        self._hits.pending.look_after()
         self._connection.flush_if_due()
         return True
 
@@ -155,9 +158,10 @@ class Tracer:
             self._family.adopt_orphans(ORPHAN_AGE)
         if self._connection.has_messages:
             self._take_messages()
-        delay = self._connection.flush_if_due()
+        delays = [self._connection.flush_if_due(), self._hits.pending.look_after()]
         if self._family.has_strangers:
-            delay = min(_RETRY, delay or _RETRY)
+            delays.append(_RETRY)
+        delay = min((delay for delay in delays if delay is not None), default=None)
         self._check_signals(1 if delay is None else delay)
 
     def _check_signals(self, timeout: float) -> None:
@@ -228,6 +232,8 @@ class Tracer:
             self._hits.on_trap(thread)
             return
         thread.state = ThreadState.STOPPED
+        if thread.pending is not None:
+            self._hits.pending.resolve(thread, kind, number)
         match kind:
             case StopKind.EXITED:
                 self._family.remove(thread)
@@ -271,6 +277,7 @@ class Tracer:
 
     def _on_exec(self, thread: Thread) -> None:
         for other in [t for t in self._threads.values() if t.pid == thread.pid and t is not thread]:
+            self._hits.pending.forget(other)
             del self._threads[other.tid]
         self._family.leave_space(thread)
         syscalls.get_registers(thread.tid, self._registers)
