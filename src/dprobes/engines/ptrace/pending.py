@@ -37,7 +37,7 @@ _PATIENCE = 0.005
 """Seconds after which to look what became of a hit."""
 
 _ORDERLY = 0.05
-"""Seconds after which records of other hits no longer wait for a thread that sleeps in a page fault."""
+"""Seconds after which records of other hits no longer wait for a thread that sleeps, or is stopped."""
 
 _RIP = int(Register.RIP)
 
@@ -135,13 +135,17 @@ class PendingHits:
             if pending is None or thread.state is ThreadState.ENDED:
                 self.drop(thread)
                 self._threads.pop(tid, None)
-            elif now - pending.since >= _PATIENCE and thread.state is ThreadState.RUNNING:
-                where = system_call_of(tid)
-                if where is None:
-                    with contextlib.suppress(OSError):
-                        syscalls.interrupt(tid)
-                elif where >= 0:
-                    self.complete(thread)
-                elif now - pending.since >= _ORDERLY:
-                    self._emitter.pass_over(pending.turn)
+                continue
+            if now - pending.since >= _PATIENCE and thread.state is ThreadState.RUNNING:
+                self._look_at(thread)
+            if now - pending.since >= _ORDERLY and thread.pending is pending:
+                self._emitter.pass_over(pending.turn)
         return _PATIENCE
+
+    def _look_at(self, thread: Thread) -> None:
+        where = system_call_of(thread.tid)
+        if where is None:
+            with contextlib.suppress(OSError):
+                syscalls.interrupt(thread.tid)
+        elif where >= 0:
+            self.complete(thread)
