@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import pty
@@ -42,7 +43,8 @@ def items(records: list[dict[str, Any]]) -> list[str]:
 
 def test_every_example_is_free_of_errors_and_warnings() -> None:
     for program in sorted(EXAMPLES.glob("*.rpn")):
-        done = subprocess.run([*DPROBES, "check", program], capture_output=True, text=True, timeout=60, check=False)
+        command = [*DPROBES, "check", "--allow-write"]
+        done = subprocess.run([*command, program], capture_output=True, text=True, timeout=60, check=False)
         assert (done.returncode, done.stderr) == (0, ""), program.name
 
 
@@ -51,6 +53,18 @@ def test_malloc_takes_itself_away_after_five_hits(tmp_path: Path) -> None:
     assert [record["symbol"] for record in records] == ["malloc"] * 5
     sizes = [int.from_bytes(bytes.fromhex(record["data"]), "little") for record in records]
     assert all(0 < size < 1 << 20 for size in sizes)
+
+
+def test_the_watched_exit_status_takes_the_values_of_the_commands(tmp_path: Path) -> None:
+    command = "bash -c 'true; false; (exit 3)'"
+    records = run_json(tmp_path, EXAMPLES / "exit-status.rpn", "-c", command)
+    values = [int.from_bytes(bytes.fromhex(record["data"]), "little") for record in records]
+    assert [value for value, _ in itertools.groupby(values)] == [0, 1, 3]
+
+
+def test_whoever_sleeps_wakes_up_at_once(tmp_path: Path) -> None:
+    (record,) = run_json(tmp_path, EXAMPLES / "sleepless.rpn", "--allow-write", "-c", "sleep 3600")
+    assert int.from_bytes(bytes.fromhex(record["data"]), "little") == 3600
 
 
 def test_malloc_returns_gives_five_addresses(tmp_path: Path) -> None:
