@@ -7,7 +7,9 @@ cd "$(dirname "$0")/.."
 as_user=""
 if [ "$(id -u)" -eq 0 ] && command -v setpriv >/dev/null 2>&1; then
     drop="setpriv --reuid=65534 --regid=65534 --clear-groups"
-    if $drop .venv/bin/python -c '' >/dev/null 2>&1; then as_user="$drop"; fi
+    # dprobes starts its interpreter once more, for the tracer.
+    again='import subprocess, sys; sys.exit(subprocess.call([sys.executable, "-c", ""]))'
+    if $drop .venv/bin/python -c "$again" >/dev/null 2>&1; then as_user="$drop"; fi
 fi
 
 # Print a command as a user would type it, and run it.

@@ -162,16 +162,26 @@ class PtraceSession:
         self._from_tracer, their_output = os.pipe2(os.O_CLOEXEC)
         with contextlib.suppress(OSError):
             fcntl.fcntl(their_output, fcntl.F_SETPIPE_SZ, _PIPE_SIZE)
-        # A session of its own: neither the terminal's signals nor the end of ours reach the tracer by themselves.
-        self._tracer = subprocess.Popen(
-            [sys.executable, "-P", "-m", "dprobes.engines.ptrace.tracer", str(their_input), str(their_output)],
-            pass_fds=[their_input, their_output],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        os.close(their_input)
-        os.close(their_output)
+        try:
+            # A session of its own: neither the terminal's signals nor the end of ours reach the tracer by themselves.
+            self._tracer = subprocess.Popen(
+                [sys.executable, "-P", "-m", "dprobes.engines.ptrace.tracer", str(their_input), str(their_output)],
+                pass_fds=[their_input, their_output],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        except OSError as error:
+            os.close(self._to_tracer)
+            os.close(self._from_tracer)
+            reason = (error.strerror or str(error)).lower()
+            raise EngineError(
+                f"the tracer cannot be started: '{sys.executable}': {reason}",
+                hint="this user must be able to execute the Python that runs dprobes",
+            ) from error
+        finally:
+            os.close(their_input)
+            os.close(their_output)
         self._send(self._start_message())
         if self._job.pid is not None:
             self._send(Attach(self._job.pid, launching=False))
