@@ -30,8 +30,7 @@ def command(place: str, symbols: Path | None, pid: int | None) -> int:
     Print what 'offset =' and 'opcode =' are to say for a place in a module.
 
     MODULE is a path, or a name as in 'name ='. SYMBOL may be a number, a file offset. The instructions around the
-    place are listed, those that are cheap to probe marked with '+': the engine carries them out itself instead of
-    stepping.
+    place are listed, those that are cheap to probe marked with '+': a hit stops the thread only once.
     """
     name, expression = _split(place)
     module = _load(name, symbols, pid)
@@ -129,21 +128,20 @@ def _offset_text(expression: Expression, offset: int) -> str:
 
 
 def _instruction_line(module: Module, instruction: DecodedInstruction, offset: int) -> str:
+    from dprobes.engines.ptrace.cost import execution_of
+
     arrow = "=>" if instruction.offset == offset else "  "
-    cheap = "+" if _is_cheap(module, instruction) else " "
+    cheap = "+" if execution_of(instruction.raw, module.word_size).is_cheap else " "
     return f"{arrow} {instruction.offset:8x} {cheap} {instruction.raw.hex(' '):<30} {instruction.text}"
-
-
-def _is_cheap(module: Module, instruction: DecodedInstruction) -> bool:
-    from dprobes.engines.ptrace.emulate import is_emulated
-    from dprobes.engines.ptrace.plan import plan
-
-    return is_emulated(plan(instruction.raw, module.word_size))
 
 
 def _verdict(module: Module, decoded: DecodedInstruction, unprobeable: str | None) -> str:
     if unprobeable is not None:
         return f"'{decoded.text}' can never carry a probe: {unprobeable}"
-    if _is_cheap(module, decoded):
-        return f"'{decoded.text}' is cheap to probe: the engine carries it out itself."
-    return f"'{decoded.text}' is single-stepped at each hit; an instruction marked '+' near it costs about half."
+    from dprobes.engines.ptrace.cost import execution_of
+
+    execution = execution_of(decoded.raw, module.word_size)
+    verdict = f"'{decoded.text}' is executed {execution.value}"
+    if execution.is_cheap:
+        return f"{verdict}: a hit stops the thread once."
+    return f"{verdict}; a hit at an instruction marked '+' near it costs less."

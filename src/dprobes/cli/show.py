@@ -91,6 +91,8 @@ def listing(compiled: Compiled) -> Iterator[str]:
 
 
 def _places(probes: Sequence[Probepoint], word_size: int) -> Iterator[str]:
+    from dprobes.engines.ptrace.cost import execution_of
+
     if not probes:
         yield "// not resolved"
     for probe in probes:
@@ -103,24 +105,10 @@ def _places(probes: Sequence[Probepoint], word_size: int) -> Iterator[str]:
         yield f"// {place_of(probe)}: {place}, {probe.state.value}"
         if probe.exits is None:
             yield f"// {instruction.raw.hex(' ')}  {instruction.text}"
-            yield f"// executed {_execution(instruction.raw, word_size)}"
+            yield f"// executed {execution_of(instruction.raw, word_size).value}"
         else:
             exits = ", ".join(f"{exit_.kind.value} at {exit_.offset:#x}" for exit_ in probe.exits.exits)
             yield f"// left by {exits or 'nothing'}"
-
-
-def _execution(raw: bytes, word_size: int) -> str:
-    """Say where the ptrace engine executes a probed instruction."""
-    from dprobes.engines.ptrace.emulate import is_emulated
-    from dprobes.engines.ptrace.plan import plan
-    from dprobes.engines.ptrace.relocate import copy_of
-
-    if is_emulated(plan(raw, word_size)):
-        return "by the tracer (emulated)"
-    copy = copy_of(raw, word_size)
-    if copy is None:
-        return "in place, with all other threads stopped"
-    return "out of line" + (", without a stop behind it" if copy.cannot_fault else ", with a stop behind it")
 
 
 def _code(code: Code, image: CodeImage, start: int, depths: dict[int, int]) -> Iterator[str]:
