@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from integration.support import await_breakpoint, await_line, await_true, code_is_original, is_traced, running
+from integration.support import (
+    await_breakpoint,
+    await_line,
+    await_true,
+    children_of,
+    code_is_original,
+    is_traced,
+    running,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -81,6 +89,26 @@ def test_instructions_are_executed_where_there_is_room(build: Builder, run: Runn
         assert maps_of(target.pid) == before
         # Under seccomp nobody can make the process call madvise.
         assert (private_code_pages(target.pid, program) > 0) == (mode == "seccomp")
+
+
+def test_a_parent_that_waits_for_its_vfork_child_keeps_no_page(build: Builder, run: Runner) -> None:
+    program = build("slots.c")
+    with waiting(program, "plain") as target:
+        before = maps_of(target.pid)
+        client, output = run.start(PROGRAM, ["-p", str(target.pid)])
+        await_breakpoint(target.pid, program, SITES[-1])
+        assert ask(target) == FIRST_SUM
+        assert maps_of(target.pid) != before
+        assert target.stdin is not None
+        target.stdin.write("v")
+        target.stdin.flush()
+        await_true(lambda: children_of(target.pid) != [], "the child")
+        run.end(client, output)
+        assert maps_of(target.pid) == before
+        assert private_code_pages(target.pid, program) == 0
+        target.stdin.write("x")
+        target.stdin.flush()
+        assert ask(target) == SECOND_SUM
 
 
 def test_the_padding_is_left_as_it_was(build: Builder, run: Runner) -> None:

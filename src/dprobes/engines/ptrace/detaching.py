@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.engines.ptrace import syscalls
 from dprobes.engines.ptrace.givingback import give_back_all
-from dprobes.engines.ptrace.processes import Thread, ThreadGoneError, ThreadState, process_field
+from dprobes.engines.ptrace.processes import AddressSpace, Thread, ThreadGoneError, ThreadState, process_field
 from dprobes.engines.ptrace.syscalls import NEW_TASK_EVENTS, Event, Register, StopKind, classify_stop
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from dprobes.engines.ptrace.arming import Armer
     from dprobes.engines.ptrace.family import Family
-    from dprobes.engines.ptrace.processes import AddressSpace
     from dprobes.engines.ptrace.stepping import Stepper
     from dprobes.engines.ptrace.stopping import Stopper
 
@@ -144,9 +143,21 @@ class Detacher:
             thread.state = ThreadState.STOPPED
             if kind is StopKind.SIGNAL:
                 self._signals[tid] = number
-            elif kind is StopKind.EVENT and number in NEW_TASK_EVENTS:
+            elif kind is StopKind.SYSCALL or (kind is StopKind.EVENT and number != Event.STOP):
                 with contextlib.suppress(OSError):
-                    self._family.add_child(thread, Event(number), syscalls.event_message(tid))
+                    self._let_finish(thread, number)
+
+    def _let_finish(self, thread: Thread, event: int) -> None:
+        """Let a thread finish the system call in which it has stopped: until then it can make no other one for us."""
+        if event in NEW_TASK_EVENTS:
+            self._family.add_child(thread, Event(event), syscalls.event_message(thread.tid))
+        elif event == Event.EXEC:
+            self._family.leave_space(thread)
+            thread.space = AddressSpace.closed(thread.space.word_size)
+            thread.space.pids.add(thread.pid)
+        self._stopper.resume(thread)
+        if event == Event.VFORK:
+            thread.state = ThreadState.VFORKING
 
     def _detach(self, signals: dict[Thread, int]) -> None:
         """Detach threads, each with a signal."""
@@ -166,8 +177,13 @@ class Detacher:
         return signals
 
     def _give_back(self, space: AddressSpace, signals: dict[Thread, int]) -> None:
-        """Let a thread drop what we changed in its address space, if all threads of that stand still."""
-        mine = [t for t in self._family.threads.values() if t.space is space]
+        """
+        Let a thread drop what we changed in its address space, if all threads of that stand still.
+
+        One that waits in the kernel for its vfork child does, and does not come back into a slot.
+        """
+        still = (ThreadState.VFORKING, ThreadState.ENDED)
+        mine = [t for t in self._family.threads.values() if t.space is space and t.state not in still]
         ready = [t for t in mine if signals.get(t) == 0 and t.state is ThreadState.STOPPED]
         if not all(t in signals for t in mine) or not space.lent <= {t.pid for t in mine}:
             return
