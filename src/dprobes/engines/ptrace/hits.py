@@ -113,6 +113,8 @@ class HitHandler:
             if breakpoint_ is not None:
                 registers[_RIP] = address
                 thread.state = ThreadState.STOPPED
+                # Should we be killed now, the thread goes on, without the signal. Not in the middle of the instruction.
+                syscalls.set_instruction_pointer(thread.tid, self._stepper.way_on(thread, breakpoint_))
                 self._on_hit(thread, breakpoint_)
                 return
             original = thread.space.former.get(address)

@@ -120,6 +120,11 @@ class Stepper:
             return PENDING
         return self._step_through(thread, breakpoint_, registers, slot)
 
+    def way_on(self, thread: Thread, breakpoint_: Breakpoint) -> int:
+        """Return where a thread could execute the instruction under a breakpoint by itself, as far as that is known."""
+        slot = self._slots.known(thread, breakpoint_)
+        return breakpoint_.address if slot is None else slot.address
+
     def _step_in_place(
         self, thread: Thread, breakpoint_: Breakpoint, registers: ctypes.Array[ctypes.c_ulong]
     ) -> Completion:

@@ -243,6 +243,11 @@ def set_registers(tid: int, registers: ctypes.Array[ctypes.c_ulong]) -> None:
     _check(_ptrace(_SETREGS, tid, None, ctypes.addressof(registers)))
 
 
+def set_instruction_pointer(tid: int, address: int) -> None:
+    """Let a stopped thread go on at ``address``; cheaper than ``set_registers``."""
+    _check(_ptrace(_POKEUSER, tid, 8 * Register.RIP, address))
+
+
 class _IoVector(ctypes.Structure):
     _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
 
