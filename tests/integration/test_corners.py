@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 import time
@@ -22,6 +23,8 @@ from integration.support import (
 )
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from integration.support import Builder, Runner
 
 CORNERS = (
@@ -100,8 +103,12 @@ def test_a_process_in_vfork_can_be_attached_to_and_its_child_is_probed(build: Bu
     assert {words[0] for words in result.words()} == {child, target.pid}
 
 
+def has_records(output: Path) -> bool:
+    return output.exists() and output.stat().st_size > 0
+
+
 def kill_the_tracer(build: Builder, run: Runner, rounds: int) -> None:
-    # At a site that is rarely hit: a thread at a breakpoint when the tracer dies gets its SIGTRAP.
+    # A thread at a breakpoint when the tracer dies gets its SIGTRAP; so it dies between two hits, 200 ms apart.
     program = build("leaderless.c")
     source = "name = leaderless\noffset = tick\nminor = 1\npush 1\nlog 1\nexit\n"
     with running(program, rounds * 10, "slow") as target:
@@ -109,7 +116,8 @@ def kill_the_tracer(build: Builder, run: Runner, rounds: int) -> None:
         for number in range(rounds):
             process, output = run.start(source, ["-p", str(target.pid)])
             tracer = await_traced(target.pid)
-            time.sleep(0.05 * (number % 7))
+            await_true(functools.partial(has_records, output), "the record of a hit")
+            time.sleep(0.02 * (number % 5))
             with contextlib.suppress(ProcessLookupError):
                 os.kill(tracer, signal.SIGKILL)
             result = read_result(process, output, TIMEOUT)
