@@ -16,7 +16,7 @@ import struct
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from dprobes.target.maps import parse_maps
+from dprobes.target.maps import PAGE_SIZE, parse_maps
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from dprobes.target.maps import Mapping
 
 __all__ = [
-    "PAGE",
     "Area",
     "CoreLayout",
     "CoreProcess",
@@ -39,7 +38,6 @@ __all__ = [
     "place",
 ]
 
-PAGE = 4096
 
 WordSize = Literal[4, 8]
 
@@ -257,9 +255,9 @@ def _process_info(process: CoreProcess) -> bytes:
 
 def _file_table(word_size: WordSize, files: Sequence[Mapping]) -> bytes:
     word = "Q" if word_size == 8 else "I"
-    numbers = [len(files), PAGE]
+    numbers = [len(files), PAGE_SIZE]
     for mapping in files:
-        numbers += [mapping.start, mapping.end, mapping.offset // PAGE]
+        numbers += [mapping.start, mapping.end, mapping.offset // PAGE_SIZE]
     names = b"".join(mapping.path.encode(errors="surrogateescape") + b"\0" for mapping in files)
     return struct.pack(f"={len(numbers)}{word}", *numbers) + names
 
@@ -288,7 +286,9 @@ def place(word_size: WordSize, note_bytes: bytes, segments: Sequence[Segment]) -
         offsets.append(position)
         flags = sum(bit for bit, letter in ((4, "r"), (2, "w"), (1, "x")) if letter in segment.permissions[:3])
         length = segment.end - segment.start
-        entries.append(_program_header(word_size, _PT_LOAD, flags, position, segment.start, segment.size, length, PAGE))
+        entries.append(
+            _program_header(word_size, _PT_LOAD, flags, position, segment.start, segment.size, length, PAGE_SIZE)
+        )
         position += _to_page(segment.size)
     identity = b"\x7fELF" + bytes([2 if word_size == 8 else 1, 1, 1]) + bytes(9)
     head = header.pack(
@@ -310,4 +310,4 @@ def _program_header(
 
 
 def _to_page(number: int) -> int:
-    return -(-number // PAGE) * PAGE
+    return -(-number // PAGE_SIZE) * PAGE_SIZE

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 __all__ = [
+    "PAGE_SIZE",
     "Mapping",
     "executable_mappings",
     "file_offset_at",
@@ -23,6 +24,9 @@ __all__ = [
     "read_maps",
     "run_time_address",
 ]
+
+PAGE_SIZE = 4096
+"""The unit of mappings on x86."""
 
 _DELETED = " (deleted)"
 _READ_SIZE = 1 << 16

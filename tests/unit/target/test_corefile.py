@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Literal
 import pytest
 
 from dprobes.target.corefile import (
-    PAGE,
     Area,
     CoreProcess,
     CoreThread,
@@ -23,7 +22,7 @@ from dprobes.target.corefile import (
     parse_smaps,
     place,
 )
-from dprobes.target.maps import parse_maps
+from dprobes.target.maps import PAGE_SIZE, parse_maps
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -162,28 +161,28 @@ def readelf(option: str, path: Path) -> str:
 @pytest.mark.parametrize("word_size", [4, 8])
 def test_segments_lie_where_the_program_headers_say(tmp_path: Path, word_size: Literal[4, 8]) -> None:
     (mapping,) = parse_maps("10000-14000 r-xp 00002000 fe:01 42 /usr/bin/a\n")
-    segments = [Segment(0x10000, 0x14000, "r-xp", PAGE), Segment(0x20000, 0x22000, "rw-p", 2 * PAGE)]
+    segments = [Segment(0x10000, 0x14000, "r-xp", PAGE_SIZE), Segment(0x20000, 0x22000, "rw-p", 2 * PAGE_SIZE)]
     head_notes = notes(process(word_size), [CoreThread(1, b"")], [mapping])
     layout = place(word_size, head_notes, segments)
     path = tmp_path / "core"
     path.write_bytes(layout.head.ljust(layout.size, b"\0"))
     rows = [line.split() for line in readelf("-l", path).splitlines() if " LOAD " in line]
     assert [[int(n, 16) for n in (row[1], row[2], row[4], row[5])] for row in rows] == [
-        [layout.offsets[0], 0x10000, PAGE, 0x4000],
-        [layout.offsets[1], 0x20000, 2 * PAGE, 0x2000],
+        [layout.offsets[0], 0x10000, PAGE_SIZE, 0x4000],
+        [layout.offsets[1], 0x20000, 2 * PAGE_SIZE, 0x2000],
     ]
     assert ["".join(row[6:-1]) for row in rows] == ["RE", "RW"]
-    assert layout.size == layout.offsets[1] + 2 * PAGE
-    assert all(offset % PAGE == 0 for offset in layout.offsets)
+    assert layout.size == layout.offsets[1] + 2 * PAGE_SIZE
+    assert all(offset % PAGE_SIZE == 0 for offset in layout.offsets)
     table = split(head_notes)[NoteType.FILE]
     word = "Q" if word_size == 8 else "I"
-    assert struct.unpack_from(f"5{word}", table) == (1, PAGE, 0x10000, 0x14000, 2)
+    assert struct.unpack_from(f"5{word}", table) == (1, PAGE_SIZE, 0x10000, 0x14000, 2)
     assert table.endswith(b"/usr/bin/a\0")
 
 
 @pytest.mark.parametrize("word_size", [4, 8])
 def test_more_segments_than_the_header_can_count(tmp_path: Path, word_size: Literal[4, 8]) -> None:
-    segments = [Segment(n * 2 * PAGE, n * 2 * PAGE + PAGE, "rw-p", 0) for n in range(1, 66001)]
+    segments = [Segment(n * 2 * PAGE_SIZE, n * 2 * PAGE_SIZE + PAGE_SIZE, "rw-p", 0) for n in range(1, 66001)]
     layout = place(word_size, notes(process(word_size), [CoreThread(1, b"")], []), segments)
     path = tmp_path / "core"
     path.write_bytes(layout.head.ljust(layout.size, b"\0"))

@@ -31,7 +31,7 @@ from dprobes.target.arch import architecture
 from dprobes.target.exits import ExitKind
 from dprobes.target.insn import decode_at
 from dprobes.target.location import Module
-from dprobes.target.maps import parse_maps, read_maps
+from dprobes.target.maps import PAGE_SIZE, parse_maps, read_maps
 from dprobes.target.modules import matches
 from dprobes.vm import Point
 
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Answers", "reachable"]
 
-_PAGE = 4096
 _LINKER = re.compile(r"ld(-.*)?\.so(\.\d+)*|ld-musl-.*\.so(\.\d+)*")
 _LINKER_HOOK = "_dl_debug_state"
 """The function that dynamic linkers call when they have mapped or unmapped something (``r_brk`` in ``<link.h>``)."""
@@ -233,7 +232,7 @@ def _own_sites(module: Module, names: tuple[str, ...], role: Role) -> tuple[Site
 def _padding(module: Module) -> tuple[tuple[int, int], ...]:
     """Return what lies unused between the ends of code segments and those of their last pages."""
     ends = [s.offset + s.filesz for s in module.elf.load_segments if s.executable and s.memsz == s.filesz]
-    return tuple((end, -end % _PAGE) for end in ends)
+    return tuple((end, -end % PAGE_SIZE) for end in ends)
 
 
 def reachable(mapped: ModuleMapped) -> Path:

@@ -17,6 +17,7 @@ from dprobes.engines.ptrace.segments import Segments
 from dprobes.engines.ptrace.syscalls import Register
 from dprobes.engines.ptrace.writing import is_mapped_writable, write_memory
 from dprobes.errors import InternalError
+from dprobes.target.maps import PAGE_SIZE
 from dprobes.vm import AddressFault
 
 if TYPE_CHECKING:
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
 __all__ = ["ThreadContext"]
 
-_PAGE = 4096
 _RSEQ_CPU_ID = 4  # offsetof(struct rseq, cpu_id), include/uapi/linux/rseq.h
 
 _CPUID = 0x3C
@@ -163,7 +163,7 @@ class ThreadContext:
     def _first_unreadable(self, address: int, size: int) -> int:
         position = address
         while position < address + size:
-            chunk = min(_PAGE - position % _PAGE, address + size - position)
+            chunk = min(PAGE_SIZE - position % PAGE_SIZE, address + size - position)
             if len(self.memory.read(self._thread.tid, position, chunk)) < chunk:
                 return position
             position += chunk

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from dprobes.engines.ptrace.processes import process_field
 from dprobes.target.corefile import (
-    PAGE,
     CoreProcess,
     CoreThread,
     Extent,
@@ -26,6 +25,7 @@ from dprobes.target.corefile import (
     parse_smaps,
     place,
 )
+from dprobes.target.maps import PAGE_SIZE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 __all__ = ["CoreRequest", "ThreadState", "write_core"]
 
 _CHUNK = 1 << 20
-_PAGES = _CHUNK // PAGE
-_ZEROS = bytes(PAGE)
+_PAGES = _CHUNK // PAGE_SIZE
+_ZEROS = bytes(PAGE_SIZE)
 _DEFAULT_FILTER = 0x33  # core(5)
 _PRESENT_OR_SWAPPED = 3 << 62  # Documentation/admin-guide/mm/pagemap.rst
 
@@ -92,7 +92,7 @@ def _segment(request: CoreRequest, area: Area, how: Extent) -> Segment:
     if how is Extent.WHOLE:
         size = mapping.end - mapping.start
     elif how is Extent.ELF_HEADER and _read(request.memory, mapping.start, 4) == b"\x7fELF":
-        size = PAGE
+        size = PAGE_SIZE
     return Segment(mapping.start, mapping.end, mapping.permissions, size)
 
 
@@ -117,11 +117,11 @@ class _PageMap:
 
     def has_any(self, start: int, size: int) -> bool:
         """Return whether one of the pages exists."""
-        count = size // PAGE
+        count = size // PAGE_SIZE
         if self._descriptor < 0:
             return True
         try:
-            data = os.pread(self._descriptor, 8 * count, start // PAGE * 8)
+            data = os.pread(self._descriptor, 8 * count, start // PAGE_SIZE * 8)
         except OSError:
             return True
         if len(data) < 8 * count:
@@ -161,8 +161,8 @@ def _read_all(memory: int, start: int, size: int) -> bytes:
     data = _read(memory, start, size)
     if len(data) == size:
         return data
-    pages = (_read(memory, address, PAGE) for address in range(start, start + size, PAGE))
-    return b"".join(page.ljust(PAGE, b"\0") for page in pages)
+    pages = (_read(memory, address, PAGE_SIZE) for address in range(start, start + size, PAGE_SIZE))
+    return b"".join(page.ljust(PAGE_SIZE, b"\0") for page in pages)
 
 
 def _without_breakpoints(request: CoreRequest, hidden: Sequence[int], start: int, data: bytes) -> bytes:
@@ -177,11 +177,11 @@ def _without_breakpoints(request: CoreRequest, hidden: Sequence[int], start: int
 
 def _filled(data: bytes) -> Iterator[tuple[int, int]]:
     """Iterate over the runs of pages that are not all zeros."""
-    if not any(data[:PAGE]) and not data.strip(b"\0"):
+    if not any(data[:PAGE_SIZE]) and not data.strip(b"\0"):
         return
     first: int | None = None
-    for position in range(0, len(data), PAGE):
-        empty = data[position : position + PAGE] == _ZEROS
+    for position in range(0, len(data), PAGE_SIZE):
+        empty = data[position : position + PAGE_SIZE] == _ZEROS
         if empty and first is not None:
             yield first, position
             first = None

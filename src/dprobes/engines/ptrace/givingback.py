@@ -12,8 +12,9 @@ import contextlib
 import os
 from typing import TYPE_CHECKING
 
-from dprobes.engines.ptrace.inject import InjectionError, injecting, may_inject
+from dprobes.engines.ptrace.inject import MADVISE, MUNMAP, InjectionError, injecting, may_inject
 from dprobes.engines.ptrace.slots import Slots
+from dprobes.target.maps import PAGE_SIZE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -23,9 +24,6 @@ if TYPE_CHECKING:
 
 __all__ = ["give_back_all", "give_back_pages"]
 
-_PAGE = 4096
-_MUNMAP = {8: 11, 4: 91}
-_MADVISE = {8: 28, 4: 219}
 _DONTNEED = 4
 
 
@@ -36,8 +34,8 @@ def give_back_pages(space: AddressSpace, thread: Thread, addresses: Iterable[int
     It must have stopped without a signal to be delivered, and all others of the space must be stopped. Where the
     process may not be made to do system calls, the copies stay.
     """
-    kept = {address & -_PAGE for address in space.breakpoints}
-    pages = {address & -_PAGE for address in addresses} - kept
+    kept = {address & -PAGE_SIZE for address in space.breakpoints}
+    pages = {address & -PAGE_SIZE for address in addresses} - kept
     if not pages or not may_inject(thread):
         return
     with contextlib.suppress(InjectionError), injecting(thread) as call:
@@ -50,19 +48,19 @@ def give_back_all(space: AddressSpace, thread: Thread) -> bool:
 
     Return False if another thread has to be asked.
     """
-    pages = {address & -_PAGE for address in space.former}
+    pages = {address & -PAGE_SIZE for address in space.former}
     for area in space.slots.areas:
         if area.former is not None:
             with contextlib.suppress(OSError):
                 os.pwrite(space.memory, area.former[: area.used], area.start)
-            pages |= {address & -_PAGE for address in range(area.start, area.start + area.used, _PAGE)}
+            pages |= {address & -PAGE_SIZE for address in range(area.start, area.start + area.used, PAGE_SIZE)}
     mapped = [area for area in space.slots.areas if area.former is None]
     if not (pages or mapped) or not may_inject(thread):
         return True
     try:
         with injecting(thread) as call:
             for area in mapped:
-                call(_MUNMAP[space.word_size], area.start, area.end - area.start)
+                call(MUNMAP[space.word_size], area.start, area.end - area.start)
             space.slots = Slots()
             _drop(space, call, pages)
     except InjectionError:
@@ -76,13 +74,13 @@ def _drop(space: AddressSpace, call: Call, pages: set[int]) -> None:
             before = os.pread(space.memory, size, start)
         except OSError:
             continue
-        if call(_MADVISE[space.word_size], start, size, _DONTNEED) < 0:
+        if call(MADVISE[space.word_size], start, size, _DONTNEED) < 0:
             continue  # locked in memory
         with contextlib.suppress(OSError):
             after = os.pread(space.memory, size, start)
-            for offset in range(0, size, _PAGE):
-                if after[offset : offset + _PAGE] != before[offset : offset + _PAGE]:
-                    os.pwrite(space.memory, before[offset : offset + _PAGE], start + offset)
+            for offset in range(0, size, PAGE_SIZE):
+                if after[offset : offset + PAGE_SIZE] != before[offset : offset + PAGE_SIZE]:
+                    os.pwrite(space.memory, before[offset : offset + PAGE_SIZE], start + offset)
 
 
 def _runs(pages: set[int]) -> Iterator[tuple[int, int]]:
@@ -93,6 +91,6 @@ def _runs(pages: set[int]) -> Iterator[tuple[int, int]]:
             if start >= 0:
                 yield start, end - start
             start = page
-        end = page + _PAGE
+        end = page + PAGE_SIZE
     if start >= 0:
         yield start, end - start

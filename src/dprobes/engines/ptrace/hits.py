@@ -19,8 +19,8 @@ from dprobes.engines.ptrace.pending import PendingHits
 from dprobes.engines.ptrace.probes import CORE_DUMP, HANDING_OVER
 from dprobes.engines.ptrace.processes import ThreadState
 from dprobes.engines.ptrace.returns import Returns
-from dprobes.engines.ptrace.stepping import COMPLETED, TRAP_FLAG, Completion, CompletionKind
-from dprobes.engines.ptrace.syscalls import RESUME_FLAG, Register
+from dprobes.engines.ptrace.stepping import COMPLETED, Completion, CompletionKind
+from dprobes.engines.ptrace.syscalls import RESUME_FLAG, TRAP_FLAG, Register
 from dprobes.engines.ptrace.watching import UnwatchedMemory
 from dprobes.engines.ptrace.wire import Placed, Removed, Role
 from dprobes.vm import Ending

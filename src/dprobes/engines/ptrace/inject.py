@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Protocol
 from dprobes.engines.ptrace import syscalls
 from dprobes.engines.ptrace.processes import ThreadGoneError, process_field
 from dprobes.engines.ptrace.sigframe import frame_32, frame_64
-from dprobes.engines.ptrace.syscalls import Event, Register, StopKind, classify_stop
+from dprobes.engines.ptrace.syscalls import TRAP_FLAG, Event, Register, StopKind, classify_stop
 from dprobes.errors import TargetError
 from dprobes.target.maps import parse_maps, read_maps
 
@@ -31,7 +31,13 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.processes import AddressSpace, Thread
     from dprobes.engines.ptrace.sigframe import Frame
 
-__all__ = ["Call", "InjectionError", "injecting", "may_inject"]
+__all__ = ["MADVISE", "MMAP", "MODIFY_LDT", "MUNMAP", "Call", "InjectionError", "injecting", "may_inject"]
+
+# The numbers of system calls by word size; with 4 bytes MMAP is mmap2.
+MMAP = {8: 9, 4: 192}
+MUNMAP = {8: 11, 4: 91}
+MADVISE = {8: 28, 4: 219}
+MODIFY_LDT = {8: 154, 4: 123}
 
 _ALL_SIGNALS = (1 << 64) - 1
 _MASKS = {8: (1 << 64) - 1, 4: (1 << 32) - 1}
@@ -43,7 +49,6 @@ _RETURN_GADGETS = {
     8: (b"\x48\xc7\xc0\x0f\x00\x00\x00\x0f\x05", b"\xb8\x0f\x00\x00\x00\x0f\x05"),
     4: (b"\xb8\xad\x00\x00\x00\xcd\x80",),
 }
-_TRAP_FLAG = 0x100
 _NO_SYSTEM_CALL = 1 << 63
 _ENOSYS = (1 << 64) - errno.ENOSYS
 """What the register for the result holds while a system call is under way."""
@@ -186,7 +191,7 @@ class _Session:
         registers[Register.RIP] = self._instruction
         registers[Register.RSP] = self._frame.stack_pointer
         registers[Register.RAX] = number
-        registers[Register.EFLAGS] &= ~_TRAP_FLAG
+        registers[Register.EFLAGS] &= ~TRAP_FLAG
         registers[Register.EFLAGS] |= syscalls.RESUME_FLAG  # an execute watchpoint there is the program's
         registers[Register.ORIG_RAX] = _MASKS[8]  # -1: no system call is to be restarted
         for register, value in zip(_ARGUMENTS[size], arguments, strict=False):

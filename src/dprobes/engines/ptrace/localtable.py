@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dprobes.engines.ptrace.inject import InjectionError, injecting, may_inject
+from dprobes.engines.ptrace.inject import MMAP, MODIFY_LDT, MUNMAP, InjectionError, injecting, may_inject
 from dprobes.engines.ptrace.processes import ThreadGoneError
 from dprobes.engines.ptrace.syscalls import SegmentDescriptor
 
@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 
 __all__ = ["LocalTables", "decode_descriptor"]
 
-_MMAP = {8: 9, 4: 192}  # mmap, mmap2
-_MUNMAP = {8: 11, 4: 91}
-_MODIFY_LDT = {8: 154, 4: 123}
 _READ = 0
 
 _PROT_READ_WRITE = 0x3
@@ -66,13 +63,13 @@ class LocalTables:
     def _ask(self, thread: Thread, index: int) -> bytes:
         word_size, size = thread.space.word_size, (index + 1) * _SIZE
         with injecting(thread) as call:
-            buffer = call(_MMAP[word_size], 0, size, _PROT_READ_WRITE, _MAP_PRIVATE_ANONYMOUS, -1, 0)
+            buffer = call(MMAP[word_size], 0, size, _PROT_READ_WRITE, _MAP_PRIVATE_ANONYMOUS, -1, 0)
             if -4096 < buffer < 0:
                 raise InjectionError("its address space has no room")
             # The whole table up to the descriptor; what lies behind the table's end is zeros.
-            filled = call(_MODIFY_LDT[word_size], _READ, buffer, size)
+            filled = call(MODIFY_LDT[word_size], _READ, buffer, size)
             data = self._memory.read(thread.tid, buffer + index * _SIZE, _SIZE) if filled == size else b""
-            call(_MUNMAP[word_size], buffer, size)
+            call(MUNMAP[word_size], buffer, size)
         return data
 
     def _cannot(self, thread: Thread, why: str) -> None:

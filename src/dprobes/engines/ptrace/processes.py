@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from dprobes.engines.ptrace.slots import Slots
 from dprobes.engines.ptrace.wire import Role
+from dprobes.target.maps import PAGE_SIZE
 
 if TYPE_CHECKING:
     from dprobes.engines.ptrace.debugregs import Watch
@@ -51,9 +52,6 @@ INT3 = b"\xcc"
 
 FileKey = tuple[int, int, str]
 """Device, inode and path of a file that is mapped executable."""
-
-
-_PAGE = 4096
 
 
 class ThreadState(enum.Enum):
@@ -213,10 +211,10 @@ class PageReader:
 
     def read(self, address: int, size: int) -> bytes:
         """Return ``size`` bytes at ``address``; raise OSError if they are not there."""
-        start = address & -_PAGE
+        start = address & -PAGE_SIZE
         page = self._pages.get(start)
         if page is None:
-            page = self._pages[start] = os.pread(self._memory, _PAGE, start)
+            page = self._pages[start] = os.pread(self._memory, PAGE_SIZE, start)
         offset = address - start
         if offset + size > len(page):
             return os.pread(self._memory, size, address)

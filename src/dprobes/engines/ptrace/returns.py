@@ -14,12 +14,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dprobes.engines.ptrace.plan import plan
-from dprobes.engines.ptrace.processes import Breakpoint, PendingReturn
+from dprobes.engines.ptrace.processes import INT3, Breakpoint, PendingReturn
 from dprobes.engines.ptrace.relocate import copy_of
 from dprobes.engines.ptrace.syscalls import Register
 from dprobes.engines.ptrace.wire import Placed, Role, Site
 from dprobes.errors import TargetError
-from dprobes.target.maps import parse_maps, read_maps
+from dprobes.target.maps import PAGE_SIZE, parse_maps, read_maps
 from dprobes.vm import AddressFault
 
 if TYPE_CHECKING:
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Returns"]
 
-_PAGE = 4096
 _LONGEST = 15  # bytes of an instruction; Intel SDM, volume 2, 2.3.11
 _LONGEST_CALL = 8
 _ARGUMENTS = 255
@@ -125,7 +124,7 @@ class Returns:
             if not any(m.executable and m.start < address < m.end for m in parse_maps(read_maps(thread.tid))):
                 return None
             before = self._context.read(address - _LONGEST_CALL, _LONGEST_CALL)
-            size = _LONGEST if address % _PAGE <= _PAGE - _LONGEST else _PAGE - address % _PAGE
+            size = _LONGEST if address % PAGE_SIZE <= PAGE_SIZE - _LONGEST else PAGE_SIZE - address % PAGE_SIZE
             data = self._context.read(address, size)
         except (AddressFault, TargetError):
             return None
@@ -137,7 +136,7 @@ class Returns:
             return None
         instruction = Decoder(8 * word_size, data).decode()
         raw = data[: instruction.len]
-        if instruction.is_invalid or raw[:1] == b"\xcc":
+        if instruction.is_invalid or raw[:1] == INT3:
             return None
         return Site(-1, -1, 0, raw, plan(raw, word_size), copy_of(raw, word_size))
 

@@ -13,13 +13,13 @@ import os
 from typing import TYPE_CHECKING
 
 from dprobes.engines.ptrace.emulate import Action
-from dprobes.engines.ptrace.inject import InjectionError, injecting, may_inject
+from dprobes.engines.ptrace.inject import MMAP, MUNMAP, InjectionError, injecting, may_inject
 from dprobes.engines.ptrace.processes import INT3
 from dprobes.engines.ptrace.relocate import relocated
 from dprobes.engines.ptrace.slots import GRANULE, NOP, Placement, Slot, SlotArea
 from dprobes.engines.ptrace.wire import Placed
 from dprobes.errors import TargetError
-from dprobes.target.maps import parse_maps, read_maps
+from dprobes.target.maps import PAGE_SIZE, parse_maps, read_maps
 
 if TYPE_CHECKING:
     from dprobes.engines.ptrace.connection import Connection
@@ -30,18 +30,15 @@ if TYPE_CHECKING:
 
 __all__ = ["SlotMaker"]
 
-_PAGE = 4096
 _REACH = 1 << 30
 """How far from the code an area may lie: well within the 2 GiB that a 32-bit distance spans."""
 
-_GUARD = 16 * _PAGE
+_GUARD = 16 * PAGE_SIZE
 """What is left free between an area and its neighbours, which may want to grow."""
 
 _JUMP = 5  # bytes of jmp rel32
 _LOWEST = 1 << 16  # vm.mmap_min_addr
 
-_MMAP = {8: 9, 4: 192}  # mmap, mmap2
-_MUNMAP = {8: 11, 4: 91}
 _PROT_READ_EXEC = 0x5
 _MAP_PRIVATE_ANONYMOUS_FIXED_NOREPLACE = 0x100022
 
@@ -154,7 +151,7 @@ class SlotMaker:
             and (b.address, b.site.original) not in space.slots.by_site
             for b in space.breakpoints.values()
         )
-        size = -(-max(1, wanted) * 2 * GRANULE // _PAGE) * _PAGE
+        size = -(-max(1, wanted) * 2 * GRANULE // PAGE_SIZE) * PAGE_SIZE
         if not may_inject(thread):
             return None
         with self._stopper.others_stopped(space, thread):
@@ -164,11 +161,11 @@ class SlotMaker:
             try:
                 with injecting(thread) as call:
                     found = call(
-                        _MMAP[space.word_size],
+                        MMAP[space.word_size],
                         start, size, _PROT_READ_EXEC, _MAP_PRIVATE_ANONYMOUS_FIXED_NOREPLACE, -1, 0,
                     )  # fmt: skip
                     if found > 0 and found != start:
-                        call(_MUNMAP[space.word_size], found, size)  # a kernel that takes the address as a hint
+                        call(MUNMAP[space.word_size], found, size)  # a kernel that takes the address as a hint
             except InjectionError:
                 return None
         return SlotArea(start, start + size) if found == start else None
@@ -218,5 +215,5 @@ def _gap(tid: int, address: int, size: int, word_size: int) -> int:
         # Below the code wherever that is possible.
         distance = abs(start - address) + (_REACH if high > address else 0)
         if abs(start - address) < _REACH and distance < best[0]:
-            best = (distance, start & ~(_PAGE - 1))
+            best = (distance, start & ~(PAGE_SIZE - 1))
     return best[1]

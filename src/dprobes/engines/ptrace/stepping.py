@@ -21,7 +21,7 @@ from dprobes.engines.ptrace.heldsignals import FAULTS, HeldSignals
 from dprobes.engines.ptrace.processes import INT3, ThreadGoneError, ThreadState
 from dprobes.engines.ptrace.slotmaking import SlotMaker
 from dprobes.engines.ptrace.slots import Placement
-from dprobes.engines.ptrace.syscalls import RESUME_FLAG, Event, Register, StopKind, classify_stop
+from dprobes.engines.ptrace.syscalls import RESUME_FLAG, TRAP_FLAG, Event, Register, StopKind, classify_stop
 from dprobes.engines.ptrace.wire import Placed, Removed
 
 if TYPE_CHECKING:
@@ -34,13 +34,11 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.slots import Slot
     from dprobes.engines.ptrace.stopping import Stopper
 
-__all__ = ["COMPLETED", "PENDING", "TRAP_FLAG", "Completion", "CompletionKind", "Stepper"]
+__all__ = ["COMPLETED", "PENDING", "Completion", "CompletionKind", "Stepper"]
 
 _RIP = int(Register.RIP)
 _EFLAGS = int(Register.EFLAGS)
 
-TRAP_FLAG = 0x100
-"""The flag that makes a program trap behind each instruction. Only what it has set itself shows in its registers."""
 # Words of siginfo_t that hold si_addr.
 _ADDRESS_LOW, _ADDRESS_HIGH = 4, 5
 

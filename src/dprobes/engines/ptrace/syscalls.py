@@ -18,6 +18,7 @@ __all__ = [
     "NEW_TASK_EVENTS",
     "RESUME_FLAG",
     "SI_KERNEL",
+    "TRAP_FLAG",
     "TRAP_HWBKPT",
     "TRAP_TRACE",
     "USER_CS_32",
@@ -151,6 +152,9 @@ class Register(enum.IntEnum):
 
 Registers = ctypes.c_ulong * 27
 """The integer registers of a thread, indexed by ``Register``."""
+
+TRAP_FLAG = 0x100
+"""The bit of EFLAGS that makes a thread trap behind each instruction; only what the program has set itself shows."""
 
 RESUME_FLAG = 0x10000
 """The bit of EFLAGS (RF) that lets one instruction pass an execute watchpoint; it clears itself."""

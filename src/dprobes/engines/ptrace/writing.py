@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dprobes.engines.ptrace.processes import INT3
 from dprobes.errors import TargetError
-from dprobes.target.maps import parse_maps, read_maps
+from dprobes.target.maps import PAGE_SIZE, parse_maps, read_maps
 from dprobes.vm import AddressFault
 
 if TYPE_CHECKING:
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
 
 __all__ = ["WRITE_MAX", "is_mapped_writable", "write_memory"]
 
-_PAGE = 4096
-_INT3 = 0xCC
 _LONGEST = 15  # bytes of an instruction
 
 WRITE_MAX = 4096
@@ -39,7 +38,7 @@ def write_memory(memory: RemoteMemory, thread: Thread, address: int, data: bytes
     if hidden:
         shown = bytearray(data)
         for breakpoint_ in hidden:
-            shown[breakpoint_.address - address] = _INT3
+            shown[breakpoint_.address - address] = INT3[0]
         visible = bytes(shown)
     if end - 1 >> 12 == address >> 12:
         if not memory.write(thread.tid, address, visible):
@@ -61,17 +60,17 @@ def _breakpoints_near(thread: Thread, address: int, end: int) -> list[Breakpoint
 
 def _write_pages(memory: RemoteMemory, thread: Thread, address: int, data: bytes) -> None:
     """Write across pages: the mappings are looked at first, so that other threads hardly ever see a part of it."""
-    pages = [address, *range((address // _PAGE + 1) * _PAGE, address + len(data), _PAGE)]
+    pages = [address, *range((address // PAGE_SIZE + 1) * PAGE_SIZE, address + len(data), PAGE_SIZE)]
     for page in pages:
         if not is_mapped_writable(thread, page):
             raise AddressFault(page)
     before = memory.read(thread.tid, address, len(data))
     for number, page in enumerate(pages):
-        start, end = page - address, min(len(data), (page // _PAGE + 1) * _PAGE - address)
+        start, end = page - address, min(len(data), (page // PAGE_SIZE + 1) * PAGE_SIZE - address)
         if len(before) < end or not memory.write(thread.tid, page, data[start:end]):
             # A file that is shorter than its mapping, for one. What was written is taken back.
             for done in pages[:number]:
-                first, last = done - address, (done // _PAGE + 1) * _PAGE - address
+                first, last = done - address, (done // PAGE_SIZE + 1) * PAGE_SIZE - address
                 memory.write(thread.tid, done, before[first:last])
             raise AddressFault(page)
 
