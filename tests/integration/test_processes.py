@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from integration.support import await_line, await_traced, await_true, code_is_original, read_result, running
+from integration.support import (
+    await_line,
+    await_traced,
+    await_true,
+    code_is_original,
+    environment,
+    read_result,
+    running,
+)
 
 if TYPE_CHECKING:
     from integration.support import Builder, Runner
@@ -92,6 +102,40 @@ def test_a_library_loaded_after_the_attach_is_probed(build: Builder, run: Runner
         result = read_result(process, output)
     assert result.counts[1].hits == 2
     assert result.counts[2].hits == 6
+
+
+def test_a_library_that_was_replaced_on_disk_is_a_mismatch(build: Builder, run: Runner, tmp_path: Path) -> None:
+    library = tmp_path / "libplugin.so"
+    shutil.copy(build("plugin.c", "-shared", "-fPIC", name="libplugin.so"), library)
+    with running("cat", stdin=subprocess.PIPE, env={**environment(), "LD_PRELOAD": str(library)}) as target:
+        await_true(lambda: str(library) in Path(f"/proc/{target.pid}/maps").read_text(), "the library")
+        other = tmp_path / "other"
+        shutil.copy(build("loader.c", "-ldl"), other)
+        other.rename(library)
+        result = run(LIBRARY, ["-p", str(target.pid)])
+        assert result.status == 1
+        assert (
+            f"error: MISMATCH: '{library}' was replaced or removed while process {target.pid} uses it\n"
+            "hint: restart the process, so that it uses the file that is there now\n"
+        ) in result.stderr
+        assert target.poll() is None
+
+
+def test_a_program_that_was_replaced_on_disk_is_probed_as_it_runs(build: Builder, run: Runner, tmp_path: Path) -> None:
+    program = tmp_path / "slots"
+    shutil.copy(build("slots.c"), program)
+    with running(program, "plain", stdin=subprocess.PIPE) as target:
+        await_line(target)
+        other = tmp_path / "other"
+        shutil.copy(build("family.c"), other)
+        other.rename(program)
+        client, output = run.start("name = slots\noffset = work_load\nminor = 1\nexit\n", ["-p", str(target.pid)])
+        await_traced(target.pid)
+        assert target.stdin is not None
+        target.stdin.write("x")
+        target.stdin.flush()
+        assert await_line(target) == "31300\n"
+        assert run.end(client, output).counts[1].hits == 100
 
 
 def test_an_attached_process_is_let_go_with_its_code_as_it_was(build: Builder, run: Runner) -> None:

@@ -133,7 +133,7 @@ def _mapped(name: str, pid: int) -> Path | None:
     if _inode(program) == found.inode:
         return program
     raise TargetError(
-        f"'{found.path}' was replaced or removed while process {pid} uses it",
+        f"MISMATCH: '{found.path}' was replaced or removed while process {pid} uses it",
         hint="restart the process, so that it uses the file that is there now",
     )
 

@@ -81,7 +81,7 @@ def test_file_that_was_replaced_under_the_process_is_an_error(waiting: Path, err
         library.unlink()
         waiting.unlink()
         assert Path(f"/proc/{pid}/exe") == find_module("waiting-1.7", pid=pid)
-        message = f"'{library}' was replaced or removed while process {pid} uses it"
+        message = f"MISMATCH: '{library}' was replaced or removed while process {pid} uses it"
         hint = "restart the process, so that it uses the file that is there now"
         assert (message, hint) == error_of(lambda: find_module("libversioned-1.7.so", pid=pid))
 
