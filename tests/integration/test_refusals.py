@@ -18,12 +18,14 @@ from integration.support import (
     NOBODY,
     TIMEOUT,
     Runner,
+    await_breakpoint,
     await_line,
     await_traced,
     await_true,
     code_is_original,
     command_line,
     load_bias,
+    memory_at,
     read_memory,
     read_result,
     running,
@@ -86,6 +88,42 @@ def test_a_process_that_is_traced_already(build: Builder, run: Runner, tool: str
                 refused(run, ["-p", str(target.pid)], rf"traced by process {tracer_of(target.pid)} \({tool}\)")
             finally:
                 other.send_signal(signal.SIGTERM if tool == "strace" else signal.SIGKILL)
+
+
+ATTACHING = {
+    "gdb": ("gdb", "-nx", "-batch", "-p"),
+    "strace": ("timeout", "-s", "INT", "1", "strace", "-o", "/dev/null", "-p"),
+}
+REFUSED = {
+    "gdb": r"ptrace: Operation not permitted\.",
+    "strace": r"strace: attach: ptrace\(PTRACE_SEIZE, \d+\): Operation not permitted",
+}
+ATTACHED = {"gdb": r"\[Inferior 1 \(process \d+\) detached\]", "strace": r"strace: Process \d+ attached"}
+
+
+@pytest.mark.parametrize("tool", ATTACHING)
+def test_another_tracer_is_kept_out_until_the_end(build: Builder, run: Runner, tool: str) -> None:
+    if shutil.which(tool) is None:
+        pytest.skip(f"{tool} is not installed")
+    program = build("torture.c")
+
+    def attach() -> str:
+        done = subprocess.run(
+            [*ATTACHING[tool], str(target.pid)], capture_output=True, text=True, timeout=TIMEOUT, check=False
+        )
+        return done.stdout + done.stderr
+
+    with running(program, 600, 2) as target:
+        await_line(target)
+        process, output = run.start(TORTURE, ["-p", str(target.pid)])
+        await_traced(target.pid)
+        assert re.search(REFUSED[tool], attach())
+        result = run.end(process, output)
+        assert result.counts[1].hits == result.counts[1].records > 0
+        assert re.search(ATTACHED[tool], attach())
+        assert code_is_original(target.pid, program)
+        target.send_signal(signal.SIGUSR2)
+        assert target.wait(TIMEOUT) == 0
 
 
 @pytest.fixture
@@ -269,6 +307,49 @@ def test_the_breakpoint_of_another_debugger(build: Builder, run: Runner) -> None
         assert result.status == 1
         assert "no probepoint was inserted" in result.stderr
         assert read_memory(target.pid, address, 1) == b"\xcc" != original
+
+
+def test_the_breakpoint_that_a_killed_gdb_leaves_behind(build: Builder, run: Runner) -> None:
+    if shutil.which("gdb") is None:
+        pytest.skip("gdb is not installed")
+    program = build("torture.c")
+    with running(program, 600, 1) as target:
+        await_line(target)
+        commands = ["-ex", "break *main", "-ex", "continue"]
+        with subprocess.Popen(
+            ["gdb", "-nx", "-batch", "-p", str(target.pid), *commands],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        ) as gdb:
+            await_breakpoint(target.pid, program, "main")
+            gdb.kill()
+        await_true(lambda: tracer_of(target.pid) == 0, "the end of gdb's tracing")
+        target.send_signal(signal.SIGCONT)  # gdb stops threads by SIGSTOP
+        client, output = run.start(TORTURE.replace("stepped", "main"), ["-p", str(target.pid)])
+        assert client.stderr is not None
+        assert "CONFLICT" in client.stderr.readline()
+        assert run.end(client, output).status == 1
+        assert memory_at(target.pid, program, "main", 1) == b"\xcc"
+        target.send_signal(signal.SIGUSR2)
+        assert target.wait(TIMEOUT) == 0
+
+
+@needs_root
+def test_a_process_that_forbids_looking_into_it(
+    build: Builder, run: Runner, shared: Path, nobody_environment: dict[str, str]
+) -> None:
+    source = "name = undumpable\noffset = tick\nminor = 1\nmaxhits = 5\npush 1\nlog 1\nexit\n"
+    with running(build("undumpable.c"), cwd="/", **as_nobody()) as target:
+        await_line(target)
+        done, _ = run_as_nobody(nobody_environment, shared, source, ["-p", str(target.pid)])
+        assert done.returncode == 1
+        assert f"process {target.pid} (undumpable) does not allow tracing\n" in done.stderr
+        assert "it has made itself not dumpable" in done.stderr
+        assert "Traceback" not in done.stderr
+        # Root may.
+        client, output = run.start(source, ["-p", str(target.pid)])
+        await_true(lambda: output.exists() and output.read_text().count("\n") == 5, "5 records")
+        assert run.end(client, output).counts[1].hits == 5
 
 
 UNSUPPORTED = {

@@ -51,6 +51,28 @@ def test_a_program_with_breakpoints_of_its_own_gets_their_traps(build: Builder, 
     assert result.counts[1].hits == 100
 
 
+TRAPS = "name = traps\n" + "".join(f"offset = site_{site}\nexit\n" for site in ("emulated", "load", "free"))
+
+
+def test_a_program_with_a_handler_for_sigtrap_gets_each_of_its_own(build: Builder, run: Runner) -> None:
+    program = build("traps.c")
+    unprobed = subprocess.run([program, "handled"], capture_output=True, text=True, check=True, timeout=20).stdout
+    turns = "".join(f"int3 0\nkill 0\nqueue {n}\n" for n in range(3))
+    assert unprobed == f"not blocked, handled\n{turns}not blocked, handled\n"
+    result = run.command(TRAPS, program, "handled")
+    assert result.stdout == unprobed
+    assert result.counts[0].hits == 3
+
+
+@pytest.mark.parametrize("mode", ["blocked", "ignored"])
+def test_a_breakpoint_resets_what_a_program_does_with_sigtrap(build: Builder, run: Runner, mode: str) -> None:
+    # The kernel does that before the tracer hears of it (docs/engines.md, "How the target stays unharmed"); all else is as it was.
+    result = run.command(TRAPS, build("traps.c"), mode)
+    before = {"blocked": "blocked, default", "ignored": "not blocked, ignored"}
+    assert result.stdout == f"{before[mode]}\nnot blocked, default\n"
+    assert result.counts[0].hits == 3
+
+
 def test_a_deadly_signal_at_the_probed_instruction_ends_the_program_as_usual(build: Builder, run: Runner) -> None:
     source = "name = crash\noffset = main\nminor = 1\npush 1\nlog 1\nexit\n"
     result = run(source, ["--exit-status", "--", str(build("crash.S", name="crash"))])

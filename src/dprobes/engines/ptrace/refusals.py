@@ -39,6 +39,13 @@ def check_process(pid: int, *, allow_self: bool = False) -> None:
         )
     if (error := _plain_reason(pid)) is not None:
         raise error
+    try:
+        with open(f"/proc/{pid}/maps", "rb"):
+            pass
+    except PermissionError:
+        raise _closed_error(pid) from None
+    except OSError:
+        pass  # gone meanwhile: attaching will say so
 
 
 def attach_error(pid: int, reason: str, number: int) -> EngineError:
@@ -56,8 +63,12 @@ def attach_error(pid: int, reason: str, number: int) -> EngineError:
             f"process {pid} ({name}) cannot be traced: kernel.yama.ptrace_scope is {scope}",
             hint=YAMA_REMEDY,
         )
+    return _closed_error(pid)
+
+
+def _closed_error(pid: int) -> PrivilegeError:
     return PrivilegeError(
-        f"process {pid} ({name}) does not allow tracing",
+        f"process {pid} ({process_field(pid, 'Name')}) does not allow tracing",
         hint="it has made itself not dumpable, or runs with more privileges than you: run dprobes as root",
     )
 
