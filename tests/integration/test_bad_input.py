@@ -133,6 +133,7 @@ def test_a_handler_that_never_ends_is_ended(build: Builder, run: Runner, header:
     result = run.command(source, program, 5)
     assert [words[0] for words in result.words()] == list(range(5))
     assert result.counts[1].hits == 5
+    assert result.stderr.count("warning: the handler of 0,1 was ended by JMP_MAX, which nothing catches\n") == 1
     assert result.stdout == plain
 
 

@@ -85,7 +85,7 @@ def _dispatch(machine: Machine, raised: Raised) -> None:
         if raised.code & NON_MASKABLE:
             if point.autostacktrace:
                 machine.trace.take(machine)
-            machine.ending = Ending.EXIT
+            _end(machine, raised)
         return
     machine.last_exception = (raised.code, raised.parm1 & machine.mask, raised.parm2 & machine.mask)
     if not forced:
@@ -95,16 +95,22 @@ def _dispatch(machine: Machine, raised: Raised) -> None:
         machine.trace.take(machine)
     while machine.frames[-1].handler is None:
         if len(machine.frames) == 1:
-            machine.ending = Ending.EXIT
+            _end(machine, raised)
             return
         machine.leave()
     if machine.dispatches == HANDLER_DISPATCH_MAX:
-        machine.ending = Ending.EXIT
+        _end(machine, raised)
         return
     machine.dispatches += 1
     frame = machine.frames[-1]
     assert frame.handler is not None
     machine.ip, frame.handler = frame.handler, None
+
+
+def _end(machine: Machine, raised: Raised) -> None:
+    machine.ending = Ending.EXIT
+    if not isinstance(raised, Reraised):
+        machine.unhandled = raised.code
 
 
 class Steps(dict[int, "Step"]):

@@ -40,7 +40,8 @@ class Outcome(NamedTuple):
     Hold the result of one run of a handler.
 
     ``log`` is the log buffer up to LP, ``trace`` the stack-trace buffer up to STP; both are empty after ``abort``.
-    ``exit_code`` is the operand of ``exit 1|2|3``, else 0.
+    ``exit_code`` is the operand of ``exit 1|2|3``, else 0. ``unhandled`` is the exception that ended the
+    handler, if ``rx`` has not raised it, else 0.
     """
 
     ending: Ending
@@ -49,6 +50,7 @@ class Outcome(NamedTuple):
     major: int
     minor: int
     exit_code: int = 0
+    unhandled: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +147,7 @@ class Machine:
         "point",
         "sbp",
         "tsp",
+        "unhandled",
         "word_size",
     )
 
@@ -172,6 +175,7 @@ class Machine:
         self.last_exception = (0, 0, 0)
         self.ending: Ending | None = None
         self.exit_code = 0
+        self.unhandled = 0
         self._trace: TraceBuffer | None = None
         self._heap: Heap | None = None
 
@@ -181,7 +185,8 @@ class Machine:
         if self.ending is Ending.ABORT:
             return Outcome(self.ending, b"", b"", self.major, self.minor)
         trace = b"" if self._trace is None else self._trace.contents()
-        return Outcome(self.ending, bytes(self.log[: self.lp]), trace, self.major, self.minor, self.exit_code)
+        log = bytes(self.log[: self.lp])
+        return Outcome(self.ending, log, trace, self.major, self.minor, self.exit_code, self.unhandled)
 
     # The RPN stack
 

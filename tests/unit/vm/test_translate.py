@@ -242,7 +242,7 @@ def handler(point, context):
     if len(log) + 16 > point.logmax:
         return leave(0, point, context, locals())
     log += k0(v0, 5)
-    return new(Outcome, (EXIT, log, b'', major, minor, 0))
+    return new(Outcome, (EXIT, log, b'', major, minor, 0, 0))
 """
 
 
@@ -267,7 +267,9 @@ def test_a_function_leaves_with_what_the_machine_needs() -> None:
 @pytest.mark.parametrize("name", ["i386", "x86_64"])
 def test_the_examples_need_no_interpreter(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for path in sorted((Path(__file__).parents[3] / "examples").glob("*.rpn")):
-        context = FakeContext(name, registers=dict.fromkeys(("edi", "esi", "edx"), 0x1000), memory={0x1000: bytes(8)})
+        registers = dict.fromkeys(("edi", "esi", "edx"), 0x1000)
+        symbols = {"last_command_exit_value": 0x1000}
+        context = FakeContext(name, registers=registers, memory={0x1000: bytes(8)}, symbols=symbols)
         context.map_memory(0, bytes(64))
         program, image = encoded(path.read_text(encoding="utf-8"), context)
         translator = Translator(image, context.architecture)

@@ -55,6 +55,9 @@ class ModuleWatcher:
         self.probes: dict[int, Probe] = {}
         """The probepoints that the client has told of."""
 
+    def _warn(self, message: str, hint: str | None) -> None:
+        self._connection.send(Warned(message, hint))
+
     def learn(self, pid: int) -> None:
         """Ask the client about the files that a running process maps, so that it need not be stopped for that."""
         with contextlib.suppress(TargetError):
@@ -88,7 +91,7 @@ class ModuleWatcher:
         if sites.code is not None:
             word_size = sites.code.image.word_size
             if word_size not in self.handlers:
-                self.handlers[word_size] = Handlers(sites.code)
+                self.handlers[word_size] = Handlers(sites.code, self._warn)
 
     def update(self, space: AddressSpace, thread: Thread) -> None:
         """Bring the breakpoints of ``space`` in line with its mappings; ``thread`` is a stopped one of its threads."""

@@ -11,11 +11,14 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from dprobes.engines.base import Counts, ProbeState
+from dprobes.rpn.isa import ExceptionCode
 from dprobes.target.arch import architecture
 from dprobes.vm import Ending
 from dprobes.vm.translate import Translator
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from dprobes.engines.ptrace.slots import Placement
     from dprobes.engines.ptrace.wire import Code, ProbeLimits
     from dprobes.vm import Context, Outcome, Point
@@ -30,15 +33,26 @@ HANDING_OVER = frozenset({DEBUGGER, CORE_DUMP})
 
 
 class Handlers:
-    """Run a program's handlers on modules of one architecture."""
+    """Run a program's handlers on modules of one architecture; ``warn`` takes a message and a hint for the user."""
 
-    def __init__(self, code: Code) -> None:
+    def __init__(self, code: Code, warn: Callable[[str, str | None], None]) -> None:
+        self._warn = warn
+        self._ended: set[tuple[int, int]] = set()
         self._translator = Translator(code.image, architecture(code.architecture))
         self._starts = code.image.handlers
 
     def run(self, definition: int, point: Point, context: Context) -> Outcome:
         """Run the handler of a probe definition."""
-        return self._translator.run(self._starts[definition], point, context)
+        outcome = self._translator.run(self._starts[definition], point, context)
+        if outcome.unhandled and (definition, outcome.unhandled) not in self._ended:
+            self._ended.add((definition, outcome.unhandled))
+            if not point.autostacktrace:
+                self._warn(
+                    f"the handler of {point.major},{point.minor} was ended by {ExceptionCode(outcome.unhandled).name}, "
+                    "which nothing catches",
+                    "catch it with 'sx', or see where it is raised with 'autostacktrace = yes'",
+                )
+        return outcome
 
 
 @dataclass(slots=True, eq=False)
