@@ -282,7 +282,11 @@ def test_a_module_that_is_never_mapped(build: Builder, run: Runner) -> None:
 
 def test_an_opcode_that_is_not_there(build: Builder, run: Runner) -> None:
     source = TORTURE.replace("minor = 1", "opcode = 0x12\nminor = 1")
-    refused(run, ["--", str(build("torture.c")), "0", "1"], "MISMATCH", source=source)
+    program = build("torture.c")
+    refused(run, ["--", str(program), "0", "1"], "MISMATCH", source=source)
+    # The module was mapped: it is the opcode that does not fit.
+    result = run(source, ["--", str(program), "0", "1"])
+    assert result.stderr.endswith("dprobes: error: no probepoint was inserted\n")
 
 
 def test_the_breakpoint_of_another_debugger(build: Builder, run: Runner) -> None:

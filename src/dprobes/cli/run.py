@@ -28,7 +28,6 @@ from dprobes.engines.base import (
 from dprobes.formatters import FORMATS, Formatter, Place, formatter
 from dprobes.record.codec import decode_record
 from dprobes.record.layout import Item
-from dprobes.rpn.program import ModuleType
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -349,9 +348,9 @@ class _Run:
         if self._inserted and not any(count.hits for count in finished.counts):
             console.note("the probepoints were inserted, but never reached")
         if not self._inserted:
-            reason = f": no process mapped '{self._program.name}' in a fitting form"
-            is_user = self._program.modtype is ModuleType.USER
-            console.error("no probepoint was inserted" + (reason if is_user else ""))
+            # Why those that were found were not inserted has been said.
+            reason = "" if self._session.probes else f": no process mapped '{self._program.name}' in a fitting form"
+            console.error(f"no probepoint was inserted{reason}")
         if self._exit_status and finished.exit_status is not None:
             code = os.waitstatus_to_exitcode(finished.exit_status)
             return code if code >= 0 else 128 - code
