@@ -150,7 +150,7 @@ def command(
 
         executable = executable_of(argv[0])
     else:
-        from dprobes.engines.ptrace.processes import living_thread
+        from dprobes.engines.ptrace.procfs import living_thread
         from dprobes.engines.ptrace.refusals import check_process
 
         assert pid is not None

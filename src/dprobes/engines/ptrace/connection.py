@@ -14,7 +14,7 @@ import select
 import time
 from collections import deque
 
-from dprobes.engines.ptrace.processes import thread_state
+from dprobes.engines.ptrace.procfs import thread_state
 from dprobes.engines.ptrace.wire import FrameReader, Sites, Stop, load_message, pack_message, pack_record
 
 __all__ = ["ClientGoneError", "Connection"]

@@ -12,7 +12,7 @@ import time
 from typing import TYPE_CHECKING
 
 from dprobes.engines.ptrace import cpuid, floating, syscalls
-from dprobes.engines.ptrace.processes import process_field
+from dprobes.engines.ptrace.procfs import process_field
 from dprobes.engines.ptrace.segments import Segments
 from dprobes.engines.ptrace.syscalls import Register
 from dprobes.engines.ptrace.writing import is_mapped_writable, write_memory

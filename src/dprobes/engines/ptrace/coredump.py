@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NoReturn
 from dprobes.engines.ptrace import syscalls
 from dprobes.engines.ptrace.corewriter import CoreRequest, ThreadState, write_core
 from dprobes.engines.ptrace.processes import ThreadState as State
-from dprobes.engines.ptrace.processes import process_field
+from dprobes.engines.ptrace.procfs import process_field
 from dprobes.engines.ptrace.syscalls import RegisterSet, StopKind, classify_stop
 from dprobes.engines.ptrace.wire import Dumped
 from dprobes.target.corefile import Note, NoteType

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 
 from dprobes.engines.ptrace import syscalls
 from dprobes.engines.ptrace.givingback import give_back_all
-from dprobes.engines.ptrace.processes import AddressSpace, Thread, ThreadGoneError, ThreadState, process_field
+from dprobes.engines.ptrace.processes import AddressSpace, Thread, ThreadGoneError, ThreadState
+from dprobes.engines.ptrace.procfs import process_field
 from dprobes.engines.ptrace.syscalls import NEW_TASK_EVENTS, Event, Register, StopKind, classify_stop
 
 if TYPE_CHECKING:

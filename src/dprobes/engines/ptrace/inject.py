@@ -18,7 +18,8 @@ import signal
 from typing import TYPE_CHECKING, Protocol
 
 from dprobes.engines.ptrace import syscalls
-from dprobes.engines.ptrace.processes import ThreadGoneError, process_field
+from dprobes.engines.ptrace.processes import ThreadGoneError
+from dprobes.engines.ptrace.procfs import process_field
 from dprobes.engines.ptrace.sigframe import frame_32, frame_64
 from dprobes.engines.ptrace.syscalls import TRAP_FLAG, Event, Register, StopKind, classify_stop
 from dprobes.errors import TargetError

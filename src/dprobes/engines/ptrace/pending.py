@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from dprobes.engines.ptrace import syscalls
 from dprobes.engines.ptrace.heldsignals import FAULTS
-from dprobes.engines.ptrace.processes import PendingHit, ThreadState, system_call_of
+from dprobes.engines.ptrace.processes import PendingHit, ThreadState
+from dprobes.engines.ptrace.procfs import system_call_of
 from dprobes.engines.ptrace.stepping import COMPLETED, Completion, CompletionKind
 from dprobes.engines.ptrace.syscalls import Register, StopKind
 

@@ -13,7 +13,8 @@ from pathlib import Path
 from dprobes.engines.ptrace import syscalls
 from dprobes.engines.ptrace.debugregs import CONTROL, SLOTS, Watch, control_bits
 from dprobes.engines.ptrace.inject import InjectionError, injecting, may_inject
-from dprobes.engines.ptrace.processes import AddressSpace, Thread, ThreadState, process_field
+from dprobes.engines.ptrace.processes import AddressSpace, Thread, ThreadState
+from dprobes.engines.ptrace.procfs import process_field
 from dprobes.engines.ptrace.refusals import YAMA_REMEDY, yama_scope
 from dprobes.rpn.program import Access
 

@@ -11,9 +11,9 @@ import enum
 import errno
 import os
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from dprobes.engines.ptrace.procfs import process_field
 from dprobes.engines.ptrace.slots import Slots
 from dprobes.engines.ptrace.wire import Role
 from dprobes.target.maps import PAGE_SIZE
@@ -40,11 +40,6 @@ __all__ = [
     "ThreadGoneError",
     "ThreadState",
     "Watchpoint",
-    "living_thread",
-    "process_field",
-    "system_call_of",
-    "thread_state",
-    "threads_of",
 ]
 
 INT3 = b"\xcc"
@@ -377,59 +372,3 @@ class AddressSpace:
             found = os.pread(self.memory, 1, address) if reader is None else reader.read(address, 1)
             if found == INT3:
                 os.pwrite(self.memory, bytes([original]), address)
-
-
-def process_field(tid: int, name: str) -> str:
-    """Return a field of ``/proc/TID/status``, or an empty string if the thread or the field is not there."""
-    with contextlib.suppress(OSError):
-        for line in Path(f"/proc/{tid}/status").read_text(errors="replace").splitlines():
-            key, _, value = line.partition(":")
-            if key == name:
-                return value.strip()
-    return ""
-
-
-def thread_state(tid: int) -> str:
-    """Return the letter that proc(5) gives a thread: S, D, Z ...; X if it is gone."""
-    try:
-        with open(f"/proc/{tid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[0].decode()
-    except OSError:
-        return "X"
-
-
-def system_call_of(tid: int) -> int | None:
-    """
-    Return the number of the system call that a thread sleeps in, -1 if it sleeps elsewhere; None if it runs.
-
-    Source: ``proc_pid_syscall`` in ``fs/proc/base.c``.
-    """
-    try:
-        with open(f"/proc/{tid}/syscall", "rb") as file:
-            first = file.read().split()[0]
-    except (OSError, IndexError):
-        return None
-    return None if first == b"running" else int(first)
-
-
-def threads_of(pid: int) -> set[int]:
-    """Return the ids of the threads of a process; raise ``ProcessLookupError`` if it is gone."""
-    try:
-        return {int(name) for name in os.listdir(f"/proc/{pid}/task")}
-    except FileNotFoundError as error:
-        raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH)) from error
-
-
-def living_thread(pid: int) -> int:
-    """
-    Return the id of a thread of the process that has not ended, or ``pid`` if there is none.
-
-    When the first thread ends before the others, ``/proc/PID`` no longer shows the memory of the process.
-    """
-    if thread_state(pid) not in ("Z", "X"):
-        return pid
-    with contextlib.suppress(OSError):
-        for tid in sorted(threads_of(pid)):
-            if thread_state(tid) not in ("Z", "X"):
-                return tid
-    return pid

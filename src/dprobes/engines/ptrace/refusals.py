@@ -7,7 +7,7 @@ import itertools
 import os
 from pathlib import Path
 
-from dprobes.engines.ptrace.processes import process_field, thread_state, threads_of
+from dprobes.engines.ptrace.procfs import process_field, thread_state, threads_of
 from dprobes.errors import EngineError, PrivilegeError
 
 __all__ = ["YAMA_REMEDY", "attach_error", "check_process", "yama_scope"]

@@ -18,7 +18,8 @@ import time
 from typing import TYPE_CHECKING
 
 from dprobes.engines.ptrace import syscalls
-from dprobes.engines.ptrace.processes import ThreadState, thread_state
+from dprobes.engines.ptrace.processes import ThreadState
+from dprobes.engines.ptrace.procfs import thread_state
 from dprobes.engines.ptrace.syscalls import Event, Register, StopKind, classify_stop
 
 if TYPE_CHECKING:

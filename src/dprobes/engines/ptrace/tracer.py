@@ -27,14 +27,8 @@ from dprobes.engines.ptrace.handover import HandOver
 from dprobes.engines.ptrace.hits import HitHandler, WaysOut
 from dprobes.engines.ptrace.localtable import LocalTables
 from dprobes.engines.ptrace.modules import ModuleWatcher
-from dprobes.engines.ptrace.processes import (
-    AddressSpace,
-    DebugState,
-    Thread,
-    ThreadGoneError,
-    ThreadState,
-    living_thread,
-)
+from dprobes.engines.ptrace.processes import AddressSpace, DebugState, Thread, ThreadGoneError, ThreadState
+from dprobes.engines.ptrace.procfs import living_thread
 from dprobes.engines.ptrace.records import RecordBuilder
 from dprobes.engines.ptrace.seizing import Seizer
 from dprobes.engines.ptrace.stepping import Stepper

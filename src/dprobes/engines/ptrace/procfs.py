@@ -1,0 +1,72 @@
+"""Look-ups in ``/proc`` about processes and threads; see proc(5)."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from pathlib import Path
+
+__all__ = [
+    "living_thread",
+    "process_field",
+    "system_call_of",
+    "thread_state",
+    "threads_of",
+]
+
+
+def process_field(tid: int, name: str) -> str:
+    """Return a field of ``/proc/TID/status``, or an empty string if the thread or the field is not there."""
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{tid}/status").read_text(errors="replace").splitlines():
+            key, _, value = line.partition(":")
+            if key == name:
+                return value.strip()
+    return ""
+
+
+def thread_state(tid: int) -> str:
+    """Return the letter that proc(5) gives a thread: S, D, Z ...; X if it is gone."""
+    try:
+        with open(f"/proc/{tid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0].decode()
+    except OSError:
+        return "X"
+
+
+def system_call_of(tid: int) -> int | None:
+    """
+    Return the number of the system call that a thread sleeps in, -1 if it sleeps elsewhere; None if it runs.
+
+    Source: ``proc_pid_syscall`` in ``fs/proc/base.c``.
+    """
+    try:
+        with open(f"/proc/{tid}/syscall", "rb") as file:
+            first = file.read().split()[0]
+    except (OSError, IndexError):
+        return None
+    return None if first == b"running" else int(first)
+
+
+def threads_of(pid: int) -> set[int]:
+    """Return the ids of the threads of a process; raise ``ProcessLookupError`` if it is gone."""
+    try:
+        return {int(name) for name in os.listdir(f"/proc/{pid}/task")}
+    except FileNotFoundError as error:
+        raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH)) from error
+
+
+def living_thread(pid: int) -> int:
+    """
+    Return the id of a thread of the process that has not ended, or ``pid`` if there is none.
+
+    When the first thread ends before the others, ``/proc/PID`` no longer shows the memory of the process.
+    """
+    if thread_state(pid) not in ("Z", "X"):
+        return pid
+    with contextlib.suppress(OSError):
+        for tid in sorted(threads_of(pid)):
+            if thread_state(tid) not in ("Z", "X"):
+                return tid
+    return pid
