@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 
 __all__ = [
+    "children_of",
     "living_thread",
     "process_field",
     "system_call_of",
@@ -47,6 +48,15 @@ def system_call_of(tid: int) -> int | None:
     except (OSError, IndexError):
         return None
     return None if first == b"running" else int(first)
+
+
+def children_of(pid: int, tid: int) -> list[int]:
+    """Return the ids of the processes that a thread of a process has made and that have not been waited for."""
+    try:
+        with open(f"/proc/{pid}/task/{tid}/children", "rb") as file:
+            return [int(child) for child in file.read().split()]
+    except OSError:
+        return []
 
 
 def threads_of(pid: int) -> set[int]:

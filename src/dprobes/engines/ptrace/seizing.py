@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from dprobes.engines.ptrace import syscalls
 from dprobes.engines.ptrace.processes import AddressSpace, ThreadState
-from dprobes.engines.ptrace.procfs import process_field, thread_state, threads_of
+from dprobes.engines.ptrace.procfs import children_of, process_field, thread_state, threads_of
 
 if TYPE_CHECKING:
     from dprobes.engines.ptrace.family import Family
@@ -65,13 +65,8 @@ class Seizer:
 
     def _seize_vfork_child(self, parent: Thread) -> list[Thread]:
         """Seize the child that runs in the memory of ``parent``, which cannot stop because it waits for that."""
-        try:
-            with open(f"/proc/{parent.pid}/task/{parent.tid}/children", "rb") as file:
-                children = [int(pid) for pid in file.read().split()]
-        except OSError:
-            return []
         held: list[Thread] = []
-        for pid in children:
+        for pid in children_of(parent.pid, parent.tid):
             if not syscalls.same_memory(parent.tid, pid) or pid in self._threads:
                 continue
             syscalls.seize(pid)

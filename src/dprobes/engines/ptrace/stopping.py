@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.engines.ptrace import syscalls
 from dprobes.engines.ptrace.processes import ThreadState
-from dprobes.engines.ptrace.procfs import thread_state
+from dprobes.engines.ptrace.procfs import children_of, system_call_of, thread_state
 from dprobes.engines.ptrace.syscalls import Event, Register, StopKind, classify_stop
 
 if TYPE_CHECKING:
@@ -38,6 +38,12 @@ _SPINS = 40
 
 _TURNS = 8
 """After how many kept stops to look for new ones, so that one busy process does not hold up another."""
+
+_FORKING = 5.0
+"""Seconds for which a thread is waited for that makes a process."""
+
+# fork, vfork, clone, clone3.
+_PROCESS_MAKING = {8: frozenset({57, 58, 56, 435}), 4: frozenset({2, 190, 120, 435})}
 
 _STUCK = 0.1
 """Seconds after which a thread that sleeps in the middle of a step is left to itself."""
@@ -140,7 +146,7 @@ class Stopper:
 
     def _wait_patiently(self, thread: Thread) -> int | None:
         """Return the next wait status of a thread, or None if it cannot stop now."""
-        pause = 0.0
+        pause = waited = 0.0
         with contextlib.suppress(ChildProcessError):
             while True:
                 for _ in range(self._spins):
@@ -152,11 +158,24 @@ class Stopper:
                     if state in ("Z", "X"):
                         thread.state = ThreadState.ENDED
                         return None
-                    if state == "D" and pause >= 0.002:
+                    if state == "D" and pause >= 0.002 and not (self._makes_a_process(thread) and waited < _FORKING):
                         return None
                 pause = min(pause + 0.001, 0.005)
+                waited += pause
                 signal.sigtimedwait([signal.SIGCHLD], pause)
         return None
+
+    def _makes_a_process(self, thread: Thread) -> bool:
+        """
+        Return whether a thread that sleeps in the kernel is copying its memory for a child.
+
+        It is waited for: what is written into its memory meanwhile may or may not get into the child. One that waits
+        for its vfork child is done with that.
+        """
+        if system_call_of(thread.tid) not in _PROCESS_MAKING[thread.space.word_size]:
+            return False
+        children = children_of(thread.pid, thread.tid)
+        return not any(syscalls.same_memory(thread.tid, child) for child in children)
 
     # Stopping
 
