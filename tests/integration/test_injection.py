@@ -168,6 +168,20 @@ def test_a_process_that_is_killed_during_a_call_is_reported(still: subprocess.Po
     assert still.wait(10) in (-signal.SIGKILL, 0)
 
 
+def test_the_end_of_a_first_thread_is_not_waited_for_while_others_are_not_reaped(build: Builder) -> None:
+    with running(build("threads.c"), 3, 1000000000) as process:
+        await_true(lambda: len(list(Path(f"/proc/{process.pid}/task").iterdir())) > 1, "the threads")
+        thread = seize(process.pid, 8)
+        for task in Path(f"/proc/{process.pid}/task").iterdir():
+            if int(task.name) != process.pid:
+                syscalls.seize(int(task.name))
+        with pytest.raises((ThreadGoneError, ProcessLookupError)):
+            kill_in_a_call(thread, 8)
+        for task in Path(f"/proc/{process.pid}/task").iterdir():
+            if int(task.name) != process.pid:
+                os.waitpid(int(task.name), syscalls.WALL)
+
+
 def kill_in_a_call(thread: Thread, word_size: int) -> None:
     with inject.injecting(thread) as call:
         os.kill(thread.pid, signal.SIGKILL)

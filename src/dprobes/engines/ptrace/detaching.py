@@ -17,6 +17,7 @@ from dprobes.engines.ptrace import syscalls
 from dprobes.engines.ptrace.givingback import give_back_all
 from dprobes.engines.ptrace.processes import AddressSpace, Thread, ThreadGoneError, ThreadState
 from dprobes.engines.ptrace.procfs import process_field
+from dprobes.engines.ptrace.stopping import await_stop
 from dprobes.engines.ptrace.syscalls import NEW_TASK_EVENTS, Event, Register, StopKind, classify_stop
 
 if TYPE_CHECKING:
@@ -119,8 +120,8 @@ class Detacher:
             self._stopper.stop(threads)
             for thread in threads:
                 if thread.state is ThreadState.NEWBORN and thread.tid not in deferred:
-                    with contextlib.suppress(ChildProcessError):
-                        self._stopper.defer(thread.tid, os.waitpid(thread.tid, syscalls.WALL)[1])
+                    with contextlib.suppress(ChildProcessError, ProcessLookupError):
+                        self._stopper.defer(thread.tid, await_stop(thread.tid))
             ours = {pid, *(thread.tid for thread in threads)}
             reported = [tid for tid in deferred if pid is None or tid in ours]
             if pid is not None and any(classify_stop(deferred[t]) == (StopKind.EVENT, Event.EXEC) for t in reported):
@@ -222,7 +223,7 @@ class Detacher:
         """Let a trap come before which the kernel reported our interrupt; return the signal to go on with."""
         for _ in range(_ATTEMPTS):
             syscalls.resume(thread.tid)
-            kind, number = classify_stop(os.waitpid(thread.tid, syscalls.WALL)[1])
+            kind, number = classify_stop(await_stop(thread.tid))
             if kind is StopKind.EXITED:
                 raise ProcessLookupError
             if kind is StopKind.SIGNAL:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
 import signal
 import time
 from typing import TYPE_CHECKING
@@ -20,7 +19,7 @@ from dprobes.engines.ptrace.arming import Armer
 from dprobes.engines.ptrace.debugregs import CONTROL, SLOTS, STATUS, decode, slot_mask, slots_hit
 from dprobes.engines.ptrace.processes import AddressSpace, Thread, ThreadState
 from dprobes.engines.ptrace.procfs import process_field, threads_of
-from dprobes.engines.ptrace.stopping import Stopper
+from dprobes.engines.ptrace.stopping import Stopper, await_stop
 from dprobes.engines.ptrace.syscalls import StopKind, classify_stop
 
 if TYPE_CHECKING:
@@ -95,7 +94,7 @@ def _let_go(thread: Thread, watches: tuple[Watch, ...], stopper: Stopper) -> boo
     if hit and _has_pending_trap(thread.tid):
         # The trap comes before the thread runs any code.
         syscalls.resume(thread.tid)
-        status = os.waitpid(thread.tid, syscalls.WALL)[1]
+        status = await_stop(thread.tid)
         return _let_go_at(thread, status, watches) or armed
     stopper.hide_interruption(thread)
     syscalls.detach(thread.tid)

@@ -21,6 +21,7 @@ from dprobes.engines.ptrace import syscalls
 from dprobes.engines.ptrace.processes import ThreadGoneError
 from dprobes.engines.ptrace.procfs import process_field
 from dprobes.engines.ptrace.sigframe import frame_32, frame_64
+from dprobes.engines.ptrace.stopping import await_stop
 from dprobes.engines.ptrace.syscalls import TRAP_FLAG, Event, Register, StopKind, classify_stop
 from dprobes.errors import TargetError
 from dprobes.target.maps import parse_maps, read_maps
@@ -223,7 +224,11 @@ class _Session:
                 syscalls.resume_to_syscall(tid)
             else:
                 syscalls.resume(tid)
-            status = os.waitpid(tid, syscalls.WALL)[1]
+            try:
+                status = await_stop(tid)
+            except ProcessLookupError:
+                self.has_ended = True
+                raise
             kind, number = classify_stop(status)
             if kind is StopKind.EXITED:
                 self.has_ended = True

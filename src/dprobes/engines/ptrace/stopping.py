@@ -12,6 +12,7 @@ Rules that this module keeps:
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import time
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.arming import Armer
     from dprobes.engines.ptrace.processes import AddressSpace, Thread
 
-__all__ = ["Stopper"]
+__all__ = ["Stopper", "await_stop"]
 
 _POLL = syscalls.WALL | os.WNOHANG
 """How to ask for a stop without waiting for it."""
@@ -61,6 +62,23 @@ _FAILING_64 = frozenset({232, 281, 441, 43, 288, 45, 47, 299, 44, 46, 128, 65, 2
 # The same, and socketcall and ipc, in the numbers of i386.
 _FAILING_32 = frozenset({256, 319, 441, 102, 364, 371, 372, 337, 417, 369, 370, 177, 421, 117, 420, 247, 385, 416})
 _EPOLL_WAITS = frozenset({232, 281, 256, 319})
+
+
+def await_stop(tid: int) -> int:
+    """
+    Wait for the next stop or the end of a thread, and return its wait status.
+
+    Raise ``ProcessLookupError`` if it has ended, and that is still to be reported: the kernel keeps the end of a
+    process's first thread back until all others have been waited for.
+    """
+    found, status = os.waitpid(tid, _POLL)
+    while not found:
+        signal.sigtimedwait([signal.SIGCHLD], 0.005)
+        has_ended = thread_state(tid) in ("Z", "X")
+        found, status = os.waitpid(tid, _POLL)
+        if has_ended and not found:
+            raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
+    return status
 
 
 class Stopper:
@@ -127,7 +145,11 @@ class Stopper:
                 self.defer(tid, status)
 
     def wait_for_step(self, tid: int, *, may_leave: bool) -> int | None:
-        """Return the wait status of a thread that was let run for a moment, or None if it went to sleep instead."""
+        """
+        Return the wait status of a thread that was let run for a moment, or None if it went to sleep instead.
+
+        Raise ``ProcessLookupError`` if it has ended, and that is still to be reported.
+        """
         status = self.deferred.pop(tid, None)
         if status is not None:
             return status
@@ -141,7 +163,10 @@ class Stopper:
             found, status = os.waitpid(tid, _POLL)
             if found:
                 return status
-            if may_leave and time.monotonic() > until and thread_state(tid) in ("S", "D"):
+            state = thread_state(tid)
+            if state in ("Z", "X"):
+                raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
+            if may_leave and time.monotonic() > until and state in ("S", "D"):
                 return None
 
     def _wait_patiently(self, thread: Thread) -> int | None:
