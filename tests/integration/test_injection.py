@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 GETPID = {8: 39, 4: 20}
 KILL = {8: 62, 4: 37}
 MMAP = {8: 9, 4: 192}
+PAUSE = 34
 
 
 @contextlib.contextmanager
@@ -175,11 +177,18 @@ def test_the_end_of_a_first_thread_is_not_waited_for_while_others_are_not_reaped
         for task in Path(f"/proc/{process.pid}/task").iterdir():
             if int(task.name) != process.pid:
                 syscalls.seize(int(task.name))
-        with pytest.raises((ThreadGoneError, ProcessLookupError)):
-            kill_in_a_call(thread, 8)
+        with pytest.raises(ProcessLookupError):
+            pause_until_killed(thread)
         for task in Path(f"/proc/{process.pid}/task").iterdir():
             if int(task.name) != process.pid:
                 os.waitpid(int(task.name), syscalls.WALL)
+
+
+def pause_until_killed(thread: Thread) -> None:
+    timer = threading.Timer(0.2, os.kill, (thread.pid, signal.SIGKILL))
+    with inject.injecting(thread) as call:
+        timer.start()
+        call(PAUSE)
 
 
 def kill_in_a_call(thread: Thread, word_size: int) -> None:
