@@ -30,6 +30,7 @@ class StreamSink:
         except BrokenPipeError:
             raise
         except (OSError, ValueError) as error:
+            self.abandon()
             raise SinkError(f"{self._name}: {getattr(error, 'strerror', None) or error}") from error
 
     def flush(self) -> None:
@@ -39,10 +40,11 @@ class StreamSink:
         except BrokenPipeError:
             raise
         except OSError as error:
+            self.abandon()
             raise SinkError(f"{self._name}: {error.strerror}") from error
 
     def abandon(self) -> None:
-        """Give up: nobody reads the stream any more, and nothing more may be written to it."""
+        """Give up: nobody reads the stream any more or it takes no more, and nothing more may be written to it."""
         if not self._owned:
             # Python flushes standard output at exit; let what is left go nowhere.
             os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
