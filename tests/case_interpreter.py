@@ -1,4 +1,4 @@
-"""How a case is run: by the reference interpreter, and by the translation of handlers into Python functions."""
+"""How a case is run: by the reference interpreter, translated into a Python function, and compiled to eBPF."""
 
 from __future__ import annotations
 
@@ -14,14 +14,23 @@ from dprobes.source import SourceFile
 from dprobes.target.arch import architecture
 from dprobes.testing import FakeContext, prepare, run_definition
 from dprobes.vm.translate import Translator
+from ebpf_backend import EbpfRunner, is_applicable, loop_forms
 
 if TYPE_CHECKING:
     from case_format import Case, ContextLine, Target
     from dprobes.extensions import View
     from dprobes.rpn.program import Program
     from dprobes.vm.machine import Machine, Outcome
+    from ebpf_backend import FinalState
 
-__all__ = ["check_case", "check_translated_case", "compile_case", "context_of"]
+__all__ = [
+    "check_case",
+    "check_compiled_case",
+    "check_translated_case",
+    "compile_case",
+    "context_of",
+    "is_compiled_case",
+]
 
 
 def check_case(case: Case, target: Target) -> None:
@@ -54,6 +63,31 @@ def check_translated_case(case: Case, target: Target) -> None:
         machine = translator.final_state(image.handlers[0], prepare(program, 0, looked_at), looked_at)
     _compare(case, target, image, context, outcome, machine)
     _compare(case, target, image, looked_at, machine.outcome(), machine)
+
+
+def check_compiled_case(case: Case, target: Target) -> None:
+    """Do the same with the handler compiled to eBPF, in each form that loops may have on this kernel."""
+    program, _ = compile_case(case, target)
+    assert program is not None
+    processor = architecture(target.architecture)
+    image = encode(program, processor)
+    for loops in loop_forms():
+        context = context_of(case, target)
+        point = prepare(program, 0, context)
+        with EbpfRunner(image, processor, context, loops) as runner:
+            for _ in range(case.hits):
+                outcome, state = runner.run(image.handlers[0], point)
+        _compare(case, target, image, context, outcome, state)
+
+
+def is_compiled_case(case: Case, target: Target) -> bool:
+    """Return whether a case can be run as eBPF: it runs at all, and asks for nothing that a uprobe lacks."""
+    if not case.is_run or target.architecture not in ("i386", "x86_64"):
+        return False
+    program, _ = compile_case(case, target)
+    if program is None:
+        return False
+    return is_applicable(program, architecture(target.architecture), context_of(case, target))
 
 
 def compile_case(case: Case, target: Target) -> tuple[Program | None, Diagnostics]:
@@ -120,7 +154,12 @@ def _fail(view: View) -> None:
 
 
 def _compare(
-    case: Case, target: Target, image: CodeImage, context: FakeContext, outcome: Outcome, machine: Machine
+    case: Case,
+    target: Target,
+    image: CodeImage,
+    context: FakeContext,
+    outcome: Outcome,
+    machine: Machine | FinalState,
 ) -> None:
     mask = context.architecture.word_mask
     offsets = {name: offset for offset, names in image.labels.items() for name in names} | image.procedures

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,17 +15,32 @@ hypothesis.settings.register_profile("seeded", deadline=None, derandomize=True, 
 hypothesis.settings.register_profile("torture", deadline=None, max_examples=2000)
 hypothesis.settings.load_profile(os.environ.get("DPROBES_EXAMPLES", "seeded"))
 
-pytest.register_assert_rewrite("case_interpreter")
+pytest.register_assert_rewrite("case_interpreter", "differential")
 
 from case_format import Case, CaseError, Target, parse_case  # noqa: E402
-from case_interpreter import check_case, check_translated_case  # noqa: E402
+from case_interpreter import (  # noqa: E402
+    check_case,
+    check_compiled_case,
+    check_translated_case,
+    is_compiled_case,
+)
+from ebpf_backend import obstacle  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 CASES = Path(__file__).parent / "cases"
 
-BACK_ENDS: dict[str, Callable[[Case, Target], None]] = {"interpreter": check_case, "translator": check_translated_case}
+BACK_ENDS: dict[str, Callable[[Case, Target], None]] = {
+    "interpreter": check_case,
+    "translator": check_translated_case,
+    "ebpf": check_compiled_case,
+}
+
+
+@functools.cache
+def ebpf_obstacle() -> str | None:
+    return obstacle()
 
 
 @pytest.fixture(scope="session")
@@ -47,6 +63,8 @@ class CaseFile(pytest.File):
             raise self.CollectError(str(error)) from None
         for back_end in BACK_ENDS:
             for target in case.targets:
+                if back_end == "ebpf" and not is_compiled_case(case, target):
+                    continue
                 name = f"{back_end}-{target.architecture}"
                 yield CaseItem.from_parent(self, name=name, case=case, target=target, back_end=back_end)
 
@@ -59,6 +77,8 @@ class CaseItem(pytest.Item):
         self.back_end = back_end
 
     def runtest(self) -> None:
+        if self.back_end == "ebpf" and (reason := ebpf_obstacle()) is not None:
+            pytest.skip(reason)
         BACK_ENDS[self.back_end](self.case, self.target)
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: object = None) -> str:

@@ -28,10 +28,11 @@ from dprobes.rpn.program import (
     Program,
     Sampler,
 )
-from dprobes.target.arch import Architecture, Direction
+from dprobes.target.arch import Architecture, Direction, Register
 from dprobes.testing import FakeContext
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from random import Random
 
 __all__ = ["RandomPrograms", "random_context"]
@@ -83,13 +84,33 @@ def _value(random: Random) -> int:
 
 
 class RandomPrograms:
-    """Make programs for one processor out of a source of random numbers."""
+    """
+    Make programs for one processor out of a source of random numbers.
 
-    def __init__(self, random: Random, architecture: Architecture) -> None:
+    ``allows`` says which instructions may occur: it gets a row, and the register where one is named.
+    """
+
+    def __init__(
+        self,
+        random: Random,
+        architecture: Architecture,
+        allows: Callable[[Row, Register | None], bool] = lambda row, register: True,
+    ) -> None:
         self._random = random
         self._architecture = architecture
+        self._allows = allows
         is_x86 = architecture.name in ("i386", "x86_64")
-        self._rows = [row for row in isa.ROWS if is_x86 or row.group not in (isa.Group.IO, isa.Group.SEGMENT)]
+        self._rows = [
+            row
+            for row in isa.ROWS
+            if (is_x86 or row.group not in (isa.Group.IO, isa.Group.SEGMENT))
+            and (row.operand_kind is OperandKind.REGISTER or allows(row, None))
+        ]
+        self._rows = [row for row in self._rows if row.operand_kind is not OperandKind.REGISTER or self._registers(row)]
+
+    def _registers(self, row: Row) -> list[str]:
+        direction = Direction(row.syntax.partition(",")[0])
+        return [r.name for r in self._architecture.registers if direction in r.allowed and self._allows(row, r)]
 
     def wild(self) -> Program:
         """Return a well-formed program."""
@@ -102,10 +123,10 @@ class RandomPrograms:
         """Return a program that reads only what it wrote, and whose outcome is therefore the same everywhere."""
         names = [f"p{n}" for n in range(self._random.randrange(3))]
         procedures = []
-        for number, name in enumerate(names):
-            writer = _Defined(self._random, self._architecture, self._rows, names[:number])
+        for name in names:
+            writer = _Defined(self._random, self._architecture, self._rows, names, self._allows)
             procedures.append(Procedure(name, writer.code("ret")))
-        handler = _Defined(self._random, self._architecture, self._rows, names).code("exit")
+        handler = _Defined(self._random, self._architecture, self._rows, names, self._allows).code("exit")
         return self._program((ProbeDefinition(Offset(Expression(0)), handler),), tuple(procedures), is_small=True)
 
     def _program(
@@ -196,7 +217,7 @@ class RandomPrograms:
             case OperandKind.EXTENSION:
                 return random.choice(("sample", "a.b"))
             case OperandKind.REGISTER:
-                return _register(random, self._architecture, row)
+                return random.choice(self._registers(row))
             case OperandKind.VALUE:
                 return _pushed(random, self._architecture)
             case OperandKind.LV | OperandKind.GV | OperandKind.CV:
@@ -211,11 +232,6 @@ class RandomPrograms:
                 return random.choice((0, 1, 2, 3, 200))
 
 
-def _register(random: Random, architecture: Architecture, row: Row) -> str:
-    direction = Direction(row.syntax.partition(",")[0])
-    return random.choice([r.name for r in architecture.registers if direction in r.allowed])
-
-
 def _pushed(random: Random, architecture: Architecture) -> Expression:
     if random.random() < 0.1:
         return Expression(random.choice((0, 4, -4)), random.choice(_SYMBOLS))
@@ -224,26 +240,52 @@ def _pushed(random: Random, architecture: Architecture) -> Expression:
 
 
 class _Defined:
-    """Write code whose stack depth is known at every instruction."""
+    """
+    Write code whose stack depth is known at every instruction.
 
-    # Operators whose operands may be anything, whose effect is exact, and that write no cell but those they push.
-    _EXCLUDED = ("callk", "restore", "pop lp", "pop stp", "push h", "pop h", "pop sbp", "pop tsp", "copy", "push sbp",
-                 "push tsp", "malloc", "free", "purge", "trace", "log st", "push stp", "push lp", "push plp", "push x",
-                 "save", "sx", "ux")  # fmt: skip
+    Instructions that reach cells, log bytes or heap bytes by positions come in patterns that read only what is there.
+    """
 
-    def __init__(self, random: Random, architecture: Architecture, rows: list[Row], procedures: list[str]) -> None:
+    # What changes a position, or writes where the code around it does not expect it: only in patterns.
+    _PATTERNS = ("callk", "restore", "pop lp", "pop stp", "push h", "pop h", "pop sbp", "pop tsp", "copy", "push sbp",
+                 "push tsp", "malloc", "free", "trace", "sx", "ux")  # fmt: skip
+
+    def __init__(
+        self,
+        random: Random,
+        architecture: Architecture,
+        rows: list[Row],
+        procedures: list[str],
+        allows: Callable[[Row, Register | None], bool],
+    ) -> None:
         self._random = random
+        self._allows = allows
         self._architecture = architecture
         self._procedures = procedures
         self._rows = [
             row
             for row in rows
             if row.flow is Flow.NEXT
-            and not row.syntax.startswith(self._EXCLUDED)
+            and not row.syntax.startswith(self._PATTERNS)
             and "?" not in row.effect
             and row.operand_kind is not OperandKind.REGISTER
         ]
         self._registers = [row for row in rows if row.syntax in ("push r, <register>", "push u, <register>")]
+        self._patterns = [
+            self._relative_access,
+            self._framed_access,
+            self._popped_dup,
+            self._popped_log,
+            self._rewound_stack,
+            self._rewound_log,
+            self._rewound_traces,
+            self._shown_cells,
+            self._shown_variables,
+            self._heap,
+            self._caught_call,
+            self._raise,
+            self._early_end,
+        ]
         self._instructions: list[Instruction] = []
         self._labels: dict[str, int] = {}
         self._depth = 0
@@ -281,6 +323,8 @@ class _Defined:
             elif choice == 4:
                 row = self._random.choice(self._registers)
                 self._register_push(row)
+            elif choice in (5, 6):
+                self._random.choice(self._patterns)()
             else:
                 self._plain(self._random.choice(self._rows))
 
@@ -306,7 +350,7 @@ class _Defined:
             r.name
             for r in self._architecture.registers
             if direction in r.allowed and not r.selector_cells and r.memory_offset is None and not r.parts
-            and r.bits <= self._architecture.word_bits
+            and r.bits <= self._architecture.word_bits and self._allows(row, r)
         ]  # fmt: skip
         self._emit(row.syntax, self._random.choice(wide))
 
@@ -355,3 +399,215 @@ class _Defined:
         if self._depth:
             self._emit("ros <cells>", self._depth)
         self._depth = outer
+
+    # Patterns: they leave the cells that they find alone, and their results on top of them
+
+    def _value(self) -> None:
+        self._emit("push <value>", _pushed(self._random, self._architecture))
+
+    def _number(self, number: int) -> None:
+        self._emit("push <value>", Expression(number))
+
+    def _new_label(self, prefix: str) -> str:
+        label = f"{prefix}{len(self._labels)}"
+        self._labels[label] = -1
+        return label
+
+    def _place(self, label: str) -> None:
+        self._labels[label] = len(self._instructions)
+        self._emit("nop")
+
+    def _relative_access(self) -> None:
+        """Read or write a cell that there is, counted from TSP."""
+        random = self._random
+        for _ in range(random.randrange(1, 4)):
+            self._value()
+        n = random.randrange(self._depth)
+        match random.randrange(6):
+            case 0:
+                self._emit("push tsp, <n>", n)
+            case 1:
+                self._number(n)
+                self._emit("push tsp")
+            case 2:
+                self._emit("copy tsp, <n>", n)
+            case 3:
+                self._number(n)
+                self._emit("copy tsp")
+            case 4:
+                self._value()
+                self._emit("pop tsp, <n>", n + 1)
+            case 5:
+                self._number(n)
+                self._value()
+                self._emit("pop tsp")
+
+    def _framed_access(self) -> None:
+        """Do the same from SBP, which is TSP of some cells ago."""
+        random = self._random
+        self._value()
+        base = self._depth
+        self._emit("save tsp")
+        self._emit("restore sbp")
+        for _ in range(random.randrange(3)):
+            self._value()
+        n = random.randrange(base - self._depth, base)
+        match random.randrange(6):
+            case 0:
+                self._emit("push sbp, <n>", n)
+            case 1:
+                self._number(n)
+                self._emit("push sbp")
+            case 2:
+                self._emit("copy sbp, <n>", n)
+            case 3:
+                self._number(n)
+                self._emit("copy sbp")
+            case 4:
+                self._value()
+                self._emit("pop sbp, <n>", n)
+            case 5:
+                self._number(n)
+                self._value()
+                self._emit("pop sbp")
+
+    def _popped_dup(self) -> None:
+        count = self._random.choice((0, 1, 5, 40))
+        self._number(count)
+        self._value()
+        self._emit("dup")
+        self._depth += count  # the table does not say how many
+
+    def _popped_log(self) -> None:
+        for _ in range(self._random.randrange(3)):
+            self._value()
+        count = self._random.randrange(self._depth + 1)
+        self._number(count)
+        self._emit("log")
+        self._depth -= count
+
+    def _rewound_stack(self) -> None:
+        """Come back to a TSP from before, found by counting, by way of SBP, or on top."""
+        depth, count = self._depth, self._random.randrange(4)
+        if self._random.random() < 0.5:
+            self._emit("save tsp")
+            for _ in range(count):
+                self._value()
+            self._emit("push tsp, <n>", count)
+        else:
+            self._emit("save tsp")
+            self._emit("restore sbp")
+            for _ in range(count):
+                self._value()
+            self._emit("save sbp")
+        self._emit("restore tsp")
+        self._depth = depth
+
+    def _rewound_log(self) -> None:
+        self._emit("push lp")
+        self._value()
+        self._emit(self._random.choice(("log b, <count>", "log <count>")), 1)
+        self._emit("pop lp")
+
+    def _rewound_traces(self) -> None:
+        self._emit("push stp")
+        is_purged = self._random.random() < 0.3
+        if is_purged:
+            self._emit("purge st")
+        self._emit("log st")
+        if is_purged or self._random.random() < 0.5:
+            self._emit("ros <cells>", 1)
+        else:
+            self._emit("pop stp")
+
+    def _shown_cells(self) -> None:
+        """Take a trace that shows the topmost cells; nothing is shown behind it."""
+        self._value()
+        count = self._random.randrange(1, self._depth + 1)
+        self._emit("save tsp")
+        self._number(count)
+        self._emit("trace pv")
+        self._emit("log st")
+        self._number(0)
+        self._number(0)
+        self._emit("trace pv")
+
+    def _shown_variables(self) -> None:
+        self._number(self._random.randrange(VARIABLES + 1))
+        self._number(self._random.randrange(VARIABLES + 1))
+        self._guarded(isa.rows_by_syntax()[self._random.choice(("trace lv", "trace gv"))])
+        self._emit("log st")
+
+    def _heap(self) -> None:
+        """Write a whole block of the heap, and read it with another width."""
+        random, word = self._random, self._architecture.word_size
+        syntaxes, size = isa.rows_by_syntax(), 8 * random.randrange(1, 4)
+        self._number(random.choice((size, size - 1, size - 3)) if word == 8 else size)
+        self._guarded(syntaxes["malloc"])
+        if random.random() < 0.3:
+            self._number(random.choice((1, 100)))
+            self._guarded(syntaxes["malloc"])
+            self._guarded(syntaxes["free"])
+        self._access_heap(random.randrange(4), size, stores=True)
+        for _ in range(random.randrange(1, 3)):
+            self._access_heap(random.randrange(4), size, stores=False)
+        if random.random() < 0.7:
+            self._guarded(syntaxes["free"])
+
+    def _access_heap(self, shift: int, size: int, *, stores: bool) -> None:
+        """Write all of the block whose handle is on top, or read a part of it and log that."""
+        random, count = self._random, size >> shift
+        cells = count * max(1, (1 << shift) // self._architecture.word_size)
+        if stores:
+            for _ in range(cells):
+                self._value()
+            self._emit("push tsp, <n>", cells)
+            self._number(0)
+            self._guarded(isa.rows_by_syntax()[f"pop h, u{8 << shift}, <values>"], count)
+            return
+        first = random.randrange(count)
+        count = random.randrange(1, count - first + 1)
+        self._emit("dup <times>", 1)
+        self._number(random.choice((first << shift,) * 4 + (1 << 16,)))
+        self._guarded(isa.rows_by_syntax()[f"push h, u{8 << shift}, <values>"], count)
+        self._emit("log <count>", count * max(1, (1 << shift) // self._architecture.word_size))
+
+    def _caught_call(self) -> None:
+        """Call a procedure and catch what it raises: SBP tells where the stack was."""
+        if not self._procedures:
+            return
+        handler, done = self._new_label("h"), self._new_label("d")
+        self._emit("save tsp")
+        self._emit("restore sbp")
+        self._emit("sx <label>", handler)
+        self._emit("call <procname>", self._random.choice(self._procedures))
+        self._emit("ux")
+        self._emit("jmp <label>", done)
+        depth = self._depth
+        self._place(handler)
+        self._depth = 3
+        self._emit("log <count>", 3)
+        self._emit("save sbp")
+        self._emit("restore tsp")
+        self._depth = depth
+        self._place(done)
+
+    def _raise(self) -> None:
+        """Raise an exception, under a condition or not; if nobody catches it, the handler ends."""
+        over = self._new_label("o")
+        self._value()
+        self._emit("jlt <label>", over)
+        for _ in range(2):
+            self._value()
+        self._number(self._random.choice((0x8000, 0x18000, 1, 0)))
+        self._emit("rx")
+        self._depth -= 3
+        self._place(over)
+
+    def _early_end(self) -> None:
+        over = self._new_label("o")
+        self._value()
+        self._emit("jge <label>", over)
+        ending = self._random.choice(("abort", "remove", "exit", "exit <code>"))
+        self._emit(ending, self._random.randrange(1, 4) if ending == "exit <code>" else None)
+        self._place(over)

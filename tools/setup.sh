@@ -63,14 +63,14 @@ case "${1:-}" in
 run)
     make_venv
     pip_install -e .
-    check_imports dprobes click elftools iced_x86
+    check_imports dprobes click iced_x86
     touch .venv/run.stamp
     ;;
 dev)
     make_venv
     # "pip install --group" needs pip 25.1; what is listed is the same.
     pip_install -e . $(.venv/bin/python tools/requirements_of.py dev)
-    check_imports dprobes pytest hypothesis mypy importlinter
+    check_imports dprobes pytest hypothesis mypy importlinter elftools
     touch .venv/run.stamp .venv/dev.stamp
     ;;
 bench)
@@ -84,7 +84,9 @@ tools)
     # What a test misses it says itself, with the name of the package.
     packages=""
     for package in gcc libc6-dev libc6-dbg binutils gdb strace procps util-linux \
-        sqlite3 gzip xz-utils redis-tools \
+        sqlite3 openssl gzip xz-utils redis-tools \
+        man-db groff-base zsh fish systemd \
+        qemu-system-x86 lz4 zstd \
         gcc-i686-linux-gnu libc6-dev-i386-cross; do
         dpkg -s "$package" >/dev/null 2>&1 || packages="$packages $package"
     done
@@ -92,6 +94,10 @@ tools)
         # shellcheck disable=SC2086 - one word a package
         apt_install $packages || say "not installed (no right to):$packages; tests that need them will say so"
     fi
+    # Not every release has these.
+    for package in ltrace bpftrace mandoc; do
+        dpkg -s "$package" >/dev/null 2>&1 || apt_install "$package" || say "not installed: $package"
+    done
     # The tests of Python's own library are a package for each version, where it has one at all.
     if ! /usr/bin/python3 -c 'import test.test_json' 2>/dev/null; then
         version=$(/usr/bin/python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null || true)

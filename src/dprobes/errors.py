@@ -11,6 +11,7 @@ All exceptions of DProbes, in one place so that no module imports another for it
     │   ├── NotSupportedError   the engine, kernel or processor lacks the feature
     │   └── PrivilegeError      the feature exists, but not for this user
     ├── SinkError           a place where log records go
+    ├── ManagerError        the probe manager, or the way to it
     └── InternalError       a bug in DProbes
 
 There is one class for each decision that a caller can make, not one for each message. A message is lower case,
@@ -31,11 +32,13 @@ __all__ = [
     "EngineError",
     "FormatError",
     "InternalError",
+    "ManagerError",
     "NotSupportedError",
     "PrivilegeError",
     "SinkError",
     "SourceError",
     "TargetError",
+    "reason_of",
 ]
 
 
@@ -54,6 +57,14 @@ class SourceError(DprobesError):
     def __init__(self, diagnostics: Sequence[Diagnostic]) -> None:
         self.diagnostics = tuple(diagnostics)
         super().__init__("\n".join(d.render() for d in self.diagnostics))
+
+    @classmethod
+    def rendered(cls, text: str) -> SourceError:
+        """Return the error of a program that another process has found wrong; only the text is known of it."""
+        error = cls(())
+        error.message = text
+        error.args = (text,)
+        return error
 
 
 class FormatError(DprobesError):
@@ -84,5 +95,14 @@ class SinkError(DprobesError):
     """Report a failure to open or write a sink."""
 
 
+class ManagerError(DprobesError):
+    """Report that the probe manager cannot be reached or started, or refuses what was asked of it."""
+
+
 class InternalError(DprobesError):
     """Report a bug in DProbes itself."""
+
+
+def reason_of(error: OSError) -> str:
+    """Return why a system call failed, as part of a message."""
+    return (error.strerror or str(error)).lower()

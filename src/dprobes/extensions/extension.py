@@ -13,6 +13,7 @@ from dprobes.vm.machine import Raised
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from dprobes.bpf.lower.composer import Composer
     from dprobes.vm.machine import Machine
 
 __all__ = ["ENTRY_POINTS", "FAILED", "Extension", "call_extensions"]
@@ -27,13 +28,16 @@ FAILED = 6
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Extension:
     """
-    Describe an extension by the forms that it has; ``interpret`` is the one for engines that interpret handlers.
+    Describe an extension by the forms that it has.
 
+    ``interpret`` is the one for engines that interpret handlers, ``compile`` that for engines that compile them to
+    eBPF: it is called once for each place that calls the extension, and writes what is to be done there.
     ``writes`` says that it changes registers or memory of the target; a program that calls it then needs
     ``--allow-write``, and without it the view refuses.
     """
 
     interpret: Callable[[View], None]
+    compile: Callable[[Composer], None] | None = None
     writes: bool = False
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from dprobes.formatters.place import Place
+from dprobes.record.place import Place
 
 if TYPE_CHECKING:
     from dprobes.record.layout import LogRecord
@@ -20,6 +20,9 @@ class Formatter(Protocol):
 
     def __call__(self, record: LogRecord, place: Place) -> str:
         """Return the text of a record."""
+
+    def encoded(self, record: bytes, place: Place) -> str:
+        """Return the same for an encoded record; raises ``FormatError`` if it is none."""
 
 
 def formatter(name: str, *, wall_offset: int) -> Formatter:

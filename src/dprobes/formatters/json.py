@@ -1,8 +1,9 @@
 """
 JSON lines: one object for each record.
 
-Keys: ``major minor cpu pid tid uid name ip sp time module symbol function data``; numbers are numbers, addresses too,
-``time`` is CLOCK_MONOTONIC in nanoseconds, ``data`` is hexadecimal. ``function`` is there where a pattern matched it,
+Keys: ``major minor cpu pid tid uid name ip sp time module symbol function placed data``; numbers are numbers, addresses
+too, ``time`` is CLOCK_MONOTONIC in nanoseconds, ``data`` is hexadecimal. ``function`` is there where a pattern matched
+it, ``placed`` (a file offset) where the breakpoint is not at the place that was written,
 ``items`` where the data describes itself: a list of ``{"type": ..., "value": ...}``. A stack trace has
 ``"stack_trace": true``.
 """
@@ -12,11 +13,12 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from dprobes.record.codec import decode_record
 from dprobes.record.items import LogItem, split_items
 
 if TYPE_CHECKING:
-    from dprobes.formatters.place import Place
     from dprobes.record.layout import LogRecord
+    from dprobes.record.place import Place
 
 __all__ = ["JsonFormatter"]
 
@@ -40,6 +42,7 @@ class JsonFormatter:
             "module": place.module,
             "symbol": place.symbol,
             "function": place.function or None,
+            "placed": place.placed,
             "data": record.data.hex(),
         }
         if record.is_stack_trace:
@@ -47,6 +50,10 @@ class JsonFormatter:
         elif (items := split_items(record.data, record.word_size, record.byte_order)) is not None:
             line["items"] = [_item(item) for item in items]
         return json.dumps({key: value for key, value in line.items() if value is not None}, ensure_ascii=False)
+
+    def encoded(self, record: bytes, place: Place) -> str:
+        """Return the text of an encoded record."""
+        return self(decode_record(record), place)
 
 
 def _item(item: LogItem) -> dict[str, Any]:

@@ -14,9 +14,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dprobes.formatters.headerlines import header_line_of
+from dprobes.record.codec import decode_record, flag_word
+
 if TYPE_CHECKING:
-    from dprobes.formatters.place import Place
+    from dprobes.formatters.headerlines import HeaderLine
     from dprobes.record.layout import LogRecord
+    from dprobes.record.place import Place
 
 __all__ = ["DumpFormatter", "HexFormatter", "header_line", "hex_dump"]
 
@@ -74,11 +78,31 @@ class HexFormatter:
 
     def __init__(self, wall_offset: int) -> None:
         self._wall_offset = wall_offset
+        self._lines: dict[bytes, HeaderLine | None] = {}
 
     def __call__(self, record: LogRecord, place: Place) -> str:
         """Return the text of a record."""
         header = header_line(record, self._wall_offset, place.function)
         return f"{header}\n{record.data.hex(' ')}" if record.data else header
+
+    def encoded(self, record: bytes, place: Place) -> str:
+        """Return the text of an encoded record."""
+        flags = record[:4]
+        try:
+            line = self._lines[flags]
+        except KeyError:
+            line = self._lines[flags] = header_line_of(*flag_word(record))
+        if line is None or len(record) < line.layout.size:
+            return self(decode_record(record), place)
+        values = line.layout.unpack_from(record)
+        if line.has_time:
+            seconds, nanoseconds = divmod(values[-1] + self._wall_offset, _NANOSECONDS)
+            values = (*values[:-1], seconds, nanoseconds // 1000)
+        header = line.template % values
+        if place.function:
+            header += f" function={printable(place.function)}"
+        data = record[line.layout.size :]
+        return f"{header}\n{data.hex(' ')}" if data else header
 
 
 class DumpFormatter:
@@ -91,3 +115,7 @@ class DumpFormatter:
         """Return the text of a record."""
         header = header_line(record, self._wall_offset, place.function)
         return f"{header}\n{hex_dump(record.data)}" if record.data else header
+
+    def encoded(self, record: bytes, place: Place) -> str:
+        """Return the text of an encoded record."""
+        return self(decode_record(record), place)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dprobes.errors import FormatError
 from dprobes.record.layout import FIXED_ITEMS, PROCESS_NAME_MAX, Item, LogRecord, header_struct
@@ -12,8 +12,9 @@ if TYPE_CHECKING:
     import struct
 
     from dprobes.record.layout import ByteOrder
+    from dprobes.record.place import Place
 
-__all__ = ["decode_record", "encode_record"]
+__all__ = ["decode_record", "encode_record", "flag_word"]
 
 _KNOWN = sum(Item)
 
@@ -38,57 +39,73 @@ def encode_record(record: LogRecord) -> bytes:
     return header_struct(int(flags), record.byte_order).pack(int(flags), *values) + tail + record.data
 
 
-def decode_record(data: bytes) -> LogRecord:
-    """Return the record in ``data``; raise ``FormatError`` if it is none."""
+def decode_record(data: bytes, place: Place | None = None) -> LogRecord:
+    """Return the record in ``data``, which is of the probepoint at ``place``; raise ``FormatError`` if it is none."""
     if len(data) < 4:
         raise FormatError(f"a record of {len(data)} bytes has no flag word", offset=0)
-    # Only 16 bits are used: the zero half of the word tells the byte order.
-    byte_order: ByteOrder = "little" if data[2:4] == b"\0\0" else "big"
-    shape = _shape(int.from_bytes(data[:4], byte_order), byte_order)
+    flags, byte_order = flag_word(data)
+    shape = _shape(flags, byte_order)
     position = shape.layout.size
     if len(data) < position:
         raise FormatError(f"a record needs {position} bytes, found {len(data)}", offset=len(data))
-    fields: dict[str, Any] = dict(zip(shape.names, shape.layout.unpack_from(data)[1:], strict=True))
+    values = shape.template.copy()
+    for field, value in zip(shape.fields, shape.layout.unpack_from(data)[1:], strict=True):
+        values[field] = value
     if shape.has_process_name:
         end = data.find(b"\0", position, position + PROCESS_NAME_MAX + 1)
         if end < 0:
             raise FormatError("the process name of a record has no end", offset=position)
-        fields["process_name"] = data[position:end].decode("utf-8", "surrogateescape")
+        values[_PROCESS_NAME] = data[position:end].decode("utf-8", "surrogateescape")
         position = end + 1
     if shape.has_tid:
         if position + 4 > len(data):
             raise FormatError("a record ends in its thread id", offset=position)
-        fields["tid"] = int.from_bytes(data[position : position + 4], byte_order)
+        values[_TID] = int.from_bytes(data[position : position + 4], byte_order)
         position += 4
-    return LogRecord(
-        **fields,
-        data=data[position:],
-        word_size=shape.word_size,
-        byte_order=byte_order,
-        is_stack_trace=shape.is_stack_trace,
-    )
+    values[_DATA] = data[position:]
+    values[_PLACE] = place
+    return LogRecord._make(values)
+
+
+_PROCESS_NAME, _TID, _DATA, _PLACE = (
+    LogRecord._fields.index(name) for name in ("process_name", "tid", "data", "place")
+)
+
+
+def flag_word(data: bytes) -> tuple[int, ByteOrder]:
+    """Return the flag word of a record, and the byte order that it tells."""
+    # Only 16 bits are used: the zero half of the word tells the byte order.
+    byte_order: ByteOrder = "little" if data[2:4] == b"\0\0" else "big"
+    return int.from_bytes(data[:4], byte_order), byte_order
 
 
 class _Shape(NamedTuple):
-    """What a flag word says; worked out once for each flag word that occurs."""
+    """
+    What a flag word says; worked out once for each flag word that occurs.
+
+    ``fields`` are the indices in a LogRecord of what ``layout`` unpacks; ``template`` holds all its other values.
+    """
 
     layout: struct.Struct
-    names: tuple[str, ...]
+    fields: tuple[int, ...]
     has_process_name: bool
     has_tid: bool
-    word_size: Literal[4, 8]
-    is_stack_trace: bool
+    template: list[Any]
 
 
 @cache
 def _shape(flags: int, byte_order: ByteOrder) -> _Shape:
     if flags & ~_KNOWN:
         raise FormatError(f"unknown flags {flags & ~_KNOWN:#x} in a record", offset=0)
+    record = LogRecord(
+        word_size=8 if flags & Item.WIDE else 4,
+        byte_order=byte_order,
+        is_stack_trace=bool(flags & Item.STACK_TRACE),
+    )
     return _Shape(
         header_struct(flags, byte_order),
-        tuple(name for item, name in FIXED_ITEMS if flags & item),
+        tuple(LogRecord._fields.index(name) for item, name in FIXED_ITEMS if flags & item),
         bool(flags & Item.PROCESS_NAME),
         bool(flags & Item.TID),
-        8 if flags & Item.WIDE else 4,
-        bool(flags & Item.STACK_TRACE),
+        list(record),
     )

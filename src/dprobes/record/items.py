@@ -34,6 +34,17 @@ class LogItem:
     kind: str
     value: bytes | int | tuple[int, ...]
 
+    @property
+    def text(self) -> str:
+        """The item for people: a string as text, other bytes in hexadecimal, an address or words as numbers."""
+        match self.value:
+            case bytes() as value:
+                return value.decode("utf-8", "backslashreplace") if self.kind == "string" else value.hex(" ")
+            case int() as value:
+                return f"<{self.kind} at {value:#x}>"
+            case words:
+                return " ".join(str(word) for word in words)
+
 
 def split_items(data: bytes, word_size: int, byte_order: ByteOrder) -> list[LogItem] | None:
     """Return the items of a log buffer, or None if it is empty or holds something else."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from dprobes.diagnostics import Note, did_you_mean
 from dprobes.rpn import cfg
 from dprobes.rpn.isa import Flow, Group, OperandKind
+from dprobes.rpn.needs import stops_target
 from dprobes.rpn.program import Address, Expression, Glob, ModuleType, Offset, Sampler
 from dprobes.target.arch import Direction
 
@@ -49,6 +50,7 @@ def check(program: Program, architecture: Architecture, diagnostics: Diagnostics
             _check_index(program, instruction, diagnostics)
             _check_register(architecture, instruction, diagnostics)
             _check_value(architecture, instruction, diagnostics)
+            _check_symbol(program, instruction, diagnostics)
             _check_exit(program, instruction, diagnostics)
             _check_write(instruction, diagnostics, allow_write=allow_write)
     if not diagnostics.has_errors:
@@ -173,6 +175,12 @@ def _check_register(architecture: Architecture, instruction: Instruction, diagno
         )
 
 
+def _check_symbol(program: Program, instruction: Instruction, diagnostics: Diagnostics) -> None:
+    operand = instruction.operand
+    if program.name == "*" and isinstance(operand, Expression) and operand.symbol is not None:
+        diagnostics.error(instruction.span, f"'{operand.symbol}' has no address: the name \"*\" stands for no module")
+
+
 def _check_value(architecture: Architecture, instruction: Instruction, diagnostics: Diagnostics) -> None:
     row, operand = instruction.row, instruction.operand
     bits = architecture.word_bits
@@ -221,7 +229,7 @@ def _check_write(instruction: Instruction, diagnostics: Diagnostics, *, allow_wr
             f"'{instruction}' writes to the target",
             hint="give --allow-write if that is what you want",
         )
-    elif instruction.row.syntax == "exit <code>" and instruction.operand in (1, 2):
+    elif stops_target(instruction):
         diagnostics.error(
             instruction.span, f"'{instruction}' stops the target", hint="give --allow-write if that is what you want"
         )

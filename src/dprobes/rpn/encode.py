@@ -93,11 +93,11 @@ class _Encoder:
         data = bytearray()
         instructions: list[tuple[int, Instruction]] = []
         relocations: list[Relocation] = []
-        labels: dict[int, tuple[str, ...]] = {}
+        labels: dict[int, list[str]] = {}
         for block, block_offsets in zip(self._blocks, offsets, strict=True):
             places = {label: block_offsets[index] for label, index in block.labels.items()}
             for label, offset in places.items():
-                labels[offset] = (*labels.get(offset, ()), label)
+                labels.setdefault(offset, []).append(label)
             for offset, instruction in zip(block_offsets, block.instructions, strict=True):
                 instructions.append((offset, instruction))
                 match instruction.operand:
@@ -111,7 +111,7 @@ class _Encoder:
             tuple(starts[:handler_count]),
             procedures,
             tuple(instructions),
-            labels,
+            {offset: tuple(names) for offset, names in labels.items()},
             tuple(relocations),
         )
 

@@ -10,8 +10,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from dprobes.rpn.check import check
-from dprobes.rpn.cpp import preprocess, read_source
-from dprobes.rpn.parser import parse
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,11 +35,17 @@ class CompileOptions:
 
 def parse_file(path: Path, diagnostics: Diagnostics, options: CompileOptions = CompileOptions()) -> Program:
     """Return the program in a file; raise ``SourceError`` if it has errors of form."""
+    from dprobes.rpn.cpp import read_source
+
     return parse_source(read_source(path), diagnostics, options)
 
 
 def parse_source(source: SourceFile, diagnostics: Diagnostics, options: CompileOptions = CompileOptions()) -> Program:
     """Return the program in a text; raise ``SourceError`` if it has errors of form."""
+    # Compiled programs need neither of them.
+    from dprobes.rpn.cpp import preprocess
+    from dprobes.rpn.parser import parse
+
     text = preprocess(
         source, diagnostics, defines=options.defines, include_dirs=options.include_dirs, external=options.cpp
     )

@@ -21,7 +21,7 @@ from dprobes.rpn.headers import HeaderValue, find_keyword, is_keyword, parse_val
 from dprobes.rpn.keywords import Header
 from dprobes.rpn.lexer import Lexer, Statement, TokenKind
 from dprobes.rpn.matching import StatementError, match_statement
-from dprobes.rpn.program import Code, Instruction, ProbeDefinition, Procedure, Program
+from dprobes.rpn.program import MAX_INSTRUCTIONS, Code, Instruction, ProbeDefinition, Procedure, Program
 
 if TYPE_CHECKING:
     from dprobes.diagnostics import Diagnostics
@@ -31,9 +31,6 @@ if TYPE_CHECKING:
     from dprobes.source import Span
 
 __all__ = ["parse"]
-
-MAX_INSTRUCTIONS = 100_000
-"""How many instructions a program may have; a text with more is not one that a person or compiler wrote for a probe."""
 
 MAX_ERRORS = 20
 """After so many errors the rest of the text is not read: it is most likely not a probe program."""

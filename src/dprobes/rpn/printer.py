@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from dprobes.rpn.program import Code, ProbeDefinition, Program
 
-__all__ = ["print_header", "print_instruction", "print_program"]
+__all__ = ["location_keyword", "print_header", "print_instruction", "print_program"]
 
 _PLAIN_SYMBOL = re.compile(r"[A-Za-z_$.][A-Za-z0-9_$.@]*")
 
@@ -44,7 +44,7 @@ def _header(section: Program | ProbeDefinition, header: Header) -> Iterator[str]
     for keyword in keywords_of(header).values():
         value = getattr(section, keyword.attribute)
         if keyword.attribute == "location":
-            if keyword.name == _location_keyword(value):
+            if keyword.name == location_keyword(value):
                 yield f"{keyword.name} = {_text(value)}"
         elif keyword.name == "name":
             yield f"name = {_quoted(value)}"
@@ -52,7 +52,8 @@ def _header(section: Program | ProbeDefinition, header: Header) -> Iterator[str]
             yield f"{keyword.name} = {_text(value)}"
 
 
-def _location_keyword(location: object) -> str:
+def location_keyword(location: object) -> str:
+    """Return the keyword of the statement that gives a location."""
     match location:
         case Address():
             return "address"

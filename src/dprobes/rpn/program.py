@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from dprobes.source import Span
 
 __all__ = [
+    "MAX_INSTRUCTIONS",
     "Access",
     "Address",
     "Code",
@@ -33,7 +34,11 @@ __all__ = [
     "Procedure",
     "Program",
     "Sampler",
+    "calls_extensions",
 ]
+
+MAX_INSTRUCTIONS = 100_000
+"""How many instructions a program may have; a text with more is not one that a person or compiler wrote for a probe."""
 
 
 class ModuleType(enum.Enum):
@@ -208,3 +213,8 @@ class Program:
     def heap_size(self, definition: ProbeDefinition) -> int:
         """Return the size in bytes of the heap of one hit."""
         return self.heapmax if definition.heap is None else definition.heap
+
+
+def calls_extensions(program: Program) -> bool:
+    """Return whether an instruction of a program calls an extension; those of most programs do not."""
+    return any(i.row.operator == "callk" for code in program.bodies() for i in code.instructions)

@@ -64,10 +64,10 @@ def console() -> StreamSink:
     return StreamSink(sys.stdout, "standard output", owned=False)
 
 
-def file(path: Path) -> StreamSink:
-    """Return the sink that writes to a new file; raise ``SinkError`` if it cannot be made."""
+def file(path: Path, *, append: bool = False) -> StreamSink:
+    """Return the sink that writes to a new file, or appends to one; raise ``SinkError`` if that cannot be."""
     try:
-        stream = path.open("w", encoding="utf-8", errors="backslashreplace")
+        stream = path.open("a" if append else "w", encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         raise SinkError(f"'{path}' cannot be written: {(error.strerror or str(error)).lower()}") from error
     return StreamSink(stream, f"'{path}'", owned=True)

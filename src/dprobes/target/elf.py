@@ -1,7 +1,7 @@
 """
 The structure of one ELF file: what it is, where it is loaded, how link addresses and file offsets correspond.
 
-Headers, segments, sections and notes come through pyelftools. Symbols are in ``elfsymbols``, which reads the tables in
+``elfheaders`` reads headers, segments, sections and notes. Symbols are in ``elfsymbols``, which reads the tables in
 bulk; this module knows only where they lie. Whatever the bytes are, nothing but ``TargetError`` comes out.
 Rules: System V ABI (gABI) chapters 4 and 5.
 """
@@ -68,10 +68,14 @@ class ElfFile:
         self.dynamic = self._dynamic()
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str]) -> ElfFile:
-        """Return the description of the ELF file ``path``; raise ``TargetError`` if it is not a well-formed one."""
+    def open(cls, path: str | os.PathLike[str], reached: Path | None = None) -> ElfFile:
+        """
+        Return the description of the ELF file ``path``; raise ``TargetError`` if it is not a well-formed one.
+
+        ``reached`` leads to the file where ``path`` may not any more.
+        """
         path = Path(path)
-        return cls.of_bytes(path, file_contents(path, "an ELF file"))
+        return cls.of_bytes(path, file_contents(reached or path, "an ELF file"))
 
     @classmethod
     def of_bytes(cls, path: Path, data: Contents) -> ElfFile:

@@ -1,16 +1,15 @@
 """
-The headers of an ELF file, read through pyelftools and checked once, so that everything after can rely on them.
+The headers of an ELF file, read and checked once, so that everything after can rely on them.
 
-pyelftools trusts what it reads; here every table is first shown to lie in the file, and whatever it still raises
-becomes ``TargetError``. Rules: System V ABI chapters 4 and 5; the build-id note: ``ld --build-id``.
+Read here and not through a library, which takes a sixth of the start of a run for it. Every table is first shown to
+lie in the file. Rules: System V ABI chapters 4 and 5; the build-id note: ``ld --build-id``.
 """
 
 from __future__ import annotations
 
-import io
-import mmap
+import struct
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from dprobes.errors import TargetError
 
@@ -30,6 +29,13 @@ _PT_LOAD, _PT_DYNAMIC, _PT_INTERP, _PT_NOTE, _PT_GNU_EH_FRAME = 1, 2, 3, 4, 0x64
 _MACHINES = {3: "i386", 20: "ppc", 21: "ppc64", 22: "s390", 62: "x86_64", 183: "aarch64"}
 _TYPES = {1: "rel", 2: "exec", 3: "dyn", 4: "core"}
 _HEADER_SIZES = {4: (52, 32, 40), 8: (64, 56, 64)}  # file, program and section header by word size
+_SHN_XINDEX = 0xFFFF
+_NT_GNU_BUILD_ID = 3
+
+# Elf32_Shdr, Elf64_Shdr: sh_name, type, flags, addr, offset, size, link, info, addralign, entsize
+_SECTION = {4: "IIIIIIIIII", 8: "IIQQQQIIQQ"}
+# Elf32_Phdr: p_type, offset, vaddr, paddr, filesz, memsz, flags, align; in Elf64_Phdr the flags come second
+_SEGMENT = {4: "IIIIIIII", 8: "IIQQQQQQ"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +103,7 @@ def parse_headers(path: Path, data: Contents) -> Headers:
         return _Parser(path, data, word_size, byte_order).parse()
     except TargetError:
         raise
-    except Exception as e:
-        # pyelftools lets through whatever its helpers meet: ELFError, construct's errors, KeyError, OverflowError, …
+    except (struct.error, IndexError, OverflowError) as e:
         raise TargetError(f"'{path}' is a malformed ELF file: {type(e).__name__} while reading its headers") from e
 
 
@@ -122,42 +127,48 @@ def _check_ident(path: Path, data: Contents) -> tuple[int, Literal["little", "bi
     return word_size, "little" if data[5] == 1 else "big"
 
 
+class _Segment(NamedTuple):
+    """A program header."""
+
+    type: int
+    flags: int
+    offset: int
+    vaddr: int
+    filesz: int
+    memsz: int
+
+
 class _Parser:
-    """Walk one file's headers; every method may raise anything, ``parse_headers`` sorts it out."""
+    """Walk one file's headers; what no check foresees is an exception that ``parse_headers`` sorts out."""
 
     def __init__(self, path: Path, data: Contents, word_size: int, byte_order: Literal["little", "big"]) -> None:
-        from elftools.elf.elffile import ELFFile
-
         self._path = path
         self._data = data
         self._word_size = word_size
         self._byte_order = byte_order
-        self._check_tables()
-        if isinstance(data, mmap.mmap):
-            data.seek(0)
-        self._elf: Any = ELFFile(io.BytesIO(data) if isinstance(data, bytes) else cast("Any", data))
+        self._order = "<" if byte_order == "little" else ">"
 
     def parse(self) -> Headers:
         """Return everything."""
-        header = self._elf.header
         number = self._number(16, 2)
         kind = _TYPES.get(number)
         if kind is None:
             raise TargetError(f"'{self._path}' has ELF type {number}, expected a program, library or object file")
-        parsed = list(self._elf.iter_sections())
-        sections = tuple(self._section(s) for s in parsed)
+        program_headers, section_headers = self._tables()
+        sections = self._sections(*section_headers)
         loaded = [s for s in sections if s.flags & _SHF_ALLOC and s.type != _SHT_NOTE]
         debug_only = kind != "rel" and bool(loaded) and not any(s.in_file for s in loaded)
-        segments = [s.header for s in self._elf.iter_segments()]
-        places = {_segment_type(h): (h.p_offset, h.p_filesz) for h in reversed(segments)}
-        frames = next(((h.p_vaddr, h.p_memsz) for h in segments if _segment_type(h) == _PT_GNU_EH_FRAME), None)
+        segments = self._segments(*program_headers)
+        places = {h.type: (h.offset, h.filesz) for h in reversed(segments)}
+        frames = next(((h.vaddr, h.memsz) for h in segments if h.type == _PT_GNU_EH_FRAME), None)
+        notes = [(s.offset, s.size) for s in sections if s.type == _SHT_NOTE]
+        if not notes and not debug_only:
+            notes = [(h.offset, h.filesz) for h in segments if h.type == _PT_NOTE]
         if kind == "rel":
             sections, load = self._place_relocatable(sections)
         else:
             load = tuple(
-                LoadSegment(h.p_vaddr, h.p_memsz, h.p_offset, h.p_filesz, h.p_flags)
-                for h in segments
-                if _segment_type(h) == _PT_LOAD
+                LoadSegment(h.vaddr, h.memsz, h.offset, h.filesz, h.flags) for h in segments if h.type == _PT_LOAD
             )
         self._check_loaded(load, in_file=not debug_only)
         return Headers(
@@ -165,11 +176,11 @@ class _Parser:
             byte_order=self._byte_order,
             machine=self._machine(),
             type=kind,
-            entry=header.e_entry,
+            entry=self._number(24, self._word_size),
             sections=sections,
             load_segments=load,
             is_debug_only=debug_only,
-            build_id=self._build_id(parsed, debug_only),
+            build_id=self._build_id(notes),
             interpreter=places.get(_PT_INTERP),
             dynamic=places.get(_PT_DYNAMIC),
             eh_frame_header=None if debug_only else frames,
@@ -183,8 +194,8 @@ class _Parser:
         name = _MACHINES.get(number, f"em_{number}")
         return "s390x" if name == "s390" and self._word_size == 8 else name
 
-    def _check_tables(self) -> None:
-        """Show that both header tables lie in the file, before pyelftools believes their sizes."""
+    def _tables(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Return offset and number of the program and of the section headers, which all lie in the file."""
         word = self._word_size
         tables = 24 + word  # e_phoff follows e_entry
         phoff, shoff = self._number(tables, word), self._number(tables + word, word)
@@ -210,6 +221,32 @@ class _Parser:
                     f"'{self._path}' is truncated: its {name} headers end at byte {offset + count * size} "
                     f"of {len(self._data)}"
                 )
+        return (phoff, phnum if phoff else 0), (shoff, shnum if shoff else 0)
+
+    def _segments(self, offset: int, count: int) -> list[_Segment]:
+        layout = struct.Struct(self._order + _SEGMENT[self._word_size])
+        rows = layout.iter_unpack(self._data[offset : offset + count * layout.size])
+        if self._word_size == 4:
+            return [_Segment(r[0], r[6], r[1], r[2], r[4], r[5]) for r in rows]
+        return [_Segment(r[0], r[1], r[2], r[3], r[5], r[6]) for r in rows]
+
+    def _sections(self, offset: int, count: int) -> tuple[Section, ...]:
+        layout = struct.Struct(self._order + _SECTION[self._word_size])
+        rows = list(layout.iter_unpack(self._data[offset : offset + count * layout.size]))
+        if not rows:
+            return ()
+        names = self._number(_HEADER_SIZES[self._word_size][0] - 2, 2)  # e_shstrndx is the last field
+        if names == _SHN_XINDEX:
+            names = rows[0][6]
+        start = rows[names][4] if names else -1
+        return tuple(
+            Section(self._string(start + name) if names else "", kind, flags, address, place, size, link, entry_size)
+            for name, kind, flags, address, place, size, link, _, _, entry_size in rows
+        )
+
+    def _string(self, offset: int) -> str:
+        end = self._data.find(b"\0", offset)
+        return self._data[offset:end].decode(errors="replace") if end >= 0 else ""
 
     def _check_loaded(self, segments: tuple[LoadSegment, ...], *, in_file: bool) -> None:
         for segment in segments:
@@ -221,15 +258,6 @@ class _Parser:
                     f"'{self._path}' is a malformed ELF file: a segment at address 0x{segment.vaddr:x} has no room "
                     f"for its 0x{max(segment.memsz, segment.filesz):x} bytes"
                 )
-
-    def _section(self, section: Any) -> Section:
-        h = section.header
-        kind = h.sh_type
-        if not isinstance(kind, int):
-            from elftools.elf.enums import ENUM_SH_TYPE_BASE
-
-            kind = int(ENUM_SH_TYPE_BASE.get(kind, -1))
-        return Section(section.name, kind, h.sh_flags, h.sh_addr, h.sh_offset, h.sh_size, h.sh_link, h.sh_entsize)
 
     def _place_relocatable(self, sections: tuple[Section, ...]) -> tuple[tuple[Section, ...], tuple[LoadSegment, ...]]:
         """Give the sections of an object file, which all start at 0, their file offsets as addresses."""
@@ -246,21 +274,18 @@ class _Parser:
         )
         return placed, load
 
-    def _build_id(self, sections: list[Any], debug_only: bool) -> str | None:
-        holders = [s for s in sections if s.header.sh_type == "SHT_NOTE"]
-        if not holders and not debug_only:
-            holders = [s for s in self._elf.iter_segments() if s.header.p_type == "PT_NOTE"]
-        for holder in holders:
-            for note in holder.iter_notes():
-                if note.n_type == "NT_GNU_BUILD_ID" and note.n_name == "GNU":
-                    return str(note.n_desc)
+    def _build_id(self, holders: list[tuple[int, int]]) -> str | None:
+        """Return the build-id that is among the notes in these ranges of the file."""
+        head = struct.Struct(self._order + "III")
+        for start, size in holders:
+            notes = self._data[start : start + size]
+            position = 0
+            while position + head.size <= len(notes):
+                name_size, description_size, kind = head.unpack_from(notes, position)
+                name = position + head.size
+                description = name + (name_size + 3 & ~3)
+                end = description + description_size
+                if kind == _NT_GNU_BUILD_ID and notes[name : name + name_size] == b"GNU\0" and end <= len(notes):
+                    return notes[description:end].hex()
+                position = end + 3 & ~3
         return None
-
-
-def _segment_type(header: Any) -> int:
-    kind = header.p_type
-    if isinstance(kind, int):
-        return kind
-    from elftools.elf.enums import ENUM_P_TYPE_BASE
-
-    return int(ENUM_P_TYPE_BASE.get(kind, -1))

@@ -11,42 +11,50 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dprobes.errors import TargetError
-from dprobes.target.debugfiles import find_debug_file, load_symbols
 from dprobes.target.elf import ElfFile
-from dprobes.target.elfsymbols import elf_symbols
-from dprobes.target.symbols import SymbolTable
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
-    from dprobes.target.symbols import Symbol, SymbolSource
+    from dprobes.target.symbols import Symbol, SymbolTable
 
-__all__ = ["Module"]
+__all__ = ["NOT_EXPECTED", "Module"]
+
+NOT_EXPECTED = "no instruction is expected there"
+"""The difference where it is not known which code should be in a file."""
 
 _LISTED = 4  # names listed in a hint
 
 
 class Module:
-    """Bundle an ELF file and what is known of its symbols; made by ``load``."""
+    """
+    Bundle an ELF file and what is known of its symbols; made by ``load``, or by a ``SymbolProvider``.
 
-    def __init__(self, elf: ElfFile, symbols: SymbolTable) -> None:
+    ``expected`` are the bytes of instructions that are to be in the file, by file offset, where somebody knows them.
+    """
+
+    def __init__(self, elf: ElfFile, symbols: SymbolTable, expected: Mapping[int, bytes] | None = None) -> None:
         self.elf = elf
         self.symbols = symbols
+        self._expected = expected
 
-    @classmethod
-    def load(cls, path: str | os.PathLike[str], extra_symbols: str | os.PathLike[str] | None = None) -> Module:
+    @staticmethod
+    def load(
+        path: str | os.PathLike[str],
+        extra_symbols: str | os.PathLike[str] | None = None,
+        *,
+        reached: Path | None = None,
+    ) -> Module:
         """
         Return the module in the file ``path``, with the symbols of the file ``extra_symbols`` (``--sym``) first.
 
-        Its separate debug file is looked for only when the module's own symbols do not answer a question.
+        ``reached`` leads to the file where ``path`` may not any more.
         """
-        elf = ElfFile.open(path)
-        sources: list[SymbolSource] = []
-        if extra_symbols is not None:
-            sources += load_symbols(Path(extra_symbols), elf).sources
-        sources += elf_symbols(elf)
-        return cls(elf, SymbolTable(sources, code_range=elf.code_range, later=lambda: _debug_symbols(elf)))
+        from dprobes.target.symbolproviders import FileSymbols
+
+        extra = None if extra_symbols is None else Path(extra_symbols)
+        return FileSymbols(extra).module_of(ElfFile.open(path, reached))
 
     def __repr__(self) -> str:
         return f"Module({str(self.path)!r})"
@@ -102,6 +110,16 @@ class Module:
         symbol = self.symbols.covering(address)
         return symbol.address if symbol is not None else self.elf.frames.covering(self.elf, address)
 
+    def difference_at(self, file_offset: int) -> str | None:
+        """Return how the instruction at a file offset differs from the expected one, None if it does not."""
+        if self._expected is None:
+            return None
+        expected = self._expected.get(file_offset)
+        if expected is None:
+            return NOT_EXPECTED
+        found = self.elf.data[file_offset : file_offset + len(expected)]
+        return None if found == expected else f"expected {expected.hex(' ')}, found {found.hex(' ') or 'nothing'}"
+
     def _not_found(self, name: str) -> TargetError:
         if self.symbols.imports(name):
             libraries = ", ".join(f"'{library}'" for library in self.elf.needed)
@@ -142,11 +160,6 @@ class Module:
         listed = sorted(names, key=lambda n: (len(n), n))
         more = f" and {len(listed) - _LISTED} more" if len(listed) > _LISTED else ""
         return f"put the probe on one of the functions that it can choose: {_quoted(listed[:_LISTED])}{more}"
-
-
-def _debug_symbols(elf: ElfFile) -> Iterable[SymbolSource]:
-    debug = find_debug_file(elf)
-    return elf_symbols(debug) if debug is not None else []
 
 
 def _quoted(names: Iterable[str]) -> str:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from dprobes.target.maps import Mapping
 
-__all__ = ["find_module", "is_made_by_kernel", "matches", "near_modules"]
+__all__ = ["find_module", "is_made_by_kernel", "matches", "near_modules", "root_of"]
 
 _TRIPLETS = {
     "x86_64": "x86_64-linux-gnu",
@@ -109,7 +109,7 @@ def near_modules(name: str, *, pid: int | None = None, command: str | None = Non
 def _named_by_path(name: str, pid: int | None) -> Path | None:
     path = Path(name)
     if pid is not None and path.is_absolute():
-        path = Path(_root_of(pid) + name)
+        path = Path(root_of(pid) + name)
     try:
         if not path.is_file():
             return None
@@ -120,7 +120,7 @@ def _named_by_path(name: str, pid: int | None) -> Path | None:
 
 def _mapped(name: str, pid: int) -> Path | None:
     """Return the file that ``name`` means among those whose code the process ``pid`` has mapped."""
-    root = _root_of(pid)
+    root = root_of(pid)
     code = _code_of(pid)
     found = next((m for m in code if matches(name, root + m.path, None)), None)
     if found is None:
@@ -222,7 +222,7 @@ def _is_for(path: Path, architecture: str) -> bool:
     return _IDENTITY.get(architecture, (head[4], machine)) == (head[4], machine)
 
 
-def _root_of(pid: int) -> str:
+def root_of(pid: int) -> str:
     """Return the prefix of the paths of a process in another mount namespace, else nothing."""
     try:
         own, other = (Path(f"/proc/{who}/ns/mnt").readlink() for who in ("self", pid))

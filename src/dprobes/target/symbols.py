@@ -130,18 +130,20 @@ class SymbolTable:
 
         A symbol without a size covers everything up to the next one, if no other symbol covers the address.
         """
-        self._load_later()
-        if self._index is None:
-            self._index = _CodeIndex(self._sources)
         area = self._code_range(link_address)
-        return None if area is None else self._index.covering(link_address, area)
+        return None if area is None else self._code_index().covering(link_address, area)
 
     def names_at(self, link_address: int) -> set[str]:
         """Return all names of the function that starts at ``link_address``."""
-        self._load_later()
-        if self._index is None:
-            self._index = _CodeIndex(self._sources)
-        return self._index.names_at(link_address)
+        return {symbol.name for symbol in self.starting(link_address, link_address + 1)}
+
+    def starting(self, start: int, end: int) -> list[Symbol]:
+        """Return the symbols of code that start from link address ``start`` to ``end`` (excluded)."""
+        return self._code_index().starting(start, end)
+
+    def preceding(self, link_address: int) -> list[Symbol]:
+        """Return the symbols of code with the highest link address up to ``link_address``."""
+        return self._code_index().preceding(link_address)
 
     def functions(self) -> Iterator[Symbol]:
         """Give every function with every name that it has, in order of sources, for patterns of names."""
@@ -167,6 +169,12 @@ class SymbolTable:
         likely = sorted(n for n in names if abs(len(_plain(n)) - len(plain)) <= slack and _plain(n)[:1] == plain[:1])
         near = [n for n in get_close_matches(name, likely, n=_NEAR, cutoff=0.7) if n not in same and n != name]
         return (same + near)[:_NEAR]
+
+    def _code_index(self) -> _CodeIndex:
+        self._load_later()
+        if self._index is None:
+            self._index = _CodeIndex(self._sources)
+        return self._index
 
     def _load_later(self) -> bool:
         """Add the costly sources if local symbols are missing; return whether there were any."""
@@ -206,9 +214,13 @@ class _CodeIndex:
             return None
         return self._best(last, None)
 
-    def names_at(self, address: int) -> set[str]:
-        rows = self._rows[bisect_left(self._starts, address) : bisect_right(self._starts, address)]
-        return {self._sources[source].symbol(index).name for _, _, source, index in rows}
+    def starting(self, start: int, end: int) -> list[Symbol]:
+        rows = self._rows[bisect_left(self._starts, start) : bisect_left(self._starts, end)]
+        return [self._sources[source].symbol(index) for _, _, source, index in rows]
+
+    def preceding(self, address: int) -> list[Symbol]:
+        last = bisect_right(self._starts, address) - 1
+        return self.starting(self._starts[last], self._starts[last] + 1) if last >= 0 else []
 
     def _best(self, last: int, address: int | None) -> Symbol | None:
         """Return the best of the symbols that start where row ``last`` does, and cover ``address`` if it is given."""

@@ -7,14 +7,14 @@ are as wide as the module's word.
 
 from __future__ import annotations
 
+from abc import abstractmethod
+from collections.abc import MutableSequence
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import MutableSequence
-
     from dprobes.vm.machine import Machine
 
-__all__ = ["AddressFault", "Context", "SelectorFault"]
+__all__ = ["AddressFault", "Context", "SelectorFault", "SharedCells"]
 
 
 class AddressFault(Exception):  # noqa: N818 - no error of DProbes: an event in the life of a handler
@@ -31,6 +31,25 @@ class SelectorFault(Exception):  # noqa: N818 - as AddressFault
     def __init__(self, selector: int) -> None:
         super().__init__(f"{selector:#x}")
         self.selector = selector
+
+
+class SharedCells(MutableSequence[int]):
+    """Hold a fixed number of 64-bit cells that others change at the same time: each change is one of memory."""
+
+    @abstractmethod
+    def store(self, index: int, value: int, word_size: int) -> None:
+        """Set a cell to a word of 8 bytes, or its low half to one of 4."""
+
+    @abstractmethod
+    def add(self, index: int, amount: int, word_size: int) -> None:
+        """Add to a cell, or to its low half, so that no change of anybody else is lost."""
+
+    def insert(self, index: int, value: int) -> None:  # noqa: ARG002 - the signature is the base class's
+        """Refuse: the number of cells is fixed."""
+        raise TypeError("the number of global variables is fixed")
+
+    def __delitem__(self, index: int | slice) -> None:
+        raise TypeError("the number of global variables is fixed")
 
 
 class Context(Protocol):

@@ -137,7 +137,7 @@ class Steps(dict[int, "Step"]):
         if row is None:
             return _invalid_opcode, (operand, instruction.offset), instruction.end
         relocation = self._symbols.get(instruction.offset + 1)
-        if relocation is not None:
+        if relocation is not None and row.operand_kind is OperandKind.VALUE:
             return _push_symbol, relocation, instruction.end
         if row.operand_kind is OperandKind.REGISTER:
             register = self._architecture.register(operand)

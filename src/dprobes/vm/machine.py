@@ -12,12 +12,12 @@ import enum
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from dprobes.rpn.isa import CALL_DEPTH_MAX, DEFAULT_EXCEPTION_MASK, RPN_STACK_CELLS, ExceptionCode
+from dprobes.rpn.isa import CALL_DEPTH_MAX, RPN_STACK_CELLS, ExceptionCode
+from dprobes.rpn.point import Point
 from dprobes.vm.heap import Heap
 from dprobes.vm.tracebuffer import TraceBuffer
 
 if TYPE_CHECKING:
-    from dprobes.rpn.program import ProbeDefinition, Program
     from dprobes.target.arch import Architecture
     from dprobes.vm.context import Context
 
@@ -51,40 +51,6 @@ class Outcome(NamedTuple):
     minor: int
     exit_code: int = 0
     unhandled: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """Hold what a machine needs to know of the probepoint; ``offset`` is that in the module."""
-
-    module: str = ""
-    offset: int = 0
-    program_id: int = 0
-    major: int = 0
-    minor: int = 0
-    jmpmax: int = 256
-    logmax: int = 1024
-    ex_logmax: int = 1024
-    heap: int = 16384
-    exception_mask: int = DEFAULT_EXCEPTION_MASK
-    autostacktrace: bool = False
-
-    @classmethod
-    def of(cls, program: Program, definition: ProbeDefinition, offset: int) -> Point:
-        """Return the point of a definition that was resolved to ``offset`` in the module."""
-        return cls(
-            module=program.name,
-            offset=offset,
-            program_id=program.id,
-            major=program.major,
-            minor=definition.minor,
-            jmpmax=program.jmpmax,
-            logmax=program.logmax,
-            ex_logmax=program.ex_logmax,
-            heap=program.heap_size(definition),
-            exception_mask=definition.exception_mask,
-            autostacktrace=program.autostacktrace,
-        )
 
 
 class Raised(Exception):  # noqa: N818 - not an error of DProbes: an event in the life of a handler

@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dprobes.rpn.isa import RPN_STACK_CELLS, ExceptionCode
+from dprobes.vm.context import SharedCells
 from dprobes.vm.heap import HeapExhaustedError
 from dprobes.vm.machine import Machine, Raised
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
     Rule = Callable[[Machine, Any], None]
 
-__all__ = ["RULES"]
+__all__ = ["RULES", "add_to_variable", "store_variable"]
 
 
 # Arithmetic and logic
@@ -237,6 +238,23 @@ def _restore_tsp(machine: Machine, operand: int) -> None:
 # Variables
 
 
+def store_variable(values: MutableSequence[int], index: int, value: int, word_size: int) -> None:
+    """Set a variable; a program with 4-byte words sees and changes the low half of a 64-bit global variable."""
+    mask = (1 << 8 * word_size) - 1
+    if isinstance(values, SharedCells):
+        values.store(index, value & mask, word_size)
+    else:
+        values[index] = values[index] & ~mask | value & mask
+
+
+def add_to_variable(values: MutableSequence[int], index: int, amount: int, word_size: int) -> None:
+    """Add to a variable, modulo the word; nobody else's change of a shared one is lost."""
+    if isinstance(values, SharedCells):
+        values.add(index, amount, word_size)
+    else:
+        store_variable(values, index, values[index] + amount, word_size)
+
+
 def _variable_rules(name: str, kind: int, values_of: Callable[[Machine], MutableSequence[int]]) -> dict[str, Rule]:
     """Return the rules of one family of variables; ``kind`` is parameter 1 of INVALID_OPERAND."""
 
@@ -250,12 +268,10 @@ def _variable_rules(name: str, kind: int, values_of: Callable[[Machine], Mutable
         machine.push(checked(machine, index)[index])
 
     def store(machine: Machine, index: int, value: int) -> None:
-        values = checked(machine, index)
-        # A program with 4-byte words sees and changes the low half of a 64-bit global variable.
-        values[index] = values[index] & ~machine.mask | value & machine.mask
+        store_variable(checked(machine, index), index, value, machine.word_size)
 
     def add(machine: Machine, index: int, amount: int) -> None:
-        store(machine, index, checked(machine, index)[index] + amount)
+        add_to_variable(checked(machine, index), index, amount, machine.word_size)
 
     def pop(machine: Machine, index: int) -> None:
         store(machine, index, machine.pop())

@@ -5,9 +5,14 @@ from __future__ import annotations
 import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from dprobes.errors import FormatError
 from dprobes.formatters import FORMATS, Place, formatter
+from dprobes.record.codec import decode_record, encode_record
 from dprobes.record.layout import LogRecord
+from record_strategies import records
 
 PLACE = Place("libc.so.6", "malloc+0x4")
 
@@ -82,6 +87,20 @@ def test_json_marks_a_stack_trace() -> None:
     line = json.loads(formatter("json", wall_offset=0)(record, PLACE))
     assert line["stack_trace"] is True
     assert "items" not in line
+
+
+@given(records(), st.sampled_from(FORMATS), st.sampled_from(["", "malloc"]))
+def test_an_encoded_record_has_the_same_text(record: LogRecord, name: str, function: str) -> None:
+    text, place = formatter(name, wall_offset=WALL), Place("libc.so.6", "malloc+0x4", function)
+    encoded = encode_record(record)
+    assert text(decode_record(encoded), place) == text.encoded(encoded, place)
+
+
+@pytest.mark.parametrize("size", [0, 3, 10])
+@pytest.mark.parametrize("name", FORMATS)
+def test_what_is_no_record_is_an_error(name: str, size: int) -> None:
+    with pytest.raises(FormatError):
+        formatter(name, wall_offset=0).encoded(encode_record(FULL)[:size], PLACE)
 
 
 def test_every_format_of_the_command_line_exists() -> None:

@@ -336,25 +336,33 @@ def _restore_tsp(w: Writer, operand: int) -> None:
 # Variables
 
 
-def _variable_templates(name: str, values: str) -> dict[str, Template]:
+def _variable_templates(name: str, values: str, *, shared: bool = False) -> dict[str, Template]:
     """Return the templates of one family of variables; ``values`` is the expression for all of them."""
 
     def checked(w: Writer, index: Atom) -> str:
         found = w.variable(values)
         w.leave_if(f"{index} >= len({found})")
-        return f"{found}[{index}]"
+        return found
 
     def load(w: Writer, index: Atom) -> None:
-        w.state.push(w.variable(f"{checked(w, index)} & {w.mask}"))
+        w.state.push(w.variable(f"{checked(w, index)}[{index}] & {w.mask}"))
 
     def store(w: Writer, index: Atom, value: Atom) -> None:
-        place = checked(w, index)
-        w.line(f"{place} = {place} & ~{w.mask} | {value}")
+        found = checked(w, index)
+        place = f"{found}[{index}]"
+        if shared:
+            w.line(f"store_variable({found}, {index}, {value}, {w.architecture.word_size})")
+        else:
+            w.line(f"{place} = {place} & ~{w.mask} | {value}")
 
-    def add(amount: str) -> Template:
+    def add(amount: int) -> Template:
         def write(w: Writer, index: Atom) -> None:
-            place = checked(w, index)
-            w.line(f"{place} = {place} & ~{w.mask} | {place} {amount} & {w.mask}")
+            found = checked(w, index)
+            place = f"{found}[{index}]"
+            if shared:
+                w.line(f"add_to_variable({found}, {index}, {amount}, {w.architecture.word_size})")
+            else:
+                w.line(f"{place} = {place} & ~{w.mask} | {place} + {amount} & {w.mask}")
 
         return write
 
@@ -371,7 +379,7 @@ def _variable_templates(name: str, values: str) -> dict[str, Template]:
     def popped(write: Template) -> Template:
         return lambda w, _: write(w, w.state.pop())
 
-    inc, dec = add("+ 1"), add("- 1")
+    inc, dec = add(1), add(-1)
     return {
         f"push {name}, <{name}>": load,
         f"push {name}": popped(load),
@@ -482,7 +490,7 @@ TEMPLATES: dict[str, Template] = {
     "save tsp": _save_tsp,
     "restore tsp": _restore_tsp,
     **_variable_templates("lv", "context.local_variables"),
-    **_variable_templates("gv", "context.global_variables"),
+    **_variable_templates("gv", "context.global_variables", shared=True),
     **_variable_templates("cv", "context.cpu_variables()"),
     "push r, <register>": _push_register(user=False),
     "push u, <register>": _push_register(user=True),

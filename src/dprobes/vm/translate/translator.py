@@ -14,6 +14,7 @@ from dprobes.rpn.isa import RPN_STACK_CELLS, Token
 from dprobes.vm.context import AddressFault, SelectorFault
 from dprobes.vm.interpreter import Interpreter
 from dprobes.vm.machine import Ending, Frame, Machine, Outcome, Point, Raised, read_string
+from dprobes.vm.rules_stack import add_to_variable, store_variable
 from dprobes.vm.translate.function import Function, Writer
 
 if TYPE_CHECKING:
@@ -138,6 +139,8 @@ def _support(architecture: Architecture) -> dict[str, object]:
         "string_item": string_item,
         "memory_item": memory_item,
         "variables_item": variables_item,
+        "store_variable": store_variable,
+        "add_to_variable": add_to_variable,
         "new": tuple.__new__,
         "Outcome": Outcome,
         "FAULTS": (Raised, AddressFault, SelectorFault),

@@ -1,4 +1,4 @@
-"""What a formatter may say about the probe that a record came from."""
+"""What is said about the probe that a record came from."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ class Place:
     """
     Name a probe for people: its module, and the function and offset where it is.
 
-    ``function`` is not empty where the probe stands for many functions, so that a record must say which.
+    ``function`` is not empty where the probe stands for many functions, so that a record must say which. ``placed`` is
+    the file offset of the breakpoint, if that is not at the place that was written.
     """
 
     module: str
     symbol: str
     function: str = ""
+    placed: int | None = None

@@ -1,0 +1,195 @@
+"""
+The memory that compiled handlers share with user space: maps, probe table, status page, ring entries.
+
+The one place for these layouts: handlers are compiled against it, and the engine reads with it. All numbers are in the
+machine's byte order. Maps are named by what they hold; the loader puts file descriptors in the place of the names.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+
+__all__ = [
+    "ARRIVAL",
+    "CROSSED_SIZE",
+    "ENTRY_HEAD",
+    "KIND_SHIFT",
+    "NAME_SIZE",
+    "PROBE_ENTRY_SIZE",
+    "PROBE_MAX",
+    "SAMPLE_SIZE",
+    "STATUS_SIZE",
+    "Entry",
+    "MapName",
+    "ProbeField",
+    "Status",
+    "Turn",
+    "power_of_two",
+]
+
+
+class MapName(enum.Enum):
+    """
+    Name the maps that handlers use.
+
+    Each is an array with one element, which is addressed directly, except SCRATCH (an array with an element for each
+    slot), RING (a ring buffer), SCOPE (a hash) and SUCCESSOR.
+    """
+
+    SCRATCH = "scratch"
+    """The state of running handlers; an element belongs to one hit at a time."""
+    CLAIMS = "claims"
+    """A 64-bit word for each slot of SCRATCH: not 0 while the slot is in use."""
+    PROBES = "probes"
+    """The probe table: ``ProbeField`` entries."""
+    STATUS = "status"
+    """``Status`` words."""
+    LOCALS = "locals"
+    """Local variables, 8 bytes each."""
+    GLOBALS = "globals"
+    """Global variables, 8 bytes each."""
+    CPU_VARIABLES = "cpu"
+    """Per-CPU variables, 8 bytes each: those of CPU n from n * power_of_two(cvars) on."""
+    RING = "ring"
+    """Where records go."""
+    SCOPE = "scope"
+    """A hash of the processes in scope: u32 process id (of the initial namespace) to u32."""
+    MAPPERS = "mappers"
+    """A hash of the processes that map a watched module: u32 process id to u64 load bias."""
+    BIASES = "biases"
+    """A hash of the load biases for which that module's watchpoints are attached, or cannot be: u64 to u32."""
+    SAMPLES = "samples"
+    """What the last sample on each CPU interrupted: ``SAMPLE_SIZE`` bytes each, for the samplers of a run alone."""
+    ARRIVALS = "arrivals"
+    """A ring buffer of processes in which the module has just come to lie elsewhere: ``ARRIVAL``."""
+    CROSSED = "crossed"
+    """A bit for each thread id (of the initial namespace): set once it has hit a program that replaces another one."""
+    SUCCESSOR = "successor"
+    """An array of maps with one element: CROSSED of the program that replaces this one, as soon as there is one."""
+
+
+class ProbeField(enum.IntEnum):
+    """
+    Give the offsets of the fields of a probe table entry.
+
+    An attach cookie is the index of an entry, and in its upper 32 bits how far (signed) the breakpoint is from the
+    written place.
+
+    ::
+
+         0 u64 hits        all hits, those passed over included; may exceed passcount + maxhits
+         8 u64 records     records emitted, stack traces included
+        16 u64 lost        records for which the ring had no room
+        24 u64 missed      hits that ran no handler because all slots of SCRATCH were in use
+        32 u32 disabled    not 0: no handler runs any more
+        40 u64 link        the link address of the written place
+        48 u64 unhandled   the bits of the exceptions that ended handlers, and that nothing caught
+        56 u64 offset      the file offset of the written place
+    """
+
+    HITS = 0
+    RECORDS = 8
+    LOST = 16
+    MISSED = 24
+    DISABLED = 32
+    LINK = 40
+    UNHANDLED = 48
+    OFFSET = 56
+
+
+PROBE_ENTRY_SIZE = 64
+
+PROBE_MAX = 1 << 20
+"""How many probepoints a table can hold."""
+
+
+class Status(enum.IntEnum):
+    """
+    Give the offsets of the words of STATUS.
+
+    ::
+
+         0 u64 waiting     the reader sleeps until it is woken; a handler that sees 1 here takes it back and wakes it
+         8 u64 signals     how many SIGNAL entries have been written
+        16 u64 alive       how many processes are in SCOPE
+        24 u64 unfollowed  processes that should be in SCOPE, but for which it had no room
+        32 u64 unseen      SIGNAL entries for which the ring had no room
+        40 u64 late        processes that ran on before their watchpoints were attached
+        48 u64 turn        whose turn it is (``Turn``)
+    """
+
+    WAITING = 0
+    SIGNALS = 8
+    ALIVE = 16
+    UNFOLLOWED = 24
+    UNSEEN = 32
+    LATE = 40
+    TURN = 48
+
+
+STATUS_SIZE = 64
+
+
+class Turn(enum.IntEnum):
+    """
+    Say whose turn it is while a program replaces another one (``bpf.lower.turns``).
+
+    Both know it by the word of their own STATUS.
+    """
+
+    OURS = 0
+    """This program's, of all hits: no other one is involved."""
+    NOT_OURS = 1
+    """Not this program's yet, or not any more."""
+    CROSSING = 2
+    """This program's from now on, and it sets the bit of the hit thread in CROSSED."""
+    REPLACED = 3
+    """This program's only in threads without a bit in the other one's CROSSED."""
+
+
+CROSSED_SIZE = (1 << 22) // 8
+"""Bytes of CROSSED: thread ids are below PID_MAX_LIMIT (include/linux/threads.h), whatever kernel.pid_max says."""
+
+
+class Entry(enum.IntEnum):
+    """
+    Name the kinds of ring entry.
+
+    An entry is a head and a body::
+
+        u32 probe (low 24 bits) and kind (high 8 bits) | u32 thread id, or 0 where nobody asks for it | body
+
+    The thread id is of the initial namespace.
+    """
+
+    RECORD = 0
+    """A record of ``record.layout``; a process name takes ``NAME_SIZE`` bytes, zeros behind its end."""
+    TRACE = 1
+    """The same for a stack trace."""
+    ENDED = 2
+    """The probepoint is to be taken away: u32 exit code, or ``LIMIT`` or ``REMOVE``; u32 process id."""
+    SIGNAL = 3
+    """The thread got a signal for what its instruction did: u64 ip, u32 signal, u32 code."""
+    PROCESS = 4
+    """A process left the scope: u32 process id."""
+
+
+ENTRY_HEAD = struct.Struct("=II")
+KIND_SHIFT = 24
+"""Where the kind is in the first word of an entry."""
+
+NAME_SIZE = 16
+
+SAMPLE_SIZE = 64
+
+ARRIVAL = struct.Struct("=IxxxxQ")
+"""An entry of ARRIVALS: process id and load bias."""
+
+LIMIT, REMOVE = 0x100, 0x101
+"""Reasons in an ENDED entry: ``maxhits`` was reached, the instruction ``remove`` was executed."""
+
+
+def power_of_two(count: int) -> int:
+    """Return the smallest power of two that is at least ``count``, and at least 1."""
+    return 1 << max(0, count - 1).bit_length()

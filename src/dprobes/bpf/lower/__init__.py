@@ -1,0 +1,312 @@
+"""
+RPN to eBPF, one template for each row of the instruction table.
+
+The code passes the verifier by construction; ``writer`` has the rules. What is lowered are the encoded bytes, as the
+interpreter runs them, so that a damaged compiled file does the same in both.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from dprobes.bpf.assembler import Assembler
+from dprobes.bpf.isa import Alu, Jump, Register
+from dprobes.bpf.lower import (
+    exceptions,
+    rows_arithmetic,
+    rows_flow,
+    rows_heap,
+    rows_log,
+    rows_logmemory,
+    rows_stack,
+    rows_trace,
+    rows_variables,
+    rows_world,
+)
+from dprobes.bpf.lower.composer import Composer, call_extensions
+from dprobes.bpf.lower.flow import HandlerFlow, analyse
+from dprobes.bpf.lower.frame import EntryAndEnd
+from dprobes.bpf.lower.host import REGISTER_OFFSETS, Host
+from dprobes.bpf.lower.request import (
+    Abilities,
+    Filter,
+    LoopForm,
+    Lowered,
+    MappedModule,
+    Placement,
+    Request,
+    Tables,
+    VmaLayout,
+    Watched,
+)
+from dprobes.bpf.lower.slot import SlotLayout
+from dprobes.bpf.lower.writer import Writer
+from dprobes.errors import NotSupportedError
+from dprobes.record.layout import Item
+from dprobes.rpn.isa import Group
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from dprobes.rpn.decode import EncodedInstruction
+    from dprobes.rpn.encode import CodeImage
+    from dprobes.rpn.isa import Row
+    from dprobes.rpn.point import Point
+    from dprobes.target.arch import Architecture
+    from dprobes.target.arch import Register as CpuRegister
+
+__all__ = [
+    "Abilities",
+    "Composer",
+    "Filter",
+    "LoopForm",
+    "Lowered",
+    "MappedModule",
+    "Placement",
+    "Request",
+    "Tables",
+    "VmaLayout",
+    "Watched",
+    "check_lowering",
+    "is_supported",
+    "lower",
+    "lower_for_word_sizes",
+]
+
+TEMPLATES = {
+    **rows_flow.TEMPLATES,
+    **rows_arithmetic.TEMPLATES,
+    **rows_stack.TEMPLATES,
+    **rows_variables.TEMPLATES,
+    **rows_world.TEMPLATES,
+    **rows_log.TEMPLATES,
+    **rows_logmemory.TEMPLATES,
+    **rows_trace.TEMPLATES,
+    **rows_heap.TEMPLATES,
+    "callk": call_extensions,
+    "callk <name>": call_extensions,
+}
+"""What each row of the instruction table becomes, keyed by its syntax; rows that eBPF cannot do are missing."""
+
+_OFFSET_MAX = 1 << 24
+"""Frames hold offsets in the encoded program that are below; a damaged file may name others."""
+
+_SHORT = 64
+"""Instructions of a handler whose code is far from being too large."""
+
+_TRACING = ("log st", "push stp", "pop stp", "purge st")
+
+
+def lower(
+    image: CodeImage,
+    architecture: Architecture,
+    start: int,
+    point: Point,
+    request: Request,
+    host: type[Host] = Host,
+) -> Lowered:
+    """
+    Return the code of the handler that starts at byte ``start`` of an image; ``host`` writes what it asks the world.
+
+    Raise ``NotSupportedError`` for an instruction that eBPF cannot do, or a handler that is too large.
+    """
+    asm = Assembler()
+    handler = _Handler(asm, image, architecture, start, point, request, host)
+    with _limits():
+        handler.write()
+        handler.write_functions()
+        assembled = asm.assemble()
+    return Lowered(assembled, handler.slot, handler.sleeps, architecture.word_size)
+
+
+def check_lowering(image: CodeImage, architecture: Architecture, start: int, point: Point, request: Request) -> None:
+    """Raise what ``lower`` would raise, in much less time for most handlers."""
+    asm = Assembler()
+    handler = _Handler(asm, image, architecture, start, point, request, Host)
+    if handler.is_plain:
+        return
+    with _limits():
+        handler.write()
+        handler.write_functions()
+        asm.assemble()
+
+
+def lower_for_word_sizes(
+    forms: Sequence[tuple[CodeImage, Architecture]], number: int, point: Point, request: Request
+) -> Lowered:
+    """
+    Return the code of handler ``number`` of a program that exists for several word sizes.
+
+    An event runs one program only, whoever it interrupts; in code of a word size without a form nothing is done.
+    """
+    asm = Assembler()
+    asm.load(Register.R2, Register.R1, REGISTER_OFFSETS["cs"])
+    asm.alu(Alu.AND, Register.R2, 0xFF)
+    handlers = []
+    with _limits():
+        for image, architecture in forms:
+            other = asm.label()
+            asm.jump_if(_IS_OTHER[architecture.word_size], Register.R2, _NARROW_CODE, other)
+            handlers.append(_Handler(asm, image, architecture, image.handlers[number], point, request, Host))
+            handlers[-1].write()
+            asm.place(other)
+        asm.mov(Register.R0, 0)
+        asm.exit()
+        for handler in handlers:
+            handler.write_functions()
+        assembled = asm.assemble()
+    largest = max((handler.slot for handler in handlers), key=lambda slot: slot.size)
+    return Lowered(assembled, largest, any(handler.sleeps for handler in handlers), 8)
+
+
+_NARROW_CODE = 0x23
+"""The low byte of ``cs`` in 32-bit code of user programs, also under Xen (arch/x86/include/asm/segment.h)."""
+
+_IS_OTHER = {8: Jump.JEQ, 4: Jump.JNE}
+
+
+@contextmanager
+def _limits() -> Iterator[None]:
+    """Turn what the assembler says of jumps that are too long into an error for people."""
+    try:
+        yield
+    except OverflowError as error:
+        raise NotSupportedError(
+            f"the handler is too large for eBPF: {error}",
+            hint="use --engine ptrace, or make several handlers of it",
+        ) from None
+
+
+class _Handler:
+    """Write one handler for one word size: ``write``, and behind all such code ``write_functions``."""
+
+    def __init__(
+        self,
+        asm: Assembler,
+        image: CodeImage,
+        architecture: Architecture,
+        start: int,
+        point: Point,
+        request: Request,
+        host: type[Host],
+    ) -> None:
+        flow = analyse(image, architecture, start, point.logmax)
+        for instruction in flow.instructions.values():
+            _check(instruction, architecture, request)
+        self.slot = SlotLayout(
+            point.logmax,
+            point.ex_logmax if point.autostacktrace or flow.uses(*_TRACING) else 0,
+            max(point.heap, architecture.word_size) if _uses(flow, Group.HEAP) else 0,
+        )
+        self._host = host(asm, architecture, request, **_host_uses(architecture, flow, request))
+        self._writer = Writer(asm, flow, architecture, point, request, self.slot, self._host)
+        self._writer.relocated = dict(_relocated(image, flow, request))
+        self._autostacktrace = point.autostacktrace
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing can be wrong with the code, now that each instruction is known to have one."""
+        rows = self._writer.flow.instructions.values()
+        return len(rows) <= _SHORT and not any(i.row is not None and i.row.operator == "callk" for i in rows)
+
+    @property
+    def sleeps(self) -> bool:
+        """Whether something was written that may sleep."""
+        return self._host.sleeps
+
+    def write(self) -> None:
+        """Write the program, without the functions that the kernel calls."""
+        writer, frame = self._writer, EntryAndEnd(self._writer)
+        frame.enter()
+        writer.loops.write_inside(self._write_body)
+        frame.leave()
+
+    def write_functions(self) -> None:
+        """Write the functions that the kernel calls."""
+        self._writer.loops.write_behind(self._write_body)
+        self._host.write_callbacks()
+
+    def _write_body(self) -> None:
+        writer = self._writer
+        writer.write_blocks(TEMPLATES, rows_flow.invalid_opcode)
+        exceptions.write_dispatch(writer, writer.trace.call if self._autostacktrace else None)
+        if writer.flow.returns:
+            exceptions.write_return(writer)
+        writer.trace.write()
+
+
+def _relocated(image: CodeImage, flow: HandlerFlow, request: Request) -> Iterator[tuple[int, int]]:
+    """Iterate over the places in the code where addresses belong, with the link addresses."""
+    for relocation in image.relocations:
+        if relocation.offset - 1 not in flow.instructions:
+            continue
+        address = request.symbols.get(relocation.symbol)
+        if address is None:
+            raise NotSupportedError(f"the address of '{relocation.symbol}' is not known")
+        if request.placement is Placement.URETPROBE and not request.abilities.function_ip:
+            raise NotSupportedError(
+                f"this kernel does not tell a uretprobe which function returns, so '{relocation.symbol}' cannot be "
+                "found in the process",
+                hint="use --engine ptrace, or Linux 6.6 or later",
+            )
+        yield relocation.offset, address + relocation.addend
+
+
+def _host_uses(architecture: Architecture, flow: HandlerFlow, request: Request) -> dict[str, bool]:
+    names = {
+        register.name
+        for i in flow.instructions.values()
+        if i.row is not None and i.row.group is Group.REGISTER
+        if (register := architecture.register(i.operand)) is not None
+    }
+    return {
+        "uses_ip": Item.IP in request.items or "eip" in names,
+        "uses_ids": bool(request.items & (Item.PID | Item.TID)) or flow.uses("push pid", "push tid"),
+    }
+
+
+def _uses(flow: HandlerFlow, group: Group) -> bool:
+    return any(i.row is not None and i.row.group is group for i in flow.instructions.values())
+
+
+def is_supported(row: Row, register: CpuRegister | None, abilities: Abilities) -> bool:
+    """Return whether there is code for an instruction and the register that it names; not for calls of extensions."""
+    if row.group is Group.REGISTER:
+        has_code = register is None or register.name in REGISTER_OFFSETS or register.memory_offset is not None
+        return has_code and (abilities.writes_registers or not row.writes)
+    if row.syntax == "vfyrw" and abilities.vma is None:
+        return False
+    return row.syntax in TEMPLATES and row.operator != "callk" and (abilities.writes_memory or not row.writes)
+
+
+def _abilities_at(request: Request) -> Abilities:
+    """Return what a handler may use where it runs: events leave the registers, and the mappings, as they are."""
+    if request.placement is not Placement.EVENT:
+        return request.abilities
+    return replace(request.abilities, writes_registers=False, vma=None)
+
+
+def _check(instruction: EncodedInstruction, architecture: Architecture, request: Request) -> None:
+    """Raise ``NotSupportedError`` if there is no code for an instruction."""
+    row = instruction.row
+    if row is None:
+        return
+    if row.syntax in ("sx <label>", "call <procname>") and not 0 <= int(instruction.operand) < _OFFSET_MAX:
+        raise NotSupportedError(
+            f"'{row.operator}' at byte {instruction.offset} of the program leads to byte {instruction.operand}, "
+            "where no program has instructions"
+        )
+    register = architecture.register(instruction.operand) if row.group is Group.REGISTER else None
+    if row.operator == "callk":
+        if row.operand_kind is not None and instruction.operand not in request.extensions:
+            raise NotSupportedError(
+                f"the extension '{instruction.operand}' has no form for eBPF", hint="use --engine ptrace"
+            )
+        return
+    if not is_supported(row, register, _abilities_at(request)):
+        raise NotSupportedError(
+            f"'{row.syntax}' at byte {instruction.offset} of the program cannot be compiled to eBPF",
+            hint="use --engine ptrace",
+        )

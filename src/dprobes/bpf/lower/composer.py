@@ -1,0 +1,203 @@
+"""
+What the eBPF form of an extension is written with.
+
+All values are variables: 64-bit words of the slot. So whatever an extension does in a loop, the verifier sees unknown
+numbers only, as between blocks of RPN (``writer``).
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dprobes.bpf.isa import Alu, Jump, Register
+from dprobes.bpf.lower.rows_world import read_value
+from dprobes.bpf.lower.stack import SCRATCH, store_number
+from dprobes.errors import NotSupportedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from dprobes.bpf.assembler import Label
+    from dprobes.bpf.lower.writer import Writer
+    from dprobes.rpn.decode import EncodedInstruction
+    from dprobes.rpn.isa import ExceptionCode
+
+__all__ = ["Composer", "Variable", "call_extensions"]
+
+_R = Register
+_FIRST, _LAST = 16, 31
+"""The words of the slot that are variables of extensions."""
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """Name a 64-bit word of the slot by its offset."""
+
+    offset: int
+
+
+class Composer:
+    """Write one call of an extension: what it does is done at each hit, in the order of the calls of these methods."""
+
+    def __init__(self, writer: Writer) -> None:
+        self._w = writer
+        self._asm = writer.asm
+        self._used = _FIRST
+
+    @property
+    def word_size(self) -> int:
+        """The size of a cell in bytes, 4 or 8."""
+        return self._w.word_size
+
+    # Values
+
+    def variable(self, value: Variable | int = 0) -> Variable:
+        """Return a new variable that holds a value; a call has 16 of them."""
+        if self._used > _LAST:
+            raise NotSupportedError(f"an extension has more than {_LAST - _FIRST + 1} variables")
+        variable = Variable(self._w.work(self._used))
+        self._used += 1
+        self.set(variable, value)
+        return variable
+
+    def set(self, variable: Variable, value: Variable | int) -> None:
+        """Give a variable a value."""
+        if isinstance(value, Variable):
+            self._asm.load(_R.R1, SCRATCH, value.offset)
+            self._asm.store(SCRATCH, variable.offset, _R.R1)
+        else:
+            store_number(self._asm, SCRATCH, variable.offset, value & (1 << 64) - 1)
+
+    def calculate(self, operation: Alu, variable: Variable, operand: Variable | int) -> None:
+        """Let a variable be itself ``operation`` another value; all are unsigned numbers of 64 bits."""
+        self._asm.load(_R.R1, SCRATCH, variable.offset)
+        self._load(_R.R2, operand)
+        self._asm.alu(operation, _R.R1, _R.R2)
+        self._asm.store(SCRATCH, variable.offset, _R.R1)
+
+    def pop(self) -> Variable:
+        """Pop a cell into a new variable."""
+        variable = self.variable()
+        self._asm.store(SCRATCH, variable.offset, self._w.stack.pop_register())
+        self._w.stack.release()
+        return variable
+
+    def push(self, value: Variable | int) -> None:
+        """Push a value, modulo the word."""
+        if isinstance(value, int):
+            self._w.stack.push(value)
+            return
+        register = self._w.field(value.offset)
+        if not self._w.wide:
+            self._asm.mov(register, register, wide=False)
+        self._w.stack.push(register)
+        self._w.stack.release()
+
+    # The hit thread
+
+    def register(self, name: str) -> Variable:
+        """Return a new variable with a general register, by its name in the appendix of the man page."""
+        self._w.stack.settle()
+        known = self._w.architecture.register(name)
+        if known is None or known.memory_offset is not None or known.bits > self._w.bits:
+            raise NotSupportedError(f"an extension asks for the register '{name}'")
+        variable = self.variable()
+        self._w.host.register(_R.R1, known.name)
+        self._asm.store(SCRATCH, variable.offset, _R.R1)
+        return variable
+
+    def read(self, address: Variable, size: int) -> Variable:
+        """Return a new variable with ``size`` (1, 2, 4 or 8) bytes of memory; INVALID_ADDR is raised if it cannot."""
+        variable = self.variable()
+        self.read_into(variable, address, size)
+        return variable
+
+    def read_into(self, variable: Variable, address: Variable, size: int) -> None:
+        """Do the same with a variable that is there already, as in a loop."""
+        self._w.stack.settle()
+        self._asm.load(_R.R1, SCRATCH, address.offset)
+        if not self._w.wide:
+            self._asm.mov(_R.R1, _R.R1, wide=False)
+        read_value(self._w, _R.R1, size)
+        self._asm.load(_R.R1, SCRATCH, self._w.work(1))
+        self._asm.store(SCRATCH, variable.offset, _R.R1)
+
+    # Control
+
+    @contextmanager
+    def loop(self) -> Iterator[Label]:
+        """
+        Repeat what is written within, which must not push or pop.
+
+        The label is where ``leave_if`` goes to end the loop.
+        """
+        head, end = self._asm.label(), self._asm.label()
+        self._w.open_loop()
+        self._w.loops.head(head)
+        self._w.close_loop()  # exceptions that are raised within need TSP
+        with self._balanced():
+            yield end
+        self._w.stack.settle()
+        self._w.loops.goto(head)
+        self._asm.place(end)
+        self._w.close_loop()
+
+    def leave_if(self, end: Label, condition: Jump, variable: Variable, operand: Variable | int) -> None:
+        """End a loop if a variable compares so with a value."""
+        self._compare(condition, variable, operand, end)
+
+    @contextmanager
+    def when(self, condition: Jump, variable: Variable, operand: Variable | int) -> Iterator[None]:
+        """Do what is written within only if a variable compares so with a value; it must not push or pop."""
+        self._w.stack.settle()
+        then, behind = self._asm.label(), self._asm.label()
+        self._compare(condition, variable, operand, then)
+        self._asm.jump(behind)
+        self._asm.place(then)
+        with self._balanced():
+            yield
+        self._asm.place(behind)
+
+    @contextmanager
+    def _balanced(self) -> Iterator[None]:
+        """Refuse what moves TSP: how often it is done is not known when it is written."""
+        top = self._w.stack.top
+        yield
+        if self._w.stack.top != top:
+            raise NotSupportedError("an extension pushes or pops within a loop or under a condition")
+
+    def throw(self, code: ExceptionCode, parm1: Variable | int = 0, parm2: Variable | int = 0) -> None:
+        """Raise an exception; what follows is not done."""
+        self._w.stack.settle()
+        self._load(_R.R1, parm1)
+        self._load(_R.R2, parm2)
+        if not self._w.is_ignored(code):
+            self._w.throw(code, _R.R1, _R.R2)
+
+    def _compare(self, condition: Jump, variable: Variable, operand: Variable | int, label: Label) -> None:
+        self._asm.load(_R.R1, SCRATCH, variable.offset)
+        self._load(_R.R2, operand)
+        self._asm.jump_if(condition, _R.R1, _R.R2, label)
+
+    def _load(self, register: Register, value: Variable | int) -> None:
+        if isinstance(value, Variable):
+            self._asm.load(register, SCRATCH, value.offset)
+        else:
+            self._asm.mov(register, value)
+
+
+def call_extensions(w: Writer, i: EncodedInstruction) -> None:
+    """Write ``callk``: the extension of that name, or all in order of registration."""
+    forms: dict[str, Callable[[Composer], None]] = dict(w.request.extensions)
+    assert i.row is not None
+    if i.row.syntax == "callk <name>":
+        forms = {str(i.operand): forms[str(i.operand)]}
+    w.lp = None
+    w.stack.flush()
+    for write in forms.values():
+        write(Composer(w))
+        w.stack.settle()
+    w.stack.store_tsp()
+    w.reload_tsp()

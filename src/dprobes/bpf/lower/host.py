@@ -1,0 +1,370 @@
+"""
+What a handler asks of the kernel, in eBPF: registers of the hit thread, its memory, identities, the clock, the ring.
+
+Templates speak to the world through this only. A method says which registers it uses; calls of helpers take R0-R5.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dprobes.bpf.isa import Alu, Atomic, Helper, Jump, Register, RingOutput, Size
+from dprobes.bpf.layout import NAME_SIZE, PROBE_ENTRY_SIZE, MapName, ProbeField, Status
+from dprobes.bpf.lower.request import Placement, Watched
+from dprobes.bpf.lower.slot import Field
+from dprobes.bpf.lower.stack import SCRATCH
+from dprobes.bpf.lower.vma import Answer, VmaQuestions, ask_once, write_module_test
+
+if TYPE_CHECKING:
+    from dprobes.bpf.assembler import Assembler, Label
+    from dprobes.bpf.lower.request import Request
+    from dprobes.target.arch import Architecture
+
+__all__ = ["CONTEXT", "REGISTER_OFFSETS", "Host"]
+
+CONTEXT = Register.R6
+"""The register that holds the program's argument: a ``pt_regs``, or what begins with one."""
+
+REGISTER_OFFSETS = {
+    "r15": 0, "r14": 8, "r13": 16, "r12": 24, "ebp": 32, "ebx": 40, "r11": 48, "r10": 56, "r9": 64, "r8": 72, "eax": 80,
+    "ecx": 88, "edx": 96, "esi": 104, "edi": 112, "eip": 128, "cs": 136, "eflags": 144, "esp": 152, "ss": 160,
+}  # fmt: skip
+"""Where ``struct pt_regs`` holds the registers (arch/x86/include/asm/ptrace.h), for 32-bit processes as well."""
+
+_EVENT_ADDRESS = 176
+"""Where ``struct bpf_perf_event_data`` holds the address that a breakpoint watches."""
+
+_USER_MODE = 3
+"""The bits of ``cs`` that are all set in user mode."""
+
+_NAMESPACE_IDS = -32
+"""Where on the stack ``struct bpf_pidns_info`` is put: u32 thread id, u32 process id."""
+
+_FOUND = -48
+"""Where on the stack the file offset of a sample and the load bias of a module wait for the slot."""
+
+_KEY = -4
+"""Where on the stack the key of a look-up is put."""
+
+_STOP = 19
+"""SIGSTOP."""
+
+
+class Host:
+    """Write what one handler needs; ``uses_ip`` and ``uses_ids`` say what is worked out before it starts."""
+
+    def __init__(
+        self, asm: Assembler, architecture: Architecture, request: Request, *, uses_ip: bool, uses_ids: bool
+    ) -> None:
+        self._asm = asm
+        self._request = request
+        self._word_size = architecture.word_size
+        self._size = Size.DW if architecture.word_size == 8 else Size.W
+        self._keeps_ip = uses_ip and request.placement is Placement.RET_SITE
+        self._keeps_ids = uses_ids and request.namespace is not None
+        vma = request.abilities.vma
+        self._vmas = None if vma is None else VmaQuestions(asm, vma)
+        self.sleeps = False
+        """Whether something was written that may sleep."""
+
+    @property
+    def _knows_bias(self) -> bool:
+        return self._request.module is not None or self._request.watched is not None
+
+    # Before the handler
+
+    def cookie(self) -> None:
+        """Load the attach cookie (``layout.ProbeField``) to R0; takes R1-R5."""
+        self._asm.mov(Register.R1, CONTEXT)
+        self._asm.call(Helper.GET_ATTACH_COOKIE)
+
+    def find_module(self, outside: Label, busy: Label) -> None:
+        """Let only events go on that interrupt the module's code; ``prepare`` notes its place. Takes R0-R5 and R7."""
+        asm, module = self._asm, self._request.module
+        if module is None:
+            return
+        assert self._vmas is not None, "a module cannot be recognised without bpf_find_vma"
+        asm.load(Register.R1, CONTEXT, REGISTER_OFFSETS["cs"])
+        asm.alu(Alu.AND, Register.R1, _USER_MODE)
+        asm.jump_if(Jump.JNE, Register.R1, _USER_MODE, outside)
+        asm.load(Register.R2, CONTEXT, REGISTER_OFFSETS["eip"])
+        ask_once(asm, self._vmas, self._request.tables.cpus, busy)
+        write_module_test(asm, self._vmas, module, outside)
+        asm.store(Register.R10, _FOUND, Register.R2)
+        asm.store(Register.R10, _FOUND + 8, Register.R3)
+
+    def prepare(self) -> None:
+        """Write what has to be known before the handler starts; takes R0-R5."""
+        if self._keeps_ip:
+            self._read_return_address()
+        if self._keeps_ids:
+            self._namespace_ids()
+        if self._request.module is not None:
+            self._asm.load(Register.R1, Register.R10, _FOUND)
+            self._asm.store(SCRATCH, Field.PLACE, Register.R1)
+        if self._knows_bias:
+            self._asm.load(Register.R1, Register.R10, _FOUND + 8)
+            self._asm.store(SCRATCH, Field.BIAS, Register.R1)
+
+    def find_mapper(self, outside: Label) -> None:
+        """Let only those hits go on that are of processes with the watched module in place. Takes R0-R5."""
+        asm, watched = self._asm, self._request.watched
+        if watched is None:
+            return
+        self.global_pid()
+        asm.store(Register.R10, _KEY, Register.R0, Size.W)
+        asm.load_map(Register.R1, MapName.MAPPERS)
+        asm.mov(Register.R2, Register.R10)
+        asm.alu(Alu.ADD, Register.R2, _KEY)
+        asm.call(Helper.MAP_LOOKUP_ELEM)
+        asm.jump_if(Jump.JEQ, Register.R0, 0, outside)
+        asm.load(Register.R1, Register.R0, 0)
+        asm.store(Register.R10, _FOUND + 8, Register.R1)
+        if watched is Watched.SYMBOL:
+            asm.load(Register.R2, CONTEXT, _EVENT_ADDRESS)
+            asm.mov(Register.R3, self._request.link)
+            asm.alu(Alu.SUB, Register.R2, Register.R3)
+            asm.jump_if(Jump.JNE, Register.R1, Register.R2, outside)
+
+    def _read_return_address(self) -> None:
+        asm = self._asm
+        asm.store(SCRATCH, Field.IP, 0)
+        asm.mov(Register.R1, SCRATCH)
+        asm.alu(Alu.ADD, Register.R1, Field.IP)
+        asm.mov(Register.R2, self._word_size)
+        asm.load(Register.R3, CONTEXT, REGISTER_OFFSETS["esp"])
+        self.read_memory()
+
+    def _namespace_ids(self) -> None:
+        asm = self._asm
+        assert self._request.namespace is not None
+        device, inode = self._request.namespace
+        other, done = asm.label(), asm.label()
+        asm.mov(Register.R1, device)
+        asm.mov(Register.R2, inode)
+        asm.mov(Register.R3, Register.R10)
+        asm.alu(Alu.ADD, Register.R3, _NAMESPACE_IDS)
+        asm.mov(Register.R4, 8)
+        asm.store(Register.R10, _NAMESPACE_IDS, 0)
+        asm.call(Helper.GET_NS_CURRENT_PID_TGID)
+        asm.jump_if(Jump.JNE, Register.R0, 0, other)
+        asm.load(Register.R1, Register.R10, _NAMESPACE_IDS + 4, Size.W)
+        asm.store(SCRATCH, Field.PID, Register.R1)
+        asm.load(Register.R1, Register.R10, _NAMESPACE_IDS, Size.W)
+        asm.store(SCRATCH, Field.TID, Register.R1)
+        asm.jump(done)
+        asm.place(other)  # a process of another namespace has no number in this one
+        asm.call(Helper.GET_CURRENT_PID_TGID)
+        asm.mov(Register.R1, Register.R0)
+        asm.alu(Alu.RSH, Register.R1, 32)
+        asm.store(SCRATCH, Field.PID, Register.R1)
+        asm.mov(Register.R0, Register.R0, wide=False)
+        asm.store(SCRATCH, Field.TID, Register.R0)
+        asm.place(done)
+
+    # Registers
+
+    def register(self, dst: Register, name: str) -> None:
+        """Load a register of the hit thread, as the handler is to see it; uses R9."""
+        match name:
+            case "eip":
+                self._ip(dst)
+            case "esp" if self._request.placement is Placement.RET_SITE:
+                self._asm.load(dst, CONTEXT, REGISTER_OFFSETS[name], self._size)
+                self._asm.alu(Alu.ADD, dst, self._word_size + self._request.return_bytes, wide=self._word_size == 8)
+            case "cs" | "ss":
+                self._load(dst, name, Size.H)
+            case _:
+                self._load(dst, name, self._size)
+
+    def _load(self, dst: Register, name: str, size: Size) -> None:
+        """Load the lower bytes of a register; programs on perf events may load whole ones only."""
+        if self._request.placement is not Placement.EVENT:
+            self._asm.load(dst, CONTEXT, REGISTER_OFFSETS[name], size)
+            return
+        self._asm.load(dst, CONTEXT, REGISTER_OFFSETS[name])
+        if size is Size.H:
+            self._asm.alu(Alu.AND, dst, 0xFFFF)
+        elif size is Size.W:
+            self._asm.mov(dst, dst, wide=False)
+
+    def _ip(self, dst: Register) -> None:
+        if self._keeps_ip:
+            self._asm.load(dst, SCRATCH, Field.IP, self._size)
+            return
+        self._load(dst, "eip", self._size)
+        if self._request.placement is Placement.BREAKPOINT:
+            self._subtract_moved(dst)
+
+    def _subtract_moved(self, dst: Register) -> None:
+        if self._request.probe is None:
+            self._asm.load(Register.R9, SCRATCH, Field.MOVED)
+            self._asm.alu(Alu.SUB, dst, Register.R9)
+        elif self._request.moved:
+            self._asm.alu(Alu.SUB, dst, self._request.moved)
+
+    def set_register(self, name: str, src: Register) -> None:
+        """Change a register of the hit thread."""
+        self._asm.store(CONTEXT, REGISTER_OFFSETS[name], src)
+
+    def load_bias(self, dst: Register) -> None:
+        """Load the difference of run-time and link addresses of the module in this process; takes R0-R5 and R9."""
+        asm = self._asm
+        if self._knows_bias:
+            asm.load(dst, SCRATCH, Field.BIAS)
+            return
+        if self._request.placement is Placement.URETPROBE:
+            self.function_ip()
+            asm.mov(dst, Register.R0)
+        else:
+            asm.load(dst, CONTEXT, REGISTER_OFFSETS["eip"])
+            self._subtract_moved(dst)
+        if self._request.probe is None:
+            self.probe_entry(Register.R0)
+            asm.load(Register.R0, Register.R0, ProbeField.LINK)
+        else:
+            asm.mov(Register.R0, self._request.link)
+        asm.alu(Alu.SUB, dst, Register.R0)
+
+    def function_ip(self) -> None:
+        """Load the address of the function that returns, at a URETPROBE, to R0; takes R1-R5."""
+        self._asm.mov(Register.R1, CONTEXT)
+        self._asm.call(Helper.GET_FUNC_IP)
+
+    # Memory
+
+    def read_memory(self) -> None:
+        """Read R2 bytes of user memory at address R3 to R1; R0 is 0 if all of them could be read."""
+        if self._request.abilities.sleepable and self._request.placement is not Placement.EVENT:
+            self.sleeps = True
+            self._asm.call(Helper.COPY_FROM_USER)
+        else:
+            self._asm.call(Helper.PROBE_READ_USER)
+
+    def read_string(self) -> None:
+        """
+        Read a string at address R3 to R1, R2 bytes with its NUL at most.
+
+        R0 is its length with the NUL, or negative: it does not page in, and it looks at R2 bytes.
+        """
+        self._asm.call(Helper.PROBE_READ_USER_STR)
+
+    def vma_flags(self) -> None:
+        """Load the flags of what is mapped at the address in R2 to R1; R0 is 0, ``BUSY``, or another error."""
+        assert self._vmas is not None
+        self._vmas.ask()
+        self._asm.load(Register.R1, Register.R10, Answer.FLAGS)
+
+    def write_callbacks(self) -> None:
+        """Write functions that the kernel calls, behind everything else."""
+        if self._vmas is not None:
+            self._vmas.write_callback()
+
+    def write_memory(self) -> None:
+        """Write R3 bytes at R2 to user memory at address R1; R0 is 0 if all could be written."""
+        self._asm.call(Helper.PROBE_WRITE_USER)
+
+    # Identities and the clock: the result is in R0; they take R1-R5
+
+    def pid(self) -> None:
+        """Load the process id."""
+        if self._keeps_ids:
+            self._asm.load(Register.R0, SCRATCH, Field.PID)
+            return
+        self.global_pid()
+
+    def tid(self) -> None:
+        """Load the thread id."""
+        if self._keeps_ids:
+            self._asm.load(Register.R0, SCRATCH, Field.TID)
+            return
+        self.global_tid()
+
+    def global_pid(self) -> None:
+        """Load the process id of the initial namespace."""
+        self._asm.call(Helper.GET_CURRENT_PID_TGID)
+        self._asm.alu(Alu.RSH, Register.R0, 32)
+
+    def global_tid(self) -> None:
+        """Load the thread id of the initial namespace."""
+        self._asm.call(Helper.GET_CURRENT_PID_TGID)
+        self._asm.mov(Register.R0, Register.R0, wide=False)
+
+    def uid(self) -> None:
+        """Load the real user id."""
+        self._asm.call(Helper.GET_CURRENT_UID_GID)
+        self._asm.mov(Register.R0, Register.R0, wide=False)
+
+    def cpu(self) -> None:
+        """Load the number of the CPU."""
+        self._asm.call(Helper.GET_SMP_PROCESSOR_ID)
+
+    def task(self) -> None:
+        """Load the address of the kernel's task structure."""
+        self._asm.call(Helper.GET_CURRENT_TASK)
+
+    def time(self) -> None:
+        """Load CLOCK_MONOTONIC in nanoseconds."""
+        self._asm.call(Helper.KTIME_GET_NS)
+
+    def process_name(self) -> None:
+        """Write ``NAME_SIZE`` bytes with the name of the thread to R1."""
+        self._asm.mov(Register.R2, NAME_SIZE)
+        self._asm.call(Helper.GET_CURRENT_COMM)
+
+    def stop_process(self) -> None:
+        """Stop the process, as soon as it would go on in its own code."""
+        self._asm.mov(Register.R1, _STOP)
+        self._asm.call(Helper.SEND_SIGNAL)
+
+    # The probe table and the ring
+
+    def probe_entry(self, dst: Register) -> None:
+        """Let a register point to the probepoint's entry in the probe table; uses R9."""
+        asm = self._asm
+        if self._request.probe is not None:
+            asm.load_value(dst, MapName.PROBES, self._request.probe * PROBE_ENTRY_SIZE)
+            return
+        asm.load(Register.R9, SCRATCH, Field.PROBE)
+        self.entry_at(dst, Register.R9)
+
+    def entry_at(self, dst: Register, index: Register) -> None:
+        """Let a register point to the entry with an index, which is changed."""
+        asm = self._asm
+        asm.alu(Alu.AND, index, self._request.tables.probes - 1)
+        asm.alu(Alu.LSH, index, PROBE_ENTRY_SIZE.bit_length() - 1)
+        asm.load_value(dst, MapName.PROBES)
+        asm.alu(Alu.ADD, dst, index)
+
+    def probe_offset(self, dst: Register) -> None:
+        """Load the file offset of the probepoint's written place, or of a sample; uses R9."""
+        if self._request.module is not None:
+            self._asm.load(dst, SCRATCH, Field.PLACE)
+            return
+        self.probe_entry(dst)
+        self._asm.load(dst, dst, ProbeField.OFFSET)
+
+    def count(self, field: ProbeField) -> None:
+        """Add one to a counter of the probepoint; takes R1, R2 and R9."""
+        asm = self._asm
+        self.probe_entry(Register.R1)
+        asm.mov(Register.R2, 1)
+        asm.atomic(Atomic.ADD, Register.R1, field, Register.R2)
+
+    def output(self, *, wakes: bool = False) -> None:
+        """Put R3 bytes at R2 into the ring; R0 is 0 if there was room. Takes R1-R5; wakes the reader if that sleeps."""
+        asm = self._asm
+        if wakes:
+            asm.mov(Register.R4, RingOutput.FORCE_WAKEUP)
+        else:
+            awake = asm.label()
+            asm.mov(Register.R4, RingOutput.NO_WAKEUP)
+            asm.load_value(Register.R1, MapName.STATUS, Status.WAITING)
+            asm.load(Register.R5, Register.R1, 0)
+            asm.jump_if(Jump.JEQ, Register.R5, 0, awake)
+            asm.mov(Register.R5, 0)
+            asm.atomic(Atomic.XCHG, Register.R1, 0, Register.R5)
+            asm.mov(Register.R4, RingOutput.FORCE_WAKEUP)
+            asm.place(awake)
+        asm.load_map(Register.R1, MapName.RING)
+        asm.call(Helper.RINGBUF_OUTPUT)

@@ -1,0 +1,116 @@
+"""
+What the logging templates share: LP and PLP, overflow, prefixes.
+
+The rules are those of ``vm.rules_log``. A template says ``begin`` before it logs, and ``end`` when it has succeeded.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dprobes.bpf.isa import Alu, Jump, Register, Size
+from dprobes.bpf.lower.slot import LOG, Field
+from dprobes.bpf.lower.stack import SCRATCH
+from dprobes.rpn.isa import ExceptionCode, Token
+
+if TYPE_CHECKING:
+    from dprobes.bpf.assembler import Label
+    from dprobes.bpf.lower.stack import Operand
+    from dprobes.bpf.lower.writer import Writer
+
+__all__ = [
+    "PREFIX_SIZE",
+    "advance",
+    "append",
+    "begin",
+    "check_prefix",
+    "end",
+    "overflow",
+    "overflow_if",
+    "room",
+    "write_prefix",
+]
+
+_R = Register
+
+PREFIX_SIZE = 3
+"""The bytes of a token and a 16-bit length."""
+
+
+def begin(w: Writer) -> None:
+    """Set PLP to LP; takes R1."""
+    if w.flow.uses("push plp"):
+        w.asm.load(_R.R1, SCRATCH, Field.LP)
+        w.asm.store(SCRATCH, Field.PLP, _R.R1)
+
+
+end = begin
+"""At the end of an instruction that succeeded the same is done with the new LP."""
+
+
+def overflow_if(w: Writer, condition: Jump, register: Register, operand: Operand, ignored: Label) -> None:
+    """Raise LOG_OVERFLOW under a condition, or go to ``ignored`` if that exception is ignored."""
+    if w.is_ignored(ExceptionCode.LOG_OVERFLOW):
+        w.asm.jump_if(condition, register, operand, ignored)
+    else:
+        w.throw_if(condition, register, operand, ExceptionCode.LOG_OVERFLOW, w.point.logmax, wide=True)
+
+
+def overflow(w: Writer) -> None:
+    """Raise LOG_OVERFLOW, unless that is ignored."""
+    if not w.is_ignored(ExceptionCode.LOG_OVERFLOW):
+        w.throw(ExceptionCode.LOG_OVERFLOW, w.point.logmax)
+
+
+def room(w: Writer, register: Register, size: int, prefix: int = 0) -> None:
+    """Load how many items of ``size`` bytes fit into the log buffer behind a prefix, for which there is room."""
+    w.asm.load(_R.R9, SCRATCH, Field.LP)
+    w.asm.mov(register, w.point.logmax - prefix)
+    w.asm.alu(Alu.SUB, register, _R.R9)
+    if size > 1:
+        w.asm.alu(Alu.RSH, register, size.bit_length() - 1)
+
+
+def append(w: Writer, value: Register, size: int) -> None:
+    """Write a value at LP and advance it; takes R1."""
+    asm = w.asm
+    asm.load(_R.R1, SCRATCH, Field.LP)
+    w.pointer(_R.R1, 0, w.slot.log_mask)
+    asm.store(_R.R1, LOG, value, Size.of(size))
+    asm.load(_R.R1, SCRATCH, Field.LP)
+    asm.alu(Alu.ADD, _R.R1, size)
+    asm.store(SCRATCH, Field.LP, _R.R1)
+
+
+def write_prefix(w: Writer, token: Token, length: int) -> None:
+    """Write a token and the 16-bit length that a field holds at LP, and advance it; takes R1 and R2."""
+    asm = w.asm
+    asm.load(_R.R2, SCRATCH, length)
+    asm.load(_R.R1, SCRATCH, Field.LP)
+    w.pointer(_R.R1, 0, w.slot.log_mask)
+    asm.store(_R.R1, LOG, int(token), Size.B)
+    asm.store(_R.R1, LOG + 1, _R.R2, Size.H)
+    asm.load(_R.R1, SCRATCH, Field.LP)
+    asm.alu(Alu.ADD, _R.R1, PREFIX_SIZE)
+    asm.store(SCRATCH, Field.LP, _R.R1)
+
+
+def check_prefix(w: Writer, ignored: Label) -> None:
+    """Write that there is an overflow if not even a prefix fits; takes R1."""
+    if w.point.logmax < PREFIX_SIZE:
+        if w.is_ignored(ExceptionCode.LOG_OVERFLOW):
+            w.asm.jump(ignored)
+            return
+        w.asm.mov(_R.R1, 1)
+        w.throw_if(Jump.JNE, _R.R1, 0, ExceptionCode.LOG_OVERFLOW, w.point.logmax, wide=True)
+        return
+    w.asm.load(_R.R1, SCRATCH, Field.LP)
+    overflow_if(w, Jump.JGT, _R.R1, w.point.logmax - PREFIX_SIZE, ignored)
+
+
+def advance(w: Writer, field: int) -> None:
+    """Add what a field holds to LP; takes R1 and R2."""
+    w.asm.load(_R.R1, SCRATCH, Field.LP)
+    w.asm.load(_R.R2, SCRATCH, field)
+    w.asm.alu(Alu.ADD, _R.R1, _R.R2)
+    w.asm.store(SCRATCH, Field.LP, _R.R1)

@@ -1,0 +1,197 @@
+"""What the lowering is asked for: the probe, the kernel's abilities, whose hits count, and what records carry."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from dprobes.record.layout import Item
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from dprobes.bpf.assembler import Assembled
+    from dprobes.bpf.lower.composer import Composer
+    from dprobes.bpf.lower.slot import SlotLayout
+
+__all__ = [
+    "Abilities",
+    "Filter",
+    "LoopForm",
+    "Lowered",
+    "MappedModule",
+    "Placement",
+    "Request",
+    "Tables",
+    "VmaLayout",
+    "Watched",
+]
+
+
+class LoopForm(enum.Enum):
+    """Name the ways in which a program may go back, the best one first."""
+
+    MAY_GOTO = "may_goto"
+    """The instruction; kernel commit 011832b97b31."""
+    ITERATOR = "iterator"
+    """An open-coded number iterator; kernel commit 6018e1f407cc."""
+    CALLBACK = "bpf_loop"
+    """The handler is a callback of ``bpf_loop`` that does a step each time; kernel commit e6f2dd0f8067."""
+
+
+@dataclass(frozen=True, slots=True)
+class VmaLayout:
+    """
+    Say where the kernel has what it knows of a mapping, in bytes from the start of the structure.
+
+    ``start``, ``pages`` (the first page in the file), ``flags`` and ``file`` are members of ``vm_area_struct``; from
+    there it goes on by ``inode`` of ``file``, ``number`` and ``super_block`` of ``inode``, and ``device`` of
+    ``super_block``.
+    """
+
+    start: int
+    pages: int
+    flags: int
+    file: int
+    inode: int
+    number: int
+    super_block: int
+    device: int
+
+
+@dataclass(frozen=True, slots=True)
+class Abilities:
+    """
+    Hold what the kernel offers.
+
+    ``iterator`` are the BTF ids of bpf_iter_num_new, _next and _destroy, which LoopForm.ITERATOR needs. ``vma`` is
+    there if programs can find out what is mapped at an address. ``function_ip`` says that a program knows at a
+    URETPROBE which function returns.
+    """
+
+    loops: LoopForm = LoopForm.MAY_GOTO
+    sleepable: bool = True
+    writes_memory: bool = False
+    writes_registers: bool = False
+    iterator: tuple[int, int, int] = (0, 0, 0)
+    vma: VmaLayout | None = None
+    function_ip: bool = True
+
+
+class Placement(enum.Enum):
+    """Name the ways in which a handler comes to run: they differ in what the registers show."""
+
+    BREAKPOINT = "breakpoint"
+    URETPROBE = "uretprobe"
+    """After the return: the registers are those of the caller."""
+    RET_SITE = "ret"
+    """At a return instruction, which is still to be executed; the handler sees the state behind it."""
+    EVENT = "event"
+    """In a perf event: a watchpoint or a sampler."""
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """
+    Say whose hits count; a hit must pass all that is given.
+
+    ``processes`` asks for membership in SCOPE. ``cgroup`` is a cgroup's id and its level in the hierarchy: it and those
+    below it count. ``excluded`` is a process whose hits never count.
+    """
+
+    processes: bool = False
+    cgroup: tuple[int, int] | None = None
+    uid: int | None = None
+    excluded: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MappedModule:
+    """
+    Name a module as the kernel knows it where it is mapped.
+
+    ``files`` are the numbers of device and inode of each of its copies, as the kernel has them inside. ``segments`` are
+    the file offsets of its executable segments in ascending order, each with how much higher its link addresses are.
+    """
+
+    files: tuple[tuple[int, int], ...]
+    segments: tuple[tuple[int, int], ...]
+
+
+class Watched(enum.Enum):
+    """Say what a watchpoint watches in the processes that map a module (MAPPERS)."""
+
+    SYMBOL = "symbol"
+    """A link address of the module: hits count where the module lies so that this is the watched address."""
+    NUMBER = "number"
+    """The same address in each of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """Hold the sizes of shared maps, all powers of two: slots, CPUs, and entries of the probe table."""
+
+    slots: int = 64
+    cpus: int = 64
+    probes: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """
+    Ask for the code of one probe definition.
+
+    ``items`` are those of its records. ``probe`` is the index of its only probepoint, ``link`` that one's link address
+    and ``moved`` how far its breakpoint is from there; with ``probe`` None the attach cookie is the index and the table
+    holds the rest. ``symbols`` are link addresses. ``namespace`` is the device and inode of the PID namespace in which
+    processes are to be named, None for the initial one. ``return_bytes`` is what a RET_SITE takes from the stack
+    besides the return address. ``wants_tid`` puts the thread id into ring entries.
+    ``extensions`` are the eBPF forms of what ``callk`` may call.
+
+    An EVENT has one probepoint (``probe``). With a ``module`` only those events count that interrupt its code, which
+    then says where it lies. With ``watched`` only those of processes in MAPPERS count, and ``link`` is the link address
+    of what is watched.
+
+    With ``replaceable`` another program can take the place of this one while it is attached, and with ``replaces`` it
+    can take the place of another one (``turns``).
+    """
+
+    items: Item = Item.MAJOR | Item.MINOR
+    abilities: Abilities = field(default_factory=Abilities)
+    placement: Placement = Placement.BREAKPOINT
+    filter: Filter = field(default_factory=Filter)
+    tables: Tables = field(default_factory=Tables)
+    probe: int | None = 0
+    link: int = 0
+    module: MappedModule | None = None
+    watched: Watched | None = None
+    moved: int = 0
+    symbols: Mapping[str, int] = field(default_factory=dict)
+    namespace: tuple[int, int] | None = None
+    passcount: int = 0
+    maxhits: int = 0
+    vars: int = 0
+    gvars: int = 0
+    cvars: int = 0
+    return_bytes: int = 0
+    wants_tid: bool = False
+    extensions: Mapping[str, Callable[[Composer], None]] = field(default_factory=dict)
+    replaceable: bool = False
+    replaces: bool = False
+    keeps_stack: bool = False
+    """Whether the stack is in memory at the end: for tests that look at it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lowered:
+    """
+    Hold the code of a handler.
+
+    The origins of ``assembled`` are byte offsets of the encoded program, -1 where an instruction belongs to none.
+    """
+
+    assembled: Assembled
+    slot: SlotLayout
+    sleepable: bool
+    word_size: Literal[4, 8]

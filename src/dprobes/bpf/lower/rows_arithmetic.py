@@ -1,0 +1,256 @@
+"""Templates of arithmetic and logic; what is known when a handler is compiled is worked out then."""
+
+# ruff: noqa: ARG001 - all templates have the same two parameters
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dprobes.bpf.isa import Alu, Jump, Register
+from dprobes.bpf.lower.stack import ADDRESS
+from dprobes.rpn.isa import ExceptionCode
+
+if TYPE_CHECKING:
+    from dprobes.bpf.lower.stack import Operand
+    from dprobes.bpf.lower.writer import Template, Writer
+    from dprobes.rpn.decode import EncodedInstruction
+
+__all__ = ["TEMPLATES"]
+
+
+def _fits(value: Operand) -> bool:
+    """Return whether an operand can stand in an arithmetic instruction on 64 bits."""
+    return isinstance(value, Register) or value < 1 << 31
+
+
+def _binary(operation: Alu, *, commutes: bool) -> Template:
+    """Return the template of ``top <operation> second``."""
+
+    def template(w: Writer, i: EncodedInstruction) -> None:
+        top, second = w.stack.pop(), w.stack.pop()
+        if isinstance(top, int) and isinstance(second, int):
+            w.stack.push(_folded(operation, top, second))
+            return
+        if commutes and isinstance(top, int):
+            top, second = second, top
+        result = w.stack.in_register(top)
+        if not _fits(second):
+            second = w.stack.in_register(second)
+        w.asm.alu(operation, result, second, wide=w.wide)
+        w.stack.push(result)
+
+    return template
+
+
+def _folded(operation: Alu, top: int, second: int) -> int:
+    match operation:
+        case Alu.ADD:
+            return top + second
+        case Alu.SUB:
+            return top - second
+        case Alu.MUL:
+            return top * second
+        case Alu.AND:
+            return top & second
+        case Alu.OR:
+            return top | second
+        case _:
+            return top ^ second
+
+
+def _neg(w: Writer, i: EncodedInstruction) -> None:
+    value = w.stack.pop()
+    if isinstance(value, Register):
+        w.asm.alu(Alu.XOR, value, -1, wide=w.wide)
+        w.stack.push(value)
+    else:
+        w.stack.push(~value)
+
+
+def _div(w: Writer, i: EncodedInstruction) -> None:
+    quotient, divisor = _division(w)
+    remainder = w.stack.copy(quotient)
+    w.asm.alu(Alu.MOD, remainder, divisor, wide=w.wide)
+    w.asm.alu(Alu.DIV, quotient, divisor, wide=w.wide)
+    w.stack.push(remainder)
+    w.stack.push(quotient)
+
+
+def _division(w: Writer) -> tuple[Register, Register]:
+    """Pop divisor and dividend; return (dividend, divisor), the latter not 0."""
+    divisor, dividend = w.stack.pop_register(), w.stack.pop_register()
+    w.stack.flush()
+    w.throw_if(Jump.JEQ, divisor, 0, ExceptionCode.DIVIDE_BY_ZERO)
+    return dividend, divisor
+
+
+def _idiv(w: Writer, i: EncodedInstruction) -> None:
+    """Divide the absolute values: signed division is not in every kernel (instruction set version 4)."""
+    asm, wide = w.asm, w.wide
+    dividend, divisor = _division(w)
+    sign, other = w.stack.copy(dividend), w.stack.copy(divisor)
+    for value, signs in ((dividend, sign), (divisor, other)):
+        asm.alu(Alu.ARSH, signs, w.bits - 1, wide=wide)
+        asm.alu(Alu.XOR, value, signs, wide=wide)
+        asm.alu(Alu.SUB, value, signs, wide=wide)
+    asm.alu(Alu.XOR, other, sign, wide=wide)  # the quotient's sign; the remainder has the dividend's
+    remainder = w.stack.copy(dividend)
+    asm.alu(Alu.MOD, remainder, divisor, wide=wide)
+    asm.alu(Alu.DIV, dividend, divisor, wide=wide)
+    for value, signs in ((dividend, other), (remainder, sign)):
+        asm.alu(Alu.XOR, value, signs, wide=wide)
+        asm.alu(Alu.SUB, value, signs, wide=wide)
+    w.stack.push(remainder)
+    w.stack.push(dividend)
+
+
+def _shift(operation: Alu) -> tuple[Template, Template]:
+    """Return the templates with the count in the instruction, and below the value."""
+
+    def immediate(w: Writer, i: EncodedInstruction) -> None:
+        _shift_by(w, operation, w.stack.pop(), int(i.operand))
+
+    def popped(w: Writer, i: EncodedInstruction) -> None:
+        value, count = w.stack.pop(), w.stack.pop()
+        _shift_by(w, operation, value, count)
+
+    return immediate, popped
+
+
+def _shift_by(w: Writer, operation: Alu, operand: Operand, count: Operand) -> None:
+    if isinstance(count, int) and count >= w.bits:
+        w.stack.push(0)
+        return
+    value = w.stack.in_register(operand)
+    if isinstance(count, int):
+        w.asm.alu(operation, value, count, wide=w.wide)
+        w.stack.push(value)
+        return
+    # All ones if the count is below the width, else 0: a branch would be two paths for the verifier.
+    asm, wide, below = w.asm, w.wide, w.stack.copy(count)
+    asm.alu(Alu.RSH, below, w.bits.bit_length() - 1, wide=wide)
+    asm.mov(ADDRESS, below, wide=wide)
+    asm.neg(ADDRESS, wide=wide)
+    asm.alu(Alu.OR, below, ADDRESS, wide=wide)
+    asm.alu(Alu.ARSH, below, w.bits - 1, wide=wide)
+    asm.alu(Alu.XOR, below, -1, wide=wide)
+    asm.alu(Alu.AND, count, w.bits - 1, wide=wide)
+    asm.alu(operation, value, count, wide=wide)
+    asm.alu(Alu.AND, value, below, wide=wide)
+    w.stack.push(value)
+
+
+def _rotate(*, left: bool) -> tuple[Template, Template]:
+    def immediate(w: Writer, i: EncodedInstruction) -> None:
+        _rotate_by(w, w.stack.pop(), int(i.operand) % w.bits, left=left)
+
+    def popped(w: Writer, i: EncodedInstruction) -> None:
+        value, count = w.stack.pop(), w.stack.pop()
+        _rotate_by(w, value, count % w.bits if not isinstance(count, Register) else count, left=left)
+
+    return immediate, popped
+
+
+def _rotate_by(w: Writer, operand: Operand, count: Operand, *, left: bool) -> None:
+    asm, wide = w.asm, w.wide
+    value = w.stack.in_register(operand)
+    one, other = (Alu.LSH, Alu.RSH) if left else (Alu.RSH, Alu.LSH)
+    if count == 0 and not isinstance(count, Register):
+        w.stack.push(value)
+        return
+    rest = w.stack.copy(value)
+    if isinstance(count, Register):
+        asm.alu(Alu.AND, count, w.bits - 1, wide=wide)
+        asm.alu(one, value, count, wide=wide)
+        asm.neg(count, wide=wide)
+        asm.alu(Alu.AND, count, w.bits - 1, wide=wide)
+        asm.alu(other, rest, count, wide=wide)
+    else:
+        asm.alu(one, value, count, wide=wide)
+        asm.alu(other, rest, w.bits - count, wide=wide)
+    asm.alu(Alu.OR, value, rest, wide=wide)
+    w.stack.push(value)
+
+
+def _propagate(name: str) -> tuple[Template, Template]:
+    def immediate(w: Writer, i: EncodedInstruction) -> None:
+        _propagate_by(w, name, w.stack.pop(), int(i.operand))
+
+    def popped(w: Writer, i: EncodedInstruction) -> None:
+        n, value = w.stack.pop(), w.stack.pop()
+        _propagate_by(w, name, value, n)
+
+    return immediate, popped
+
+
+def _propagate_by(w: Writer, name: str, operand: Operand, n: Operand) -> None:
+    code = ExceptionCode.INVALID_OPERAND
+    asm, wide = w.asm, w.wide
+    if not isinstance(n, Register) and not 1 <= n <= w.bits:
+        w.stack.flush()
+        w.throw(code, 3, n)
+        w.is_open = False
+        return
+    value = w.stack.in_register(operand)
+    if isinstance(n, Register):
+        w.stack.flush()
+        w.throw_if(Jump.JEQ, n, 0, code, 3, n)
+        w.throw_if(Jump.JGT, n, w.bits, code, 3, n)
+    upper = name in ("pbl", "pzl")
+    # The distance from bit n-1 to the end that is filled.
+    distance: Operand
+    if isinstance(n, Register):
+        distance = w.stack.copy(n)
+        if upper:
+            asm.neg(distance, wide=wide)
+            asm.alu(Alu.ADD, distance, w.bits, wide=wide)
+        else:
+            asm.alu(Alu.SUB, distance, 1, wide=wide)
+        asm.alu(Alu.AND, distance, w.bits - 1, wide=wide)  # known to be less; the verifier asks for it
+    else:
+        distance = w.bits - n if upper else n - 1
+    if upper:
+        asm.alu(Alu.LSH, value, distance, wide=wide)
+        asm.alu(Alu.ARSH if name == "pbl" else Alu.RSH, value, distance, wide=wide)
+    elif name == "pzr":
+        asm.alu(Alu.RSH, value, distance, wide=wide)
+        asm.alu(Alu.LSH, value, distance, wide=wide)
+    else:
+        # -bit & ones, with the ones in the bits below n-1; what is there is replaced.
+        ones, bit = w.stack.copy(w.mask), w.stack.copy(value)
+        asm.alu(Alu.LSH, ones, distance, wide=wide)
+        asm.alu(Alu.AND, value, ones, wide=wide)
+        asm.alu(Alu.XOR, ones, -1, wide=wide)
+        asm.alu(Alu.RSH, bit, distance, wide=wide)
+        asm.alu(Alu.AND, bit, 1, wide=wide)
+        asm.neg(bit, wide=wide)
+        asm.alu(Alu.AND, bit, ones, wide=wide)
+        asm.alu(Alu.OR, value, bit, wide=wide)
+    w.stack.push(value)
+
+
+_SHL, _SHR = _shift(Alu.LSH), _shift(Alu.RSH)
+_ROL, _ROR = _rotate(left=True), _rotate(left=False)
+_PROPAGATES = {name: _propagate(name) for name in ("pbl", "pbr", "pzl", "pzr")}
+
+TEMPLATES: dict[str, Template] = {
+    "add": _binary(Alu.ADD, commutes=True),
+    "sub": _binary(Alu.SUB, commutes=False),
+    "mul": _binary(Alu.MUL, commutes=True),
+    "and": _binary(Alu.AND, commutes=True),
+    "or": _binary(Alu.OR, commutes=True),
+    "xor": _binary(Alu.XOR, commutes=True),
+    "neg": _neg,
+    "div": _div,
+    "idiv": _idiv,
+    "rol <bits>": _ROL[0],
+    "rol": _ROL[1],
+    "ror <bits>": _ROR[0],
+    "ror": _ROR[1],
+    "shl <bits>": _SHL[0],
+    "shl": _SHL[1],
+    "shr <bits>": _SHR[0],
+    "shr": _SHR[1],
+    **{f"{name} <bits>": templates[0] for name, templates in _PROPAGATES.items()},
+    **{name: templates[1] for name, templates in _PROPAGATES.items()},
+}

@@ -1,0 +1,152 @@
+"""
+The state of one running handler: an element of the SCRATCH map.
+
+::
+
+         0  cells    the RPN stack, 1024 * 8 bytes
+      8192  fields   ``Field``, 8 bytes each
+      8720  frames   64 * 32 bytes: called address | return address | saved SBP | exception handler + 1, or 0
+     10768  ranges   64 * 64 bytes: what traces of a frame show: first | count of cells, local and global variables
+     14864  record   the header of a record, which ends where the log buffer begins
+     14992  log      twice the power of two above logmax
+      ...   trace    likewise for ex_logmax, with a record header before it
+      ...   heap     blocks and data
+
+A position in the log buffer is masked to one half of it and a length to the other, so that the verifier has nothing to
+prove about their sum. Frames and cells are masked in the same way.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from dprobes.bpf.layout import power_of_two
+from dprobes.rpn.isa import RPN_STACK_CELLS
+
+__all__ = [
+    "CELLS",
+    "FIELDS",
+    "FRAMES",
+    "FRAME_COUNT",
+    "FRAME_SIZE",
+    "LOG",
+    "RANGES",
+    "RANGE_SIZE",
+    "RECORD_SPACE",
+    "Field",
+    "Frame",
+    "SlotLayout",
+]
+
+CELLS = 0
+FIELDS = CELLS + 8 * RPN_STACK_CELLS
+FRAME_COUNT = 64
+FRAME_SIZE = 32
+FRAMES = FIELDS + 8 * 66
+RANGE_SIZE = 64
+RANGES = FRAMES + FRAME_COUNT * FRAME_SIZE
+RECORD_SPACE = 128
+LOG = RANGES + FRAME_COUNT * RANGE_SIZE + RECORD_SPACE
+
+_SLACK = 64
+"""Bytes behind the largest position that a store of a few words may touch."""
+
+
+class Field(enum.IntEnum):
+    """Give the offsets of the fields."""
+
+    TSP = FIELDS
+    SBP = FIELDS + 8
+    LP = FIELDS + 16
+    PLP = FIELDS + 24
+    JUMPS = FIELDS + 32
+    DEPTH = FIELDS + 40
+    """The number of calls that have not returned."""
+    DISPATCHES = FIELDS + 48
+    CODE = FIELDS + 56
+    PARM1 = FIELDS + 64
+    PARM2 = FIELDS + 72
+    RAISED = FIELDS + 80
+    """The exception that is being dispatched, 0 if ``rx`` raised it."""
+    MAJOR = FIELDS + 88
+    MINOR = FIELDS + 96
+    ENDING = FIELDS + 104
+    UNHANDLED = FIELDS + 112
+    STP = FIELDS + 120
+    TRACE_COUNT_AT = FIELDS + 128
+    """Where in the trace buffer the number of traces stands, plus 1; 0 before the first trace."""
+    TRACES = FIELDS + 136
+    RESUME = FIELDS + 144
+    """Where a handler goes on that runs in steps (``LoopForm.CALLBACK``)."""
+    NUMBER = FIELDS + 152
+    """The number of this slot."""
+    PROBE = FIELDS + 160
+    IS_LAST = FIELDS + 168
+    """Whether this hit is the one that ``maxhits`` allows last."""
+    LAST_CODE = FIELDS + 176
+    LAST_PARM1 = FIELDS + 184
+    LAST_PARM2 = FIELDS + 192
+    RETURN = FIELDS + 200
+    """Where a routine returns to."""
+    HEAP_END = FIELDS + 208
+    MOVED = FIELDS + 216
+    """How far the breakpoint of this hit is from the written place."""
+    IP = FIELDS + 224
+    PID = FIELDS + 232
+    TID = FIELDS + 240
+    BIAS = FIELDS + 248
+    """The load bias of the module that a sample lies in, or that is watched."""
+    PLACE = FIELDS + 256
+    """The file offset of a sample in its module."""
+    WORK = FIELDS + 264
+    """32 words for the instruction that is being carried out."""
+
+
+class Frame(enum.IntEnum):
+    """Give the offsets in a frame."""
+
+    CALLED = 0
+    RETURN = 8
+    SBP = 16
+    HANDLER = 24
+
+
+@dataclass(frozen=True, slots=True)
+class SlotLayout:
+    """Lay out what depends on the program: ``logmax`` and so on are 0 where a program has no use for the area."""
+
+    logmax: int
+    ex_logmax: int = 0
+    heap: int = 0
+
+    @property
+    def log_mask(self) -> int:
+        """The mask of positions and lengths in the log buffer."""
+        return power_of_two(self.logmax + 1) - 1
+
+    @property
+    def trace(self) -> int:
+        """Where the trace buffer starts."""
+        return LOG + 2 * (self.log_mask + 1) + _SLACK + RECORD_SPACE
+
+    @property
+    def trace_mask(self) -> int:
+        """The mask of positions in the trace buffer."""
+        return power_of_two(self.ex_logmax + 1) - 1
+
+    @property
+    def heap_start(self) -> int:
+        """Where the heap starts."""
+        return self.trace + (2 * (self.trace_mask + 1) + _SLACK if self.ex_logmax else 0)
+
+    @property
+    def heap_mask(self) -> int:
+        """The mask of positions in the heap."""
+        return power_of_two(self.heap + 1) - 1
+
+    @property
+    def size(self) -> int:
+        """The size of a slot in bytes."""
+        end = self.heap_start + (2 * (self.heap_mask + 1) + _SLACK if self.heap else 0)
+        return -(-end // 64) * 64

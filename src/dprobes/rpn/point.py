@@ -1,0 +1,47 @@
+"""What a handler knows of its probepoint, in whatever engine it runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dprobes.rpn.isa import DEFAULT_EXCEPTION_MASK
+
+if TYPE_CHECKING:
+    from dprobes.rpn.program import ProbeDefinition, Program
+
+__all__ = ["Point"]
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """Hold what a machine needs to know of the probepoint; ``offset`` is that in the module."""
+
+    module: str = ""
+    offset: int = 0
+    program_id: int = 0
+    major: int = 0
+    minor: int = 0
+    jmpmax: int = 256
+    logmax: int = 1024
+    ex_logmax: int = 1024
+    heap: int = 16384
+    exception_mask: int = DEFAULT_EXCEPTION_MASK
+    autostacktrace: bool = False
+
+    @classmethod
+    def of(cls, program: Program, definition: ProbeDefinition, offset: int) -> Point:
+        """Return the point of a definition that was resolved to ``offset`` in the module."""
+        return cls(
+            module=program.name,
+            offset=offset,
+            program_id=program.id,
+            major=program.major,
+            minor=definition.minor,
+            jmpmax=program.jmpmax,
+            logmax=program.logmax,
+            ex_logmax=program.ex_logmax,
+            heap=program.heap_size(definition),
+            exception_mask=definition.exception_mask,
+            autostacktrace=program.autostacktrace,
+        )

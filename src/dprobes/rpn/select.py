@@ -1,0 +1,84 @@
+"""
+Which definitions of a program are inserted: those of certain groups, and of certain types.
+
+A group binds stronger than a type (man page, "--group", "--type"): of all definitions in one of the groups those are
+taken that have one of the types.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from dprobes.diagnostics import Diagnostics, did_you_mean
+from dprobes.rpn.program import Glob
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from dprobes.rpn.program import Program
+
+__all__ = ["select", "without_opcodes"]
+
+
+def select(program: Program, groups: Iterable[str] = (), types: Iterable[str] = ()) -> Program:
+    """
+    Return the program with the definitions of these groups and types only; without names all stay.
+
+    Upper and lower case do not differ. Raise ``SourceError`` for an unknown name, and if nothing is left.
+    """
+    wanted_groups = tuple(dict.fromkeys(name.lower() for name in groups))
+    wanted_types = tuple(dict.fromkeys(name.lower() for name in types))
+    if not wanted_groups and not wanted_types:
+        return program
+    diagnostics = Diagnostics()
+    for keyword, definer, wanted, known in (
+        ("group", "groupdef", wanted_groups, program.groups),
+        ("type", "typedef", wanted_types, program.types),
+    ):
+        _check_names(program, keyword, definer, wanted, known, diagnostics)
+    diagnostics.raise_if_errors()
+    definitions = tuple(
+        definition
+        for definition in program.definitions
+        if (not wanted_groups or definition.group in wanted_groups)
+        and (not wanted_types or not set(wanted_types).isdisjoint(definition.types))
+    )
+    if not definitions:
+        chosen = [f"group {_listed(wanted_groups)}"] if wanted_groups else []
+        chosen += [f"type {_listed(wanted_types)}"] if wanted_types else []
+        diagnostics.error(program.spans.get("name"), f"no probe definition has {' and '.join(chosen)}")
+        diagnostics.raise_if_errors()
+    return replace(program, definitions=definitions)
+
+
+def _check_names(
+    program: Program,
+    keyword: str,
+    definer: str,
+    wanted: Sequence[str],
+    known: Sequence[str],
+    diagnostics: Diagnostics,
+) -> None:
+    for name in wanted:
+        if name not in known:
+            hint = did_you_mean(name, known)
+            if hint is None:
+                hint = f"there are: {', '.join(known)}" if known else f"the program has no '{definer} ='"
+            span = program.spans.get(definer) or program.spans.get("name")
+            diagnostics.error(span, f"the program has no {keyword} '{name}'", hint=hint)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " or ".join(f"'{name}'" for name in names)
+
+
+def without_opcodes(program: Program) -> Program:
+    """Return the program without ``opcode =``, except where that chooses among the matches of a pattern."""
+    return replace(
+        program,
+        definitions=tuple(
+            definition if isinstance(definition.location, Glob) else replace(definition, opcode=None)
+            for definition in program.definitions
+        ),
+    )

@@ -1,0 +1,64 @@
+"""The kernel's log (``/dev/kmsg``, Documentation/ABI/testing/dev-kmsg): a message for each line."""
+
+from __future__ import annotations
+
+import os
+
+from dprobes.errors import SinkError, reason_of
+
+__all__ = ["DEVICE", "KernelLogSink"]
+
+DEVICE = "/dev/kmsg"
+
+_PREFIX = b"<6>"  # LOG_KERN is the kernel's own; user space gets LOG_USER and, from this, the severity "info"
+
+_LINE_MAX = 976
+"""Bytes of a message: LOG_LINE_MAX of the kernel is 1024 less its own prefix (48 bytes in printk.c)."""
+
+
+_BURST = 10
+"""
+Messages after which the device is opened again.
+
+With ``kernel.printk_devkmsg=ratelimit``, the default, the kernel takes ten messages in five seconds from each opening
+of the device, and drops more without a word (DEFAULT_RATELIMIT_BURST, devkmsg_write in printk.c).
+"""
+
+
+class KernelLogSink:
+    """Write lines to the kernel's log; longer ones than the kernel takes become several."""
+
+    def __init__(self) -> None:
+        self._file = self._open()
+        self._count = 0
+
+    def write(self, text: str) -> None:
+        """Write each line as a message."""
+        for line in text.split("\n"):
+            data = line.encode("utf-8", "backslashreplace")
+            for start in range(0, max(len(data), 1), _LINE_MAX):
+                self._write(_PREFIX + data[start : start + _LINE_MAX] + b"\n")  # else it waits to be continued
+
+    def _open(self) -> int:
+        try:
+            return os.open(DEVICE, os.O_WRONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except OSError as error:
+            raise SinkError(f"'{DEVICE}' cannot be opened: {reason_of(error)}") from error
+
+    def _write(self, message: bytes) -> None:
+        if self._count == _BURST:
+            file = self._open()
+            os.close(self._file)
+            self._file, self._count = file, 0
+        try:
+            os.write(self._file, message)
+        except OSError as error:
+            raise SinkError(f"'{DEVICE}': {reason_of(error)}") from error
+        self._count += 1
+
+    def flush(self) -> None:
+        """Do nothing: a message is there when it is written."""
+
+    def close(self) -> None:
+        """Give up the device."""
+        os.close(self._file)

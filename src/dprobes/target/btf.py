@@ -1,0 +1,227 @@
+"""
+BTF, the kernel's compact type information: the ids of types, where members lie, and a tiny encoder.
+
+The format is that of ``Documentation/bpf/btf.rst`` and ``include/uapi/linux/btf.h``::
+
+    header    u16 magic, u8 version, u8 flags, u32 header length, u32 start and length of the types, of the strings
+    types     numbered from 1; each u32 name, u32 info, u32 size or type, and what its kind brings along
+    info      bits 0-15 vlen, 24-28 kind, 31 kind flag
+    strings   ended by zeros; the first one is empty
+
+A kernel has more than 100 000 types, of which a run needs ten. So only the start of each is noted, in one pass that
+takes some 10 ms, and names are found by searching bytes.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from bisect import bisect_left
+from typing import TYPE_CHECKING
+
+from dprobes.errors import FormatError, TargetError
+
+if TYPE_CHECKING:
+    import mmap
+    from collections.abc import Iterator, Sequence
+
+__all__ = ["Btf", "Kind", "encode_functions"]
+
+_HEADER = struct.Struct("<HBBIIIII")
+_MAGIC = 0xEB9F
+_VERSION = 1
+
+
+class Kind(enum.IntEnum):
+    """Number the kinds of type (BTF_KIND_*)."""
+
+    INT = 1
+    PTR = 2
+    ARRAY = 3
+    STRUCT = 4
+    UNION = 5
+    ENUM = 6
+    FWD = 7
+    TYPEDEF = 8
+    VOLATILE = 9
+    CONST = 10
+    RESTRICT = 11
+    FUNC = 12
+    FUNC_PROTO = 13
+    VAR = 14
+    DATASEC = 15
+    FLOAT = 16
+    DECL_TAG = 17
+    TYPE_TAG = 18
+    ENUM64 = 19
+
+
+_HEAD_WORDS = 3
+_WORDS_EACH = {Kind.STRUCT: 3, Kind.UNION: 3, Kind.ENUM: 2, Kind.FUNC_PROTO: 2, Kind.DATASEC: 3, Kind.ENUM64: 3}
+"""How many words a type of a kind has for each of its vlen members."""
+_WORDS_MORE = {Kind.INT: 1, Kind.ARRAY: 3, Kind.VAR: 1, Kind.DECL_TAG: 1}
+"""How many words a type of a kind has besides."""
+
+_COMPOSITES = (Kind.STRUCT, Kind.UNION)
+_WRAPPERS = (Kind.TYPEDEF, Kind.VOLATILE, Kind.CONST, Kind.RESTRICT, Kind.TYPE_TAG)
+
+
+def _steps() -> list[int]:
+    """Return, by the upper byte of an info word, the words of a type, or minus those of a member; 0: unknown."""
+    steps = [0] * 256
+    for kind in Kind:
+        step = -_WORDS_EACH[kind] if kind in _WORDS_EACH else _HEAD_WORDS + _WORDS_MORE.get(kind, 0)
+        steps[kind] = steps[kind | 0x80] = step
+    return steps
+
+
+class Btf:
+    """
+    Look up types in the bytes of a BTF blob, such as ``/sys/kernel/btf/vmlinux``.
+
+    Raises ``FormatError`` if they are none. ``close`` lets go of ``data``.
+    """
+
+    def __init__(self, data: bytes | mmap.mmap) -> None:
+        if len(data) < _HEADER.size:
+            raise FormatError(f"BTF has a header of {_HEADER.size} bytes, here are {len(data)}")
+        magic, version, _, length, types, types_size, strings, strings_size = _HEADER.unpack_from(data)
+        if (magic, version) != (_MAGIC, _VERSION):
+            raise FormatError(f"BTF begins with {_MAGIC:#06x} and version 1, not {magic:#06x} and {version}", offset=0)
+        self._data = data
+        self._types = length + types
+        self._types_end = self._types + types_size
+        self._strings = length + strings
+        self._strings_end = self._strings + strings_size
+        if self._types % 4 or types_size % 4 or max(self._types_end, self._strings_end) > len(data):
+            raise FormatError("the sections of BTF do not lie in its data")
+        with memoryview(data) as whole:
+            self._words = whole[self._types : self._types_end].cast("I")
+        self._starts: list[int] | None = None
+
+    def close(self) -> None:
+        """Let go of the data; nothing can be looked up any more."""
+        self._words.release()
+
+    def find(self, kind: Kind, name: str) -> int:
+        """Return the id of the first type of a kind and name; raise ``TargetError`` if there is none."""
+        encoded = name.encode()
+        place = self._data.find(b"\0" + encoded + b"\0", self._strings, self._strings_end)
+        if place >= 0:
+            pattern = struct.pack("<I", place + 1 - self._strings)
+            at = self._data.find(pattern, self._types, self._types_end)
+            while at >= 0:
+                if (number := self._type_at(at - self._types)) and self._kind(number) is kind:
+                    return number
+                at = self._data.find(pattern, at + 1, self._types_end)
+        raise TargetError(f"the kernel's type information has no {kind.name} '{name}'")
+
+    def member_offset(self, composite: str, path: str) -> int:
+        """
+        Return where a member of a structure begins, in bytes.
+
+        ``path`` may name members of members, separated by dots; pointers are not followed. Members of structures and
+        unions without name are found as in C. Raises ``TargetError`` if there is no such member, or it is a bit field.
+        """
+        number = self.find(Kind.STRUCT, composite)
+        offset = 0
+        for name in path.split("."):
+            found = self._member(number, name)
+            if found is None:
+                raise TargetError(f"the kernel's 'struct {composite}' has no member '{path}'")
+            bits, number = found
+            offset += bits
+        if offset % 8:
+            raise TargetError(f"the member '{path}' of the kernel's 'struct {composite}' is a bit field")
+        return offset // 8
+
+    def _member(self, number: int, name: str) -> tuple[int, int] | None:
+        """Return the offset in bits and the type of a member, also in what has no name."""
+        for found, type_number, bits in self._members(number):
+            if found == name:
+                return bits, type_number
+            if not found and (inner := self._member(type_number, name)) is not None:
+                return bits + inner[0], inner[1]
+        return None
+
+    def _members(self, number: int) -> Iterator[tuple[str, int, int]]:
+        while number and (kind := self._kind(number)) in _WRAPPERS:
+            number = self._words[self._begin(number) + 2]
+        if not number or kind not in _COMPOSITES:
+            return
+        start = self._begin(number)
+        info = self._words[start + 1]
+        # With the kind flag the upper byte of an offset is the size of a bit field.
+        mask = 0xFF_FFFF if info >> 31 else 0xFFFF_FFFF
+        for at in range(start + _HEAD_WORDS, start + _HEAD_WORDS + 3 * (info & 0xFFFF), 3):
+            name, type_number, offset = self._words[at : at + 3]
+            yield self._string(name), type_number, offset & mask
+
+    def _string(self, offset: int) -> str:
+        start = self._strings + offset
+        return self._data[start : self._data.find(b"\0", start)].decode()
+
+    def _kind(self, number: int) -> Kind:
+        return Kind(self._words[self._begin(number) + 1] >> 24 & 0x1F)
+
+    def _begin(self, number: int) -> int:
+        return self._all_starts()[number - 1]
+
+    def _type_at(self, offset: int) -> int:
+        """Return the number of the type that begins at a byte of the types; 0 if none does."""
+        starts = self._all_starts()
+        index = bisect_left(starts, offset // 4)
+        return index + 1 if offset % 4 == 0 and index < len(starts) and starts[index] == offset // 4 else 0
+
+    def _all_starts(self) -> list[int]:
+        """Return the word at which each type begins."""
+        if self._starts is not None:
+            return self._starts
+        words, steps = self._words, _steps()
+        starts: list[int] = []
+        append = starts.append
+        at, end = 0, len(words)
+        while at < end:
+            append(at)
+            info = words[at + 1]
+            step = steps[info >> 24]
+            if step > 0:
+                at += step
+            elif step < 0:
+                at += _HEAD_WORDS - step * (info & 0xFFFF)
+            else:
+                place = self._types + 4 * at
+                raise FormatError(f"a type of BTF has the kind {info >> 24}, which is unknown", offset=place)
+        self._starts = starts
+        return starts
+
+
+_LINKAGE_STATIC = 0
+
+
+def encode_functions(names: Sequence[str]) -> tuple[bytes, tuple[int, ...]]:
+    """
+    Return BTF with a function ``static unsigned long long NAME(void)`` for each name, and the ids of these functions.
+
+    It is what the kernel wants to know of a program whose functions are called back.
+    """
+    strings = bytearray(b"\0")
+
+    def string(text: str) -> int:
+        place = len(strings)
+        strings.extend(text.encode() + b"\0")
+        return place
+
+    types = bytearray()
+
+    def add(name: int, kind: Kind, type_or_size: int, *more: int) -> None:
+        words = (name, kind << 24 | (_LINKAGE_STATIC if kind is Kind.FUNC else 0), type_or_size, *more)
+        types.extend(struct.pack(f"<{len(words)}I", *words))
+
+    integer, prototype, first = 1, 2, 3
+    add(string("unsigned long long"), Kind.INT, 8, 64)  # encoding 0, offset 0, 64 bits
+    add(0, Kind.FUNC_PROTO, integer)
+    for name in names:
+        add(string(name), Kind.FUNC, prototype)
+    header = _HEADER.pack(_MAGIC, _VERSION, 0, _HEADER.size, 0, len(types), len(types), len(strings))
+    return header + types + strings, tuple(range(first, first + len(names)))

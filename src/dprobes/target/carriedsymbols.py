@@ -1,0 +1,130 @@
+"""
+What a compiled file carries of the modules that it was built for, and how that serves the files of a machine.
+
+A file of the same build needs no symbols of its own then. Each build of a module has an identity (``identity``); with
+the symbols the bytes of the probed instructions are carried, so that a wrong file shows.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dprobes.errors import TargetError
+from dprobes.target.identity import module_identity
+from dprobes.target.listedsymbols import ListedSymbols
+from dprobes.target.location import Module
+from dprobes.target.symbolproviders import OWN_SYMBOLS
+from dprobes.target.symbols import Symbol, SymbolTable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dprobes.target.elf import ElfFile
+
+__all__ = ["CarriedBuild", "CarriedPlace", "CarriedSymbols", "OtherBuild"]
+
+
+@dataclass(frozen=True, slots=True)
+class CarriedPlace:
+    """
+    Say which instruction is at a file offset; ``where`` names the place for people.
+
+    ``definition`` is the number of the probe definition that it is for; with ``is_exit`` it leaves the function whose
+    return is probed.
+    """
+
+    definition: int
+    offset: int
+    raw: bytes
+    where: str
+    is_exit: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CarriedBuild:
+    """
+    Hold what a program needs to know of one build of its module.
+
+    ``path`` is that of the file that it was taken from, for people. ``machine`` is as in ``ElfFile``.
+    """
+
+    identity: str
+    path: str
+    machine: str
+    symbols: tuple[Symbol, ...] = ()
+    places: tuple[CarriedPlace, ...] = ()
+
+
+class OtherBuild(enum.Enum):
+    """Say what becomes of a file that none of the carried builds is."""
+
+    REFUSE = "refuse"
+    OWN_SYMBOLS = "own symbols"
+    """It is resolved with the symbols that it has itself."""
+    NEAREST = "nearest"
+    """It is taken for the build whose instructions it has most of."""
+
+
+@dataclass(frozen=True, slots=True)
+class CarriedSymbols:
+    """
+    Give the files of a module the symbols that were carried for their builds, and no others.
+
+    ``source`` names what carries them in errors. With ``verify_opcodes`` the instructions must be the carried ones.
+    """
+
+    builds: tuple[CarriedBuild, ...]
+    source: str
+    other: OtherBuild = OtherBuild.REFUSE
+    verify_opcodes: bool = True
+
+    def module_of(self, elf: ElfFile) -> Module:
+        """Return the module in a file; raise ``TargetError`` if nothing is carried for its build."""
+        build = self._build_of(elf)
+        if build is None:
+            return OWN_SYMBOLS.module_of(elf)
+        table = SymbolTable([_Listed(build.symbols)], code_range=elf.code_range)
+        expected = {place.offset: place.raw for place in build.places} if self.verify_opcodes else None
+        return Module(elf, table, expected)
+
+    def machine(self, host: str) -> str | None:
+        """Return the processor of the first build if there is none for the machine's own."""
+        machines = [build.machine for build in self.builds]
+        return None if host in machines or not machines else machines[0]
+
+    def _build_of(self, elf: ElfFile) -> CarriedBuild | None:
+        identity = module_identity(elf)
+        same = next((build for build in self.builds if build.identity == identity), None)
+        if same is not None or self.other is OtherBuild.OWN_SYMBOLS:
+            return same
+        fitting = [build for build in self.builds if build.machine == elf.machine]
+        if self.other is OtherBuild.REFUSE or not fitting:
+            raise self._refusal(elf, identity, fitting)
+        return max(fitting, key=lambda build: sum(_holds(elf, place) for place in build.places))
+
+    def _refusal(self, elf: ElfFile, identity: str, fitting: list[CarriedBuild]) -> TargetError:
+        if not self.builds:
+            known = "no module"
+        elif not fitting:
+            known = "modules of " + " and ".join(sorted({build.machine for build in self.builds}))
+        else:
+            known = ", ".join(f"{build.identity} ('{build.path}')" for build in fitting)
+        found = f"for {elf.machine}" if self.builds and not fitting else f"build {identity}"
+        hint = "build it for this file too (dprobes build --for FILE)"
+        if fitting:
+            hint += ", or give --dont-verify-build-id if the code is the same"
+        return TargetError(f"'{elf.path}' is {found}, but '{self.source}' was built for {known}", hint=hint)
+
+
+class _Listed(ListedSymbols):
+    """Give also what has no type as code, as the symbols of a file do."""
+
+    def code(self) -> Iterator[tuple[int, int, int]]:
+        kinds = ("func", "ifunc", "notype")
+        return ((s.address, s.size, i) for i, s in enumerate(self._symbols) if s.kind in kinds)
+
+
+def _holds(elf: ElfFile, place: CarriedPlace) -> bool:
+    return elf.data[place.offset : place.offset + len(place.raw)] == place.raw

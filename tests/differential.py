@@ -1,0 +1,270 @@
+"""
+Random programs and random bytes, compared hit by hit: compiled to eBPF, and by the interpreter.
+
+Functions return whether what was compared is specified, and raise ``AssertionError`` with the seed where it differs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+from dprobes.bpf.lower import LoopForm, Placement, Request, is_supported
+from dprobes.errors import NotSupportedError
+from dprobes.record.layout import FIXED_ITEMS, Item, LogRecord
+from dprobes.rpn.encode import CodeImage, Relocation, encode
+from dprobes.rpn.isa import ROWS, OperandKind
+from dprobes.target.arch import architecture
+from dprobes.testing import PAGE, FakeContext, prepare
+from dprobes.vm import Ending, Interpreter, Point
+from ebpf_backend import Stage, abilities, loop_forms
+from random_programs import RandomPrograms, random_context
+from specified import results, specified_results
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dprobes.rpn.isa import Row
+    from dprobes.rpn.program import Program
+    from dprobes.target.arch import Architecture, Register
+    from dprobes.vm import Outcome
+    from specified import Hit
+
+__all__ = ["Demand", "bytes_agree", "compared", "extreme", "is_allowed", "program_agrees", "random_demand"]
+
+ANOTHER = 1_000_000_000
+"""Added to the seed of a program that cannot be compared in this process."""
+
+RETURN_STACK = 0x1F00
+"""Where the stack of a function that returns is, in memory that ``random_context`` maps."""
+
+HERE = Stage()
+
+
+def is_allowed(row: Row, register: Register | None) -> bool:
+    return is_supported(row, register, abilities())
+
+
+@dataclass(frozen=True)
+class Demand:
+    """Say how a handler is to be compiled."""
+
+    loops: LoopForm | None = None
+    sleepable: bool = True
+    request: Request = Request(probe=2)  # noqa: RUF009 - frozen
+    keeps_stack: bool = True
+
+    def allows(self, row: Row, register: Register | None) -> bool:
+        """Return whether an instruction can be compiled: events leave mappings alone."""
+        is_event = self.request.placement is Placement.EVENT
+        return is_allowed(row, register) and not (is_event and row.syntax == "vfyrw")
+
+
+def random_demand(random: Random) -> Demand:
+    """Return a demand of any kind: in the kernel's loop forms, at every placement, with some or all items."""
+    items = random.choice((Item(0), ~(Item.WIDE | Item.STACK_TRACE), Item(random.randrange(1 << 16))))
+    placement = random.choice((Placement.BREAKPOINT, *Placement))
+    return Demand(
+        random.choice((loop_forms()[0], *loop_forms())),
+        random.random() < 0.7,
+        Request(
+            items=items & ~(Item.WIDE | Item.STACK_TRACE) & sum(Item),
+            probe=random.choice((2, None)),
+            placement=placement,
+            moved=random.choice((0, 4, -3)) if placement is Placement.BREAKPOINT else 0,
+            return_bytes=random.choice((0, 16)),
+            wants_tid=random.random() < 0.5,
+        ),
+        keeps_stack=random.random() < 0.3,
+    )
+
+
+def extreme(program: Program, random: Random) -> Program:
+    """Return a program with the limits that are hardest to keep."""
+    definition = replace(
+        program.definitions[0],
+        exception_mask=random.choice((0, 0xFFFF, 0x1FFF, random.randrange(1 << 16))),
+        heap=random.choice((None, 0, 8, 65535)),
+    )
+    return replace(
+        program,
+        jmpmax=random.choice((0, 1, 3000)),
+        logmax=random.choice((1, 2, 3, 8, 12, 65535)),
+        ex_logmax=random.choice((1, 30, 65535)),
+        heapmax=random.choice((0, 8, 65536)),
+        autostacktrace=random.random() < 0.5,
+        definitions=(definition, *program.definitions[1:]),
+    )
+
+
+def at_a_return(context: FakeContext, request: Request) -> None:
+    """Put the return address, which is the ip that the handler sees, onto the stack."""
+    if request.placement is Placement.RET_SITE:
+        word = context.architecture.word_size
+        context.map_memory(RETURN_STACK, context.value_of("eip").to_bytes(word, "little"))
+        context.set_value("esp", RETURN_STACK + word + request.return_bytes)
+
+
+def expected_header(context: FakeContext, outcome: Outcome, request: Request, process: str) -> LogRecord:
+    """Return the record that an outcome is to give."""
+    values: dict[str, Any] = {**context.ids, "major": outcome.major, "minor": outcome.minor}
+    values |= {"cs": context.value_of("cs") & 0xFFFF, "ss": context.value_of("ss") & 0xFFFF}
+    values |= {"ip": context.value_of("eip"), "sp": context.value_of("esp")}
+    items = request.items | Item.MAJOR | Item.MINOR
+    return LogRecord(
+        **{name: values[name] for item, name in FIXED_ITEMS if item in items},
+        process_name=Path("/proc", process, "comm").read_text().rstrip("\n") if Item.PROCESS_NAME in items else None,
+        tid=context.ids["tid"] if Item.TID in items else None,
+        data=outcome.log,
+        word_size=context.architecture.word_size,
+    )
+
+
+class MappedHereError(Exception):
+    """Report that memory which a made-up world lacks happens to be mapped in this process, where eBPF reads it."""
+
+
+class _Pages(dict[int, bytearray]):
+    """Hold the memory of a made-up world, and note which pages were wanted in vain."""
+
+    def __init__(self, pages: dict[int, bytearray]) -> None:
+        super().__init__(pages)
+        self.missing: set[int] = set()
+
+    def __contains__(self, page: object) -> bool:
+        found = super().__contains__(page)
+        if not found and isinstance(page, int):
+            self.missing.add(page)
+        return found
+
+
+def _mapped_pages(process: str) -> list[range]:
+    """Return the pages that a process has, as an interpreter that is linked to a fixed address has low ones."""
+    lines = Path("/proc", process, "maps").read_text().splitlines()
+    spans = (line.split(" ", 1)[0].split("-") for line in lines)
+    return [range(int(start, 16) // PAGE, int(end, 16) // PAGE) for start, end in spans]
+
+
+def compared(
+    image: CodeImage,
+    target: Architecture,
+    hits: list[Hit],
+    world: Callable[[], FakeContext],
+    demand: Demand,
+    stage: Stage = HERE,
+) -> bool:
+    """
+    Compare hits with those of the interpreter; return False if what they do is unspecified.
+
+    Raises ``MappedHereError`` if they cannot be compared in this process, or that of ``stage``.
+    """
+
+    def context_of() -> FakeContext:
+        context = world()
+        stage.arrange(context, demand.request)
+        at_a_return(context, demand.request)
+        return context
+
+    context = context_of()
+    pages = context._pages = _Pages(context._pages)
+    expected = results(Interpreter(image, target), hits, context)
+    context = context_of()
+    runner = stage.runner(
+        image,
+        target,
+        context,
+        demand.loops,
+        sleepable=demand.sleepable,
+        request=demand.request,
+        keeps_stack=demand.keeps_stack,
+    )
+    with runner:
+        found = [runner.run(*hit) for hit in hits]
+    if specified_results(image, target, hits, context_of()) != expected:
+        return False
+    if pages.missing and any(page in span for span in _mapped_pages(stage.process) for page in pages.missing):
+        raise MappedHereError
+    assert [_seen(outcome) for outcome, _ in found] == [_seen(outcome) for outcome, _ in expected]
+    last = expected[-1][1]
+    for variables in ("local_variables", "global_variables", "_cpu_variables"):
+        assert repr(getattr(context, variables)) == last[variables]
+    for outcome, state in found:
+        if outcome.ending is not Ending.ABORT:
+            assert state.record == expected_header(context, outcome, demand.request, stage.process)
+        tid = context.ids["tid"] if demand.request.wants_tid else 0
+        assert all(entry_tid == tid for kind, entry_tid, _ in state.entries if kind.value < 2)
+    return True
+
+
+def _seen(outcome: Outcome) -> Outcome:
+    """Return an outcome without what nobody sees: the codes of a hit that leaves no record."""
+    return outcome._replace(major=0, minor=0) if outcome.ending is Ending.ABORT else outcome
+
+
+def program_agrees(
+    seed: int, name: str, kind: str, demand: Demand, stage: Stage = HERE, *, is_extreme: bool = False
+) -> bool:
+    """Compare two hits of a random program."""
+    target = architecture(name)
+    programs = RandomPrograms(Random(seed), target, demand.allows)
+    program = programs.wild() if kind == "wild" else programs.defined()
+    if is_extreme:
+        program = extreme(program, Random(seed))
+
+    def world() -> FakeContext:
+        context = random_context(Random(seed), target)
+        for number in range(len(program.definitions)):
+            prepare(program, number, context)
+        return context
+
+    image = encode(program, target)
+    hits = [(image.handlers[0], prepare(program, 0, world()))] * 2
+    try:
+        return compared(image, target, hits, world, demand, stage)
+    except MappedHereError:
+        return program_agrees(seed + ANOTHER, name, kind, demand, stage, is_extreme=is_extreme)
+    except AssertionError as error:
+        raise AssertionError(f"seed {seed}, {demand}: {error}") from error
+
+
+def bytes_agree(seed: int, name: str) -> bool:
+    """Compare hits of random bytes; return False also for those that no eBPF can do."""
+    random, target = Random(seed), architecture(name)
+    opcodes = [row for row in ROWS if row.operand_kind is OperandKind.REGISTER or is_allowed(row, None)]
+    data = random.randbytes(random.randrange(30))
+    if random.random() < 0.9:
+        push = next(row for row in ROWS if row.syntax == "push <value>").opcode
+        parts = [bytes([push, random.randrange(4)]).ljust(1 + target.word_size, b"\0") for _ in range(8)]
+        for _ in range(random.randrange(1, 30)):
+            row = random.choice(opcodes)
+            kind = row.operand_kind
+            size = 0 if kind is None else kind.width or target.word_size
+            operand = random.choice((random.randrange(8), random.randrange(256), random.getrandbits(64)))
+            parts.append(bytes([row.opcode]) + operand.to_bytes(8, "little")[:size])
+        data = b"".join(parts)
+    relocations = (Relocation(random.randrange(30), "data", -random.randrange(3)),) if random.random() < 0.5 else ()
+    image = CodeImage(data, target.word_size, "little", (0,), {}, (), {}, relocations)
+    point = Point(
+        jmpmax=1000,
+        logmax=random.choice((1, 20, 200)),
+        ex_logmax=random.choice((1, 60, 300)),
+        heap=random.choice((0, 100, 65536)),
+        exception_mask=random.getrandbits(16),
+        autostacktrace=random.random() < 0.5,
+    )
+
+    def world() -> FakeContext:
+        context = random_context(Random(seed), target)
+        context.local_variables[:] = [0, 0]
+        return context
+
+    try:
+        return compared(image, target, [(0, point), (seed % 9, point)], world, random_demand(random))
+    except NotSupportedError:
+        return False
+    except MappedHereError:
+        return bytes_agree(seed + ANOTHER, name)
+    except AssertionError as error:
+        raise AssertionError(f"seed {seed}: {error}") from error

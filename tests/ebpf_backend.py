@@ -1,0 +1,497 @@
+"""
+Handlers compiled to eBPF as a back end of the tests: the kernel runs them, on memory and registers that are made up.
+
+``BPF_PROG_TEST_RUN`` runs a SYSCALL program in this process: its argument is a made-up ``pt_regs``, and
+the memory of ``FakeContext`` is mapped into this process at the very addresses. What no test can make up (identities,
+the clock) comes from ``MadeUpHost``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import mmap
+import os
+import struct
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple, Self
+
+from dprobes.bpf.isa import Register
+from dprobes.bpf.layout import (
+    ENTRY_HEAD,
+    NAME_SIZE,
+    PROBE_ENTRY_SIZE,
+    STATUS_SIZE,
+    Entry,
+    MapName,
+    ProbeField,
+    power_of_two,
+)
+from dprobes.bpf.lower import Abilities, LoopForm, Lowered, Placement, Request, Tables, VmaLayout, is_supported, lower
+from dprobes.bpf.lower.frame import ABORT, EXIT_WITH, REMOVE_PROBE
+from dprobes.bpf.lower.host import REGISTER_OFFSETS, Host
+from dprobes.bpf.lower.slot import CELLS, Field
+from dprobes.engines.ebpf.features import Feature, Features
+from dprobes.engines.ebpf.kerneltypes import KernelTypes
+from dprobes.engines.ebpf.loader import load, with_descriptors
+from dprobes.engines.ebpf.maps import ArrayMap
+from dprobes.engines.ebpf.ring import RingBuffer
+from dprobes.engines.ebpf.syscalls import Program, ProgramFlag, ProgramRunner, ProgramType, verifier_log
+from dprobes.engines.ebpf.vmas import vma_layout
+from dprobes.record.codec import decode_record
+from dprobes.record.layout import PROCESS_NAME_MAX, Item, LogRecord
+from dprobes.rpn.encode import CodeImage
+from dprobes.rpn.isa import RPN_STACK_CELLS
+from dprobes.target.arch import architecture
+from dprobes.target.btf import Kind
+from dprobes.testing import PAGE, FakeContext
+from dprobes.vm import Ending, Outcome, Point
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from dprobes.rpn.program import Program as ProbeProgram
+    from dprobes.target.arch import Architecture
+
+__all__ = [
+    "EbpfRunner",
+    "FinalState",
+    "NotMappableError",
+    "RejectedError",
+    "Stage",
+    "abilities",
+    "is_applicable",
+    "loop_forms",
+    "memory_of",
+    "obstacle",
+]
+
+_REGISTERS_SIZE, _EVENT_SIZE, _EVENT_ADDRESS = 168, 184, 176
+_PROBES, _PROBE = 4, 2
+"""How many entries the probe table has, and which one is the probepoint's."""
+
+
+class RejectedError(AssertionError):
+    """Report that the verifier does not take a program."""
+
+
+class NotMappableError(Exception):
+    """Report memory of a made-up world that this process cannot have."""
+
+
+def host_of(context: FakeContext, cookie: int, function: int) -> type[Host]:
+    """Return a host that answers with the identities of a made-up world; ``function`` is the one that returns."""
+
+    class MadeUpHost(Host):
+        def _answer(self, name: str) -> None:
+            self._asm.mov(Register.R0, context.ids[name])
+
+        def pid(self) -> None:
+            self._answer("pid")
+
+        def tid(self) -> None:
+            self._answer("tid")
+
+        def uid(self) -> None:
+            self._answer("uid")
+
+        def cpu(self) -> None:
+            self._answer("cpu")
+
+        def task(self) -> None:
+            self._answer("task")
+
+        def time(self) -> None:
+            self._answer("time")
+
+        def global_pid(self) -> None:
+            self._answer("pid")
+
+        def global_tid(self) -> None:
+            self._answer("tid")
+
+        def stop_process(self) -> None:
+            pass
+
+        def cookie(self) -> None:
+            self._asm.mov(Register.R0, cookie)
+
+        def function_ip(self) -> None:
+            self._asm.mov(Register.R0, function)
+
+    return MadeUpHost
+
+
+class FinalState(NamedTuple):
+    """Show the cells of the stack after a run, as a ``Machine`` does, and what was put into the ring."""
+
+    cells: tuple[int, ...]
+    tsp: int
+    entries: tuple[tuple[Entry, int, bytes], ...]
+    """Kind, thread id and body."""
+    record: LogRecord | None
+
+    def peek(self, index: int = 0) -> int:
+        return self.cells[(self.tsp + index) % RPN_STACK_CELLS]
+
+
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+    libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    return libc
+
+
+@functools.cache
+def _iterator_functions() -> tuple[int, int, int]:
+    types = KernelTypes()
+    try:
+        new, following, destroy = (types.find(Kind.FUNC, f"bpf_iter_num_{n}") for n in ("new", "next", "destroy"))
+    finally:
+        types.close()
+    return new, following, destroy
+
+
+@functools.cache
+def _vma_layout() -> VmaLayout | None:
+    try:
+        return vma_layout(KernelTypes())
+    except FileNotFoundError:
+        return None
+
+
+@functools.cache
+def loop_forms() -> tuple[LoopForm, ...]:
+    """Return the forms that loops may have on this kernel, the best first."""
+    features = Features()
+    needed = {
+        LoopForm.MAY_GOTO: Feature.MAY_GOTO,
+        LoopForm.ITERATOR: Feature.ITERATORS,
+        LoopForm.CALLBACK: Feature.BPF_LOOP,
+    }
+    return tuple(form for form, feature in needed.items() if feature in features)
+
+
+def abilities(loops: LoopForm | None = None, *, sleepable: bool = True) -> Abilities:
+    """Return what handlers are compiled with: nothing that writes, as lockdown may forbid it."""
+    loops = loops or loop_forms()[0]
+    iterator = _iterator_functions() if loops is LoopForm.ITERATOR else (0, 0, 0)
+    return Abilities(loops, sleepable=sleepable, iterator=iterator, vma=_vma_layout())
+
+
+class memory_of:  # noqa: N801 - used like a function
+    """Have the memory of a made-up world in this process for a while."""
+
+    def __init__(self, context: FakeContext) -> None:
+        self._context = context
+        self._mapped: list[int] = []
+
+    def __enter__(self) -> None:
+        fixed = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x100000  # MAP_FIXED_NOREPLACE
+        for page in self._context._pages:
+            address = page * PAGE
+            found = None
+            if 0 <= address < 1 << 47:
+                found = _libc().mmap(address, PAGE, mmap.PROT_READ | mmap.PROT_WRITE, fixed, -1, 0)
+            if found != (address or None):  # ctypes says None for 0
+                self.__exit__()
+                raise NotMappableError(f"no memory can be mapped at {address:#x} in this process")
+            self._mapped.append(address)
+            ctypes.memmove(address, bytes(self._context._pages[page]), PAGE)
+            if page in self._context._read_only:
+                _libc().mprotect(address, PAGE, mmap.PROT_READ)
+
+    def __exit__(self, *exception: object) -> None:
+        for address in self._mapped:
+            _libc().munmap(address, PAGE)
+        self._mapped.clear()
+
+
+class EbpfRunner:
+    """
+    Run the handlers of one program; use it as a context manager.
+
+    ``request`` says what else is asked for: limits, items, placement. With ``request.probe`` None the handler finds
+    its probepoint in the probe table; ``request.moved`` and ``link`` are then put there. ``host`` takes the place of
+    the one that makes identities up.
+    """
+
+    def __init__(
+        self,
+        image: CodeImage,
+        architecture: Architecture,
+        context: FakeContext,
+        loops: LoopForm | None = None,
+        *,
+        sleepable: bool = True,
+        request: Request = Request(probe=_PROBE),  # noqa: B008 - frozen
+        host: type[Host] | None = None,
+        keeps_stack: bool = True,
+    ) -> None:
+        self._image = image
+        self._architecture = architecture
+        self._context = context
+        lv, gv, cv = self._sizes = (
+            len(context.local_variables),
+            len(context.global_variables),
+            len(context.cpu_variables()),
+        )
+        self._request = replace(
+            request,
+            abilities=abilities(loops, sleepable=sleepable),
+            tables=Tables(slots=1, cpus=8, probes=_PROBES),
+            vars=lv,
+            gvars=gv,
+            cvars=cv,
+            symbols=context.symbols,
+            extensions={n: e.compile for n, e in context.extensions.items() if e.compile is not None},
+            keeps_stack=keeps_stack,
+        )
+        self._written = context.value_of("eip")
+        self._host = host
+        if not self._request.link:  # so that link addresses are those of the made-up world
+            self._request = replace(self._request, link=self._written)
+        self._maps: dict[MapName, ArrayMap | RingBuffer] = {}
+        self._programs: dict[tuple[int, Point], tuple[Lowered, ArrayMap, int]] = {}
+        self.lowered: Lowered | None = None
+
+    def __enter__(self) -> Self:
+        lv, gv, cv = self._sizes
+        self._maps = {
+            MapName.CLAIMS: ArrayMap(8),
+            MapName.PROBES: ArrayMap(PROBE_ENTRY_SIZE * _PROBES),
+            MapName.STATUS: ArrayMap(STATUS_SIZE),
+            MapName.LOCALS: ArrayMap(8 * power_of_two(lv)),
+            MapName.GLOBALS: ArrayMap(8 * power_of_two(gv)),
+            MapName.CPU_VARIABLES: ArrayMap(8 * power_of_two(cv) * 8),
+            MapName.RING: RingBuffer(1 << 18),
+        }
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for _, scratch, program in self._programs.values():
+            os.close(program)
+            scratch.close()
+        self._programs.clear()
+        for each in self._maps.values():
+            each.close()
+        self._maps.clear()
+
+    @property
+    def _cookie(self) -> int:
+        return _PROBE | (self._request.moved & 0xFFFF_FFFF) << 32
+
+    def compile(self, start: int, point: Point) -> Lowered:
+        host = self._host or host_of(self._context, self._cookie, self._written)
+        return lower(self._image, self._architecture, start, point, self._request, host)
+
+    def run(self, start: int, point: Point) -> tuple[Outcome, FinalState]:
+        """Run the handler at ``start`` and put variables into the context; raise ``RejectedError`` if it is refused."""
+        table = self._table()
+        for n in range(len(table)):
+            table[n] = 0
+        found = self.hit(start, point)
+        assert found is not None, "the handler has not run"
+        return found
+
+    def hit(self, start: int, point: Point) -> tuple[Outcome, FinalState] | None:
+        """Do the same with the counts that earlier hits left; return None if the handler has not run."""
+        words = self._hit(start, point)
+        claims = self._maps[MapName.CLAIMS]
+        assert isinstance(claims, ArrayMap)
+        assert claims.words[0] == 0, "the slot was not given back"
+        return self._outcome(words, point)
+
+    def miss(self, start: int, point: Point) -> list[tuple[Entry, int, bytes]]:
+        """Hit while no slot is free; return what comes into the ring."""
+        claims = self._maps[MapName.CLAIMS]
+        assert isinstance(claims, ArrayMap)
+        claims.words[0] = 1
+        words = self._hit(start, point)
+        assert words[Field.ENDING // 8] == _NOT_RUN
+        assert claims.words[0] == 1
+        claims.words[0] = 0
+        return self._entries()
+
+    def _hit(self, start: int, point: Point) -> memoryview:
+        """Run the program once; return the slot."""
+        if (start, point) not in self._programs:
+            lowered = self.compile(start, point)
+            scratch = ArrayMap(lowered.slot.size)
+            self._programs[start, point] = lowered, scratch, self._load(lowered, scratch)
+        self.lowered, scratch, program = self._programs[start, point]
+        self._write_variables()
+        self._write_probe(point)
+        scratch.words[Field.ENDING // 8] = _NOT_RUN
+        self._execute(program)
+        self._read_variables()
+        return scratch.words
+
+    def _execute(self, program: int) -> None:
+        """Let a loaded program run on the context."""
+        with memory_of(self._context):
+            ProgramRunner(program, bytearray(self._registers())).run()
+
+    def _descriptors(self, scratch: ArrayMap) -> dict[MapName, int]:
+        return {name: each.fd for name, each in self._maps.items()} | {MapName.SCRATCH: scratch.fd}
+
+    def _load(self, lowered: Lowered, scratch: ArrayMap) -> int:
+        maps = self._descriptors(scratch)
+        try:
+            return load(lowered.assembled, maps, ProgramType.SYSCALL, flags=ProgramFlag.SLEEPABLE)
+        except OSError as error:
+            program = Program(
+                ProgramType.SYSCALL, with_descriptors(lowered.assembled, maps), flags=ProgramFlag.SLEEPABLE
+            )
+            raise RejectedError(f"{error}\n{verifier_log(program)[-3000:]}") from None
+
+    def _table(self) -> memoryview:
+        probes = self._maps[MapName.PROBES]
+        assert isinstance(probes, ArrayMap)
+        return probes.words
+
+    def count(self, field: ProbeField) -> int:
+        """Return a field of the probepoint in the probe table."""
+        value: int = self._table()[(PROBE_ENTRY_SIZE * _PROBE + field) // 8]
+        return value
+
+    def _write_probe(self, point: Point) -> None:
+        at = PROBE_ENTRY_SIZE * _PROBE
+        self._table()[(at + ProbeField.LINK) // 8] = self._request.link
+        self._table()[(at + ProbeField.OFFSET) // 8] = point.offset & 0xFFFF_FFFF_FFFF_FFFF
+
+    def _registers(self) -> bytes:
+        is_event = self._request.placement is Placement.EVENT
+        data = bytearray(_EVENT_SIZE if is_event else _REGISTERS_SIZE)
+        if is_event:
+            struct.pack_into("=Q", data, _EVENT_ADDRESS, self._request.link)
+        request, word = self._request, self._architecture.word_size
+        for name, offset in REGISTER_OFFSETS.items():
+            if self._architecture.register(name) is None:
+                continue
+            value = self._context.value_of(name)
+            if name == "eip" and request.placement is Placement.BREAKPOINT:
+                value += request.moved
+            if name == "esp" and request.placement is Placement.RET_SITE:
+                value -= word + request.return_bytes
+            struct.pack_into("=Q", data, offset, value & 0xFFFF_FFFF_FFFF_FFFF)
+        return bytes(data)
+
+    def _variables(self) -> Iterable[tuple[ArrayMap, int, list[int]]]:
+        cv = self._sizes[2]
+        cpu = self._context.ids["cpu"] & 7
+        for name, first, values in (
+            (MapName.LOCALS, 0, self._context.local_variables),
+            (MapName.GLOBALS, 0, self._context.global_variables),
+            (MapName.CPU_VARIABLES, cpu * power_of_two(cv), self._context.cpu_variables()),
+        ):
+            yield self._maps[name], first, values  # type: ignore[misc]
+
+    def _write_variables(self) -> None:
+        for each, first, values in self._variables():
+            for n, value in enumerate(values):
+                each.words[first + n] = value
+
+    def _read_variables(self) -> None:
+        for each, first, values in self._variables():
+            values[:] = [each.words[first + n] for n in range(len(values))]
+
+    def _entries(self) -> list[tuple[Entry, int, bytes]]:
+        """Take everything out of the ring: kind, thread id and body."""
+        ring = self._maps[MapName.RING]
+        assert isinstance(ring, RingBuffer)
+        entries = []
+        for entry in ring.drain():
+            word, tid = ENTRY_HEAD.unpack_from(entry)
+            assert word & 0xFF_FFFF == _PROBE
+            entries.append((Entry(word >> 24), tid, entry[ENTRY_HEAD.size :]))
+        return entries
+
+    def _outcome(self, words: memoryview, point: Point) -> tuple[Outcome, FinalState] | None:
+        def field(which: int) -> int:
+            value: int = words[which // 8]
+            return value
+
+        entries = self._entries()
+        ending = field(Field.ENDING)
+        if ending == _NOT_RUN:
+            assert not entries
+            return None
+        log, trace, major, minor, header = b"", b"", point.major, point.minor, None
+        for kind, _, body in entries:
+            if kind not in (Entry.RECORD, Entry.TRACE):
+                continue
+            record = decode_record(_with_short_name(body))
+            if record.is_stack_trace:
+                assert header is not None
+                assert record == header._replace(major=0, minor=0, data=record.data, is_stack_trace=True)
+                trace = record.data
+            else:
+                header = record
+                assert record.major is not None
+                assert record.minor is not None
+                log, major, minor = record.data, record.major, record.minor
+        cells = tuple(words[CELLS // 8 : CELLS // 8 + RPN_STACK_CELLS])
+        state = FinalState(cells, field(Field.TSP), tuple(entries), header)
+        kinds = [kind for kind, _, _ in entries]
+        if ending == ABORT:
+            assert set(kinds) <= {Entry.ENDED}
+            return Outcome(Ending.ABORT, b"", b"", major, minor), state
+        assert kinds[0] is Entry.RECORD
+        code = ending - EXIT_WITH if ending >= EXIT_WITH else 0
+        how = Ending.REMOVE if ending == REMOVE_PROBE else Ending.EXIT
+        assert Entry.ENDED in kinds or not (code in (1, 3) or how is Ending.REMOVE)
+        return Outcome(how, log, trace, major, minor, code, field(Field.UNHANDLED)), state
+
+
+_NOT_RUN = 0xFFFF_FFFF
+
+
+class Stage:
+    """Be where programs are compared with the interpreter: in this process, where everything can be made up."""
+
+    process = "self"
+    """The process that has the memory, as /proc calls it."""
+    runner: Callable[..., EbpfRunner] = EbpfRunner
+
+    def arrange(self, context: FakeContext, request: Request) -> None:
+        """Put into a made-up world what cannot be made up."""
+
+
+def _with_short_name(data: bytes) -> bytes:
+    """Return a record whose process name, ``NAME_SIZE`` bytes in the ring, ends with its first zero."""
+    flags = Item(int.from_bytes(data[:4], "little"))
+    if Item.PROCESS_NAME not in flags:
+        return data
+    wide = 8 if Item.WIDE in flags else 4
+    sizes = {Item.IP: wide, Item.SP: wide, Item.TIME: 8}
+    at = 4
+    for item in (Item.MAJOR, Item.MINOR, Item.CPU, Item.PID, Item.UID, Item.CS, Item.IP, Item.SS, Item.SP, Item.TIME):
+        at += sizes.get(item, 4) if item in flags else 0
+    name = data[at : at + NAME_SIZE].partition(b"\0")[0][:PROCESS_NAME_MAX] + b"\0"
+    return data[:at] + name + data[at + NAME_SIZE :]
+
+
+def obstacle() -> str | None:
+    """Return why nothing can be run here, as the reason of a skip; None if it can."""
+    try:
+        with EbpfRunner(CodeImage(b"\x0d", 8, "little", (0,), {}, (), {}), architecture("x86_64"), FakeContext()) as it:
+            it.run(0, Point())
+    except OSError as error:
+        return f"the kernel runs no BPF programs for this user: {error.strerror}"
+    return None
+
+
+def is_applicable(program: ProbeProgram, target: Architecture, context: FakeContext) -> bool:
+    """Return whether a program needs nothing that eBPF lacks by its nature or on this kernel."""
+    if target.name not in ("i386", "x86_64") or context._registers[True]:
+        return False
+    for code in program.bodies():
+        for instruction in code.instructions:
+            register = target.register(instruction.operand) if isinstance(instruction.operand, str) else None
+            if not is_supported(instruction.row, register, abilities()):
+                return False
+    return True

@@ -1,0 +1,154 @@
+"""
+What a program does as far as it is specified.
+
+The value of a cell that a hit has not written, or has popped, is not, nor that of fresh bytes of the heap, the log
+buffer and the stack-trace buffer: programs whose outcome depends on it are found by running them with such cells
+forgotten and such bytes changed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+from dprobes.rpn.isa import RPN_STACK_CELLS
+from dprobes.vm import Interpreter, Outcome, Point
+from dprobes.vm.interpreter import RULES, Steps
+from dprobes.vm.translate import Translator
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dprobes.rpn.encode import CodeImage
+    from dprobes.target.arch import Architecture
+    from dprobes.testing import FakeContext
+    from dprobes.vm.interpreter import Rule, Step
+    from dprobes.vm.machine import Machine
+
+__all__ = ["Hit", "Result", "results", "specified_results"]
+
+Runner = Interpreter | Translator
+Hit = tuple[int, Point]
+Result = list[tuple[Outcome, dict[str, Any]]]
+
+
+def results(runner: Runner, hits: list[Hit], context: FakeContext) -> Result:
+    """Return what comes of each hit, and what the world is like after it."""
+    found = []
+    for start, point in hits:
+        outcome = runner.run(start, point, context)
+        world = {name: repr(value) for name, value in vars(context).items()}
+        found.append((outcome, world))
+    return found
+
+
+class Unspecified:
+    """Be the value of a cell that nothing may depend on: whatever is done with it is a TypeError."""
+
+    def __bool__(self) -> bool:
+        raise TypeError
+
+    def __eq__(self, other: object) -> bool:
+        raise TypeError
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+UNSPECIFIED = cast("int", Unspecified())
+
+
+def _malloc(machine: Machine) -> None:
+    at = machine.tsp % RPN_STACK_CELLS
+    RULES["malloc"](machine, 0)
+    handle = machine.cells[at]
+    size = machine.heap.block_size(handle) or 0
+    machine.heap.memory[handle : handle + size] = _SPOILED * size
+
+
+def _pop_lp(machine: Machine) -> None:
+    start = machine.lp
+    RULES["pop lp"](machine, 0)
+    machine.log[start : machine.lp] = _SPOILED * max(0, machine.lp - start)
+
+
+def _pop_stp(machine: Machine) -> None:
+    start = machine.trace.position
+    RULES["pop stp"](machine, 0)
+    machine.trace._data[start : machine.trace.position] = _SPOILED * max(0, machine.trace.position - start)
+
+
+def _push_relative(name: str) -> Callable[[Machine], None]:
+    def rule(machine: Machine) -> None:
+        # The cell with the distance is popped before the other one is read; it may be that one.
+        distance, position = machine.peek(), machine.tsp % RPN_STACK_CELLS
+        base = machine.sbp if name == "sbp" else machine.tsp + 1
+        if (base + distance) % RPN_STACK_CELLS == position:
+            raise TypeError
+        RULES[f"push {name}"](machine, 0)
+
+    return rule
+
+
+def _restore_tsp(machine: Machine) -> None:
+    position = machine.tsp % RPN_STACK_CELLS
+    RULES["restore tsp"](machine, 0)
+    machine.cells[position] = UNSPECIFIED  # popped, also where TSP goes down
+
+
+def _log(machine: Machine) -> None:
+    """Log, and forget all cells where so many were popped that the stack pointer came around again."""
+    count = machine.peek()
+    try:
+        RULES["log"](machine, 0)
+    finally:
+        if count >= RPN_STACK_CELLS:
+            machine.cells[:] = [UNSPECIFIED] * RPN_STACK_CELLS
+
+
+_SPOILED = b"\xa5"
+_STRICT: dict[Rule, Callable[[Machine], None]] = {
+    RULES["log"]: _log,
+    RULES["malloc"]: _malloc,
+    RULES["pop lp"]: _pop_lp,
+    RULES["pop stp"]: _pop_stp,
+    RULES["restore tsp"]: _restore_tsp,
+    RULES["push sbp"]: _push_relative("sbp"),
+    RULES["push tsp"]: _push_relative("tsp"),
+}
+"""What takes the place of rules that show what nothing wrote: bytes are others than the usual zeros."""
+
+
+class Forgetting(Steps):
+    """Let every instruction forget the cells that it popped, and spoil bytes that nothing wrote."""
+
+    def __missing__(self, offset: int) -> Step:
+        rule, operand, end = super().__missing__(offset)
+
+        def forgetting(machine: Machine, operand: object) -> None:
+            before = machine.tsp
+            try:
+                strict = _STRICT.get(rule)
+                if strict is not None:
+                    strict(machine)
+                else:
+                    rule(machine, operand)
+            finally:
+                popped = max(0, machine.signed((machine.tsp - before) & machine.mask))
+                for position in range(before, before + min(popped, RPN_STACK_CELLS)):
+                    machine.cells[position % RPN_STACK_CELLS] = UNSPECIFIED
+
+        self[offset] = forgetting, operand, end
+        return self[offset]
+
+
+def specified_results(image: CodeImage, target: Architecture, hits: list[Hit], context: FakeContext) -> Result | None:
+    """Return what must come of some hits; None if one reads a cell that it has not written, or has popped."""
+    interpreter = Interpreter(image, target)
+    interpreter.steps = Forgetting(image, target)
+    found: Result = []
+    for hit in hits:
+        interpreter._cells[:] = [UNSPECIFIED] * RPN_STACK_CELLS
+        try:
+            found += results(interpreter, [hit], context)
+        except TypeError:
+            return None
+    return found

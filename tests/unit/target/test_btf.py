@@ -1,0 +1,107 @@
+"""BTF as gcc writes it, malformed BTF, and the encoder read by the parser."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import struct
+import subprocess
+
+import pytest
+
+from dprobes.errors import FormatError, TargetError
+from dprobes.target.btf import Btf, Kind, encode_functions
+
+SOURCE = """
+#include <stddef.h>
+struct inner { short a; int counter; };
+typedef const volatile struct inner inner_t;
+struct outer {
+    char c;
+    struct { long pad; union { int x; struct { int y1, y2; }; }; };
+    inner_t in;
+    unsigned b1 : 3, b2 : 8;
+    struct outer *next;
+    int list[3];
+};
+enum color { RED, GREEN = -5 };
+enum wide { BIG = 0x123456789abLL };
+float f; struct outer o; enum color e; enum wide w;
+int function(struct outer *p, enum color c) { return p->in.counter + c; }
+const unsigned long offsets[] = { %s };
+"""
+PATHS = ("c", "pad", "x", "y1", "y2", "in", "in.a", "in.counter", "next", "list")
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Btf, dict[str, int]]:
+    """Return the BTF of SOURCE, and the offsets of PATHS as gcc sees them."""
+    if shutil.which("gcc") is None or shutil.which("objcopy") is None:
+        pytest.skip("gcc and objcopy are not installed")
+    directory = tmp_path_factory.mktemp("btf")
+    source, object_file = directory / "x.c", directory / "x.o"
+    source.write_text(SOURCE % ", ".join(f"offsetof(struct outer, {path})" for path in PATHS))
+    subprocess.run(["gcc", "-gbtf", "-c", "-o", object_file, source], check=True)
+
+    def section(name: str) -> bytes:
+        output = directory / "section"
+        command = ["objcopy", "-O", "binary", f"--only-section={name}", "--set-section-flags", f"{name}=alloc"]
+        subprocess.run([*command, object_file, output], check=True)
+        return output.read_bytes()
+
+    offsets = struct.unpack(f"={len(PATHS)}Q", section(".rodata")[-8 * len(PATHS) :])
+    return Btf(section(".BTF")), dict(zip(PATHS, offsets, strict=True))
+
+
+def test_members_lie_where_the_compiler_puts_them(compiled: tuple[Btf, dict[str, int]]) -> None:
+    btf, offsets = compiled
+    assert {path: btf.member_offset("outer", path) for path in PATHS} == offsets
+
+
+def test_a_bit_field_that_begins_within_a_byte_has_no_offset(compiled: tuple[Btf, dict[str, int]]) -> None:
+    with pytest.raises(TargetError, match=re.escape("the member 'b2' of the kernel's 'struct outer' is a bit field")):
+        compiled[0].member_offset("outer", "b2")
+
+
+@pytest.mark.parametrize("path", ["y3", "in.x", "next.c"])
+def test_a_member_that_is_not_there_is_named(compiled: tuple[Btf, dict[str, int]], path: str) -> None:
+    with pytest.raises(TargetError, match=re.escape(f"the kernel's 'struct outer' has no member '{path}'")):
+        compiled[0].member_offset("outer", path)
+
+
+def test_a_name_is_found_only_with_its_kind(compiled: tuple[Btf, dict[str, int]]) -> None:
+    btf, _ = compiled
+    assert btf.find(Kind.ENUM, "color") > 0
+    assert btf.find(Kind.TYPEDEF, "inner_t") != btf.find(Kind.STRUCT, "inner")
+    with pytest.raises(TargetError, match=r"^the kernel's type information has no STRUCT 'color'$"):
+        btf.find(Kind.STRUCT, "color")
+    with pytest.raises(TargetError, match=r"^the kernel's type information has no FUNC 'nner'$"):
+        btf.find(Kind.FUNC, "nner")
+
+
+def test_functions_are_numbered_as_the_encoder_says() -> None:
+    blob, numbers = encode_functions(["main", "callback"])
+    btf = Btf(blob)
+    assert numbers == (btf.find(Kind.FUNC, "main"), btf.find(Kind.FUNC, "callback"))
+    assert btf.find(Kind.INT, "unsigned long long") == 1
+
+
+def test_other_bytes_are_no_btf() -> None:
+    with pytest.raises(FormatError, match=r"^BTF has a header of 24 bytes, here are 3$"):
+        Btf(b"abc")
+    with pytest.raises(FormatError, match=r"^BTF begins with 0xeb9f and version 1, not 0x4141 and 65 \(at byte 0\)$"):
+        Btf(b"A" * 24)
+
+
+def test_a_section_beyond_the_end_is_refused() -> None:
+    blob, _ = encode_functions(["main"])
+    with pytest.raises(FormatError, match=r"^the sections of BTF do not lie in its data$"):
+        Btf(blob[:-1])
+
+
+def test_a_kind_of_the_future_is_refused() -> None:
+    blob, _ = encode_functions(["main"])
+    changed = bytearray(blob)
+    changed[24 + 16 + 7] = 30  # the kind of the second type, behind the header and an INT of four words
+    with pytest.raises(FormatError, match=r"^a type of BTF has the kind 30, which is unknown \(at byte 40\)$"):
+        Btf(bytes(changed)).find(Kind.FUNC, "main")

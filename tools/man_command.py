@@ -1,0 +1,223 @@
+"""The page dprobes(8): the commands of click, and what no table says."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING
+
+import click
+from roff import Page, bold, escaped, italic
+
+from dprobes.cli.main import VERBS, command_of
+from dprobes.cli.original import VERBS as ORIGINAL_VERBS
+from dprobes.cli.original import Takes
+from dprobes.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+DATE = "2026-11-20"
+
+DESCRIPTION = """
+Dynamic Probes put a *probepoint* on any instruction of a running program, library or kernel, without its source and
+without restarting it. When it is hit, a small safe program runs, its *probe handler*: it reads registers and memory,
+keeps variables, and logs. The language is described in **dprobes.lang**(8).
+
+A probe program is inserted for as long as a command lasts (`dprobes run`), or in the background (`dprobes insert`), by
+the *probe manager*: a process of the user's own that `dprobes insert` or systemd starts. It keeps programs inserted,
+counts hits, and writes log records to its trace file and to log targets, until they are removed (`dprobes remove`,
+`dprobes stop`) or it ends. Nothing is left in a probed process when the manager ends, or is killed.
+"""
+
+ORIGINAL = """
+A line whose first argument is an option, other than `--help` and `--version`, is one for the `dprobes` of 2000 to 2004,
+and works as it did. There one-letter options have the meaning below, not that of the verbs above; `=` may stand between
+an option and its value, with blanks or without; a list is the words up to the next option; the verb may stand anywhere.
+Records go to KLOG unless `--log-target` is given, where the kernel's log can be written; else to the manager's trace
+file, and a note says so.
+"""
+
+EXAMPLES = (
+    ("Print how much memory a command asks for:", 'dprobes run examples/malloc.rpn -c "ls /"'),
+    (
+        "Insert a program, and look later:",
+        "dprobes insert shells.rpn\ndprobes query\ndprobes log\ndprobes remove --all",
+    ),
+    (
+        "Compile a program where the symbols are, and insert a part of it where they are not:",
+        (
+            "dprobes build example.rpn --for libexample.so.1 -o example.ppdf\n"
+            "dprobes apply example.ppdf --group process,memory --type leave"
+        ),
+    ),
+    ("The same in the words of the original:", "dprobes --apply-ppdf example.ppdf --group process memory --type leave"),
+)
+
+EXIT_STATUS = (
+    ("0", "All went well."),
+    ("1", "Something failed; standard error says what, and what to do about it."),
+    ("2", "The command line or the probe program has an error."),
+    ("130", "The command was interrupted before it did anything."),
+)
+
+ENVIRONMENT = (
+    (
+        "DPROBES_RUNTIME_DIR",
+        (
+            "The directory of the manager's socket and lock. It is made with mode 0700 and must belong to the user. "
+            "Default: `/run/dprobes` for root, else `$XDG_RUNTIME_DIR/dprobes`, else `/tmp/dprobes-UID`."
+        ),
+    ),
+    (
+        "DPROBES_STATE_DIR",
+        (
+            "The directory of the manager's trace file. Default: `/var/lib/dprobes` for root, else "
+            "`$XDG_STATE_HOME/dprobes`, else `~/.local/state/dprobes`."
+        ),
+    ),
+    ("XDG_CACHE_HOME", "Where numbers about the running kernel are kept until the next boot, by default `~/.cache`."),
+)
+
+FILES = (
+    ("manager.sock", "in the run-time directory: the manager's socket, mode 0600. Only the user and root are heard."),
+    ("manager.lock", "in the run-time directory: locked as long as the manager lives; holds its process id."),
+    ("manager.log", "in the run-time directory: what a manager that a client has started says on standard error."),
+    (
+        "trace.dpt",
+        (
+            "in the state directory: the records of all inserted programs, for `dprobes log`. At 128 MiB it becomes "
+            "`trace.dpt.1`, and a new one is begun."
+        ),
+    ),
+    (
+        "dprobes.socket, dprobes.service",
+        (
+            "units of systemd, for the system and for users: `systemctl enable --now dprobes.socket`, or "
+            "`systemctl --user enable --now dprobes.socket`."
+        ),
+    ),
+    ("core.dprobes.PID", "the core file that `exit 3` writes to the directory of `--core-dir`."),
+)
+
+
+def page() -> str:
+    result = Page("DPROBES", 8, DATE, f"dprobes {__version__}", "System administration")
+    result.section("Name")
+    result.raw(escaped("dprobes - put safe handlers on instructions of running programs"))
+    result.section("Synopsis")
+    result.synopsis(usage(words, command) for words, command in commands())
+    result.section("Description")
+    paragraphs(result, DESCRIPTION)
+    result.section("Verbs")
+    for words, command in commands():
+        describe(result, words, command)
+    result.section("The original's command line")
+    original(result)
+    for name, rows in (("Exit status", EXIT_STATUS), ("Environment", ENVIRONMENT), ("Files", FILES)):
+        result.section(name)
+        if name == "Exit status":
+            result.paragraph("`dprobes run --exit-status` ends with the status of the command. All else:")
+        for term, text in rows:
+            result.item(bold(term), text)
+    result.section("Examples")
+    for text, lines in EXAMPLES:
+        result.paragraph(text)
+        result.example(lines)
+    result.section("See also")
+    result.raw(", ".join(f"{bold(name)}({number})" for name, number in SEE_ALSO))
+    return result.text()
+
+
+SEE_ALSO = (("dprobes.lang", 8), ("gdb", 1), ("systemd.socket", 5), ("ptrace", 2), ("bpf", 2), ("perf_event_open", 2))
+
+
+def commands() -> Iterator[tuple[str, click.Command]]:
+    """Return all commands with the words that call them, those of a group each by itself."""
+    for verb in VERBS:
+        command = command_of(verb)
+        if isinstance(command, click.Group):
+            for name, inner in command.commands.items():
+                yield f"{verb} {name}", inner
+        else:
+            yield verb, command
+
+
+def usage(words: str, command: click.Command) -> str:
+    parts = [bold(f"dprobes {words}")]
+    if any(isinstance(parameter, click.Option) for parameter in command.params):
+        parts.append("[" + italic("option") + " ...]")
+    for argument in command.params:
+        if isinstance(argument, click.Argument):
+            name = argument.metavar or (argument.name or "").upper()
+            parts.append(italic(name if argument.required or name.startswith("[") else f"[{name}]"))
+    return " ".join(parts)
+
+
+def paragraphs(result: Page, text: str) -> None:
+    for paragraph in inspect.cleandoc(text).split("\n\n"):
+        result.paragraph(paragraph)
+
+
+def describe(result: Page, words: str, command: click.Command) -> None:
+    result.subsection(f"dprobes {words}")
+    result.synopsis([usage(words, command)])
+    for paragraph in (command.help or "").split("\n\n"):
+        result.paragraph(paragraph)
+    for option in command.params:
+        if isinstance(option, click.Option) and not option.hidden:
+            result.item(tag(option), said(option))
+
+
+def tag(option: click.Option) -> str:
+    """Return the names of an option, and what follows it."""
+    names = ", ".join(bold(name) for name in sorted(option.opts, key=len))
+    if option.secondary_opts:
+        names += ", " + ", ".join(bold(name) for name in option.secondary_opts)
+    if option.is_flag:
+        return names
+    if isinstance(option.type, click.Choice):
+        return names + " " + "|".join(bold(str(choice)) for choice in option.type.choices)
+    return names + " " + italic(option.metavar or (option.name or "").upper())
+
+
+def said(option: click.Option) -> str:
+    text = option.help or DEFAULT_HELP[option.name or ""]
+    if option.multiple and "several times" not in text:
+        text += " May be given several times."
+    if isinstance(option.type, click.IntRange) and option.type.max is not None:
+        text += f" From {option.type.min} to {option.type.max}."
+    if option.show_default:
+        default = option.default
+        if option.is_flag:
+            default = option.opts[0] if default else option.secondary_opts[0]
+        text += f" Default: `{default}`."
+    return text
+
+
+DEFAULT_HELP = {"format_name": "How records are printed."}
+"""What is said of options that need no help on the command line."""
+
+
+FOLLOWS = {Takes.NOTHING: "", Takes.WORD: " WORD", Takes.LIST: " LIST", Takes.DEFINITION: " KEY = VALUE"}
+
+
+def original(result: Page) -> None:
+    paragraphs(result, ORIGINAL)
+    result.table(
+        "lx l",
+        ("verb", "here"),
+        (
+            (", ".join(names) + (" FILE" if follows is Takes.WORD else ""), "dprobes " + ours)
+            for names, (ours, follows, _) in ORIGINAL_VERBS.items()
+        ),
+    )
+    known: dict[tuple[str, ...], tuple[Takes, str, list[str]]] = {}
+    for ours, _, options in ORIGINAL_VERBS.values():
+        for names, option in options.items():
+            known.setdefault(names, (option.takes, option.ours or "no effect", []))[2].append(ours)
+    result.paragraph("Options, and the verbs that they stand with:")
+    result.table(
+        "lw(26n) lw(22n) lx",
+        ("option", "here", "with"),
+        ((", ".join(names) + FOLLOWS[takes], ours, ", ".join(verbs)) for names, (takes, ours, verbs) in known.items()),
+    )

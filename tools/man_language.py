@@ -1,0 +1,184 @@
+"""The page dprobes.lang(8): the tables of instructions, keywords, exceptions and registers, and the limits."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import re
+from typing import TYPE_CHECKING
+
+from generate_docs import bounds, default
+from man_command import DATE
+from roff import Page, bold, escaped, italic
+
+from dprobes.rpn import isa
+from dprobes.rpn.keywords import KEYWORD_ALIASES, KEYWORDS, Header, keywords_of
+from dprobes.rpn.program import MAX_INSTRUCTIONS
+from dprobes.target.arch import ARCHITECTURE_NAMES, Direction, architecture
+from dprobes.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dprobes.target.arch import Architecture
+
+DESCRIPTION = """
+A probe program is a text. It has a file header, which names the module to probe, then *probe definitions*. Each begins
+with a probepoint header, which says where the probepoint is, and goes on with the instructions of its probe handler.
+
+Everything but module names, file names and symbols is case-insensitive. A statement ends with its line or with `;`.
+`//` and `/* */` are comments. The C preprocessor runs first: `#include`, `#define`, `#if`. A label, `name:`, before an
+instruction names it for jumps. `proc name` and `endproc` enclose a procedure, for `call`.
+
+Values are numbers (`16`, `0x10`, `020`, `'a'`), symbols of the module, and expressions of them (`main + 4`). A symbol
+stands for its run-time address in the process that hits. A word is the module's machine word, 4 or 8 bytes.
+"""
+
+EXAMPLE = """
+// How much memory does a program ask for?
+name = "libc.so.6"     // file header
+offset = malloc        // a probe definition: probepoint header ...
+minor = 1
+    push r, arg0       // ... and handler
+    log 1
+    exit
+"""
+
+STACK = """
+What stands behind an instruction is what it does to the RPN stack: before -- after, the top rightmost. `x*n` is as many
+cells as the instruction says, `x*?` as many as a popped count says, `value*cells` as many as the value has, least
+significant on top.
+"""
+
+EXCEPTIONS = """
+An exception that is enabled pushes its two parameters and its code, and goes to the handler that `sx` has set in the
+innermost call frame that has one; the frames inside that are left. Where none is set, the probe handler ends, and its
+record is kept. `ex_mask` of the probepoint header enables exceptions, a bit each, by default {mask:#06x}. What happens
+to the others the last column says.
+"""
+
+TOKENS = """
+`log` with a count, and its forms with b, w and d, write bare values. All others write items that describe themselves: a
+token byte, two bytes with the length or the number of elements, then the data.
+"""
+
+
+def page() -> str:
+    result = Page("DPROBES.LANG", 8, DATE, f"dprobes {__version__}", "System administration")
+    result.section("Name")
+    result.raw(escaped("dprobes.lang - the RPN language of probe programs"))
+    result.section("Description")
+    paragraphs(result, DESCRIPTION)
+    result.example(EXAMPLE)
+    for header, name in ((Header.FILE, "File header"), (Header.POINT, "Probepoint header")):
+        result.section(name)
+        for keyword in keywords_of(header).values():
+            described = f"{keyword.kind.value}{bounds(keyword)}"
+            described += f"; default {default(keyword)}" if default(keyword) else ""
+            result.item(f"{bold(keyword.name + ' =')} {italic(described)}", keyword.doc + since(keyword.since))
+    result.paragraph(
+        "Older spellings: " + ", ".join(f"`{old}` = `{new}`" for old, new in KEYWORD_ALIASES.items()) + "."
+    )
+    result.section("Instructions")
+    paragraphs(result, STACK)
+    for group in isa.Group:
+        result.subsection(group.value)
+        for row in isa.ROWS:
+            if row.group is group:
+                result.item(syntax(row.syntax) + f"\\ \\ {escaped(f'( {row.effect} )')}", about(row))
+    result.subsection("Older spellings")
+    result.table("l l", ("written", "means"), ((alias.syntax, alias.canonical) for alias in isa.ALIASES))
+    result.section("Log items")
+    paragraphs(result, TOKENS)
+    result.table(
+        "l l", ("item", "token"), ((token.name.replace("_", " ").lower(), f"{token.value:#04x}") for token in isa.Token)
+    )
+    result.section("Exceptions")
+    paragraphs(result, EXCEPTIONS.format(mask=isa.DEFAULT_EXCEPTION_MASK))
+    result.table(
+        "l l lx",
+        ("name", "code", "when disabled"),
+        (
+            (code.name, f"{code:#06x}", "the handler ends" if code & isa.NON_MASKABLE else "ignored")
+            for code in isa.ExceptionCode
+        ),
+    )
+    result.section("Registers")
+    result.paragraph("Which registers may be pushed and popped, of the user's context (u) and the current one (r).")
+    for name in ARCHITECTURE_NAMES:
+        arch = architecture(name)
+        result.subsection(name)
+        result.table(
+            "lw(30n) l l l l l",
+            ("registers", "bits", *(direction.value for direction in Direction)),
+            register_rows(arch),
+        )
+        result.paragraph("Other names: " + ", ".join(f"{alias} = {name}" for alias, name in arch.aliases.items()) + ".")
+    result.section("Limits")
+    for term, text in limits():
+        result.item(bold(term), text)
+    result.section("See also")
+    result.raw(f"{bold('dprobes')}(8), {bold('cpp')}(1)")
+    return result.text()
+
+
+def paragraphs(result: Page, text: str) -> None:
+    for paragraph in inspect.cleandoc(text).split("\n\n"):
+        result.paragraph(paragraph)
+
+
+def since(version: str) -> str:
+    return "" if version == "3.6" else f" (since {version})"
+
+
+def syntax(text: str) -> str:
+    """Return a row's syntax with the variable operand in italics."""
+    head, bracket, rest = text.partition("<")
+    return bold(head) + (italic(rest.removesuffix(">")) if bracket else "")
+
+
+def about(row: isa.Row) -> str:
+    text = row.doc
+    if row.writes:
+        text += " Needs `--allow-write`."
+    if row.faults:
+        text += " Raises " + ", ".join(fault.name for fault in row.faults) + "."
+    return text + since(row.since)
+
+
+def register_rows(arch: Architecture) -> Iterator[tuple[str, ...]]:
+    """Return a row for each run of registers that may do the same."""
+    for (bits, allowed), run in itertools.groupby(arch.registers, lambda each: (each.bits, each.allowed)):
+        marks = ("y" if direction in allowed else "n" for direction in Direction)
+        yield (shortened([register.name for register in run]), str(bits), *marks)
+
+
+def shortened(names: list[str]) -> str:
+    """Return names, those of a numbered series as the first and the last one."""
+    groups: list[list[str]] = []
+    for name in names:
+        stem = re.sub(r"\d+$", "", name)
+        if groups and stem != name and re.sub(r"\d+$", "", groups[-1][-1]) == stem:
+            groups[-1].append(name)
+        else:
+            groups.append([name])
+    return ", ".join(
+        ", ".join(group) if len(group) < 3 else f"{group[0]}-{group[-1].removeprefix(re.sub(r'[0-9]+$', '', group[0]))}"
+        for group in groups
+    )
+
+
+def limits() -> Iterator[tuple[str, str]]:
+    by_name = {keyword.name: keyword for keyword in KEYWORDS if keyword.header is Header.FILE}
+    yield "RPN stack", f"{isa.RPN_STACK_CELLS} cells; TSP wraps around."
+    yield "jumps, loops and calls", f"`jmpmax` in one hit, by default {by_name['jmpmax'].default}, then JMP_MAX."
+    yield "calls", f"{isa.CALL_DEPTH_MAX} deep, then CALL_MAX."
+    yield (
+        "exceptions",
+        f"{isa.HANDLER_DISPATCH_MAX} are dispatched in one hit; then the handler ends, and its record is kept.",
+    )
+    yield "log buffer", f"`logmax` bytes, by default {by_name['logmax'].default}, at most {by_name['logmax'].maximum}."
+    yield "stack traces", f"`ex_logmax` bytes, by default {by_name['ex_logmax'].default}."
+    yield "heap", f"`heapmax` bytes in one hit, by default {by_name['heapmax'].default}."
+    yield "variables", f"{by_name['vars'].maximum} local, global and CPU variables each."
+    yield "program", f"{MAX_INSTRUCTIONS} instructions."
