@@ -1,0 +1,213 @@
+"""
+The fields of sections: little-endian numbers, strings by number, and counts that the bytes left can bear out.
+
+Errors give the byte of the file at which they were noticed, what was expected, and what was found.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from typing import TYPE_CHECKING, NoReturn
+
+from dprobes.errors import FormatError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["NONE", "NO_TEXT", "Reader", "Strings", "Writer"]
+
+NONE = 0xFFFFFFFF
+"""The number that stands for no string, no span, no value."""
+
+NO_TEXT = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\ud800-\udfff]")
+"""What no string holds: control characters, which terminals obey, and what is no character."""
+
+_U8, _U16, _U32, _U64 = (struct.Struct(f"<{code}") for code in "BHIQ")
+
+_WIDE_BYTES = 16
+"""The size of a number that may be signed or unsigned with 64 bits."""
+
+
+class Strings:
+    """Number strings, each once, in the order of their first use."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+
+    def number(self, text: str) -> int:
+        """Return the number of a string."""
+        return self._numbers.setdefault(text, len(self._numbers))
+
+    @property
+    def all(self) -> tuple[str, ...]:
+        """The strings in the order of their numbers."""
+        return tuple(self._numbers)
+
+
+class Writer:
+    """Write the fields of one section."""
+
+    def __init__(self, strings: Strings) -> None:
+        self.data = bytearray()
+        self._strings = strings
+
+    def u8(self, value: int) -> None:
+        """Write one byte."""
+        self.data += _U8.pack(value)
+
+    def u16(self, value: int) -> None:
+        """Write two bytes."""
+        self.data += _U16.pack(value)
+
+    def u32(self, value: int) -> None:
+        """Write four bytes."""
+        self.data += _U32.pack(value)
+
+    def u64(self, value: int) -> None:
+        """Write eight bytes."""
+        self.data += _U64.pack(value)
+
+    def wide(self, value: int) -> None:
+        """Write sixteen bytes, in two's complement; raise ``FormatError`` for what has more than 64 bits and a sign."""
+        if abs(value) >= 1 << 64:
+            raise FormatError(f"{value:#x} has more than 64 bits")
+        self.data += value.to_bytes(_WIDE_BYTES, "little", signed=True)
+
+    def string(self, text: str | None) -> None:
+        """Write the number of a string, or NONE."""
+        self.u32(NONE if text is None else self._strings.number(text))
+
+    def strings(self, texts: Sequence[str]) -> None:
+        """Write how many strings there are, and their numbers."""
+        self.u32(len(texts))
+        for text in texts:
+            self.string(text)
+
+    def numbers(self, values: Sequence[int]) -> None:
+        """Write how many numbers of 32 bits there are, and them."""
+        self.u32(len(values))
+        self.data += struct.pack(f"<{len(values)}I", *values)
+
+    def block(self, data: bytes) -> None:
+        """Write how many bytes there are, and them."""
+        self.u32(len(data))
+        self.data += data
+
+
+class Reader:
+    """
+    Read the fields of one section.
+
+    ``base`` is where it begins in the file, ``what`` names it in errors.
+    """
+
+    def __init__(self, data: memoryview, base: int, what: str, strings: Sequence[str] = ()) -> None:
+        self._data = data
+        self._base = base
+        self._what = what
+        self._strings = strings
+        self._position = 0
+
+    @property
+    def offset(self) -> int:
+        """The place of the next field in the file."""
+        return self._base + self._position
+
+    def fail(self, message: str, offset: int | None = None) -> NoReturn:
+        """Raise the error that something is wrong, by default with the next field."""
+        raise FormatError(f"{self._what}: {message}", offset=self.offset if offset is None else offset)
+
+    def take(self, size: int, what: str) -> memoryview:
+        """Return so many bytes."""
+        left = len(self._data) - self._position
+        if size > left:
+            self.fail(f"expected {what} of {size} bytes, found only {left} bytes")
+        start = self._position
+        self._position += size
+        return self._data[start : self._position]
+
+    def u8(self, what: str) -> int:
+        """Return a number of one byte."""
+        return self.take(1, what)[0]
+
+    def u16(self, what: str) -> int:
+        """Return a number of two bytes."""
+        return int.from_bytes(self.take(2, what), "little")
+
+    def u32(self, what: str) -> int:
+        """Return a number of four bytes."""
+        return int.from_bytes(self.take(4, what), "little")
+
+    def u64(self, what: str) -> int:
+        """Return a number of eight bytes."""
+        return int.from_bytes(self.take(8, what), "little")
+
+    def wide(self, what: str) -> int:
+        """Return a number of sixteen bytes, in two's complement, that has 64 bits with or without a sign."""
+        at = self.offset
+        value = int.from_bytes(self.take(_WIDE_BYTES, what), "little", signed=True)
+        if abs(value) >= 1 << 64:
+            self.fail(f"expected {what} of 64 bits, found {value:#x}", at)
+        return value
+
+    def flag(self, what: str) -> bool:
+        """Return a byte that is 0 or 1."""
+        at = self.offset
+        value = self.u8(what)
+        if value > 1:
+            self.fail(f"expected 0 or 1 for {what}, found {value}", at)
+        return bool(value)
+
+    def below(self, limit: int, what: str) -> int:
+        """Return a number of four bytes that is below a limit."""
+        at = self.offset
+        value = self.u32(what)
+        if value >= limit:
+            self.fail(f"expected {what} below {limit}, found {value}", at)
+        return value
+
+    def below_or_none(self, limit: int, what: str) -> int | None:
+        """Return a number of four bytes that is below a limit, or None for NONE."""
+        at = self.offset
+        value = self.u32(what)
+        if value != NONE and value >= limit:
+            self.fail(f"expected {what} below {limit}, found {value}", at)
+        return None if value == NONE else value
+
+    def string(self, what: str) -> str:
+        """Return a string."""
+        return self._strings[self.below(len(self._strings), f"the number of a string for {what}")]
+
+    def string_or_none(self, what: str) -> str | None:
+        """Return a string, or None for NONE."""
+        number = self.below_or_none(len(self._strings), f"the number of a string for {what}")
+        return None if number is None else self._strings[number]
+
+    def strings(self, what: str) -> tuple[str, ...]:
+        """Return as many strings as the count before them says."""
+        return tuple(self.string(what) for _ in range(self.count(4, what)))
+
+    def numbers(self, what: str) -> tuple[int, ...]:
+        """Return as many numbers of 32 bits as the count before them says."""
+        count = self.count(4, what)
+        return struct.unpack(f"<{count}I", self.take(4 * count, what))
+
+    def block(self, what: str) -> bytes:
+        """Return as many bytes as the count before them says."""
+        return bytes(self.take(self.count(1, what), what))
+
+    def count(self, size: int, what: str, limit: int = NONE) -> int:
+        """Return how many things of at least ``size`` bytes each follow; they must fit, and be at most ``limit``."""
+        at = self.offset
+        value = self.u32(f"the number of {what}")
+        most = min(limit, (len(self._data) - self._position) // size)
+        if value > most:
+            self.fail(f"expected at most {most} {what}, found {value}", at)
+        return value
+
+    def end(self) -> None:
+        """Raise if something follows."""
+        left = len(self._data) - self._position
+        if left:
+            self.fail(f"expected the end, found {left} more bytes")

@@ -1,0 +1,63 @@
+"""``docs/ppdf.md`` draws what is written: its numbers are those of the code."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from dprobes.bpf.lower import LoopForm
+from dprobes.ppdf import builds, container, images, sources
+from dprobes.ppdf.encode import NEEDS_WRITE, STRING_MAX
+from dprobes.ppdf.images import NoteKind
+from dprobes.ppdf.programs import LOCATIONS
+from dprobes.target.identity import CODE_PREFIX
+from unit.ppdf.samples import SMALL, sections_of
+
+TEXT = (Path(__file__).parents[3] / "docs" / "ppdf.md").read_text()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"     0     8  magic: {container.MAGIC.hex(' ')}\n",
+        f"     8   u16  major version: {container.MAJOR}\n",
+        f"    10   u16  minor version: {container.MINOR}\n",
+        f"size of the file in bytes, at most {container.SIZE_MAX}\n",
+        f"number of sections, at most {container.SECTION_MAX}\n",
+        f"size in bytes, at most {STRING_MAX}; UTF-8",
+        f"flags: {NEEDS_WRITE} the program needs --allow-write\n",
+        f"{sources.LINE_MAX} together",
+        f"At most {sources.DEPTH_MAX} spans lead to each other",
+        "kind: " + ", ".join(f"{n} {kind}" for n, kind in enumerate(builds.KINDS)),
+        "binding: " + ", ".join(f"{n} {binding}" for n, binding in enumerate(builds.BINDINGS)),
+        f'"{CODE_PREFIX}" and a hash',
+        "(" + ", ".join(f"`{loops.value}`" for loops in LoopForm) + ")",
+        "`x86_64` (8 bytes) or `i386` (4 bytes)",
+    ],
+)
+def test_a_number_is_documented(line: str) -> None:
+    assert line in TEXT
+
+
+def test_the_tables_are_those_of_the_code() -> None:
+    assert re.findall(r"^\| ([A-Z]{4}) \|", TEXT, re.MULTILINE) == list(sections_of(SMALL))
+    assert re.findall(r"^### ([A-Z]{4})$", TEXT, re.MULTILINE) == list(sections_of(SMALL))
+    assert [int(n) for n in re.findall(r"^\| (?:`offset|`address|`sampler).*`u8` (\d)", TEXT, re.MULTILINE)] == list(
+        LOCATIONS.values()
+    )
+    assert [int(n) for n in re.findall(r"^\| (\d) \|", TEXT, re.MULTILINE)] == list(NoteKind)
+    assert images.MACHINES == ("x86_64", "i386")
+
+
+def test_the_header_is_as_drawn() -> None:
+    sizes = {"8": 8, "u16": 2, "u32": 4}
+    rows = re.findall(r"^ +(\d+) +(8|u16|u32) ", TEXT, re.MULTILINE)
+    place = 0
+    for offset, size in rows:
+        assert int(offset) == place
+        place += sizes[size]
+    assert place == 24
+    assert int.from_bytes(SMALL[12:16], "little") == len(SMALL)
+    assert int.from_bytes(SMALL[16:20], "little") == len(sections_of(SMALL))
