@@ -1,80 +1,43 @@
 """
-What engines have in common: what a program needs, what an engine can, and the events of a run.
+What engines have in common: what they are to run and on which processes, and the events of a run.
 
-An engine that lacks something a program needs refuses it here, before anything is inserted, with the line and the
-reason.
+What a program needs and an engine can is in ``capabilities``.
 """
 
 from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
 
 from dprobes.record.layout import Item
-from dprobes.rpn.isa import Group, OperandKind
-from dprobes.rpn.program import Access, Address, Expression, Glob, ModuleType, Sampler
-from dprobes.target.arch import RegisterClass
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Container, Iterator, Sequence
 
-    from dprobes.diagnostics import Diagnostics
+    from dprobes.engines.capabilities import Capability
+    from dprobes.engines.globals import GlobalVariables
     from dprobes.engines.resolve import LeftOutProbe, Probepoint, ResolvedModule
-    from dprobes.rpn.program import Instruction, Program
-    from dprobes.source import Span
-    from dprobes.target.arch import Architecture
+    from dprobes.rpn.program import Program
 
 __all__ = [
-    "Capability",
+    "Begun",
+    "ControlledSession",
     "Counts",
     "Engine",
     "Event",
     "Finished",
+    "HandedOver",
     "Job",
     "Notice",
     "Pause",
     "ProbeState",
+    "RecordBatch",
     "RecordEvent",
-    "Requirement",
+    "Scope",
     "Session",
     "StateEvent",
-    "refuse_unsupported",
-    "requirements",
-    "watches_user_addresses",
 ]
-
-
-class Capability(enum.Enum):
-    """Name what a program may need of an engine; the value completes "... needs"."""
-
-    KERNEL_MODULE = "probes in the kernel or a kernel module"
-    WATCHPOINT = "watchpoint probes"
-    PORT_WATCHPOINT = "watchpoints on I/O ports"
-    SAMPLER = "sampler probes"
-    RETURN = "probes at a function's return"
-    GLOB = "patterns in 'offset ='"
-    WRITE_REGISTER = "writing registers"
-    WRITE_MEMORY = "writing memory"
-    FLOATING_POINT = "floating-point and SSE registers"
-    SYSTEM_REGISTER = "control, debug and model-specific registers"
-    CPUID = "the cpuid registers"
-    SEGMENTED = "segmented addresses"
-    IO_PORT = "I/O ports"
-    TASK = "the kernel's task structure"
-    HAND_OVER = "handing over to a debugger"
-    CORE_DUMP = "writing a core dump"
-    EXTENSION = "extensions called by callk"
-
-
-@dataclass(frozen=True, slots=True)
-class Requirement:
-    """Say that ``what``, which stands at ``span``, needs a capability; ``hurdle`` is why engines can hardly have it."""
-
-    capability: Capability
-    what: str
-    span: Span | None
-    hurdle: str | None = None
 
 
 class ProbeState(enum.Enum):
@@ -98,9 +61,9 @@ class Counts:
     Count what happened at one probepoint.
 
     ``hits`` are hits whose instruction completed, ``passed`` those of them that passcount passed over, ``records`` the
-    records emitted, ``lost`` those dropped because nobody took them in time, ``recursed`` hits during a handler of the
-    same thread, which run no handler. ``executed`` says in which ways the probed instruction was executed, where an
-    engine has several.
+    records emitted, ``lost`` those dropped because nobody took them in time. ``recursed`` hits, during a handler of the
+    same thread, and ``missed`` ones, for which there was no room, ran no handler. ``executed`` says in which ways the
+    probed instruction was executed, where an engine has several.
     """
 
     hits: int = 0
@@ -108,15 +71,21 @@ class Counts:
     lost: int = 0
     passed: int = 0
     recursed: int = 0
+    missed: int = 0
     executed: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class RecordEvent:
+class RecordEvent(NamedTuple):
     """Carry one record (``record.layout``) of a probepoint, an index into the session's ``probes``."""
 
     probe: int
     record: bytes
+
+
+class RecordBatch(NamedTuple):
+    """Carry many records in their order, each with its probepoint as in ``RecordEvent``."""
+
+    records: Sequence[tuple[int, bytes]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +117,11 @@ class Pause:
 
 
 @dataclass(frozen=True, slots=True)
+class Begun:
+    """Say that all that was in scope at the beginning has been probed, as far as that can be; comes once."""
+
+
+@dataclass(frozen=True, slots=True)
 class Finished:
     """
     Close a run.
@@ -161,7 +135,45 @@ class Finished:
     cut_short: bool = False
 
 
-Event = RecordEvent | StateEvent | Notice | Pause | Finished
+Event = RecordEvent | RecordBatch | StateEvent | Notice | Pause | Begun | Finished
+
+
+@dataclass(frozen=True, slots=True)
+class HandedOver:
+    """
+    Say that a process is not probed any more and stops (SIGSTOP), for a debugger to attach.
+
+    ``name`` is that of thread ``tid``, which stands at ``address``: that of the probed instruction, which it has not
+    executed, or with ``has_executed`` the one behind.
+    """
+
+    pid: int
+    tid: int
+    name: str
+    address: int
+    has_executed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """
+    Say which processes a run is about: all of them, unless something is given.
+
+    At most one of ``pid``, a ``command`` that is to be started, the path ``cgroup`` of a directory in a cgroup file
+    system, and the user id ``uid`` is given. ``follow`` says that what the process or command starts is in scope as
+    well; with the others that follows by itself.
+    """
+
+    pid: int | None = None
+    command: tuple[str, ...] = ()
+    cgroup: str | None = None
+    uid: int | None = None
+    follow: bool = True
+
+    @property
+    def is_tree(self) -> bool:
+        """Whether it is one process, and what that starts."""
+        return self.pid is not None or bool(self.command)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,17 +181,19 @@ class Job:
     """
     Hold what is to be run: a program, and the processes in scope.
 
-    Exactly one of ``command`` and ``pid`` is given. ``items`` are the header items that records are to carry.
-    ``follow`` says that the processes which it starts are in scope as well. ``resolved`` is what is known already of
-    one of the program's modules.
+    ``items`` are the header items that records are to carry. ``resolved`` is what is known already of one of the
+    program's modules. ``globals`` are the global variables that the run shares with others; without them it has its
+    own. ``replaces`` is a running session of the same engine whose program this one takes the place of: a hit of an
+    offset that both have runs the handler of exactly one of them. If entering the new session fails, the old one goes
+    on; else its ``events`` come to their end.
     """
 
     program: Program
-    command: tuple[str, ...] = ()
-    pid: int | None = None
+    scope: Scope
     items: Item = Item.MAJOR | Item.MINOR
-    follow: bool = True
     resolved: ResolvedModule | None = None
+    globals: GlobalVariables | None = None
+    replaces: ControlledSession | None = None
 
 
 class Session(Protocol):
@@ -211,105 +225,41 @@ class Session(Protocol):
     def stop(self) -> None:
         """Ask for the end; ``events`` goes on until ``Finished``."""
 
+    def hurry(self) -> bool:
+        """
+        Give up the records that are still to be given out after the end, and count them as lost.
+
+        Return False if nothing can be gained by that; may be called by a signal handler.
+        """
+
+
+class ControlledSession(Session, Protocol):
+    """Let others look at a run and change it while it goes on; these methods may be called by any thread."""
+
+    def counts(self) -> tuple[Counts, ...]:
+        """Return what happened so far, in the order of ``probes``."""
+
+    def remove(self, probes: Sequence[int]) -> None:
+        """Take probepoints away, as the instruction ``remove`` does; ``events`` reports them as REMOVED."""
+
+    def local_variables(self) -> list[int]:
+        """Return the program's local variables."""
+
+    def cpu_variables(self) -> list[list[int]]:
+        """Return its CPU variables, a list for each CPU."""
+
+    def reset_variables(self) -> None:
+        """Set its local and CPU variables to zero."""
+
 
 class Engine(Protocol):
     """Place probepoints and run handlers by one mechanism."""
 
     name: str
-    capabilities: frozenset[Capability]
 
-    def run(self, job: Job) -> Session:
+    @property
+    def capabilities(self) -> Container[Capability]:
+        """What programs may need of it."""
+
+    def run(self, job: Job) -> ControlledSession:
         """Return the session of a run, which starts when it is entered."""
-
-
-_READING = {
-    RegisterClass.FLOATING_POINT: Capability.FLOATING_POINT,
-    RegisterClass.CPUID: Capability.CPUID,
-    RegisterClass.SYSTEM: Capability.SYSTEM_REGISTER,
-}
-"""What reading a register of a class needs; every engine reads the general and the segment registers."""
-
-
-def requirements(program: Program, architecture: Architecture) -> Iterator[Requirement]:
-    """Iterate over what a program needs that not every engine has."""
-    if program.modtype is not ModuleType.USER and not watches_user_addresses(program):
-        yield Requirement(Capability.KERNEL_MODULE, f"modtype = {program.modtype.value}", program.spans.get("modtype"))
-    for definition in program.definitions:
-        if definition.watchpoint is not None and isinstance(definition.location, Address):
-            yield _needed_to_watch(definition.watchpoint, definition.span("watchpoint"))
-        if isinstance(definition.location, Sampler):
-            yield Requirement(Capability.SAMPLER, "sampler =", definition.span("sampler"))
-        if isinstance(definition.location, Glob):
-            yield Requirement(Capability.GLOB, f"offset = {definition.location.pattern}", definition.span("offset"))
-        if definition.at_return:
-            yield Requirement(Capability.RETURN, "return = yes", definition.span("return"))
-    for code in program.bodies():
-        for instruction in code.instructions:
-            if (capability := _needed_by(instruction, architecture)) is not None:
-                yield Requirement(capability, str(instruction), instruction.span)
-
-
-_KERNEL_HALF = 1 << 63
-"""From here on addresses are the kernel's."""
-
-
-def watches_user_addresses(program: Program) -> bool:
-    """
-    Return whether a program for the kernel only watches addresses of user programs, and names nothing in the kernel.
-
-    Such a program is about every process, whatever that maps.
-    """
-    if program.modtype is not ModuleType.KERNEL:
-        return False
-    for definition in program.definitions:
-        match definition.location:
-            case Address(Expression(low, None), None | Expression(_, None)) if low < _KERNEL_HALF:
-                if definition.watchpoint is None:
-                    return False
-            case _:
-                return False
-    operands = (instruction.operand for code in program.bodies() for instruction in code.instructions)
-    return not any(isinstance(operand, Expression) and operand.symbol is not None for operand in operands)
-
-
-def _needed_to_watch(access: Access, span: Span | None) -> Requirement:
-    if access is Access.IO:
-        hurdle = "Linux offers the processor's watchpoints on I/O ports to nobody"
-        return Requirement(Capability.PORT_WATCHPOINT, "watchpoint = io", span, hurdle)
-    return Requirement(Capability.WATCHPOINT, f"watchpoint = {access.value}", span)
-
-
-def _needed_by(instruction: Instruction, architecture: Architecture) -> Capability | None:
-    row, operand = instruction.row, instruction.operand
-    if row.operand_kind is OperandKind.REGISTER and isinstance(operand, (str, int)):
-        if row.operator == "pop":
-            return Capability.WRITE_REGISTER
-        register = architecture.register(operand)
-        return None if register is None else _READING.get(register.kind)
-    if row.group is Group.SEGMENT:
-        return Capability.SEGMENTED
-    if row.group is Group.IO:
-        return Capability.IO_PORT
-    if row.operator == "callk":
-        return Capability.EXTENSION
-    if row.syntax == "push task":
-        return Capability.TASK
-    if row.syntax == "exit <code>" and operand in (1, 3):
-        return Capability.HAND_OVER if operand == 1 else Capability.CORE_DUMP
-    return Capability.WRITE_MEMORY if row.writes else None
-
-
-def refuse_unsupported(
-    program: Program, architecture: Architecture, engine: Engine, others: tuple[Engine, ...], diagnostics: Diagnostics
-) -> None:
-    """Add an error for everything that ``program`` needs and ``engine`` lacks, naming one of ``others`` that has it."""
-    for requirement in requirements(program, architecture):
-        if requirement.capability in engine.capabilities:
-            continue
-        able = [other.name for other in others if requirement.capability in other.capabilities]
-        hint = f"use --engine {able[0]}" if able else requirement.hurdle or "no engine of this version provides that"
-        diagnostics.error(
-            requirement.span,
-            f"'{requirement.what}' needs {requirement.capability.value}, which the {engine.name} engine lacks",
-            hint=hint,
-        )

@@ -8,22 +8,24 @@ matches and is no place for a probepoint is left out, with the reason.
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from dprobes.diagnostics import Note, Severity
 from dprobes.engines.base import ProbeState
+from dprobes.engines.opcodes import exits_difference, warn_of_mismatch
+from dprobes.engines.samplers import ResolvedSampler, resolve_samplers
 from dprobes.engines.watchpoints import ResolvedWatchpoint, resolve_watchpoints
 from dprobes.errors import TargetError
-from dprobes.extensions.registry import check_extensions
 from dprobes.rpn.check import check
 from dprobes.rpn.encode import CodeImage, encode
-from dprobes.rpn.program import Address, Expression, Glob, Offset
+from dprobes.rpn.program import Address, Expression, Glob, Offset, calls_extensions
 from dprobes.target.arch import ARCHITECTURE_NAMES, Architecture, architecture
 from dprobes.target.callframes import CallFrames
 from dprobes.target.exits import Exits, function_exits
 from dprobes.target.functions import matching_functions
-from dprobes.target.insn import DecodedInstruction, first_instructions, unprobeable
+from dprobes.target.insn import DecodedInstruction, decode_at, first_instructions, unprobeable
+from dprobes.target.location import NOT_EXPECTED
 from dprobes.target.place import instruction_at
 
 if TYPE_CHECKING:
@@ -42,7 +44,8 @@ class ResolvedProbe:
     ``number`` is that of the definition. ``path`` is the file's, ``where`` the place in it for people: a function and
     an offset in it, if a symbol is known. ``state`` is COMPILED, or says why the probepoint will not be inserted.
     ``function`` is the name of the function where a pattern or 'return = yes' was written, else empty. ``exits`` says
-    how that is left, for a probe at its return; the instruction is the function's first one then.
+    how that is left, for a probe at its return; the instruction is the function's first one then. ``moved`` is by
+    how many bytes an engine has placed the breakpoint further. ``detail`` says what does not match in a MISMATCH.
     """
 
     number: int
@@ -54,6 +57,8 @@ class ResolvedProbe:
     state: ProbeState = ProbeState.COMPILED
     function: str = ""
     exits: Exits | None = None
+    moved: int = 0
+    detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +71,7 @@ class LeftOutProbe:
     reason: str
 
 
-Probepoint = ResolvedProbe | ResolvedWatchpoint
+Probepoint = ResolvedProbe | ResolvedWatchpoint | ResolvedSampler
 """What a probe definition becomes in a file."""
 
 
@@ -82,6 +87,7 @@ class ResolvedModule:
     """Link addresses of the symbols that handlers push."""
     left_out: tuple[LeftOutProbe, ...] = ()
     watchpoints: tuple[ResolvedWatchpoint, ...] = ()
+    samplers: tuple[ResolvedSampler, ...] = ()
     warnings: tuple[Diagnostic, ...] = ()
     """What was warned of that is due to the file and not to the program alone."""
 
@@ -100,7 +106,10 @@ def resolve(program: Program, module: Module, diagnostics: Diagnostics, *, allow
     """Check a program for a module's processor and find its places; raise ``SourceError`` if something is wrong."""
     arch = architecture_of(module)
     check(program, arch, diagnostics, allow_write=allow_write)
-    check_extensions(program, diagnostics, allow_write=allow_write)
+    if calls_extensions(program):
+        from dprobes.extensions.registry import check_extensions
+
+        check_extensions(program, diagnostics, allow_write=allow_write)
     checked = len(diagnostics)
     frames = CallFrames(module.elf)
     places: _Places = {}
@@ -124,7 +133,8 @@ def resolve(program: Program, module: Module, diagnostics: Diagnostics, *, allow
     probes = sorted(places.values(), key=lambda probe: probe.number)
     warnings = tuple(d for d in itertools.islice(diagnostics, checked, None) if d.severity is Severity.WARNING)
     image = encode(program, arch)
-    return ResolvedModule(module, arch, image, tuple(probes), symbols, tuple(left_out), watchpoints, warnings)
+    samplers = resolve_samplers(program, str(module.path))
+    return ResolvedModule(module, arch, image, tuple(probes), symbols, tuple(left_out), watchpoints, samplers, warnings)
 
 
 _Places = dict[tuple[int, bool], ResolvedProbe]
@@ -172,6 +182,7 @@ class _Matches:
         self._path = str(module.path)
         self._taken = 0
         self._names: list[str] = []
+        self._mismatches: list[tuple[str, str]] = []
 
     def add_to(self, places: _Places, left_out: list[LeftOutProbe]) -> None:
         """Add a probepoint for each matching function, and what else matches."""
@@ -180,12 +191,15 @@ class _Matches:
         decoded = first_instructions(self._module, (function.offset for function in functions))
         for function, instruction in zip(functions, decoded, strict=True):
             key = (function.offset, self._definition.at_return)
-            reason = self._reason_against(instruction) if key not in places else _TAKEN
-            exits = None
-            if reason is None and self._definition.at_return:
+            difference = self._module.difference_at(function.offset) or ""
+            is_other = bool(difference) and difference != NOT_EXPECTED
+            reason = _TAKEN if key in places else None if is_other else self._reason_against(instruction)
+            exits = Exits((), ()) if self._definition.at_return else None
+            if reason is None and not is_other and self._definition.at_return:
                 try:
                     exits = function_exits(self._module, self._frames, function.address, function.size)
                     reason = None if exits.exits else "it never returns"
+                    difference = difference or exits_difference(self._module, exits)
                 except TargetError as error:
                     reason = error.message
             if reason is not None:
@@ -200,14 +214,21 @@ class _Matches:
                 function.offset,
                 instruction,
                 function.name,
+                ProbeState.MISMATCH if difference else ProbeState.COMPILED,
                 function=function.name,
                 exits=exits,
+                detail=difference,
             )
+            self._mismatches += [(function.name, difference)] if difference else []
         left_out += [LeftOutProbe(self._number, self._path, name, reason) for name, reason in refused]
         self._names = [name for name, _ in refused]
 
     def check(self, diagnostics: Diagnostics) -> None:
-        """Add an error if nothing that matches has a probepoint."""
+        """Add an error if nothing that matches has a probepoint, and a warning if something has not the right code."""
+        if self._mismatches:
+            name, difference = self._mismatches[0]
+            more = f"; and {len(self._mismatches) - 1} more" if len(self._mismatches) > 1 else ""
+            warn_of_mismatch(diagnostics, self._definition.span("offset"), f"{name}: {difference}{more}")
         if self._taken:
             return
         quoted, span = f"'{self._pattern}'", self._definition.span("offset")
@@ -249,16 +270,46 @@ class _Resolver:
         offset = self._offset()
         if offset is None:
             return None
+        if (difference := self._module.difference_at(offset)) is not None:
+            return self._mismatch(number, offset, difference)
         decoded = self._instruction(offset)
         if decoded is None:
             return None
         path, where, state = str(self._module.path), self.where(offset), self._opcode_state(decoded)
+        probe = ResolvedProbe(number, self._definition, path, offset, decoded, where, state)
         if not self._definition.at_return:
-            return ResolvedProbe(number, self._definition, path, offset, decoded, where, state)
+            return probe
         exits = self._exits(decoded, where)
         if exits is None:
             return None
-        return ResolvedProbe(number, self._definition, path, offset, decoded, where, state, where, exits)
+        probe = replace(probe, function=where, exits=exits)
+        if difference := exits_difference(self._module, exits):
+            warn_of_mismatch(self._diagnostics, self._span, f"{where}: {difference}")
+            return replace(probe, state=ProbeState.MISMATCH, detail=difference)
+        return probe
+
+    def _mismatch(self, number: int, offset: int, difference: str) -> ResolvedProbe | None:
+        """Return the probepoint at a place where other code is than was expected; nothing else is asked there."""
+        try:
+            decoded = decode_at(self._module, offset)
+        except TargetError as error:
+            self._diagnostics.error(self._span, error.message, hint=error.hint)
+            return None
+        where = self.where(offset)
+        warn_of_mismatch(self._diagnostics, self._span, f"{where}: {difference}")
+        at_return = self._definition.at_return
+        return ResolvedProbe(
+            number,
+            self._definition,
+            str(self._module.path),
+            offset,
+            decoded,
+            where,
+            ProbeState.MISMATCH,
+            where if at_return else "",
+            Exits((), ()) if at_return else None,
+            detail=difference,
+        )
 
     def _exits(self, decoded: DecodedInstruction, where: str) -> Exits | None:
         span = self._definition.span("return")

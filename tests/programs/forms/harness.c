@@ -1,7 +1,8 @@
 /*
- * forms [NAME|- [seccomp|full]]: execute each instruction form of the generated table from several initial states, and print a line
+ * forms [NAME|- [seccomp|full|apart]]: execute each instruction form of the generated table from several initial states, and print a line
  * for each: name, runs, signals, faults of the instruction itself, and a digest of everything that it may change. With a NAME, print that
  * form's states in full instead. Freestanding, at fixed addresses: two runs differ in nothing but the system's answers.
+ * With "apart" each form has a process of its own, and another line says whether the kernel has stepped an instruction for a uprobe.
  *
  * A form runs from enter_form to leave_form (enter64.S, enter32.S), with its stack and its data in the arena. A fault
  * is noted with everything the handler is told, and ends the form.
@@ -60,7 +61,7 @@ HIDDEN unsigned char near_data[NEAR_SIZE] __attribute__((aligned(4096)));
 static unsigned char *near_copy;
 
 static unsigned char arena_before[ARENA_SIZE], near_before[NEAR_SIZE], signal_stack[1 << 16];
-static int details, in_form, signals, faults;
+static int details, apart, in_form, signals, faults;
 static unsigned long site;
 static uint64_t digest;
 
@@ -191,9 +192,9 @@ void on_signal(int sig, siginfo_t *info, ucontext_t *context)
 {
 	greg_t *registers = context->uc_mcontext.gregs;
 #ifdef __x86_64__
-	enum { IP = REG_RIP, FLAGS = REG_EFL, COUNT = NGREG };
+	enum { IP = REG_RIP, FLAGS = REG_EFL, TRAP = REG_TRAPNO, COUNT = NGREG };
 #else
-	enum { IP = REG_EIP, FLAGS = REG_EFL, COUNT = 19 };
+	enum { IP = REG_EIP, FLAGS = REG_EFL, TRAP = REG_TRAPNO, COUNT = 19 };
 #endif
 	unsigned long ip = (unsigned long)registers[IP];
 
@@ -205,7 +206,8 @@ void on_signal(int sig, siginfo_t *info, ucontext_t *context)
 	mix(info->si_code);
 	mix((unsigned long)info->si_addr);
 	for (int n = 0; n < COUNT; n++)
-		mix(registers[n]);
+		if (!apart || n != TRAP) /* which is 0 for an instruction that was stepped for a uprobe */
+			mix(registers[n]);
 #ifdef __i386__
 	mix(context->uc_mcontext.cr2);
 #endif
@@ -446,6 +448,45 @@ static int same(const char *a, const char *b)
 	return *a == *b;
 }
 
+/* Whether this process has the page in which the kernel steps instructions that carry a uprobe. */
+static int has_page_for_uprobes(void)
+{
+	static const char wanted[] = "[uprobes]\n";
+	static char maps[1 << 14];
+	long size = 0, n, file = system_call(SYS_open, (long)"/proc/self/maps", 0, 0, 0, 0, 0);
+	unsigned matched = 0;
+
+	if (file < 0)
+		stop("no memory map");
+	while ((n = system_call(SYS_read, file, (long)(maps + size), sizeof maps - size, 0, 0, 0)) > 0)
+		size += n;
+	system_call(SYS_close, file, 0, 0, 0, 0, 0);
+	for (n = 0; n < size && matched < sizeof wanted - 1; n++)
+		matched = maps[n] == wanted[matched] ? matched + 1 : maps[n] == wanted[0];
+	return matched == sizeof wanted - 1;
+}
+
+static void run_apart(int number_of, const struct form *form)
+{
+	long child;
+
+	flush();
+	child = system_call(SYS_fork, 0, 0, 0, 0, 0, 0);
+	if (child < 0)
+		stop("no process for a form");
+	if (child) {
+		system_call(SYS_wait4, child, 0, 0, 0, 0, 0);
+		return;
+	}
+	system_call(SYS_alarm, 30, 0, 0, 0, 0, 0);
+	own_pid = (unsigned long)system_call(SYS_getpid, 0, 0, 0, 0, 0, 0);
+	run(number_of, form);
+	text(form->name);
+	text(has_page_for_uprobes() ? " stepped\n" : " not-stepped\n");
+	flush();
+	system_call(SYS_exit_group, 0, 0, 0, 0, 0, 0);
+}
+
 /* Make it harder for a debugger to have memory mapped: by a filter of system calls, or by a limit that is reached. */
 static void restrict_memory(const char *how)
 {
@@ -479,14 +520,15 @@ void start(unsigned long *stack)
 	}
 #endif
 	catch_signals();
-	if (stack[0] > 2)
+	apart = stack[0] > 2 && same((const char *)stack[3], "apart");
+	if (stack[0] > 2 && !apart)
 		restrict_memory((const char *)stack[3]);
 	if (wanted && same(wanted, "-"))
 		wanted = 0;
 	details = wanted != 0;
 	for (int n = 0; forms[n].name; n++)
 		if (!wanted || same(wanted, forms[n].name))
-			run(n, &forms[n]);
+			(apart ? run_apart : run)(n, &forms[n]);
 	flush();
 	system_call(SYS_exit_group, 0, 0, 0, 0, 0, 0);
 }

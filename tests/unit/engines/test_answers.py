@@ -37,7 +37,7 @@ def test_a_file_with_the_inode_of_the_mapped_one_on_another_device_is_not_taken_
 def test_the_same_file_by_another_path_has_the_same_probepoints(mapped: ModuleMapped) -> None:
     text = 'name = "libc.so.6"\noffset = malloc\nexit\noffset = free\nexit\n'
     program = parse_source(SourceFile("<test>", text), Diagnostics())
-    answers = Answers(program, allow_write=False, symbols=None)
+    answers = Answers(program, allow_write=False)
     sites, notices = answers.sites(mapped)
     assert [(site.probe, site.definition) for site in sites.sites] == [(0, 0), (1, 1)]
     assert answers.sites(dataclasses.replace(mapped, path=f"/proc/self/root{mapped.path}")) == (sites, [])
@@ -49,7 +49,7 @@ def test_addresses_of_every_process_are_the_same_probepoints_for_both_processors
     text = "name = vmlinux\nmodtype = kernel\naddress = 0x1000:0x1002\nwatchpoint = w\nexit\n"
     text += "address = 0x1000:0x1003\nwatchpoint = w\nexit\n"
     program = parse_source(SourceFile("<test>", text), Diagnostics())
-    answers = Answers(program, allow_write=False, symbols=None)
+    answers = Answers(program, allow_write=False)
     everywhere = answers.everywhere()
     assert [probe.state for probe in answers.probes] == [ProbeState.WATCHPOINT_LEN_INVALID, ProbeState.COMPILED]
     for word_size in (4, 8):
@@ -63,4 +63,4 @@ def test_addresses_of_every_process_are_the_same_probepoints_for_both_processors
 def test_no_file_is_the_module_of_a_program_for_the_kernel(mapped: ModuleMapped) -> None:
     text = 'name = "libc.so.6"\nmodtype = kernel\naddress = 0x1000\nwatchpoint = w\nexit\n'
     program = parse_source(SourceFile("<test>", text), Diagnostics())
-    assert Answers(program, allow_write=False, symbols=None).sites(mapped) == (Sites(), [])
+    assert Answers(program, allow_write=False).sites(mapped) == (Sites(), [])

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dprobes.engines.base import Job
+from dprobes.engines.base import Job, Scope
 from dprobes.engines.ptrace.engine import PtraceEngine
 from dprobes.errors import EngineError
 from dprobes.rpn.program import Program
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def test_a_python_that_cannot_be_executed_again_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     missing = str(tmp_path / "python")
     monkeypatch.setattr(sys, "executable", missing)
-    with pytest.raises(EngineError) as caught, PtraceEngine().run(Job(Program("x"), ("true",))):
+    with pytest.raises(EngineError) as caught, PtraceEngine().run(Job(Program("x"), Scope(command=("true",)))):
         pass
     assert caught.value.message == f"the tracer cannot be started: '{missing}': no such file or directory"
     assert caught.value.hint == "this user must be able to execute the Python that runs dprobes"

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from dprobes.diagnostics import Diagnostics
-from dprobes.engines.base import Event, Notice, ProbeState, watches_user_addresses
+from dprobes.engines.base import Event, Notice, ProbeState
+from dprobes.engines.capabilities import watches_user_addresses
 from dprobes.engines.ptrace.debugregs import Watch
 from dprobes.engines.ptrace.plan import plan
 from dprobes.engines.ptrace.relocate import copy_of
@@ -28,11 +29,12 @@ from dprobes.rpn.check import check
 from dprobes.rpn.encode import CodeImage, encode
 from dprobes.rpn.program import ModuleType
 from dprobes.target.arch import architecture
+from dprobes.target.elf import ElfFile
 from dprobes.target.exits import ExitKind
 from dprobes.target.insn import decode_at
-from dprobes.target.location import Module
 from dprobes.target.maps import PAGE_SIZE, parse_maps, read_maps
 from dprobes.target.modules import matches
+from dprobes.target.symbolproviders import OWN_SYMBOLS
 from dprobes.vm import Point
 
 if TYPE_CHECKING:
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
 
     from dprobes.engines.resolve import Probepoint
     from dprobes.rpn.program import Program
+    from dprobes.target.location import Module
+    from dprobes.target.symbolproviders import SymbolProvider
 
 __all__ = ["Answers", "reachable"]
 
@@ -58,11 +62,16 @@ class Answers:
     """
     Answer the tracer's questions about one program.
 
-    ``symbols`` is the file that ``--sym`` names, ``resolved`` what is known already of one of the program's modules.
+    ``symbols`` knows those of the program's modules, ``resolved`` is what is known already of one of these.
     """
 
     def __init__(
-        self, program: Program, *, allow_write: bool, symbols: Path | None, resolved: ResolvedModule | None = None
+        self,
+        program: Program,
+        *,
+        allow_write: bool,
+        symbols: SymbolProvider = OWN_SYMBOLS,
+        resolved: ResolvedModule | None = None,
     ) -> None:
         self._program = program
         self._resolved = resolved
@@ -76,34 +85,52 @@ class Answers:
 
     def sites(self, mapped: ModuleMapped) -> tuple[Sites, list[Event]]:
         """Return the sites in a file that a process has mapped, and what the user should hear of it."""
-        if self._program.modtype is not ModuleType.USER:
-            return Sites(), []  # nothing in it is about files
-        name = Path(mapped.path).name
-        is_linker = _LINKER.fullmatch(name) is not None
-        unwinds = self._returns and _UNWINDER.fullmatch(name) is not None
-        if not is_linker and not unwinds and not self._may_match(mapped.path):
-            return Sites(), []
         try:
-            symbols = self._symbols if self._may_match(mapped.path) else None
-            path = reachable(mapped)
-            module = self._known(path) or Module.load(path, symbols)
-            is_probed = matches(self._program.name, mapped.path, module.elf.soname)
-            own = _own_sites(module, (_LINKER_HOOK,), Role.LINKER) if is_linker else ()
-            if self._returns and (unwinds or is_probed):
-                own += _own_sites(module, _UNWINDING, Role.UNWINDING)
-            if not is_probed:
-                return Sites(own), []
-            # The same file by another path, as in a container, has the same probepoints.
-            key = (mapped.device, mapped.inode)
-            if key not in self._given:
-                resolved = self._resolve(module)
-                self._given[key] = self._new_sites(resolved, mapped, own)
-                return self._given[key], self._doubts(resolved, mapped.path)
+            return self._find(mapped, reachable(mapped)) if self._is_wanted(mapped) else (Sites(), [])
         except TargetError as error:
             return Sites(), [Notice(f"{mapped.path}: {error.message}", error.hint)]
         except SourceError as error:
             return Sites(), [Notice(f"{mapped.path}: the program cannot be inserted here\n{error.message}")]
-        return self._given[key], []
+
+    def prepare(self, mapped: ModuleMapped) -> tuple[Sites, list[Event]] | None:
+        """
+        Do as ``sites`` for a file that was asked about before; return None if it cannot be found any more.
+
+        Raise ``TargetError`` or ``SourceError`` if the program cannot be inserted into the file.
+        """
+        if not self._is_wanted(mapped):
+            return Sites(), []
+        try:
+            path = reachable(mapped)
+        except TargetError:
+            return None
+        return self._find(mapped, path)
+
+    def _is_wanted(self, mapped: ModuleMapped) -> bool:
+        """Return whether there may be anything in a file; false for most without opening them."""
+        if self._program.modtype is not ModuleType.USER:
+            return False  # nothing in it is about files
+        return _is_linker(mapped) or self._unwinds(mapped) or self._may_match(mapped.path)
+
+    def _unwinds(self, mapped: ModuleMapped) -> bool:
+        return self._returns and _UNWINDER.fullmatch(Path(mapped.path).name) is not None
+
+    def _find(self, mapped: ModuleMapped, path: Path) -> tuple[Sites, list[Event]]:
+        known = self._known(path)
+        elf = known.elf if known is not None else ElfFile.open(path)
+        is_probed = matches(self._program.name, mapped.path, elf.soname)
+        own = _own_sites(elf, (_LINKER_HOOK,), Role.LINKER) if _is_linker(mapped) else ()
+        if self._returns and (is_probed or self._unwinds(mapped)):
+            own += _own_sites(elf, _UNWINDING, Role.UNWINDING)
+        if not is_probed:
+            return Sites(own), []
+        # The same file by another path, as in a container, has the same probepoints.
+        key = (mapped.device, mapped.inode)
+        if key in self._given:
+            return self._given[key], []
+        resolved = self._resolve(known or self._symbols.module_of(elf))
+        self._given[key] = self._new_sites(resolved, mapped, own)
+        return self._given[key], self._doubts(resolved, mapped.path)
 
     def everywhere(self) -> dict[int, Sites | str]:
         """Return what is watched in every process by word size, or why it cannot be; may be called once."""
@@ -189,6 +216,10 @@ class Answers:
         )
 
 
+def _is_linker(mapped: ModuleMapped) -> bool:
+    return _LINKER.fullmatch(Path(mapped.path).name) is not None
+
+
 def _bytes_only(image: CodeImage) -> CodeImage:
     """Return an image without its instructions, which are for people: the tracer runs the bytes."""
     return dataclasses.replace(image, instructions=(), labels={})
@@ -217,8 +248,10 @@ def _sites_of(number: int, probe: ResolvedProbe, point: Point, word_size: Litera
         )
 
 
-def _own_sites(module: Module, names: tuple[str, ...], role: Role) -> tuple[Site, ...]:
+def _own_sites(elf: ElfFile, names: tuple[str, ...], role: Role) -> tuple[Site, ...]:
     """Return the engine's own breakpoints at functions of a file, those of them that it has."""
+    # By the file's own symbols: a provider may know none but those that the program names.
+    module = OWN_SYMBOLS.module_of(elf)
     sites: dict[int, Site] = {}
     for name in names:
         with contextlib.suppress(TargetError):

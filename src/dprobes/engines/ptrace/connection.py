@@ -14,7 +14,7 @@ import select
 import time
 from collections import deque
 
-from dprobes.engines.ptrace.procfs import thread_state
+from dprobes.engines.procfs import thread_state
 from dprobes.engines.ptrace.wire import FrameReader, Sites, Stop, load_message, pack_message, pack_record
 
 __all__ = ["ClientGoneError", "Connection"]
@@ -132,6 +132,10 @@ class Connection:
                 return None
             self.flush()
             self._fill()
+
+    def open(self, descriptor: int) -> int:
+        """Open a file of the client's by its number there; raise OSError if we may not."""
+        return os.open(f"/proc/{self._client}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
 
     def _client_is_stopped(self) -> bool:
         return thread_state(self._client) in ("T", "t")

@@ -11,8 +11,8 @@ import os
 import time
 from typing import TYPE_CHECKING
 
+from dprobes.engines.procfs import process_field
 from dprobes.engines.ptrace import cpuid, floating, syscalls
-from dprobes.engines.ptrace.procfs import process_field
 from dprobes.engines.ptrace.segments import Segments
 from dprobes.engines.ptrace.syscalls import Register
 from dprobes.engines.ptrace.writing import is_mapped_writable, write_memory
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import ctypes
     from collections.abc import Callable, Mapping, MutableSequence
 
+    from dprobes.engines.ptrace.ledger import Variables
     from dprobes.engines.ptrace.processes import Breakpoint, Thread
     from dprobes.extensions import Extension
     from dprobes.vm.machine import Machine
@@ -62,28 +63,36 @@ def _ignore(message: str, hint: str | None) -> None:
 
 class ThreadContext:
     """
-    Give handlers the thread that ``select`` chose; variables live as long as the object.
+    Give handlers the thread that ``select`` chose, and the variables of their program.
 
     ``symbols`` are the addresses of what handlers push of the probe's module. ``written`` holds what the handler
     changed in the registers: (before, after) by word. ``on_rewrite`` is told of breakpoints whose instructions the
     handler changed, ``warn`` of what the user should know (message and hint).
     """
 
-    def __init__(self, local_count: int, global_count: int, cpu_count: int) -> None:
-        self.local_variables: MutableSequence[int] = [0] * local_count
-        self.global_variables: MutableSequence[int] = [0] * global_count
-        self._cpu_count = cpu_count
-        self._cpu_variables: dict[int, list[int]] = {}
+    local_variables: MutableSequence[int]
+    global_variables: MutableSequence[int]
+
+    def __init__(self, variables: Variables, global_variables: MutableSequence[int]) -> None:
+        self.use(variables, global_variables, {})
         self.memory = syscalls.RemoteMemory()
         self.segments = Segments()
         self._thread: Thread
         self._registers: ctypes.Array[ctypes.c_ulong]
         self._floating_point: floating.FloatingPoint | None = None
-        self.extensions: Mapping[str, Extension] = {}
         self.symbols: Mapping[str, int] = {}
         self.written: dict[int, tuple[int, int]] | None = None
         self.on_rewrite: Callable[[Thread, list[Breakpoint]], None] | None = None
         self.warn: Callable[[str, str | None], None] = _ignore
+
+    def use(
+        self, variables: Variables, global_variables: MutableSequence[int], extensions: Mapping[str, Extension]
+    ) -> None:
+        """Give handlers of another program what is theirs."""
+        self.local_variables = variables.local
+        self._cpu_variables = variables.by_cpu
+        self.global_variables = global_variables
+        self.extensions = extensions
 
     def select(self, thread: Thread, registers: ctypes.Array[ctypes.c_ulong]) -> None:
         """Speak of ``thread`` from now on, whose instruction pointer in ``registers`` is that of the probe."""
@@ -93,7 +102,7 @@ class ThreadContext:
         self._floating_point = None
 
     def cpu_variables(self) -> MutableSequence[int]:
-        return self._cpu_variables.setdefault(self.cpu(), [0] * self._cpu_count)
+        return self._cpu_variables[self.cpu()]
 
     # Registers
 

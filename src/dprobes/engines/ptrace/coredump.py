@@ -15,10 +15,10 @@ import traceback
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NoReturn
 
+from dprobes.engines.procfs import process_field
 from dprobes.engines.ptrace import syscalls
 from dprobes.engines.ptrace.corewriter import CoreRequest, ThreadState, write_core
 from dprobes.engines.ptrace.processes import ThreadState as State
-from dprobes.engines.ptrace.procfs import process_field
 from dprobes.engines.ptrace.syscalls import RegisterSet, StopKind, classify_stop
 from dprobes.engines.ptrace.wire import Dumped
 from dprobes.target.corefile import Note, NoteType
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.processes import Thread
     from dprobes.engines.ptrace.stopping import Stopper
 
-__all__ = ["CoreDumps"]
+__all__ = ["CoreDumps", "create_core_file", "register_sets_of", "signal_info_at"]
 
 _ATTEMPTS = 1000
 """How many file names are tried."""
@@ -67,7 +67,7 @@ class CoreDumps:
         self._connection = connection
         self._stopper = stopper
         self._threads = threads
-        self._directory = directory
+        self.directory = directory
         self._writers: dict[int, _Dump] = {}
         self.busy: dict[int, _Dump] = {}
 
@@ -77,9 +77,9 @@ class CoreDumps:
 
         Return False, with a word to the user, if no file can be written; the thread is then to go on.
         """
-        path = os.path.join(self._directory, f"core.dprobes.{thread.pid}")
+        path = os.path.join(self.directory, f"core.dprobes.{thread.pid}")
         try:
-            path, output = _create(path)
+            path, output = create_core_file(path)
         except OSError as error:
             self._tell(thread, path, 0, (error.strerror or str(error)).lower())
             return False
@@ -173,7 +173,7 @@ class CoreDumps:
         self._connection.send(Dumped(thread.pid, name, path, size, problem))
 
 
-def _create(path: str) -> tuple[str, int]:
+def create_core_file(path: str) -> tuple[str, int]:
     """Create a file that is new, called ``path`` or with a number behind that; return its name and descriptor."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     name = path
@@ -196,7 +196,7 @@ def _request(dump: _Dump, siblings: list[Thread]) -> CoreRequest:
         word_size=space.word_size,
         memory=space.memory,
         threads=(first, *(_state(t, dump, space.word_size) for t in siblings)),
-        signal_info=_signal_info(space.word_size, address),
+        signal_info=signal_info_at(space.word_size, address),
         hidden={address: breakpoint_.original for address, breakpoint_ in space.breakpoints.items()},
     )
 
@@ -208,8 +208,13 @@ def _state(thread: Thread, dump: _Dump, word_size: int) -> ThreadState:
         values = bytearray(registers)
         struct.pack_into(word, values, offset, _visible(struct.unpack_from(word, values, offset)[0], thread, dump))
         registers = bytes(values)
-    sets = ((kind, syscalls.get_register_set(thread.tid, which)) for which, kind in _MORE_SETS[word_size])
-    return ThreadState(thread.tid, registers, tuple(Note(kind, data) for kind, data in sets if data))
+    return ThreadState(thread.tid, registers, register_sets_of(thread.tid, word_size))
+
+
+def register_sets_of(tid: int, word_size: int) -> tuple[Note, ...]:
+    """Return the notes about the registers of a stopped thread, but for the general ones."""
+    sets = ((kind, syscalls.get_register_set(tid, which)) for which, kind in _MORE_SETS[word_size])
+    return tuple(Note(kind, data) for kind, data in sets if data)
 
 
 def _visible(address: int, thread: Thread, dump: _Dump) -> int:
@@ -227,7 +232,7 @@ def _is_trapped(thread: Thread, dump: _Dump) -> bool:
     return bool(int(process_field(thread.tid, "SigPnd") or "0", 16) & 1 << signal.SIGTRAP - 1)
 
 
-def _signal_info(word_size: int, address: int) -> bytes:
+def signal_info_at(word_size: int, address: int) -> bytes:
     """Return the ``siginfo_t`` of a breakpoint trap at an address, which is what the process has stopped for."""
     head = struct.pack("=iii", signal.SIGTRAP, 0, _TRAP_BRKPT)
     return (head + (struct.pack("=xxxxQ", address) if word_size == 8 else struct.pack("=I", address))).ljust(128, b"\0")

@@ -13,7 +13,7 @@ import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Self
 
-from dprobes.engines.ptrace.procfs import process_field
+from dprobes.engines.procfs import process_field
 from dprobes.target.corefile import (
     CoreProcess,
     CoreThread,

@@ -1,5 +1,5 @@
 """
-The ``cpuid`` instruction, executed by this process: the only machine code of ours that the tracer runs itself.
+The ``cpuid`` instruction, executed by this process.
 
 What it says is the same for every program of a machine, but for what differs between CPUs (the number of the CPU in
 leaf 1, core types): that is of the CPU that the tracer runs on.
@@ -8,8 +8,9 @@ leaf 1, core types): that is of the CPU that the tracer runs on.
 from __future__ import annotations
 
 import ctypes
-import os
 from functools import cache
+
+from dprobes.engines.machinecode import map_code
 
 __all__ = ["cpuid", "cpuid_of_leaf"]
 
@@ -29,7 +30,6 @@ _CODE = bytes.fromhex(
 )
 
 _Result = ctypes.c_uint32 * 4
-_PROT_READ, _PROT_EXEC, _MAP_PRIVATE = 1, 4, 2
 
 # The leaves are numbered in ranges; the first of each says which is the last (Intel SDM, volume 2, CPUID).
 _RANGE = 0xC0000000
@@ -56,17 +56,4 @@ def cpuid_of_leaf(leaf: int) -> tuple[int, int, int, int]:
 
 @cache
 def _code() -> ctypes._CFunctionType:
-    """Map the code, from a file in memory: a page that can be written and executed is not needed at any time."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.mmap.restype = ctypes.c_void_p
-    libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *(ctypes.c_int,) * 3, ctypes.c_long)
-    file = os.memfd_create("cpuid")
-    try:
-        os.write(file, _CODE)
-        address = libc.mmap(None, len(_CODE), _PROT_READ | _PROT_EXEC, _MAP_PRIVATE, file, 0)
-    finally:
-        os.close(file)
-    if address == ctypes.c_void_p(-1).value:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
-    return ctypes.CFUNCTYPE(None, ctypes.c_uint32, ctypes.c_uint32, _Result)(address)
+    return ctypes.CFUNCTYPE(None, ctypes.c_uint32, ctypes.c_uint32, _Result)(map_code(_CODE))

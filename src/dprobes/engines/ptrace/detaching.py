@@ -13,10 +13,10 @@ import os
 import signal
 from typing import TYPE_CHECKING
 
+from dprobes.engines.procfs import process_field
 from dprobes.engines.ptrace import syscalls
 from dprobes.engines.ptrace.givingback import give_back_all
 from dprobes.engines.ptrace.processes import AddressSpace, Thread, ThreadGoneError, ThreadState
-from dprobes.engines.ptrace.procfs import process_field
 from dprobes.engines.ptrace.stopping import await_stop
 from dprobes.engines.ptrace.syscalls import NEW_TASK_EVENTS, Event, Register, StopKind, classify_stop
 
@@ -235,7 +235,7 @@ class Detacher:
         code = syscalls.get_signal_info(thread.tid, self._info)
         if code == syscalls.TRAP_TRACE and thread.unfinished is not None:
             # The end of a step of ours.
-            self._stepper.settle_late(thread, thread.unfinished[0], self._registers)
+            self._stepper.settle_late(thread, thread.unfinished.breakpoint, self._registers)
             return True
         if code == syscalls.TRAP_HWBKPT:
             hits, foreign = self._armer.take_hits(thread)

@@ -14,11 +14,11 @@ import signal
 import time
 from typing import TYPE_CHECKING
 
+from dprobes.engines.procfs import process_field, threads_of
 from dprobes.engines.ptrace import syscalls
 from dprobes.engines.ptrace.arming import Armer
 from dprobes.engines.ptrace.debugregs import CONTROL, SLOTS, STATUS, decode, slot_mask, slots_hit
 from dprobes.engines.ptrace.processes import AddressSpace, Thread, ThreadState
-from dprobes.engines.ptrace.procfs import process_field, threads_of
 from dprobes.engines.ptrace.stopping import Stopper, await_stop
 from dprobes.engines.ptrace.syscalls import StopKind, classify_stop
 

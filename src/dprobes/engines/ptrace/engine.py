@@ -1,103 +1,46 @@
-"""
-The client side of the conversation: start the tracer, send it what it asks for, and hand out what it sends.
-
-What files hold is known to ``answers``. The client is the tracer's bystander as well: when the tracer dies, it puts the
-original bytes back at once.
-"""
+"""The engine: each session of a program has a tracer of its own, or takes over that of a session that it replaces."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import fcntl
 import os
-import select
-import subprocess
-import sys
 import time
 from typing import TYPE_CHECKING, Self
 
-from dprobes.engines.base import (
-    Capability,
-    Counts,
-    Event,
-    Finished,
-    Notice,
-    Pause,
-    ProbeState,
-    RecordEvent,
-    StateEvent,
-)
-from dprobes.engines.ptrace import refusals
+from dprobes.engines.base import Counts, Event, Finished, Notice, Pause
+from dprobes.engines.capabilities import ENGINES
+from dprobes.engines.debugger import LOOK, Debuggers
 from dprobes.engines.ptrace.answers import Answers
-from dprobes.engines.ptrace.bystander import Bystander
-from dprobes.engines.ptrace.debugger import LOOK, Debuggers
-from dprobes.engines.ptrace.launch import Command
-from dprobes.engines.ptrace.wire import (
-    Attach,
-    Attached,
-    Done,
-    Dumped,
-    Failed,
-    FrameReader,
-    HandedOver,
-    Kind,
-    ModuleMapped,
-    Placed,
-    ProbeLimits,
-    ProbeStatus,
-    Refused,
-    Removed,
-    Start,
-    Stop,
-    Warned,
-    Watched,
-    load_message,
-    pack_message,
-    unpack_record,
-)
+from dprobes.engines.ptrace.conversation import Conversation, ProgramRun
+from dprobes.engines.ptrace.ledger import Ledger
+from dprobes.engines.ptrace.wire import Done, ProbeLimits, Remove, Start
 from dprobes.errors import EngineError, InternalError
 from dprobes.extensions.registry import called_extensions
 from dprobes.rpn.program import Glob
+from dprobes.target.symbolproviders import OWN_SYMBOLS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
     from dprobes.engines.base import Job
+    from dprobes.engines.globals import GlobalVariables
     from dprobes.engines.resolve import LeftOutProbe, Probepoint
+    from dprobes.target.symbolproviders import SymbolProvider
 
 __all__ = ["PtraceEngine", "PtraceSession"]
-
-_PIPE_SIZE = 1 << 20
-"""What the pipe for records is to hold, in bytes; the most that an ordinary user gets (pipe(7))."""
 
 
 class PtraceEngine:
     """Probe a process tree through ptrace(2)."""
 
     name = "ptrace"
-    capabilities: frozenset[Capability] = frozenset(
-        {
-            Capability.WRITE_REGISTER,
-            Capability.WRITE_MEMORY,
-            Capability.FLOATING_POINT,
-            Capability.CPUID,
-            Capability.SEGMENTED,
-            Capability.EXTENSION,
-            Capability.HAND_OVER,
-            Capability.CORE_DUMP,
-            Capability.GLOB,
-            Capability.WATCHPOINT,
-            Capability.RETURN,
-        }
-    )
+    capabilities = ENGINES[name]
 
     def __init__(
         self,
         *,
         allow_write: bool = False,
-        symbols: Path | None = None,
+        symbols: SymbolProvider = OWN_SYMBOLS,
         debugger: Sequence[str] | None = None,
         core_directory: str = ".",
     ) -> None:
@@ -125,112 +68,145 @@ class PtraceSession:
         job: Job,
         *,
         allow_write: bool,
-        symbols: Path | None,
+        symbols: SymbolProvider,
         debugger: Sequence[str] | None = None,
         core_directory: str = ".",
     ) -> None:
         self._job = job
         self._core_directory = core_directory
-        self._answers = Answers(job.program, allow_write=allow_write, symbols=symbols, resolved=job.resolved)
-        self._reader = FrameReader()
-        self._bystander = Bystander()
-        # A command needs its input itself, unless it is the terminal, which people share.
-        self._debuggers = Debuggers(debugger, keep_input=not job.command or os.isatty(0))
-        self._command: Command | None = None
-        self._finished = False
-        self._stopping = False
-        self._sending = False
-        self._received: dict[int, int] = {}
+        self._debugger = debugger
+        self.globals: GlobalVariables | None = job.globals
+        """The global variables that are shared with other sessions."""
+        self._run = ProgramRun(
+            Answers(job.program, allow_write=allow_write, symbols=symbols, resolved=job.resolved),
+            Ledger.new(job.program.vars, job.program.cvars),
+        )
+        self._conversation: Conversation | None = None
 
     @property
     def probes(self) -> Sequence[Probepoint]:
         """The probepoints that were found so far; events give their indices."""
-        return self._answers.probes
+        return self._run.answers.probes
 
     @property
     def is_debugging(self) -> bool:
         """Whether a debugger runs for a process that was handed over."""
-        return self._debuggers.is_running
+        return self._conversation is not None and self._conversation.debuggers.is_running
 
     @property
     def left_out(self) -> Sequence[LeftOutProbe]:
         """What matches a pattern and has no probepoint."""
-        return self._answers.left_out
+        return self._run.answers.left_out
 
     def __enter__(self) -> Self:
-        their_input, self._to_tracer = os.pipe2(os.O_CLOEXEC)
-        self._from_tracer, their_output = os.pipe2(os.O_CLOEXEC)
-        with contextlib.suppress(OSError):
-            fcntl.fcntl(their_output, fcntl.F_SETPIPE_SZ, _PIPE_SIZE)
+        if self._job.replaces is not None:
+            self._replace(self._job.replaces)
+            return self
+        if self.globals is not None:
+            self.globals.check(self._job.program.gvars)
+        # A command needs its input itself, unless it is the terminal, which people share.
+        debuggers = Debuggers(self._debugger, keep_input=not self._job.scope.command or os.isatty(0))
+        conversation = Conversation(self._run, self._start_message(), debuggers, self._job.program.name)
         try:
-            # A session of its own: neither the terminal's signals nor the end of ours reach the tracer by themselves.
-            self._tracer = subprocess.Popen(
-                [sys.executable, "-P", "-m", "dprobes.engines.ptrace.tracer", str(their_input), str(their_output)],
-                pass_fds=[their_input, their_output],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                start_new_session=True,
-            )
-        except OSError as error:
-            os.close(self._to_tracer)
-            os.close(self._from_tracer)
-            reason = (error.strerror or str(error)).lower()
-            raise EngineError(
-                f"the tracer cannot be started: '{sys.executable}': {reason}",
-                hint="this user must be able to execute the Python that runs dprobes",
-            ) from error
-        finally:
-            os.close(their_input)
-            os.close(their_output)
-        self._send(self._start_message())
-        if self._job.pid is not None:
-            self._send(Attach(self._job.pid, launching=False))
-        else:
-            try:
-                self._command = Command(self._job.command)
-            except BaseException:
-                self._close_tracer()
-                raise
-            self._send(Attach(self._command.pid, launching=True))
+            conversation.attach(self._job.scope)
+        except BaseException:
+            conversation.close()
+            raise
+        self._conversation = conversation
         return self
 
     def __exit__(self, *exception: object) -> None:
+        conversation = self._conversation
+        if conversation is None or conversation.current is not self._run:
+            return  # the tracer is another session's now
         self.stop()
         with contextlib.suppress(EngineError):
             for _ in self.events():
                 pass
-        self._close_tracer()
-        if self._command is not None:
-            self._command.close()
+        conversation.close()
 
     def stop(self) -> None:
         """Ask the tracer to take everything away and detach; may be called by a signal handler."""
-        if not self._stopping:
-            self._stopping = True
-            if not self._sending:  # else it is sent after what is being sent now
-                self._send(Stop())
+        conversation = self._conversation
+        if conversation is not None and conversation.current is self._run:
+            conversation.outbox.stop()
+
+    def hurry(self) -> bool:
+        """Return False: nothing is kept here that the tracer has given up."""
+        return False
 
     def events(self) -> Iterator[Event]:
         """Iterate over what happens until ``Finished``; raise ``EngineError`` if the target cannot be taken over."""
-        data = b""  # an earlier iteration may have left something behind
-        while not self._finished:
-            for kind, payload in self._reader.feed(data):
-                if kind is Kind.RECORD:
-                    probe, record = unpack_record(payload)
-                    self._received[probe] = self._received.get(probe, 0) + 1
-                    yield RecordEvent(probe, record)
+        run, conversation = self._run, self._conversation
+        assert conversation is not None
+        while True:
+            is_over = run.is_over
+            while run.items:
+                item = run.items.popleft()
+                if isinstance(item, Done):
+                    yield from self._on_done(conversation, item)
+                elif isinstance(item, Exception):
+                    raise item
                 else:
-                    yield from self._on_message(load_message(payload))
-            if self._finished:
+                    yield item
+            if is_over:
                 return
             yield Pause()
-            while not self._debuggers.is_idle:
-                yield from self._debuggers.look()
-                if select.select([self._from_tracer], [], [], LOOK)[0]:
-                    break
-            data = os.read(self._from_tracer, 1 << 16)
-            if not data:
-                yield from self._tracer_died()
+            conversation.wait(run)
+
+    # What others may do while somebody iterates over the events
+
+    def counts(self) -> tuple[Counts, ...]:
+        """Return what happened so far, in the order of ``probes``."""
+        return self._run.counts()
+
+    def remove(self, probes: Sequence[int]) -> None:
+        """
+        Take probepoints away, in processes of later on as well; ``events`` reports those that were there as REMOVED.
+
+        What was hit before that may still give its record.
+        """
+        count = len(self.probes)
+        for probe in probes:
+            if not 0 <= probe < count:
+                there_are = f"they are 0 to {count - 1}" if count else "none was found yet"
+                raise IndexError(f"there is no probepoint {probe}: {there_are}")
+        if self._conversation is not None:
+            self._conversation.outbox.send(Remove(self._run.number, tuple(probes)))
+
+    def local_variables(self) -> list[int]:
+        """Return the program's local variables."""
+        return self._run.ledger.local_variables()
+
+    def cpu_variables(self) -> list[list[int]]:
+        """Return its CPU variables, a list for each CPU."""
+        return self._run.ledger.cpu_variables()
+
+    def reset_variables(self) -> None:
+        """Set its local and CPU variables to zero, between two handlers."""
+        self._run.ledger.ask_for_reset()
+
+    # The conversation
+
+    def _replace(self, former: object) -> None:
+        """Take the place of another session, with its processes and its global variables."""
+        if not isinstance(former, PtraceSession):
+            raise EngineError("a session of the ptrace engine can take the place only of another one of that engine")
+        if self.globals is None:
+            self.globals = former.globals
+        if self.globals is not former.globals:
+            raise EngineError("a program shares its global variables with the one whose place it takes")
+        if self.globals is not None:
+            self.globals.check(self._job.program.gvars)
+        self._conversation = former.give_way(self._run, self._start_message())
+
+    def give_way(self, run: ProgramRun, start: Start) -> Conversation:
+        """Let another program take the place of this one; raise ``EngineError`` or ``SourceError`` if it cannot."""
+        conversation = self._conversation
+        if conversation is None:
+            raise EngineError("the program that is to be replaced is not running")
+        conversation.replace(self._run, run, start)
+        return conversation
 
     def _start_message(self) -> Start:
         program = self._job.program
@@ -239,118 +215,28 @@ class PtraceSession:
             for d in program.definitions
         )
         return Start(
+            self._run.number,
             definitions,
             int(self._job.items),
             (program.vars, program.gvars, program.cvars),
+            self._run.ledger.descriptor,
             called_extensions(program),
             self._core_directory,
-            follow=self._job.follow,
-            everywhere=self._answers.everywhere(),
+            follow=self._job.scope.follow,
+            globals=-1 if self.globals is None else self.globals.descriptor,
+            everywhere=self._run.answers.everywhere(),
         )
 
-    def _send(self, message: object) -> None:
-        """Send a message; that the tracer is gone shows at the end of what it sends."""
-        self._sending = True
-        frame = memoryview(pack_message(message))
-        stopping = self._stopping
-        with contextlib.suppress(BrokenPipeError):
-            while frame:
-                frame = frame[os.write(self._to_tracer, frame) :]
-        self._sending = False
-        if self._stopping and not stopping:
-            self._send(Stop())
-
-    def _on_message(self, message: object) -> Iterator[Event]:
-        match message:
-            case ModuleMapped():
-                sites, notices = self._answers.sites(message)
-                self._send(dataclasses.replace(sites, number=message.number))
-                yield from notices
-            case Attached():
-                if self._command is not None:
-                    self._command.go()
-            case Refused(text):
-                self._finished = True
-                raise EngineError(text)
-            case Failed(pid, reason, number):
-                self._finished = True
-                raise refusals.attach_error(pid, reason, number)
-            case ProbeStatus():
-                yield self._state_event(message)
-            case Placed(pid, breakpoints):
-                self._bystander.placed(pid, breakpoints)
-            case Removed(pid, addresses):
-                self._bystander.removed(pid, addresses)
-            case HandedOver():
-                yield from self._debuggers.add(message)
-            case Dumped():
-                yield _dump_notice(message)
-            case Watched(pid, watches):
-                self._bystander.watched(pid, watches)
-            case Warned(text, hint):
-                yield Notice(text, hint)
-            case Done():
-                yield from self._on_done(message)
-
-    def _on_done(self, done: Done) -> Iterator[Event]:
-        self._finished = True
+    def _on_done(self, conversation: Conversation, done: Done) -> Iterator[Event]:
         status = None
-        if not done.complete and not done.problem and not self._stopping:
+        if not done.complete and not done.problem and not conversation.outbox.is_stopping:
             yield Notice("the tracer was told to end (SIGTERM); the probepoints are taken away")
-        while not self._debuggers.is_idle:
+        while not conversation.debuggers.is_idle:
             yield Pause()
-            yield from self._debuggers.look()
+            yield from conversation.debuggers.look()
             time.sleep(LOOK)
-        if done.complete and self._command is not None:
-            status = self._command.wait()
-        yield Finished(tuple(done.counts.get(n, Counts()) for n in range(len(self.probes))), status)
+        if done.complete:
+            status = conversation.wait_for_command()
+        yield Finished(self.counts(), status)
         if done.problem:
             raise InternalError(f"the tracer failed; the probepoints are taken away\n{done.problem.rstrip()}")
-
-    def _state_event(self, message: ProbeStatus) -> StateEvent:
-        state = message.state
-        detail = ""
-        if state is ProbeState.CONFLICT:
-            where = f"offset {message.offset:#x} of '{message.path}'"
-            detail = f"a breakpoint of another tool is at {where}"
-            if message.reason:
-                detail = f"{where} cannot be written ({message.reason})"
-        elif state is ProbeState.MISMATCH:
-            detail = f"memory at offset {message.offset:#x} of '{message.path}' holds {message.found.hex(' ')}"
-        elif message.reason:
-            detail = message.reason
-        return StateEvent(message.probes, message.pid, state, detail)
-
-    def _tracer_died(self) -> Iterator[Event]:
-        """Put the original bytes back, and say what happened."""
-        self._finished = True
-        restored = self._bystander.restore()
-        disarmed, armed = self._bystander.disarm()
-        code = self._tracer.wait()
-        how = f"was killed by signal {-code}" if code < 0 else f"ended with status {code}"
-        yield Notice(
-            f"the tracer {how}; {restored} breakpoints were taken away from outside",
-            "a thread that ran into one before that has got a SIGTRAP",
-        )
-        if disarmed:
-            yield Notice(f"the debug registers of {disarmed} threads were cleared from outside")
-        if armed:
-            yield Notice(
-                f"the debug registers of {armed} threads could not be cleared: those threads do not stop",
-                "an access that was watched will end the program with a SIGTRAP",
-            )
-        received = (self._received.get(n, 0) for n in range(len(self.probes)))
-        yield Finished(tuple(Counts(hits=n, records=n) for n in received), cut_short=True)
-
-    def _close_tracer(self) -> None:
-        os.close(self._to_tracer)
-        os.close(self._from_tracer)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._tracer.wait(10)
-
-
-def _dump_notice(dumped: Dumped) -> Notice:
-    process = f"process {dumped.pid} ({dumped.name})"
-    if dumped.problem:
-        return Notice(f"no core of {process} in '{dumped.path}': {dumped.problem.rstrip()}; the process goes on")
-    return Notice(f"the core of {process} is in '{dumped.path}' ({dumped.size} bytes)", is_warning=False)

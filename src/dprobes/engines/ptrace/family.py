@@ -12,9 +12,9 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from dprobes.engines.procfs import process_field
 from dprobes.engines.ptrace import syscalls
 from dprobes.engines.ptrace.processes import AddressSpace, Breakpoint, PageReader, Thread, ThreadState
-from dprobes.engines.ptrace.procfs import process_field
 from dprobes.engines.ptrace.syscalls import Event, StopKind, classify_stop
 from dprobes.engines.ptrace.wire import Placed, Removed, Watched
 

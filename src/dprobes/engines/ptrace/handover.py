@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dprobes.engines.base import HandedOver
 from dprobes.engines.ptrace.syscalls import Register
-from dprobes.engines.ptrace.wire import HandedOver, Warned
+from dprobes.engines.ptrace.wire import Warned
 
 if TYPE_CHECKING:
     import ctypes

@@ -17,12 +17,12 @@ from dprobes.engines.ptrace.emulate import Action, emulate, uses_return_addresse
 from dprobes.engines.ptrace.givingback import give_back_pages
 from dprobes.engines.ptrace.pending import PendingHits
 from dprobes.engines.ptrace.probes import CORE_DUMP, HANDING_OVER
-from dprobes.engines.ptrace.processes import ThreadState
+from dprobes.engines.ptrace.processes import ThreadState, UnfinishedHit
 from dprobes.engines.ptrace.returns import Returns
 from dprobes.engines.ptrace.stepping import COMPLETED, Completion, CompletionKind
-from dprobes.engines.ptrace.syscalls import RESUME_FLAG, TRAP_FLAG, Register
+from dprobes.engines.ptrace.syscalls import RESUME_FLAG, TRAP_FLAG, Register, StopKind, classify_stop
 from dprobes.engines.ptrace.watching import UnwatchedMemory
-from dprobes.engines.ptrace.wire import Placed, Removed, Role
+from dprobes.engines.ptrace.wire import Placed, Role
 from dprobes.vm import Ending
 
 if TYPE_CHECKING:
@@ -33,15 +33,14 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.connection import Connection
     from dprobes.engines.ptrace.context import ThreadContext
     from dprobes.engines.ptrace.emission import Turn
-    from dprobes.engines.ptrace.family import Family
     from dprobes.engines.ptrace.modules import ModuleWatcher
     from dprobes.engines.ptrace.probes import Probe
-    from dprobes.engines.ptrace.processes import Breakpoint, Thread
-    from dprobes.engines.ptrace.records import Header, RecordBuilder
+    from dprobes.engines.ptrace.processes import Breakpoint, PendingHit, Thread
+    from dprobes.engines.ptrace.records import Header
+    from dprobes.engines.ptrace.removing import Remover
     from dprobes.engines.ptrace.returns import Hit
     from dprobes.engines.ptrace.stepping import Stepper
     from dprobes.engines.ptrace.stopping import Stopper
-    from dprobes.engines.ptrace.watching import Watching
     from dprobes.vm import Outcome, Point
 
 __all__ = ["HitHandler", "WaysOut"]
@@ -65,23 +64,19 @@ class HitHandler:
         self,
         connection: Connection,
         context: ThreadContext,
-        records: RecordBuilder,
-        family: Family,
         modules: ModuleWatcher,
         stopper: Stopper,
         stepper: Stepper,
-        watching: Watching,
+        remover: Remover,
         armer: Armer,
         ways_out: WaysOut,
     ) -> None:
         self._connection = connection
         self._context = context
-        self._records = records
-        self._family = family
         self._modules = modules
         self._stopper = stopper
         self._stepper = stepper
-        self._watching = watching
+        self._remover = remover
         self._armer = armer
         self._ways_out = ways_out
         self._returns = Returns(connection, context)
@@ -89,7 +84,7 @@ class HitHandler:
         self._registers_at_watchpoint = syscalls.Registers()
         self._info = syscalls.SignalInfo()
         self._emitter = Emitter(connection)
-        self.pending = PendingHits(self._emitter, self._count)
+        self.pending = PendingHits(self._emitter, self._count_pending)
         self._emptied: list[int] = []
         """Where breakpoints were taken away in the memory of the thread that is being handled."""
         context.on_rewrite = self._on_rewrite
@@ -99,6 +94,44 @@ class HitHandler:
     def finish(self) -> None:
         """Send the records that wait for others."""
         self._emitter.finish()
+
+    def settle(self, thread: Thread, status: int | None) -> None:
+        """
+        Bring a hit to its end whose instruction a stopped thread may not have executed; ``status`` is what it reports.
+
+        If it has not, the hit is given up: the thread is put back onto the instruction, and will hit again.
+        """
+        registers = self._registers
+        if thread.pending is not None:
+            slot = thread.pending.slot
+            kind, number = (StopKind.EVENT, 0) if status is None else classify_stop(status)
+            self.pending.resolve(thread, kind, number)
+            if thread.pending is not None:
+                self.pending.drop(thread)
+                self._give_up(thread, slot.site)
+        elif thread.unfinished is not None and not thread.unfinished.is_counted:
+            breakpoint_ = thread.unfinished.breakpoint
+            syscalls.get_registers(thread.tid, registers)
+            if registers[_RIP] in (breakpoint_.address, self._stepper.way_on(thread, breakpoint_)):
+                self._give_up(thread, breakpoint_.address)
+            else:
+                self.count_now(thread)  # the trap that says so is still to come
+
+    def _give_up(self, thread: Thread, address: int) -> None:
+        self._stopper.give_up_hit(thread)
+        syscalls.get_registers(thread.tid, self._registers)
+        self._registers[_RIP] = address
+        syscalls.set_registers(thread.tid, self._registers)
+
+    def count_now(self, thread: Thread) -> None:
+        """Count the hit of a thread that cannot be stopped in the instruction: it will execute that by itself."""
+        if thread.pending is not None:
+            self.pending.complete(thread)
+        elif thread.unfinished is not None and not thread.unfinished.is_counted:
+            breakpoint_, outcome, header, _ = thread.unfinished
+            thread.unfinished = thread.unfinished._replace(is_counted=True)
+            if breakpoint_.probe is not None and breakpoint_.probe.is_active:
+                self._count(thread, breakpoint_.probe, outcome, header, COMPLETED)
 
     def on_trap(self, thread: Thread) -> None:
         """Handle a stop with SIGTRAP: a breakpoint, a watchpoint, the late end of a step, or the program's own trap."""
@@ -150,11 +183,11 @@ class HitHandler:
     def _on_late_step(self, thread: Thread) -> None:
         """Count the hit of a thread that went to sleep in its step, and has got past the instruction after all."""
         assert thread.unfinished is not None
-        breakpoint_, outcome, header = thread.unfinished
+        breakpoint_, outcome, header, is_counted = thread.unfinished
         thread.unfinished = thread.written = None
         thread.state = ThreadState.STOPPED
         self._stepper.settle_late(thread, breakpoint_, self._registers)
-        if breakpoint_.probe is not None and breakpoint_.probe.is_active:
+        if breakpoint_.probe is not None and breakpoint_.probe.is_active and not is_counted:
             self._count(thread, breakpoint_.probe, outcome, header, COMPLETED)
         if breakpoint_.exits:
             self._leave(thread, breakpoint_)
@@ -166,8 +199,11 @@ class HitHandler:
         probe = None if thread.is_outside else breakpoint_.probe
         outcome: Outcome | None = None
         header = None
-        repeated = thread.restarting == breakpoint_.address
-        unfinished, thread.unfinished, thread.restarting = thread.unfinished, None, 0
+        unfinished = thread.unfinished
+        if unfinished is not None and unfinished.breakpoint is not breakpoint_:
+            unfinished = None
+        repeated = thread.restarting == breakpoint_.address or (unfinished is not None and unfinished.is_counted)
+        thread.unfinished, thread.restarting = None, 0
         self._context.select(thread, self._registers)
         try:
             if breakpoint_.own:
@@ -178,9 +214,9 @@ class HitHandler:
                     self._go_on(thread)
                     return
             if probe is None or repeated:
-                pass  # a system call that is made once more, only because we interrupted it
-            elif unfinished is not None and unfinished[0] is breakpoint_:
-                _, outcome, header = unfinished
+                pass  # it has been counted: a system call, say, that is made once more only because we interrupted it
+            elif unfinished is not None:
+                outcome, header = unfinished.outcome, unfinished.header
                 self._context.written = thread.written
             elif probe.is_active and probe.runs_handler:
                 assert breakpoint_.site.point is not None
@@ -193,8 +229,8 @@ class HitHandler:
             # The record comes first, then the probepoint goes, and the instruction is not carried out by us.
             syscalls.set_registers(thread.tid, self._registers)
             self._count(thread, probe, outcome, header, COMPLETED)
-            if not self._leave_to(outcome.exit_code, thread):
-                self._stopper.resume(thread)
+            thread.debug.exit_code = outcome.exit_code
+            self._go_on(thread)
             return
         completion = self._complete(thread, breakpoint_, may_pend=self._may_pend(thread, breakpoint_, outcome))
         thread.written = None
@@ -207,7 +243,7 @@ class HitHandler:
         if completion.kind is CompletionKind.INTERRUPTED:
             thread.written = self._context.written
             if (probe is not None or breakpoint_.exits) and not repeated and not completion.signal:
-                thread.unfinished = (breakpoint_, outcome, header)
+                thread.unfinished = UnfinishedHit(breakpoint_, outcome, header)
             elif repeated and not completion.signal:
                 thread.restarting = breakpoint_.address
         elif probe is not None and probe.is_active and not repeated:
@@ -258,6 +294,7 @@ class HitHandler:
             thread.debug.exit_code = 0
             syscalls.get_registers(thread.tid, self._registers)
             if self._leave_to(code, thread):
+                self._emptied.clear()  # the process goes, or goes on later: then its pages are given back at the end
                 return
         if self._emptied:
             self._give_back(thread, number)
@@ -274,11 +311,13 @@ class HitHandler:
     ) -> tuple[Outcome, Header | None]:
         """Run the handler on the thread that the context has selected."""
         word_size = thread.space.word_size
+        program = self._modules.program
+        program.ledger.reset_if_asked()
         self._context.symbols = thread.space.symbols.get(probe.file, {})
-        outcome = self._modules.handlers[word_size].run(probe.definition, point, self._context)
+        outcome = program.handlers[word_size].run(probe.definition, point, self._context)
         if outcome.ending is Ending.ABORT:
             return outcome, None
-        return outcome, self._records.header(self._context, registers, word_size, keep_ip=probe.limits.keep_ip)
+        return outcome, program.records.header(self._context, registers, word_size, keep_ip=probe.limits.keep_ip)
 
     def _on_own(self, thread: Thread, breakpoint_: Breakpoint) -> None:
         if Role.LINKER in breakpoint_.own:
@@ -353,25 +392,26 @@ class HitHandler:
     ) -> None:
         """Count a hit and emit its records; ``turn`` is their place in the order, if not the last."""
         records: list[tuple[Probe, bytes]] = []
+        was_active = probe.is_active
         if completion.kind is not CompletionKind.FAULTED or probe.limits.keep_on_fault:
             probe.count_hit(outcome)
             if outcome is not None and header is not None:
-                records.append((probe, self._records.record(header, outcome)))
+                builder = self._modules.program.records
+                records.append((probe, builder.record(header, outcome)))
                 if outcome.trace:
-                    records.append((probe, self._records.stack_trace(header, outcome)))
+                    records.append((probe, builder.stack_trace(header, outcome)))
         self._emitter.emit(records, turn)
-        if not probe.is_active:
+        if was_active and not probe.is_active:
             self._withdraw(probe, thread)
 
+    def _count_pending(self, thread: Thread, hit: PendingHit, completion: Completion) -> None:
+        self._count(thread, hit.probe, hit.outcome, hit.header, completion, hit.turn)
+
     def _withdraw(self, probe: Probe, thread: Thread) -> None:
-        """Take a probe's breakpoints and watchpoints out of all address spaces: it is disabled or removed."""
-        self._watching.withdraw(probe)
-        for space in self._family.spaces():
-            gone = space.drop(probe)
-            for pid in space.pids if gone else ():
-                self._connection.send(Removed(pid, tuple(b.address for b in gone)))
+        """Take a probe away everywhere: it is disabled or removed."""
+        for space, addresses in self._remover.withdraw(probe):
             if space is thread.space:
-                self._emptied += [b.address for b in gone]
+                self._emptied += addresses
 
     def _give_back(self, thread: Thread, number: int) -> None:
         """Let a stopped thread drop the pages of its space that have no breakpoints any more."""

@@ -17,9 +17,9 @@ import os
 import signal
 from typing import TYPE_CHECKING, Protocol
 
+from dprobes.engines.procfs import process_field
 from dprobes.engines.ptrace import syscalls
 from dprobes.engines.ptrace.processes import ThreadGoneError
-from dprobes.engines.ptrace.procfs import process_field
 from dprobes.engines.ptrace.sigframe import frame_32, frame_64
 from dprobes.engines.ptrace.stopping import await_stop
 from dprobes.engines.ptrace.syscalls import TRAP_FLAG, Event, Register, StopKind, classify_stop
@@ -51,7 +51,6 @@ _RETURN_GADGETS = {
     8: (b"\x48\xc7\xc0\x0f\x00\x00\x00\x0f\x05", b"\xb8\x0f\x00\x00\x00\x0f\x05"),
     4: (b"\xb8\xad\x00\x00\x00\xcd\x80",),
 }
-_NO_SYSTEM_CALL = 1 << 63
 _ENOSYS = (1 << 64) - errno.ENOSYS
 """What the register for the result holds while a system call is under way."""
 
@@ -100,7 +99,7 @@ def injecting(thread: Thread) -> Iterator[Call]:
     gadgets = _gadgets(thread)
     registers = syscalls.Registers()
     syscalls.get_registers(thread.tid, registers)
-    if registers[Register.ORIG_RAX] < _NO_SYSTEM_CALL and registers[Register.RAX] == _ENOSYS:
+    if registers[Register.ORIG_RAX] < syscalls.NO_SYSTEM_CALL and registers[Register.RAX] == _ENOSYS:
         # Until that is done, the kernel would overwrite our registers with its result.
         raise InjectionError("the thread is in the middle of a system call")
     mask = syscalls.get_signal_mask(thread.tid)

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from dprobes.engines.base import ProbeState
 from dprobes.engines.ptrace.debugregs import Watch
 from dprobes.engines.ptrace.emulate import is_emulated
-from dprobes.engines.ptrace.probes import Handlers, Probe
 from dprobes.engines.ptrace.processes import INT3, Breakpoint, PageReader, Watchpoint
 from dprobes.engines.ptrace.slots import Placement
 from dprobes.engines.ptrace.wire import ModuleMapped, Placed, ProbeStatus, Removed, Role, Sites, Warned
@@ -20,12 +19,14 @@ from dprobes.errors import TargetError
 from dprobes.target.maps import Mapping, executable_mappings, read_maps, run_time_address
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator
 
     from dprobes.engines.ptrace.connection import Connection
+    from dprobes.engines.ptrace.probes import Probe
     from dprobes.engines.ptrace.processes import AddressSpace, FileKey, Thread
+    from dprobes.engines.ptrace.programs import InsertedProgram
     from dprobes.engines.ptrace.watching import Watching
-    from dprobes.engines.ptrace.wire import ProbeLimits, Site, WatchSite
+    from dprobes.engines.ptrace.wire import Site
 
 __all__ = ["ModuleWatcher"]
 
@@ -36,24 +37,13 @@ _EVERYWHERE: FileKey = (0, 0, "")
 class ModuleWatcher:
     """Place and forget breakpoints and watchpoints as files are mapped and unmapped."""
 
-    def __init__(
-        self,
-        connection: Connection,
-        definitions: Sequence[ProbeLimits],
-        everywhere: dict[int, Sites | str],
-        watching: Watching,
-    ) -> None:
+    def __init__(self, connection: Connection, program: InsertedProgram, watching: Watching) -> None:
         self._connection = connection
         self._watching = watching
-        self._definitions = definitions
-        self._everywhere = dict(everywhere)
-        self._known: dict[FileKey, Sites] = {}
         self._questions = 0
         self._unanswered: dict[FileKey, int] = {}
-        self.handlers: dict[int, Handlers] = {}
-        """The program's handlers for modules with words of 4 and 8 bytes."""
-        self.probes: dict[int, Probe] = {}
-        """The probepoints that the client has told of."""
+        self.program = program
+        """The program whose breakpoints and watchpoints they are."""
 
     def _warn(self, message: str, hint: str | None) -> None:
         self._connection.send(Warned(message, hint))
@@ -61,8 +51,8 @@ class ModuleWatcher:
     def learn(self, pid: int) -> None:
         """Ask the client about the files that a running process maps, so that it need not be stopped for that."""
         with contextlib.suppress(TargetError):
-            for key, maps in _by_file(read_maps(pid)).items():
-                self._sites(key, maps[0], pid)
+            for key in _by_file(read_maps(pid)):
+                self._sites(key, pid)
 
     def answered(self, sites: Sites, threads: Iterable[Thread]) -> None:
         """Take an answer that was not waited for, because the client was stopped, and place what it says."""
@@ -75,23 +65,84 @@ class ModuleWatcher:
                 self.update(thread.space, thread)
 
     def _settle(self, key: FileKey, sites: Sites) -> None:
-        self._known[key] = sites
-        self._enter(sites, key)
+        self.program.known[key] = sites
+        self.enter(self.program, sites, key)
         if self._unanswered.pop(key, None) is not None and sites.code is not None:
             message = f"hits in '{key[2]}' were missed while dprobes was stopped: it could not be asked about that file"
             self._connection.send(Warned(message))
 
-    def _enter(self, sites: Sites, key: FileKey) -> None:
-        """Note the probepoints and handlers that an answer brings."""
-        found: tuple[Site | WatchSite, ...] = (*sites.sites, *sites.watches)
-        for site in found:
-            if site.probe >= 0 and site.probe not in self.probes:
-                limits = self._definitions[site.definition]
-                self.probes[site.probe] = Probe(site.probe, site.definition, limits, key[:2])
-        if sites.code is not None:
-            word_size = sites.code.image.word_size
-            if word_size not in self.handlers:
-                self.handlers[word_size] = Handlers(sites.code, self._warn)
+    def enter(self, program: InsertedProgram, sites: Sites, key: FileKey) -> None:
+        """Note the probepoints and handlers of a program that an answer brings."""
+        for probe in program.enter(sites, key[:2], self._warn):
+            self._connection.send(ProbeStatus((probe.number,), 0, ProbeState.REMOVED))
+
+    # For a program that is to take the place of another one
+
+    def complete(self, program: InsertedProgram, spaces: Iterable[AddressSpace]) -> bool:
+        """Let a program know all files that are mapped now; return False if the client does not answer."""
+        for space in spaces:
+            match program.everywhere.get(space.word_size):
+                case Sites() as sites:
+                    self.enter(program, sites, _EVERYWHERE)
+                case str(problem):
+                    self._warn(
+                        f"the program cannot be inserted into programs of {space.word_size} bytes\n{problem}", None
+                    )
+            for key in space.files.keys() - program.known.keys() - {_EVERYWHERE}:
+                answer = self._connection.await_answer(self._ask(program, key, min(space.pids)))
+                if answer is None:
+                    return False
+                program.known[key] = answer
+                self.enter(program, answer, key)
+        return True
+
+    def obstacle_to(self, program: InsertedProgram, spaces: Iterable[AddressSpace]) -> ProbeStatus | None:
+        """Return why one of the breakpoints of a program cannot be placed, None if all can."""
+        for space in spaces:
+            reader = PageReader(space.memory)
+            for site, address, path in self.places(space, program):
+                probe = program.probe(site.probe)
+                if probe is None or address in space.breakpoints:
+                    continue
+                with contextlib.suppress(OSError):  # as in ``_verify``
+                    found = reader.read(address, len(site.original))
+                    if found != site.original:
+                        return ProbeStatus((probe.number,), min(space.pids), _why(found), path, site.offset, found)
+        return None
+
+    def exchange(self, program: InsertedProgram) -> InsertedProgram:
+        """Go on with another program, and return the one before; breakpoints and watchpoints are still to follow."""
+        former, self.program = self.program, program
+        self._unanswered.clear()
+        return former
+
+    def places(self, space: AddressSpace, program: InsertedProgram) -> Iterator[tuple[Site, int, str]]:
+        """Iterate over what a program has in the files of an address space: sites, addresses, and paths."""
+        for key, ranges in space.files.items():
+            for site in program.known.get(key, Sites()).sites:
+                for start, end, offset in ranges:
+                    if start <= (address := start + site.offset - offset) < end:
+                        yield site, address, key[2]
+
+    def watchpoints(self, space: AddressSpace, program: InsertedProgram) -> list[Watchpoint]:
+        """Return the watchpoints that a program has in an address space."""
+        found = []
+        for key, ranges in space.files.items():
+            sites = program.everywhere.get(space.word_size) if key == _EVERYWHERE else program.known.get(key)
+            if isinstance(sites, Sites):
+                found += _watchpoints(program, key, sites, _mappings(key, ranges))
+        return found
+
+    def place_missing(self, space: AddressSpace, thread: Thread) -> None:
+        """Place the program's breakpoints in files that are known to be mapped, where there are none."""
+        for key, ranges in space.files.items():
+            sites = self.program.known.get(key)
+            if sites is not None:
+                maps = _mappings(key, ranges)
+                space.symbols[key[:2]] = _symbols(sites, maps)
+                self._place_all(space, thread, sites, maps, inherited=False)
+
+    # As files come and go
 
     def update(self, space: AddressSpace, thread: Thread) -> None:
         """Bring the breakpoints of ``space`` in line with its mappings; ``thread`` is a stopped one of its threads."""
@@ -117,10 +168,9 @@ class ModuleWatcher:
             ranges = tuple((m.start, m.end, m.offset) for m in maps)
             if space.files.get(key) != ranges:
                 space.files[key] = ranges
-                sites = self._sites(key, maps[0], thread.tid)
+                sites = self._sites(key, thread.tid)
                 if sites.symbols:
-                    bias = _bias(sites.segment, maps)
-                    space.symbols[key[:2]] = {name: address + bias for name, address in sites.symbols}
+                    space.symbols[key[:2]] = _symbols(sites, maps)
                 self._place_all(space, thread, sites, maps, inherited=inherited)
                 if sites.watches:
                     self._watch(space, thread, key, sites, maps)
@@ -147,20 +197,24 @@ class ModuleWatcher:
         if addresses:
             self._connection.send(Removed(thread.pid, tuple(addresses)))
 
-    def _sites(self, key: FileKey, mapping: Mapping, pid: int) -> Sites:
-        sites = self._known.get(key)
+    def _sites(self, key: FileKey, pid: int) -> Sites:
+        sites = self.program.known.get(key)
         if sites is None:
             number = self._unanswered.get(key)
             if number is None:
-                self._questions += 1
-                number = self._questions
-                self._connection.send(ModuleMapped(number, pid, mapping.path, mapping.device, mapping.inode))
+                number = self._ask(self.program, key, pid)
             sites = self._connection.await_answer(number)
             if sites is None:
                 self._unanswered[key] = number
                 return Sites()
             self._settle(key, sites)
         return sites
+
+    def _ask(self, program: InsertedProgram, key: FileKey, pid: int) -> int:
+        device, inode, path = key
+        self._questions += 1
+        self._connection.send(ModuleMapped(self._questions, pid, path, device, inode, program.number))
+        return self._questions
 
     def _place_all(
         self, space: AddressSpace, thread: Thread, sites: Sites, mappings: list[Mapping], *, inherited: bool
@@ -178,7 +232,7 @@ class ModuleWatcher:
             self._restore_inherited(space, places)
         reader = PageReader(space.memory)
         for site, address, path in places:
-            probe = self.probes[site.probe] if site.probe >= 0 else None
+            probe = self.program.probe(site.probe)
             if probe is not None and (not probe.is_active or probe in refused):
                 continue
             if self._verify(reader, thread, site, address, path):
@@ -204,24 +258,16 @@ class ModuleWatcher:
                     space.restore_byte(address, site.original[0], reader)
 
     def _watch_everywhere(self, space: AddressSpace, thread: Thread) -> None:
-        match self._everywhere.get(space.word_size):
+        match self.program.everywhere.get(space.word_size):
             case Sites() as sites:
-                self._enter(sites, _EVERYWHERE)
+                self.enter(self.program, sites, _EVERYWHERE)
                 self._watch(space, thread, _EVERYWHERE, sites, [])
             case str(problem):
-                del self._everywhere[space.word_size]
+                del self.program.everywhere[space.word_size]
                 self._connection.send(Warned(f"the program cannot be inserted into process {thread.pid}\n{problem}"))
 
     def _watch(self, space: AddressSpace, thread: Thread, key: FileKey, sites: Sites, mappings: list[Mapping]) -> None:
-        bias = _bias(sites.segment, mappings) if mappings else 0
-        wanted = []
-        for site in sites.watches:
-            probe, watch = self.probes[site.probe], site.watch
-            if not site.absolute:
-                watch = Watch(watch.address + bias, watch.length, watch.access)
-            if probe.is_active:
-                wanted.append(Watchpoint(watch, probe, site.point, key))
-        self._watching.update(space, thread.pid, key, wanted)
+        self._watching.update(space, thread.pid, key, _watchpoints(self.program, key, sites, mappings))
 
     def _place(self, space: AddressSpace, thread: Thread, wanted: list[Breakpoint], path: str) -> None:
         # The bystander hears of a breakpoint before it exists, so that it never misses one.
@@ -243,7 +289,7 @@ class ModuleWatcher:
             active |= probes
             if is_emulated(breakpoint_.site.emulation):
                 for probe in probes.values():
-                    probe.placements.add(Placement.EMULATED)
+                    probe.counts.note(Placement.EMULATED)
         for number, probe in failed.items():
             active.pop(number, None)
             space.drop(probe)
@@ -261,10 +307,7 @@ class ModuleWatcher:
         if found == site.original:
             return True
         if site.probe >= 0:
-            conflict = found[:1] == INT3
-            self._report(
-                site.probe, thread, ProbeState.CONFLICT if conflict else ProbeState.MISMATCH, site, path, found
-            )
+            self._report(site.probe, thread, _why(found), site, path, found)
         return False
 
     def _report(
@@ -278,6 +321,36 @@ class ModuleWatcher:
         reason: str = "",
     ) -> None:
         self._connection.send(ProbeStatus((probe,), thread.pid, state, path, site.offset, found, reason))
+
+
+def _why(found: bytes) -> ProbeState:
+    """Return the state of a probepoint where memory holds something else than the file."""
+    return ProbeState.CONFLICT if found[:1] == INT3 else ProbeState.MISMATCH
+
+
+def _watchpoints(program: InsertedProgram, key: FileKey, sites: Sites, mappings: list[Mapping]) -> list[Watchpoint]:
+    """Return the watchpoints of a program because of a file with these mappings."""
+    bias = _bias(sites.segment, mappings) if mappings else 0
+    wanted = []
+    for site in sites.watches:
+        probe, watch = program.probes[site.probe], site.watch
+        if not site.absolute:
+            watch = Watch(watch.address + bias, watch.length, watch.access)
+        if probe.is_active:
+            wanted.append(Watchpoint(watch, probe, site.point, key))
+    return wanted
+
+
+def _symbols(sites: Sites, mappings: list[Mapping]) -> dict[str, int]:
+    """Return the run-time addresses of the symbols that handlers push."""
+    bias = _bias(sites.segment, mappings)
+    return {name: address + bias for name, address in sites.symbols}
+
+
+def _mappings(key: FileKey, ranges: tuple[tuple[int, int, int], ...]) -> list[Mapping]:
+    """Return the mappings of a file as they were when they were looked at."""
+    device, inode, path = key
+    return [Mapping(start, end, "r-xp", offset, device, inode, path, deleted=False) for start, end, offset in ranges]
 
 
 def _by_file(maps: str) -> dict[FileKey, list[Mapping]]:

@@ -14,17 +14,19 @@ from __future__ import annotations
 
 import contextlib
 import time
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
+from dprobes.engines.procfs import system_call_of
 from dprobes.engines.ptrace import syscalls
 from dprobes.engines.ptrace.heldsignals import FAULTS
 from dprobes.engines.ptrace.processes import PendingHit, ThreadState
-from dprobes.engines.ptrace.procfs import system_call_of
 from dprobes.engines.ptrace.stepping import COMPLETED, Completion, CompletionKind
 from dprobes.engines.ptrace.syscalls import Register, StopKind
 
 if TYPE_CHECKING:
-    from dprobes.engines.ptrace.emission import Emitter, Turn
+    from collections.abc import Callable
+
+    from dprobes.engines.ptrace.emission import Emitter
     from dprobes.engines.ptrace.probes import Probe
     from dprobes.engines.ptrace.processes import Breakpoint, Thread
     from dprobes.engines.ptrace.records import Header
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PendingHits"]
 
-FAULTED = Completion(CompletionKind.FAULTED)
+_FAULTED = Completion(CompletionKind.FAULTED)
 
 _PATIENCE = 0.005
 """Seconds after which to look what became of a hit."""
@@ -43,25 +45,10 @@ _ORDERLY = 0.05
 _RIP = int(Register.RIP)
 
 
-class Count(Protocol):
-    """A function that counts a hit and emits its records."""
-
-    def __call__(
-        self,
-        thread: Thread,
-        probe: Probe,
-        outcome: Outcome | None,
-        header: Header | None,
-        completion: Completion,
-        turn: Turn | None = None,
-    ) -> None:
-        """Count the hit."""
-
-
 class PendingHits:
     """Hold the threads with a pending hit."""
 
-    def __init__(self, emitter: Emitter, count: Count) -> None:
+    def __init__(self, emitter: Emitter, count: Callable[[Thread, PendingHit, Completion], None]) -> None:
         self._emitter = emitter
         self._count = count
         self._threads: dict[int, Thread] = {}
@@ -88,7 +75,7 @@ class PendingHits:
         if self._registers[_RIP] != pending.slot.address:
             self.complete(thread)
         elif kind is StopKind.SIGNAL and number in FAULTS and syscalls.get_signal_info(thread.tid, self._info) > 0:
-            self.complete(thread, FAULTED)
+            self.complete(thread, _FAULTED)
 
     def complete(self, thread: Thread, completion: Completion = COMPLETED) -> None:
         """Count a hit whose instruction was executed, or faulted."""
@@ -97,7 +84,7 @@ class PendingHits:
         thread.pending = thread.written = None
         self._threads.pop(thread.tid, None)
         # Also if the probepoint has gone meanwhile: its handler ran before.
-        self._count(thread, pending.probe, pending.outcome, pending.header, completion, pending.turn)
+        self._count(thread, pending, completion)
 
     def let_go(self, thread: Thread) -> None:
         """Count the pending hit of a stopped thread that is about to be detached, if its instruction was executed."""
@@ -123,7 +110,7 @@ class PendingHits:
 
     def look_after(self) -> float | None:
         """
-        See to it that no hit pends for long; return in how many seconds to ask again, None if nothing pends.
+        See to it that no hit pends for long; return in how many seconds to ask again, None if no thread runs with one.
 
         A thread that sleeps in a system call is past the instruction, one that sleeps otherwise is not (a page has to
         come); one that runs is stopped for a moment to see.
@@ -131,6 +118,7 @@ class PendingHits:
         if not self._threads:
             return None
         now = time.monotonic()
+        again = False
         for tid, thread in list(self._threads.items()):
             pending = thread.pending
             if pending is None or thread.state is ThreadState.ENDED:
@@ -141,7 +129,10 @@ class PendingHits:
                 self._look_at(thread)
             if now - pending.since >= _ORDERLY and thread.pending is pending:
                 self._emitter.pass_over(pending.turn)
-        return _PATIENCE
+            again = again or (
+                thread.pending is not None and (thread.state is ThreadState.RUNNING or pending.turn.is_queued)
+            )
+        return _PATIENCE if again else None
 
     def _look_at(self, thread: Thread) -> None:
         where = system_call_of(thread.tid)

@@ -7,10 +7,11 @@ reaches maxhits (recovered reference 2.2).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from dprobes.engines.base import Counts, ProbeState
+from dprobes.engines.base import ProbeState
+from dprobes.engines.ptrace.ledger import Tally
 from dprobes.rpn.isa import ExceptionCode
 from dprobes.target.arch import architecture
 from dprobes.vm import Ending
@@ -19,7 +20,6 @@ from dprobes.vm.translate import Translator
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dprobes.engines.ptrace.slots import Placement
     from dprobes.engines.ptrace.wire import Code, ProbeLimits
     from dprobes.vm import Context, Outcome, Point
 
@@ -69,9 +69,7 @@ class Probe:
     file: tuple[int, int]
     counter: int = 0
     state: ProbeState = ProbeState.COMPILED
-    counts: Counts = field(default_factory=Counts)
-    placements: set[Placement] = field(default_factory=set)
-    """Where its instruction is executed, in all processes."""
+    counts: Tally = field(default_factory=Tally)
 
     def __post_init__(self) -> None:
         self.counter = -self.limits.passcount
@@ -85,10 +83,6 @@ class Probe:
     def runs_handler(self) -> bool:
         """Whether the next hit runs the handler instead of being passed over."""
         return self.counter >= 0
-
-    def final_counts(self) -> Counts:
-        """Return the counts with the ways in which the instruction was executed."""
-        return replace(self.counts, executed=tuple(sorted(placement.value for placement in self.placements)))
 
     def count_hit(self, outcome: Outcome | None) -> None:
         """Count a hit whose instruction completed; ``outcome`` is None if it was passed over."""

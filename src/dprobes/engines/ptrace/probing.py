@@ -7,31 +7,20 @@ import os
 import shutil
 import signal
 import struct
-from dataclasses import dataclass
 from pathlib import Path
 
+from dprobes.engines.findings import Finding
+from dprobes.engines.procfs import process_field
 from dprobes.engines.ptrace import syscalls
 from dprobes.engines.ptrace.debugregs import CONTROL, SLOTS, Watch, control_bits
 from dprobes.engines.ptrace.inject import InjectionError, injecting, may_inject
 from dprobes.engines.ptrace.processes import AddressSpace, Thread, ThreadState
-from dprobes.engines.ptrace.procfs import process_field
-from dprobes.engines.ptrace.refusals import YAMA_REMEDY, yama_scope
+from dprobes.engines.refusals import YAMA_REMEDY, yama_scope
 from dprobes.rpn.program import Access
 
-__all__ = ["Finding", "examine"]
+__all__ = ["examine"]
 
 _SYS_GETPID = 39
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """Say whether ``what`` works, why or how (``detail``), and what to do if it does not (``remedy``)."""
-
-    what: str
-    works: bool
-    detail: str = ""
-    remedy: str = ""
-    essential: bool = False
 
 
 def examine() -> list[Finding]:

@@ -13,7 +13,7 @@ import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from dprobes.engines.ptrace.procfs import process_field
+from dprobes.engines.procfs import process_field
 from dprobes.engines.ptrace.slots import Slots
 from dprobes.engines.ptrace.wire import Role
 from dprobes.target.maps import PAGE_SIZE
@@ -39,6 +39,7 @@ __all__ = [
     "Thread",
     "ThreadGoneError",
     "ThreadState",
+    "UnfinishedHit",
     "Watchpoint",
 ]
 
@@ -70,6 +71,16 @@ class PendingHit(NamedTuple):
     turn: Turn
     since: float
     """In seconds of the monotonic clock."""
+
+
+class UnfinishedHit(NamedTuple):
+    """Hold a breakpoint whose handler ran, but whose instruction could not be carried out yet, and its results."""
+
+    breakpoint: Breakpoint
+    outcome: Outcome | None
+    header: Header | None
+    is_counted: bool = False
+    """Whether nothing is to be counted any more when it is."""
 
 
 class ThreadGoneError(Exception):
@@ -117,8 +128,7 @@ class Thread:
     rseq: int = 0
     uid: tuple[int, int] | None = None
     """The (effective, real) user ids when they were last looked up."""
-    unfinished: tuple[Breakpoint, Outcome | None, Header | None] | None = None
-    """A breakpoint whose handler ran, but whose instruction could not be carried out yet, and its results."""
+    unfinished: UnfinishedHit | None = None
     written: dict[int, tuple[int, int]] | None = None
     """Registers that a handler changed before an instruction that was not yet executed: (before, after) by word."""
     restarting: int = 0

@@ -6,9 +6,9 @@ import errno
 import os
 from typing import TYPE_CHECKING, Literal
 
+from dprobes.engines.procfs import children_of, process_field, thread_state, threads_of
 from dprobes.engines.ptrace import syscalls
 from dprobes.engines.ptrace.processes import AddressSpace, ThreadState
-from dprobes.engines.ptrace.procfs import children_of, process_field, thread_state, threads_of
 
 if TYPE_CHECKING:
     from dprobes.engines.ptrace.family import Family

@@ -23,7 +23,7 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, NamedTuple
 
-from dprobes.engines.ptrace.syscalls import Register
+from dprobes.engines.ptrace.syscalls import NO_SYSTEM_CALL, RESTARTS, Register
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,8 +35,6 @@ _MAGIC2 = struct.pack("<I", 0x46505845)
 _SW_RESERVED = 464  # struct _fpx_sw_bytes in the legacy area of an XSAVE image
 _FSAVE_SIZE = 112
 _RED_ZONE = 128
-_MASK_64 = (1 << 64) - 1
-_RESTARTED = {number & _MASK_64 for number in (-512, -513, -514, -516)}
 
 # UC_FP_XSTATE | UC_SIGCONTEXT_SS | UC_STRICT_RESTORE_SS. A stack size of 1 makes the kernel's do_sigaltstack fail with
 # ENOMEM, which rt_sigreturn ignores: so the thread keeps its alternate stack.
@@ -113,7 +111,7 @@ def frame_32(registers: Sequence[int], mask: int, xstate: bytes, fsave: bytes, r
 def _restarting(registers: Sequence[int]) -> list[int]:
     """Return the registers with which an interrupted system call is made again, as the kernel would have it."""
     values = list(registers)
-    if values[Register.ORIG_RAX] < 1 << 63 and values[Register.RAX] in _RESTARTED:
+    if values[Register.ORIG_RAX] < NO_SYSTEM_CALL and values[Register.RAX] in RESTARTS:
         values[Register.RAX] = values[Register.ORIG_RAX]
         values[Register.RIP] -= 2
     return values

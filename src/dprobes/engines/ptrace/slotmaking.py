@@ -16,7 +16,7 @@ from dprobes.engines.ptrace.emulate import Action
 from dprobes.engines.ptrace.inject import MMAP, MUNMAP, InjectionError, injecting, may_inject
 from dprobes.engines.ptrace.processes import INT3
 from dprobes.engines.ptrace.relocate import relocated
-from dprobes.engines.ptrace.slots import GRANULE, NOP, Placement, Slot, SlotArea
+from dprobes.engines.ptrace.slots import GRANULE, JUMP_SIZE, NOP, Placement, Slot, SlotArea
 from dprobes.engines.ptrace.wire import Placed
 from dprobes.errors import TargetError
 from dprobes.target.maps import PAGE_SIZE, parse_maps, read_maps
@@ -36,7 +36,6 @@ _REACH = 1 << 30
 _GUARD = 16 * PAGE_SIZE
 """What is left free between an area and its neighbours, which may want to grow."""
 
-_JUMP = 5  # bytes of jmp rel32
 _LOWEST = 1 << 16  # vm.mmap_min_addr
 
 _PROT_READ_EXEC = 0x5
@@ -120,7 +119,7 @@ class SlotMaker:
             return None
         if site.emulation[0] == Action.REPEAT:
             code += INT3
-        distance = address + len(site.original) - (slot + len(code) + _JUMP)
+        distance = address + len(site.original) - (slot + len(code) + JUMP_SIZE)
         if space.word_size == 4:
             distance = (distance + (1 << 31)) % (1 << 32) - (1 << 31)
         if not -(1 << 31) <= distance < 1 << 31:
@@ -173,7 +172,7 @@ class SlotMaker:
     def _use_padding(self, space: AddressSpace, address: int) -> None:
         """Make an area of the padding that is near ``address``."""
         for start, end in list(space.slots.padding):
-            first = start + 15 & ~15
+            first = start + GRANULE - 1 & -GRANULE
             if abs(start - address) > _REACH or end - first < GRANULE:
                 continue
             space.slots.padding.remove((start, end))
@@ -183,7 +182,7 @@ class SlotMaker:
 
 
 def _slot_size(site: Site) -> int:
-    code = len(site.original) + (1 if site.emulation[0] == Action.REPEAT else 0) + _JUMP
+    code = len(site.original) + (1 if site.emulation[0] == Action.REPEAT else 0) + JUMP_SIZE
     return -(-code // GRANULE) * GRANULE
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["GRANULE", "NOP", "Placement", "Slot", "SlotArea", "Slots"]
+__all__ = ["GRANULE", "JUMP_SIZE", "NOP", "Placement", "Slot", "SlotArea", "Slots"]
 
 NOP = 0x90
 """What the bystander puts in the place of an int3 in a slot."""
@@ -40,7 +40,8 @@ class Placement(enum.Enum):
     """With all other threads of the address space stopped."""
 
 
-_JUMP_SIZE = 5
+JUMP_SIZE = 5
+"""The bytes of jmp rel32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +144,7 @@ class Slots:
 
         ``is_same`` says whether memory between two addresses is as in the parent, ``is_mapped`` whether there is any.
         """
-        missing = {a for a, slot in self.by_address.items() if not is_same(a, slot.end + _JUMP_SIZE)}
+        missing = {a for a, slot in self.by_address.items() if not is_same(a, slot.end + JUMP_SIZE)}
         if not missing:
             return
         self.by_address = {a: slot for a, slot in self.by_address.items() if a not in missing}
@@ -158,5 +159,5 @@ class Slots:
 
     def holding(self, address: int) -> Slot | None:
         """Return the slot in which an address lies."""
-        start = address & ~15
-        return self.by_address.get(start) or self.by_address.get(start - 16)
+        start = address & -GRANULE
+        return self.by_address.get(start) or self.by_address.get(start - GRANULE)

@@ -99,23 +99,27 @@ class Stepper:
         """
         tid = thread.tid
         slot = self._slots.known(thread, breakpoint_)
+        # Then the thread has been put there already (``way_on``), and only handlers change registers.
+        is_ready = slot is not None and not self._context.written and not breakpoint_.waiting
         if slot is None and self._slots.may_make(thread, breakpoint_):
             # Should we die while memory for the slot is got, the thread goes on here.
             syscalls.set_registers(tid, registers)
             slot = self._slots.make(thread, breakpoint_)
             if slot is not None:
                 for probe in breakpoint_.probes():
-                    probe.placements.add(slot.placement)
+                    probe.counts.note(slot.placement)
         if slot is None:
             for probe in breakpoint_.probes():
-                probe.placements.add(Placement.IN_PLACE)
+                probe.counts.note(Placement.IN_PLACE)
             return self._step_in_place(thread, breakpoint_, registers)
         registers[_RIP] = slot.address
-        syscalls.set_registers(tid, registers)
-        if slot.is_free and not registers[_EFLAGS] & TRAP_FLAG:
-            return COMPLETED
-        if may_pend and slot.leads_on and not registers[_EFLAGS] & TRAP_FLAG:
-            return PENDING
+        if not is_ready:
+            syscalls.set_registers(tid, registers)
+        if not registers[_EFLAGS] & TRAP_FLAG:
+            if slot.is_free:
+                return COMPLETED
+            if may_pend and slot.leads_on:
+                return PENDING
         return self._step_through(thread, breakpoint_, registers, slot)
 
     def way_on(self, thread: Thread, breakpoint_: Breakpoint) -> int:

@@ -18,9 +18,9 @@ import signal
 import time
 from typing import TYPE_CHECKING
 
+from dprobes.engines.procfs import children_of, system_call_of, thread_state
 from dprobes.engines.ptrace import syscalls
 from dprobes.engines.ptrace.processes import ThreadState
-from dprobes.engines.ptrace.procfs import children_of, system_call_of, thread_state
 from dprobes.engines.ptrace.syscalls import Event, Register, StopKind, classify_stop
 
 if TYPE_CHECKING:
@@ -52,8 +52,6 @@ _STUCK = 0.1
 _MASK_64 = (1 << 64) - 1
 _EINTR = -4 & _MASK_64
 _ERESTARTNOHAND = -514 & _MASK_64
-_RESTARTS = {number & _MASK_64 for number in (-512, -513, -514, -516)}
-_NO_SYSTEM_CALL = 1 << 63
 
 # Linux fails these with EINTR just because the thread stopped (signal(7), "Interruption of system calls ... by stop
 # signals", and measured): epoll_wait, epoll_pwait, epoll_pwait2, accept, accept4, recvfrom, recvmsg, recvmmsg, sendto,
@@ -244,7 +242,7 @@ class Stopper:
         """Let a stopped thread run, with a signal or 0."""
         thread.state = ThreadState.RUNNING
         if number:
-            self._give_up_hit(thread)
+            self.give_up_hit(thread)
         try:
             if thread.debug.armed is not thread.space.watchpoints:
                 self._armer.bring_in_line(thread)
@@ -252,7 +250,7 @@ class Stopper:
         except ProcessLookupError:
             pass  # killed meanwhile: its end is reported by waitpid
 
-    def _give_up_hit(self, thread: Thread) -> None:
+    def give_up_hit(self, thread: Thread) -> None:
         """Forget a hit whose instruction was not executed: a signal handler comes first, and may go elsewhere."""
         thread.unfinished = None
         thread.restarting = 0
@@ -284,7 +282,7 @@ class Stopper:
         registers = self._held_registers
         syscalls.get_registers(thread.tid, registers)
         call = registers[Register.ORIG_RAX]
-        if call >= _NO_SYSTEM_CALL:
+        if call >= syscalls.NO_SYSTEM_CALL:
             thread.deadline = None
             return
         result = registers[Register.RAX]
@@ -295,7 +293,7 @@ class Stopper:
             else:
                 registers[Register.RAX] = result = _ERESTARTNOHAND
             syscalls.set_registers(thread.tid, registers)
-        if result in _RESTARTS:
+        if result in syscalls.RESTARTS:
             thread.restarting = registers[Register.RIP] - 2
 
     def _timeout_is_over(self, thread: Thread, call: int) -> bool:

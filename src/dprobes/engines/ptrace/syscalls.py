@@ -16,6 +16,8 @@ from typing import Literal
 
 __all__ = [
     "NEW_TASK_EVENTS",
+    "NO_SYSTEM_CALL",
+    "RESTARTS",
     "RESUME_FLAG",
     "SI_KERNEL",
     "TRAP_FLAG",
@@ -152,6 +154,12 @@ class Register(enum.IntEnum):
 
 Registers = ctypes.c_ulong * 27
 """The integer registers of a thread, indexed by ``Register``."""
+
+NO_SYSTEM_CALL = 1 << 63
+"""At least so large is ``orig_rax`` when a thread has not stopped in a system call (-1)."""
+
+RESTARTS = frozenset((1 << 64) - number for number in (512, 513, 514, 516))
+"""The results (-ERESTART*) by which the kernel knows a system call that it is to make again."""
 
 TRAP_FLAG = 0x100
 """The bit of EFLAGS that makes a thread trap behind each instruction; only what the program has set itself shows."""

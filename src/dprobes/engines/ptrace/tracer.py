@@ -1,5 +1,5 @@
 """
-The tracer process: ``python -m dprobes.engines.ptrace.tracer READ-DESCRIPTOR WRITE-DESCRIPTOR``.
+The tracer process: ``python -m dprobes.engines.ptrace.tracer READ-DESCRIPTOR WRITE-DESCRIPTOR MODULE``.
 
 One loop: take a stop that the kernel reports, do what it calls for, let the thread run on. It ends when the targets are
 gone, when the client says ``Stop`` or disappears, or on SIGTERM; in every case all breakpoints are taken away first,
@@ -14,8 +14,8 @@ import gc
 import signal
 import sys
 import traceback
-from typing import TYPE_CHECKING
 
+from dprobes.engines.procfs import living_thread
 from dprobes.engines.ptrace import syscalls
 from dprobes.engines.ptrace.arming import Armer
 from dprobes.engines.ptrace.connection import ClientGoneError, Connection
@@ -28,8 +28,9 @@ from dprobes.engines.ptrace.hits import HitHandler, WaysOut
 from dprobes.engines.ptrace.localtable import LocalTables
 from dprobes.engines.ptrace.modules import ModuleWatcher
 from dprobes.engines.ptrace.processes import AddressSpace, DebugState, Thread, ThreadGoneError, ThreadState
-from dprobes.engines.ptrace.procfs import living_thread
-from dprobes.engines.ptrace.records import RecordBuilder
+from dprobes.engines.ptrace.programs import InsertedProgram
+from dprobes.engines.ptrace.removing import Remover
+from dprobes.engines.ptrace.replacing import Replacer
 from dprobes.engines.ptrace.seizing import Seizer
 from dprobes.engines.ptrace.stepping import Stepper
 from dprobes.engines.ptrace.stopping import Stopper
@@ -41,15 +42,14 @@ from dprobes.engines.ptrace.wire import (
     Done,
     Failed,
     Refused,
+    Remove,
+    Replace,
     Sites,
     Start,
     Stop,
     Warned,
 )
 from dprobes.errors import EngineError
-
-if TYPE_CHECKING:
-    from dprobes.extensions import Extension
 
 __all__ = ["Tracer", "main"]
 
@@ -70,33 +70,35 @@ class _EndedError(Exception):
 class Tracer:
     """Trace the processes that the client names, and everything they start."""
 
-    def __init__(self, connection: Connection, start: Start, extensions: dict[str, Extension]) -> None:
+    def __init__(self, connection: Connection, start: Start, program: InsertedProgram) -> None:
         self._connection = connection
         self._threads: dict[int, Thread] = {}
         self._armer = Armer(connection.send)
         self._stopper = Stopper(self._threads, self._armer)
         self._watching = Watching(self._threads, connection, self._stopper, self._armer)
-        self._modules = ModuleWatcher(connection, start.definitions, start.everywhere, self._watching)
-        context = ThreadContext(*start.variables)
+        self._modules = ModuleWatcher(connection, program, self._watching)
+        context = ThreadContext(program.ledger.variables, program.global_variables)
         context.warn = self._warn
-        context.extensions = extensions
+        context.extensions = program.extensions
         context.segments.local = LocalTables(self._stopper, context.memory, self._warn).descriptor
         stepper = Stepper(self._stopper, context, connection)
         self._family = Family(self._threads, connection, self._stopper, self._modules, follow=start.follow)
+        self._remover = Remover(connection, self._family, self._stopper, self._watching)
         self._seizer = Seizer(self._threads, self._family, self._stopper)
         self._detacher = Detacher(self._family, self._stopper, stepper, self._armer)
         self._dumps = CoreDumps(connection, self._stopper, self._threads, start.core_directory)
         self._hits = HitHandler(
             connection,
             context,
-            RecordBuilder(start.items),
-            self._family,
             self._modules,
             self._stopper,
             stepper,
-            self._watching,
+            self._remover,
             self._armer,
             WaysOut(HandOver(connection, self._detacher), self._dumps.start),
+        )
+        self._replacer = Replacer(
+            connection, context, self._family, self._modules, self._stopper, self._watching, self._hits, self._dumps
         )
         self._detacher.before_leaving = self._hits.pending.let_go
         self._registers = syscalls.Registers()
@@ -122,8 +124,7 @@ class Tracer:
             self._dumps.abandon()
             self._detacher.detach_all()
             self._hits.finish()
-            counts = {number: probe.final_counts() for number, probe in self._modules.probes.items()}
-            self._connection.send(Done(counts, complete, problem))
+            self._connection.send(Done(complete, problem))
             self._connection.close()
 
     def _handle_stops(self) -> bool:
@@ -177,6 +178,10 @@ class Tracer:
                     self._attach(pid, launching=launching)
                 case Sites():
                     self._modules.answered(message, list(self._threads.values()))
+                case Remove(program, numbers) if program == self._modules.program.number:
+                    self._remover.remove(self._modules.program.remove(numbers))
+                case Replace():
+                    self._replacer(message)
                 case Stop():
                     raise _EndedError
 
@@ -299,7 +304,11 @@ class Tracer:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the tracer on two pipes to the client; the arguments are the descriptors to read from and to write to."""
+    """
+    Run the tracer on two pipes to the client.
+
+    The arguments are the descriptors to read from and to write to; one more says for others which module is probed.
+    """
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     syscalls.set_process_name("dprobes-tracer")
     connection = Connection(int(arguments[0]), int(arguments[1]))
@@ -311,22 +320,13 @@ def main(arguments: list[str]) -> int:
         return 0
     assert isinstance(message, Start)
     try:
-        extensions = _load(message)
+        program = InsertedProgram.of(message)
     except EngineError as error:
         connection.send(Refused(error.message))
         connection.close()
         return 0
-    Tracer(connection, message, extensions).run()
+    Tracer(connection, message, program).run()
     return 0
-
-
-def _load(start: Start) -> dict[str, Extension]:
-    """Import the extensions that the program may call: before anything is traced, because that may take its time."""
-    if not start.extensions:
-        return {}
-    from dprobes.extensions.registry import load_extensions
-
-    return load_extensions(start.extensions)
 
 
 if __name__ == "__main__":

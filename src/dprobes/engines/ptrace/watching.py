@@ -42,6 +42,30 @@ class Watching:
         if watchpoints != space.watchpoints:
             self._change(space, pid, watchpoints)
 
+    def pass_on(self, space: AddressSpace, wanted: list[Watchpoint]) -> set[Probe]:
+        """
+        Let ``space`` have other watchpoints than before, and return the probepoints of those that were there already.
+
+        Those keep their registers, and hits that nobody has looked at yet are theirs.
+        """
+        former = list(space.watchpoints)
+        watchpoints = []
+        kept = set()
+        has_new = False
+        for watchpoint in wanted:
+            same = next((w for w in former if (w.watch, w.file) == (watchpoint.watch, watchpoint.file)), None)
+            if same is None:
+                watchpoints.append(watchpoint)
+                has_new = True
+                continue
+            former.remove(same)
+            same.probe, same.point = watchpoint.probe, watchpoint.point
+            kept.add(same.probe)
+            watchpoints.append(same)
+        if former or has_new:
+            self._change(space, None, tuple(watchpoints))
+        return kept
+
     def withdraw(self, probe: Probe) -> None:
         """Take a probepoint's watchpoints away everywhere."""
         for space in {id(t.space): t.space for t in self._threads.values()}.values():

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dprobes.engines.base import Counts, ProbeState
+    from dprobes.engines.base import ProbeState
     from dprobes.engines.ptrace.debugregs import Watch
     from dprobes.engines.ptrace.relocate import Copy
     from dprobes.extensions.registry import Registration
@@ -32,14 +32,18 @@ __all__ = [
     "Dumped",
     "Failed",
     "FrameReader",
-    "HandedOver",
+    "InPlace",
     "Kind",
     "ModuleMapped",
+    "NotReplaced",
     "Placed",
     "ProbeLimits",
     "ProbeStatus",
     "Refused",
+    "Remove",
     "Removed",
+    "Replace",
+    "Replaced",
     "Role",
     "Site",
     "Sites",
@@ -70,19 +74,25 @@ class Kind(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Open the conversation: the limits of the probe definitions, and which header items records carry."""
+    """Describe a program: the limits of its probe definitions, and which header items records carry."""
 
+    number: int
+    """How many programs there were before."""
     definitions: tuple[ProbeLimits, ...]
     items: int
     """``record.layout.Item`` flags."""
     variables: tuple[int, int, int]
     """How many local, global and per-CPU variables the program has."""
+    ledger: int
+    """The descriptor of the memory for counts and variables (``ledger``)."""
     extensions: tuple[Registration, ...] = ()
     """What the program may call by ``callk``, in order."""
     core_directory: str = "."
     """Where core files are written to."""
     follow: bool = True
     """Whether the processes that a process starts are in scope as well."""
+    globals: int = -1
+    """The descriptor of the global variables, if others have them, too."""
     everywhere: dict[int, Sites | str] = field(default_factory=dict)
     """What is watched in every process, whatever that maps, by word size; a text is why it cannot be."""
 
@@ -192,6 +202,32 @@ class Sites:
 
 
 @dataclass(frozen=True, slots=True)
+class Remove:
+    """
+    Ask the tracer to take probepoints of a program away, in all processes and in those to come.
+
+    It answers by ``ProbeStatus``, or not at all if another program has taken the place of that one.
+    """
+
+    program: int
+    probes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Replace:
+    """
+    Ask the tracer to put a program in the place of the one that it has.
+
+    It opens the ``ledger`` of ``start`` in the client, and has ``globals`` already. ``known`` says what is in files
+    that it has asked about.
+    """
+
+    start: Start
+    known: dict[tuple[int, int, str], Sites]
+    """By device, inode and path."""
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """Ask the tracer to take everything away and detach."""
 
@@ -209,7 +245,7 @@ class Attached:
 @dataclass(frozen=True, slots=True)
 class ModuleMapped:
     """
-    Ask which sites a file has that a process maps executable.
+    Ask which sites of a program a file has that a process maps executable.
 
     The process is stopped until the answer comes, unless it is one that is about to be attached to (``learn``).
     """
@@ -219,6 +255,7 @@ class ModuleMapped:
     path: str
     device: int
     inode: int
+    program: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +285,7 @@ class Watched:
 @dataclass(frozen=True, slots=True)
 class ProbeStatus:
     """
-    Report the state of probepoints in one process.
+    Report the state of probepoints in one process, or with pid 0 in all.
 
     Several have one message only where there is nothing else to say of them.
     """
@@ -265,15 +302,36 @@ class ProbeStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class Replaced:
+    """Say that a program has taken the place of the one before: what follows is about it."""
+
+    program: int
+
+
+@dataclass(frozen=True, slots=True)
+class InPlace:
+    """Say that a program that has taken the place of another one has its probepoints in all processes."""
+
+    program: int
+
+
+@dataclass(frozen=True, slots=True)
+class NotReplaced:
+    """Say that the program goes on that was to be replaced, and why: what is in the way of a probepoint, or else."""
+
+    message: str = ""
+    obstacle: ProbeStatus | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Done:
     """
     Close the conversation: everything is taken away and all processes are detached or gone.
 
-    ``counts`` are by probepoint. ``complete`` says that they are gone, ``problem`` what went wrong in the tracer, if
-    anything.
+    ``complete`` says that they are gone, ``problem`` what went wrong in the tracer, if anything. The counts are in the
+    ledger.
     """
 
-    counts: dict[int, Counts] = field(default_factory=dict)
     complete: bool = True
     problem: str = ""
 
@@ -295,20 +353,6 @@ class Dumped:
     path: str
     size: int
     problem: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class HandedOver:
-    """
-    Say that a process is not traced any more and stops (SIGSTOP), for a debugger to attach.
-
-    ``name`` is that of thread ``tid``, which stands at ``address`` and has not executed the instruction there.
-    """
-
-    pid: int
-    tid: int
-    name: str
-    address: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import itertools
 import os
 from pathlib import Path
 
-from dprobes.engines.ptrace.procfs import process_field, thread_state, threads_of
+from dprobes.engines.procfs import process_field, thread_state, threads_of
 from dprobes.errors import EngineError, PrivilegeError
 
-__all__ = ["YAMA_REMEDY", "attach_error", "check_process", "yama_scope"]
+__all__ = ["TRACER", "YAMA_REMEDY", "attach_error", "check_process", "check_traceable", "yama_scope"]
 
 _YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
 
+
+TRACER = "dprobes.engines.ptrace.tracer"
+"""The module that tracers of the ptrace engine run; the last word of their command line names the probed module."""
 
 YAMA_REMEDY = "start the program with -c, run dprobes as root, or set kernel.yama.ptrace_scope to 0"
 
@@ -27,7 +31,7 @@ def yama_scope() -> int | None:
 
 
 def check_process(pid: int, *, allow_self: bool = False) -> None:
-    """Raise ``EngineError`` for a process that certainly cannot be taken over, before anything else is done with it."""
+    """Raise ``EngineError`` for a process that no engine can take, before anything else is done with it."""
     if pid <= 0 or not Path(f"/proc/{pid}").exists():
         raise EngineError(f"there is no process {pid}")
     if pid == os.getpid():
@@ -37,7 +41,7 @@ def check_process(pid: int, *, allow_self: bool = False) -> None:
             f"EXCLUDED: process {pid} ({process_field(pid, 'Name')}) belongs to a dprobes",
             hint="--allow-self lets one dprobes probe another one",
         )
-    if (error := _plain_reason(pid)) is not None:
+    if (error := _no_program(pid) or _other_users(pid)) is not None:
         raise error
     try:
         with open(f"/proc/{pid}/maps", "rb"):
@@ -46,6 +50,12 @@ def check_process(pid: int, *, allow_self: bool = False) -> None:
         raise _closed_error(pid) from None
     except OSError:
         pass  # gone meanwhile: attaching will say so
+
+
+def check_traceable(pid: int) -> None:
+    """Raise ``EngineError`` for a process that another one traces."""
+    if (error := _traced(pid)) is not None:
+        raise error
 
 
 def attach_error(pid: int, reason: str, number: int) -> EngineError:
@@ -87,24 +97,51 @@ def _is_dprobes(pid: int) -> bool:
 
 def _plain_reason(pid: int) -> EngineError | None:
     """Return the error for what the process's status says by itself, or None."""
-    name = process_field(pid, "Name")
-    threads = _threads(pid)
-    for tid in threads:
+    return _traced(pid) or _no_program(pid) or _other_users(pid)
+
+
+def _traced(pid: int) -> EngineError | None:
+    for tid in _threads(pid):
         tracer = int(process_field(tid, "TracerPid") or 0)
+        if (module := _probed_by(tracer)) is not None:
+            return EngineError(
+                f"process {pid} ({process_field(pid, 'Name')}) has a program for '{module}' already, "
+                "and the ptrace engine can follow a process for one program only",
+                hint="use --engine ebpf, which takes any number of programs, or remove that one first",
+            )
         if tracer:
             by = process_field(tracer, "Name")
             return EngineError(
-                f"process {pid} ({name}) is traced by process {tracer} ({by}) already",
+                f"process {pid} ({process_field(pid, 'Name')}) is traced by process {tracer} ({by}) already",
                 hint="end that first: a process has one tracer",
             )
-    if thread_state(pid) == "Z" and len(threads) <= 1:
+    return None
+
+
+def _probed_by(tracer: int) -> str | None:
+    """Return the name of the module that a tracer of ours probes, None if it is none of ours."""
+    with contextlib.suppress(OSError):
+        words = Path(f"/proc/{tracer}/cmdline").read_bytes().split(b"\0")
+        if TRACER.encode() in words[:-1]:
+            return os.fsdecode(words[-2])
+    return None
+
+
+def _no_program(pid: int) -> EngineError | None:
+    name = process_field(pid, "Name")
+    if thread_state(pid) == "Z" and len(_threads(pid)) <= 1:
         return EngineError(f"process {pid} ({name}) has ended and waits for its parent (zombie)")
     if process_field(pid, "Kthread") == "1":
         return EngineError(f"process {pid} ({name}) is a thread of the kernel")
+    return None
+
+
+def _other_users(pid: int) -> EngineError | None:
     owners = {int(uid) for uid in process_field(pid, "Uid").split()}
     if os.geteuid() != 0 and owners != {os.geteuid()}:
         return PrivilegeError(
-            f"process {pid} ({name}) belongs to user {min(owners, default=0)}, not to user {os.geteuid()}",
+            f"process {pid} ({process_field(pid, 'Name')}) belongs to user {min(owners, default=0)}, "
+            f"not to user {os.geteuid()}",
             hint="run dprobes as that user or as root",
         )
     return None

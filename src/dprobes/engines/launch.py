@@ -2,7 +2,7 @@
 Starting the command that is to be probed.
 
 The command is a child of ours, in our session, with our terminal, as if the shell had started it. It waits until the
-tracer has taken it over, so that it is traced from its first instruction on.
+engine is ready for it, so that it is probed from its first instruction on.
 """
 
 from __future__ import annotations
@@ -12,11 +12,10 @@ import os
 import signal
 from typing import TYPE_CHECKING, NoReturn
 
-from dprobes.engines.ptrace.syscalls import allow_tracer
 from dprobes.errors import TargetError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 __all__ = ["Command"]
 
@@ -27,10 +26,15 @@ _READY = b"r"
 
 
 class Command:
-    """Hold a child process that waits to become ``arguments``; our other children may trace it."""
+    """
+    Hold a child process that waits to become ``arguments``.
 
-    def __init__(self, arguments: Sequence[str]) -> None:
+    ``prepare`` is called in the child, with our process id, before that of the child is known to anybody.
+    """
+
+    def __init__(self, arguments: Sequence[str], prepare: Callable[[int], None] | None = None) -> None:
         self._arguments = list(arguments)
+        self._prepare = prepare
         self._status: int | None = None
         client = os.getpid()
         go_read, self._go = os.pipe2(os.O_CLOEXEC)
@@ -40,7 +44,7 @@ class Command:
             self._become(client, go_read, failure_write)
         os.close(go_read)
         os.close(failure_write)
-        if os.read(self._failure, 1) != _READY:  # from now on the tracer may trace it
+        if os.read(self._failure, 1) != _READY:  # from now on it is prepared
             raise TargetError(f"'{self._arguments[0]}' cannot be started: it was killed before")
 
     def go(self) -> None:
@@ -51,8 +55,8 @@ class Command:
             os.write(self._go, b"g")
         os.close(self._go)
         self._go = -1
-        # The other pipe ends with the exec, or holds the number of the error. Not waited for here: the tracer may have
-        # a question about the new program before that.
+        # The other pipe ends with the exec, or holds the number of the error. Not waited for here: an engine may have
+        # something to do about the new program before that.
 
     def wait(self) -> int:
         """Wait for the child's end and return its wait status; raise ``TargetError`` if it could not be started."""
@@ -61,6 +65,19 @@ class Command:
             if number := os.read(self._failure, 16):
                 raise TargetError(f"'{self._arguments[0]}' cannot be started: {os.strerror(int(number)).lower()}")
         return self._status
+
+    def check_started(self) -> None:
+        """Wait until the child has executed its program; raise ``TargetError`` if it could not."""
+        if number := os.read(self._failure, 16):
+            os.waitpid(self.pid, 0)
+            raise TargetError(f"'{self._arguments[0]}' cannot be started: {os.strerror(int(number)).lower()}")
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether ``wait`` returns at once."""
+        if self._status is None:
+            return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        return True
 
     def close(self) -> None:
         """Let go of the child; one that never started its program ends."""
@@ -79,8 +96,8 @@ class Command:
                 signal.signal(number, signal.SIG_DFL)
             if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # a shell's background job ignores it
                 signal.signal(signal.SIGINT, signal.SIG_DFL)
-            # The Yama module extends this to the client's descendants: the tracer, and a debugger after ``exit 1``.
-            allow_tracer(client)
+            if self._prepare is not None:
+                self._prepare(client)
             os.write(failure, _READY)
             if os.read(go, 1):
                 os.execvp(self._arguments[0], self._arguments)  # noqa: S606 - no shell on purpose

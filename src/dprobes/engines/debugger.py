@@ -1,5 +1,5 @@
 """
-The client's part of ``exit 1``: start a debugger on a process that was handed over, or say how to attach one.
+What follows an ``exit 1``: start a debugger on a process that was handed over, or say how to attach one.
 
 The process is in a group stop (SIGSTOP). A debugger that attaches can let it run nevertheless, but when it detaches the
 kernel stops the process again: so it is sent a SIGCONT then. One debugger runs at a time; the processes for which there
@@ -22,13 +22,12 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from dprobes.engines.base import Notice
-from dprobes.engines.ptrace.procfs import process_field, thread_state, threads_of
+from dprobes.engines.procfs import process_field, thread_state, threads_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from dprobes.engines.base import Event
-    from dprobes.engines.ptrace.wire import HandedOver
+    from dprobes.engines.base import Event, HandedOver
 
 __all__ = ["LOOK", "Debuggers"]
 
@@ -88,7 +87,7 @@ class Debuggers:
         assert self._command is not None
         words = [_expand(word, target.pid) for word in self._command]
         _await_stop(target.pid)
-        where = f"process {target.pid} ({target.name}) is stopped at {target.address:#x}, before the probed instruction"
+        where = _where(target)
         if shutil.which(words[0]) is None:
             yield Notice(f"'{words[0]}' is not installed")
             yield _stopped_notice(target)
@@ -134,9 +133,14 @@ def _expand(word: str, pid: int) -> str:
     return "%".join(part.replace("%p", str(pid)) for part in word.split("%%"))
 
 
+def _where(target: HandedOver) -> str:
+    side = "behind" if target.has_executed else "before"
+    return f"process {target.pid} ({target.name}) is stopped at {target.address:#x}, {side} the probed instruction"
+
+
 def _stopped_notice(target: HandedOver) -> Notice:
     return Notice(
-        f"process {target.pid} ({target.name}) is stopped at {target.address:#x}, before the probed instruction",
+        _where(target),
         f"look at it with 'gdb -p {target.pid}'; after that it goes on with 'kill -CONT {target.pid}'",
     )
 

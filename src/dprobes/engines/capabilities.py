@@ -1,0 +1,228 @@
+"""
+What programs need and engines can.
+
+An engine that lacks something a program needs refuses it here, before anything is inserted, with the line and the
+reason. Nothing here imports an engine.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dprobes.errors import EngineError
+from dprobes.rpn.isa import Group, OperandKind
+from dprobes.rpn.program import Access, Address, Expression, Glob, ModuleType, Sampler
+from dprobes.target.arch import RegisterClass
+
+if TYPE_CHECKING:
+    from collections.abc import Container, Iterator, Mapping
+
+    from dprobes.diagnostics import Diagnostics
+    from dprobes.rpn.program import Instruction, Program
+    from dprobes.source import Span
+    from dprobes.target.arch import Architecture
+
+__all__ = [
+    "ENGINES",
+    "Capability",
+    "Requirement",
+    "refuse_unsupported",
+    "requirements",
+    "watches_user_addresses",
+]
+
+
+class Capability(enum.Enum):
+    """Name what a program may need of an engine; the value completes "... needs"."""
+
+    KERNEL_MODULE = "probes in the kernel or a kernel module"
+    WATCHPOINT = "watchpoint probes"
+    MODULE_WATCHPOINT = "watchpoints in a module"
+    PORT_WATCHPOINT = "watchpoints on I/O ports"
+    SAMPLER = "sampler probes"
+    RETURN = "probes at a function's return"
+    GLOB = "patterns in 'offset ='"
+    WRITE_REGISTER = "writing registers"
+    WRITE_MEMORY = "writing memory"
+    VERIFY_WRITE = "finding out whether memory can be written"
+    SEGMENT_REGISTER = "the segment registers other than cs and ss"
+    FLOATING_POINT = "floating-point and SSE registers"
+    SYSTEM_REGISTER = "control, debug and model-specific registers"
+    CPUID = "the cpuid registers"
+    SEGMENTED = "segmented addresses"
+    IO_PORT = "I/O ports"
+    TASK = "the kernel's task structure"
+    HAND_OVER = "handing over to a debugger"
+    CORE_DUMP = "writing a core dump"
+    EXTENSION = "extensions called by callk"
+    INTERPRETED_EXTENSION = "extensions that have no form for eBPF"
+
+
+ENGINES: Mapping[str, frozenset[Capability]] = {
+    "ptrace": frozenset(
+        {
+            Capability.WRITE_REGISTER,
+            Capability.WRITE_MEMORY,
+            Capability.VERIFY_WRITE,
+            Capability.SEGMENT_REGISTER,
+            Capability.FLOATING_POINT,
+            Capability.CPUID,
+            Capability.SEGMENTED,
+            Capability.EXTENSION,
+            Capability.INTERPRETED_EXTENSION,
+            Capability.HAND_OVER,
+            Capability.CORE_DUMP,
+            Capability.GLOB,
+            Capability.WATCHPOINT,
+            Capability.MODULE_WATCHPOINT,
+            Capability.RETURN,
+        }
+    ),
+    "ebpf": frozenset(
+        {
+            Capability.TASK,
+            Capability.EXTENSION,
+            Capability.HAND_OVER,
+            Capability.CORE_DUMP,
+            Capability.GLOB,
+            Capability.RETURN,
+            Capability.SAMPLER,
+            Capability.WATCHPOINT,
+            Capability.MODULE_WATCHPOINT,
+        }
+    ),
+}
+"""What each engine can where it works at all; some kernels let one do more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Requirement:
+    """Say that ``what``, which stands at ``span``, needs a capability; ``hurdle`` is why engines can hardly have it."""
+
+    capability: Capability
+    what: str
+    span: Span | None
+    hurdle: str | None = None
+
+
+_READING = {
+    RegisterClass.FLOATING_POINT: Capability.FLOATING_POINT,
+    RegisterClass.CPUID: Capability.CPUID,
+    RegisterClass.SYSTEM: Capability.SYSTEM_REGISTER,
+}
+"""What reading a register of a class needs; every engine reads the general registers."""
+
+_HELD_BY_EVERY_HIT = ("cs", "ss")
+"""The segment registers that the kernel saves at each entry, and so every engine reads."""
+
+
+def requirements(program: Program, architecture: Architecture) -> Iterator[Requirement]:
+    """Iterate over what a program needs that not every engine has."""
+    if program.modtype is not ModuleType.USER and not watches_user_addresses(program):
+        yield Requirement(Capability.KERNEL_MODULE, f"modtype = {program.modtype.value}", program.spans.get("modtype"))
+    for definition in program.definitions:
+        if definition.watchpoint is not None and isinstance(definition.location, Address):
+            in_module = program.modtype is ModuleType.USER
+            yield _needed_to_watch(definition.watchpoint, definition.span("watchpoint"), in_module=in_module)
+        if isinstance(definition.location, Sampler):
+            yield Requirement(Capability.SAMPLER, "sampler =", definition.span("sampler"))
+        if isinstance(definition.location, Glob):
+            yield Requirement(Capability.GLOB, f"offset = {definition.location.pattern}", definition.span("offset"))
+        if definition.at_return:
+            yield Requirement(Capability.RETURN, "return = yes", definition.span("return"))
+    for code in program.bodies():
+        for instruction in code.instructions:
+            for capability in _needed_by(instruction, architecture):
+                yield Requirement(capability, str(instruction), instruction.span)
+
+
+_KERNEL_HALF = 1 << 63
+"""From here on addresses are the kernel's."""
+
+
+def watches_user_addresses(program: Program) -> bool:
+    """
+    Return whether a program for the kernel only watches addresses of user programs, and names nothing in the kernel.
+
+    Such a program is about every process, whatever that maps.
+    """
+    if program.modtype is not ModuleType.KERNEL:
+        return False
+    for definition in program.definitions:
+        match definition.location:
+            case Address(Expression(low, None), None | Expression(_, None)) if low < _KERNEL_HALF:
+                if definition.watchpoint is None:
+                    return False
+            case _:
+                return False
+    operands = (instruction.operand for code in program.bodies() for instruction in code.instructions)
+    return not any(isinstance(operand, Expression) and operand.symbol is not None for operand in operands)
+
+
+def _needed_to_watch(access: Access, span: Span | None, *, in_module: bool) -> Requirement:
+    if access is Access.IO:
+        hurdle = "Linux offers the processor's watchpoints on I/O ports to nobody"
+        return Requirement(Capability.PORT_WATCHPOINT, "watchpoint = io", span, hurdle)
+    capability = Capability.MODULE_WATCHPOINT if in_module else Capability.WATCHPOINT
+    return Requirement(capability, f"watchpoint = {access.value}", span)
+
+
+def _needed_by(instruction: Instruction, architecture: Architecture) -> Iterator[Capability]:
+    row, operand = instruction.row, instruction.operand
+    if row.operand_kind is OperandKind.REGISTER and isinstance(operand, (str, int)):
+        if row.operator == "pop":
+            yield Capability.WRITE_REGISTER
+        register = architecture.register(operand)
+        if register is None:
+            return
+        if register.kind is RegisterClass.SEGMENT and register.name not in _HELD_BY_EVERY_HIT:
+            yield Capability.SEGMENT_REGISTER
+        elif register.kind in _READING:
+            yield _READING[register.kind]
+    elif row.group is Group.SEGMENT:
+        yield Capability.SEGMENTED
+    elif row.group is Group.IO:
+        yield Capability.IO_PORT
+    elif row.operator == "callk":
+        yield Capability.INTERPRETED_EXTENSION if _is_interpreted(instruction) else Capability.EXTENSION
+    elif row.operator == "vfyrw":
+        yield Capability.VERIFY_WRITE
+    elif row.syntax == "push task":
+        yield Capability.TASK
+    elif row.syntax == "exit <code>" and operand in (1, 3):
+        yield Capability.HAND_OVER if operand == 1 else Capability.CORE_DUMP
+    elif row.writes:
+        yield Capability.WRITE_MEMORY
+
+
+def _is_interpreted(call: Instruction) -> bool:
+    """Return whether a ``callk`` calls an extension that has no form for eBPF."""
+    from dprobes.extensions.registry import load_extensions, registrations
+
+    called = [r for r in registrations() if call.operand in (None, r.name)]
+    try:
+        return any(extension.compile is None for extension in load_extensions(called).values())
+    except EngineError:
+        return False  # what cannot be loaded is reported where extensions are checked
+
+
+def refuse_unsupported(
+    program: Program,
+    architecture: Architecture,
+    engine: str,
+    capabilities: Container[Capability],
+    diagnostics: Diagnostics,
+) -> None:
+    """Add an error for everything that ``program`` needs and ``engine`` lacks, naming an engine that has it."""
+    for requirement in requirements(program, architecture):
+        if requirement.capability in capabilities:
+            continue
+        able = [other for other, has in ENGINES.items() if requirement.capability in has and other != engine]
+        hint = f"use --engine {able[0]}" if able else requirement.hurdle or "no engine of this version provides that"
+        diagnostics.error(
+            requirement.span,
+            f"'{requirement.what}' needs {requirement.capability.value}, which the {engine} engine lacks",
+            hint=hint,
+        )

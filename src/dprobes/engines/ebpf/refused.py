@@ -1,0 +1,30 @@
+"""What the kernel refuses, as an error for people."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import TYPE_CHECKING
+
+from dprobes.errors import EngineError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["TOO_MANY_FILES", "explained"]
+
+TOO_MANY_FILES = "each probe definition takes a descriptor or two: raise the limit of open files (ulimit -n)"
+
+
+@contextlib.contextmanager
+def explained(what: str) -> Iterator[None]:
+    """Raise ``EngineError`` for an OSError that names no file: a system call that the kernel refuses ``what`` with."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        raise EngineError(
+            f"the kernel refuses {what}: {os.strerror(error.errno or 0).lower()}",
+            hint="dprobes doctor says what this machine allows",
+        ) from error

@@ -1,0 +1,90 @@
+"""
+Whether uretprobes are safe for what is going to be probed; where not, breakpoints at the return instructions are.
+
+What can be known of a file is in ``target.returnsafety``; here are the processes that execute it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dprobes.engines.ebpf.mappings import file_id, find_mappers
+from dprobes.engines.ebpf.trampoline import Trampoline, trampoline
+from dprobes.engines.procfs import process_field
+from dprobes.errors import DprobesError, TargetError
+from dprobes.target.contents import file_contents
+from dprobes.target.programs import executable_of
+from dprobes.target.returnsafety import return_address_user, stack_user
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from dprobes.engines.ebpf.mappings import FileId, Mapper
+    from dprobes.target.location import Module
+
+__all__ = ["process_hazard", "uretprobe_hazard"]
+
+
+def uretprobe_hazard(
+    module: Module, pids: Iterable[int] | None = None, command: str = "", reached: str = ""
+) -> str | None:
+    """
+    Return why uretprobes in a module are not safe, as a clause; None if nothing is known against them.
+
+    They change return addresses in every process that executes the module, whatever the scope of the run is. ``pids``
+    restricts the look at these, for a link that is restricted. ``command`` is a program that is going to be started. Of
+    other processes that start later, or confine themselves later, nobody can know. ``reached`` leads to the file where
+    the module's path may not any more; ``TargetError`` if that does not.
+    """
+    if (reason := return_address_user(module.elf)) is not None:
+        return reason
+    if command and (reason := _command_hazard(command)) is not None:
+        return f"'{command}' {reason}"
+    programs: dict[FileId, str | None] = {}
+    kind: Trampoline | None = None
+    try:
+        mappers = find_mappers(reached or module.path, pids)
+    except OSError as error:
+        raise TargetError(f"'{module.path}' is not there any more") from error
+    for mapper in mappers.found:
+        if kind is None and process_field(mapper.thread, "Seccomp") not in ("", "0"):
+            kind = trampoline()
+        if (reason := process_hazard(mapper.thread, kind) or _program_hazard(mapper, programs)) is not None:
+            return f"process {mapper.pid} ({process_field(mapper.thread, 'Name')}) {reason}"
+    return None
+
+
+def process_hazard(thread: int, kind: Trampoline | None) -> str | None:
+    """Return why uretprobes are not safe for a process, as a predicate; ``kind`` is None if nobody has asked for it."""
+    if process_field(thread, "Seccomp") not in ("", "0") and kind in (None, Trampoline.FILTERED_CALL):
+        return "is confined by seccomp, which may refuse the system call of this kernel's uretprobes"
+    if "shstk" in process_field(thread, "x86_Thread_features").split():
+        return "has a shadow stack, on which not every kernel changes the return address as well"
+    return None
+
+
+def _command_hazard(command: str) -> str | None:
+    try:
+        return stack_user(file_contents(executable_of(command), "a program"))
+    except DprobesError:
+        return None  # it cannot be started: whoever starts it will say why
+
+
+_RUNTIMES = ("/libstdc++.so", "/libc++abi.so")
+
+
+def _program_hazard(mapper: Mapper, known: dict[FileId, str | None]) -> str | None:
+    """Return why the program or a library of a process may unwind or switch stacks, as a predicate."""
+    program = f"/proc/{mapper.thread}/exe"
+    try:
+        identity = file_id(program)
+        if identity not in known:
+            known[identity] = stack_user(file_contents(Path(program), "a program"))
+    except (OSError, TargetError):
+        return None  # it has ended
+    if (clause := known[identity]) is not None:
+        return clause
+    if any(library in mapper.text for library in _RUNTIMES):
+        return "uses C++ exceptions, and what meets a uretprobe on its way up the stack ends the program"
+    return None

@@ -1,0 +1,101 @@
+"""A program as the tracer runs it: what the client has said of it, its variables, and its probepoints."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from dprobes.engines.base import ProbeState
+from dprobes.engines.globals import MappedCells
+from dprobes.engines.ptrace.ledger import Ledger
+from dprobes.engines.ptrace.probes import Handlers, Probe
+from dprobes.engines.ptrace.records import RecordBuilder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, MutableSequence, Sequence
+
+    from dprobes.engines.ptrace.processes import FileKey
+    from dprobes.engines.ptrace.wire import ProbeLimits, Site, Sites, Start, WatchSite
+    from dprobes.extensions import Extension
+
+__all__ = ["InsertedProgram"]
+
+
+@dataclass(slots=True, eq=False)
+class InsertedProgram:
+    """
+    Hold a program; its ``number`` is the client's.
+
+    ``everywhere`` says what is watched in every process, by word size, and ``known`` what is where in files;
+    ``handlers`` are those for modules with words of 4 and 8 bytes.
+    """
+
+    number: int
+    definitions: Sequence[ProbeLimits]
+    everywhere: dict[int, Sites | str]
+    ledger: Ledger
+    global_variables: MutableSequence[int]
+    extensions: Mapping[str, Extension]
+    records: RecordBuilder
+    known: dict[FileKey, Sites] = field(default_factory=dict)
+    handlers: dict[int, Handlers] = field(default_factory=dict)
+    probes: dict[int, Probe] = field(default_factory=dict)
+    _removed: set[int] = field(default_factory=set)
+
+    @classmethod
+    def of(cls, start: Start, former: InsertedProgram | None = None) -> InsertedProgram:
+        """
+        Return the program that a message describes, before it has probepoints.
+
+        If it has global variables of its own, it takes over those of the program whose place it takes. Raise
+        ``EngineError`` if one of its extensions cannot be loaded.
+        """
+        local_count, global_count, cpu_count = start.variables
+        extensions: dict[str, Extension] = {}
+        if start.extensions:
+            # Before anything is traced, because that may take its time.
+            from dprobes.extensions.registry import load_extensions
+
+            extensions = load_extensions(start.extensions)
+        cells: MutableSequence[int]
+        if start.globals >= 0:
+            cells = MappedCells(start.globals, global_count)
+        else:
+            kept = [] if former is None else list(former.global_variables[:global_count])
+            cells = kept + [0] * (global_count - len(kept))
+        ledger = Ledger(start.ledger, local_count, cpu_count)
+        return cls(
+            start.number,
+            start.definitions,
+            dict(start.everywhere),
+            ledger,
+            cells,
+            extensions,
+            RecordBuilder(start.items),
+        )
+
+    def enter(self, sites: Sites, file: tuple[int, int], warn: Callable[[str, str | None], None]) -> list[Probe]:
+        """Note the probepoints and handlers that an answer brings; return those that somebody has removed already."""
+        found: tuple[Site | WatchSite, ...] = (*sites.sites, *sites.watches)
+        removed = []
+        for site in found:
+            if site.probe >= 0 and site.probe not in self.probes:
+                limits, counts = self.definitions[site.definition], self.ledger.tally(site.probe)
+                probe = self.probes[site.probe] = Probe(site.probe, site.definition, limits, file, counts=counts)
+                if site.probe in self._removed:
+                    probe.state = ProbeState.REMOVED
+                    removed.append(probe)
+        if sites.code is not None:
+            word_size = sites.code.image.word_size
+            if word_size not in self.handlers:
+                self.handlers[word_size] = Handlers(sites.code, warn)
+        return removed
+
+    def probe(self, number: int) -> Probe | None:
+        """Return the probepoint of a site, None for one of the engine's own."""
+        return self.probes[number] if number >= 0 else None
+
+    def remove(self, numbers: Iterable[int]) -> list[Probe]:
+        """Return probepoints that are to be removed, by their numbers; those that are yet to come will be inactive."""
+        self._removed.update(numbers)
+        return [self.probes[number] for number in numbers if number in self.probes]

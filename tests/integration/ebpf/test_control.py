@@ -1,0 +1,241 @@
+"""What other threads may do with a session while one iterates over its events."""
+
+from __future__ import annotations
+
+import itertools
+import resource
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dprobes.engines.base import Counts, Finished, ProbeState, Scope, StateEvent
+from dprobes.engines.ebpf.engine import EbpfEngine
+from dprobes.engines.ebpf.features import Feature, Features
+from dprobes.engines.globals import GlobalVariables
+from dprobes.errors import EngineError
+from integration.ebpf.insessions import THREE, followed, job_for, on_demand
+from integration.ebpf.kernel import descriptors, require_bpf, require_initial_namespace
+from integration.support import await_true, memory_at
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from integration.support import Builder
+
+
+@pytest.fixture(autouse=True)
+def _bpf() -> None:
+    require_bpf()
+    require_initial_namespace()
+
+
+@pytest.fixture(scope="session")
+def path(build: Builder) -> Path:
+    return build("ondemand.c", "-pthread")
+
+
+def test_counts_and_variables_can_be_read_at_any_time(path: Path) -> None:
+    with on_demand(path) as target:
+        session = EbpfEngine().run(job_for(path, THREE, Scope(pid=target.process.pid)))
+        assert session.counts() == ()
+        assert (session.local_variables(), session.cpu_variables()) == ([], [])
+        with session:
+            # Nobody iterates over the events yet.
+            target.say("call 5")
+            assert [counts.hits for counts in session.counts()] == [5, 5, 1]
+            assert [counts.records for counts in session.counts()] == [5, 5, 1]
+            assert session.local_variables() == [0, 5]
+            cpus = session.cpu_variables()
+            assert [sum(column) for column in zip(*cpus, strict=True)] == [0, 0, 5]
+            session.reset_variables()
+            assert session.local_variables() == [0, 0]
+            assert session.cpu_variables() == [[0, 0, 0]] * len(cpus)
+            target.say("call 7")
+        assert [counts.hits for counts in session.counts()] == [12, 12, 1]
+        assert session.local_variables() == [0, 7]
+        assert sum(map(sum, session.cpu_variables())) == 7
+        session.reset_variables()
+        assert session.local_variables() == [0, 0]
+        assert session.cpu_variables() == [[0, 0, 0]] * len(cpus)
+        session.remove([0])
+        session.stop()
+        assert target.end() == 0
+
+
+def test_the_counts_at_the_end_stay(path: Path) -> None:
+    with on_demand(path) as target, followed(EbpfEngine(), job_for(path, THREE)) as following:
+        target.say("call 3")
+        following.session.stop()
+        await_true(lambda: following.finished is not None, "the end")
+        assert following.finished == Finished(following.session.counts())
+        assert following.session.counts() == (
+            Counts(hits=3, records=3, executed=("single-stepped",)),
+            Counts(hits=3, records=3, executed=("emulated",)),
+            Counts(hits=1, records=1, executed=("emulated",)),
+        )
+
+
+def test_threads_read_while_hits_come_and_the_session_ends(path: Path) -> None:
+    with on_demand(path, 2) as target:
+        failures: list[BaseException] = []
+        over = threading.Event()
+
+        def read() -> None:
+            last = 0
+            try:
+                while not over.is_set():
+                    hits = session.counts()[1].hits
+                    assert hits >= last
+                    last = hits
+                    assert len(session.local_variables()) == 2
+                    session.cpu_variables()
+            except BaseException as error:
+                failures.append(error)
+                raise
+
+        with followed(EbpfEngine(), job_for(path, THREE, Scope(pid=target.process.pid))) as following:
+            session = following.session
+            readers = [threading.Thread(target=read) for _ in range(2)]
+            for reader in readers:
+                reader.start()
+            target.say("start")
+            await_true(lambda: following.hits[1] > 1000, "a thousand hits")
+            calls = target.say("stop")
+        over.set()
+        for reader in readers:
+            reader.join()
+        assert failures == []
+        assert following.hits == [calls, calls, 1]
+        assert following.records.count(0) == calls
+        assert target.end() == 0
+
+
+@pytest.mark.parametrize("is_old", [False, True], ids=["uprobe_multi", "perf events"])
+def test_probepoints_are_removed_and_the_others_stay(path: Path, is_old: bool) -> None:
+    overrides = {Feature.UPROBE_MULTI: False, Feature.UPROBE_MULTI_PROCESS: False} if is_old else {}
+    engine = EbpfEngine(features=Features(overrides=overrides))
+    with on_demand(path) as target, followed(engine, job_for(path, THREE)) as following:
+        pid = target.process.pid
+        target.say("call 2")
+        following.session.remove([1])
+        await_true(lambda: sorted(following.probes_in(ProbeState.REMOVED)) == [1, 2], "the end of a probepoint")
+        assert StateEvent((1,), 0, ProbeState.REMOVED) in following.events
+        await_true(lambda: memory_at(pid, path, "emulated", 1) == b"\x55", "the original instruction")
+        assert memory_at(pid, path, "stepped", 1) == b"\xcc"
+        target.say("call 4")
+        assert following.hits == [6, 2, 1]
+        # What has gone already is nothing to report again, not even together with what is there still.
+        following.session.remove([1, 2])
+        following.session.remove([2, 0, 0])
+        await_true(lambda: sorted(following.probes_in(ProbeState.REMOVED)) == [0, 1, 2], "the end of the other one")
+        await_true(lambda: memory_at(pid, path, "stepped", 1) != b"\xcc", "the original instruction")
+        target.say("call 8")
+        assert following.hits == [6, 2, 1]
+        assert following.finished is None
+        assert target.end() == 0
+
+
+def test_a_probepoint_can_be_removed_from_a_pattern_under_load(path: Path) -> None:
+    with on_demand(path, 2) as target:
+        text = "offset = *ed\nminor = 4\nexit\noffset = both\nminor = 5\nexit\n"
+        with followed(EbpfEngine(), job_for(path, text, Scope(pid=target.process.pid))) as following:
+            target.say("start")
+            await_true(lambda: min(following.hits) > 1000, "a thousand hits")
+            names = [probe.where for probe in following.session.probes]
+            gone = 0
+            following.session.remove([gone])
+            await_true(lambda: following.probes_in(ProbeState.REMOVED) == [gone], "the end of a probepoint")
+            reached = following.hits
+            await_true(lambda: following.hits[1] > reached[1] + 1000, "more hits")
+            calls = target.say("stop")
+        assert following.hits[gone] < calls
+        assert [hits for number, hits in enumerate(following.hits) if number != gone] == [calls] * (len(names) - 1)
+        assert target.end() == 0
+
+
+def test_a_number_that_no_probepoint_has_is_refused(path: Path) -> None:
+    with EbpfEngine().run(job_for(path, THREE)) as session:
+        with pytest.raises(IndexError) as caught:
+            session.remove([0, 3])
+        assert str(caught.value) == "there is no probepoint 3: they are 0 to 2"
+
+
+NEIGHBOUR = """gvars = 1
+vars = 1
+offset = {name}
+push gv, 0
+pop lv, 0
+inc gv, 0
+exit
+"""
+
+
+@pytest.mark.parametrize("name", ["stepped", "emulated"])
+def test_two_sessions_at_one_place_both_have_every_hit(path: Path, name: str) -> None:
+    engine = EbpfEngine()
+    with GlobalVariables(1) as variables, on_demand(path, 2) as target:
+        job = job_for(path, NEIGHBOUR.format(name=name), variables=variables)
+        with followed(engine, job) as first:
+            target.say("call 3")
+            with followed(engine, job) as second:
+                target.say("call 4")
+                # The newer one comes first: what the older one sees is odd.
+                assert (first.session.local_variables(), second.session.local_variables()) == ([10], [9])
+                target.say("start")
+                await_true(lambda: min(second.hits) > 1000, "a thousand hits")
+                calls = target.say("stop")
+            assert (first.hits, second.hits) == ([calls], [calls - 3])
+            target.say("call 5")
+            assert (first.hits, second.hits) == ([calls + 5], [calls - 3])
+        assert (len(first.records), len(second.records)) == (calls + 5, calls - 3)
+        assert target.end() == 0
+
+
+def test_sessions_in_many_threads_share_an_engine(path: Path) -> None:
+    """The scope asks for types of the kernel, which whoever ends first closes."""
+    engine = EbpfEngine()
+    failures: list[BaseException] = []
+    totals = [0] * 6
+
+    def insert_again_and_again(number: int) -> None:
+        try:
+            with on_demand(path) as target:
+                for turn in range(1, 6):
+                    with followed(engine, job_for(path, THREE, Scope(pid=target.process.pid))) as following:
+                        target.say(f"call {turn}")
+                    totals[number] += following.hits[0]
+        except BaseException as error:
+            failures.append(error)
+            raise
+
+    threads = [threading.Thread(target=insert_again_and_again, args=(number,)) for number in range(len(totals))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert totals == [15] * len(totals)
+
+
+@pytest.mark.parametrize("room", [4, 40, 41])
+def test_too_many_descriptors_are_an_error_that_leaves_nothing(build: Builder, room: int) -> None:
+    """The limit is met by a map, or by a program or a link of one of a hundred probe definitions."""
+    many = build("many.c")
+    text = "".join(f"offset = many_{n}\nminor = {n + 1}\nexit\n" for n in range(100))
+    engine, job = EbpfEngine(), job_for(many, text)
+    before = descriptors()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    used = {int(each.split()[0]) for each in before}
+    free = (number for number in range(hard) if number not in used)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (next(itertools.islice(free, room, None)), hard))
+    try:
+        with pytest.raises(EngineError) as caught:
+            engine.run(job).__enter__()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert caught.value.message.endswith(": too many open files")
+    assert caught.value.hint == (
+        "each probe definition takes a descriptor or two: raise the limit of open files (ulimit -n)"
+    )
+    assert descriptors() == before

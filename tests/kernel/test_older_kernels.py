@@ -1,0 +1,181 @@
+"""
+The eBPF engine on older kernels, in guests: what they lack is found out, and the rest does what it does elsewhere.
+
+``make test`` boots the oldest one and takes samples; ``make torture`` all, with more of everything.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+from integration.support import Builder
+from kernel.guest import Guest, GuestError, UnavailableError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+IS_TORTURE = os.environ.get("DPROBES_EXAMPLES") == "torture"
+KERNELS = [pytest.param("6.1"), pytest.param("6.12", marks=pytest.mark.torture)]
+MISSING = {
+    "6.1": {"UPROBE_MULTI", "UPROBE_MULTI_PROCESS", "FUNC_IP", "MAY_GOTO", "ITERATORS", "WRITE_REGISTERS"},
+    "6.12": {"WRITE_REGISTERS"},
+}
+"""What these kernels do not have, by their sources."""
+
+COMPILED = "/programs"
+
+
+def compile_programs(build: Builder) -> None:
+    """Compile what the tests that run in the guest use."""
+    for name in ("family.c", "faults.c", "hotloop.c", "leaderless.c", "threads.c", "torture.c"):
+        build(name)
+    for name in ("ondemand.c", "threads.c"):
+        build(name, "-pthread")
+    for i386 in (False, True):
+        for kind in ("-pie", "-no-pie", "-static"):
+            build("hotloop.c", kind, i386=i386)
+
+
+RUNS = (
+    "test_runs.py::test_each_call_is_one_record_with_its_argument[x86_64--pie]",
+    "test_runs.py::test_each_call_is_one_record_with_its_argument[i386--no-pie]",
+    "test_runs.py::test_an_instruction_that_faults_leaves_no_record[pointer]",
+    "test_runs.py::test_a_process_is_probed_with_the_children_that_it_has_and_gets",
+    "test_runs.py::test_a_probepoint_that_ended_leaves_no_breakpoint[maxhits]",
+)
+MORE_RUNS = (
+    *(name for name in RUNS if "argument" not in name),
+    "test_runs.py::test_each_call_is_one_record_with_its_argument",
+    "test_runs.py::test_threads_miss_nothing",
+    "test_runs.py::test_maxhits_and_passcount_are_exact_under_threads",
+    "test_runs.py::test_only_processes_of_the_user_are_hit",
+    "test_bpf_calls.py",
+    "test_replacing.py::test_each_hit_is_one_of_exactly_one_program[perf events]",
+    "test_replacing.py::test_the_kernel_runs_the_newest_program_first[perf events]",
+    "test_scope.py",
+    "test_signals.py",
+    "test_turns.py",
+)
+
+
+@pytest.fixture(scope="module", params=KERNELS)
+def guest(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guest]:
+    programs = tmp_path_factory.mktemp("programs")
+    try:
+        compile_programs(Builder(programs))
+        files: dict[str, Path | bytes] = {
+            f"{COMPILED}/{path.relative_to(programs)}": path for path in programs.rglob("*") if path.is_file()
+        }
+        with Guest(request.param, files) as booted:
+            yield booted
+    except UnavailableError as error:
+        pytest.skip(f"no guest: {error}")
+
+
+def test_trial_loading_finds_what_the_kernel_has(guest: Guest) -> None:
+    found = guest.run(
+        "from dprobes.engines.ebpf.features import Feature, Features\n"
+        "features = Features()\n"
+        "print(*(feature.name for feature in Feature if feature not in features))\n"
+    )
+    assert set(found.split()) == MISSING[guest.kernel]
+
+
+def test_a_source_that_fails_shows_why(guest: Guest) -> None:
+    with pytest.raises(GuestError, match=r"(?s)^Linux \S+: exit status 1\nTraceback .*\nValueError: it\n$"):
+        guest.run("raise ValueError('it')")
+    assert guest.run("print(6 * 7)") == "42\n"
+
+
+RANDOM_PROGRAMS = """
+from dataclasses import replace
+from random import Random
+from differential import bytes_agree, program_agrees, random_demand
+from ebpf_backend import loop_forms
+
+print(*(form.name for form in loop_forms()))
+agreed = {{}}
+for name in ("i386", "x86_64"):
+    for kind in ("defined", "wild"):
+        for seed in range({start}, {start} + {rounds}):
+            for form in loop_forms():
+                demand = replace(random_demand(Random(seed)), loops=form)
+                agreed[kind] = agreed.get(kind, 0) + program_agrees(seed, name, kind, demand, is_extreme=seed % 3 == 0)
+    for seed in range({start}, {start} + {rounds}):
+        agreed["bytes"] = agreed.get("bytes", 0) + bytes_agree(seed, name)
+print(*agreed.values())
+"""
+LOOPS = {"6.1": ["CALLBACK"], "6.12": ["MAY_GOTO", "ITERATOR", "CALLBACK"]}
+
+
+def test_random_programs_do_the_same_as_in_the_interpreter(guest: Guest) -> None:
+    """None is refused by this kernel's verifier."""
+    rounds = 150 if IS_TORTURE else 8
+    loops, agreed = guest.run(RANDOM_PROGRAMS.format(start=1000, rounds=rounds), timeout=3600).splitlines()
+    assert loops.split() == LOOPS[guest.kernel]
+    defined, wild, random_bytes = (int(number) for number in agreed.split())
+    total = 2 * rounds * len(LOOPS[guest.kernel])
+    assert defined == total
+    assert wild >= total // 4
+    assert random_bytes >= rounds // 2
+
+
+CASES = """
+import os
+from pathlib import Path
+from case_format import parse_case
+from case_interpreter import check_compiled_case, is_compiled_case
+
+count = 0
+for path in sorted(Path(os.environ["REPOSITORY"], "tests/cases").rglob("*.case"))[::{step}]:
+    case = parse_case(path, path.stem)
+    for target in case.targets:
+        if is_compiled_case(case, target):
+            check_compiled_case(case, target)
+            count += 1
+print(count)
+"""
+
+
+def test_cases_hold(guest: Guest) -> None:
+    step = 1 if IS_TORTURE else 10
+    assert int(guest.run(CASES.format(step=step), timeout=3600)) >= 200 // step
+
+
+TESTS = """
+import os, sys, pytest
+os.environ |= {{"DPROBES_COMPILED_PROGRAMS": {compiled!r}, "DPROBES_TEST_PATIENCE": "5"}}
+os.chdir(os.environ["REPOSITORY"])
+options = ["-q", "--tb=short", "--noconftest", "-p", "integration.conftest", "-p", "no:cacheprovider"]
+sys.exit(pytest.main([*options, *("tests/integration/ebpf/" + name for name in {names!r})]))
+"""
+
+
+def test_runs_of_the_engine_are_as_exact_as_elsewhere(guest: Guest) -> None:
+    names = MORE_RUNS if IS_TORTURE else RUNS
+    output = guest.run(TESTS.format(compiled=COMPILED, names=names), timeout=3600)
+    passed = re.search(r"^(\d+) passed", output, re.MULTILINE)
+    assert passed is not None, output
+    assert int(passed[1]) >= len(names)
+
+
+NOTICE = """
+import subprocess, sys
+from pathlib import Path
+Path("/tmp/tick.rpn").write_text("name = hotloop\\noffset = tick\\nminor = 1\\nexit\\n")
+program = next(path for path in Path({compiled!r}).glob("*/hotloop"))
+run = [sys.executable, "-m", "dprobes", "run", "/tmp/tick.rpn", "--engine", "ebpf", "--", program, "7"]
+print(subprocess.run(run, capture_output=True, text=True, check=True).stderr)
+"""
+
+
+def test_without_uprobe_multi_breakpoints_are_inserted_one_by_one_which_is_said(guest: Guest) -> None:
+    said = guest.run(NOTICE.format(compiled=COMPILED)).splitlines()
+    is_old = "UPROBE_MULTI" in MISSING[guest.kernel]
+    assert (said[0].startswith("dprobes: note: this kernel has no uprobe_multi links: the breakpoint has ")) == is_old
+    assert any(line.split()[:4] == ["0,1", "tick", "7", "7"] for line in said)

@@ -1,0 +1,71 @@
+"""What a program needs of an engine, and how an engine that lacks it says so."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dprobes.diagnostics import Diagnostics
+from dprobes.engines.capabilities import ENGINES, Capability, refuse_unsupported, requirements
+from dprobes.rpn.load import parse_source
+from dprobes.source import SourceFile
+from dprobes.target.arch import architecture
+
+if TYPE_CHECKING:
+    from dprobes.rpn.program import Program
+
+
+def parsed(text: str) -> Program:
+    diagnostics = Diagnostics()
+    program = parse_source(SourceFile("x.rpn", text), diagnostics)
+    diagnostics.raise_if_errors()
+    return program
+
+
+def needs(handler: str, arch: str = "x86_64") -> set[Capability]:
+    program = parsed(f"name = x\noffset = 0\n{handler}\nexit\n")
+    return {requirement.capability for requirement in requirements(program, architecture(arch))}
+
+
+@pytest.mark.parametrize("register", ["rax", "r15", "eip", "cs", "ss", "arg0", "retval"])
+def test_what_every_hit_has_needs_nothing(register: str) -> None:
+    assert needs(f"push r, {register}\npush u, cs") == set()
+
+
+@pytest.mark.parametrize("register", ["ds", "es", "fs", "gs", "fs_base", "gs_base", "1"])
+def test_other_segment_registers_are_a_capability(register: str) -> None:
+    assert needs(f"push r, {register}") == {Capability.SEGMENT_REGISTER}
+
+
+@pytest.mark.parametrize(
+    ("handler", "capabilities"),
+    [
+        ("push 1\npop r, ds", {Capability.WRITE_REGISTER, Capability.SEGMENT_REGISTER}),
+        ("push 1\npop r, rax", {Capability.WRITE_REGISTER}),
+        ("push u, xmm0", {Capability.FLOATING_POINT}),
+        ("push 0\nvfyrw", {Capability.VERIFY_WRITE}),
+        ("push 0\nvfyr", set()),
+        ("push 0\npush 0\nvsa", {Capability.SEGMENTED}),
+        ("push 0\npush io, u8", {Capability.IO_PORT}),
+        ("exit 1", {Capability.HAND_OVER}),
+        ("exit 2", set()),
+        ("exit 3", {Capability.CORE_DUMP}),
+    ],
+)
+def test_each_instruction_names_all_that_it_needs(handler: str, capabilities: set[Capability]) -> None:
+    assert needs(handler) == capabilities
+
+
+def test_a_refusal_names_the_engine_that_can() -> None:
+    diagnostics = Diagnostics()
+    program = parsed("name = x\noffset = 0\npush r, ds\nexit\n")
+    arch = architecture("x86_64")
+    refuse_unsupported(program, arch, "ptrace", ENGINES["ptrace"], diagnostics)
+    assert not list(diagnostics)
+    refuse_unsupported(program, arch, "other", frozenset(), diagnostics)
+    (found,) = diagnostics
+    assert found.message == (
+        "'push r, ds' needs the segment registers other than cs and ss, which the other engine lacks"
+    )
+    assert found.hint == "use --engine ptrace"
