@@ -1,0 +1,210 @@
+"""
+The way to the manager: connect, start one where none runs, ask.
+
+``ManagerClient`` is part of the Python API; the verbs of the command line use nothing else.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING, Any, Self
+
+from dprobes.engines.base import Notice
+from dprobes.errors import ManagerError, reason_of
+from dprobes.manager.paths import ALREADY, manager_paths, private_directory, socket_address
+from dprobes.manager.protocol import VERSION, Connection, error_of
+from dprobes.manager.results import ManagedProgram, ManagerStatus, managed_program, parsed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dprobes.manager.paths import ManagerPaths
+    from dprobes.manager.targets import TargetStatus
+
+__all__ = ["ManagerClient"]
+
+_START_PATIENCE = 30.0
+"""Seconds that a manager may take to start, or another one to end."""
+
+_INTERVAL = 0.02
+
+_NOBODY = (FileNotFoundError, ConnectionRefusedError)
+
+
+class ManagerClient:
+    """
+    Talk to this user's manager; use it as a context manager.
+
+    With ``starts`` a manager is started where none runs. ``notify`` is called with each notice that an answer brings.
+    Every method raises the error that the manager reports, or ``ManagerError`` if it cannot be reached.
+    """
+
+    def __init__(
+        self,
+        *,
+        starts: bool = False,
+        notify: Callable[[Notice], None] | None = None,
+        paths: ManagerPaths | None = None,
+    ) -> None:
+        self._paths = paths or manager_paths()
+        self._starts = starts
+        self._notify = notify
+        self._connection: Connection | None = None
+
+    def __enter__(self) -> Self:
+        end = self._connect() or (self._start() if self._starts else None)
+        if end is None:
+            raise ManagerError("no probe manager runs, so nothing is inserted", hint="'dprobes insert FILE' starts one")
+        self._connection = Connection(end)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._connection is not None:
+            self._connection.__exit__()
+            self._connection = None
+
+    def ask(self, verb: str, **arguments: Any) -> dict[str, Any]:
+        """Have the manager carry out a verb; return its result (docs/manager.md)."""
+        assert self._connection is not None, "the client has not been entered"
+        try:
+            with contextlib.suppress(BrokenPipeError):  # a manager that hung up has said why
+                self._connection.send({"dprobes": VERSION, "verb": verb, "arguments": _given(arguments)})
+            while (message := self._connection.receive()) is not None:
+                if "notice" in message:
+                    if self._notify is not None:
+                        self._notify(Notice(**message["notice"]))
+                elif "error" in message:
+                    raise error_of(message)
+                else:
+                    result: dict[str, Any] = message["result"]
+                    return result
+        except OSError as error:
+            raise ManagerError(f"the probe manager does not answer: {reason_of(error)}") from error
+        raise ManagerError("the probe manager has ended; all probepoints have been taken away with it")
+
+    def insert(self, ppdf: bytes, **arguments: Any) -> dict[str, Any]:
+        """Insert a compiled program; the arguments are those of the protocol."""
+        return self.ask("insert", ppdf=base64.b64encode(ppdf).decode("ascii"), **arguments)
+
+    def status(self) -> ManagerStatus:
+        """Return which manager answers, and how much is inserted."""
+        return parsed(ManagerStatus, self.ask("status"))
+
+    def programs(self, name: str | None = None) -> list[ManagedProgram]:
+        """Return the programs that are inserted, or those called ``name``, with their probepoints and counts."""
+        return [managed_program(each) for each in self.ask("query", name=name)["programs"]]
+
+    def remove(self, name: str | None = None) -> list[ManagedProgram]:
+        """Remove the programs called ``name``, or all, and return what they have counted."""
+        return [managed_program(each) for each in self.ask("remove", name=name, all=name is None)["removed"]]
+
+    def global_variables(self) -> list[int]:
+        """Return the global variables that programs declare, or have left behind; each is 64 bits."""
+        values: list[int] = self.ask("getvars", **{"global": True})["globals"]["values"]
+        return values
+
+    def targets(self) -> list[TargetStatus]:
+        """Return the log targets besides the manager's trace file."""
+        from dprobes.manager.targets import TargetStatus
+
+        return [parsed(TargetStatus, each) for each in self.ask("targets")["targets"]]
+
+    def stop(self, *, ends: bool = False) -> int:
+        """Take everything away at once; return how many programs that were. With ``ends`` the manager ends, too."""
+        return int(self.ask("stop", manager=ends)["stopped"])
+
+    def kill(self) -> int | None:
+        """Kill the manager, and with it everything that is inserted; return its process id, None if there is none."""
+        with contextlib.suppress(OSError, ValueError):
+            pid = int(self._paths.lock.read_text(encoding="ascii"))
+            if _holds_lock(self._paths):
+                os.kill(pid, signal.SIGKILL)
+                return pid
+        return None
+
+    # Connecting
+
+    def _connect(self) -> socket.socket | None:
+        """Return a connection, None if no manager is there."""
+        end = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        try:
+            with socket_address(self._paths.socket) as address:
+                end.connect(address)
+        except _NOBODY:
+            end.close()
+            return None
+        except OSError as error:
+            end.close()
+            raise ManagerError(
+                f"the probe manager cannot be reached: '{self._paths.socket}': {reason_of(error)}"
+            ) from error
+        return end
+
+    def _start(self) -> socket.socket:
+        """Start a manager, or wait for the one that somebody else is starting."""
+        private_directory(self._paths.runtime)
+        until = time.monotonic() + _START_PATIENCE
+        while time.monotonic() < until:
+            self._launch()
+            if (end := self._connect()) is not None:
+                return end
+            time.sleep(_INTERVAL)
+        raise ManagerError("another probe manager is starting or ending, and takes too long")
+
+    def _launch(self) -> None:
+        ready, theirs = os.pipe2(os.O_CLOEXEC)
+        try:
+            with self._paths.log.open("ab") as log:
+                # A session of its own: it lives on when this terminal is closed.
+                process = subprocess.Popen(
+                    [sys.executable, "-P", "-m", "dprobes.manager", str(theirs)],
+                    pass_fds=[theirs],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=log,
+                    start_new_session=True,
+                    cwd="/",
+                )
+        except OSError as error:
+            os.close(ready)
+            raise ManagerError(f"the probe manager cannot be started: {reason_of(error)}") from error
+        finally:
+            os.close(theirs)
+        with os.fdopen(ready, "rb") as pipe:
+            is_ready = bool(pipe.read(1))
+        if not is_ready and (status := process.wait()) != ALREADY:
+            raise ManagerError(
+                f"the probe manager ended at once, with status {status}: {_last_line(self._paths)}",
+                hint=f"'{self._paths.log}' may say more",
+            )
+        process.returncode = process.returncode or 0  # it is not ours to wait for
+
+
+def _given(arguments: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in arguments.items() if value is not None}
+
+
+def _last_line(paths: ManagerPaths) -> str:
+    with contextlib.suppress(OSError):
+        lines = paths.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        if lines:
+            return lines[-1].removeprefix("dprobes manager: ")
+    return "it said nothing"
+
+
+def _holds_lock(paths: ManagerPaths) -> bool:
+    import fcntl
+
+    with paths.lock.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False

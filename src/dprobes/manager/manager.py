@@ -1,0 +1,271 @@
+"""
+The manager itself: the programs that are inserted, by name, and what may be done to them.
+
+Each verb is a method that takes and returns JSON values; ``server`` calls them, each connection in a thread of its own.
+What changes programs is done by one thread at a time; looking at them waits for nobody.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Self
+
+from dprobes.engines.globals import GlobalVariables
+from dprobes.errors import DprobesError, ManagerError
+from dprobes.manager.arguments import Arguments
+from dprobes.manager.describing import describe_program, describe_variables
+from dprobes.manager.inserting import Inserter
+from dprobes.manager.recording import Recording
+from dprobes.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from dprobes.engines.base import Notice
+    from dprobes.manager.programs import InsertedProgram
+
+__all__ = ["GLOBALS_MAX", "Manager"]
+
+GLOBALS_MAX = 65536
+"""How many global variables there are: as many as a program may ask for."""
+
+
+class Manager:
+    """Own programs, global variables, and where records go; leaving the context manager takes everything away."""
+
+    def __init__(self, trace: Path, trace_limit: int | None = None) -> None:
+        self._recording = Recording(trace) if trace_limit is None else Recording(trace, trace_limit)
+        self._globals = GlobalVariables(GLOBALS_MAX)
+        self._cells = self._globals.cells()
+        self._programs: dict[str, list[InsertedProgram]] = {}
+        self._changing = threading.Lock()
+        self._inserter = Inserter(self._recording, self._globals)
+        self._since = time.time()
+        self.is_over = False
+        self.wake_up, self._waking = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+
+    def close(self) -> None:
+        """Take every probepoint away, and give everything up."""
+        self._take_away(self._all())
+        self._programs.clear()
+        self._recording.close()
+        self._cells.close()
+        self._globals.close()
+        os.close(self.wake_up)
+        os.close(self._waking)
+
+    def end(self, *_: object) -> None:
+        """Have the server end, which looks at ``is_over`` when ``wake_up`` can be read; may be a signal handler."""
+        self.is_over = True
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._waking, b"e")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nobody would miss the manager: it has no program, and no global variable holds anything."""
+        return not self._programs and not any(self._cells.view())
+
+    def answer(self, verb: str, arguments: dict[str, Any], notify: Callable[[Notice], None]) -> dict[str, Any]:
+        """Carry out a verb; raise an error of ours if that is refused, or there is none of that name."""
+        given = Arguments(verb, arguments)
+        match verb:
+            case "status":
+                return self._status(given)
+            case "insert":
+                return self._insert(given, notify)
+            case "remove":
+                return self._remove(given)
+            case "query":
+                return self._query(given)
+            case "getvars":
+                return self._getvars(given)
+            case "add-target":
+                return self._add_target(given)
+            case "remove-target":
+                return self._remove_target(given)
+            case "targets":
+                return self._targets(given)
+            case "stop":
+                return self._stop(given)
+        raise ManagerError(f"the manager (dprobes {__version__}) knows no verb '{verb}'")
+
+    # Verbs: each takes its arguments, has it checked that these are all, and only then does something.
+
+    def _status(self, given: Arguments) -> dict[str, Any]:
+        given.check_all_used()
+        programs = self._all()
+        return {
+            "version": __version__,
+            "pid": os.getpid(),
+            "since": self._since,
+            "trace": str(self._recording.trace),
+            "trace_problem": self._recording.problem,
+            "programs": sum(not inserted.has_ended for inserted in programs),
+            "probepoints": sum(len(inserted.probes) for inserted in programs if not inserted.has_ended),
+        }
+
+    def _insert(self, given: Arguments, notify: Callable[[Notice], None]) -> dict[str, Any]:
+        request = given.insertion()
+        given.check_all_used()
+        with self._changing:
+            name = request.name or request.ppdf.program.name
+            present = [inserted for inserted in self._programs.get(name, ()) if not inserted.has_ended]
+            if present and not (request.merges or request.replaces):
+                raise ManagerError(
+                    f"a program for '{name}' is inserted already",
+                    hint="--merge adds to it, --replace takes its place, --as NAME inserts another one beside it",
+                )
+            try:
+                # First, so that nothing is inserted whose records cannot go where they are to go.
+                for target in request.targets:
+                    self._recording.add_target(target, name, request.format)
+                inserted = self._inserter.insert(name, request, present, notify)
+            except DprobesError:
+                if not present:
+                    self._recording.forget_targets_of(name)
+                raise
+            replaced = []
+            if request.replaces:
+                self._take_away(present)
+                replaced, present = [describe_program(each) for each in present], []
+            self._programs[name] = [*present, inserted]
+        for notice in inserted.notices():
+            notify(notice)
+        return {"program": describe_program(inserted), "replaced": replaced, "reason": request.reason}
+
+    def _remove(self, given: Arguments) -> dict[str, Any]:
+        name, everything, codes = given.text("name"), given.flag("all"), given.codes("probe")
+        given.check_all_used()
+        with self._changing:
+            chosen = self._chosen(name, everything=everything or (codes is not None and name is None))
+            if codes is not None:
+                return self._remove_probe(chosen, *codes)
+            unfinished = self._take_away(chosen)
+            removed = [describe_program(inserted) for inserted in chosen]
+            for inserted in chosen:
+                parts = self._programs[inserted.name]
+                parts.remove(inserted)
+                if not parts:
+                    del self._programs[inserted.name]
+                    self._recording.forget_targets_of(inserted.name)
+        if unfinished:
+            raise ManagerError(f"the program '{unfinished[0].name}' has not ended yet, but is going to")
+        return {"removed": removed}
+
+    def _remove_probe(self, chosen: list[InsertedProgram], major: int, minor: int) -> dict[str, Any]:
+        count = 0
+        for inserted in chosen:
+            probes = inserted.probes_at(major, minor)
+            inserted.session.remove(probes)
+            count += len(probes)
+        if not count:
+            raise ManagerError(f"no inserted program has a probepoint {major},{minor}")
+        return {"probepoints": count}
+
+    def _query(self, given: Arguments) -> dict[str, Any]:
+        name, extended = given.text("name"), given.flag("extended")
+        given.check_all_used()
+        result = []
+        for inserted in self._chosen(name, everything=name is None):
+            described = describe_program(inserted)
+            if extended:
+                described["ppdf"] = given.encoded(inserted.data)
+                described["selected"] = {"groups": list(inserted.groups), "types": list(inserted.types)}
+            result.append(described)
+        return {"programs": result}
+
+    def _getvars(self, given: Arguments) -> dict[str, Any]:
+        name = given.text("name")
+        wants_locals, wants_globals = given.flag("local"), given.flag("global")
+        first, last = given.range("index", GLOBALS_MAX)
+        resets = given.flag("reset")
+        given.check_all_used()
+        chosen = self._chosen(name, everything=name is None) if wants_locals else []
+        result: dict[str, Any] = {"first": first}
+        if wants_globals:
+            result["globals"] = self._describe_globals(first, last)
+        if wants_locals:
+            described = [describe_variables(inserted, first, last) for inserted in chosen]
+            result["programs"] = [each for each in described if each["locals"] or any(each["cpu"])]
+        if resets and wants_globals:
+            for index in range(first, last + 1):
+                self._cells[index] = 0
+        if resets:
+            for inserted in chosen:
+                inserted.session.reset_variables()
+        return result
+
+    def _describe_globals(self, first: int, last: int) -> dict[str, Any]:
+        """Return as many of the global variables as a program has asked for, or as hold something."""
+        count = max((inserted.program.gvars for inserted in self._all()), default=0)
+        values = self._cells.view().tolist()
+        # What programs have left that were removed is shown as well.
+        count = max(count, next((n for n in range(len(values), count, -1) if values[n - 1]), 0))
+        return {"count": count, "values": values[first : min(last + 1, count)]}
+
+    def _add_target(self, given: Arguments) -> dict[str, Any]:
+        name, module, format_name = given.required_text("target"), given.text("name"), given.format()
+        given.check_all_used()
+        if module is not None:
+            self._chosen(module, everything=False)
+        self._recording.add_target(name, module, format_name)
+        return {"targets": [asdict(status) for status in self._recording.targets()]}
+
+    def _remove_target(self, given: Arguments) -> dict[str, Any]:
+        name, module = given.required_text("target"), given.text("name")
+        given.check_all_used()
+        statuses = self._recording.remove_target(name, module)
+        return {"targets": [asdict(status) for status in statuses]}
+
+    def _targets(self, given: Arguments) -> dict[str, Any]:
+        given.check_all_used()
+        return {"targets": [asdict(status) for status in self._recording.targets()]}
+
+    def _stop(self, given: Arguments) -> dict[str, Any]:
+        ends = given.flag("manager")
+        given.check_all_used()
+        # Nobody waits for a verb that takes its time: this is for emergencies.
+        chosen = self._all()
+        for inserted in chosen:
+            inserted.stop()
+        with self._changing:
+            unfinished = self._take_away(self._all())
+            self._programs.clear()
+        if ends:
+            self.end()
+        return {"stopped": len(chosen), "unfinished": [inserted.name for inserted in unfinished]}
+
+    # Programs
+
+    def _all(self) -> list[InsertedProgram]:
+        return [inserted for parts in list(self._programs.values()) for inserted in parts]
+
+    def _chosen(self, name: str | None, *, everything: bool) -> list[InsertedProgram]:
+        if name is None:
+            if not everything:
+                raise ManagerError("nothing is chosen: expected the name of a program, or all of them")
+            return self._all()
+        if name not in self._programs:
+            from dprobes.diagnostics import did_you_mean
+
+            known = list(self._programs)
+            hint = did_you_mean(name, known) or f"inserted are: {', '.join(known) or 'none'}"
+            raise ManagerError(f"no program '{name}' is inserted", hint=hint)
+        return list(self._programs[name])
+
+    def _take_away(self, chosen: list[InsertedProgram]) -> list[InsertedProgram]:
+        """End programs, all at the same time; return those that have not ended."""
+        for inserted in chosen:
+            inserted.stop()
+        return [inserted for inserted in chosen if not inserted.wait()]

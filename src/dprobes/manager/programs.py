@@ -1,0 +1,67 @@
+"""A program that the manager has inserted, with where it came from and where its records go."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from dprobes.engines.following import FollowedProgram
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dprobes.engines.base import ControlledSession, Scope
+    from dprobes.manager.recording import ProgramRecords
+    from dprobes.rpn.program import Program
+
+__all__ = ["InsertedProgram", "describe_scope"]
+
+
+class InsertedProgram(FollowedProgram):
+    """
+    Own a session that has been entered; ``start`` begins to follow it.
+
+    ``name`` is what the user calls it, ``data`` the PPDF that it came from, ``groups`` and ``types`` what was selected
+    of that.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        program: Program,
+        session: ControlledSession,
+        records: ProgramRecords,
+        *,
+        engine: str,
+        scope: Scope,
+        data: bytes,
+        groups: Sequence[str] = (),
+        types: Sequence[str] = (),
+    ) -> None:
+        super().__init__(name, program, session)
+        self.engine = engine
+        self.scope = scope
+        self.data = data
+        self.groups = tuple(groups)
+        self.types = tuple(types)
+        self.since = time.time()
+        self._records = records
+
+    def take_records(self, records: Sequence[tuple[int, bytes]]) -> None:
+        """Write records to the trace file and the targets."""
+        self._records.write(self.probes, list(records))
+
+    def take_end(self, lost: int) -> None:
+        """Note the end, and how many records were lost."""
+        self._records.end(lost)
+
+
+def describe_scope(scope: Scope) -> dict[str, Any]:
+    """Return a scope for people and programs."""
+    if scope.pid is not None:
+        return {"pid": scope.pid, "follow": scope.follow}
+    if scope.cgroup is not None:
+        return {"cgroup": scope.cgroup}
+    if scope.uid is not None:
+        return {"uid": scope.uid}
+    return {}
