@@ -10,7 +10,6 @@ from dprobes.cli import console
 from dprobes.cli.compile import compile_program, note_unsupported
 from dprobes.cli.options import PROGRAM_FILE, compile_options, program_options, symbols_option
 from dprobes.diagnostics import Severity
-from dprobes.engines.ptrace.engine import PtraceEngine
 from dprobes.target.arch import ARCHITECTURE_NAMES
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ def command(
     """
     options = compile_options(defines, includes, cpp, allow_write=allow_write)
     compiled = compile_program(file, options, symbols=symbols, architecture_name=arch)
-    note_unsupported(compiled, (PtraceEngine(),))
+    note_unsupported(compiled)
     if text := compiled.render(*Severity):
         console.write(text)
     return 0

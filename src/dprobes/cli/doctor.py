@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from dprobes.engines.ptrace.probing import Finding
+    from dprobes.engines.findings import Finding
 
 __all__ = ["command"]
 
@@ -19,9 +19,10 @@ def command() -> int:
 
     Everything is tried, nothing is concluded from version numbers. Exit status 1 means that probes cannot work at all.
     """
-    from dprobes.engines.ptrace.probing import examine
+    from dprobes.engines.ebpf import probing as ebpf
+    from dprobes.engines.ptrace import probing as ptrace
 
-    findings = examine()
+    findings = [*ptrace.examine(), *ebpf.examine()]
     for finding in findings:
         click.echo(_line(finding))
     return 0 if all(finding.works for finding in findings if finding.essential) else 1

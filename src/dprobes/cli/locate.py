@@ -138,10 +138,13 @@ def _instruction_line(module: Module, instruction: DecodedInstruction, offset: i
 def _verdict(module: Module, decoded: DecodedInstruction, unprobeable: str | None) -> str:
     if unprobeable is not None:
         return f"'{decoded.text}' can never carry a probe: {unprobeable}"
+    from dprobes.cli.uprobesite import in_kernel
     from dprobes.engines.ptrace.cost import execution_of
 
     execution = execution_of(decoded.raw, module.word_size)
-    verdict = f"'{decoded.text}' is executed {execution.value}"
+    verdict = f"ptrace: '{decoded.text}' is executed {execution.value}"
     if execution.is_cheap:
-        return f"{verdict}: a hit stops the thread once."
-    return f"{verdict}; a hit at an instruction marked '+' near it costs less."
+        verdict += ": a hit stops the thread once."
+    else:
+        verdict += "; a hit at an instruction marked '+' near it costs less."
+    return f"{verdict}\nebpf: '{decoded.text}' is {in_kernel(module, decoded)}"

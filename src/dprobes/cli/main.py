@@ -14,21 +14,43 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dprobes import __version__
 from dprobes.cli import console
+from dprobes.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["VERBS", "run"]
+    from click.shell_completion import CompletionItem
+
+__all__ = ["COMPLETE_VARIABLE", "VERBS", "command_group", "command_of", "run"]
 
 VERBS = {
     "run": "Run a probe program on a command or a process.",
     "check": "Check a probe program and print what is wrong with it.",
     "show": "Print a probe program: where its probes are, its instructions, their offsets and stack depths.",
     "locate": "Print what 'offset =' and 'opcode =' are to say for a place in a module.",
+    "build": "Compile a probe program for machines that have neither its text nor its module's symbols.",
+    "insert": "Insert a probe program in the background, by the probe manager.",
+    "apply": "Insert a compiled probe program (PPDF) in the background.",
+    "remove": "Remove inserted programs, or single probepoints.",
+    "query": "Print what is inserted, its state and its counts.",
+    "getvars": "Print or reset the variables of inserted programs.",
+    "log": "Print what the probe manager has recorded.",
+    "log-target": "Add, remove and list where records go.",
+    "stop": "Remove everything at once.",
     "doctor": "Print what this machine allows, and what to do about the rest.",
+    "completion": "Print the script that lets a shell complete command lines.",
 }
+
+COMPLETE_VARIABLE = "_DPROBES_COMPLETE"
+"""What is in the environment when a shell asks for completions."""
+
+
+def command_of(verb: str) -> click.Command:
+    """Return the command of a verb, whose module is imported for that."""
+    command = importlib.import_module(f"dprobes.cli.{verb.replace('-', '_')}").command
+    assert isinstance(command, click.Command)
+    return command
 
 
 class _Verbs(click.Group):
@@ -40,14 +62,24 @@ class _Verbs(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in VERBS:
             return None
-        command = importlib.import_module(f"dprobes.cli.{cmd_name}").command
-        assert isinstance(command, click.Command)
+        command = command_of(cmd_name)
+        if COMPLETE_VARIABLE in os.environ:
+            from dprobes.cli.completing import prepare
+
+            prepare(command, cmd_name)
         return command
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        if incomplete.startswith("-"):
+            return click.Command.shell_complete(self, ctx, incomplete)
+        from click.shell_completion import CompletionItem
+
+        return [CompletionItem(verb, help=text) for verb, text in VERBS.items() if verb.startswith(incomplete)]
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and args[0] not in VERBS and not args[0].startswith("-"):
+        if args and args[0] not in VERBS and not args[0].startswith("-") and not ctx.resilient_parsing:
             from dprobes.diagnostics import did_you_mean
 
             hint = did_you_mean(args[0], VERBS)
@@ -61,7 +93,7 @@ class _Verbs(click.Group):
 
 @click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, message="dprobes %(version)s")
-def _group() -> None:
+def command_group() -> None:
     """
     Dynamic Probes: a safe handler on any instruction of a running program.
 
@@ -81,13 +113,34 @@ def _open_standard_files() -> None:
     sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123
 
 
+def _ours(arguments: Sequence[str]) -> Sequence[str]:
+    """Return our line for one that is written for the original."""
+    from dprobes.cli.original import OriginalLineError, is_original, translate
+
+    if not is_original(arguments):
+        return arguments
+    try:
+        translated = translate(arguments, klog_is_writable=os.access("/dev/kmsg", os.W_OK))
+    except OriginalLineError as error:
+        raise click.UsageError(str(error)) from None
+    for note in translated.notes:
+        console.note(note)
+    return translated.arguments
+
+
 def run(arguments: Sequence[str]) -> int:
     """Carry out a command line and return the exit status."""
     from dprobes.errors import DprobesError, InternalError, SourceError
 
     _open_standard_files()
     try:
-        result = _group.main(list(arguments), prog_name="dprobes", standalone_mode=False)
+        if arguments and arguments[0].startswith("-"):
+            arguments = _ours(arguments)
+        if COMPLETE_VARIABLE in os.environ:
+            from dprobes.cli.completing import register
+
+            register()
+        result = command_group.main(list(arguments), prog_name="dprobes", standalone_mode=False)
     except click.UsageError as error:
         error.show()
         return 2
@@ -106,10 +159,27 @@ def run(arguments: Sequence[str]) -> int:
         console.error(error.message, error.hint)
         return 1
     except OSError as error:
-        # Standard output, that is: everything else has an error of its own. Python would complain again at exit.
+        if error.filename is not None:
+            console.error(f"'{os.fsdecode(error.filename)}': {(error.strerror or str(error)).lower()}")
+            return 1
+        if not _is_of_output(error):
+            console.error((error.strerror or str(error)).lower(), "dprobes doctor says what this machine allows")
+            return 1
+        # Python would complain again at exit.
         with contextlib.suppress(OSError, ValueError, AttributeError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if not isinstance(error, BrokenPipeError):
             console.error(f"standard output: {(error.strerror or str(error)).lower()}")
         return 1
     return result if isinstance(result, int) else 0
+
+
+def _is_of_output(error: OSError) -> bool:
+    """Return whether an error is one of writing results, which click does, or of a pipe that nobody reads any more."""
+    if isinstance(error, BrokenPipeError):
+        return True
+    innermost = error.__traceback__
+    while innermost is not None and innermost.tb_next is not None:
+        innermost = innermost.tb_next
+    module: str = "" if innermost is None else innermost.tb_frame.f_globals.get("__name__", "")
+    return module.partition(".")[0] == "click"

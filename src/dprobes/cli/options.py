@@ -12,7 +12,16 @@ from dprobes.rpn.load import CompileOptions
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["PROCESS_ID", "PROGRAM_FILE", "compile_options", "program_options", "symbols_option"]
+__all__ = [
+    "PROCESS_ID",
+    "PROGRAM_FILE",
+    "compile_options",
+    "names_of",
+    "program_options",
+    "selection_options",
+    "symbols_option",
+    "verification_options",
+]
 
 PROGRAM_FILE = click.Path(path_type=Path)
 
@@ -42,6 +51,41 @@ def symbols_option(function: Callable[..., Any]) -> Callable[..., Any]:
         "--sym", "symbols", type=PROGRAM_FILE, metavar="FILE",
         help="Take the module's symbols from an unstripped ELF or debug file, System.map, nm output, or linker map.",
     )(function)  # fmt: skip
+
+
+def selection_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add ``--group`` and ``--type`` to a command; ``names_of`` reads them."""
+    for option in reversed(
+        (
+            click.option(
+                "--group", "groups", multiple=True, metavar="NAMES", help="Insert only the definitions of these groups."
+            ),
+            click.option("--type", "types", multiple=True, metavar="NAMES", help="Insert only those of these types."),
+        )
+    ):
+        function = option(function)
+    return function
+
+
+def names_of(values: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names in the values of ``selection_options``, separated by blanks or commas."""
+    return tuple(" ".join(values).replace(",", " ").split())
+
+
+def verification_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add to a command what is taken on trust of a module."""
+    for option in reversed(
+        (
+            click.option(
+                "--dont-verify-build-id", is_flag=True, help="Take a module for one that a compiled FILE was built for."
+            ),
+            click.option(
+                "--dont-verify-opcodes", is_flag=True, help="Insert whatever instructions are where probepoints are."
+            ),
+        )
+    ):
+        function = option(function)
+    return function
 
 
 def compile_options(

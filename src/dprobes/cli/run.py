@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+import gc
 import os
-import shlex
 import shutil
 import signal
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
 
 from dprobes.cli import console
-from dprobes.cli.compile import compile_program
-from dprobes.cli.options import PROCESS_ID, PROGRAM_FILE, compile_options, program_options, symbols_option
+from dprobes.cli.compile import load_program
+from dprobes.cli.engines import NAMES, EngineOptions, check_scope, settle
+from dprobes.cli.interrupts import EarlyInterrupt
+from dprobes.cli.items import ALL_ITEMS, LOG_ITEMS, log_items_of
+from dprobes.cli.options import (
+    PROGRAM_FILE,
+    compile_options,
+    names_of,
+    program_options,
+    selection_options,
+    symbols_option,
+    verification_options,
+)
+from dprobes.cli.scope import scope_of, scope_options, words_of
 from dprobes.cli.summary import summary
 from dprobes.diagnostics import Severity
 from dprobes.engines.base import (
@@ -22,11 +35,13 @@ from dprobes.engines.base import (
     Notice,
     Pause,
     ProbeState,
+    RecordBatch,
     RecordEvent,
     StateEvent,
 )
+from dprobes.engines.places import place_of_probe
+from dprobes.engines.preparing import look_around, prepare
 from dprobes.formatters import FORMATS, Formatter, Place, formatter
-from dprobes.record.codec import decode_record
 from dprobes.record.layout import Item
 
 if TYPE_CHECKING:
@@ -34,7 +49,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import FrameType
 
-    from dprobes.engines.base import Engine, Event, Session
+    from dprobes.engines.base import Event, Scope, Session
     from dprobes.rpn.program import Program
     from dprobes.sinks.stream import StreamSink
 
@@ -54,43 +69,23 @@ _NOT_INSERTED = (
 )
 """The states that a process brings about; the file's have been said before."""
 
-LOG_ITEMS = {
-    "PROCNAME": Item.PROCESS_NAME,
-    "PID": Item.PID,
-    "UID": Item.UID,
-    "CSEIP": Item.CS | Item.IP,
-    "SSESP": Item.SS | Item.SP,
-    "TSC": Item.TIME,
-    "TID": Item.TID,
-}
-"""The names that ``--log`` takes; the first six are the original's, for x86."""
-
-_ALL = Item.PROCESS_NAME | Item.PID | Item.UID | Item.CS | Item.IP | Item.SS | Item.SP | Item.TIME | Item.TID
-
 
 @click.command("run")
 @click.argument("file", type=PROGRAM_FILE)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND ...]")
-@click.option(
-    "-c",
-    "--command",
-    "command_line",
-    metavar="COMMAND",
-    help="Start this command, without a shell, and insert the program into it.",
-)
-@click.option("-p", "--pid", type=PROCESS_ID, help="Insert the program into this running process.")
+@scope_options
 @program_options
 @symbols_option
-@click.option(
-    "--engine", "engine_name", type=click.Choice(["auto", "ptrace"]), default="auto", help="The engine; auto chooses."
-)
+@selection_options
+@verification_options
+@click.option("--engine", "engine_name", type=click.Choice(NAMES), default="auto", help="The engine; auto chooses.")
 @click.option("--format", "format_name", type=click.Choice(FORMATS), default="text", show_default=True)
 @click.option(
     "--log",
     "log_items",
     multiple=True,
     metavar="ITEMS",
-    help=f"Header items, separated by commas: {', '.join(LOG_ITEMS)}, or ALL.",
+    help=f"Header items, separated by commas: {', '.join(LOG_ITEMS)}, or ALL; without -p and -c PROCNAME,PID besides.",
 )
 @click.option("-o", "--output", type=PROGRAM_FILE, metavar="FILE", help="Write records there, not to standard output.")
 @click.option(
@@ -108,7 +103,18 @@ _ALL = Item.PROCESS_NAME | Item.PID | Item.UID | Item.CS | Item.IP | Item.SS | I
     help="Where 'exit 3' writes core.dprobes.PID.",
 )
 @click.option(
-    "--follow/--no-follow", default=True, show_default=True, help="Insert it into all processes that are started, too."
+    "--pid-namespace", is_flag=True, help="Give pid and tid as the processes' own PID namespace numbers them (ebpf)."
+)
+@click.option(
+    "--exact", is_flag=True, help="Probe the very instruction that is named, where a neighbour is cheaper (ebpf)."
+)
+@click.option(
+    "--ring-size",
+    type=click.IntRange(min=1, max=1024),
+    default=16,
+    show_default=True,
+    metavar="MIB",
+    help="Room for records that nobody has taken yet, in MiB (ebpf).",
 )
 @click.option("--allow-self", is_flag=True, help="Allow -p to name a process of another dprobes.")
 @click.option("--exit-status", is_flag=True, help="End with the exit status of the command.")
@@ -117,11 +123,17 @@ def command(
     arguments: tuple[str, ...],
     command_line: str | None,
     pid: int | None,
+    cgroup: str | None,
+    user: str | None,
     defines: tuple[str, ...],
     includes: tuple[Path, ...],
     cpp: str | None,
     allow_write: bool,
     symbols: Path | None,
+    groups: tuple[str, ...],
+    types: tuple[str, ...],
+    dont_verify_build_id: bool,
+    dont_verify_opcodes: bool,
     engine_name: str,
     format_name: str,
     log_items: tuple[str, ...],
@@ -129,116 +141,81 @@ def command(
     debugger: str | None,
     core_directory: str,
     follow: bool,
+    pid_namespace: bool,
+    exact: bool,
+    ring_size: int,
     allow_self: bool,
     exit_status: bool,
 ) -> int:
     """
-    Run the probe program FILE on a command or a process, and on all processes that it starts.
+    Run the probe program FILE on a command or a process and all that it starts, or on all processes.
 
-    Records go to standard output, everything else to standard error, with a summary at the end. Ctrl-C takes the
-    probepoints away; a process given with -p goes on.
+    FILE is the text of a program, or a compiled one (dprobes build). Records go to standard output, everything else to
+    standard error, with a summary at the end. Ctrl-C takes the probepoints away; processes that were there before go
+    on.
     """  # fmt: skip
-    argv = _command(command_line, arguments)
-    if bool(argv) == (pid is not None):
-        raise click.UsageError("give either a command (-c COMMAND) or a process (-p PID)")
-    if exit_status and not argv:
+    scope = scope_of(command_line, arguments, pid, cgroup, user, follow=follow)
+    if exit_status and not scope.command:
         raise click.UsageError("--exit-status needs a command (-c COMMAND)")
-    items = _items(log_items, format_name)
-    executable = inspected = None
-    if argv:
-        from dprobes.target.programs import executable_of
-
-        executable = executable_of(argv[0])
-    else:
-        from dprobes.engines.ptrace.procfs import living_thread
-        from dprobes.engines.ptrace.refusals import check_process
-
-        assert pid is not None
-        check_process(pid, allow_self=allow_self)
-        inspected = living_thread(pid)
-    engine = _engine(
-        engine_name,
+    items = _items(log_items, format_name, scope)
+    options = EngineOptions(
         allow_write=allow_write,
-        symbols=symbols,
         debugger=_debugger(debugger),
         core_directory=core_directory,
+        pid_namespace=pid_namespace,
+        exact=exact,
+        ring_size=ring_size << 20,
     )
-    options = compile_options(defines, includes, cpp, allow_write=allow_write)
-    compiled = compile_program(
-        file, options, symbols=symbols, pid=inspected, command=argv[0] if executable else None, engine=engine
+    check_scope(engine_name, scope, options)
+    vantage = look_around(scope, allow_self=allow_self)
+    loaded = load_program(
+        file,
+        compile_options(defines, includes, cpp, allow_write=allow_write),
+        symbols=symbols,
+        groups=names_of(groups),
+        types=names_of(types),
+        verify_build_id=not dont_verify_build_id,
+        verify_opcodes=not dont_verify_opcodes,
     )
-    if text := compiled.render(Severity.WARNING, *((Severity.NOTE,) if compiled.resolved is None else ())):
+    prepared = prepare(
+        loaded.program,
+        loaded.diagnostics,
+        scope,
+        vantage,
+        engine=engine_name,
+        options=replace(options, symbols=loaded.symbols),
+    )
+    compiled = prepared.compiled
+    engine = settle(prepared.selection, compiled)
+    # That the module is not there yet is of interest where it may still come.
+    waits = compiled.resolved is None and engine.name == "ptrace"
+    if text := compiled.render(Severity.WARNING, *((Severity.NOTE,) if waits else ())):
         console.write(text)
     sink = _open_sink(output)
     try:
-        job = Job(compiled.program, argv, pid, items, follow=follow, resolved=compiled.resolved)
-        with engine.run(job) as session:
-            return _Run(compiled.program, session, sink, format_name, argv, exit_status=exit_status).follow()
+        job = Job(compiled.program, scope, items, compiled.resolved)
+        with EarlyInterrupt(deferred=not scope.command) as early, engine.run(job) as session:
+            run = _Run(compiled.program, session, sink, format_name, scope, exit_status=exit_status)
+            return run.follow(early)
     finally:
         sink.close()
 
 
-def _command(command_line: str | None, arguments: tuple[str, ...]) -> tuple[str, ...]:
-    if command_line is None:
-        return arguments
-    if arguments:
-        raise click.UsageError(f"unexpected argument '{arguments[0]}': the command was given with -c")
-    return _words(command_line, "command")
-
-
-def _words(command_line: str, what: str) -> tuple[str, ...]:
-    try:
-        words = tuple(shlex.split(command_line))
-    except ValueError as error:
-        raise click.UsageError(f"the {what} is not well formed: {str(error).lower()}") from None
-    if not words:
-        raise click.UsageError(f"the {what} is empty")
-    return words
-
-
-def _items(names: Sequence[str], format_name: str) -> Item:
-    items = Item.MAJOR | Item.MINOR
-    if os.sysconf("SC_NPROCESSORS_ONLN") > 1 or format_name == "json":
-        items |= Item.CPU
-    if format_name == "json":
-        return items | _ALL
-    for name in ",".join(names).replace(" ", ",").upper().split(","):
-        if name == "ALL":
-            items |= _ALL
-        elif name in LOG_ITEMS:
-            items |= LOG_ITEMS[name]
-        elif name:
-            from dprobes.diagnostics import did_you_mean
-
-            hint = did_you_mean(name, [item.lower() for item in LOG_ITEMS]) or f"write {', '.join(LOG_ITEMS)}, or ALL"
-            raise click.UsageError(f"--log knows no item '{name.lower()}'; {hint}")
-    return items
+def _items(names: Sequence[str], format_name: str, scope: Scope) -> Item:
+    items = log_items_of(names, is_tree=scope.is_tree)
+    return items | ALL_ITEMS | Item.CPU if format_name == "json" else items
 
 
 def _debugger(command_line: str | None) -> tuple[str, ...] | None:
     """Return the words of the debugger's command, None if a process is to be left stopped."""
     if command_line is None:
         return _GDB if os.isatty(0) and os.isatty(1) else None
-    words = _words(command_line, "debugger's command")
+    words = words_of(command_line, "debugger's command")
     if "%p" not in command_line.replace("%%", ""):
         raise click.UsageError("--debugger needs %p, where the process id goes: gdb -p %p")
     if shutil.which(words[0]) is None:
         raise click.UsageError(f"--debugger: command '{words[0]}' is not found")
     return words
-
-
-def _engine(
-    name: str, *, allow_write: bool, symbols: Path | None, debugger: tuple[str, ...] | None, core_directory: str
-) -> Engine:
-    """Return the engine called ``name``; ``auto`` has one to choose from in this version."""
-    match name:
-        case "auto" | "ptrace":
-            from dprobes.engines.ptrace.engine import PtraceEngine
-
-            return PtraceEngine(
-                allow_write=allow_write, symbols=symbols, debugger=debugger, core_directory=core_directory
-            )
-    raise KeyError(name)
 
 
 def _open_sink(output: Path | None) -> StreamSink:
@@ -256,7 +233,7 @@ class _Run:
         session: Session,
         sink: StreamSink,
         format_name: str,
-        argv: tuple[str, ...],
+        scope: Scope,
         *,
         exit_status: bool,
     ) -> None:
@@ -264,18 +241,25 @@ class _Run:
         self._session = session
         self._sink = sink
         self._format: Formatter = formatter(format_name, wall_offset=time.time_ns() - time.monotonic_ns())
-        self._argv = argv
+        self._argv = scope.command
+        self._announces = not scope.is_tree
         self._exit_status = exit_status
         self._inserted = False
         self._places: dict[int, Place] = {}
         self._last_signal = float("-inf")
         self._asked_to_stop = False
+        self._is_early = False
         self._reader_is_gone = False
         self._ended_by: int | None = None
 
-    def follow(self) -> int:
+    def follow(self, early: EarlyInterrupt) -> int:
         handlers = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+        self._is_early = early.came
+        if early.came:
+            self._on_signal(signal.SIGINT, None)
         finished = None
+        gc.freeze()
+        gc.enable()
         try:
             for event in self._session.events():
                 try:
@@ -289,8 +273,10 @@ class _Run:
 
     def _on_event(self, event: Event) -> Finished | None:
         match event:
+            case RecordBatch(records):
+                self._write(records)
             case RecordEvent():
-                self._write(event)
+                self._write([event])
             case Pause() if not self._reader_is_gone:
                 self._sink.flush()
             case StateEvent():
@@ -309,25 +295,29 @@ class _Run:
         now = time.monotonic()
         recent = now - self._last_signal < _IMPATIENCE
         self._last_signal = now
+        if number == signal.SIGTERM:
+            self._ended_by = number
+        if self._session.hurry():
+            return
         if number == signal.SIGINT and self._argv and not recent:
             # The terminal sends Ctrl-C to the command as well, which decides what it means. Two in a row are for us.
             return
         if self._asked_to_stop and recent:
-            console.warning("the tracer does not answer; it takes the probepoints away as soon as it can")
+            console.warning("ended before everything was written; the probepoints are taken away as soon as possible")
             os._exit(128 + number)
-        if number == signal.SIGTERM:
-            self._ended_by = number
         self._asked_to_stop = recent or number == signal.SIGTERM or not self._argv
         self._session.stop()
 
-    def _write(self, event: RecordEvent) -> None:
+    def _write(self, records: Sequence[tuple[int, bytes]]) -> None:
         if self._reader_is_gone:
             return
-        place = self._places.get(event.probe)
-        if place is None:
-            probe = self._session.probes[event.probe]
-            place = self._places[event.probe] = Place(self._program.name, probe.where, probe.function)
-        self._sink.write(self._format(decode_record(event.record), place))
+        places, text = self._places, self._format.encoded
+        for probe in {probe for probe, _ in records}.difference(places):
+            places[probe] = self._place(probe)
+        self._sink.write("\n".join([text(record, places[probe]) for probe, record in records]))
+
+    def _place(self, number: int) -> Place:
+        return place_of_probe(self._program.name, self._session.probes[number])
 
     def _stop_writing(self) -> None:
         """Nobody reads our records any more, as in ``| head``: take the probepoints away, and say what there was."""
@@ -336,9 +326,14 @@ class _Run:
         self._session.stop()
 
     def _on_state(self, event: StateEvent) -> None:
-        self._inserted = self._inserted or event.state is ProbeState.ACTIVE
+        if event.state is ProbeState.ACTIVE and not self._inserted:
+            self._inserted = True
+            if self._announces and not self._asked_to_stop:
+                count = len(event.probes)
+                console.note(f"{count} probepoint{'s are' if count > 1 else ' is'} active; Ctrl-C ends the run")
         if event.state in _NOT_INSERTED:
-            console.warning(f"{event.state.value} in process {event.pid}: {event.detail}; not inserted there")
+            where, there = (f" in process {event.pid}", " there") if event.pid else ("", "")
+            console.warning(f"{event.state.value}{where}: {event.detail}; not inserted{there}")
 
     def _status(self, finished: Finished) -> int:
         console.write(summary(self._program, self._session, finished.counts))
@@ -347,7 +342,9 @@ class _Run:
             return 1
         if self._inserted and not any(count.hits for count in finished.counts):
             console.note("the probepoints were inserted, but never reached")
-        if not self._inserted:
+        if not self._inserted and self._is_early:
+            console.note("the run was ended before a probepoint was inserted")
+        elif not self._inserted:
             # Why those that were found were not inserted has been said.
             reason = "" if self._session.probes else f": no process mapped '{self._program.name}' in a fitting form"
             console.error(f"no probepoint was inserted{reason}")
@@ -356,4 +353,4 @@ class _Run:
             return code if code >= 0 else 128 - code
         if self._ended_by is not None:
             return 128 + self._ended_by
-        return 0 if self._inserted else 1
+        return 0 if self._inserted or self._is_early else 1

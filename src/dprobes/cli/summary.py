@@ -22,6 +22,8 @@ _SHOWN = 20
 _NAMED = 3
 """How many names the summary gives for each reason to leave functions out."""
 
+_MISSED = "there was no room for one more at that moment, or the process was changing its mappings"
+
 _HEADER = ("probe", "place", "hits", "records", "lost", "passed over", "recursed", "executed")
 
 
@@ -50,6 +52,12 @@ def summary(program: Program, session: Session, counts: Sequence[Counts]) -> str
     text = console.table(_HEADER, rows)
     if hidden := len(lines) - len(rows):
         text += f"\nand {hidden} probepoints that were not hit"
+    for number, place, count in lines:
+        if count.missed:
+            what = f"{count.missed} hit{'s' if count.missed > 1 else ''}"
+            text += (
+                f"\n{program.major},{program.definitions[number].minor}  {what} of {place} ran no handler: {_MISSED}"
+            )
     for number, definition in enumerate(program.definitions):
         mine = [left_out for left_out in session.left_out if left_out.number == number]
         for line in left_out_lines(mine, names=_NAMED):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -141,13 +142,37 @@ def test_locate_says_what_a_program_says(capsys: pytest.CaptureFixture[str]) -> 
     assert f"opcode = 0x{marked.split()[2 + ('+' in marked)]}" in lines
 
 
+ONE_SCOPE = (
+    "give one of a command (-c COMMAND), a process (-p PID), --cgroup PATH, and --uid USER; "
+    "without any the program is inserted into all processes"
+)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["xyz"], "Error: there is no verb 'xyz'\n"),
         (["chek", "x"], "Error: there is no verb 'chek'; did you mean 'check'?\n"),
-        (["run", "x.rpn"], "Error: give either a command (-c COMMAND) or a process (-p PID)\n"),
-        (["run", "x.rpn", "-c", "ls", "-p", "1"], "Error: give either a command (-c COMMAND) or a process (-p PID)\n"),
+        (["run", "x.rpn", "-c", "ls", "-p", "1"], f"Error: {ONE_SCOPE}\n"),
+        (["run", "x.rpn", "--uid", "0", "--cgroup", "/sys/fs/cgroup"], f"Error: {ONE_SCOPE}\n"),
+        (["run", "x.rpn", "--no-follow"], "Error: --no-follow needs a command (-c COMMAND) or a process (-p PID)\n"),
+        (["run", "x.rpn", "--uid", "nobody-of-that-name"], "Error: --uid: there is no user 'nobody-of-that-name'\n"),
+        (
+            ["run", "x.rpn", "--cgroup", "/no/such"],
+            "Error: --cgroup: there is no directory '/no/such'; cgroups are below /sys/fs/cgroup\n",
+        ),
+        (
+            ["run", "x.rpn", "--cgroup", "/"],
+            "Error: --cgroup: '/' is no cgroup of version 2, which BPF programs know\n",
+        ),
+        (
+            ["run", "x.rpn", "--engine", "ptrace"],
+            "Error: the ptrace engine needs a command (-c COMMAND) or a process (-p PID); other scopes need --engine",
+        ),
+        (
+            ["run", "x.rpn", "--engine", "ptrace", "-c", "ls", "--pid-namespace"],
+            "Error: --pid-namespace needs --engine ebpf\n",
+        ),
         (["run", "x.rpn", "-c", "ls", "more"], "Error: unexpected argument 'more': the command was given with -c\n"),
         (["run", "x.rpn", "-c", "'"], "Error: the command is not well formed: no closing quotation\n"),
         (["run", "x.rpn", "-c", " "], "Error: the command is empty\n"),
@@ -210,6 +235,7 @@ def test_doctor_says_yes_or_no_to_everything_it_tried(capsys: pytest.CaptureFixt
         "watch memory and code (debug registers): ",
         "hand a process over to a debugger (exit 1): ",
         "write core files here (exit 3)",
+        "run handlers in the kernel (eBPF engine): ",
     ):
         assert what in out
     assert status == 0
@@ -261,14 +287,14 @@ def test_json_records_of_a_run_have_the_documented_keys(tmp_path: Path) -> None:
 
 def test_what_no_engine_can_do_is_noted_by_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "kernel.rpn"
-    file.write_text('name = "vmlinux"\nmodtype = kernel\noffset = do_fork\npush task\nlog 1\nexit\n')
+    file.write_text('name = "vmlinux"\nmodtype = kernel\noffset = do_fork\npush r, cr0\nlog 1\nexit\n')
     expected = f"""\
 {file}:2:1: note: 'modtype = kernel' needs probes in the kernel or a kernel module, which no engine of this version has
     modtype = kernel
     ^~~~~~~~~~~~~~~~
-{file}:4:1: note: 'push task' needs the kernel's task structure, which no engine of this version has
-    push task
-    ^~~~~~~~~
+{file}:4:1: note: 'push r, cr0' needs control, debug and model-specific registers, which no engine of this version has
+    push r, cr0
+    ^~~~~~~~~~~
 """
     assert outcome(capsys, "check", file) == (0, "", expected)
 
@@ -295,6 +321,20 @@ def test_a_full_disk_is_one_line(verb: str, program: Path) -> None:
         )  # fmt: skip
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == "dprobes: error: standard output: no space left on device"
+
+
+def test_a_system_call_that_fails_is_not_taken_for_standard_output(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("dprobes.engines.ptrace.probing.examine", refuse)
+    assert outcome(capsys, "doctor") == (
+        1,
+        "",
+        "dprobes: error: no space left on device\nhint: dprobes doctor says what this machine allows\n",
+    )
 
 
 def test_missing_standard_files_disturb_nothing(program: Path) -> None:

@@ -1,0 +1,47 @@
+"""The verb ``insert``: compile a program, and have the manager insert it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dprobes.cli import console
+from dprobes.cli.compile import is_compiled
+from dprobes.cli.inserting import insert, insertion_options, scope_from
+from dprobes.cli.options import PROGRAM_FILE, compile_options, program_options, symbols_option
+from dprobes.cli.scope import scope_options
+from dprobes.diagnostics import Diagnostics, Severity
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["command"]
+
+
+@click.command("insert")
+@click.argument("file", type=PROGRAM_FILE)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND ...]")
+@scope_options
+@program_options
+@symbols_option
+@insertion_options
+def command(file: Path, arguments: tuple[str, ...], symbols: Path | None, **options: Any) -> int:
+    """
+    Insert the probe program FILE, an .rpn source or a .ppdf, into all processes, or those of -p, -c, --cgroup, --uid.
+
+    The probe manager, which is started if there is none, keeps it inserted until 'dprobes remove'. Records go to the
+    manager's trace file ('dprobes log' prints it) and to log targets.
+    """
+    scope = scope_from(options, arguments)
+    allow_write = options["allow_write"]
+    if is_compiled(file):
+        return insert(file.read_bytes(), scope, options, allow_write=allow_write)
+    from dprobes.cli.building import compiled_here
+
+    diagnostics = Diagnostics()
+    compiling = compile_options(options["defines"], options["includes"], options["cpp"], allow_write=allow_write)
+    ppdf = compiled_here(file, compiling, symbols, scope, diagnostics)
+    if text := "\n".join(d.render() for d in diagnostics if d.severity is Severity.WARNING):
+        console.write(text)
+    return insert(ppdf, scope, options, allow_write=allow_write, own_symbols=symbols is None)

@@ -1,0 +1,145 @@
+"""What ``insert`` and ``apply`` have in common: their options, and the conversation with the manager."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dprobes.cli import console
+from dprobes.cli.engines import NAMES
+from dprobes.cli.items import log_items_of
+from dprobes.cli.log_target import absolute_target
+from dprobes.cli.managed import client, print_json
+from dprobes.cli.options import names_of, selection_options, verification_options
+from dprobes.cli.scope import scope_of
+from dprobes.engines.launch import Command
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dprobes.engines.base import Scope
+
+__all__ = ["insert", "insertion_options", "scope_from"]
+
+_NOT_INSERTED = ("COMPILED", "MISMATCH", "CONFLICT", "INVALID_OFFSET", "DEBUGREG_UNAVAIL", "WATCHPOINT_LEN_INVALID")
+
+
+def insertion_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that say how a program is inserted to a command; ``insert`` reads them."""
+    for option in reversed(
+        (
+            click.option("--merge", "merges", is_flag=True, help="Add it to the program that is inserted already."),
+            click.option("--replace", "replaces", is_flag=True, help="Put it in the place of that one, without a gap."),
+            click.option("--as", "as_name", metavar="NAME", help="Insert it under this name, beside others."),
+            click.option(
+                "--log", "log_items", multiple=True, metavar="ITEMS",
+                help="Header items, separated by commas, or ALL; see 'dprobes run --help'.",
+            ),
+            click.option(
+                "--log-target", "targets", multiple=True, metavar="TARGET",
+                help="Send its records there as well: KLOG, COM1, COM2, or the path of a file.",
+            ),
+            click.option(
+                "--unformatted-output", "-f", "unformatted", is_flag=True,
+                help="Send log targets the bytes in hex on one line, not as a dump.",
+            ),
+            click.option("--engine", "engine_name", type=click.Choice(NAMES), default="auto", help="auto chooses."),
+            click.option("--exact", is_flag=True, help="Probe the very instruction that is named (ebpf)."),
+            click.option("--pid-namespace", is_flag=True, help="Number processes as their own PID namespace (ebpf)."),
+            click.option(
+                "--core-dir", "core_directory", type=click.Path(exists=True, file_okay=False), default=".",
+                metavar="DIR", help="Where 'exit 3' writes core.dprobes.PID.",
+            ),
+            click.option(
+                "--ring-size", type=click.IntRange(min=1, max=1024), default=4, show_default=True, metavar="MIB",
+                help="Room for records that nobody has taken yet, in MiB (ebpf).",
+            ),
+            click.option("--json", "as_json", is_flag=True, help="Print what is inserted, and was replaced, as JSON."),
+        )
+    ):  # fmt: skip
+        function = option(function)
+    return selection_options(verification_options(function))
+
+
+def scope_from(options: dict[str, Any], arguments: tuple[str, ...]) -> Scope:
+    """Take the options of the scope out of ``options``, and return what they mean."""
+    return scope_of(
+        options.pop("command_line"),
+        arguments,
+        options.pop("pid"),
+        options.pop("cgroup"),
+        options.pop("user"),
+        follow=options.pop("follow"),
+    )
+
+
+def insert(ppdf: bytes, scope: Scope, options: dict[str, Any], **more: Any) -> int:
+    """Have the manager insert a compiled program, and print what has become of it."""
+    targets = [absolute_target(target) for target in options["targets"]]
+    if options["merges"] and options["replaces"]:
+        raise click.UsageError("give one of --merge and --replace")
+    command = None
+    try:
+        if scope.command:
+            from dprobes.engines.ptrace.syscalls import allow_tracer
+
+            command = Command(scope.command, allow_tracer)
+        with client(starts=True) as manager:
+            result = manager.insert(
+                ppdf,
+                **more,
+                merge=options["merges"],
+                replace=options["replaces"],
+                groups=names_of(options["groups"]),
+                types=names_of(options["types"]),
+                verify_build_id=not options["dont_verify_build_id"],
+                verify_opcodes=not options["dont_verify_opcodes"],
+                items=int(log_items_of(options["log_items"], is_tree=scope.is_tree)),
+                engine=options["engine_name"],
+                exact=options["exact"],
+                pid_namespace=options["pid_namespace"],
+                core_directory=os.path.abspath(options["core_directory"]),  # noqa: PTH100 - text
+                ring_size=options["ring_size"] << 20,
+                directory=str(Path.cwd()),
+                scope=_scope(scope, command.pid if command is not None else scope.pid),
+                launching=command is not None,
+                targets=targets,
+                format="text" if options["unformatted"] else "dump",
+                **{"as": options["as_name"]},
+            )
+        if command is not None:
+            command.go()
+            command.check_started()
+    finally:
+        if command is not None:
+            command.close()
+    return _report(result, as_json=options["as_json"])
+
+
+def _scope(scope: Scope, pid: int | None) -> dict[str, Any]:
+    fields = {"pid": pid, "cgroup": scope.cgroup, "uid": scope.uid, "follow": scope.follow}
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _report(result: dict[str, Any], *, as_json: bool) -> int:
+    """Print what was inserted; return the exit status."""
+    program = result["program"]
+    if result["reason"] is not None:
+        console.note(f"engine {program['engine']}: {result['reason']}")
+    probes = program["probes"]
+    active = sum(probe["state"] == "ACTIVE" for probe in probes)
+    for probe in probes:
+        if probe["state"] in _NOT_INSERTED and probe["detail"]:
+            console.warning(f"{probe['state']} at {probe['where']}: {probe['detail']}; not inserted")
+    waits = program["not_resolved"] or any(probe["state"] == "COMPILED" for probe in probes)
+    text = f"inserted '{program['name']}': {active} of {len(probes)} probepoints active"
+    if not probes or (waits and not active):
+        text = f"inserted '{program['name']}': it waits for the module '{program['module']}'"
+    if as_json:
+        print_json(result)
+    else:
+        click.echo(text)
+    return 0 if active or waits else 1

@@ -1,0 +1,48 @@
+"""The header items of records, as ``--log`` names them."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import click
+
+from dprobes.record.layout import Item
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["ALL_ITEMS", "LOG_ITEMS", "log_items_of"]
+
+LOG_ITEMS = {
+    "PROCNAME": Item.PROCESS_NAME,
+    "PID": Item.PID,
+    "UID": Item.UID,
+    "CSEIP": Item.CS | Item.IP,
+    "SSESP": Item.SS | Item.SP,
+    "TSC": Item.TIME,
+    "TID": Item.TID,
+}
+"""The names that ``--log`` takes; the first six are the original's, for x86."""
+
+ALL_ITEMS = Item.PROCESS_NAME | Item.PID | Item.UID | Item.CS | Item.IP | Item.SS | Item.SP | Item.TIME | Item.TID
+
+
+def log_items_of(names: Sequence[str], *, is_tree: bool) -> Item:
+    """Return the items that the values of ``--log`` mean; ``is_tree`` says that a run is about one process tree."""
+    items = Item.MAJOR | Item.MINOR
+    if not is_tree:
+        items |= Item.PROCESS_NAME | Item.PID  # a record of some process says nothing without them
+    if os.sysconf("SC_NPROCESSORS_ONLN") > 1:
+        items |= Item.CPU
+    for name in ",".join(names).replace(" ", ",").upper().split(","):
+        if name == "ALL":
+            items |= ALL_ITEMS
+        elif name in LOG_ITEMS:
+            items |= LOG_ITEMS[name]
+        elif name:
+            from dprobes.diagnostics import did_you_mean
+
+            hint = did_you_mean(name, [item.lower() for item in LOG_ITEMS]) or f"write {', '.join(LOG_ITEMS)}, or ALL"
+            raise click.UsageError(f"--log knows no item '{name.lower()}'; {hint}")
+    return items

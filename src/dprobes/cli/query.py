@@ -1,0 +1,160 @@
+"""The verb ``query``: what is inserted, its state, and what it has counted."""
+
+from __future__ import annotations
+
+import base64
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dprobes.cli.managed import client, name_option, one_of, print_json
+from dprobes.cli.tables import print_table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["command", "counts_table"]
+
+_COUNTS = ("hits", "records", "lost", "passed", "recursed", "missed")
+_HEADER = ("probe", "place", "state", "hits", "records", "lost", "passed over", "recursed", "missed")
+_MANY = 40
+"""Up to so many probepoints of a program are all listed; of more only those that were hit or are not active."""
+
+
+@click.command("query")
+@name_option
+@click.option("-x", "--extended", is_flag=True, help="Headers, places, variables and disassembled handlers as well.")
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+def command(name: str | None, everything: bool, extended: bool, as_json: bool) -> int:
+    """
+    Print the inserted programs with the state and the counts of their probepoints.
+
+    States are COMPILED (known, but not inserted yet), ACTIVE, MISMATCH (other code is there), CONFLICT (another tool's
+    breakpoint is there), DISABLED (maxhits is reached), REMOVED, INVALID_OFFSET, EXCLUDED (would probe dprobes itself),
+    DEBUGREG_UNAVAIL, and WATCHPOINT_LEN_INVALID.
+    """  # fmt: skip
+    one_of(name, everything=everything)
+    with client() as manager:
+        programs = manager.ask("query", name=name, extended=extended and not as_json)["programs"]
+    if as_json:
+        print_json({"programs": programs})
+        return 0
+    if not programs:
+        click.echo("no program is inserted")
+    for number, program in enumerate(programs):
+        if number:
+            click.echo()
+        if extended:
+            _extended(program)
+        else:
+            counts_table(program, _title(program))
+    return 0
+
+
+def _title(program: dict[str, Any]) -> str:
+    module = "" if program["name"] == program["module"] else f" (module {program['module']})"
+    began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(program["since"]))
+    count = len(program["probes"])
+    title = (
+        f"{program['name']}{module}: {count} probepoint{'s' if count != 1 else ''}, "
+        f"engine {program['engine']}, {_scope(program['scope'])}, since {began}"
+    )
+    if program["ended"]:
+        title += ", ended" + (f": {program['problem']}" if program["problem"] else "")
+    return title
+
+
+def _scope(scope: dict[str, Any]) -> str:
+    if "pid" in scope:
+        return f"process {scope['pid']}" + (" and what it starts" if scope["follow"] else "")
+    if "cgroup" in scope:
+        return f"cgroup {scope['cgroup']}"
+    return f"user {scope['uid']}" if "uid" in scope else "all processes"
+
+
+def counts_table(program: dict[str, Any], title: str) -> None:
+    """Print the probepoints of a program with state and counts."""
+    probes = program["probes"]
+    shown = [p for p in probes if len(probes) <= _MANY or p["counts"]["hits"] or p["state"] != "ACTIVE"]
+    rows = [
+        (
+            f"{probe['major']},{probe['minor']}",
+            _place(probe, with_path=len({p["path"] for p in probes}) > 1),
+            probe["state"],
+            *(str(probe["counts"][count]) for count in _COUNTS),
+        )
+        for probe in shown
+    ]
+    print_table(_HEADER, rows, title)
+    if len(shown) < len(probes):
+        click.echo(f"and {len(probes) - len(shown)} active probepoints that were not hit")
+    for line in _remarks(program):
+        click.echo(line)
+
+
+def _place(probe: dict[str, Any], *, with_path: bool) -> str:
+    place = f"{probe['where']} (return)" if probe["return"] else str(probe["where"])
+    return f"{place} in {probe['path']}" if with_path else place
+
+
+def _remarks(program: dict[str, Any]) -> Iterator[str]:
+    for probe in program["probes"]:
+        if probe["detail"]:
+            yield f"{probe['major']},{probe['minor']}  {probe['state']} at {probe['where']}: {probe['detail']}"
+    for number in program["not_resolved"]:
+        yield f"definition {number + 1} is not resolved: no file of the module '{program['module']}' has been found"
+    if program["left_out"]:
+        yield f"left out {len(program['left_out'])} functions that match a pattern; --json names them"
+
+
+def _extended(program: dict[str, Any]) -> None:
+    from dprobes.cli.handlers import Disassembly
+    from dprobes.ppdf import decode
+    from dprobes.rpn.select import select
+    from dprobes.target.arch import architecture
+
+    click.echo(_title(program))
+    header = program["header"]
+    click.echo("  " + ", ".join(f"{key} = {_value(value)}" for key, value in header.items()))
+    for what in ("groups", "types", "locals", "notices"):
+        if program[what]:
+            click.echo(f"  {what}: " + ", ".join(str(value) for value in program[what]))
+    ppdf = decode(base64.b64decode(program["ppdf"]))
+    machine = ppdf.builds[0].machine if ppdf.builds else ppdf.machines[0]
+    # Offsets are those in the encoding of what was selected.
+    selected = select(ppdf.program, program["selected"]["groups"], program["selected"]["types"])
+    code = Disassembly(selected, architecture(machine))
+    for number in sorted({probe["definition"] for probe in program["probes"]} | set(program["not_resolved"])):
+        mine = [probe for probe in program["probes"] if probe["definition"] == number]
+        click.echo()
+        for probe in mine:
+            for line in _extended_probe(probe):
+                click.echo(line)
+        for line in code.handler(number):
+            click.echo(line)
+    for line in _remarks(program):
+        click.echo(line)
+
+
+def _value(value: object) -> str:
+    return ("yes" if value else "no") if isinstance(value, bool) else str(value)
+
+
+def _extended_probe(probe: dict[str, Any]) -> Iterator[str]:
+    yield f"{probe['major']},{probe['minor']}  {_place(probe, with_path=True)}  {probe['state']}"
+    if probe["kind"] == "breakpoint":
+        placed = "" if probe["placed"] == probe["offset"] else f", placed at {probe['placed']:#x}"
+        yield f"  offset {probe['offset']:#x}{placed}, opcode {probe['opcode']:#04x}: {probe['instruction']}"
+    elif probe["kind"] == "watchpoint":
+        yield f"  watchpoint {probe['access']}, {probe['length']} bytes at {probe['address']:#x}"
+    else:
+        yield f"  sampler, {probe['frequency']} hz"
+    limits = [f"{key} = {probe[key]}" for key in ("passcount", "maxhits") if probe[key]]
+    limits += [f"group = {probe['group']}"] if probe["group"] else []
+    limits += [f"type = {', '.join(probe['types'])}"] if probe["types"] else []
+    if limits:
+        yield "  " + ", ".join(limits)
+    counts = probe["counts"]
+    executed = f", executed {', '.join(counts['executed'])}" if counts["executed"] else ""
+    yield "  " + ", ".join(f"{counts[count]} {count}" for count in _COUNTS) + executed

@@ -1,0 +1,40 @@
+"""What the kernel would do at a place that carries a uprobe, in words, for those who choose one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dprobes.target.insn import decode_at
+from dprobes.target.uprobes import UprobeClass, refusal, uprobe_class
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from dprobes.target.insn import DecodedInstruction
+    from dprobes.target.location import Module
+
+__all__ = ["in_kernel", "places_in_kernel"]
+
+
+def in_kernel(module: Module, instruction: DecodedInstruction) -> str:
+    """Return what the ebpf engine would do, for a probe that names the place as a function's start if it is one."""
+    return next(places_in_kernel(module, [instruction]))
+
+
+def places_in_kernel(module: Module, instructions: Iterable[DecodedInstruction]) -> Iterator[str]:
+    """Give the same for many places of a module."""
+    from dprobes.target.cheapsites import cheap_sites
+
+    known = list(instructions)
+    bits = 8 * module.word_size
+    for instruction, moved in zip(known, cheap_sites(module, known), strict=True):
+        reason = refusal(instruction, bits, at_entry=module.function_start(instruction.offset) == instruction.address)
+        if reason is not None:
+            yield f"refused, because {reason}"
+        elif moved:
+            neighbour = decode_at(module, instruction.offset + moved)
+            yield f"placed {moved:#x} further, at '{neighbour.text}', which is emulated; single-stepped with --exact"
+        elif uprobe_class(instruction.raw, bits) is UprobeClass.EMULATED:
+            yield "emulated"
+        else:
+            yield "single-stepped, ten times as dear as one that is emulated"
