@@ -1,12 +1,144 @@
 """
 Dynamic Probes: a safe handler on any instruction of any running program, without source changes.
 
-The package is used through the command ``dprobes``; see README.md for a first probe, and ARCHITECTURE.md for how the
-parts fit together. ``dprobes.testing`` holds helpers for tests of probe programs.
+::
+
+    import dprobes
+
+    program = dprobes.ProgramBuilder("libc.so.6", major=1)
+    program.probe("malloc", minor=1, maxhits=5).push_r("arg0").log(1).exit()
+
+    with dprobes.launch(["ls", "/"]) as session:
+        session.insert(program)
+        for record in session.records():
+            print(record.pid, record.place.symbol, record.words())
+
+Write programs with ``ProgramBuilder``, or compile them with ``compile_file``, ``compile_source``, ``load_ppdf``. Insert
+them for a while with ``attach``, ``launch`` and ``everywhere``, or for good by the probe manager with
+``ManagerClient``. Try handlers without a process with ``dprobes.testing``. docs/python.md is the guide; the command
+``dprobes`` does the same from a shell.
 """
 
 from __future__ import annotations
 
-__all__ = ["__version__"]
+from dprobes.version import __version__
 
-__version__ = "0.1.0"
+TYPE_CHECKING = False  # what type checkers take for true; importing typing would take longer than all the rest
+if TYPE_CHECKING:
+    from dprobes.api.builder import CodeBuilder, HandlerBuilder, ProcedureBuilder, ProgramBuilder
+    from dprobes.api.compiling import CompiledProgram, compile_file, compile_source, load_ppdf
+    from dprobes.api.inserted import InsertedProgram, Probepoint
+    from dprobes.api.session import ALL_ITEMS, ProbeSession, attach, everywhere, launch
+    from dprobes.diagnostics import Diagnostic, Diagnostics, Severity
+    from dprobes.engines.base import Counts, ProbeState
+    from dprobes.errors import (
+        DprobesError,
+        EngineError,
+        FormatError,
+        InternalError,
+        ManagerError,
+        NotSupportedError,
+        PrivilegeError,
+        SinkError,
+        SourceError,
+        TargetError,
+    )
+    from dprobes.manager.client import ManagerClient
+    from dprobes.manager.results import ManagedProbepoint, ManagedProgram, ManagerStatus
+    from dprobes.manager.targets import TargetStatus
+    from dprobes.record.codec import decode_record, encode_record
+    from dprobes.record.items import LogItem
+    from dprobes.record.layout import Item, LogRecord
+    from dprobes.record.place import Place
+    from dprobes.rpn.program import Program
+
+__all__ = [
+    "ALL_ITEMS",
+    "CodeBuilder",
+    "CompiledProgram",
+    "Counts",
+    "Diagnostic",
+    "Diagnostics",
+    "DprobesError",
+    "EngineError",
+    "FormatError",
+    "HandlerBuilder",
+    "InsertedProgram",
+    "InternalError",
+    "Item",
+    "LogItem",
+    "LogRecord",
+    "ManagedProbepoint",
+    "ManagedProgram",
+    "ManagerClient",
+    "ManagerError",
+    "ManagerStatus",
+    "NotSupportedError",
+    "Place",
+    "PrivilegeError",
+    "ProbeSession",
+    "ProbeState",
+    "Probepoint",
+    "ProcedureBuilder",
+    "Program",
+    "ProgramBuilder",
+    "Severity",
+    "SinkError",
+    "SourceError",
+    "TargetError",
+    "TargetStatus",
+    "__version__",
+    "attach",
+    "compile_file",
+    "compile_source",
+    "decode_record",
+    "encode_record",
+    "everywhere",
+    "launch",
+    "load_ppdf",
+]
+
+_HOMES = {
+    "api.builder": ("CodeBuilder", "HandlerBuilder", "ProcedureBuilder", "ProgramBuilder"),
+    "api.compiling": ("CompiledProgram", "compile_file", "compile_source", "load_ppdf"),
+    "api.inserted": ("InsertedProgram", "Probepoint"),
+    "api.session": ("ALL_ITEMS", "ProbeSession", "attach", "everywhere", "launch"),
+    "diagnostics": ("Diagnostic", "Diagnostics", "Severity"),
+    "engines.base": ("Counts", "ProbeState"),
+    "errors": (
+        "DprobesError",
+        "EngineError",
+        "FormatError",
+        "InternalError",
+        "ManagerError",
+        "NotSupportedError",
+        "PrivilegeError",
+        "SinkError",
+        "SourceError",
+        "TargetError",
+    ),
+    "manager.client": ("ManagerClient",),
+    "manager.results": ("ManagedProbepoint", "ManagedProgram", "ManagerStatus"),
+    "manager.targets": ("TargetStatus",),
+    "record.codec": ("decode_record", "encode_record"),
+    "record.items": ("LogItem",),
+    "record.layout": ("Item", "LogRecord"),
+    "record.place": ("Place",),
+    "rpn.program": ("Program",),
+}
+"""Where public names live. A module is imported when its first name is asked for, so that the command starts fast."""
+
+
+def __getattr__(name: str) -> object:
+    for module, names in _HOMES.items():
+        if name in names:
+            from importlib import import_module
+
+            value: object = getattr(import_module(f"dprobes.{module}"), name)
+            globals()[name] = value
+            return value
+    raise AttributeError(f"module 'dprobes' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -22,26 +22,29 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from dprobes.api.builder import ProgramBuilder
 from dprobes.diagnostics import Diagnostics
 from dprobes.errors import DprobesError
 from dprobes.extensions.extension import call_extensions
+from dprobes.record.layout import LogRecord
 from dprobes.rpn.encode import encode
 from dprobes.rpn.keywords import Header, keywords_of
 from dprobes.rpn.load import CompileOptions, check_program, parse_source
-from dprobes.rpn.program import Address, Offset
+from dprobes.rpn.program import Address, Offset, Program
 from dprobes.source import SourceFile
 from dprobes.target.arch import RegisterClass
 from dprobes.target.arch import architecture as architecture_called
-from dprobes.vm import AddressFault, Interpreter, Outcome, Point, SelectorFault
+from dprobes.vm import AddressFault, Ending, Interpreter, Outcome, Point, SelectorFault
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, MutableSequence, Sequence
 
+    from dprobes.api.compiling import CompiledProgram
     from dprobes.extensions import Extension
-    from dprobes.rpn.program import ProbeDefinition, Program
+    from dprobes.rpn.program import ProbeDefinition
     from dprobes.vm.machine import Machine
 
-__all__ = ["PAGE", "FakeContext", "prepare", "run_definition", "run_handler"]
+__all__ = ["PAGE", "FakeContext", "prepare", "record_of", "run_definition", "run_handler"]
 
 PAGE = 4096
 """Memory is there, or writable, by whole pages of so many bytes, as on a real machine."""
@@ -274,7 +277,7 @@ class FakeContext:
 
 
 def run_handler(
-    source_text: str,
+    handler: str | ProgramBuilder | CompiledProgram | Program,
     context: FakeContext | None = None,
     *,
     architecture: str = "x86_64",
@@ -285,27 +288,58 @@ def run_handler(
     """
     Run one hit of a handler and return what came of it.
 
-    ``source_text`` is a probe program file, or the instructions of one handler (and procedures that it calls).
-    ``minor`` selects a handler of a file; without it the first one runs. ``architecture`` is that of the context where
-    there is one. For a lone handler, other keyword arguments are header statements: ``logmax=16, ex_mask=0x1fff``.
+    ``handler`` is a program, or the text of one, or the instructions of one handler (and procedures that it calls).
+    ``minor`` selects a handler of a program; without it the first one runs. ``architecture`` is that of the context
+    where there is one. For a lone handler, other keyword arguments are header statements: ``logmax=16,
+    ex_mask=0x1fff``. ``record_of`` turns the result into a record.
 
-    Raise ``SourceError`` if the text has errors.
+    Raise ``SourceError`` if the program has errors.
     """
     context = FakeContext(architecture) if context is None else context
-    if not _PROGRAM.search(source_text):
-        if minor is not None:
-            header["minor"] = minor
-        source_text = _wrap(source_text, context, header)
-    elif header:
-        raise DprobesError("header statements are given beside a text that has a file header of its own")
     diagnostics = Diagnostics()
     options = CompileOptions(allow_write=allow_write)
-    program = parse_source(SourceFile("handler.rpn", source_text), diagnostics, options)
+    if isinstance(handler, str):
+        if not _PROGRAM.search(handler):
+            if minor is not None:
+                header["minor"] = minor
+            handler, header = _wrap(handler, context, header), {}
+        program = parse_source(SourceFile("handler.rpn", handler), diagnostics, options)
+    elif isinstance(handler, Program):
+        program = handler
+    else:
+        program = handler.build() if isinstance(handler, ProgramBuilder) else handler.program
+    if header:
+        raise DprobesError("header statements are given beside a program that has a file header of its own")
     check_program(program, context.architecture, diagnostics, options)
     for number, definition in enumerate(program.definitions):
         if minor in (None, definition.minor):
             return run_definition(program, number, context).outcome()
     raise DprobesError(f"the program has no handler with minor {minor}")
+
+
+def record_of(outcome: Outcome, context: FakeContext) -> LogRecord | None:
+    """
+    Return the record of a hit, as an engine would give it; None after ``abort``.
+
+    A stack trace would be a record of its own; ``outcome.trace`` holds it.
+    """
+    if outcome.ending is Ending.ABORT:
+        return None
+    ids, arch = context.ids, context.architecture
+    return LogRecord(
+        major=outcome.major,
+        minor=outcome.minor,
+        cpu=ids["cpu"],
+        pid=ids["pid"],
+        uid=ids["uid"],
+        ip=context.value_of("pc"),
+        sp=context.value_of("sp"),
+        time=ids["time"],
+        tid=ids["tid"],
+        data=outcome.log,
+        word_size=8 if arch.word_size == 8 else 4,
+        byte_order=arch.byte_order,
+    )
 
 
 def run_definition(program: Program, number: int, context: FakeContext) -> Machine:

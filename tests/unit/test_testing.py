@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from dprobes import ProgramBuilder, compile_source
 from dprobes.errors import DprobesError, SourceError
 from dprobes.extensions import Extension
-from dprobes.testing import FakeContext, run_handler
+from dprobes.testing import FakeContext, record_of, run_handler
 from dprobes.vm import AddressFault, Context, Ending
 
 PROGRAM = """
@@ -56,7 +57,7 @@ def test_the_first_handler_of_a_program_runs_or_the_one_with_the_minor() -> None
 
 
 def test_a_program_takes_no_header_statements_from_elsewhere() -> None:
-    with pytest.raises(DprobesError, match="header statements are given beside a text"):
+    with pytest.raises(DprobesError, match="header statements are given beside a program"):
         run_handler(PROGRAM, logmax=5)
 
 
@@ -118,3 +119,20 @@ def test_extensions_run_and_are_noted() -> None:
     )
     assert run_handler("callk sample\ncallk\nlog b, 3", context).log == b"\x08\x07\x07"
     assert context.extension_calls == ["sample", None]
+
+
+def test_built_and_compiled_programs_run_and_give_records() -> None:
+    program = ProgramBuilder("libc.so.6", major=7)
+    program.probe("malloc", minor=1).push_r("arg0").log(1).exit()
+    program.probe("free", minor=2).abort()
+    context = FakeContext(registers={"rdi": 42, "rip": 0x401000, "rsp": 0x7FFE0000}, pid=12, tid=13, uid=14, time=15)
+    record = record_of(run_handler(program, context), context)
+    assert record is not None
+    assert (record.major, record.minor, record.words()) == (7, 1, (42,))
+    assert (record.pid, record.tid, record.uid, record.time) == (12, 13, 14, 15)
+    assert (record.ip, record.sp) == (0x401000, 0x7FFE0000)
+    assert record_of(run_handler(program.build(), context, minor=2), context) is None
+    compiled = compile_source(PROGRAM.replace("name = appln", 'name = "no-such-module.so"'))
+    record = record_of(run_handler(compiled, context, minor=2), context)
+    assert record is not None
+    assert record.data == bytes([22])

@@ -1,0 +1,5 @@
+"""
+The Python API: build or compile a probe program, insert it, iterate over its records.
+
+``dprobes`` exports it by name; docs/python.md is the guide. The command line uses these modules, too.
+"""

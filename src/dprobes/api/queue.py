@@ -1,0 +1,75 @@
+"""Records between the threads that take them from engines and those that read them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dprobes.record.place import Place
+
+__all__ = ["RecordQueue"]
+
+
+class RecordQueue:
+    """
+    Keep encoded records until somebody reads them, up to ``limit`` bytes; what comes then is lost, and counted.
+
+    It is at its end when as many writers have closed it as have opened it, and nothing is left.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.lost = 0
+        self._limit = limit
+        self._size = 0
+        self._writers = 0
+        self._batches: deque[tuple[int, Sequence[tuple[bytes, Place]]]] = deque()
+        self._changed = threading.Condition()
+
+    def open(self) -> None:
+        """Expect records of one writer more."""
+        with self._changed:
+            self._writers += 1
+
+    def close(self) -> None:
+        """Expect no more of one writer."""
+        with self._changed:
+            self._writers -= 1
+            self._changed.notify_all()
+
+    def put(self, batch: Sequence[tuple[bytes, Place]]) -> None:
+        """Add records."""
+        size = sum(len(record) for record, _ in batch)
+        with self._changed:
+            if self._size + size > self._limit:
+                self.lost += len(batch)
+                return
+            self._size += size
+            self._batches.append((size, batch))
+            self._changed.notify()
+
+    def take(self, timeout: float | None) -> Sequence[tuple[bytes, Place]]:
+        """Wait for records and return them; nothing at the end, and if none came for ``timeout`` seconds."""
+        until = None if timeout is None else time.monotonic() + timeout
+        with self._changed:
+            while not self._batches:
+                left = None if until is None else until - time.monotonic()
+                if not self._writers or (left is not None and left <= 0):
+                    return ()
+                self._changed.wait(left)
+            size, batch = self._batches.popleft()
+            self._size -= size
+            return batch
+
+    def put_back(self, batch: Sequence[tuple[bytes, Place]]) -> None:
+        """Put records that were taken and not read in front of all others."""
+        if batch:
+            size = sum(len(record) for record, _ in batch)
+            with self._changed:
+                self._size += size
+                self._batches.appendleft((size, batch))
+                self._changed.notify()

@@ -1,0 +1,353 @@
+"""Sessions: programs that are inserted into processes for as long as a ``with`` block lasts."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from typing import TYPE_CHECKING, Self
+
+from dprobes.api.builder import ProgramBuilder
+from dprobes.api.compiling import CompiledProgram
+from dprobes.api.inserted import InsertedProgram, total
+from dprobes.api.queue import RecordQueue
+from dprobes.diagnostics import Diagnostics
+from dprobes.engines.base import Counts, Job, Scope
+from dprobes.engines.globals import GlobalVariables
+from dprobes.engines.preparing import look_around, prepare
+from dprobes.engines.selection import NAMES, EngineOptions, scope_problem
+from dprobes.errors import EngineError, NotSupportedError
+from dprobes.record.codec import decode_record
+from dprobes.record.layout import Item
+from dprobes.target.symbolproviders import FileSymbols
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+    from pathlib import Path
+
+    from dprobes.engines.base import Engine
+    from dprobes.engines.preparing import Vantage
+    from dprobes.record.layout import LogRecord
+    from dprobes.rpn.program import Program
+
+__all__ = ["ALL_ITEMS", "ProbeSession", "attach", "everywhere", "launch"]
+
+ALL_ITEMS = sum(Item, Item(0)) & ~(Item.WIDE | Item.STACK_TRACE)
+"""All header items that a record can carry."""
+
+_GLOBALS_MAX = 65536
+"""How many global variables there are: as many as a program may ask for."""
+
+_BUFFER = 64 << 20
+_RING = 16 << 20
+
+
+class ProbeSession:
+    """
+    Insert programs into the processes of a scope, and read their records.
+
+    ``attach``, ``launch`` and ``everywhere`` make one. Use it as a context manager: whichever way the block ends, all
+    probepoints are gone behind it, and records that were not read yet can still be. It may be used by several threads.
+    Global variables (``gv``) are common to its programs.
+    """
+
+    def __init__(self, scope: Scope, options: EngineOptions, *, engine: str, items: Item, buffer: int) -> None:
+        if engine not in NAMES:
+            raise EngineError(f"there is no engine '{engine}'", hint=f"engines are {', '.join(NAMES)}")
+        if (problem := scope_problem(engine, scope, options)) is not None:
+            raise EngineError(problem)
+        self._scope = scope
+        self._options = options
+        self._engine = engine
+        self._items = items | Item.MAJOR | Item.MINOR
+        self._queue = RecordQueue(buffer)
+        self._programs: list[InsertedProgram] = []
+        self._changing = threading.Lock()
+        self._is_closed = False
+        self._globals = GlobalVariables(_GLOBALS_MAX)
+        self._cells = self._globals.cells()
+        self._last_globals: list[int] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Take all programs away, and wait for that; may be called more than once."""
+        with self._changing:
+            if self._is_closed:
+                return
+            self._is_closed = True
+        self.stop()
+        try:
+            for program in self.programs:
+                program.join()
+        finally:
+            self._last_globals = self._read_globals()
+            self._cells.close()
+            self._globals.close()
+
+    def insert(
+        self,
+        program: CompiledProgram | ProgramBuilder | Program,
+        *,
+        groups: Iterable[str] = (),
+        types: Iterable[str] = (),
+        engine: str | None = None,
+        replaces: InsertedProgram | None = None,
+    ) -> InsertedProgram:
+        """
+        Insert a program, and return when all that is in scope now is probed, as far as that can be.
+
+        ``groups`` and ``types`` choose among its definitions. ``engine`` is for this program only. ``replaces`` is a
+        program of this session whose place it takes: no hit is lost, and none is seen by both. A session that launches
+        a command starts it now, and takes one program.
+
+        Raise ``SourceError`` if the program is wrong, or wrong for the module; ``TargetError`` if the process or
+        command is not there; ``EngineError`` if no engine can insert it. What is inserted already stays then. That a
+        single probepoint could not be inserted shows in ``InsertedProgram.probepoints``.
+        """
+        compiled = self._compiled(program).select(groups, types)
+        with self._changing:
+            if self._is_closed:
+                raise EngineError("the session is closed: insert programs in its 'with' block")
+            if self._scope.command and self._programs:
+                raise NotSupportedError(
+                    f"the command '{self._scope.command[0]}' has been started with its program",
+                    hint="put all probes into one program",
+                )
+            inserted = self._prepared(compiled, engine, replaces)
+            self._programs.append(inserted)
+            try:
+                inserted.begin()
+            except BaseException:
+                inserted.stop()
+                self._programs.remove(inserted)
+                raise
+            return inserted
+
+    def records(self, timeout: float | None = None) -> Iterator[LogRecord]:
+        """
+        Iterate over the records of all programs as they come, each once.
+
+        The iteration ends when no program is inserted any more, or if none came for ``timeout`` seconds; a later one
+        goes on behind it. Raise ``EngineError`` at the end for a program that ended by an error.
+        """
+        while batch := self._queue.take(timeout):
+            read = 0
+            try:
+                for record, place in batch:
+                    read += 1
+                    yield decode_record(record, place)
+            finally:
+                self._queue.put_back(batch[read:])
+        for program in self.programs:
+            program.raise_problem()
+
+    def wait(self, timeout: float | None = None) -> int | None:
+        """
+        Wait until all programs have ended by themselves: with the processes in scope, or removed by their handlers.
+
+        Return the exit status of a launched command, negative for a signal, else None, also if ``timeout`` seconds
+        have passed. Raise ``EngineError`` for a program that ended by an error.
+        """
+        import time
+
+        until = None if timeout is None else time.monotonic() + timeout
+        for program in self.programs:
+            program.wait(None if until is None else max(0.0, until - time.monotonic()))
+        for program in self.programs:
+            program.raise_problem()
+        return self.exit_status
+
+    def stop(self) -> None:
+        """Ask for the end of all programs, and do not wait; iterations over ``records`` come to their end then."""
+        for program in self.programs:
+            program.stop()
+
+    @property
+    def programs(self) -> Sequence[InsertedProgram]:
+        """The programs in the order of their insertion, those that have ended included."""
+        return tuple(self._programs)
+
+    @property
+    def exit_status(self) -> int | None:
+        """The exit status of a launched command, negative for a signal; None if there is none (yet)."""
+        return next((each.exit_status for each in self.programs if each.exit_status is not None), None)
+
+    @property
+    def lost(self) -> int:
+        """How many records were dropped because nobody read them and the buffer was full; engines count their own."""
+        return self._queue.lost
+
+    def counts(self) -> dict[tuple[int, int], Counts]:
+        """Return what happened so far, by the major and minor codes of the definitions."""
+        found: dict[tuple[int, int], list[Counts]] = {}
+        for program in self.programs:
+            for probe in program.probepoints:
+                found.setdefault((probe.major, probe.minor), []).append(probe.counts)
+        return {codes: total(counts) for codes, counts in found.items()}
+
+    def global_variables(self) -> list[int]:
+        """Return the global variables (``gv``) that the programs declare; each is 64 bits."""
+        with self._changing:
+            return list(self._last_globals) if self._is_closed else self._read_globals()
+
+    def set_global_variable(self, index: int, value: int) -> None:
+        """Set a global variable, for handlers to see; raise ``IndexError`` if there is none."""
+        with self._changing:
+            if self._is_closed:
+                raise EngineError("the session is closed: nobody would see the variable")
+            self._cells[index] = value & (1 << 64) - 1
+
+    def _read_globals(self) -> list[int]:
+        count = max((each.program.gvars for each in self.programs), default=0)
+        return [self._cells[index] for index in range(count)]
+
+    def _compiled(self, program: CompiledProgram | ProgramBuilder | Program) -> CompiledProgram:
+        if isinstance(program, CompiledProgram):
+            return program
+        built = program.build() if isinstance(program, ProgramBuilder) else program
+        return CompiledProgram(built, FileSymbols(), Diagnostics())
+
+    def _prepared(
+        self, compiled: CompiledProgram, engine: str | None, replaces: InsertedProgram | None
+    ) -> InsertedProgram:
+        is_traced = any(each.engine == "ptrace" and not each.has_ended for each in self._programs)
+        try:
+            return self._enter(compiled, look_around(self._scope), engine, replaces)
+        except EngineError as error:
+            if not is_traced or replaces is not None:
+                raise
+            raise NotSupportedError(
+                "the ptrace engine inserts one program into a process at a time",
+                hint="put all probes into one program, or run as root: the ebpf engine takes several",
+            ) from error
+
+    def _enter(
+        self, compiled: CompiledProgram, vantage: Vantage, engine: str | None, replaces: InsertedProgram | None
+    ) -> InsertedProgram:
+        diagnostics = Diagnostics()
+        options = replace(
+            self._options,
+            symbols=compiled.symbols,
+            allow_write=self._options.allow_write or compiled.allow_write,
+            traces_already=replaces is not None and replaces.engine == "ptrace",
+        )
+        prepared = prepare(
+            compiled.program,
+            diagnostics,
+            self._scope,
+            vantage,
+            engine=engine or (replaces.engine if replaces is not None else self._engine),
+            options=options,
+        )
+        chosen: Engine = prepared.engine()
+        session = chosen.run(
+            Job(
+                compiled.program,
+                self._scope,
+                self._items,
+                prepared.compiled.resolved,
+                self._globals,
+                replaces.session if replaces is not None else None,
+            )
+        )
+        session.__enter__()
+        return InsertedProgram(
+            compiled.program,
+            session,
+            self._queue,
+            engine=chosen.name,
+            reason=prepared.selection.reason,
+            diagnostics=diagnostics,
+        )
+
+
+def attach(
+    pid: int,
+    *,
+    follow: bool = True,
+    engine: str = "auto",
+    items: Item = ALL_ITEMS,
+    allow_write: bool = False,
+    exact: bool = False,
+    pid_namespace: bool = False,
+    core_directory: str | Path = ".",
+    buffer: int = _BUFFER,
+    ring_size: int = _RING,
+) -> ProbeSession:
+    """
+    Return a session for a running process, and with ``follow`` for all that it starts.
+
+    ``engine`` is "ptrace", "ebpf", or "auto", which takes the one that can do what a program needs, and is cheapest.
+    ``items`` are the header items of records: fewer make them smaller. ``allow_write`` allows programs to change or
+    stop the target. ``exact``, ``pid_namespace``, ``core_directory`` and ``ring_size`` (in bytes) are those of
+    ``dprobes run``. ``buffer`` is how many bytes of records are kept that nobody has read.
+    """
+    return ProbeSession(
+        Scope(pid=pid, follow=follow),
+        EngineOptions(allow_write, core_directory=str(core_directory), exact=exact, pid_namespace=pid_namespace,
+                      ring_size=ring_size, replaceable=True),
+        engine=engine,
+        items=items,
+        buffer=buffer,
+    )  # fmt: skip
+
+
+def launch(
+    command: Sequence[str],
+    *,
+    follow: bool = True,
+    engine: str = "auto",
+    items: Item = ALL_ITEMS,
+    allow_write: bool = False,
+    exact: bool = False,
+    pid_namespace: bool = False,
+    core_directory: str | Path = ".",
+    buffer: int = _BUFFER,
+    ring_size: int = _RING,
+) -> ProbeSession:
+    """
+    Return a session for a command, a list of words, which is started when its program is inserted.
+
+    It is probed from its first instruction on; leaving the session does not end it. ``ProbeSession.wait`` returns its
+    exit status. The other arguments are those of ``attach``.
+    """
+    return ProbeSession(
+        Scope(command=tuple(command), follow=follow),
+        EngineOptions(allow_write, core_directory=str(core_directory), exact=exact, pid_namespace=pid_namespace,
+                      ring_size=ring_size, replaceable=True),
+        engine=engine,
+        items=items,
+        buffer=buffer,
+    )  # fmt: skip
+
+
+def everywhere(
+    *,
+    cgroup: str | Path | None = None,
+    uid: int | None = None,
+    items: Item = ALL_ITEMS,
+    allow_write: bool = False,
+    exact: bool = False,
+    pid_namespace: bool = False,
+    core_directory: str | Path = ".",
+    buffer: int = _BUFFER,
+    ring_size: int = _RING,
+) -> ProbeSession:
+    """
+    Return a session for all processes, those that are started later included; it needs the ebpf engine, and so root.
+
+    ``cgroup`` is a directory below /sys/fs/cgroup whose processes only are meant, ``uid`` a user. The other arguments
+    are those of ``attach``.
+    """
+    return ProbeSession(
+        Scope(cgroup=None if cgroup is None else str(cgroup), uid=uid),
+        EngineOptions(allow_write, core_directory=str(core_directory), exact=exact, pid_namespace=pid_namespace,
+                      ring_size=ring_size, replaceable=True),
+        engine="ebpf",
+        items=items,
+        buffer=buffer,
+    )  # fmt: skip
