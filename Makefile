@@ -18,7 +18,7 @@ test: .venv/dev.stamp .venv/tools.stamp ## run the whole test suite
 
 torture: .venv/dev.stamp .venv/tools.stamp ## run the long forms of the torture and differential tests
 	$(PYTHON) -m pytest -q -m torture
-	DPROBES_EXAMPLES=torture $(PYTHON) -m pytest -q tests/unit
+	DPROBES_EXAMPLES=torture $(PYTHON) -m pytest -q tests/unit tests/integration/ebpf/test_random_uprobes.py
 
 lint: .venv/dev.stamp ## check style, types, layers, and that generated files are up to date
 	.venv/bin/ruff check .
@@ -26,12 +26,16 @@ lint: .venv/dev.stamp ## check style, types, layers, and that generated files ar
 	.venv/bin/mypy
 	.venv/bin/lint-imports
 	$(PYTHON) tools/generate_docs.py --check
+	$(PYTHON) tools/generate_man.py --check
+	$(PYTHON) tools/generate_builder.py --check
 
 bench: .venv/dev.stamp .venv/tools.stamp .venv/bench.stamp ## measure costs beside those of the peers, in one table
 	$(PYTHON) benchmarks/run.py
 
-docs: .venv/dev.stamp ## write the generated parts of the documentation
+docs: .venv/dev.stamp ## write what is generated from tables: parts of the documentation and of the Python API
 	$(PYTHON) tools/generate_docs.py
+	$(PYTHON) tools/generate_man.py
+	$(PYTHON) tools/generate_builder.py
 
 clean: ## remove everything that can be made again
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

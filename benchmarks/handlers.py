@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, cast
 from dprobes.diagnostics import Diagnostics
 from dprobes.engines.ptrace import syscalls
 from dprobes.engines.ptrace.context import ThreadContext
+from dprobes.engines.ptrace.ledger import Variables
 from dprobes.engines.ptrace.processes import AddressSpace, Thread, ThreadState
 from dprobes.engines.ptrace.records import RecordBuilder
 from dprobes.record.layout import Item
@@ -64,7 +65,7 @@ def _costs(what: str, text: str) -> list[Cost]:
     start = image.handlers[0]
 
     registers = syscalls.Registers()
-    context = ThreadContext(1, 0, 0)
+    context = ThreadContext(Variables([0], []), [])
     context.memory = cast("syscalls.RemoteMemory", _Memory())
     context.select(Thread(1, 1, AddressSpace(-1, 8, has_shadow_stack=False), ThreadState.STOPPED), registers)
     translator, interpreter = Translator(image, target), Interpreter(image, target)

@@ -1,190 +1,67 @@
 """
-Measure what a hit and a start cost, beside other tracers and the paper, and print one table.
+Measure what DProbes costs beside other tracers and the paper, and print one table.
 
 Everything is measured in one run on one machine, each figure the best of some rounds; compare ratios, not numbers.
-A hit is timed inside the probed program, so that nobody's start-up counts.
+A hit is timed inside the probed program, so that nobody's start-up counts. Names of sections as arguments restrict the
+run to them.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from handlers import handler_costs
-from peers import HANDLER, hit_costs
+from draining import draining
+from kernel_hits import kernel_hits, papers_experiments
+from managing import managing
+from manyplaces import many_places
+from ptrace_costs import by_ptrace
+from starting import starting
+from table import Measurement, print_table
+from workloads import workloads
 
-HERE = Path(__file__).parent
-DPROBES = [sys.executable, "-m", "dprobes"]
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
-ROUNDS = 3
-HITS = 5000
+    Sections = dict[str, Callable[[Path], list[Measurement]]]
 
-RPN = 'name = "{program}"\noffset = {offset}\n{handler}\n'
-
-GDB = """
-set pagination off
-break *{place}
-commands
-silent
-continue
-end
-run {arguments}
-"""
-
-
-@dataclass(frozen=True, slots=True)
-class Measurement:
-    """Hold one row of the table; values are in microseconds."""
-
-    what: str
-    ours: float | None
-    peer: str = ""
-    peers: float | None = None
-
-    def cells(self) -> tuple[str, str, str, str, str]:
-        ratio = f"1/{self.peers / self.ours:.1f}" if self.ours and self.peers and self.peers >= self.ours else ""
-        if self.ours and self.peers and self.peers < self.ours:
-            ratio = f"{self.ours / self.peers:.1f}"
-        return (self.what, amount(self.ours), self.peer, amount(self.peers), ratio)
-
-
-def amount(microseconds: float | None) -> str:
-    if microseconds is None:
-        return "-"
-    if microseconds >= 10_000:
-        return f"{microseconds / 1000:.0f} ms"
-    return f"{microseconds * 1000:.1f} ns" if microseconds < 1 else f"{microseconds:.1f} us"
-
-
-def loop_time(command: list[str], *, one_cpu: bool = False) -> float:
-    """
-    Run a command until the program in it prints its time; return microseconds per iteration, the best of some.
-
-    ``one_cpu`` holds the command and all that it starts on one CPU: waking a process up on another one is the largest
-    part of a hit in many virtual machines.
-    """
-    if one_cpu:
-        command = ["taskset", "-c", str(min(os.sched_getaffinity(0))), *command]
-    best = float("inf")
-    for _ in range(ROUNDS):
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-        found = re.search(r"^LOOP ([0-9.]+)$", done.stdout + done.stderr, re.MULTILINE)
-        if found is None:
-            raise SystemExit(f"{command} printed no time:\n{done.stdout}{done.stderr}")
-        best = min(best, float(found.group(1)) / 1000)
-    return best
-
-
-def run_time(command: list[str], rounds: int) -> float:
-    """Return the microseconds that a command takes, the best of some rounds."""
-    best = float("inf")
-    for _ in range(rounds):
-        begin = time.perf_counter()
-        subprocess.run(command, capture_output=True, check=False)
-        best = min(best, time.perf_counter() - begin)
-    return best * 1e6
-
-
-class Bench:
-    """Hold the compiled program and a directory for the files of the measurements."""
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._program = directory / "bench_loop"
-        subprocess.run(["gcc", "-O1", "-o", self._program, HERE / "loop.c"], check=True)
-
-    def dprobes(self, offset: str, handler: str, *arguments: str, one_cpu: bool = False) -> float:
-        """Return the microseconds of an iteration with our probe on ``offset``."""
-        source = self._directory / "bench.rpn"
-        source.write_text(RPN.format(program=self._program.name, offset=offset, handler=handler))
-        run = ["run", str(source), "-o", str(self._directory / "records"), "--"]
-        return loop_time([*DPROBES, *run, str(self._program), *arguments], one_cpu=one_cpu)
-
-    def gdb(self, place: str, *arguments: str, one_cpu: bool = False) -> float | None:
-        """Return the microseconds of an iteration with a GDB breakpoint that goes on silently."""
-        if shutil.which("gdb") is None:
-            return None
-        script = self._directory / "bench.gdb"
-        script.write_text(GDB.format(place=place, arguments=" ".join(arguments)))
-        return loop_time(["gdb", "-q", "-batch", "-x", str(script), str(self._program)], one_cpu=one_cpu)
-
-    def base(self, *arguments: str) -> float:
-        return loop_time([str(self._program), *arguments])
-
-    def start(self, *arguments: str) -> float:
-        """Return the microseconds that one run of the command takes."""
-        return run_time([*DPROBES, *arguments], 5)
-
-    def many(self) -> Measurement:
-        """Measure what it takes to insert and remove 10 000 probepoints, none of which is hit."""
-        program, source = self._directory / "many", self._directory / "many.rpn"
-        subprocess.run(["gcc", "-O1", "-o", program, HERE.parent / "tests" / "programs" / "many.c"], check=True)
-        source.write_text("name = many\noffset = many_*\nexit\n")
-        command = ["-c", f"{program} 0"]
-        nothing = self.start("run", str(source), "-c", "true")
-        ours = self.start("run", str(source), *command) - nothing
-        gdb = ["gdb", "-q", "-batch", "-ex", "set pagination off", str(program)]
-        theirs = None
-        if shutil.which("gdb") is not None:
-            theirs = run_time([*gdb, "-ex", "rbreak ^many_", "-ex", "run 0"], 1) - run_time([*gdb, "-ex", "run 0"], 1)
-        return Measurement("10 000 probepoints inserted and removed", ours, "gdb rbreak", theirs)
-
-    def beside_peers(self) -> list[Measurement]:
-        """Measure a hit with ten instructions and a record, beside everyone who can do the same."""
-        ours = {
-            (place, one_cpu): self.dprobes(place, HANDLER, str(HITS), *arguments, one_cpu=one_cpu)
-            for place, arguments in (("called", ["calls"]), ("loop", []))
-            for one_cpu in (False, True)
-        }
-        return [Measurement(*cost) for cost in hit_costs(self._program, HITS, ours, loop_time)]
-
-    def measure(self) -> list[Measurement]:
-        hits = str(HITS)
-        log = "push r, arg0\nlog 1\nexit"
-        called = self.gdb("called", hits, "calls")
-        stepped = self.gdb("loop", hits)
-        malloc = str(HERE.parent / "examples" / "malloc.rpn")
-        emulated, stepped_log = self.dprobes("called", log, hits, "calls"), self.dprobes("loop", log, hits)
-        pinned = self.dprobes("called", log, hits, "calls", one_cpu=True)
-        pinned_gdb = self.gdb("called", hits, "calls", one_cpu=True)
-        null, on_nop = self.dprobes("loop", "abort", hits), self.dprobes("loop + 2", "abort", hits)
-        with_push = self.dprobes("loop", "push r, eax\nabort", hits)
-        with_record = self.dprobes("loop", "exit", hits)
-        return [
-            *self.beside_peers(),
-            Measurement("hit on push rbp (emulated), one word logged", emulated, "gdb", called),
-            Measurement("the same, everything on one CPU", pinned, "gdb", pinned_gdb),
-            Measurement("hit on a stepped instruction, one word logged", stepped_log, "gdb", stepped),
-            Measurement("paper 1: the loop without a probe", self.base("100000000"), "paper", 0.030),
-            Measurement("paper 2: abort, on a stepped instruction", null, "paper", 16),
-            Measurement("paper 3: abort, on the nop", on_nop, "paper", 8),
-            Measurement("paper 4: as 2, with push r, eax", with_push, "paper", 16),
-            Measurement("paper 5: as 2, exit with a record", with_record, "paper", 200),
-            *(Measurement(*cost) for cost in handler_costs()),
-            self.many(),
-            Measurement("start: dprobes --help", self.start("--help")),
-            Measurement("start: dprobes check", self.start("check", malloc)),
-            Measurement("start: dprobes run, to the end of 'true'", self.start("run", malloc, "-c", "true")),
-        ]
+PTRACE: Sections = {"ptrace": by_ptrace}
+EBPF: Sections = {
+    "hits": kernel_hits,
+    "paper": papers_experiments,
+    "start": starting,
+    "many": many_places,
+    "drain": draining,
+    "manager": managing,
+    "workloads": workloads,
+}
+SECTIONS = PTRACE | EBPF
 
 
 def main() -> int:
+    """Measure what the arguments name, or everything."""
+    if unknown := set(sys.argv[1:]) - set(SECTIONS):
+        print(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(SECTIONS)}", file=sys.stderr)
+        return 2
     if shutil.which("gcc") is None:
         print("the benchmark needs gcc: apt-get install gcc libc6-dev", file=sys.stderr)
         return 1
+    names = sys.argv[1:] or list(SECTIONS)
+    measurements: list[Measurement] = []
     with tempfile.TemporaryDirectory() as directory:
-        rows = [measurement.cells() for measurement in Bench(Path(directory)).measure()]
-    header = ("what", "dprobes", "peer", "its figure", "ratio")
-    widths = [max(len(row[n]) for row in (header, *rows)) for n in range(len(header))]
-    for row in (header, *rows):
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+        for name in names:
+            if name in EBPF and os.geteuid() != 0:
+                measurements.append(Measurement(f"{name}: the eBPF engine needs root", None))
+                continue
+            begin = time.monotonic()
+            measurements += SECTIONS[name](Path(directory))
+            print(f"{name}: measured in {time.monotonic() - begin:.0f} s", file=sys.stderr)
+    print_table(measurements)
     return 0
 
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dprobes.bpf.isa import Alu, Jump
 from dprobes.extensions import Extension
 
 if TYPE_CHECKING:
+    from dprobes.bpf.lower import Composer
     from dprobes.extensions import View
 
 __all__ = ["fingerprint", "fnv1a"]
@@ -34,4 +36,21 @@ def _interpret(view: View) -> None:
     view.push(fnv1a(view.read(address, min(length, _MAX))))
 
 
-fingerprint = Extension(interpret=_interpret)
+def _compile(code: Composer) -> None:
+    """Write the same for the kernel, which runs what is written here at each hit."""
+    address, length = code.pop(), code.pop()
+    with code.when(Jump.JGT, length, _MAX):
+        code.set(length, _MAX)
+    value, byte = code.variable(_BASIS), code.variable()
+    with code.loop() as end:
+        code.leave_if(end, Jump.JEQ, length, 0)
+        code.read_into(byte, address, 1)
+        code.calculate(Alu.XOR, value, byte)
+        code.calculate(Alu.MUL, value, _PRIME)
+        code.calculate(Alu.AND, value, 0xFFFFFFFF)
+        code.calculate(Alu.ADD, address, 1)
+        code.calculate(Alu.SUB, length, 1)
+    code.push(value)
+
+
+fingerprint = Extension(interpret=_interpret, compile=_compile)

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import shutil
 import signal
+import subprocess
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,7 +17,6 @@ from integration.support import Builder, Runner
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -22,6 +27,8 @@ def _interruptible() -> None:
 
 @pytest.fixture(scope="session")
 def build(tmp_path_factory: pytest.TempPathFactory) -> Builder:
+    if (compiled := os.environ.get("DPROBES_COMPILED_PROGRAMS")) is not None:
+        return Builder(Path(compiled), Path(compiled))
     directory = tmp_path_factory.mktemp("programs")
     for path in (directory, *directory.parents[:2]):
         path.chmod(0o755)  # for tests that run as another user
@@ -29,7 +36,33 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Builder:
 
 
 @pytest.fixture
+def debug_registers() -> Iterator[None]:
+    """Have the processor's debug registers for a test alone: other test runs on this machine wait."""
+    with (Path(tempfile.gettempdir()) / f"dprobes-debug-registers-{os.getuid()}.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@pytest.fixture
 def run(tmp_path: Path) -> Iterator[Runner]:
     runner = Runner(tmp_path)
     yield runner
     runner.close()
+
+
+@pytest.fixture(scope="session")
+def nobody_environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Return an environment in which an ordinary user can run the package: it may not read root's directories."""
+    directory = tmp_path_factory.mktemp("package")
+    for path in (directory, directory.parent, directory.parent.parent):
+        path.chmod(0o755)
+    import click
+    import iced_x86
+
+    import dprobes
+
+    for package in (click, dprobes, iced_x86):
+        assert package.__file__ is not None
+        shutil.copytree(Path(package.__file__).parent, directory / package.__name__)
+    subprocess.run(["chmod", "-R", "a+rX", str(directory)], check=True)
+    return {"PATH": os.environ["PATH"], "PYTHONPATH": str(directory), "PYTHONDONTWRITEBYTECODE": "1"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import re
@@ -22,13 +23,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 PROGRAMS = Path(__file__).parents[1] / "programs"
-TIMEOUT = 60
+PATIENCE = int(os.environ.get("DPROBES_TEST_PATIENCE", "1"))
+"""How many times slower than usual programs may be: emulated processors are."""
+
+TIMEOUT = 60 * PATIENCE
 DPROBES = (sys.executable, "-m", "dprobes")
 NOBODY = 65534
 
 I386_COMPILER = "i686-linux-gnu-gcc"
-_I386_LIBRARIES = "/usr/i686-linux-gnu/lib"
-I386_FLAGS = (f"-Wl,-rpath,{_I386_LIBRARIES}", f"-Wl,--dynamic-linker={_I386_LIBRARIES}/ld-linux.so.2")
+I386_LIBRARIES = "/usr/i686-linux-gnu/lib"
+I386_FLAGS = (f"-Wl,-rpath,{I386_LIBRARIES}", f"-Wl,--dynamic-linker={I386_LIBRARIES}/ld-linux.so.2")
 
 _ROW = re.compile(r"^(\d+),(\d+) +(\S+(?: \S+)*?) +(\d+) +(\d+) +(\d+) +(\d+) +(\d+) +(\S.*)$", re.MULTILINE)
 
@@ -60,19 +64,29 @@ class Result:
 
 
 class Builder:
-    """Compile programs of ``tests/programs``, each once."""
+    """
+    Compile programs of ``tests/programs``, each once.
 
-    def __init__(self, directory: Path) -> None:
+    ``compiled`` is a directory with what another builder has made, for where there is no compiler.
+    """
+
+    def __init__(self, directory: Path, compiled: Path | None = None) -> None:
         self._directory = directory
+        self._compiled = compiled
         self._made: dict[tuple[str, ...], Path] = {}
 
     def __call__(self, source: str, *flags: str, i386: bool = False, name: str = "") -> Path:
         compiler = I386_COMPILER if i386 else "gcc"
+        key = (source, name, compiler, *flags)
+        place = hashlib.sha256(repr(key).encode()).hexdigest()[:12]
+        if self._compiled is not None:
+            output = self._compiled / place / (name or Path(source).stem)
+            assert output.exists(), f"{key} has not been compiled before"
+            return output
         if shutil.which(compiler) is None:
             pytest.skip(f"{compiler} is not installed")
-        key = (source, name, compiler, *flags)
         if key not in self._made:
-            directory = self._directory / str(len(self._made))
+            directory = self._directory / place
             directory.mkdir()
             output = directory / (name or Path(source).stem)
             linking = I386_FLAGS if i386 and not {"-static", "-static-pie", "-shared"} & set(flags) else ()
@@ -87,7 +101,8 @@ def environment() -> dict[str, str]:
 
 
 def command_line(program: Path, output: Path, target: Sequence[str], options: Sequence[str] = ()) -> list[str]:
-    return [*DPROBES, "run", str(program), "--format", "json", "-o", str(output), *options, *target]
+    engine = [] if "--engine" in options else ["--engine", os.environ.get("DPROBES_TEST_ENGINE", "ptrace")]
+    return [*DPROBES, "run", str(program), *engine, "--format", "json", "-o", str(output), *options, *target]
 
 
 def read_result(process: subprocess.Popen[str], output: Path, timeout: float = TIMEOUT) -> Result:
@@ -162,11 +177,22 @@ class Runner:
 
 def await_true(condition: Callable[[], bool], what: str, timeout: float = 20) -> None:
     """Look at a condition again and again until it holds."""
-    until = time.monotonic() + timeout
+    until = time.monotonic() + timeout * PATIENCE
     while not condition():
         if time.monotonic() > until:
             raise AssertionError(f"{what} did not come about in {timeout} s")
         time.sleep(0.002)
+
+
+def await_message(client: subprocess.Popen[str], text: str) -> str:
+    """Wait until a client has said something on standard error, and return all that it said so far."""
+    assert client.stderr is not None
+    said = ""
+    while text not in said:
+        line = client.stderr.readline()
+        assert line, f"dprobes did not say '{text}', but:\n{said}"
+        said += line
+    return said
 
 
 def status_field(pid: int, name: str) -> str:
@@ -210,7 +236,7 @@ def await_breakpoint(pid: int, path: Path, symbol: str) -> None:
 
 def await_line(process: subprocess.Popen[str], timeout: float = 20) -> str:
     assert process.stdout is not None
-    ready, _, _ = select.select([process.stdout], [], [], timeout)
+    ready, _, _ = select.select([process.stdout], [], [], timeout * PATIENCE)
     assert ready, "the program printed nothing"
     return process.stdout.readline()
 
@@ -277,3 +303,30 @@ def running(*arguments: object, **popen: Any) -> Iterator[subprocess.Popen[str]]
         for stream in (process.stdin, process.stdout):
             if stream is not None:
                 stream.close()
+
+
+def as_nobody() -> dict[str, Any]:
+    return {"user": NOBODY, "group": NOBODY, "extra_groups": []}
+
+
+def nobody_python() -> str:
+    for candidate in (sys.executable, "/usr/bin/python3"):
+        done = (
+            subprocess.run(
+                [candidate, "-c", "import sys; assert sys.version_info >= (3, 11)"],
+                capture_output=True,
+                user=NOBODY,
+                cwd="/",
+                check=False,
+            )
+            if os.access(candidate, os.X_OK) and readable_by_all(candidate)
+            else None
+        )
+        if done is not None and done.returncode == 0:
+            return candidate
+    pytest.skip("no Python that an ordinary user may run")
+
+
+def readable_by_all(path: str) -> bool:
+    real = Path(path).resolve()
+    return all(parent.stat().st_mode & 0o005 == 0o005 for parent in real.parents)

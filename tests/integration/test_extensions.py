@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from integration.ebpf.kernel import require_bpf
 from integration.support import DPROBES, TIMEOUT
 
 if TYPE_CHECKING:
@@ -88,13 +89,26 @@ def run_on_look(build: Builder, run: Runner, handler: str, *options: str, i386: 
     return run(on_look(handler), ["--exit-status", "--", str(program)], options)
 
 
+@pytest.fixture(params=["ptrace", "ebpf"])
+def engine(request: pytest.FixtureRequest) -> tuple[str, str]:
+    """Return the options for each engine that runs extensions which have both forms."""
+    if request.param == "ebpf":
+        require_bpf()
+    return "--engine", request.param
+
+
 @pytest.mark.parametrize("i386", [False, True], ids=["x86_64", "i386"])
 def test_the_sample_says_what_is_in_memory(
-    build: Builder, run: Runner, install: Callable[..., None], monkeypatch: pytest.MonkeyPatch, i386: bool
+    build: Builder,
+    run: Runner,
+    install: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+    engine: tuple[str, str],
+    i386: bool,
 ) -> None:
     install("dprobes-fingerprint", "dprobes_fingerprint", fingerprint="fingerprint")
     handler = "sx fault; push 6; push r, arg0; callk fingerprint; log 1; exit; fault: log 3"
-    result = run_on_look(build, run, handler, i386=i386)
+    result = run_on_look(build, run, handler, *engine, i386=i386)
     assert result.status == 0, result.stderr
     monkeypatch.syspath_prepend(str(SAMPLE))
     from dprobes_fingerprint import fnv1a  # type: ignore[import-not-found]
@@ -107,14 +121,27 @@ def test_the_sample_says_what_is_in_memory(
     del sys.modules["dprobes_fingerprint"]
 
 
-def test_the_samples_program_tells_equal_writes(run: Runner, install: Callable[..., None]) -> None:
+def test_the_samples_program_tells_equal_writes(
+    run: Runner, install: Callable[..., None], engine: tuple[str, str]
+) -> None:
     install("dprobes-fingerprint", "dprobes_fingerprint", fingerprint="fingerprint")
     script = "import os; [os.write(1, text) for text in (b'one', b'two', b'one')]"
-    result = run((SAMPLE / "writes.rpn").read_text(), ["--", sys.executable, "-c", script])
+    result = run((SAMPLE / "writes.rpn").read_text(), ["--", sys.executable, "-c", script], engine)
     assert result.status == 0, result.stderr
     assert result.stdout == "onetwoone"
     hashes = [words[2] for words in result.words() if words[:2] == [1, 3]]
     assert hashes[0] == hashes[2] != hashes[1]
+
+
+def test_an_engine_that_finds_no_form_of_its_own_refuses_the_program(
+    build: Builder, run: Runner, install: Callable[..., None]
+) -> None:
+    require_bpf()
+    install(look="look")
+    result = run_on_look(build, run, "callk look", "--engine", "ebpf")
+    assert result.status == 2
+    assert result.stderr.split("\n", 1)[1] == ("    callk look\n    ^~~~~~~~~~\nhint: use --engine ptrace\n")
+    assert "'callk look' needs extensions that have no form for eBPF, which the ebpf engine lacks" in result.stderr
 
 
 def test_callk_alone_calls_all_in_order_of_registration(

@@ -250,7 +250,19 @@ def test_at_a_terminal_gdb_is_started_and_has_the_terminal(build: Builder, tmp_p
     source = tmp_path / "p.rpn"
     source.write_text(TURN)
     (tmp_path / ".gdbinit").write_text("set pagination off\n")
-    arguments = [*DPROBES, "run", str(source), "--allow-write", "--exit-status", "--", str(program), "2", "3000"]
+    arguments = [
+        *DPROBES,
+        "run",
+        "--engine",
+        "ptrace",
+        str(source),
+        "--allow-write",
+        "--exit-status",
+        "--",
+        str(program),
+        "2",
+        "3000",
+    ]
     client, terminal = pty.fork()
     if client == 0:
         try:

@@ -167,7 +167,7 @@ def test_a_process_that_is_killed_during_a_call_is_reported(still: subprocess.Po
     # Either its end is reported at once, or the next request finds nobody, and the end is still to be reported.
     with pytest.raises((ThreadGoneError, ProcessLookupError)):
         kill_in_a_call(thread, word_size)
-    assert still.wait(10) in (-signal.SIGKILL, 0)
+    assert still.wait(10) in (-signal.SIGKILL, 0)  # 0: the end was reported to us already
 
 
 def test_the_end_of_a_first_thread_is_not_waited_for_while_others_are_not_reaped(build: Builder) -> None:

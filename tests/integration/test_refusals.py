@@ -7,7 +7,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +17,7 @@ from integration.support import (
     NOBODY,
     TIMEOUT,
     Runner,
+    as_nobody,
     await_breakpoint,
     await_line,
     await_traced,
@@ -26,6 +26,7 @@ from integration.support import (
     command_line,
     load_bias,
     memory_at,
+    nobody_python,
     read_memory,
     read_result,
     running,
@@ -118,6 +119,7 @@ def test_another_tracer_is_kept_out_until_the_end(build: Builder, run: Runner, t
         process, output = run.start(TORTURE, ["-p", str(target.pid)])
         await_traced(target.pid)
         assert re.search(REFUSED[tool], attach())
+        await_true(lambda: output.exists() and output.stat().st_size > 0, "a record")
         result = run.end(process, output)
         assert result.counts[1].hits == result.counts[1].records > 0
         assert re.search(ATTACHED[tool], attach())
@@ -133,52 +135,6 @@ def shared(run: Runner, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
         path.chmod(0o755)
     tmp_path.chmod(0o777)
     return tmp_path
-
-
-def as_nobody() -> dict[str, Any]:
-    return {"user": NOBODY, "group": NOBODY, "extra_groups": []}
-
-
-@pytest.fixture(scope="session")
-def nobody_environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Return an environment in which an ordinary user can run the package: it may not read root's directories."""
-    directory = tmp_path_factory.mktemp("package")
-    for path in (directory, directory.parent, directory.parent.parent):
-        path.chmod(0o755)
-    import click
-    import elftools
-    import iced_x86
-
-    import dprobes
-
-    for package in (click, dprobes, elftools, iced_x86):
-        assert package.__file__ is not None
-        shutil.copytree(Path(package.__file__).parent, directory / package.__name__)
-    subprocess.run(["chmod", "-R", "a+rX", str(directory)], check=True)
-    return {"PATH": os.environ["PATH"], "PYTHONPATH": str(directory), "PYTHONDONTWRITEBYTECODE": "1"}
-
-
-def nobody_python() -> str:
-    for candidate in (sys.executable, "/usr/bin/python3"):
-        done = (
-            subprocess.run(
-                [candidate, "-c", "import sys; assert sys.version_info >= (3, 11)"],
-                capture_output=True,
-                user=NOBODY,
-                cwd="/",
-                check=False,
-            )
-            if os.access(candidate, os.X_OK) and readable_by_all(candidate)
-            else None
-        )
-        if done is not None and done.returncode == 0:
-            return candidate
-    pytest.skip("no Python that an ordinary user may run")
-
-
-def readable_by_all(path: str) -> bool:
-    real = Path(path).resolve()
-    return all(parent.stat().st_mode & 0o005 == 0o005 for parent in real.parents)
 
 
 def run_as_nobody(
@@ -390,7 +346,18 @@ def test_an_output_file_that_cannot_be_written(build: Builder, tmp_path: Path) -
     source = tmp_path / "p.rpn"
     source.write_text(TORTURE)
     marker = tmp_path / "started"
-    command = [*DPROBES, "run", str(source), "-o", "/nonexistent/output", "--", "touch", str(marker)]
+    command = [
+        *DPROBES,
+        "run",
+        "--engine",
+        "ptrace",
+        str(source),
+        "-o",
+        "/nonexistent/output",
+        "--",
+        "touch",
+        str(marker),
+    ]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=TIMEOUT)
     assert done.returncode == 1, done.stderr
     assert "cannot be written: no such file or directory" in done.stderr
@@ -404,7 +371,16 @@ def test_a_full_disk_is_an_error_and_the_target_goes_on(build: Builder, tmp_path
     source.write_text(TORTURE)
     with running(program, 60, 2) as target:
         await_line(target)
-        command = [*DPROBES, "run", str(source), *(["-o", "/dev/full"] if way == "-o" else []), "-p", str(target.pid)]
+        command = [
+            *DPROBES,
+            "run",
+            "--engine",
+            "ptrace",
+            str(source),
+            *(["-o", "/dev/full"] if way == "-o" else []),
+            "-p",
+            str(target.pid),
+        ]
         with Path("/dev/full").open("w") as full:
             done = subprocess.run(command, check=False, stdout=full, stderr=subprocess.PIPE, text=True, timeout=TIMEOUT)
         assert done.returncode == 1, done.stderr

@@ -58,7 +58,7 @@ def test_another_dprobes_is_excluded_unless_allowed(build: Builder, run: Runner,
         source.write_text('name = "libc.so.6"\noffset = read\nminor = 1\nexit\n')
         for process, name in ((first.pid, ""), (tracer, "dprobes-tracer")):
             done = subprocess.run(
-                [*DPROBES, "run", source, "-p", str(process)],
+                [*DPROBES, "run", "--engine", "ptrace", source, "-p", str(process)],
                 capture_output=True, text=True, env=environment(), timeout=TIMEOUT, check=False,
             )  # fmt: skip
             assert done.returncode == 1

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
+from integration.ebpf.kernel import require_bpf
+
 if TYPE_CHECKING:
     from integration.support import Builder, Runner
 
 
-def test_addresses_are_verified_as_the_program_could_use_them(build: Builder, run: Runner) -> None:
-    source = "name = pages\noffset = look\nminor = 1\n" + "push r, arg0; vfyrw; push r, arg0; vfyr; log 2\nexit\n"
-    result = run.command(source, build("pages.c"))
+@pytest.mark.parametrize("engine", ["ptrace", "ebpf"])
+def test_addresses_are_verified_as_the_program_could_use_them(build: Builder, run: Runner, engine: str) -> None:
+    if engine == "ebpf":
+        require_bpf()
+    program = build("pages.c")
+    source = f'name = "{program}"\noffset = look\nminor = 1\npush r, arg0; vfyrw; push r, arg0; vfyr; log 2\nexit\n'
+    result = run.command(source, program, options=("--engine", engine))
     rows = [line.split() for line in result.stdout.splitlines()]
     found = {row[0]: tuple(words) for row, words in zip(rows, result.words(), strict=True)}
     # What the program found out with the system calls read and write.

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from integration.support import Builder, Runner
 
+pytestmark = pytest.mark.usefixtures("debug_registers")
+
 SYS_PERF_EVENT_OPEN = 298
 PERF_TYPE_BREAKPOINT = 5
 ATTRIBUTE_SIZE = 128

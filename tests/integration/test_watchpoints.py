@@ -35,6 +35,9 @@ if TYPE_CHECKING:
     from integration.support import Builder, Counts, Runner
 
 
+pytestmark = pytest.mark.usefixtures("debug_registers")
+
+
 def watch(
     access: str, place: str = "cell:cell+7", minor: int = 1, body: str = "push 1\nlog 1\n", header: str = ""
 ) -> str:

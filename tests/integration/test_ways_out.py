@@ -323,7 +323,7 @@ def test_files_in_the_current_directory_are_not_mistaken_for_modules(
     source = tmp_path / "hot.rpn"
     source.write_text("name = hotloop\noffset = tick\nminor = 1\nmaxhits = 3\npush 1\nlog 1\nexit\n")
     done = subprocess.run(
-        [script, "run", source, "--", build("hotloop.c"), "9"],
+        [script, "run", "--engine", "ptrace", source, "--", build("hotloop.c"), "9"],
         check=False,
         cwd=tmp_path,
         capture_output=True,

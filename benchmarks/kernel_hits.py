@@ -1,0 +1,186 @@
+"""
+Measure what handlers cost in the kernel, beside bpftrace doing the same work.
+
+The probed instruction is ``push %rbp``, which the kernel emulates; the loop has a CPU of its own, readers drain on
+another one. Tracers take turns, because the speed of a shared machine changes by the second. Two figures for each
+handler: the time of a hit above that of an empty program attached in the same way, and the time in the program alone
+as the kernel counts it (``BPF_ENABLE_STATS``), also above the empty one's. The latter is steadier, but lacks what the
+program brings about afterwards, such as waking up a reader.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from table import Measurement
+from tracing import BUFFERS, Loop, Tracer, bpftrace, dprobes, has_bpftrace
+
+from dprobes.bpf.assembler import Assembler
+from dprobes.bpf.isa import Register
+from dprobes.engines.ebpf.features import Features
+from dprobes.engines.ebpf.links import attach_uprobes, uprobe_attach_type
+from dprobes.engines.ebpf.loader import load
+from dprobes.engines.ebpf.syscalls import ProgramType, enable_statistics, program_info
+from dprobes.target.location import Module
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+__all__ = ["kernel_hits", "papers_experiments"]
+
+ROUNDS = 3
+HITS = 40_000
+BATCHES = 4
+TURNS = 100_000_000
+
+EMPTY = "an empty program"
+ARITHMETIC = ((7, "add", "+"), (3, "mul", "*"), (5, "xor", "^"), (9, "sub", "-"), (11, "and", "&"))
+
+
+@dataclass(frozen=True, slots=True)
+class Handler:
+    """The same work in both languages."""
+
+    what: str
+    rpn: str
+    bpftrace: str
+
+
+HANDLERS = (
+    Handler("count", "inc lv, 0\nabort", "@ = count();"),
+    Handler(
+        "4 words logged",
+        "push r, arg0\npush r, arg1\npush r, arg2\npush r, arg3\nlog 4\nexit",
+        r'printf("%lx %lx %lx %lx\n", arg0, arg1, arg2, arg3);',
+    ),
+    Handler("a string of 30 logged", "push 40\npush r, arg1\nlog str\nexit", r'printf("%s\n", str(arg1, 40));'),
+    Handler(
+        "50 instructions, a number kept",
+        "push r, arg0\n" + "".join(f"push {n}\n{word}\n" for n, word, _ in 5 * ARITHMETIC) + "pop lv, 0\nabort",
+        "$x = arg0; " + "".join(f"$x = $x {sign} {n}; " for n, _, sign in 5 * ARITHMETIC) + "@ = $x;",
+    ),
+)
+
+
+@dataclass(slots=True)
+class _Cost:
+    hit: float = field(default=float("inf"))
+    program: float = field(default=float("inf"))
+
+    def note(self, hit: float, program: float) -> None:
+        self.hit, self.program = min(self.hit, hit), min(self.program, program)
+
+
+class _Costs:
+    """Measure all handlers in turn, round after round."""
+
+    def __init__(self, directory: Path, loop: Loop) -> None:
+        self._directory = directory
+        self._loop = loop
+        self.costs: dict[tuple[str, str], _Cost] = {}
+        self.unprobed = self.after = float("inf")
+
+    def measure(self) -> None:
+        for _ in range(ROUNDS):
+            self.unprobed = min(self.unprobed, self._loop.calls(TURNS // 10))
+            with self._empty() as program:
+                self._note("dprobes", EMPTY, lambda: (program_info(program).run_time, program_info(program).runs))
+            for handler in HANDLERS:
+                source = self._directory / "hit.rpn"
+                source.write_text(f'name = "{self._loop.path}"\nvars = 1\noffset = called\n{handler.rpn}\n')
+                self._trace("dprobes", handler.what, dprobes(source, "-o", str(self._directory / "records")))
+            self.after = min(self.after, self._loop.calls(TURNS // 10))
+            if has_bpftrace():
+                for what, action in ((EMPTY, ""), *((handler.what, handler.bpftrace) for handler in HANDLERS)):
+                    self._trace("bpftrace", what, bpftrace(self._loop.probe, action), BUFFERS)
+
+    def _trace(self, who: str, what: str, command: list[str], environment: Mapping[str, str] | None = None) -> None:
+        with Tracer(command, self._directory, environment=environment) as tracer:
+            self._loop.wait_until_armed()
+            self._note(who, what, tracer.run_times)
+
+    def _note(self, who: str, what: str, run_times: object) -> None:
+        assert callable(run_times)
+        cost = self.costs.setdefault((who, what), _Cost())
+        cost.note(self._loop.calls(HITS, BATCHES), float("inf"))
+        statistics = enable_statistics()
+        try:
+            for _ in range(BATCHES):
+                before = run_times()
+                self._loop.calls(HITS // 4)
+                after = run_times()
+                if after[1] > before[1]:
+                    cost.note(float("inf"), (after[0] - before[0]) / (after[1] - before[1]))
+        finally:
+            os.close(statistics)
+
+    @contextlib.contextmanager
+    def _empty(self) -> Iterator[int]:
+        """Attach a program that does nothing; yield its descriptor."""
+        module = Module.load(self._loop.path)
+        offset = module.file_offset(module.address_of("called"))
+        assert offset is not None
+        asm = Assembler()
+        asm.mov(Register(0), 0)
+        asm.exit()
+        features = Features()
+        program = load(asm.assemble(), {}, ProgramType.KPROBE, attach_type=uprobe_attach_type(features))
+        try:
+            with attach_uprobes(program, str(self._loop.path), [(offset, 0)], features):
+                yield program
+        finally:
+            os.close(program)
+
+
+def kernel_hits(directory: Path) -> list[Measurement]:
+    """Return the rows about handlers, and about the loop before and after."""
+    loop = Loop(directory)
+    costs = _Costs(directory, loop)
+    costs.measure()
+
+    def row(what: str, ours: float, peers: float | None) -> Measurement:
+        return Measurement(what, ours / 1000, "bpftrace", None if peers is None else peers / 1000)
+
+    def above_empty(who: str, what: str, *, in_program: bool) -> float | None:
+        cost, empty = costs.costs.get((who, what)), costs.costs.get((who, EMPTY))
+        if cost is None or empty is None:
+            return None
+        return cost.program - empty.program if in_program else cost.hit - empty.hit
+
+    theirs = costs.costs.get(("bpftrace", EMPTY))
+    rows = [row(f"hit in the kernel: {EMPTY}", costs.costs["dprobes", EMPTY].hit, theirs.hit if theirs else None)]
+    for handler in HANDLERS:
+        for in_program, where in ((False, "above empty"), (True, "program alone")):
+            ours = above_empty("dprobes", handler.what, in_program=in_program)
+            assert ours is not None
+            peers = above_empty("bpftrace", handler.what, in_program=in_program)
+            rows.append(row(f"hit in the kernel: {handler.what}, {where}", ours, peers))
+    rows.append(
+        Measurement("a call after the probes are gone", costs.after / 1000, "before", costs.unprobed / 1000),
+    )
+    return rows
+
+
+PAPER = (
+    ("paper 2: abort, on a stepped instruction", "loop", "abort", 16),
+    ("paper 3: abort, on the nop", "loop + 2", "abort", 8),
+    ("paper 4: as 2, with push r, eax", "loop", "push r, eax\nabort", 16),
+    ("paper 5: as 2, exit with a record", "loop", "exit", 200),
+)
+
+
+def papers_experiments(directory: Path) -> list[Measurement]:
+    """Return the rows of the paper's five experiments (seed 000) with the eBPF engine."""
+    loop = Loop(directory)
+    rows = [Measurement("ebpf, paper 1: the loop without a probe", loop.turns(TURNS) / 1000, "paper", 0.030)]
+    for what, offset, handler, papers in PAPER:
+        source = directory / "paper.rpn"
+        source.write_text(f'name = "{loop.path}"\noffset = {offset}\n{handler}\n')
+        with Tracer(dprobes(source, "-o", str(directory / "records")), directory) as tracer:
+            tracer.wait_until_attached(1)
+            rows.append(Measurement(f"ebpf, {what}", loop.turns(20_000, ROUNDS) / 1000, "paper", papers))
+    return rows

@@ -1,0 +1,51 @@
+"""Measure how long tracers take until their first probe is armed, and what they need to be there at all."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from table import Measurement, Unit
+from tracing import CPUS, Loop, Tracer, bpftrace, dprobes, has_bpftrace
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["starting"]
+
+ROUNDS = 6
+
+
+def starting(directory: Path) -> list[Measurement]:
+    """Return the rows about the first probe: one place, a count."""
+    loop = Loop(directory)
+    source = directory / "start.rpn"
+    source.write_text(f'name = "{loop.path}"\nvars = 1\noffset = called\ninc lv, 0\nabort\n')
+    commands = {"dprobes": dprobes(source)}
+    if has_bpftrace():
+        commands["bpftrace"] = bpftrace(loop.probe, "@ = count();")
+    armed: dict[str, list[float]] = {}
+    gone: dict[str, list[float]] = {}
+    memory: dict[str, list[float]] = {}
+    cpu: dict[str, list[float]] = {}
+    for _ in range(ROUNDS):
+        for who, command in commands.items():
+            waiting = loop.waiting()
+            time.sleep(0.05)
+            with Tracer(command, directory, CPUS[1:] or CPUS) as tracer:
+                armed.setdefault(who, []).append((loop.wait_until_armed(waiting) - tracer.started) * 1e6)
+                usage = tracer.stop()
+            gone.setdefault(who, []).append(usage.ending * 1e6)
+            cpu.setdefault(who, []).append(usage.cpu * 1e6)
+            memory.setdefault(who, []).append(usage.memory)
+
+    def row(what: str, figures: dict[str, list[float]], unit: Unit = Unit.MICROSECONDS) -> Measurement:
+        best = {who: min(values) for who, values in figures.items()}
+        return Measurement(what, best["dprobes"], "bpftrace", best.get("bpftrace"), unit)
+
+    return [
+        row("start: to the first armed probe", armed),
+        row("start and end: processor time", cpu),
+        row("end: from Ctrl-C to the end, one probe", gone),
+        row("peak memory, one probe", memory, Unit.KIB),
+    ]

@@ -1,0 +1,271 @@
+"""Sessions of the Python API on real programs, written as users write them."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import subprocess
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+import dprobes
+from dprobes import Item, ProbeState
+from integration.ebpf.insessions import on_demand
+from integration.support import await_true, code_is_original, is_traced, running
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from integration.support import Builder
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="the ebpf engine needs root")
+ENGINES = ["ptrace", pytest.param("ebpf", marks=needs_root)]
+
+
+@pytest.fixture(scope="module")
+def path(build: Builder) -> Path:
+    return build("ondemand.c", "-pthread")
+
+
+def arguments_of(path: Path, function: str = "stepped") -> dprobes.ProgramBuilder:
+    program = dprobes.ProgramBuilder(str(path), major=7, vars=2, gvars=3)
+    with program.probe(function, minor=1) as handler:
+        handler.inc_lv(1).inc_gv(2)
+        handler.push_r("arg0").log(1).exit()
+    return program
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_records_counts_and_variables_of_a_process(path: Path, engine: str) -> None:
+    with on_demand(path) as target:
+        with dprobes.attach(target.process.pid, engine=engine) as session:
+            inserted = session.insert(arguments_of(path))
+            assert [probe.state for probe in inserted.probepoints] == [ProbeState.ACTIVE]
+            assert (inserted.engine, inserted.reason) == (engine, None)
+            target.say("call 5")
+            records = list(itertools.islice(session.records(), 5))
+            assert [record.words() for record in records] == [(n,) for n in range(5)]
+            first = records[0]
+            assert (first.major, first.minor, first.pid) == (7, 1, target.process.pid)
+            assert first.place == dprobes.Place(str(path), "stepped")
+            assert first.process_name == path.name[:15]
+            assert session.counts()[7, 1].hits == inserted.counts(minor=1).hits == 5
+            assert inserted.local_variables() == [0, 5]
+            assert session.global_variables() == [0, 0, 5]
+            session.set_global_variable(0, 40)
+            assert session.global_variables() == [40, 0, 5]
+            inserted.reset_variables()
+            assert inserted.local_variables() == [0, 0]
+            inserted.remove()
+            assert inserted.has_ended
+            target.say("call 5")
+            assert list(session.records()) == []
+        assert session.counts()[7, 1].hits == 5
+        assert session.global_variables() == [40, 0, 5]
+        assert code_is_original(target.process.pid, path)
+        assert not is_traced(target.process.pid)
+        assert target.end() == 0
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_command_is_probed_from_its_start_to_its_end(path: Path, engine: str) -> None:
+    program = dprobes.ProgramBuilder("libc.so.6")
+    program.probe("_exit", minor=2).push_r("arg0").log(1).exit()
+    with dprobes.launch(["sh", "-c", "exit 3"], engine=engine, items=Item.PID) as session:
+        session.insert(program)
+        assert session.wait(60) == 3
+        (record,) = session.records()
+        assert record.words() == (3,)
+        assert record.pid is not None
+        assert record.time is None
+        with pytest.raises(dprobes.NotSupportedError, match="the command 'sh' has been started with its program"):
+            session.insert(program)
+
+
+def test_what_was_not_read_can_be_read_behind_the_block(path: Path) -> None:
+    with on_demand(path) as target:
+        with dprobes.attach(target.process.pid, engine="ptrace") as session:
+            session.insert(arguments_of(path))
+            target.say("call 3")
+        assert [record.words() for record in session.records()] == [(0,), (1,), (2,)]
+        assert list(session.records()) == []
+        with pytest.raises(dprobes.EngineError, match="the session is closed"):
+            session.insert(arguments_of(path))
+
+
+def test_an_iteration_goes_on_where_the_last_one_stopped(path: Path) -> None:
+    with on_demand(path) as target, dprobes.attach(target.process.pid, engine="ptrace") as session:
+        session.insert(arguments_of(path))
+        target.say("call 4")
+        for record in session.records():
+            assert record.words() == (0,)
+            break
+        assert [record.words() for record in itertools.islice(session.records(), 3)] == [(1,), (2,), (3,)]
+
+
+def test_an_exception_in_the_block_takes_everything_away(path: Path) -> None:
+    with on_demand(path) as target:
+
+        def fail() -> None:
+            with dprobes.attach(target.process.pid, engine="ptrace") as session:
+                session.insert(arguments_of(path))
+                raise KeyError
+
+        with pytest.raises(KeyError):
+            fail()
+        assert not is_traced(target.process.pid)
+        assert code_is_original(target.process.pid, path)
+        target.say("call 3")
+        assert target.end() == 0
+
+
+def test_a_program_takes_itself_away(path: Path) -> None:
+    program = dprobes.ProgramBuilder(str(path))
+    program.probe("both", minor=1).remove()
+    with on_demand(path) as target, dprobes.attach(target.process.pid, engine="ptrace") as session:
+        inserted = session.insert(program)
+        target.say("call 5")
+        await_true(lambda: inserted.probepoints[0].state is ProbeState.REMOVED, "the removal")
+        assert inserted.counts().hits == 1
+
+
+def test_single_probepoints_are_removed(path: Path) -> None:
+    program = arguments_of(path)
+    program.probe("both", minor=2).exit()
+    with on_demand(path) as target, dprobes.attach(target.process.pid, engine="ptrace") as session:
+        inserted = session.insert(program)
+        inserted.remove(minor=2)
+        await_true(lambda: inserted.probepoints[1].state is ProbeState.REMOVED, "the removal")
+        target.say("call 2")
+        await_true(lambda: inserted.counts(minor=1).hits == 2, "two hits")
+        assert inserted.counts(minor=2).hits == 0
+        with pytest.raises(dprobes.EngineError, match="has no probepoint with minor 3"):
+            inserted.remove(minor=3)
+
+
+@needs_root
+def test_several_programs_share_global_variables(path: Path) -> None:
+    other = dprobes.ProgramBuilder(str(path), major=8, gvars=3)
+    other.probe("both", minor=1).inc_gv(2).exit()
+    with on_demand(path) as target, dprobes.attach(target.process.pid, engine="ebpf") as session:
+        first, second = session.insert(arguments_of(path)), session.insert(other)
+        target.say("call 10")
+        await_true(lambda: first.counts().hits == second.counts().hits == 10, "ten hits of each")
+        assert session.global_variables() == [0, 0, 20]
+        first.remove()
+        target.say("call 1")
+        await_true(lambda: session.counts()[8, 1].hits == 11, "one hit more")
+        assert session.counts()[7, 1].hits == 10
+        majors = [record.major for record in session.records(timeout=0.5)]
+        assert (majors.count(7), majors.count(8)) == (10, 11)
+
+
+@needs_root
+def test_a_program_takes_the_place_of_another_one(path: Path) -> None:
+    other = dprobes.ProgramBuilder(str(path), major=8)
+    other.probe("stepped", minor=1).exit()
+    with on_demand(path) as target, dprobes.attach(target.process.pid, engine="ebpf") as session:
+        first = session.insert(arguments_of(path))
+        target.say("call 2")
+        second = session.insert(other, replaces=first)
+        target.say("call 3")
+        await_true(lambda: second.counts().hits == 3, "three hits")
+        assert first.wait(20)
+        assert first.counts().hits == 2
+
+
+@needs_root
+def test_all_processes_are_in_scope(path: Path) -> None:
+    program = arguments_of(path)
+    with dprobes.everywhere(uid=os.geteuid()) as session:
+        session.insert(program)
+        with on_demand(path) as target:
+            target.say("call 2")
+            records = list(itertools.islice(session.records(), 2))
+            assert {record.pid for record in records} == {target.process.pid}
+
+
+def test_one_program_at_a_time_with_ptrace(path: Path) -> None:
+    with on_demand(path) as target, dprobes.attach(target.process.pid, engine="ptrace") as session:
+        session.insert(arguments_of(path))
+        with pytest.raises(dprobes.NotSupportedError) as caught:
+            session.insert(arguments_of(path, "both"))
+        assert caught.value.message == "the ptrace engine inserts one program into a process at a time"
+        target.say("call 1")
+        assert next(session.records()).words() == (0,)
+
+
+def test_a_reader_in_a_thread_ends_with_the_session(path: Path) -> None:
+    seen: list[int] = []
+
+    def read(records: Iterator[dprobes.LogRecord]) -> None:
+        seen.extend(record.words()[0] for record in records)
+
+    with on_demand(path) as target:
+        with dprobes.attach(target.process.pid, engine="ptrace") as session:
+            session.insert(arguments_of(path))
+            reader = threading.Thread(target=read, args=(session.records(),))
+            reader.start()
+            target.say("call 6")
+            await_true(lambda: len(seen) == 6, "six records")
+        reader.join(20)
+        assert not reader.is_alive()
+        assert seen == list(range(6))
+
+
+def test_records_that_nobody_reads_are_counted(path: Path) -> None:
+    with on_demand(path) as target:
+        with dprobes.attach(target.process.pid, engine="ptrace", items=Item(0), buffer=100) as session:
+            inserted = session.insert(arguments_of(path))
+            target.say("call 50")
+            await_true(lambda: inserted.counts().records == 50, "fifty records")
+        kept = list(session.records())
+        assert len(kept) == 100 // (4 + 4 + 4 + 8)  # flags, major, minor, and a word
+        assert session.lost == 50 - len(kept)
+
+
+def test_refusals_come_before_anything_is_done(path: Path) -> None:
+    with pytest.raises(dprobes.EngineError, match="there is no process 4194305"):
+        dprobes.attach(4194305).insert(arguments_of(path))
+    with pytest.raises(dprobes.TargetError, match="no-such-command"):
+        dprobes.launch(["no-such-command"]).insert(arguments_of(path))
+    with pytest.raises(dprobes.EngineError, match="there is no engine 'magic'"):
+        dprobes.attach(1, engine="magic")
+    with pytest.raises(dprobes.EngineError, match="EXCLUDED"):
+        dprobes.attach(os.getpid()).insert(arguments_of(path))
+    with running("sleep", "60") as target, dprobes.attach(target.pid, engine="ptrace") as session:
+        writing = dprobes.ProgramBuilder("libc.so.6")
+        writing.probe("malloc").push(0).pop_r("arg0")
+        with pytest.raises(dprobes.SourceError, match="--allow-write"):
+            session.insert(writing)
+        assert session.programs == ()
+        assert not is_traced(target.pid)
+
+
+def test_the_end_of_the_process_ends_the_iteration(path: Path) -> None:
+    with on_demand(path) as target, dprobes.attach(target.process.pid, engine="ptrace") as session:
+        session.insert(arguments_of(path))
+        target.say("call 2")
+        os.kill(target.process.pid, signal.SIGKILL)
+        assert [record.words() for record in session.records()] == [(0,), (1,)]
+        assert session.wait() is None
+
+
+def test_a_process_that_forgets_to_close_leaves_nothing_behind(path: Path) -> None:
+    code = (
+        "import dprobes, sys\n"
+        "program = dprobes.ProgramBuilder(sys.argv[2])\n"
+        "program.probe('stepped').exit()\n"
+        "dprobes.attach(int(sys.argv[1]), engine='ptrace').insert(program)\n"
+    )
+    import sys
+
+    with on_demand(path) as target:
+        subprocess.run([sys.executable, "-c", code, str(target.process.pid), str(path)], check=True, timeout=60)
+        await_true(lambda: not is_traced(target.process.pid), "the end of the tracer")
+        assert code_is_original(target.process.pid, path)
+        assert target.end() == 0
