@@ -224,7 +224,11 @@ def is_traced(pid: int) -> bool:
 
 
 def await_traced(pid: int) -> int:
-    """Wait until a process is traced, and return the tracer's process id."""
+    """
+    Wait until a process is traced, and return the tracer's process id.
+
+    The process may run on for a moment before the tracer stops it to set breakpoints: see ``await_breakpoint``.
+    """
     await_true(lambda: tracer_of(pid) != 0, f"process {pid} being traced")
     return tracer_of(pid)
 

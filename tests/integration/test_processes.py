@@ -16,8 +16,11 @@ from integration.support import (
     await_true,
     code_is_original,
     environment,
+    load_bias,
+    read_memory,
     read_result,
     running,
+    symbols_of,
 )
 
 if TYPE_CHECKING:
@@ -126,11 +129,12 @@ def test_a_program_that_was_replaced_on_disk_is_probed_as_it_runs(build: Builder
     shutil.copy(build("slots.c"), program)
     with running(program, "plain", stdin=subprocess.PIPE) as target:
         await_line(target)
+        place = load_bias(target.pid, program) + symbols_of(program)["work_load"]
         other = tmp_path / "other"
         shutil.copy(build("family.c"), other)
         other.rename(program)
         client, output = run.start("name = slots\noffset = work_load\nminor = 1\nexit\n", ["-p", str(target.pid)])
-        await_traced(target.pid)
+        await_true(lambda: read_memory(target.pid, place, 1) == b"\xcc", "the breakpoint")
         assert target.stdin is not None
         target.stdin.write("x")
         target.stdin.flush()
