@@ -69,8 +69,9 @@ run)
 dev)
     make_venv
     # "pip install --group" needs pip 25.1; what is listed is the same.
-    pip_install -e . $(.venv/bin/python tools/requirements_of.py dev)
-    check_imports dprobes pytest hypothesis mypy importlinter elftools
+    pip_install -e '.[all]' $(.venv/bin/python tools/requirements_of.py dev)
+    check_imports dprobes pytest hypothesis mypy importlinter elftools \
+        serial zstandard perfetto pyarrow duckdb opentelemetry.sdk
     touch .venv/run.stamp .venv/dev.stamp
     ;;
 bench)
@@ -87,6 +88,7 @@ tools)
         sqlite3 openssl gzip xz-utils redis-tools \
         man-db groff-base zsh fish systemd \
         qemu-system-x86 lz4 zstd \
+        babeltrace2 rsyslog systemd-journal-remote \
         gcc-i686-linux-gnu libc6-dev-i386-cross; do
         dpkg -s "$package" >/dev/null 2>&1 || packages="$packages $package"
     done
