@@ -1,0 +1,55 @@
+"""What records come from: the paper's "event" of a module, which a trace daemon is told of before its first record."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["RecordSource"]
+
+
+@dataclass(frozen=True, slots=True)
+class RecordSource:
+    """
+    Describe an inserted program to whoever takes its records.
+
+    ``number`` is unique among the sources of one writer, ``name`` what the user calls the program, ``module`` what it
+    is a program of. ``build_ids`` are those of the module's files that it was resolved in, in hexadecimal.
+    ``templates`` maps the names of template files, the directory file among them, to their bytes.
+    """
+
+    number: int
+    name: str
+    module: str = ""
+    major: int = 0
+    word_size: Literal[4, 8] = 8
+    build_ids: tuple[str, ...] = ()
+    templates: Mapping[str, bytes] = field(default_factory=dict)
+
+    def details(self) -> dict[str, Any]:
+        """Return everything but number, name and major as data for JSON."""
+        return {
+            "module": self.module,
+            "word_size": self.word_size,
+            "build_ids": list(self.build_ids),
+            "templates": {name: data.decode("utf-8", "surrogateescape") for name, data in self.templates.items()},
+        }
+
+    @classmethod
+    def from_details(cls, number: int, name: str, major: int, details: Mapping[str, Any]) -> Self:
+        """Return the source that ``details`` was made of; what is missing, as in older files, gets its default."""
+        return cls(
+            number,
+            name,
+            str(details.get("module", name)),
+            major,
+            4 if details.get("word_size") == 4 else 8,
+            tuple(str(build_id) for build_id in details.get("build_ids", ())),
+            {
+                str(file): str(text).encode("utf-8", "surrogateescape")
+                for file, text in dict(details.get("templates", {})).items()
+            },
+        )
