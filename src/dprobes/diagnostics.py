@@ -96,6 +96,11 @@ class Diagnostics:
         """Whether at least one diagnostic is an error."""
         return self._counts[Severity.ERROR] > 0
 
+    @property
+    def error_count(self) -> int:
+        """How many errors were found, also those that are not kept."""
+        return self._counts[Severity.ERROR]
+
     def extend(self, items: Iterable[Diagnostic]) -> None:
         """Add diagnostics that another stage collected."""
         for item in items:

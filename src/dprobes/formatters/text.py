@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dprobes.formatters.dumping import hex_dump
 from dprobes.formatters.headerlines import header_line_of
 from dprobes.record.codec import decode_record, flag_word
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from dprobes.record.layout import LogRecord
     from dprobes.record.place import Place
 
-__all__ = ["DumpFormatter", "HexFormatter", "header_line", "hex_dump"]
+__all__ = ["DumpFormatter", "HexFormatter", "header_line"]
 
 _NANOSECONDS = 1_000_000_000
 
@@ -60,17 +61,6 @@ def header_line(record: LogRecord, wall_offset: int, function: str = "") -> str:
 def printable(text: str) -> str:
     """Return a name with everything that could disturb a line or a terminal replaced by '?'."""
     return "".join(c if c.isprintable() and not c.isspace() else "?" for c in text)
-
-
-def hex_dump(data: bytes) -> str:
-    """Return data 16 bytes a line, with offset, groups of four bytes, and the ASCII column."""
-    lines = []
-    for start in range(0, len(data), 16):
-        row = data[start : start + 16]
-        groups = " ".join(row[n : n + 4].hex() for n in range(0, len(row), 4))
-        ascii_column = "".join(chr(byte) if 0x20 <= byte < 0x7F else "." for byte in row)
-        lines.append(f"{start:#010x} : {groups:<35} : {ascii_column}")
-    return "\n".join(lines)
 
 
 class HexFormatter:

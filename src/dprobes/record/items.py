@@ -8,14 +8,14 @@ be cut into items without a remainder. That is a guess; a template knows.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.rpn.isa import Token
 
 if TYPE_CHECKING:
     from dprobes.record.layout import ByteOrder
 
-__all__ = ["LogItem", "split_items"]
+__all__ = ["ItemHead", "LogItem", "item_head", "split_items"]
 
 _BYTES = {Token.MEMORY: "memory", Token.STRING: "string"}
 _FAULTS = {Token.ADDRESS_FAULT: "fault", Token.SELECTOR_FAULT: "selector fault"}
@@ -25,6 +25,8 @@ _WORDS = {
     Token.GLOBAL_VARIABLES: "gv",
     Token.CPU_VARIABLES: "cv",
 }
+_TOKENS = frozenset((*_BYTES, *_FAULTS, *_WORDS))
+_PREFIX_SIZE = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,28 +48,44 @@ class LogItem:
                 return " ".join(str(word) for word in words)
 
 
+class ItemHead(NamedTuple):
+    """Hold the prefix of an item: what it is, where its data starts, and how many bytes that should have."""
+
+    token: Token
+    start: int
+    size: int
+
+
+def item_head(data: bytes, position: int, word_size: int, byte_order: ByteOrder) -> ItemHead | None:
+    """Return the prefix at ``position`` of a log buffer, or None if no item begins there."""
+    start = position + _PREFIX_SIZE
+    if start > len(data) or data[position] not in _TOKENS:
+        return None
+    token = Token(data[position])
+    length = int.from_bytes(data[position + 1 : start], byte_order)
+    return ItemHead(token, start, length * word_size if token in _WORDS else length)
+
+
 def split_items(data: bytes, word_size: int, byte_order: ByteOrder) -> list[LogItem] | None:
     """Return the items of a log buffer, or None if it is empty or holds something else."""
     items = []
     position = 0
     while position < len(data):
-        if position + 3 > len(data):
+        head = item_head(data, position, word_size, byte_order)
+        if head is None:
             return None
-        token = data[position]
-        length = int.from_bytes(data[position + 1 : position + 3], byte_order)
-        size = length * word_size if token in _WORDS else length
-        position += 3
-        body = data[position : position + size]
-        position += size
+        token, start, size = head
+        position = start + size
+        body = data[start:position]
         if len(body) < size:
             return None
         if token in _BYTES:
-            items.append(LogItem(_BYTES[Token(token)], body))
-        elif token in _FAULTS and size == word_size:
-            items.append(LogItem(_FAULTS[Token(token)], int.from_bytes(body, byte_order)))
+            items.append(LogItem(_BYTES[token], body))
         elif token in _WORDS:
             words = (int.from_bytes(body[n : n + word_size], byte_order) for n in range(0, size, word_size))
-            items.append(LogItem(_WORDS[Token(token)], tuple(words)))
+            items.append(LogItem(_WORDS[token], tuple(words)))
+        elif size == word_size:
+            items.append(LogItem(_FAULTS[token], int.from_bytes(body, byte_order)))
         else:
             return None
     return items or None

@@ -1,0 +1,90 @@
+"""
+The template directory file: which file has the templates of a major code.
+
+A line is ``major file``; a file's name has no directory in it, so that it can travel. C comments.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, NamedTuple
+
+from dprobes.diagnostics import Note
+from dprobes.rpn.cpp.clean import clean
+from dprobes.rpn.expressions import ExpressionError, parse_number
+from dprobes.rpn.lexer import TokenKind, WordToken
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from dprobes.diagnostics import Diagnostics
+    from dprobes.source import SourceFile, Span
+
+__all__ = ["DIRECTORY_FILE", "MAJOR_MAX", "Entry", "directory_text", "parse_directory"]
+
+DIRECTORY_FILE = "templates.lst"
+
+MAJOR_MAX = 0xFFFF
+"""The highest major or minor code, as in programs."""
+
+NAME_MAX = 255
+ENTRIES_MAX = 0x10000
+
+_LINE = re.compile(r"[ \t\r\f\v]*([^ \t\r\f\v\n]+)(?:[ \t\r\f\v]+([^ \t\r\f\v\n]+))?[ \t\r\f\v]*([^\n]*)")
+
+
+class Entry(NamedTuple):
+    """Hold one line of the directory: the file's name, and where it is written."""
+
+    file: str
+    span: Span
+
+
+def parse_directory(source: SourceFile, diagnostics: Diagnostics) -> dict[int, Entry]:
+    """Return the files by their major codes; what is wrong goes to ``diagnostics``."""
+    cleaned = clean(source)
+    for problem in cleaned.problems:
+        diagnostics.error(problem.span, problem.message)
+    text = cleaned.text
+    entries: dict[int, Entry] = {}
+    first: dict[int, Span] = {}
+    for line in _LINE.finditer(text.text):
+        major_span = text.span(*line.span(1))
+        if line.group(2) is None:
+            diagnostics.error(major_span, "expected 'major file'", hint="1  kernel.fmt")
+            continue
+        if line.group(3):
+            diagnostics.error(text.span(*line.span(3)), "expected the end of the line after 'major file'")
+            continue
+        token = WordToken(TokenKind.NUMBER, line.group(1), *line.span(1))
+        try:
+            major = parse_number(token)
+        except ExpressionError as error:
+            diagnostics.error(major_span, f"expected a major code, found '{token.text}'", hint=error.hint)
+            continue
+        if major > MAJOR_MAX:
+            diagnostics.error(major_span, f"expected a major code from 0 to {MAJOR_MAX}, found {token.text}")
+            continue
+        name, name_span = line.group(2), text.span(*line.span(2))
+        if not is_plain_name(name):
+            hint = f"the file stands beside '{DIRECTORY_FILE}'"
+            diagnostics.error(name_span, f"expected the name of a file without directories, found '{name}'", hint=hint)
+        elif major in entries:
+            note = Note("the first one is here", first[major])
+            diagnostics.warning(major_span, f"major {major} is there already; the first file is taken", notes=(note,))
+        else:
+            entries[major], first[major] = Entry(name, name_span), major_span
+    return entries
+
+
+def is_plain_name(name: str) -> bool:
+    """Return whether a file of this name lies in the directory itself, and nowhere else."""
+    return (
+        "/" not in name and "\\" not in name and name not in (".", "..", DIRECTORY_FILE)
+        and name.isprintable() and not any(c.isspace() for c in name) and len(name) <= NAME_MAX
+    )  # fmt: skip
+
+
+def directory_text(files: Iterable[tuple[int, str]]) -> bytes:
+    """Return a directory file with certain lines."""
+    return "".join(f"{major} {file}\n" for major, file in files).encode()

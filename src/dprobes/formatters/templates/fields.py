@@ -1,0 +1,121 @@
+"""
+The data of a template's records as named, typed fields, for formats that have columns or types.
+
+Names come from the text before a place-holder: ``pid=%d`` is ``pid``. Fields are in the order of the place-holders, and
+there is one for each, but not for header items and skipped bytes.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dprobes.formatters.templates.model import Conversion, Placeholder, Skip, Text
+from dprobes.formatters.templates.reading import data_parts, read
+from dprobes.formatters.templates.values import Fault, Value
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dprobes.formatters.templates.model import Template
+    from dprobes.record.layout import LogRecord
+
+__all__ = ["Decoded", "Fault", "Field", "FieldKind", "Value", "decode_fields", "fields_of"]
+
+_NAME = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)[\s\"'(\[{<]*[=:]?[\s\"'(\[{<]*(?:0[xX])?\Z")
+_NAME_MAX = 64
+
+
+class FieldKind(enum.Enum):
+    """Tell the types of fields apart."""
+
+    SIGNED = "signed"
+    UNSIGNED = "unsigned"
+    CHARACTER = "character"
+    STRING = "string"
+    ADDRESS = "address"
+    BYTES = "bytes"
+
+
+_KINDS = {
+    Conversion.SIGNED: (FieldKind.SIGNED, 10),
+    Conversion.UNSIGNED: (FieldKind.UNSIGNED, 10),
+    Conversion.HEXADECIMAL: (FieldKind.UNSIGNED, 16),
+    Conversion.OCTAL: (FieldKind.UNSIGNED, 8),
+    Conversion.CHARACTER: (FieldKind.CHARACTER, 10),
+    Conversion.STRING: (FieldKind.STRING, 10),
+    Conversion.POINTER: (FieldKind.ADDRESS, 16),
+    Conversion.ADDRESS: (FieldKind.ADDRESS, 16),
+    Conversion.DUMP: (FieldKind.BYTES, 16),
+    Conversion.REST: (FieldKind.BYTES, 16),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """
+    Describe a field.
+
+    ``name`` is a C identifier that no other field of the template has. ``size`` is that of one element in bytes, 0 for
+    STRING and BYTES; ``base`` is how numbers are printed. The value of an array is a tuple.
+    """
+
+    name: str
+    kind: FieldKind
+    size: int
+    base: int
+    is_array: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """
+    Hold the values of a record's fields, and what is in none of them.
+
+    A value may be a ``Fault`` in place of what could not be read when the record was made, or None if the data ended
+    before. The value of a CHARACTER is its code.
+    """
+
+    values: tuple[Value, ...]
+    rest: bytes
+
+
+def fields_of(template: Template, word_size: int) -> tuple[Field, ...]:
+    """Return the fields of the records that a template is for."""
+    fields: list[Field] = []
+    taken: set[str] = set()
+    for placeholder, before in _with_text_before(template):
+        kind, base = _KINDS[placeholder.conversion]
+        size = word_size if placeholder.size is None else placeholder.size
+        is_array = placeholder.is_item and size > 0
+        match = _NAME.search(before)
+        name = match.group(1)[:_NAME_MAX] if match is not None else f"arg{len(fields)}"
+        unique, number = name, 2
+        while unique in taken:
+            unique, number = f"{name}_{number}", number + 1
+        taken.add(unique)
+        fields.append(Field(unique, kind, size, base, is_array))
+    return tuple(fields)
+
+
+def _with_text_before(template: Template) -> Iterator[tuple[Placeholder, str]]:
+    for line in template.lines:
+        before = ""
+        for part in line:
+            if isinstance(part, Placeholder):
+                yield part, before
+            before = part.text if isinstance(part, Text) else ""
+
+
+def decode_fields(template: Template, record: LogRecord) -> Decoded:
+    """Return the values of the fields in a record; never raises, whatever its data is."""
+    taken, rest = read(template, record)
+    values: list[Value] = []
+    left = b""
+    for part, one in zip(data_parts(template), taken, strict=True):
+        left += one.odd
+        if not isinstance(part, Skip):
+            values.append(one.value)
+    return Decoded(tuple(values), left + rest)

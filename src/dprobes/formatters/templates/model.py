@@ -1,0 +1,111 @@
+"""What a template says, as data."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dprobes.source import Span
+
+__all__ = ["HEADER_ITEMS", "Conversion", "HeaderValue", "Part", "Placeholder", "Skip", "Template", "Text", "Width"]
+
+
+class Conversion(enum.Enum):
+    """Say what a place-holder makes of bytes; the value is its letter."""
+
+    SIGNED = "d"
+    UNSIGNED = "u"
+    HEXADECIMAL = "x"
+    OCTAL = "o"
+    CHARACTER = "c"
+    STRING = "s"
+    POINTER = "p"
+    ADDRESS = "a"
+    DUMP = "h"
+    REST = "r"
+
+
+HEADER_ITEMS = {
+    "major": "major",
+    "minor": "minor",
+    "cpu": "cpu",
+    "pid": "pid",
+    "tid": "tid",
+    "uid": "uid",
+    "name": "process_name",
+    "cs": "cs",
+    "ip": "ip",
+    "ss": "ss",
+    "sp": "sp",
+    "time": "time",
+}
+"""What may stand in ``%{...}``, with the fields of ``LogRecord`` that hold it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Width:
+    """Say how wide a value is printed: at least so many characters, filled up on the left with blanks."""
+
+    columns: int = 0
+    to_left: bool = False
+    with_zeros: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Print this."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Placeholder:
+    """
+    Take data, and print it.
+
+    ``size`` is that of one number in bytes: None for the record's word, 0 for what is no number. With ``is_item`` the
+    data is one prefixed item, else raw bytes. ``span`` is where it is written.
+    """
+
+    conversion: Conversion
+    size: int | None = None
+    is_item: bool = False
+    width: Width = Width()
+    precision: int | None = None
+    span: Span | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HeaderValue:
+    """Print an item of the record's header; ``name`` is a key of ``HEADER_ITEMS``."""
+
+    name: str
+    width: Width = Width()
+
+
+@dataclass(frozen=True, slots=True)
+class Skip:
+    """Leave out bytes of the data."""
+
+    count: int
+
+
+Part = Text | Placeholder | HeaderValue | Skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Template:
+    """
+    Hold the template of the records with one major and minor code.
+
+    ``desc`` is printed first if it is not empty, then each of ``lines``. Templates are compared by identity, so that
+    what is worked out about one can be kept in a dictionary.
+    """
+
+    major: int
+    minor: int
+    desc: str = ""
+    lines: tuple[tuple[Part, ...], ...] = ()
+    span: Span | None = None

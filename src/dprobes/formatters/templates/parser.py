@@ -1,0 +1,250 @@
+"""
+A template file to templates.
+
+::
+
+    major = 1                        the file's; it stands first
+    minor = 1                        begins a template, which ends where the next one begins
+    desc  = "kill_proc entry"        printed first, as it is
+    fmt   = "pid=%d sig=%d"          a line; strings that follow each other are one, as in C
+
+A statement ends with its line. Case does not matter in the words on the left. C comments.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from dprobes.diagnostics import Note, did_you_mean
+from dprobes.formatters.templates.directory import MAJOR_MAX
+from dprobes.formatters.templates.model import Template
+from dprobes.formatters.templates.placeholders import Character, parse_parts
+from dprobes.rpn.cpp.clean import clean
+from dprobes.rpn.expressions import ExpressionError, parse_number
+from dprobes.rpn.lexer import Lexer, TokenKind, WordToken
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dprobes.diagnostics import Diagnostics
+    from dprobes.formatters.templates.model import Part
+    from dprobes.rpn.lexer import Statement
+    from dprobes.source import SourceFile, Span
+
+__all__ = ["TemplateFile", "parse_file"]
+
+LINES_MAX = 1000
+"""How many lines a template has at most."""
+
+PARTS_MAX = 1000
+"""How many parts all its lines have together: each may be as wide as ``WIDTH_MAX``."""
+
+_KEYWORDS = ("major", "minor", "desc", "fmt")
+
+_ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]+)|([0-7]{1,3})|(.))", re.DOTALL)
+_SIMPLE = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v"} | {c: c for c in "\\\"'?"}
+_BYTE_MAX = 0xFF
+
+
+class TemplateFile:
+    """Hold the templates of one file by their minor codes; ``major`` is None if the file does not say it."""
+
+    def __init__(self) -> None:
+        self.major: int | None = None
+        self.templates: dict[int, Template] = {}
+
+
+def parse_file(source: SourceFile, major: int | None, diagnostics: Diagnostics) -> TemplateFile:
+    """
+    Return the templates of a file that the directory names for ``major`` (None: no directory does).
+
+    What is wrong goes to ``diagnostics``. A template that has an error is left out, and so are all of a file for
+    another major code.
+    """
+    return _Parser(source, major, diagnostics).parse()
+
+
+class _Draft:
+    """A template that is being read."""
+
+    def __init__(self, minor: int | None, span: Span) -> None:
+        self.minor = minor
+        self.span = span
+        self.desc: str | None = None
+        self.lines: list[tuple[Part, ...]] = []
+        self.parts = 0
+
+
+class _Parser:
+    def __init__(self, source: SourceFile, major: int | None, diagnostics: Diagnostics) -> None:
+        self._expected = major
+        self._diagnostics = diagnostics
+        self._errors_at_start = self._errors_before = diagnostics.error_count
+        self._source = source
+        self._file = TemplateFile()
+        self._draft: _Draft | None = None
+        self._major_span: Span | None = None
+        self._major_is_other = False
+
+    def parse(self) -> TemplateFile:
+        cleaned = clean(self._source)
+        for problem in cleaned.problems:
+            self._error(problem.span, problem.message)
+        self._text_of_file = cleaned.text
+        self._lexer = Lexer(cleaned.text, self._error)
+        last: Statement = []
+        for statement in self._lexer.statements():
+            # Strings on lines of their own go on with the one before.
+            if statement[0].kind is TokenKind.STRING and last:
+                last += statement
+                continue
+            if last:
+                self._statement(last)
+            last = statement
+        if last:
+            self._statement(last)
+        self._end_template()
+        if self._major_span is None and not self._has_errors:
+            hint = f"major = {self._expected}" if self._expected is not None else "major = 1"
+            self._error(self._lexer.start_span(), "the file does not say its major code", hint)
+        if self._major_is_other:
+            self._file.templates.clear()
+        return self._file
+
+    @property
+    def _has_errors(self) -> bool:
+        return self._diagnostics.error_count > self._errors_at_start
+
+    def _error(self, span: Span | None, message: str, hint: str | None = None) -> None:
+        self._diagnostics.error(span, message, hint=hint)
+
+    def _statement(self, statement: Statement) -> None:
+        first, *rest = statement
+        keyword = first.word
+        if keyword not in _KEYWORDS or first.kind is not TokenKind.NAME:
+            hint = did_you_mean(keyword, _KEYWORDS) or f"keywords are {', '.join(_KEYWORDS)}"
+            return self._error(self._lexer.span(first), f"unknown keyword '{first.text}'", hint)
+        if not rest or not rest[0].is_punctuation("="):
+            return self._error(self._lexer.span(first), f"expected '=' after '{first.text}'")
+        values = rest[1:]
+        if not values:
+            return self._error(self._lexer.span(first, rest[0]), f"expected a value after '{first.text} ='")
+        match keyword:
+            case "major":
+                return self._major(first, values)
+            case "minor":
+                self._end_template()
+                return self._minor(first, values)
+        return self._text(first, values)
+
+    def _major(self, keyword: WordToken, values: Sequence[WordToken]) -> None:
+        span = self._lexer.span(keyword, values[-1])
+        if self._major_span is not None:
+            note = Note("the first one is here", self._major_span)
+            self._diagnostics.error(span, "a file has the templates of one major code", notes=(note,))
+            return
+        self._major_span = span
+        if self._draft is not None:
+            self._error(span, "'major =' comes before the first 'minor ='")
+        value = self._code("major", values)
+        if value is None:
+            return
+        self._file.major = value
+        if self._expected is not None and value != self._expected:
+            message = f"the file is for major {value}, but the directory names it for {self._expected}"
+            self._error(self._lexer.span(values[0]), message)
+            self._major_is_other = True
+
+    def _minor(self, keyword: WordToken, values: Sequence[WordToken]) -> None:
+        value = self._code("minor", values)
+        self._draft = _Draft(value, self._lexer.span(keyword, values[-1]))
+
+    def _code(self, what: str, values: Sequence[WordToken]) -> int | None:
+        if len(values) > 1:
+            self._error(self._lexer.span(values[1]), f"expected the end of the line after the {what} code")
+            return None
+        token = values[0]
+        span = self._lexer.span(token)
+        if token.kind is not TokenKind.NUMBER:
+            self._error(span, f"expected a {what} code, found '{token.text}'")
+            return None
+        try:
+            value = parse_number(token)
+        except ExpressionError as error:
+            self._error(span, error.message, error.hint)
+            return None
+        if value > MAJOR_MAX:
+            self._error(span, f"expected a {what} code from 0 to {MAJOR_MAX}, found {token.text}")
+            return None
+        return value
+
+    def _text(self, keyword: WordToken, values: Sequence[WordToken]) -> None:
+        draft = self._draft
+        if draft is None:
+            hint = "a template begins with 'minor ='"
+            return self._error(self._lexer.span(keyword), f"'{keyword.text}' outside of a template", hint)
+        if (bad := next((token for token in values if token.kind is not TokenKind.STRING), None)) is not None:
+            hint = f'{keyword.text} = "..."'
+            return self._error(self._lexer.span(bad), f"expected a string, found '{bad.text}'", hint)
+        characters = [character for token in values for character in self._characters(token)]
+        if keyword.word == "desc":
+            if draft.desc is not None:
+                return self._error(self._lexer.span(keyword), "a template has one 'desc'")
+            draft.desc = "".join(character.text for character in characters)
+            return None
+        parts = parse_parts(characters, self._text_of_file.span, self._diagnostics)
+        draft.parts += len(parts)
+        if draft.parts > PARTS_MAX or len(draft.lines) >= LINES_MAX:
+            if draft.parts <= PARTS_MAX or draft.parts - len(parts) <= PARTS_MAX:
+                message = f"a template has at most {LINES_MAX} lines, and {PARTS_MAX} texts and place-holders in them"
+                self._error(self._lexer.span(keyword), message)
+            return None
+        draft.lines.append(parts)
+        return None
+
+    def _characters(self, token: WordToken) -> list[Character]:
+        """Return the characters of a string, each with its place."""
+        found: list[Character] = []
+        body = token.text[1:-1]
+        position = 0
+        while position < len(body):
+            escape = _ESCAPE.match(body, position)
+            end = escape.end() if escape is not None else position + 1
+            first = token.start + 1
+            text = body[position] if escape is None else self._escaped(escape, first)
+            if text is not None:
+                found.append(Character(text, first + position, first + end))
+            position = end
+        return found
+
+    def _escaped(self, escape: re.Match[str], first: int) -> str | None:
+        """Return what an escape stands for; ``first`` is where its string starts in the text."""
+        hexadecimal, octal, simple = escape.groups()
+        span = self._text_of_file.span(first + escape.start(), first + escape.end())
+        if simple is not None:
+            if simple not in _SIMPLE:
+                self._error(span, f"unknown escape '{escape.group()}'", "escapes are those of C")
+            return _SIMPLE.get(simple)
+        value = int(hexadecimal, 16) if hexadecimal is not None else int(octal, 8)
+        if value > _BYTE_MAX:
+            self._error(span, f"'{escape.group()}' is no byte")
+            return None
+        return chr(value)
+
+    def _end_template(self) -> None:
+        draft, self._draft = self._draft, None
+        has_error = self._diagnostics.error_count > self._errors_before
+        self._errors_before = self._diagnostics.error_count
+        if draft is None or draft.minor is None or has_error:
+            return
+        first = self._file.templates.get(draft.minor)
+        if first is not None:
+            note = Note("the first one is here", first.span)
+            message = f"minor {draft.minor} is there already; the first template is taken"
+            self._diagnostics.warning(draft.span, message, notes=(note,))
+            return
+        major = self._file.major if self._file.major is not None else self._expected or 0
+        self._file.templates[draft.minor] = Template(
+            major, draft.minor, draft.desc or "", tuple(draft.lines), draft.span
+        )

@@ -1,0 +1,293 @@
+r"""
+The string of a ``fmt`` statement to the parts of a template's line.
+
+::
+
+    %[*][-][0][width][.precision][b|w|d|q|n]c      c = d u x o c s p a, with * also h
+    %r     %+N     %[-][0][width]{item}     %%
+
+A letter ``d`` is a size if one of ``d u x o c s p a h`` follows at once, and the conversion otherwise.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from dprobes.diagnostics import did_you_mean
+from dprobes.formatters.templates.model import (
+    HEADER_ITEMS,
+    Conversion,
+    HeaderValue,
+    Part,
+    Placeholder,
+    Skip,
+    Text,
+    Width,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from dprobes.diagnostics import Diagnostics
+    from dprobes.source import Span
+
+__all__ = ["Character", "parse_parts"]
+
+_SIZES = {"b": 1, "w": 2, "d": 4, "q": 8, "n": None}
+
+_NUMBERS = "duxo"
+_ADDRESSES = "pa"
+_CONVERSIONS = "duxocspah"
+
+_FROM_C = {
+    "i": "write '%d'",
+    "X": "write '%x'",
+    "l": "sizes are b (1), w (2), d (4), q (8) and n (word): '%qd'",
+    "z": "sizes are b (1), w (2), d (4), q (8) and n (word): '%nu'",
+    "f": "there are no floating-point numbers; '%qx' prints the bits of a double",
+    "*": "for an item '*' comes first: '%*8d'",
+}
+"""What to write for what C has."""
+
+WIDTH_MAX = 80
+PRECISION_MAX = 80
+BYTES_MAX = 65535
+"""The length of the longest log buffer: nothing can be longer, or further away."""
+
+
+class Character(NamedTuple):
+    """Hold one character of a string, after its escapes, and from where to where in the file's text it is written."""
+
+    text: str
+    start: int
+    end: int
+
+
+class _WrongError(Exception):
+    def __init__(self, span: Span, message: str, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.span = span
+        self.message = message
+        self.hint = hint
+
+
+def parse_parts(
+    characters: Sequence[Character], place: Callable[[int, int], Span], diagnostics: Diagnostics
+) -> tuple[Part, ...]:
+    """
+    Return the parts of a line; what is wrong with it goes to ``diagnostics``.
+
+    ``place`` gives the span from one place of the text to another one.
+    """
+    parts: list[Part] = []
+    text: list[str] = []
+    reader = _Reader(characters, place)
+    while not reader.at_end:
+        if reader.peek() != "%":
+            text.append(reader.take())
+            continue
+        start = reader.position
+        try:
+            part = _placeholder(reader)
+        except _WrongError as error:
+            diagnostics.error(error.span, error.message, hint=error.hint)
+            reader.position = max(reader.position, start + 1)
+            continue
+        if isinstance(part, str):
+            text.append(part)
+            continue
+        if text:
+            parts.append(Text("".join(text)))
+            text = []
+        parts.append(part)
+    if text:
+        parts.append(Text("".join(text)))
+    return tuple(parts)
+
+
+class _Reader:
+    def __init__(self, characters: Sequence[Character], place: Callable[[int, int], Span]) -> None:
+        self._characters = characters
+        self._place = place
+        self.position = 0
+
+    @property
+    def at_end(self) -> bool:
+        return self.position >= len(self._characters)
+
+    def peek(self, ahead: int = 0) -> str:
+        """Return a character, or nothing behind the end."""
+        at = self.position + ahead
+        return self._characters[at].text if at < len(self._characters) else ""
+
+    def take(self) -> str:
+        text = self._characters[self.position].text
+        self.position += 1
+        return text
+
+    def takes(self, text: str) -> bool:
+        if self.peek() == text:
+            self.position += 1
+            return True
+        return False
+
+    def digits(self) -> str:
+        found = ""
+        while self.peek() and self.peek() in "0123456789":
+            found += self.take()
+        return found
+
+    def since(self, start: int) -> Span:
+        end = max(start, min(self.position, len(self._characters)) - 1)
+        return self._place(self._characters[start].start, self._characters[end].end)
+
+    def here(self, start: int) -> Span:
+        """Return the place of the next character, or if there is none of all since ``start``."""
+        if self.at_end:
+            return self.since(start)
+        character = self._characters[self.position]
+        return self._place(character.start, character.end)
+
+
+def _placeholder(reader: _Reader) -> Part | str:
+    """Return the part for a place-holder, or a character that it stands for."""
+    start = reader.position
+    reader.take()
+    if reader.takes("%"):
+        return "%"
+    if reader.takes("+"):
+        return _skip(reader, start)
+    is_item = reader.takes("*")
+    flags_at = reader.position
+    width = _width(reader, start)
+    if reader.peek() == "{":
+        if is_item:
+            raise _WrongError(reader.since(start), "'*' is for data; a header item takes none")
+        return _header_value(reader, start, width)
+    dot_at = reader.position
+    precision = _precision(reader, start)
+    size_at = reader.position
+    size, has_size = _size(reader, is_item=is_item)
+    letter = reader.peek()
+    if letter == "r" and not has_size:
+        reader.take()
+        if is_item or reader.position - start > 2:
+            raise _WrongError(reader.since(start), "'%r' stands alone: it prints all the rest, as it is")
+        return Placeholder(Conversion.REST, 0, span=reader.since(start))
+    if not letter or letter not in _CONVERSIONS:
+        raise _unknown(reader, start)
+    conversion = Conversion(reader.take())
+    span = reader.since(start)
+
+    def refuse(at: int, message: str, hint: str | None = None) -> _WrongError:
+        return _WrongError(reader.since(at), message, hint)
+
+    if conversion is Conversion.DUMP:
+        if not is_item:
+            raise refuse(start, "'h' dumps an item", "write '%*h', or '%r' for all the rest in hexadecimal")
+        if reader.position - flags_at > 1:
+            raise refuse(flags_at, "'%*h' takes no width, precision or size")
+        return Placeholder(conversion, 0, is_item, span=span)
+    if conversion is Conversion.STRING:
+        if has_size:
+            hint = "write '%nd' where the letter 's' follows a number" if reader.peek(-2) == "d" else None
+            raise refuse(size_at, "conversion 's' takes no size", hint or "'%.16s' takes an array of 16 characters")
+        if width.with_zeros:
+            raise refuse(flags_at, "flag '0' is for numbers")
+        return Placeholder(conversion, 0, is_item, width, precision, span)
+    if precision is not None and conversion.value not in _NUMBERS:
+        raise refuse(dot_at, f"conversion '{conversion.value}' takes no precision")
+    if precision is not None and precision > PRECISION_MAX:
+        raise refuse(dot_at, f"expected a precision of at most {PRECISION_MAX}, found {precision}")
+    if conversion.value not in _NUMBERS and width.with_zeros:
+        raise refuse(flags_at, "flag '0' is for numbers")
+    if conversion.value in _ADDRESSES and has_size and size in (1, 2):
+        raise refuse(size_at, f"an address has no {size} byte{'s' * (size > 1)}; sizes are d (4), q (8), n (word)")
+    if conversion is Conversion.CHARACTER and is_item and not has_size:
+        size = 1
+    return Placeholder(conversion, size, is_item, width, precision, span)
+
+
+def _skip(reader: _Reader, start: int) -> Skip:
+    digits = reader.digits()
+    if not digits:
+        raise _WrongError(reader.since(start), "'%+' needs the number of bytes to skip", "'%+4' skips 4 bytes")
+    if len(digits) > len(str(BYTES_MAX)) or not 0 < int(digits) <= BYTES_MAX:
+        raise _WrongError(reader.since(start), f"expected 1 to {BYTES_MAX} bytes to skip, found {digits}")
+    return Skip(int(digits))
+
+
+def _width(reader: _Reader, start: int) -> Width:
+    to_left = with_zeros = False
+    while (flag := reader.peek()) and flag in "-0+ #'":
+        at = reader.position
+        reader.take()
+        match flag:
+            case "-":
+                to_left = True
+            case "0":
+                with_zeros = True
+            case _:
+                hint = "write '0x%x'" if flag == "#" else "flags are '-' (to the left) and '0'"
+                raise _WrongError(reader.since(at), f"unknown flag '{flag}'", hint)
+    at = reader.position
+    if digits := reader.digits():
+        if len(digits) > len(str(WIDTH_MAX)) or int(digits) > WIDTH_MAX:
+            raise _WrongError(reader.since(at), f"expected a width of at most {WIDTH_MAX}, found {digits}")
+        return Width(int(digits), to_left, with_zeros)
+    if to_left or with_zeros:
+        raise _WrongError(reader.since(start), "a flag needs a width", "'%-8d', '%08x'")
+    return Width()
+
+
+def _precision(reader: _Reader, start: int) -> int | None:
+    if not reader.takes("."):
+        return None
+    at = reader.position - 1
+    digits = reader.digits()
+    if not digits:
+        raise _WrongError(reader.since(start), "'.' needs a precision", "'%.8x', '%.16s'")
+    if len(digits) > len(str(BYTES_MAX)) or int(digits) > BYTES_MAX:
+        raise _WrongError(reader.since(at), f"expected a precision of at most {BYTES_MAX}, found {digits}")
+    return int(digits)
+
+
+def _size(reader: _Reader, *, is_item: bool) -> tuple[int | None, bool]:
+    """Return a size in bytes, None for the word, and whether one is written."""
+    letter, after = reader.peek(), reader.peek(1)
+    if not letter or letter not in _SIZES:
+        return None, False
+    if letter == "d" and (not after or after not in _CONVERSIONS or (after == "h" and not is_item)):
+        return None, False
+    reader.take()
+    return _SIZES[letter], True
+
+
+def _header_value(reader: _Reader, start: int, width: Width) -> HeaderValue:
+    reader.take()
+    at = reader.position
+    name = ""
+    while not reader.at_end and reader.peek() != "}":
+        name += reader.take()
+    if reader.at_end:
+        raise _WrongError(reader.since(start), "'%{' without its '}'")
+    span = reader.since(at) if name else reader.since(start)
+    reader.take()
+    if name not in HEADER_ITEMS:
+        hint = did_you_mean(name, HEADER_ITEMS) or f"header items are {', '.join(HEADER_ITEMS)}"
+        raise _WrongError(span, f"there is no header item '{name}'", hint)
+    if width.with_zeros:
+        raise _WrongError(reader.since(start), "flag '0' is for numbers")
+    return HeaderValue(name, width)
+
+
+def _unknown(reader: _Reader, start: int) -> _WrongError:
+    """Return what is wrong where the letter of a conversion should be; the reader goes past it."""
+    letter = reader.peek()
+    if not letter:
+        hint = "'%%' prints a percent sign" if reader.position - start == 1 else None
+        return _WrongError(reader.since(start), "a place-holder without its conversion at the end of the text", hint)
+    hint = _FROM_C.get(letter, f"conversions are {' '.join(_CONVERSIONS)} r; '%%' prints a percent sign")
+    span = reader.here(start)
+    reader.take()
+    return _WrongError(span, f"unknown conversion '{letter}'", hint)

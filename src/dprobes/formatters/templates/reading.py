@@ -1,0 +1,140 @@
+"""
+A record's data, taken apart as its template says.
+
+The data may be anything: what it lacks, and what no place-holder takes, is kept as what it is.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from dprobes.formatters.templates.model import Conversion, Placeholder, Skip
+from dprobes.formatters.templates.values import Fault, Value
+from dprobes.record.items import ItemHead, item_head
+from dprobes.rpn.isa import Token
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dprobes.formatters.templates.model import Template
+    from dprobes.record.layout import LogRecord
+
+__all__ = ["Taken", "data_parts", "read"]
+
+_FAULTS = (Token.ADDRESS_FAULT, Token.SELECTOR_FAULT)
+
+
+class Taken(NamedTuple):
+    """
+    Hold what one part of a template has taken; a ``value`` of None was not there.
+
+    ``missing`` bytes of it are not in the data. ``odd`` are bytes of an item that make no whole number. ``problem``
+    says why there is no item.
+    """
+
+    value: Value
+    missing: int = 0
+    odd: bytes = b""
+    problem: str = ""
+
+
+def data_parts(template: Template) -> Iterator[Placeholder | Skip]:
+    """Iterate over what takes data in a template."""
+    for line in template.lines:
+        for part in line:
+            if isinstance(part, (Placeholder, Skip)):
+                yield part
+
+
+def read(template: Template, record: LogRecord) -> tuple[list[Taken], bytes]:
+    """Return what each of ``data_parts`` takes of a record, and the bytes that are left over."""
+    reader = _Reader(record)
+    taken = [reader.take(part) for part in data_parts(template)]
+    return taken, record.data[reader.position :]
+
+
+class _Reader:
+    def __init__(self, record: LogRecord) -> None:
+        self.position = 0
+        self._data = record.data
+        self._word_size = record.word_size
+        self._order = record.byte_order
+        self._ended = False  # what comes behind something missing is not where it should be
+
+    def take(self, part: Placeholder | Skip) -> Taken:
+        if isinstance(part, Skip):
+            skipped = self._bytes(part.count)
+            return Taken(skipped if len(skipped) == part.count else None, part.count - len(skipped))
+        if part.conversion is Conversion.REST:
+            rest = b"" if self._ended else self._data[self.position :]
+            if not self._ended:
+                self.position = len(self._data)
+            return Taken(rest)
+        if part.is_item:
+            return self._item(part)
+        if part.conversion is Conversion.STRING:
+            return self._string(part.precision)
+        return self._number(part.conversion, part.size or self._word_size)
+
+    def _bytes(self, count: int) -> bytes:
+        """Take bytes, or none if there are not so many."""
+        if self._ended or self.position + count > len(self._data):
+            self._ended = True
+            return b""
+        start = self.position
+        self.position += count
+        return self._data[start : self.position]
+
+    def _number(self, conversion: Conversion, size: int) -> Taken:
+        left = 0 if self._ended else len(self._data) - self.position
+        data = self._bytes(size)
+        if not data:
+            return Taken(None, size - left)
+        return Taken(int.from_bytes(data, self._order, signed=conversion is Conversion.SIGNED))
+
+    def _string(self, length: int | None) -> Taken:
+        left = 0 if self._ended else len(self._data) - self.position
+        if length is not None:
+            data = self._bytes(length)
+            return Taken(_text(data)) if len(data) == length else Taken(None, length - left)
+        if left == 0:
+            self._ended = True
+            return Taken(None, problem="string")
+        end = self._data.find(b"\0", self.position)
+        start, self.position = self.position, (end + 1 if end >= 0 else len(self._data))
+        return Taken(_text(self._data[start : self.position]))
+
+    def _item(self, part: Placeholder) -> Taken:
+        if self._ended:
+            return Taken(None, problem="item")
+        head = item_head(self._data, self.position, self._word_size, self._order)
+        if head is None:
+            self._ended = True
+            left = len(self._data) - self.position
+            return Taken(None, problem=f"item: {self._data[self.position]:02x} begins none" if left else "item")
+        body = self._data[head.start : head.start + head.size]
+        self.position = head.start + len(body)
+        missing = head.size - len(body)
+        self._ended = missing > 0
+        if head.token in _FAULTS:
+            return self._fault(head, body, missing)
+        match part.conversion:
+            case Conversion.STRING:
+                return Taken(_text(body), missing)
+            case Conversion.DUMP:
+                return Taken(body, missing)
+        size = part.size or self._word_size
+        signed = part.conversion is Conversion.SIGNED
+        end = len(body) // size * size
+        values = tuple(int.from_bytes(body[n : n + size], self._order, signed=signed) for n in range(0, end, size))
+        return Taken(values, missing, body[end:])
+
+    def _fault(self, head: ItemHead, body: bytes, missing: int) -> Taken:
+        if len(body) != self._word_size:
+            return Taken(None, missing, body, "address of a fault")
+        return Taken(Fault(int.from_bytes(body, self._order), head.token == Token.SELECTOR_FAULT))
+
+
+def _text(data: bytes) -> str:
+    """Return the text of a string, which ends at its first NUL as in C."""
+    return data.partition(b"\0")[0].decode("utf-8", "backslashreplace")
