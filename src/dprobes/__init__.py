@@ -45,12 +45,12 @@ if TYPE_CHECKING:
     )
     from dprobes.manager.client import ManagerClient
     from dprobes.manager.results import ManagedProbepoint, ManagedProgram, ManagerStatus
-    from dprobes.manager.targets import TargetStatus
     from dprobes.record.codec import decode_record, encode_record
     from dprobes.record.items import LogItem
     from dprobes.record.layout import Item, LogRecord
     from dprobes.record.place import Place
     from dprobes.rpn.program import Program
+    from dprobes.sinks.target import TargetStatus
 
 __all__ = [
     "ALL_ITEMS",
@@ -119,7 +119,7 @@ _HOMES = {
     ),
     "manager.client": ("ManagerClient",),
     "manager.results": ("ManagedProbepoint", "ManagedProgram", "ManagerStatus"),
-    "manager.targets": ("TargetStatus",),
+    "sinks.target": ("TargetStatus",),
     "record.codec": ("decode_record", "encode_record"),
     "record.items": ("LogItem",),
     "record.layout": ("Item", "LogRecord"),

@@ -92,7 +92,11 @@ class PrivilegeError(EngineError):
 
 
 class SinkError(DprobesError):
-    """Report a failure to open or write a sink."""
+    """Report a failure to open or write a sink; ``taken`` is how many records of a batch it had taken before."""
+
+    def __init__(self, message: str, *, hint: str | None = None, taken: int = 0) -> None:
+        super().__init__(message, hint=hint)
+        self.taken = taken
 
 
 class ManagerError(DprobesError):

@@ -247,7 +247,9 @@ def _targets_there(_ctx: click.Context, _incomplete: str) -> Iterable[str]:
 def _targets(ctx: click.Context, incomplete: str) -> Iterable[str]:
     if "/" in incomplete or incomplete.startswith("."):
         return _files()(ctx, incomplete)
-    return ["KLOG", "COM1", "COM2", "file:"]
+    from dprobes.sinks.kinds import ALIASES, kinds
+
+    return [*ALIASES, *(kind.name if kind.syntax == kind.name else f"{kind.name}:" for kind in kinds())]
 
 
 def _processes(_ctx: click.Context, incomplete: str) -> Iterator[str]:

@@ -12,6 +12,7 @@ from dprobes.cli import console
 from dprobes.cli.engines import NAMES
 from dprobes.cli.items import log_items_of
 from dprobes.cli.log_target import absolute_target
+from dprobes.cli.logoptions import has_structure, log_format_option
 from dprobes.cli.managed import client, print_json
 from dprobes.cli.options import names_of, selection_options, verification_options
 from dprobes.cli.scope import scope_of
@@ -40,8 +41,9 @@ def insertion_options(function: Callable[..., Any]) -> Callable[..., Any]:
             ),
             click.option(
                 "--log-target", "targets", multiple=True, metavar="TARGET",
-                help="Send its records there as well: KLOG, COM1, COM2, or the path of a file.",
+                help="Send its records there as well: KLOG, a file, ...; 'dprobes log-target kinds' lists all.",
             ),
+            log_format_option("dump"),
             click.option(
                 "--unformatted-output", "-f", "unformatted", is_flag=True,
                 help="Send log targets the bytes in hex on one line, not as a dump.",
@@ -97,7 +99,9 @@ def insert(ppdf: bytes, scope: Scope, options: dict[str, Any], **more: Any) -> i
                 types=names_of(options["types"]),
                 verify_build_id=not options["dont_verify_build_id"],
                 verify_opcodes=not options["dont_verify_opcodes"],
-                items=int(log_items_of(options["log_items"], is_tree=scope.is_tree)),
+                items=int(
+                    log_items_of(options["log_items"], is_tree=scope.is_tree, all_by_default=has_structure(targets))
+                ),
                 engine=options["engine_name"],
                 exact=options["exact"],
                 pid_namespace=options["pid_namespace"],
@@ -107,7 +111,7 @@ def insert(ppdf: bytes, scope: Scope, options: dict[str, Any], **more: Any) -> i
                 scope=_scope(scope, command.pid if command is not None else scope.pid),
                 launching=command is not None,
                 targets=targets,
-                format="text" if options["unformatted"] else "dump",
+                format="text" if options["unformatted"] else options["log_format"],
                 **{"as": options["as_name"]},
             )
         if command is not None:

@@ -28,11 +28,17 @@ LOG_ITEMS = {
 ALL_ITEMS = Item.PROCESS_NAME | Item.PID | Item.UID | Item.CS | Item.IP | Item.SS | Item.SP | Item.TIME | Item.TID
 
 
-def log_items_of(names: Sequence[str], *, is_tree: bool) -> Item:
-    """Return the items that the values of ``--log`` mean; ``is_tree`` says that a run is about one process tree."""
+def log_items_of(names: Sequence[str], *, is_tree: bool, all_by_default: bool = False) -> Item:
+    """
+    Return the items that the values of ``--log`` mean; ``is_tree`` says that a run is about one process tree.
+
+    ``all_by_default`` says that whatever takes the records wants all items, if not told otherwise.
+    """
     items = Item.MAJOR | Item.MINOR
     if not is_tree:
         items |= Item.PROCESS_NAME | Item.PID  # a record of some process says nothing without them
+    if all_by_default and not names:
+        items |= ALL_ITEMS | Item.CPU
     if os.sysconf("SC_NPROCESSORS_ONLN") > 1:
         items |= Item.CPU
     for name in ",".join(names).replace(" ", ",").upper().split(","):

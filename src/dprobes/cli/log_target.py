@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
+from pathlib import Path
 
 import click
 
+from dprobes.cli.logoptions import log_format_option
 from dprobes.cli.managed import client, print_json
 from dprobes.cli.tables import print_table
-from dprobes.formatters import FORMATS
+from dprobes.sinks.kinds import kinds, parse_target
 
 __all__ = ["absolute_target", "command"]
 
@@ -18,25 +19,24 @@ def command() -> None:
     """
     Add, remove and list where records go, while programs are active.
 
-    A TARGET is KLOG (the kernel's log), COM1 or COM2 (serial lines), or the path of a file, which is appended to. The
-    manager's trace file, which 'dprobes log' reads, always gets all records.
+    A TARGET is one of those that 'dprobes log-target kinds' lists: KLOG, the path of a file, syslog:udp://HOST and many
+    others. The manager's trace file, which 'dprobes log' reads, always gets all records.
     """
 
 
 def absolute_target(target: str) -> str:
     """Return the name of a target for the manager, whose current directory is another one."""
-    path = target.removeprefix("file:")
-    return f"file:{os.path.abspath(path)}" if "/" in path or path != target else target  # noqa: PTH100 - text
+    return parse_target(target).absolute(Path.cwd()).text
 
 
 @command.command("add")
 @click.argument("target")
 @click.option("--name", metavar="NAME", help="Only records of the program of this name.")
-@click.option("--format", "format_name", type=click.Choice(FORMATS), default="text", show_default=True)
-def add(target: str, name: str | None, format_name: str) -> int:
+@log_format_option("text", "--format")
+def add(target: str, name: str | None, log_format: str) -> int:
     """Add a log target."""
     with client() as manager:
-        manager.ask("add-target", target=absolute_target(target), name=name, format=format_name)
+        manager.ask("add-target", target=absolute_target(target), name=name, format=log_format)
     return 0
 
 
@@ -62,6 +62,13 @@ def list_targets(as_json: bool) -> int:
         _print(targets)
     else:
         click.echo("no log targets besides the manager's trace file")
+    return 0
+
+
+@command.command("kinds")
+def list_kinds() -> int:
+    """List what a TARGET can be."""
+    print_table(("target", "what it is"), [(kind.syntax, kind.doc) for kind in kinds()])
     return 0
 
 

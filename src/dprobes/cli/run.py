@@ -16,7 +16,8 @@ from dprobes.cli import console
 from dprobes.cli.compile import load_program
 from dprobes.cli.engines import NAMES, EngineOptions, check_scope, settle
 from dprobes.cli.interrupts import EarlyInterrupt
-from dprobes.cli.items import ALL_ITEMS, LOG_ITEMS, log_items_of
+from dprobes.cli.items import LOG_ITEMS, log_items_of
+from dprobes.cli.logoptions import has_structure, log_format_option
 from dprobes.cli.options import (
     PROGRAM_FILE,
     compile_options,
@@ -26,6 +27,7 @@ from dprobes.cli.options import (
     symbols_option,
     verification_options,
 )
+from dprobes.cli.outputs import Outputs
 from dprobes.cli.scope import scope_of, scope_options, words_of
 from dprobes.cli.summary import summary
 from dprobes.diagnostics import Severity
@@ -39,10 +41,9 @@ from dprobes.engines.base import (
     RecordEvent,
     StateEvent,
 )
-from dprobes.engines.places import place_of_probe
 from dprobes.engines.preparing import look_around, prepare
-from dprobes.formatters import FORMATS, Formatter, Place, formatter
-from dprobes.record.layout import Item
+from dprobes.formatters import FORMATS
+from dprobes.record.source import RecordSource
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,7 +52,6 @@ if TYPE_CHECKING:
 
     from dprobes.engines.base import Event, Scope, Session
     from dprobes.rpn.program import Program
-    from dprobes.sinks.stream import StreamSink
 
 __all__ = ["command"]
 
@@ -87,7 +87,21 @@ _NOT_INSERTED = (
     metavar="ITEMS",
     help=f"Header items, separated by commas: {', '.join(LOG_ITEMS)}, or ALL; without -p and -c PROCNAME,PID besides.",
 )
-@click.option("-o", "--output", type=PROGRAM_FILE, metavar="FILE", help="Write records there, not to standard output.")
+@click.option(
+    "-o",
+    "--output",
+    type=PROGRAM_FILE,
+    metavar="FILE",
+    help="Write records there, not to standard output; a name in .dpt makes a trace file, which is appended to.",
+)
+@click.option(
+    "--log-target",
+    "targets",
+    multiple=True,
+    metavar="TARGET",
+    help="Send records there, instead of standard output; 'dprobes log-target kinds' lists what there is.",
+)
+@log_format_option(None)
 @click.option(
     "--debugger",
     "debugger",
@@ -138,6 +152,8 @@ def command(
     format_name: str,
     log_items: tuple[str, ...],
     output: Path | None,
+    targets: tuple[str, ...],
+    log_format: str | None,
     debugger: str | None,
     core_directory: str,
     follow: bool,
@@ -157,7 +173,8 @@ def command(
     scope = scope_of(command_line, arguments, pid, cgroup, user, follow=follow)
     if exit_status and not scope.command:
         raise click.UsageError("--exit-status needs a command (-c COMMAND)")
-    items = _items(log_items, format_name, scope)
+    wants_all = format_name == "json" or has_structure([*targets, *([f"file:{output}"] if output else [])])
+    items = log_items_of(log_items, is_tree=scope.is_tree, all_by_default=wants_all)
     options = EngineOptions(
         allow_write=allow_write,
         debugger=_debugger(debugger),
@@ -191,19 +208,12 @@ def command(
     waits = compiled.resolved is None and engine.name == "ptrace"
     if text := compiled.render(Severity.WARNING, *((Severity.NOTE,) if waits else ())):
         console.write(text)
-    sink = _open_sink(output)
-    try:
+    source = RecordSource(1, compiled.program.name, compiled.program.name, compiled.program.major)
+    with Outputs(source, output, format_name, targets, log_format or format_name) as outputs:
         job = Job(compiled.program, scope, items, compiled.resolved)
         with EarlyInterrupt(deferred=not scope.command) as early, engine.run(job) as session:
-            run = _Run(compiled.program, session, sink, format_name, scope, exit_status=exit_status)
+            run = _Run(compiled.program, session, outputs, scope, exit_status=exit_status)
             return run.follow(early)
-    finally:
-        sink.close()
-
-
-def _items(names: Sequence[str], format_name: str, scope: Scope) -> Item:
-    items = log_items_of(names, is_tree=scope.is_tree)
-    return items | ALL_ITEMS | Item.CPU if format_name == "json" else items
 
 
 def _debugger(command_line: str | None) -> tuple[str, ...] | None:
@@ -218,12 +228,6 @@ def _debugger(command_line: str | None) -> tuple[str, ...] | None:
     return words
 
 
-def _open_sink(output: Path | None) -> StreamSink:
-    from dprobes.sinks import stream
-
-    return stream.console() if output is None else stream.file(output)
-
-
 class _Run:
     """Follow one session to its end."""
 
@@ -231,21 +235,18 @@ class _Run:
         self,
         program: Program,
         session: Session,
-        sink: StreamSink,
-        format_name: str,
+        outputs: Outputs,
         scope: Scope,
         *,
         exit_status: bool,
     ) -> None:
         self._program = program
         self._session = session
-        self._sink = sink
-        self._format: Formatter = formatter(format_name, wall_offset=time.time_ns() - time.monotonic_ns())
+        self._outputs = outputs
         self._argv = scope.command
         self._announces = not scope.is_tree
         self._exit_status = exit_status
         self._inserted = False
-        self._places: dict[int, Place] = {}
         self._last_signal = float("-inf")
         self._asked_to_stop = False
         self._is_early = False
@@ -278,14 +279,14 @@ class _Run:
             case RecordEvent():
                 self._write([event])
             case Pause() if not self._reader_is_gone:
-                self._sink.flush()
+                self._outputs.flush()
             case StateEvent():
                 self._on_state(event)
             case Notice(message, hint, is_warning):
                 (console.warning if is_warning else console.note)(message, hint)
             case Finished():
                 if not self._reader_is_gone:
-                    self._sink.flush()
+                    self._outputs.flush()
                 return event
         return None
 
@@ -311,18 +312,12 @@ class _Run:
     def _write(self, records: Sequence[tuple[int, bytes]]) -> None:
         if self._reader_is_gone:
             return
-        places, text = self._places, self._format.encoded
-        for probe in {probe for probe, _ in records}.difference(places):
-            places[probe] = self._place(probe)
-        self._sink.write("\n".join([text(record, places[probe]) for probe, record in records]))
-
-    def _place(self, number: int) -> Place:
-        return place_of_probe(self._program.name, self._session.probes[number])
+        self._outputs.write(self._session.probes, records)
 
     def _stop_writing(self) -> None:
         """Nobody reads our records any more, as in ``| head``: take the probepoints away, and say what there was."""
         self._reader_is_gone = True
-        self._sink.abandon()
+        self._outputs.abandon()
         self._session.stop()
 
     def _on_state(self, event: StateEvent) -> None:

@@ -8,6 +8,7 @@ from dprobes.record.place import Place
 
 if TYPE_CHECKING:
     from dprobes.record.layout import LogRecord
+    from dprobes.record.source import RecordSource
 
 __all__ = ["FORMATS", "Formatter", "Place", "formatter"]
 
@@ -16,7 +17,13 @@ FORMATS = ("text", "dump", "hex", "json")
 
 
 class Formatter(Protocol):
-    """Turn one record into text without a final line end."""
+    """
+    Turn one record into text without a final line end.
+
+    ``wall_offset`` is added to a record's time, CLOCK_MONOTONIC, to get nanoseconds since 1970; it may be set.
+    """
+
+    wall_offset: int
 
     def __call__(self, record: LogRecord, place: Place) -> str:
         """Return the text of a record."""
@@ -25,12 +32,8 @@ class Formatter(Protocol):
         """Return the same for an encoded record; raises ``FormatError`` if it is none."""
 
 
-def formatter(name: str, *, wall_offset: int) -> Formatter:
-    """
-    Return the formatter called ``name``.
-
-    ``wall_offset`` is added to a record's time, CLOCK_MONOTONIC, to get nanoseconds since 1970.
-    """
+def formatter(name: str, *, wall_offset: int, source: RecordSource | None = None) -> Formatter:  # noqa: ARG001
+    """Return the formatter called ``name``, one of ``FORMATS``, for records of one program."""
     match name:
         case "text" | "hex":
             from dprobes.formatters.text import HexFormatter
@@ -43,5 +46,5 @@ def formatter(name: str, *, wall_offset: int) -> Formatter:
         case "json":
             from dprobes.formatters.json import JsonFormatter
 
-            return JsonFormatter()
+            return JsonFormatter(wall_offset)
     raise KeyError(name)

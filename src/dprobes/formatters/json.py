@@ -26,6 +26,9 @@ __all__ = ["JsonFormatter"]
 class JsonFormatter:
     """Print a record as one line of JSON."""
 
+    def __init__(self, wall_offset: int = 0) -> None:
+        self.wall_offset = wall_offset
+
     def __call__(self, record: LogRecord, place: Place) -> str:
         """Return the text of a record."""
         line: dict[str, Any] = {

@@ -67,12 +67,12 @@ class HexFormatter:
     """Print the header line, and the data as bytes in hexadecimal."""
 
     def __init__(self, wall_offset: int) -> None:
-        self._wall_offset = wall_offset
+        self.wall_offset = wall_offset
         self._lines: dict[bytes, HeaderLine | None] = {}
 
     def __call__(self, record: LogRecord, place: Place) -> str:
         """Return the text of a record."""
-        header = header_line(record, self._wall_offset, place.function)
+        header = header_line(record, self.wall_offset, place.function)
         return f"{header}\n{record.data.hex(' ')}" if record.data else header
 
     def encoded(self, record: bytes, place: Place) -> str:
@@ -86,7 +86,7 @@ class HexFormatter:
             return self(decode_record(record), place)
         values = line.layout.unpack_from(record)
         if line.has_time:
-            seconds, nanoseconds = divmod(values[-1] + self._wall_offset, _NANOSECONDS)
+            seconds, nanoseconds = divmod(values[-1] + self.wall_offset, _NANOSECONDS)
             values = (*values[:-1], seconds, nanoseconds // 1000)
         header = line.template % values
         if place.function:
@@ -99,11 +99,11 @@ class DumpFormatter:
     """Print the header line, and the data as a dump."""
 
     def __init__(self, wall_offset: int) -> None:
-        self._wall_offset = wall_offset
+        self.wall_offset = wall_offset
 
     def __call__(self, record: LogRecord, place: Place) -> str:
         """Return the text of a record."""
-        header = header_line(record, self._wall_offset, place.function)
+        header = header_line(record, self.wall_offset, place.function)
         return f"{header}\n{hex_dump(record.data)}" if record.data else header
 
     def encoded(self, record: bytes, place: Place) -> str:

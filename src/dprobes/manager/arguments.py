@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from dprobes.engines.base import Scope
 from dprobes.engines.selection import NAMES, EngineOptions
 from dprobes.errors import ManagerError
-from dprobes.formatters import FORMATS
 from dprobes.record.layout import Item
+from dprobes.sinks.base import LOG_FORMATS
 
 if TYPE_CHECKING:
     from dprobes.ppdf import Ppdf
@@ -189,6 +189,6 @@ class Arguments:
     def format(self) -> str:
         """Return the name of a formatter."""
         name = self.text("format") or "text"
-        if name not in FORMATS:
-            raise ManagerError(f"there is no format '{name}'", hint=f"formats are {', '.join(FORMATS)}")
+        if name not in LOG_FORMATS:
+            raise ManagerError(f"there is no format '{name}'", hint=f"formats are {', '.join(LOG_FORMATS)}")
         return name

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dprobes.manager.paths import ManagerPaths
-    from dprobes.manager.targets import TargetStatus
+    from dprobes.sinks.target import TargetStatus
 
 __all__ = ["ManagerClient"]
 
@@ -112,7 +112,7 @@ class ManagerClient:
 
     def targets(self) -> list[TargetStatus]:
         """Return the log targets besides the manager's trace file."""
-        from dprobes.manager.targets import TargetStatus
+        from dprobes.sinks.target import TargetStatus
 
         return [parsed(TargetStatus, each) for each in self.ask("targets")["targets"]]
 

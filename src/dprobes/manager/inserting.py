@@ -14,6 +14,7 @@ from dprobes.engines.resolve import ResolvedProbe
 from dprobes.engines.selection import scope_problem
 from dprobes.errors import EngineError, ManagerError, NotSupportedError
 from dprobes.manager.programs import InsertedProgram, describe_scope
+from dprobes.record.source import RecordSource
 from dprobes.rpn.select import select, without_opcodes
 from dprobes.target.carriedsymbols import CarriedSymbols, OtherBuild
 
@@ -119,12 +120,12 @@ class Inserter:
         )
         session = engine.run(job)
         session.__enter__()
-        details = {"module": program.name, "engine": engine.name, "id": program.id}
+        source = RecordSource(0, name, program.name, program.major, templates=request.ppdf.templates)
         inserted = InsertedProgram(
             name,
             program,
             session,
-            self._recording.open_program(name, program.major, details),
+            self._recording.open_program(source),
             engine=engine.name,
             scope=request.scope,
             data=request.data,

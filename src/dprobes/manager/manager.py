@@ -19,7 +19,7 @@ from dprobes.errors import DprobesError, ManagerError
 from dprobes.manager.arguments import Arguments
 from dprobes.manager.describing import describe_program, describe_variables
 from dprobes.manager.inserting import Inserter
-from dprobes.manager.recording import Recording
+from dprobes.manager.recording import TRACE_LIMIT, Recording
 from dprobes.version import __version__
 
 if TYPE_CHECKING:
@@ -38,8 +38,8 @@ GLOBALS_MAX = 65536
 class Manager:
     """Own programs, global variables, and where records go; leaving the context manager takes everything away."""
 
-    def __init__(self, trace: Path, trace_limit: int | None = None) -> None:
-        self._recording = Recording(trace) if trace_limit is None else Recording(trace, trace_limit)
+    def __init__(self, trace: Path, trace_limit: int = TRACE_LIMIT) -> None:
+        self._recording = Recording(trace, trace.parent, trace_limit)
         self._globals = GlobalVariables(GLOBALS_MAX)
         self._cells = self._globals.cells()
         self._programs: dict[str, list[InsertedProgram]] = {}

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from dprobes.engines.places import place_of_probe
+from dprobes.engines.places import build_ids_of, place_of_probe
 from dprobes.errors import ManagerError
-from dprobes.manager.targets import LogTarget, TargetStatus
+from dprobes.record.clock import WallClock
 from dprobes.record.tracefile import TraceFileWriter
-from dprobes.sinks.base import sink_opener
+from dprobes.sinks.base import Batch, SinkOptions
+from dprobes.sinks.kinds import parse_target
+from dprobes.sinks.targets import LogTargets
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,6 +20,8 @@ if TYPE_CHECKING:
 
     from dprobes.engines.resolve import Probepoint
     from dprobes.record.place import Place
+    from dprobes.record.source import RecordSource
+    from dprobes.sinks.target import TargetStatus
 
 __all__ = ["TRACE_LIMIT", "ProgramRecords", "Recording"]
 
@@ -25,12 +30,18 @@ TRACE_LIMIT = 256 << 20
 
 
 class Recording:
-    """Own the trace file and the log targets; all threads of programs write to it."""
+    """
+    Own the trace file and the log targets; all threads of programs write to it.
 
-    def __init__(self, trace: Path, limit: int = TRACE_LIMIT) -> None:
+    ``directory`` is where log targets without a path of their own make files.
+    """
+
+    def __init__(self, trace: Path, directory: Path, limit: int = TRACE_LIMIT) -> None:
         self._lock = threading.Lock()
         self._writer = TraceFileWriter(trace, limit)
-        self._targets: dict[tuple[str, str | None], LogTarget] = {}
+        self._directory = directory
+        self._targets = LogTargets()
+        self._clock = WallClock()
 
     @property
     def trace(self) -> Path:
@@ -42,99 +53,91 @@ class Recording:
         """What is wrong with the trace file at present."""
         return self._writer.problem
 
-    def open_program(self, name: str, major: int, details: dict[str, Any]) -> ProgramRecords:
-        """Announce a program, and return where its records go."""
-        with self._lock:
-            return ProgramRecords(self, name, self._writer.add_program(name, major, details))
-
     # Log targets
 
     def add_target(self, name: str, module: str | None, format_name: str) -> None:
         """Add a log target; one that is there already stays as it is."""
-        opener = sink_opener(name)
-        name = name if "/" in name else name.upper()
-        with self._lock:
-            if (name, module) in self._targets:
-                return
-        target = LogTarget(name, opener, module=module, format_name=format_name)
-        with self._lock:
-            self._targets[name, module] = target
+        target = parse_target(name)
+        if target.kind.name == "console":
+            raise ManagerError("the manager has no console", hint="'dprobes run --log-target console' has one")
+        self._targets.add(target, module, SinkOptions(format_name, self._directory))
 
     def remove_target(self, name: str, module: str | None) -> list[TargetStatus]:
         """Take log targets away, with no ``module`` all of that name; return how they fared."""
-        name = name if "/" in name else name.upper()
-        with self._lock:
-            chosen = [key for key in self._targets if key[0] == name and module in (None, key[1])]
-            if not chosen:
-                known = ", ".join(sorted({key[0] for key in self._targets})) or "none"
-                raise ManagerError(f"there is no log target '{name}'", hint=f"log targets are: {known}")
-            taken = [self._targets.pop(key) for key in chosen]
+        name = parse_target(name).text
+        taken = self._targets.take(name, module)
+        if not taken:
+            known = ", ".join(self._targets.names()) or "none"
+            raise ManagerError(f"there is no log target '{name}'", hint=f"log targets are: {known}")
         return [target.close() for target in taken]
 
     def forget_targets_of(self, module: str) -> None:
         """Take the log targets away that are for one program only."""
-        with self._lock:
-            taken = [self._targets.pop(key) for key in list(self._targets) if key[1] == module]
-        for target in taken:
+        for target in self._targets.take_of(module):
             target.close()
 
     def targets(self) -> list[TargetStatus]:
         """Return how the log targets fare."""
-        with self._lock:
-            return [target.status() for target in self._targets.values()]
+        return self._targets.statuses()
 
     def close(self) -> None:
         """Write what waits, and give everything up."""
-        with self._lock:
-            targets, self._targets = list(self._targets.values()), {}
-        for target in targets:
-            target.close()
+        self._targets.close()
         with self._lock:
             self._writer.close()
 
     # Records
 
-    def write(self, program: ProgramRecords, records: list[tuple[int, bytes]]) -> None:
-        """Write records of a program to the trace file and the log targets."""
+    def open_program(self, source: RecordSource) -> ProgramRecords:
+        """Announce a program, and return where its records go; the number of ``source`` is given here."""
         with self._lock:
-            self._writer.write(program.number, records)
-            targets = list(self._targets.values())
-        if targets:
-            encoded, places = [record for _, record in records], [program.places[probe] for probe, _ in records]
-            for target in targets:
-                target.put(program.name, encoded, places)
+            source = replace(source, number=self._writer.add_program(source.name, source.major, source.details()))
+        self._targets.create_event(source)
+        return ProgramRecords(self, source)
 
-    def announce(self, program: ProgramRecords, places: Sequence[Place]) -> None:
-        """Announce more probepoints of a program."""
+    def write(self, source: RecordSource, records: list[tuple[int, bytes]], places: Sequence[Place]) -> None:
+        """Write records of a program, the places of whose probepoints are ``places``."""
         with self._lock:
-            self._writer.add_places(program.number, [(p.symbol, p.function, p.placed) for p in places])
+            self._writer.write(source.number, records)
+            offset = self._clock.look()
+        encoded, wheres = [record for _, record in records], [places[probe] for probe, _ in records]
+        self._targets.log_events(Batch(source, encoded, wheres, offset))
 
-    def end(self, program: ProgramRecords, lost: int) -> None:
+    def announce(self, source: RecordSource, places: Sequence[Place]) -> None:
+        """Announce more probepoints of a program, and what else there is to be said of it."""
+        with self._lock:
+            self._writer.update_program(source.number, source.details())
+            self._writer.add_places(source.number, [(p.symbol, p.function, p.placed) for p in places])
+        self._targets.create_event(source)
+
+    def end(self, source: RecordSource, lost: int) -> None:
         """Forget a program, ``lost`` of whose records never came."""
         with self._lock:
             if lost:
-                self._writer.lose(program.number, lost)
-                self._writer.write(program.number, [])
-            self._writer.end_program(program.number)
+                self._writer.lose(source.number, lost)
+                self._writer.write(source.number, [])
+            self._writer.end_program(source.number)
+        self._targets.destroy_event(source)
 
 
 class ProgramRecords:
     """Take the records of one program."""
 
-    def __init__(self, recording: Recording, name: str, number: int) -> None:
-        self.name = name
-        self.number = number
+    def __init__(self, recording: Recording, source: RecordSource) -> None:
         self.places: list[Place] = []
+        self._source = source
         self._recording = recording
 
     def write(self, probes: Sequence[Probepoint], records: list[tuple[int, bytes]]) -> None:
         """Write records; ``probes`` are those of the session, which may have grown."""
         if len(probes) > len(self.places):
-            more = [place_of_probe(self.name, probe) for probe in probes[len(self.places) :]]
+            new = probes[len(self.places) :]
+            more = [place_of_probe(self._source.module, probe) for probe in new]
             self.places += more
-            self._recording.announce(self, more)
-        self._recording.write(self, records)
+            self._source = replace(self._source, build_ids=build_ids_of(new, self._source.build_ids))
+            self._recording.announce(self._source, more)
+        self._recording.write(self._source, records, self.places)
 
     def end(self, lost: int) -> None:
         """Say that no more records come."""
-        self._recording.end(self, lost)
+        self._recording.end(self._source, lost)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,14 +18,14 @@ class RecordSource:
 
     ``number`` is unique among the sources of one writer, ``name`` what the user calls the program, ``module`` what it
     is a program of. ``build_ids`` are those of the module's files that it was resolved in, in hexadecimal.
-    ``templates`` maps the names of template files, the directory file among them, to their bytes.
+    ``templates`` maps the names of template files, the directory file among them, to their bytes. The word size is in
+    each record: a program may be in modules of both.
     """
 
     number: int
     name: str
     module: str = ""
     major: int = 0
-    word_size: Literal[4, 8] = 8
     build_ids: tuple[str, ...] = ()
     templates: Mapping[str, bytes] = field(default_factory=dict)
 
@@ -33,7 +33,6 @@ class RecordSource:
         """Return everything but number, name and major as data for JSON."""
         return {
             "module": self.module,
-            "word_size": self.word_size,
             "build_ids": list(self.build_ids),
             "templates": {name: data.decode("utf-8", "surrogateescape") for name, data in self.templates.items()},
         }
@@ -46,7 +45,6 @@ class RecordSource:
             name,
             str(details.get("module", name)),
             major,
-            4 if details.get("word_size") == 4 else 8,
             tuple(str(build_id) for build_id in details.get("build_ids", ())),
             {
                 str(file): str(text).encode("utf-8", "surrogateescape")

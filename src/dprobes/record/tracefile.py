@@ -9,12 +9,12 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dprobes.errors import FormatError, SinkError, reason_of
+from dprobes.record.clock import WallClock
 from dprobes.record.traceframes import (
     FRAME,
     VERSION,
@@ -76,19 +76,10 @@ def older_part(path: Path) -> Path:
     return path.with_name(path.name + ".1")
 
 
-def wall_offset() -> int:
-    """Return what is to be added to CLOCK_MONOTONIC to get nanoseconds since 1970."""
-    return time.time_ns() - time.monotonic_ns()
-
-
 def _boot_id() -> str:
     with contextlib.suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     return ""
-
-
-_CLOCK_STEP = 10_000_000
-"""Nanoseconds by which the wall clock has to be set until it is noted."""
 
 
 class TraceFileWriter:
@@ -106,7 +97,7 @@ class TraceFileWriter:
         self._programs: dict[int, TraceProgram] = {}
         self._lost: dict[int, int] = {}
         self._next = 1
-        self._offset = wall_offset()
+        self._clock = WallClock()
         try:
             self._file = self._open()
             self._size = os.fstat(self._file).st_size
@@ -137,7 +128,7 @@ class TraceFileWriter:
                 "version": VERSION,
                 "host": platform.node(),
                 "boot_id": _boot_id(),
-                "wall_offset": self._offset,
+                "wall_offset": self._clock.offset,
             },
         )
 
@@ -148,6 +139,13 @@ class TraceFileWriter:
         program = self._programs[number] = TraceProgram(number, name, major, details)
         self._append(self._program_frame(program))
         return number
+
+    def update_program(self, program: int, details: dict[str, Any]) -> None:
+        """Say more of a program."""
+        known = self._programs[program]
+        if known.details != details:
+            known.details = details
+            self._append(self._program_frame(known))
 
     def add_places(self, program: int, places: Sequence[Place]) -> None:
         """Announce more probepoints of a program."""
@@ -162,19 +160,22 @@ class TraceFileWriter:
         self._lost.pop(program, None)
 
     def write(self, program: int, records: list[tuple[int, bytes]]) -> None:
-        """Append records."""
+        """Append records; if that fails, they are lost."""
+        if not self.append(program, records):
+            self._lost[program] = self._lost.get(program, 0) + len(records)
+
+    def append(self, program: int, records: list[tuple[int, bytes]]) -> bool:
+        """Append records, and return whether that was possible; if not, none of them is in the file."""
         if (lost := self._lost.pop(program, 0)) and not self._append(
             json_frame(FrameKind.LOST, {"id": program, "count": lost})
         ):
             self._lost[program] = lost
         if self._limit is not None and self._size > self._limit // 2:
             self._begin_another()
-        offset = wall_offset()
-        if abs(offset - self._offset) > _CLOCK_STEP:
-            self._offset = offset
+        before = self._clock.offset
+        if (offset := self._clock.look()) != before:
             self._append(json_frame(FrameKind.CLOCK, {"wall_offset": offset}))
-        if self._lost.get(program) or not self._append(records_frame(program, records)):
-            self._lost[program] = self._lost.get(program, 0) + len(records)
+        return not self._lost.get(program) and self._append(records_frame(program, records))
 
     def lose(self, program: int, count: int) -> None:
         """Note that records are missing here."""
@@ -209,7 +210,6 @@ class TraceFileWriter:
             return
         os.close(self._file)
         self._file, self._size = file, 0
-        self._offset = wall_offset()
         self._append(self._head())
         for program in self._programs.values():
             self._append(self._program_frame(program))
@@ -300,9 +300,9 @@ class TraceReader:
                     self._wall_offset = int(split_json(body, self.position)["wall_offset"])
                 case FrameKind.PROGRAM:
                     said = split_json(body, self.position)
-                    self._programs[said["id"]] = TraceProgram(
-                        int(said["id"]), str(said["name"]), int(said["major"]), dict(said["details"])
-                    )
+                    program = self._programs.setdefault(said["id"], TraceProgram(int(said["id"]), ""))
+                    program.name, program.major = str(said["name"]), int(said["major"])
+                    program.details = dict(said["details"])
                 case FrameKind.PLACES:
                     said = split_json(body, self.position)
                     places = self._programs[said["id"]].places

@@ -1,68 +1,89 @@
-"""What sinks have in common, and the names by which ``--log-target`` calls them."""
+"""
+What sinks have in common: the paper's interface to trace daemons (seed 000, section 5).
+
+A sink is told of a program before its first record (create event), gets its records (log events), and is told when the
+program is gone (destroy event). It is opened by a function that takes the argument of a log target, ``udp://host`` in
+``syslog:udp://host``, and ``SinkOptions``. Those that come with DProbes are listed in ``kinds``; a plug-in names such a
+function as an entry point of the group ``dprobes.sinks``.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from dprobes.errors import SinkError
+from dprobes.formatters import FORMATS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Sequence
+    from pathlib import Path
 
-__all__ = ["SINK_NAMES", "Sink", "sink_opener"]
+    from dprobes.record.place import Place
+    from dprobes.record.source import RecordSource
 
-SINK_NAMES = {
-    "KLOG": "the kernel's log",
-    "COM1": "the first serial line",
-    "COM2": "the second serial line",
-    "file:PATH": "a file, appended to; a name with a slash needs no 'file:'",
-}
-"""What ``--log-target`` takes, for people."""
+__all__ = ["LOG_FORMATS", "Batch", "Sink", "SinkOptions"]
 
-_LATER = {
-    "LTT": "its successor's format is CTF",
-    "EVL": "its successor is the systemd journal",
-}
+LOG_FORMATS = (*FORMATS, "binary")
+"""The formats of log targets: those of formatters, and the records' own bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """
+    Hold encoded records of one source, each with its place.
+
+    ``wall_offset`` turns their time, CLOCK_MONOTONIC, into nanoseconds since 1970. ``lost`` records of the source were
+    lost on their way to the sink before these.
+    """
+
+    source: RecordSource
+    records: Sequence[bytes]
+    places: Sequence[Place]
+    wall_offset: int
+    lost: int = 0
+
+    def after(self, count: int) -> Batch:
+        """Return what is left without the first ``count`` records."""
+        lost = 0 if count else self.lost
+        return Batch(self.source, self.records[count:], self.places[count:], self.wall_offset, lost)
+
+
+@dataclass(frozen=True, slots=True)
+class SinkOptions:
+    """
+    Say how records are to be written.
+
+    ``format_name`` is one of LOG_FORMATS; sinks with a structure of
+    their own do without. ``directory`` is where a sink whose argument is empty makes its files.
+    """
+
+    format_name: str = "text"
+    directory: Path | None = None
 
 
 class Sink(Protocol):
-    """Take the text of records."""
+    """
+    Take records. All methods raise ``SinkError`` if that fails, and are called by one thread.
 
-    def write(self, text: str) -> None:
-        """Write records, without the last line end; raise ``SinkError`` if that fails."""
+    A sink that has failed is closed and opened again, and told of the programs that are active; so it begins anew
+    where that is without harm, and goes on with what is there where it is not.
+    """
+
+    def create_event(self, source: RecordSource) -> None:
+        """Know a program, before its records; once more with the same number if there is more to be said of it."""
+
+    def log_events(self, batch: Batch) -> None:
+        """
+        Take the records of a batch.
+
+        ``SinkError.taken`` says how many have been taken: these never come again, the others do.
+        """
+
+    def destroy_event(self, source: RecordSource) -> None:
+        """Know that no more records of a program will come."""
 
     def flush(self) -> None:
-        """Make what was written visible; raises as ``write``."""
+        """Make visible what was taken."""
 
     def close(self) -> None:
-        """Flush and give up; raises as ``write``."""
-
-
-def sink_opener(name: str) -> Callable[[], Sink]:
-    """Return what opens the sink of a log target; raise ``SinkError`` for a name that is none."""
-    upper = name.upper()
-    if upper == "KLOG":
-        from dprobes.sinks.klog import KernelLogSink
-
-        return KernelLogSink
-    if upper in ("COM1", "COM2"):
-        from dprobes.sinks.serial import SerialSink
-
-        device = f"/dev/ttyS{int(upper[-1]) - 1}"
-        return lambda: SerialSink(device)
-    if name.startswith("file:") or "/" in name:
-        from pathlib import Path
-
-        from dprobes.sinks import stream
-
-        path = Path(name.removeprefix("file:"))
-        if not path.is_absolute():
-            raise SinkError(f"log target '{name}': the path of a file must be absolute")
-        return lambda: stream.file(path, append=True)
-    if upper in _LATER:
-        raise SinkError(f"log target {upper} is not there: {_LATER[upper]}", hint=_hint())
-    raise SinkError(f"there is no log target '{name}'", hint=_hint())
-
-
-def _hint() -> str:
-    return "log targets are " + ", ".join(SINK_NAMES)
+        """Flush and give up what the sink holds."""

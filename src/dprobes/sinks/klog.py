@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 from dprobes.errors import SinkError, reason_of
+from dprobes.sinks.texts import TextSink
 
-__all__ = ["DEVICE", "KernelLogSink"]
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dprobes.sinks.base import Sink, SinkOptions
+
+__all__ = ["DEVICE", "KernelLogOutlet", "open"]
 
 DEVICE = "/dev/kmsg"
 
@@ -25,15 +32,29 @@ of the device, and drops more without a word (DEFAULT_RATELIMIT_BURST, devkmsg_w
 """
 
 
-class KernelLogSink:
+def open(argument: str, options: SinkOptions) -> Sink:  # noqa: A001 - the name that all sinks have
+    """Open the kernel's log."""
+    if argument:
+        raise SinkError(f"log target KLOG takes nothing behind its name, found '{argument}'")
+    return TextSink(KernelLogOutlet(), options.format_name)
+
+
+class KernelLogOutlet:
     """Write lines to the kernel's log; longer ones than the kernel takes become several."""
 
     def __init__(self) -> None:
         self._file = self._open()
         self._count = 0
 
-    def write(self, text: str) -> None:
-        """Write each line as a message."""
+    def write(self, texts: Sequence[str]) -> None:
+        """Write each line of each record as a message."""
+        for taken, text in enumerate(texts):
+            try:
+                self._write_record(text)
+            except OSError as error:
+                raise SinkError(f"'{DEVICE}': {reason_of(error)}", taken=taken) from error
+
+    def _write_record(self, text: str) -> None:
         for line in text.split("\n"):
             data = line.encode("utf-8", "backslashreplace")
             for start in range(0, max(len(data), 1), _LINE_MAX):
@@ -50,10 +71,7 @@ class KernelLogSink:
             file = self._open()
             os.close(self._file)
             self._file, self._count = file, 0
-        try:
-            os.write(self._file, message)
-        except OSError as error:
-            raise SinkError(f"'{DEVICE}': {reason_of(error)}") from error
+        os.write(self._file, message)
         self._count += 1
 
     def flush(self) -> None:

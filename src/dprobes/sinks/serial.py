@@ -6,10 +6,17 @@ import os
 import termios
 import time
 import tty
+from typing import TYPE_CHECKING
 
 from dprobes.errors import SinkError, reason_of
+from dprobes.sinks.texts import TextSink
 
-__all__ = ["SerialSink"]
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dprobes.sinks.base import Sink, SinkOptions
+
+__all__ = ["SerialOutlet", "open"]
 
 _PATIENCE = 5.0
 """Seconds that a line may take no byte, as with flow control, until that is an error."""
@@ -17,7 +24,14 @@ _PATIENCE = 5.0
 _INTERVAL = 0.01
 
 
-class SerialSink:
+def open(argument: str, options: SinkOptions) -> Sink:  # noqa: A001 - the name that all sinks have
+    """Open the serial line that is named."""
+    if not argument:
+        raise SinkError("log target 'serial' needs a device: serial:/dev/ttyUSB0")
+    return TextSink(SerialOutlet(argument), options.format_name)
+
+
+class SerialOutlet:
     """Write to a serial line in raw mode at 115200 baud; the line's settings are put back at the end."""
 
     def __init__(self, device: str) -> None:
@@ -39,9 +53,16 @@ class SerialSink:
         except termios.error as error:
             raise SinkError(f"'{device}' is no serial line: {str(error.args[1]).lower()}") from error
 
-    def write(self, text: str) -> None:
+    def write(self, texts: Sequence[str]) -> None:
         """Write lines, each with CR LF."""
-        data = (text.replace("\n", "\r\n") + "\r\n").encode("ascii", "backslashreplace")
+        for taken, text in enumerate(texts):
+            try:
+                self._write((text.replace("\n", "\r\n") + "\r\n").encode("ascii", "backslashreplace"))
+            except SinkError as error:
+                error.taken = taken
+                raise
+
+    def _write(self, data: bytes) -> None:
         until = time.monotonic() + _PATIENCE
         while data:
             try:

@@ -1,4 +1,4 @@
-"""The console and plain files: one record after the other, each with a line end."""
+"""The console and files of a run's own: one record after the other, each with a line end."""
 
 from __future__ import annotations
 
@@ -8,14 +8,25 @@ import sys
 from typing import TYPE_CHECKING, TextIO
 
 from dprobes.errors import SinkError
+from dprobes.sinks.texts import TextSink
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
-__all__ = ["StreamSink", "console", "file"]
+    from dprobes.sinks.base import Sink, SinkOptions
+
+__all__ = ["StreamOutlet", "console", "file", "open"]
 
 
-class StreamSink:
+def open(argument: str, options: SinkOptions) -> Sink:  # noqa: A001 - the name that all sinks have
+    """Open standard output as a log target."""
+    if argument:
+        raise SinkError(f"log target 'console' takes nothing behind its name, found '{argument}'")
+    return TextSink(console(), options.format_name)
+
+
+class StreamOutlet:
     """Write text to a stream; what is written is visible at once."""
 
     def __init__(self, stream: TextIO, name: str, *, owned: bool) -> None:
@@ -23,10 +34,10 @@ class StreamSink:
         self._name = name
         self._owned = owned
 
-    def write(self, text: str) -> None:
-        """Write one record; raise ``SinkError`` if the stream fails, BrokenPipeError if nobody reads it any more."""
+    def write(self, texts: Sequence[str]) -> None:
+        """Write records; raise ``SinkError`` if the stream fails, BrokenPipeError if nobody reads it any more."""
         try:
-            self._stream.write(text + "\n")
+            self._stream.write("\n".join(texts) + "\n")
         except BrokenPipeError:
             raise
         except (OSError, ValueError) as error:
@@ -50,7 +61,7 @@ class StreamSink:
             os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
 
     def close(self) -> None:
-        """Flush, and close the stream if it is the sink's own; raises as ``write``."""
+        """Flush, and close the stream if it is the outlet's own; raises as ``write``."""
         try:
             self.flush()
         finally:
@@ -59,15 +70,15 @@ class StreamSink:
                     self._stream.close()
 
 
-def console() -> StreamSink:
-    """Return the sink that writes to standard output."""
-    return StreamSink(sys.stdout, "standard output", owned=False)
+def console() -> StreamOutlet:
+    """Return the outlet that writes to standard output."""
+    return StreamOutlet(sys.stdout, "standard output", owned=False)
 
 
-def file(path: Path, *, append: bool = False) -> StreamSink:
-    """Return the sink that writes to a new file, or appends to one; raise ``SinkError`` if that cannot be."""
+def file(path: Path) -> StreamOutlet:
+    """Return the outlet that writes to a new file; raise ``SinkError`` if that cannot be."""
     try:
-        stream = path.open("a" if append else "w", encoding="utf-8", errors="backslashreplace")
+        stream = path.open("w", encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         raise SinkError(f"'{path}' cannot be written: {(error.strerror or str(error)).lower()}") from error
-    return StreamSink(stream, f"'{path}'", owned=True)
+    return StreamOutlet(stream, f"'{path}'", owned=True)

@@ -1,154 +1,210 @@
-"""Log targets that the manager writes to: the kernel's log, serial lines, files; and what they make of failures."""
+"""Log targets: what they make of failures, and of other targets that come and go."""
 
 from __future__ import annotations
 
-import os
-import pty
-import secrets
 import threading
 import time
-from pathlib import Path
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 
 from dprobes.errors import SinkError
-from dprobes.manager.targets import LogTarget
-from dprobes.record.codec import encode_record
-from dprobes.record.layout import LogRecord
-from dprobes.record.place import Place
-from dprobes.sinks.base import sink_opener
-from dprobes.sinks.klog import DEVICE, KernelLogSink
-from dprobes.sinks.serial import SerialSink
+from dprobes.sinks import kinds
+from dprobes.sinks.base import Batch, SinkOptions
+from dprobes.sinks.kinds import LogTargetName, SinkKind, parse_target
+from dprobes.sinks.target import LogTarget
+from dprobes.sinks.targets import LogTargets
+from unit.sinks.records import OTHER, PLACE, SOURCE, batch, record
 
-PLACE = Place("app", "main")
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
 
-
-def record(minor: int) -> bytes:
-    return encode_record(LogRecord(major=1, minor=minor, data=b"\x01\x02"))
-
-
-def test_the_kernels_log_shows_each_line() -> None:
-    if not os.access(DEVICE, os.R_OK | os.W_OK):
-        pytest.skip(f"{DEVICE} cannot be used by this user")
-    mark = secrets.token_hex(8)
-    with Path(DEVICE).open("rb", buffering=0) as kernel:
-        os.set_blocking(kernel.fileno(), False)
-        os.lseek(kernel.fileno(), 0, os.SEEK_END)
-        sink = KernelLogSink()
-        sink.write(f"{mark} one\n{mark} {'x' * 1500}")
-        sink.write("\n".join(f"{mark} {n}" for n in range(20)))
-        sink.close()
-        messages: list[tuple[int, str]] = []
-        while len(messages) < 23:
-            prefix, _, text = os.read(kernel.fileno(), 8192).decode().partition(";")
-            if mark in text or not text.strip("x\n"):
-                messages.append((int(prefix.split(",")[0]), text.rstrip("\n")))
-    assert messages[0] == (8 + 6, f"{mark} one")  # LOG_USER, info
-    assert messages[1][1] + messages[2][1] == f"{mark} {'x' * 1500}"
-    assert [text for _, text in messages[3:]] == [f"{mark} {n}" for n in range(20)]
+    from dprobes.record.source import RecordSource
 
 
-def test_a_serial_line_gets_lines_with_cr_lf() -> None:
-    main, other = pty.openpty()
-    device = os.ttyname(other)
-    sink = SerialSink(device)
-    sink.write("DProbes(1,2)\n0a 0b")
-    sink.close()
-    assert os.read(main, 100) == b"DProbes(1,2)\r\n0a 0b\r\n"
-    os.close(main)
-    os.close(other)
-
-
-def test_what_is_no_serial_line_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    path.touch()
-    with pytest.raises(SinkError) as caught:
-        SerialSink(str(path))
-    assert caught.value.message == f"'{path}' is no serial line: inappropriate ioctl for device"
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("nowhere", "there is no log target 'nowhere'"),
-        ("file:relative", "log target 'file:relative': the path of a file must be absolute"),
-        ("LTT", "log target LTT is not there: its successor's format is CTF"),
-        ("evl", "log target EVL is not there: its successor is the systemd journal"),
-    ],
-)
-def test_names_that_are_no_targets(name: str, message: str) -> None:
-    with pytest.raises(SinkError) as caught:
-        sink_opener(name)
-    assert caught.value.message == message
-
-
-def await_written(target: LogTarget, count: int) -> None:
+def await_true(condition: Callable[[], bool]) -> None:
     until = time.monotonic() + 20
-    while target.status().written < count:
-        assert time.monotonic() < until, target.status()
+    while not condition():
+        assert time.monotonic() < until
         time.sleep(0.002)
 
 
-def test_a_file_is_appended_to_and_only_with_the_programs_records(tmp_path: Path) -> None:
-    path = tmp_path / "log"
-    path.write_text("before\n")
-    target = LogTarget(str(path), sink_opener(str(path)), module="app", format_name="text")
-    target.put("app", [record(1), record(2)], [PLACE, PLACE])
-    target.put("other", [record(3)], [PLACE])
-    await_written(target, 2)
-    status = target.close()
-    assert (status.written, status.lost, status.problem) == (2, 0, None)
-    assert path.read_text() == "before\nDProbes(1,1)\n01 02\nDProbes(1,2)\n01 02\n"
+class Receiver:
+    """Take what sinks write, and make them fail; each opening of a sink writes to the same lists."""
 
+    def __init__(self) -> None:
+        self.told: list[str] = []
+        self.taken: list[bytes] = []
+        self.lost = 0
+        self.failures: list[Exception] = []
+        self.gate = threading.Event()
+        self.gate.set()
 
-class BrokenSink:
-    """Fail as often as it is told to."""
+    def open(self, argument: str = "", options: SinkOptions | None = None) -> Receiver:
+        self.told.append("open")
+        return self
 
-    def __init__(self, failures: list[str], taken: list[str], gate: threading.Event) -> None:
-        self._failures = failures
-        self._taken = taken
-        self._gate = gate
+    def create_event(self, source: RecordSource) -> None:
+        self.told.append(f"create {source.name}")
 
-    def write(self, text: str) -> None:
-        self._gate.wait()
-        if self._failures:
-            raise SinkError(self._failures.pop())
-        self._taken.append(text)
+    def log_events(self, batch: Batch) -> None:
+        self.gate.wait()
+        if self.failures:
+            failure = self.failures.pop()
+            if isinstance(failure, SinkError):
+                self.taken += batch.records[: failure.taken]
+            raise failure
+        self.lost += batch.lost
+        self.taken += batch.records
+
+    def destroy_event(self, source: RecordSource) -> None:
+        self.told.append(f"destroy {source.name}")
 
     def flush(self) -> None:
         pass
 
     def close(self) -> None:
-        pass
+        self.told.append("close")
+
+
+def test_a_file_is_appended_to_and_only_with_the_programs_records(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_text("before\n")
+    target = LogTarget(str(path), lambda: parse_target(str(path)).open(SinkOptions()), module="app")
+    target.create([SOURCE, OTHER])
+    target.put(batch(1, 2))
+    target.put(batch(3, source=OTHER))
+    status = target.close()
+    assert (status.written, status.lost, status.problem) == (2, 0, None)
+    assert path.read_text() == "before\nDProbes(1,1)\n01 02\nDProbes(1,2)\n01 02\n"
 
 
 def test_a_target_that_blocks_holds_nobody_up_and_counts_what_it_loses() -> None:
-    taken: list[str] = []
-    gate = threading.Event()
-    target = LogTarget("blocked", lambda: BrokenSink([], taken, gate), module=None, format_name="hex")
+    receiver = Receiver()
+    receiver.gate.clear()
+    target = LogTarget("blocked", receiver.open)
     for _ in range(70):
-        target.put("app", [record(1)] * 1000, [PLACE] * 1000)
+        target.put(batch(*[1] * 1000))
     status = target.status()
     assert (status.written, status.waiting, status.lost) == (0, 65_536, 70_000 - 65_536)
-    gate.set()
-    await_written(target, 65_536)
+    receiver.gate.set()
+    await_true(lambda: target.status().waiting == 0)
+    target.put(batch(2))
     assert target.close().lost == 70_000 - 65_536
-    assert sum(text.count("DProbes(") for text in taken) == 65_536
+    assert len(receiver.taken) == 65_537
+    assert receiver.lost == 70_000 - 65_536
 
 
-def test_a_target_that_fails_is_tried_again_and_doubles_nothing() -> None:
-    taken: list[str] = []
-    gate = threading.Event()
-    gate.set()
-    failures: list[str] = []
-    target = LogTarget("broken", lambda: BrokenSink(failures, taken, gate), module=None, format_name="hex")
-    failures.append("it is broken")
-    target.put("app", [record(1)], [PLACE])
-    until = time.monotonic() + 20
-    while target.status().problem is None and not taken:
-        assert time.monotonic() < until
-    target.put("app", [record(2)], [PLACE])
-    await_written(target, 2)
-    assert [text.split("\n")[0] for text in taken] == ["DProbes(1,1)", "DProbes(1,2)"]
+def test_a_sink_that_fails_is_opened_again_and_gets_what_it_had_not_taken() -> None:
+    receiver = Receiver()
+    problems: list[str] = []
+    target = LogTarget("broken", receiver.open, on_problem=problems.append)
+    target.create([SOURCE])
+    await_true(lambda: len(receiver.told) == 2)
+    receiver.failures.append(SinkError("it is broken", taken=2))
+    target.put(batch(1, 2, 3))
+    await_true(lambda: target.status().problem is not None)
+    assert target.status().problem == "it is broken"
+    assert (target.status().written, target.status().waiting) == (2, 1)
+    target.put(batch(4))
+    await_true(lambda: target.status().written == 4)
     status = target.close()
     assert (status.lost, status.problem) == (0, None)
+    assert receiver.taken == [record(n) for n in (1, 2, 3, 4)]
+    assert receiver.told == ["open", "create app", "close", "open", "create app", "close"]
+    assert problems == ["it is broken"]
+
+
+def test_what_a_plug_in_cannot_take_is_lost_and_the_rest_goes_on() -> None:
+    receiver = Receiver()
+    target = LogTarget("plug-in", receiver.open)
+    receiver.failures.append(ZeroDivisionError("division by zero"))
+    target.put(batch(1, 2))
+    await_true(lambda: target.status().problem is not None)
+    assert target.status().problem == "ZeroDivisionError: division by zero"
+    target.put(batch(3))
+    await_true(lambda: target.status().written == 1)
+    assert receiver.taken == [record(3)]
+    assert target.close().lost == 2
+
+
+def test_what_still_waits_at_the_end_is_written_and_a_failure_is_not_waited_out() -> None:
+    receiver = Receiver()
+    target = LogTarget("broken", receiver.open)
+    receiver.failures.extend([SinkError("it is broken")] * 10)
+    target.put(batch(1))
+    await_true(lambda: target.status().problem is not None)
+    begun = time.monotonic()
+    status = target.close(patience=60)
+    assert time.monotonic() - begun < 30
+    assert (status.written, status.lost, status.problem) == (0, 1, "it is broken")
+    assert len(receiver.failures) == 8  # once more at the end
+
+
+@pytest.fixture
+def two(monkeypatch: pytest.MonkeyPatch) -> tuple[LogTargets, Receiver, Receiver]:
+    first, second = Receiver(), Receiver()
+    receivers = {"first": first, "second": second}
+    monkeypatch.setattr(kinds, "_opener", lambda kind: receivers[kind.name].open)
+    return LogTargets(), first, second
+
+
+def name(text: str) -> LogTargetName:
+    return LogTargetName(SinkKind(text, text, "a test", "none"), "")
+
+
+def test_a_late_target_is_told_of_what_is_active_and_the_others_lose_and_double_nothing(
+    two: tuple[LogTargets, Receiver, Receiver],
+) -> None:
+    targets, first, second = two
+    options = SinkOptions()
+    assert targets.add(name("first"), None, options)
+    assert not targets.add(name("first"), None, options)
+    targets.create_event(SOURCE)
+    targets.create_event(OTHER)
+    targets.create_event(replace(OTHER, build_ids=("12ab",)))
+    sent = 0
+    stop = threading.Event()
+
+    def send() -> None:
+        nonlocal sent
+        while not stop.is_set() or sent < 100:
+            targets.log_events(Batch(SOURCE, [record(1, sent.to_bytes(4, "little"))], [PLACE], 0))
+            sent += 1
+            time.sleep(0)
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    for _ in range(50):
+        assert targets.add(name("second"), None, options)
+        (taken,) = targets.take("second", None)
+        taken.close()
+    targets.destroy_event(OTHER)
+    assert targets.add(name("second"), None, options)
+    stop.set()
+    sender.join()
+    statuses = targets.close()
+    assert [status.lost for status in statuses] == [0, 0]
+    assert first.told == ["open", "create app", "create other", "create other", "destroy other", "close"]
+    assert first.taken == [record(1, n.to_bytes(4, "little")) for n in range(sent)]
+    assert second.told[:4] == ["open", "create app", "create other", "close"]
+    assert second.told[-3:] == ["open", "create app", "close"]
+    numbers = [int.from_bytes(each[-4:], "little") for each in second.taken]
+    assert numbers == sorted(set(numbers))
+
+
+def test_targets_of_one_program_go_with_it(two: tuple[LogTargets, Receiver, Receiver]) -> None:
+    targets, first, second = two
+    targets.add(name("first"), "app", SinkOptions())
+    targets.add(name("second"), None, SinkOptions())
+    targets.create_event(SOURCE)
+    targets.create_event(OTHER)
+    targets.log_events(batch(1))
+    targets.log_events(batch(2, source=OTHER))
+    assert [target.close().written for target in targets.take_of("app")] == [1]
+    assert targets.names() == ["second"]
+    assert [status.written for status in targets.close()] == [2]
+    assert first.taken == [record(1)]
+    assert second.told == ["open", "create app", "create other", "close"]

@@ -1,0 +1,34 @@
+"""What the verbs that take log targets have in common."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dprobes.sinks.base import LOG_FORMATS
+from dprobes.sinks.kinds import parse_target
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+__all__ = ["has_structure", "log_format_option"]
+
+
+def log_format_option(default: str | None, *names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return the option ``--log-format``, with other names where these mean nothing else."""
+    return click.option(
+        "--log-format",
+        *names,
+        "log_format",
+        type=click.Choice(LOG_FORMATS),
+        default=default,
+        show_default=default is not None,
+        help="How log targets without a structure of their own get records; binary: header and data as they are.",
+    )
+
+
+def has_structure(targets: Iterable[str]) -> bool:
+    """Return whether one of some log targets takes records as they are, and wants all items of their headers."""
+    names = [parse_target(target) for target in targets]
+    return any(name.kind.has_structure or name.argument.endswith(".dpt") for name in names)

@@ -1,0 +1,131 @@
+"""Where the records of a run go: standard output or a file, and log targets."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from dprobes.cli import console
+from dprobes.engines.places import build_ids_of, place_of_probe
+from dprobes.record.clock import WallClock
+from dprobes.sinks.base import Batch, SinkOptions
+from dprobes.sinks.kinds import parse_target
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dprobes.engines.resolve import Probepoint
+    from dprobes.record.place import Place
+    from dprobes.record.source import RecordSource
+    from dprobes.sinks.base import Sink
+    from dprobes.sinks.stream import StreamOutlet
+    from dprobes.sinks.targets import LogTargets
+
+__all__ = ["Outputs"]
+
+
+class Outputs:
+    """
+    Open what the options of a run name; raise ``SinkError`` if that cannot be.
+
+    Standard output and the file of ``-o`` are written at once: whoever reads them sets the pace, and nothing is lost.
+    Log targets have threads of their own.
+    """
+
+    def __init__(
+        self, source: RecordSource, output: Path | None, format_name: str, targets: Sequence[str], log_format: str
+    ) -> None:
+        self._source = source
+        self._places: list[Place] = []
+        self._clock = WallClock()
+        self._stream: StreamOutlet | None = None
+        self._targets: LogTargets | None = None
+        self._first = self._open_first(output, format_name, is_needed=not targets)
+        try:
+            if targets:
+                self._targets = self._open_targets(targets, log_format)
+            self._announce()
+        except BaseException:
+            self.close()
+            raise
+
+    def _open_first(self, output: Path | None, format_name: str, *, is_needed: bool) -> Sink | None:
+        from dprobes.sinks import stream
+        from dprobes.sinks.texts import TextSink
+
+        if output is not None and output.suffix == ".dpt":
+            from dprobes.sinks.tracefile import TraceFileSink
+
+            return TraceFileSink(str(output))
+        if output is None and not is_needed:
+            return None
+        self._stream = stream.console() if output is None else stream.file(output)
+        return TextSink(self._stream, format_name)
+
+    @staticmethod
+    def _open_targets(names: Sequence[str], log_format: str) -> LogTargets:
+        from dprobes.sinks.targets import LogTargets
+
+        targets = LogTargets(lambda name, problem: console.warning(f"log target {name}: {problem}"))
+        try:
+            for name in names:
+                target = parse_target(name).absolute(Path.cwd())
+                targets.add(target, None, SinkOptions(log_format, Path.cwd()))
+        except BaseException:
+            targets.close()
+            raise
+        return targets
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _announce(self) -> None:
+        if self._first is not None:
+            self._first.create_event(self._source)
+        if self._targets is not None:
+            self._targets.create_event(self._source)
+
+    def write(self, probes: Sequence[Probepoint], records: Sequence[tuple[int, bytes]]) -> None:
+        """Write records; ``probes`` are those of the session, which may have grown."""
+        places = self._places
+        if len(probes) > len(places):
+            new = probes[len(places) :]
+            places += [place_of_probe(self._source.module, probe) for probe in new]
+            self._source = replace(self._source, build_ids=build_ids_of(new, self._source.build_ids))
+            self._announce()
+        batch = Batch(
+            self._source,
+            [record for _, record in records],
+            [places[probe] for probe, _ in records],
+            self._clock.look(),
+        )
+        if self._first is not None:
+            self._first.log_events(batch)
+        if self._targets is not None:
+            self._targets.log_events(batch)
+
+    def flush(self) -> None:
+        """Make visible what was written."""
+        if self._first is not None:
+            self._first.flush()
+
+    def abandon(self) -> None:
+        """Give up standard output, which nobody reads any more."""
+        if self._stream is not None:
+            self._stream.abandon()
+
+    def close(self) -> None:
+        """Write what waits for log targets, say what has become of it, and give everything up."""
+        if self._targets is not None:
+            self._targets.destroy_event(self._source)
+            for status in self._targets.close():
+                if status.lost:
+                    console.warning(f"log target {status.name} has lost {status.lost} records")
+        if self._first is not None:
+            first, self._first = self._first, None
+            first.destroy_event(self._source)
+            first.close()

@@ -1,0 +1,128 @@
+"""The log targets by name: one row for each kind that comes with DProbes, and the plug-ins that are installed."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dprobes.errors import SinkError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from dprobes.sinks.base import Sink, SinkOptions
+
+__all__ = ["ALIASES", "KINDS", "PLUGINS", "LogTargetName", "SinkKind", "kinds", "parse_target"]
+
+PLUGINS = "dprobes.sinks"
+"""The group of entry points; each is called as the functions ``open`` of our own modules are."""
+
+
+@dataclass(frozen=True, slots=True)
+class SinkKind:
+    """
+    Describe a kind of log target.
+
+    ``syntax`` is how it is written, ``module`` has its function ``open``. ``takes_path`` says that the argument is a
+    path, ``has_structure`` that it takes records as they are, and wants all items of their header.
+    """
+
+    name: str
+    syntax: str
+    doc: str
+    module: str
+    takes_path: bool = False
+    has_structure: bool = False
+
+
+KINDS = (
+    SinkKind("console", "console", "standard output (run)", "dprobes.sinks.stream"),
+    SinkKind("file", "file:PATH", "a file, appended to; a trace file if its name ends in .dpt; "
+             "a name with a slash needs no 'file:'", "dprobes.sinks.file", takes_path=True),
+    SinkKind("klog", "KLOG", "the kernel's log", "dprobes.sinks.klog"),
+    SinkKind("serial", "serial:DEVICE[@BAUD]", "a serial line; COM1 and COM2 are the first two",
+             "dprobes.sinks.serial", takes_path=True),
+)  # fmt: skip
+"""What comes with DProbes."""
+
+ALIASES = {
+    "KLOG": "klog:",
+    "COM1": "serial:/dev/ttyS0",
+    "COM2": "serial:/dev/ttyS1",
+    "LTT": "ctf:",
+    "EVL": "journal:",
+}
+"""The original's names, in any case, and what they mean."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogTargetName:
+    """Hold what the name of a log target means; ``text`` is the one way to write it."""
+
+    kind: SinkKind
+    argument: str
+
+    @property
+    def text(self) -> str:
+        """The name, for people and as a key; the original's names stay what they are."""
+        written = f"{self.kind.name}:{self.argument}"
+        for alias, meaning in ALIASES.items():
+            if written == meaning:
+                return alias
+        return written if self.argument else self.kind.name
+
+    def absolute(self, directory: Path) -> LogTargetName:
+        """Return the same with its path, if it has one, as seen from elsewhere."""
+        if not self.kind.takes_path or not self.argument:
+            return self
+        return LogTargetName(self.kind, os.path.normpath(directory / self.argument))
+
+    def open(self, options: SinkOptions) -> Sink:
+        """Open the sink; raise ``SinkError`` if that fails."""
+        if self.kind.takes_path and self.argument and not Path(self.argument).is_absolute():
+            raise SinkError(f"log target '{self.text}': the path must be absolute")
+        sink: Sink = _opener(self.kind)(self.argument, options)
+        return sink
+
+
+def _opener(kind: SinkKind) -> Callable[[str, SinkOptions], Any]:
+    """Import what opens sinks of a kind; what a plug-in does wrong is an error of that log target."""
+    if ":" not in kind.module:
+        return importlib.import_module(kind.module).open  # type: ignore[no-any-return]
+    (entry,) = (entry for entry in entry_points(group=PLUGINS) if entry.name == kind.name)
+    try:
+        return entry.load()  # type: ignore[no-any-return]
+    except Exception as error:
+        raise SinkError(
+            f"log target '{kind.name}': its plug-in {kind.module} cannot be loaded: {type(error).__name__}: {error}"
+        ) from error
+
+
+def kinds() -> Iterator[SinkKind]:
+    """Iterate over all kinds of log targets; a plug-in cannot take the name of one of ours."""
+    yield from KINDS
+    known = {kind.name for kind in KINDS}
+    for entry in entry_points(group=PLUGINS):
+        if entry.name not in known:
+            known.add(entry.name)
+            yield SinkKind(entry.name, f"{entry.name}:…", "a plug-in", entry.value, has_structure=True)
+
+
+def parse_target(text: str) -> LogTargetName:
+    """Return what the name of a log target means; raise ``SinkError`` if it is none."""
+    meaning = ALIASES.get(text.upper(), text)
+    name, colon, argument = meaning.partition(":")
+    if "/" in name or (not colon and meaning.endswith(".dpt")):
+        name, argument = "file", meaning
+    for kind in kinds():
+        if kind.name == name.lower():
+            return LogTargetName(kind, argument)
+    from dprobes.diagnostics import did_you_mean
+
+    hint = did_you_mean(name.lower(), [kind.name for kind in kinds()])
+    hint = hint or "'dprobes log-target kinds' lists what there is"
+    raise SinkError(f"there is no log target '{text}'", hint=hint)

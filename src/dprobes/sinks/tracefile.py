@@ -1,0 +1,59 @@
+"""A trace file (``record.tracefile``) as a log target."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dprobes.errors import SinkError
+from dprobes.record.tracefile import TraceFileWriter
+
+if TYPE_CHECKING:
+    from dprobes.record.place import Place
+    from dprobes.record.source import RecordSource
+    from dprobes.sinks.base import Batch
+
+__all__ = ["TraceFileSink"]
+
+
+class TraceFileSink:
+    """Append to a trace file, which gets the places of probepoints with their first record."""
+
+    def __init__(self, path: str) -> None:
+        self._writer = TraceFileWriter(Path(path))
+        self._numbers: dict[int, int] = {}
+        """The number in the file of each source."""
+        self._places: dict[int, dict[Place, int]] = {}
+
+    def create_event(self, source: RecordSource) -> None:
+        """Announce a program, or say more of it."""
+        if (number := self._numbers.get(source.number)) is not None:
+            self._writer.update_program(number, source.details())
+            return
+        self._numbers[source.number] = self._writer.add_program(source.name, source.major, source.details())
+        self._places[source.number] = {}
+
+    def log_events(self, batch: Batch) -> None:
+        """Append the records of a batch, all of them or none."""
+        number, known = self._numbers[batch.source.number], self._places[batch.source.number]
+        if new := [place for place in dict.fromkeys(batch.places) if place not in known]:
+            self._writer.add_places(number, [(place.symbol, place.function, place.placed) for place in new])
+            known |= {place: index for index, place in enumerate(new, len(known))}
+        if batch.lost:
+            self._writer.lose(number, batch.lost)
+        records = [(known[place], record) for place, record in zip(batch.places, batch.records, strict=True)]
+        if not self._writer.append(number, records):
+            raise SinkError(self._writer.problem or f"'{self._writer.path}' cannot be written")
+
+    def destroy_event(self, source: RecordSource) -> None:
+        """Forget a program."""
+        self._places.pop(source.number, None)
+        if (number := self._numbers.pop(source.number, None)) is not None:
+            self._writer.end_program(number)
+
+    def flush(self) -> None:
+        """Do nothing: what is written is visible."""
+
+    def close(self) -> None:
+        """Close the file."""
+        self._writer.close()

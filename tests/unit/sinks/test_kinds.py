@@ -1,0 +1,69 @@
+"""The names of log targets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dprobes.errors import SinkError
+from dprobes.sinks.base import SinkOptions
+from dprobes.sinks.kinds import parse_target
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "argument", "text"),
+    [
+        ("KLOG", "klog", "", "KLOG"),
+        ("klog", "klog", "", "KLOG"),
+        ("com2", "serial", "/dev/ttyS1", "COM2"),
+        ("serial:/dev/ttyUSB0", "serial", "/dev/ttyUSB0", "serial:/dev/ttyUSB0"),
+        ("/var/log/x", "file", "/var/log/x", "file:/var/log/x"),
+        ("./x:y", "file", "./x:y", "file:./x:y"),
+        ("file:x", "file", "x", "file:x"),
+        ("x.dpt", "file", "x.dpt", "file:x.dpt"),
+        ("console", "console", "", "console"),
+    ],
+)
+def test_names(name: str, kind: str, argument: str, text: str) -> None:
+    found = parse_target(name)
+    assert (found.kind.name, found.argument, found.text) == (kind, argument, text)
+    assert parse_target(found.text) == found
+
+
+def test_a_path_is_made_absolute() -> None:
+    assert parse_target("./log/../x").absolute(Path("/tmp")).text == "file:/tmp/x"
+    assert parse_target("KLOG").absolute(Path("/tmp")).text == "KLOG"
+
+
+@pytest.mark.parametrize(
+    ("name", "message", "hint"),
+    [
+        (
+            "nowhere",
+            "there is no log target 'nowhere'",
+            "'dprobes log-target kinds' lists what there is",
+        ),
+        ("consol", "there is no log target 'consol'", "did you mean 'console'?"),
+    ],
+)
+def test_names_that_are_no_targets(name: str, message: str, hint: str) -> None:
+    with pytest.raises(SinkError) as caught:
+        parse_target(name)
+    assert (caught.value.message, caught.value.hint) == (message, hint)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("file:relative", "log target 'file:relative': the path must be absolute"),
+        ("file:", "log target 'file' needs a path: file:PATH"),
+        ("serial:", "log target 'serial' needs a device: serial:/dev/ttyUSB0"),
+        ("klog:x", "log target KLOG takes nothing behind its name, found 'x'"),
+        ("console:x", "log target 'console' takes nothing behind its name, found 'x'"),
+    ],
+)
+def test_arguments_that_cannot_be(name: str, message: str) -> None:
+    with pytest.raises(SinkError) as caught:
+        parse_target(name).open(SinkOptions())
+    assert caught.value.message == message
