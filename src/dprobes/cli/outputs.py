@@ -30,19 +30,27 @@ class Outputs:
     Open what the options of a run name; raise ``SinkError`` if that cannot be.
 
     Standard output and the file of ``-o`` are written at once: whoever reads them sets the pace, and nothing is lost.
-    Log targets have threads of their own.
+    Log targets have threads of their own. ``views`` take the records in the place of standard output.
     """
 
     def __init__(
-        self, source: RecordSource, output: Path | None, format_name: str, targets: Sequence[str], log_format: str
+        self,
+        source: RecordSource,
+        output: Path | None,
+        format_name: str,
+        targets: Sequence[str],
+        log_format: str,
+        views: Sequence[Sink] = (),
     ) -> None:
         self._source = source
         self._places: list[Place] = []
         self._clock = WallClock()
         self._stream: StreamOutlet | None = None
         self._targets: LogTargets | None = None
-        self._first = self._open_first(output, format_name, is_needed=not targets)
+        self._direct = list(views)
         try:
+            if (first := self._open_first(output, format_name, is_needed=not targets and not views)) is not None:
+                self._direct.append(first)
             if targets:
                 self._targets = self._open_targets(targets, log_format)
             self._announce()
@@ -84,8 +92,8 @@ class Outputs:
         self.close()
 
     def _announce(self) -> None:
-        if self._first is not None:
-            self._first.create_event(self._source)
+        for sink in self._direct:
+            sink.create_event(self._source)
         if self._targets is not None:
             self._targets.create_event(self._source)
 
@@ -103,15 +111,15 @@ class Outputs:
             [places[probe] for probe, _ in records],
             self._clock.look(),
         )
-        if self._first is not None:
-            self._first.log_events(batch)
+        for sink in self._direct:
+            sink.log_events(batch)
         if self._targets is not None:
             self._targets.log_events(batch)
 
     def flush(self) -> None:
         """Make visible what was written."""
-        if self._first is not None:
-            self._first.flush()
+        for sink in self._direct:
+            sink.flush()
 
     def abandon(self) -> None:
         """Give up standard output, which nobody reads any more."""
@@ -125,7 +133,7 @@ class Outputs:
             for status in self._targets.close():
                 if status.lost:
                     console.warning(f"log target {status.name} has lost {status.lost} records")
-        if self._first is not None:
-            first, self._first = self._first, None
-            first.destroy_event(self._source)
-            first.close()
+        while self._direct:
+            sink = self._direct.pop()
+            sink.destroy_event(self._source)
+            sink.close()

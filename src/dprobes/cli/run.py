@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import shutil
-import signal
-import time
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
 
 from dprobes.cli import console
+from dprobes.cli.aggregating import aggregates_of, items_of_fields, print_aggregates
 from dprobes.cli.compile import load_program
 from dprobes.cli.engines import NAMES, EngineOptions, check_scope, settle
 from dprobes.cli.interrupts import EarlyInterrupt
@@ -28,46 +27,23 @@ from dprobes.cli.options import (
     verification_options,
 )
 from dprobes.cli.outputs import Outputs
+from dprobes.cli.running import Run
 from dprobes.cli.scope import scope_of, scope_options, words_of
-from dprobes.cli.summary import summary
+from dprobes.cli.top import TopView
 from dprobes.diagnostics import Severity
-from dprobes.engines.base import (
-    Finished,
-    Job,
-    Notice,
-    Pause,
-    ProbeState,
-    RecordBatch,
-    RecordEvent,
-    StateEvent,
-)
+from dprobes.engines.base import Job
 from dprobes.engines.preparing import look_around, prepare
 from dprobes.formatters import FORMATS
 from dprobes.record.source import RecordSource
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
-    from types import FrameType
 
-    from dprobes.engines.base import Event, Scope, Session
-    from dprobes.rpn.program import Program
 
 __all__ = ["command"]
 
-_IMPATIENCE = 1.0
-"""Seconds within which a second Ctrl-C means that the first one was not enough."""
-
 _GDB = ("gdb", "-q", "-p", "%p", "-ex", "handle SIGSTOP nostop noprint nopass")
 """The debugger at a terminal. Attaching to a stopped process makes the kernel report the stop once more later."""
-
-_NOT_INSERTED = (
-    ProbeState.MISMATCH,
-    ProbeState.CONFLICT,
-    ProbeState.INVALID_OFFSET,
-    ProbeState.DEBUGREG_UNAVAIL,
-)
-"""The states that a process brings about; the file's have been said before."""
 
 
 @click.command("run")
@@ -102,6 +78,21 @@ _NOT_INSERTED = (
     help="Send records there, instead of standard output; 'dprobes log-target kinds' lists what there is.",
 )
 @log_format_option(None)
+@click.option("--top", is_flag=True, help="Show a live table of the probepoints instead of records.")
+@click.option(
+    "--count",
+    "counted",
+    multiple=True,
+    metavar="FIELD[,FIELD...]",
+    help="Instead of records, print at the end how often each value has occurred.",
+)
+@click.option(
+    "--hist",
+    "measured",
+    multiple=True,
+    metavar="FIELD",
+    help="Instead of records, print at the end a histogram of the field.",
+)
 @click.option(
     "--debugger",
     "debugger",
@@ -154,6 +145,9 @@ def command(
     output: Path | None,
     targets: tuple[str, ...],
     log_format: str | None,
+    top: bool,
+    counted: tuple[str, ...],
+    measured: tuple[str, ...],
     debugger: str | None,
     core_directory: str,
     follow: bool,
@@ -173,8 +167,13 @@ def command(
     scope = scope_of(command_line, arguments, pid, cgroup, user, follow=follow)
     if exit_status and not scope.command:
         raise click.UsageError("--exit-status needs a command (-c COMMAND)")
-    wants_all = format_name == "json" or has_structure([*targets, *([f"file:{output}"] if output else [])])
+    named = [*targets, *([f"file:{output}"] if output is not None else [])]
+    wants_all = "json" in (format_name, log_format) or has_structure(named)
     items = log_items_of(log_items, is_tree=scope.is_tree, all_by_default=wants_all)
+    items |= items_of_fields(counted, measured)
+    aggregates = aggregates_of(counted, measured)
+    view = TopView() if top else None
+    views = [sink for sink in (view, aggregates) if sink is not None]
     options = EngineOptions(
         allow_write=allow_write,
         debugger=_debugger(debugger),
@@ -209,11 +208,15 @@ def command(
     if text := compiled.render(Severity.WARNING, *((Severity.NOTE,) if waits else ())):
         console.write(text)
     source = RecordSource(1, compiled.program.name, compiled.program.name, compiled.program.major)
-    with Outputs(source, output, format_name, targets, log_format or format_name) as outputs:
+    with Outputs(source, output, format_name, targets, log_format or format_name, views) as outputs:
         job = Job(compiled.program, scope, items, compiled.resolved)
         with EarlyInterrupt(deferred=not scope.command) as early, engine.run(job) as session:
-            run = _Run(compiled.program, session, outputs, scope, exit_status=exit_status)
-            return run.follow(early)
+            run = Run(compiled.program, session, outputs, scope, exit_status=exit_status)
+            with nullcontext() if view is None else view.shown(compiled.program, session):
+                finished = run.follow(early)
+            if aggregates is not None:
+                print_aggregates(aggregates)
+            return run.conclude(finished)
 
 
 def _debugger(command_line: str | None) -> tuple[str, ...] | None:
@@ -226,126 +229,3 @@ def _debugger(command_line: str | None) -> tuple[str, ...] | None:
     if shutil.which(words[0]) is None:
         raise click.UsageError(f"--debugger: command '{words[0]}' is not found")
     return words
-
-
-class _Run:
-    """Follow one session to its end."""
-
-    def __init__(
-        self,
-        program: Program,
-        session: Session,
-        outputs: Outputs,
-        scope: Scope,
-        *,
-        exit_status: bool,
-    ) -> None:
-        self._program = program
-        self._session = session
-        self._outputs = outputs
-        self._argv = scope.command
-        self._announces = not scope.is_tree
-        self._exit_status = exit_status
-        self._inserted = False
-        self._last_signal = float("-inf")
-        self._asked_to_stop = False
-        self._is_early = False
-        self._reader_is_gone = False
-        self._ended_by: int | None = None
-
-    def follow(self, early: EarlyInterrupt) -> int:
-        handlers = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
-        self._is_early = early.came
-        if early.came:
-            self._on_signal(signal.SIGINT, None)
-        finished = None
-        gc.freeze()
-        gc.enable()
-        try:
-            for event in self._session.events():
-                try:
-                    finished = self._on_event(event) or finished
-                except BrokenPipeError:
-                    self._stop_writing()
-        finally:
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
-        return self._status(finished) if finished is not None else 1
-
-    def _on_event(self, event: Event) -> Finished | None:
-        match event:
-            case RecordBatch(records):
-                self._write(records)
-            case RecordEvent():
-                self._write([event])
-            case Pause() if not self._reader_is_gone:
-                self._outputs.flush()
-            case StateEvent():
-                self._on_state(event)
-            case Notice(message, hint, is_warning):
-                (console.warning if is_warning else console.note)(message, hint)
-            case Finished():
-                if not self._reader_is_gone:
-                    self._outputs.flush()
-                return event
-        return None
-
-    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        if number == signal.SIGINT and self._session.is_debugging:
-            return
-        now = time.monotonic()
-        recent = now - self._last_signal < _IMPATIENCE
-        self._last_signal = now
-        if number == signal.SIGTERM:
-            self._ended_by = number
-        if self._session.hurry():
-            return
-        if number == signal.SIGINT and self._argv and not recent:
-            # The terminal sends Ctrl-C to the command as well, which decides what it means. Two in a row are for us.
-            return
-        if self._asked_to_stop and recent:
-            console.warning("ended before everything was written; the probepoints are taken away as soon as possible")
-            os._exit(128 + number)
-        self._asked_to_stop = recent or number == signal.SIGTERM or not self._argv
-        self._session.stop()
-
-    def _write(self, records: Sequence[tuple[int, bytes]]) -> None:
-        if self._reader_is_gone:
-            return
-        self._outputs.write(self._session.probes, records)
-
-    def _stop_writing(self) -> None:
-        """Nobody reads our records any more, as in ``| head``: take the probepoints away, and say what there was."""
-        self._reader_is_gone = True
-        self._outputs.abandon()
-        self._session.stop()
-
-    def _on_state(self, event: StateEvent) -> None:
-        if event.state is ProbeState.ACTIVE and not self._inserted:
-            self._inserted = True
-            if self._announces and not self._asked_to_stop:
-                count = len(event.probes)
-                console.note(f"{count} probepoint{'s are' if count > 1 else ' is'} active; Ctrl-C ends the run")
-        if event.state in _NOT_INSERTED:
-            where, there = (f" in process {event.pid}", " there") if event.pid else ("", "")
-            console.warning(f"{event.state.value}{where}: {event.detail}; not inserted{there}")
-
-    def _status(self, finished: Finished) -> int:
-        console.write(summary(self._program, self._session, finished.counts))
-        if finished.cut_short:
-            console.error("the run was cut short; more may have happened than the summary shows")
-            return 1
-        if self._inserted and not any(count.hits for count in finished.counts):
-            console.note("the probepoints were inserted, but never reached")
-        if not self._inserted and self._is_early:
-            console.note("the run was ended before a probepoint was inserted")
-        elif not self._inserted:
-            # Why those that were found were not inserted has been said.
-            reason = "" if self._session.probes else f": no process mapped '{self._program.name}' in a fitting form"
-            console.error(f"no probepoint was inserted{reason}")
-        if self._exit_status and finished.exit_status is not None:
-            code = os.waitstatus_to_exitcode(finished.exit_status)
-            return code if code >= 0 else 128 - code
-        if self._ended_by is not None:
-            return 128 + self._ended_by
-        return 0 if self._inserted or self._is_early else 1

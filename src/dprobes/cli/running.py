@@ -1,0 +1,166 @@
+"""Following a run: its records, its messages, Ctrl-C, and what there is to say at the end."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import time
+from typing import TYPE_CHECKING
+
+from dprobes.cli import console
+from dprobes.cli.summary import summary
+from dprobes.engines.base import Finished, Notice, Pause, ProbeState, RecordBatch, RecordEvent, StateEvent
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import FrameType
+
+    from dprobes.cli.interrupts import EarlyInterrupt
+    from dprobes.cli.outputs import Outputs
+    from dprobes.engines.base import Event, Scope, Session
+    from dprobes.rpn.program import Program
+
+__all__ = ["Run"]
+
+_IMPATIENCE = 1.0
+"""Seconds within which a second Ctrl-C means that the first one was not enough."""
+
+_NOT_INSERTED = (
+    ProbeState.MISMATCH,
+    ProbeState.CONFLICT,
+    ProbeState.INVALID_OFFSET,
+    ProbeState.DEBUGREG_UNAVAIL,
+)
+"""The states that a process brings about; the file's have been said before."""
+
+
+class Run:
+    """
+    Follow the session of a program to its end.
+
+    ``outputs`` take the records; with ``exit_status`` the run ends as the command does.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        session: Session,
+        outputs: Outputs,
+        scope: Scope,
+        *,
+        exit_status: bool,
+    ) -> None:
+        self._program = program
+        self._session = session
+        self._outputs = outputs
+        self._argv = scope.command
+        self._announces = not scope.is_tree
+        self._exit_status = exit_status
+        self._inserted = False
+        self._last_signal = float("-inf")
+        self._asked_to_stop = False
+        self._is_early = False
+        self._reader_is_gone = False
+        self._ended_by: int | None = None
+
+    def follow(self, early: EarlyInterrupt) -> Finished | None:
+        """Hand out what happens until the end, and return that; ``early`` says if Ctrl-C came before."""
+        handlers = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+        self._is_early = early.came
+        if early.came:
+            self._on_signal(signal.SIGINT, None)
+        finished = None
+        gc.freeze()
+        gc.enable()
+        try:
+            for event in self._session.events():
+                try:
+                    finished = self._on_event(event) or finished
+                except BrokenPipeError:
+                    self._stop_writing()
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+        return finished
+
+    def _on_event(self, event: Event) -> Finished | None:
+        match event:
+            case RecordBatch(records):
+                self._write(records)
+            case RecordEvent():
+                self._write([event])
+            case Pause() if not self._reader_is_gone:
+                self._outputs.flush()
+            case StateEvent():
+                self._on_state(event)
+            case Notice(message, hint, is_warning):
+                (console.warning if is_warning else console.note)(message, hint)
+            case Finished():
+                if not self._reader_is_gone:
+                    self._outputs.flush()
+                return event
+        return None
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        if number == signal.SIGINT and self._session.is_debugging:
+            return
+        now = time.monotonic()
+        recent = now - self._last_signal < _IMPATIENCE
+        self._last_signal = now
+        if number == signal.SIGTERM:
+            self._ended_by = number
+        if self._session.hurry():
+            return
+        if number == signal.SIGINT and self._argv and not recent:
+            # The terminal sends Ctrl-C to the command as well, which decides what it means. Two in a row are for us.
+            return
+        if self._asked_to_stop and recent:
+            console.warning("ended before everything was written; the probepoints are taken away as soon as possible")
+            os._exit(128 + number)
+        self._asked_to_stop = recent or number == signal.SIGTERM or not self._argv
+        self._session.stop()
+
+    def _write(self, records: Sequence[tuple[int, bytes]]) -> None:
+        if self._reader_is_gone:
+            return
+        self._outputs.write(self._session.probes, records)
+
+    def _stop_writing(self) -> None:
+        """Nobody reads our records any more, as in ``| head``: take the probepoints away, and say what there was."""
+        self._reader_is_gone = True
+        self._outputs.abandon()
+        self._session.stop()
+
+    def _on_state(self, event: StateEvent) -> None:
+        if event.state is ProbeState.ACTIVE and not self._inserted:
+            self._inserted = True
+            if self._announces and not self._asked_to_stop:
+                count = len(event.probes)
+                console.note(f"{count} probepoint{'s are' if count > 1 else ' is'} active; Ctrl-C ends the run")
+        if event.state in _NOT_INSERTED:
+            where, there = (f" in process {event.pid}", " there") if event.pid else ("", "")
+            console.warning(f"{event.state.value}{where}: {event.detail}; not inserted{there}")
+
+    def conclude(self, finished: Finished | None) -> int:
+        """Say what has happened, and return the exit status."""
+        if finished is None:
+            return 1
+        console.write(summary(self._program, self._session, finished.counts))
+        if finished.cut_short:
+            console.error("the run was cut short; more may have happened than the summary shows")
+            return 1
+        if self._inserted and not any(count.hits for count in finished.counts):
+            console.note("the probepoints were inserted, but never reached")
+        if not self._inserted and self._is_early:
+            console.note("the run was ended before a probepoint was inserted")
+        elif not self._inserted:
+            # Why those that were found were not inserted has been said.
+            reason = "" if self._session.probes else f": no process mapped '{self._program.name}' in a fitting form"
+            console.error(f"no probepoint was inserted{reason}")
+        if self._exit_status and finished.exit_status is not None:
+            code = os.waitstatus_to_exitcode(finished.exit_status)
+            return code if code >= 0 else 128 - code
+        if self._ended_by is not None:
+            return 128 + self._ended_by
+        return 0 if self._inserted or self._is_early else 1

@@ -1,0 +1,120 @@
+"""The fields of records by name: header items, what templates find in the data, or without one its words and items."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from dprobes.errors import FormatError
+from dprobes.formatters.templates import Templates
+from dprobes.formatters.templates.fields import decode_fields, fields_of
+from dprobes.record.layout import Item
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dprobes.formatters.templates import Template
+    from dprobes.formatters.templates.values import Value
+    from dprobes.record.layout import LogRecord
+    from dprobes.record.place import Place
+    from dprobes.record.source import RecordSource
+
+__all__ = ["HEADER_FIELDS", "FieldValues"]
+
+HEADER_FIELDS = {
+    "major": Item.MAJOR,
+    "minor": Item.MINOR,
+    "cpu": Item.CPU,
+    "pid": Item.PID,
+    "tid": Item.TID,
+    "uid": Item.UID,
+    "name": Item.PROCESS_NAME,
+    "cs": Item.CS,
+    "ip": Item.IP,
+    "ss": Item.SS,
+    "sp": Item.SP,
+    "time": Item.TIME,
+}
+"""The header items by name, as in JSON lines."""
+
+_PLACES = ("module", "symbol", "function")
+
+_NUMBERED = re.compile(r"(word|item)(\d{1,4})\Z")
+
+_SHOWN = 6
+"""Words that stand for data without a template."""
+
+
+class FieldValues:
+    """
+    Find fields in the records of one program.
+
+    A name is one of HEADER_FIELDS, ``module``, ``symbol``, ``function``, a field of a template, ``word0`` (the first
+    word of the data), or ``item0`` (the first item, where the data describes itself).
+    """
+
+    def __init__(self, source: RecordSource) -> None:
+        self._templates = Templates.from_files(source.templates)
+        self._names: dict[tuple[int, int, int], tuple[str, ...]] = {}
+
+    def check(self, name: str) -> None:
+        """Raise ``FormatError`` if no record of the program can have a field of this name."""
+        known = [*HEADER_FIELDS, *_PLACES, *dict.fromkeys(self._template_fields())]
+        if name in known or _NUMBERED.match(name):
+            return
+        from dprobes.diagnostics import did_you_mean
+
+        listed = ", ".join([*known, "word0, word1, ...", "item0, item1, ..."])
+        raise FormatError(
+            f"records have no field '{name}'",
+            hint=did_you_mean(name, [*known, "word0", "item0"]) or f"fields are {listed}",
+        )
+
+    def _template_fields(self) -> Iterator[str]:
+        for template in self._templates.all():
+            yield from (field.name for field in fields_of(template, 8))
+
+    def find(self, record: LogRecord, place: Place, name: str) -> Value:
+        """Return the value of a field; None if this record has none of that name."""
+        if name in HEADER_FIELDS:
+            value: Value = getattr(record, "process_name" if name == "name" else name)
+            return value
+        if name in _PLACES:
+            return str(getattr(place, name))
+        template = self._template(record)
+        if template is not None and name in (names := self._names_of(template, record)):
+            return decode_fields(template, record).values[names.index(name)]
+        if (numbered := _NUMBERED.match(name)) is not None:
+            return _numbered(record, numbered[1], int(numbered[2]))
+        return None
+
+    def data(self, record: LogRecord) -> dict[str, Value]:
+        """Return what is in the data of a record: the fields of its template, its items, or its first words."""
+        template = self._template(record)
+        if template is not None:
+            return dict(zip(self._names_of(template, record), decode_fields(template, record).values, strict=True))
+        items = record.items()
+        count = len(items) or min(len(record.data) // record.word_size, _SHOWN)
+        kind = "item" if items else "word"
+        return {f"{kind}{n}": _numbered(record, kind, n) for n in range(count)}
+
+    def _template(self, record: LogRecord) -> Template | None:
+        return None if record.is_stack_trace else self._templates.find(record.major or 0, record.minor or 0)
+
+    def _names_of(self, template: Template, record: LogRecord) -> tuple[str, ...]:
+        key = (record.major or 0, record.minor or 0, record.word_size)
+        if (names := self._names.get(key)) is None:
+            names = self._names[key] = tuple(field.name for field in fields_of(template, record.word_size))
+        return names
+
+
+def _numbered(record: LogRecord, kind: str, number: int) -> Value:
+    if kind == "word":
+        start = number * record.word_size
+        word = record.data[start : start + record.word_size]
+        return int.from_bytes(word, record.byte_order) if len(word) == record.word_size else None
+    items = record.items()
+    if number >= len(items):
+        return None
+    item = items[number]
+    return item.value if isinstance(item.value, tuple) else item.text

@@ -1,0 +1,169 @@
+"""What records come to instead of the records: how often each value of a field occurs, and histograms of numbers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dprobes.formatters.fieldvalues import FieldValues
+from dprobes.formatters.templates.values import Fault
+from dprobes.record.codec import decode_record
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from dprobes.formatters.templates.values import Value
+    from dprobes.record.source import RecordSource
+    from dprobes.sinks.base import Batch
+
+__all__ = ["Aggregates", "CountTable", "Histogram", "bucket_of", "bucket_text", "shown"]
+
+_VALUES_MAX = 100_000
+"""Distinct values that are counted one by one; what comes beyond them is counted together."""
+
+_TEXT_MAX = 200
+
+_UNITS = ("", "K", "M", "G", "T", "P", "E")
+
+
+def shown(value: Value) -> str:
+    """Return a value for people, on one line."""
+    match value:
+        case None:
+            return "-"
+        case str():
+            return "".join(c if c.isprintable() else "?" for c in value[:_TEXT_MAX])
+        case bytes():
+            return value[: _TEXT_MAX // 3].hex(" ")
+        case tuple():
+            return " ".join(map(str, value))[:_TEXT_MAX]
+    return str(value)
+
+
+@dataclass(frozen=True, slots=True)
+class CountTable:
+    """
+    Say how often each combination of values of ``fields`` has occurred, the most frequent first.
+
+    ``others`` records had values that are not listed, because there were too many different ones.
+    """
+
+    fields: tuple[str, ...]
+    rows: tuple[tuple[tuple[str, ...], int], ...]
+    others: int
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """
+    Say how many numbers of a field fell into each bucket, by ``bucket_of``; empty ones between them are there.
+
+    ``odd`` records had no number there.
+    """
+
+    field: str
+    place: str
+    buckets: tuple[tuple[int, int], ...]
+    odd: int
+
+
+def bucket_of(number: int) -> int:
+    """
+    Return the bucket of a number.
+
+    Bucket 0 is for 0; bucket n > 0 holds the numbers from 2**(n-1) to 2**n - 1, and bucket -n their negatives.
+    """
+    return number.bit_length() if number >= 0 else -(-number).bit_length()
+
+
+def bucket_text(bucket: int) -> str:
+    """Return the numbers of a bucket for people."""
+    if bucket in (-1, 0, 1):
+        return f"[{bucket}]"
+    low, high = _power(abs(bucket) - 1), _power(abs(bucket))
+    return f"[{low}, {high})" if bucket > 0 else f"(-{high}, -{low}]"
+
+
+def _power(exponent: int) -> str:
+    unit, rest = divmod(exponent, 10)
+    return f"{1 << rest}{_UNITS[unit]}" if unit < len(_UNITS) else f"2^{exponent}"
+
+
+class Aggregates:
+    """Count the records of all programs: each of ``counted`` are fields of one table, each of ``measured`` a field."""
+
+    def __init__(self, counted: Sequence[tuple[str, ...]], measured: Sequence[str]) -> None:
+        self._counted = [(fields, Counter[tuple[str, ...]]()) for fields in counted]
+        self._others = [0] * len(self._counted)
+        self._measured = [(field, dict[str, Counter[int]]()) for field in measured]
+        self._odd: list[Counter[str]] = [Counter() for _ in measured]
+        self._fields: dict[int, FieldValues] = {}
+
+    # The sink
+
+    def create_event(self, source: RecordSource) -> None:
+        """Know a program; raise ``FormatError`` if its records can have none of the fields that are asked for."""
+        values = FieldValues(source)
+        for field in (
+            *(field for fields, _ in self._counted for field in fields),
+            *(field for field, _ in self._measured),
+        ):
+            values.check(field)
+        self._fields[source.number] = values
+
+    def log_events(self, batch: Batch) -> None:
+        """Count records."""
+        values = self._fields[batch.source.number]
+        for encoded, place in zip(batch.records, batch.places, strict=True):
+            record = decode_record(encoded)
+            for n, (fields, counter) in enumerate(self._counted):
+                key = tuple(shown(values.find(record, place, field)) for field in fields)
+                if key in counter or len(counter) < _VALUES_MAX:
+                    counter[key] += 1
+                else:
+                    self._others[n] += 1
+            for n, (field, by_place) in enumerate(self._measured):
+                where = place.function or place.symbol
+                numbers = _numbers(values.find(record, place, field))
+                if numbers:
+                    by_place.setdefault(where, Counter()).update(map(bucket_of, numbers))
+                else:
+                    self._odd[n][where] += 1
+
+    def destroy_event(self, source: RecordSource) -> None:
+        """Forget a program, but not what was counted."""
+        self._fields.pop(source.number, None)
+
+    def flush(self) -> None:
+        """Do nothing: what was counted is asked for at the end."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+    # What has come of it
+
+    def tables(self) -> Iterator[CountTable]:
+        """Iterate over the tables, in the order in which they were asked for."""
+        for (fields, counter), others in zip(self._counted, self._others, strict=True):
+            rows = sorted(counter.items(), key=lambda item: (-item[1], item[0]))
+            yield CountTable(fields, tuple(rows), others)
+
+    def histograms(self) -> Iterator[Histogram]:
+        """Iterate over the histograms, for each field those of all places."""
+        for (field, by_place), odd in zip(self._measured, self._odd, strict=True):
+            for place in dict.fromkeys([*by_place, *odd]):
+                counter = by_place.get(place, Counter())
+                first, last = min(counter, default=0), max(counter, default=-1)
+                buckets = tuple((bucket, counter[bucket]) for bucket in range(first, last + 1))
+                yield Histogram(field, place, buckets, odd[place])
+
+
+def _numbers(value: Value) -> tuple[int, ...]:
+    match value:
+        case int():
+            return (value,)
+        case tuple():
+            return value
+        case None | Fault() | str() | bytes():
+            return ()

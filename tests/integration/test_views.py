@@ -1,0 +1,113 @@
+"""``run --top``, ``--count`` and ``--hist`` on real programs."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from integration.support import PATIENCE, TIMEOUT, environment
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from integration.support import Builder
+
+TICK = "name = hotloop\noffset = tick\nminor = 1\npush r, arg0\nlog 1\nexit\n"
+
+
+def dprobes(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "dprobes", *map(str, arguments)]
+    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=TIMEOUT, env=environment())
+
+
+def test_counts_are_those_of_the_records(build: Builder, tmp_path: Path) -> None:
+    program = build("hotloop.c")
+    source = tmp_path / "tick.rpn"
+    source.write_text(TICK)
+    lines = tmp_path / "lines.json"
+    options = ["--engine", "ptrace", "--count", "name,word0", "--hist", "word0", "-o", lines, "--format", "json"]
+    done = dprobes("run", source, *options, "--", program, "12")
+    assert done.returncode == 0, done.stderr
+    words = Counter(
+        int.from_bytes(bytes.fromhex(json.loads(line)["data"]), "little") for line in lines.read_text().splitlines()
+    )
+    assert words.total() == 12
+    rows = [line.split() for line in done.stdout.splitlines() if line.startswith("hotloop")]
+    assert {int(row[1]): int(row[2]) for row in rows} == words
+    (start,) = (n for n, line in enumerate(done.stdout.splitlines()) if line == "word0 at tick")
+    buckets = [re.match(r"(\[.*?[\])]) +(\d+) \|", line) for line in done.stdout.splitlines()[start + 1 :]]
+    found = {match[1]: int(match[2]) for match in buckets if match is not None and match[2] != "0"}
+    sizes = Counter(number.bit_length() for number in words.elements())
+    names = {0: "[0]", 1: "[1]", 2: "[2, 4)", 3: "[4, 8)", 4: "[8, 16)"}
+    assert found == {names[size]: count for size, count in sizes.items()}
+
+
+def test_a_wrong_field_ends_the_run_before_it_begins(build: Builder, tmp_path: Path) -> None:
+    source = tmp_path / "tick.rpn"
+    source.write_text(TICK)
+    done = dprobes("run", source, "--engine", "ptrace", "--hist", "wrd0", "--", build("hotloop.c"), "12")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "dprobes: error: records have no field 'wrd0'\nhint: did you mean 'word0'?\n"
+
+
+def test_top_needs_a_terminal(tmp_path: Path) -> None:
+    source = tmp_path / "tick.rpn"
+    source.write_text(TICK)
+    done = dprobes("run", source, "--top", "--", "true")
+    assert done.returncode == 2
+    assert "--top needs a terminal as standard output; --count and --hist do without" in done.stderr
+
+
+def test_top_shows_rates_and_the_last_values(build: Builder, tmp_path: Path) -> None:
+    loop = build("hotloop.c")
+    source = tmp_path / "tick.rpn"
+    source.write_text(TICK)
+    with subprocess.Popen(
+        ["sh", "-c", f"echo ready; while read count; do {loop} $count; done"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    ) as shell:  # fmt: skip
+        assert shell.stdin is not None
+        assert shell.stdout is not None
+        assert shell.stdout.readline() == "ready\n"
+        main, other = pty.openpty()
+        command = [sys.executable, "-m", "dprobes", "run", str(source), "--top", "--engine", "ptrace"]
+        view = subprocess.Popen(
+            [*command, "-p", str(shell.pid)], stdin=other, stdout=other, stderr=other,
+            env={**environment(), "TERM": "xterm", "COLUMNS": "100", "LINES": "30"},
+        )  # fmt: skip
+        os.close(other)
+        seen = ""
+
+        def read_until(pattern: str) -> None:
+            nonlocal seen
+            until = time.monotonic() + 20 * PATIENCE
+            while not re.search(pattern, seen):
+                assert time.monotonic() < until, seen
+                if select.select([main], [], [], 0.1)[0]:
+                    try:
+                        seen += re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", os.read(main, 65536).decode())
+                    except OSError:
+                        raise AssertionError(f"the command ended:\n{seen}") from None
+
+        read_until(r"hotloop +\d+ s +0 hits +0/s")
+        for count in (7, 4):
+            shell.stdin.write(f"{count}\n")
+            shell.stdin.flush()
+            shell.stdout.readline()
+        read_until(r"0,1 +tick +[1-9]\d* +11 +11 +word0=3")
+        read_until(r"0,1 +tick +0 +11 +11 +word0=3")
+        view.send_signal(signal.SIGINT)
+        read_until(r"0,1 +tick +11 +11 +0 +0 +0 +\w")  # the summary
+        assert view.wait(TIMEOUT) == 0
+        os.close(main)
+        shell.stdin.close()
+        assert shell.wait(TIMEOUT) == 0
