@@ -43,6 +43,7 @@ if TYPE_CHECKING:
         SourceError,
         TargetError,
     )
+    from dprobes.formatters.library import TemplateLibrary
     from dprobes.manager.client import ManagerClient
     from dprobes.manager.results import ManagedProbepoint, ManagedProgram, ManagerStatus
     from dprobes.record.codec import decode_record, encode_record
@@ -87,6 +88,7 @@ __all__ = [
     "SourceError",
     "TargetError",
     "TargetStatus",
+    "TemplateLibrary",
     "__version__",
     "attach",
     "compile_file",
@@ -117,6 +119,7 @@ _HOMES = {
         "SourceError",
         "TargetError",
     ),
+    "formatters.library": ("TemplateLibrary",),
     "manager.client": ("ManagerClient",),
     "manager.results": ("ManagedProbepoint", "ManagedProgram", "ManagerStatus"),
     "sinks.target": ("TargetStatus",),

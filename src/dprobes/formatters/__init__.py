@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FORMATS", "Formatter", "Place", "formatter"]
 
-FORMATS = ("text", "dump", "hex", "json")
+FORMATS = ("text", "dump", "hex", "json", "csv")
 """The names that ``--format`` takes."""
 
 
@@ -21,9 +21,14 @@ class Formatter(Protocol):
     Turn one record into text without a final line end.
 
     ``wall_offset`` is added to a record's time, CLOCK_MONOTONIC, to get nanoseconds since 1970; it may be set.
+    ``heading`` is to stand once before all records of an output if it is not empty, without its line end.
     """
 
     wall_offset: int
+
+    @property
+    def heading(self) -> str:
+        """What stands before all records, or nothing."""
 
     def __call__(self, record: LogRecord, place: Place) -> str:
         """Return the text of a record."""
@@ -32,10 +37,15 @@ class Formatter(Protocol):
         """Return the same for an encoded record; raises ``FormatError`` if it is none."""
 
 
-def formatter(name: str, *, wall_offset: int, source: RecordSource | None = None) -> Formatter:  # noqa: ARG001
-    """Return the formatter called ``name``, one of ``FORMATS``, for records of one program."""
+def formatter(name: str, *, wall_offset: int, source: RecordSource | None = None, live: bool = False) -> Formatter:
+    """
+    Return the formatter called ``name``, one of ``FORMATS``, for records of one program.
+
+    ``live`` says that the records are of processes of this machine that may still run: they are asked for the names of
+    addresses.
+    """
     match name:
-        case "text" | "hex":
+        case "hex":
             from dprobes.formatters.text import HexFormatter
 
             return HexFormatter(wall_offset)
@@ -43,8 +53,29 @@ def formatter(name: str, *, wall_offset: int, source: RecordSource | None = None
             from dprobes.formatters.text import DumpFormatter
 
             return DumpFormatter(wall_offset)
-        case "json":
-            from dprobes.formatters.json import JsonFormatter
+        case "text" if source is None or not source.templates:
+            from dprobes.formatters.text import HexFormatter
 
-            return JsonFormatter(wall_offset)
+            return HexFormatter(wall_offset)
+        case "text" | "json" | "csv":
+            return _with_templates(name, wall_offset, source, live=live)
     raise KeyError(name)
+
+
+def _with_templates(name: str, wall_offset: int, source: RecordSource | None, *, live: bool) -> Formatter:
+    from dprobes.formatters.symbolising import AddressSymboliser
+    from dprobes.formatters.templates.collection import templates_of
+
+    templates = templates_of(source.templates if source is not None else {})
+    if name == "json":
+        from dprobes.formatters.json import JsonFormatter
+
+        return JsonFormatter(wall_offset, templates)
+    symboliser = AddressSymboliser(source, live=live)
+    if name == "csv":
+        from dprobes.formatters.csv import CsvFormatter
+
+        return CsvFormatter(wall_offset, templates, symboliser)
+    from dprobes.formatters.templated import TextFormatter
+
+    return TextFormatter(wall_offset, templates, symboliser)

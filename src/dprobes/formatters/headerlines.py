@@ -10,12 +10,15 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, NamedTuple
 
+from dprobes.record.codec import flag_word
 from dprobes.record.layout import FIXED_ITEMS, Item, header_struct
 
 if TYPE_CHECKING:
     from dprobes.record.layout import ByteOrder
 
-__all__ = ["HeaderLine", "header_line_of"]
+__all__ = ["HeaderLine", "HeaderLines", "header_line_of", "printable"]
+
+_NANOSECONDS = 1_000_000_000
 
 _PARTS = {
     Item.CPU: " cpu=%d",
@@ -57,3 +60,31 @@ def header_line_of(flags: int, byte_order: ByteOrder) -> HeaderLine | None:
     # The flag word itself is no item of the line.
     layout = struct.Struct(header_struct(flags, byte_order).format.replace("I", "4x", 1))
     return HeaderLine(layout, template, bool(flags & Item.TIME))
+
+
+class HeaderLines:
+    """Make the header lines of encoded records."""
+
+    def __init__(self) -> None:
+        self._lines: dict[bytes, HeaderLine | None] = {}
+
+    def split(self, record: bytes, wall_offset: int, function: str) -> tuple[str, int] | None:
+        """Return the header line of a record, and where its data starts; None if it has to be decoded."""
+        flags = record[:4]
+        try:
+            line = self._lines[flags]
+        except KeyError:
+            line = self._lines[flags] = header_line_of(*flag_word(record))
+        if line is None or len(record) < line.layout.size:
+            return None
+        values = line.layout.unpack_from(record)
+        if line.has_time:
+            seconds, nanoseconds = divmod(values[-1] + wall_offset, _NANOSECONDS)
+            values = (*values[:-1], seconds, nanoseconds // 1000)
+        header = line.template % values
+        return f"{header} function={printable(function)}" if function else header, line.layout.size
+
+
+def printable(text: str) -> str:
+    """Return a name with everything that could disturb a line or a terminal replaced by '?'."""
+    return "".join(c if c.isprintable() and not c.isspace() else "?" for c in text)

@@ -1,11 +1,15 @@
 """
 JSON lines: one object for each record.
 
-Keys: ``major minor cpu pid tid uid name ip sp time module symbol function placed data``; numbers are numbers, addresses
-too, ``time`` is CLOCK_MONOTONIC in nanoseconds, ``data`` is hexadecimal. ``function`` is there where a pattern matched
-it, ``placed`` (a file offset) where the breakpoint is not at the place that was written,
-``items`` where the data describes itself: a list of ``{"type": ..., "value": ...}``. A stack trace has
-``"stack_trace": true``.
+Keys: ``major minor cpu pid tid uid name ip sp time wall_time module symbol function placed data``; numbers are numbers,
+addresses too, ``time`` is CLOCK_MONOTONIC in nanoseconds and ``wall_time`` the time of day, ``data`` is hexadecimal.
+``function`` is there where a pattern matched it, ``placed`` (a file offset) where the breakpoint is not at the place
+that was written.
+
+Of data that has a template ``desc`` is its description, ``fields`` has the values by their names, and ``rest``, in
+hexadecimal, what is in none of them. A field may be null, if the data ended before it, or ``{"fault": address}``,
+``{"selector_fault": selector}``. Else ``items`` is there where the data describes itself: a list of
+``{"type": ..., "value": ...}``. A stack trace has ``"stack_trace": true``.
 """
 
 from __future__ import annotations
@@ -13,21 +17,32 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from dprobes.formatters.templated import template_of
+from dprobes.formatters.templates.fields import Fault, FieldKind, decode_fields, fields_of
+from dprobes.formatters.walltime import wall_time
 from dprobes.record.codec import decode_record
 from dprobes.record.items import LogItem, split_items
 
 if TYPE_CHECKING:
+    from dprobes.formatters.templates.collection import TemplateFinder
+    from dprobes.formatters.templates.fields import Field, Value
+    from dprobes.formatters.templates.model import Template
     from dprobes.record.layout import LogRecord
     from dprobes.record.place import Place
 
 __all__ = ["JsonFormatter"]
 
+_UNICODE_MAX = 0x10FFFF
+
 
 class JsonFormatter:
     """Print a record as one line of JSON."""
 
-    def __init__(self, wall_offset: int = 0) -> None:
+    heading = ""
+
+    def __init__(self, wall_offset: int, templates: TemplateFinder) -> None:
         self.wall_offset = wall_offset
+        self._templates = templates
 
     def __call__(self, record: LogRecord, place: Place) -> str:
         """Return the text of a record."""
@@ -42,6 +57,7 @@ class JsonFormatter:
             "ip": record.ip,
             "sp": record.sp,
             "time": record.time,
+            "wall_time": None if record.time is None else wall_time(record.time + self.wall_offset),
             "module": place.module,
             "symbol": place.symbol,
             "function": place.function or None,
@@ -50,6 +66,8 @@ class JsonFormatter:
         }
         if record.is_stack_trace:
             line["stack_trace"] = True
+        elif (template := template_of(self._templates, record)) is not None:
+            line |= _data(template, record)
         elif (items := split_items(record.data, record.word_size, record.byte_order)) is not None:
             line["items"] = [_item(item) for item in items]
         return json.dumps({key: value for key, value in line.items() if value is not None}, ensure_ascii=False)
@@ -57,6 +75,33 @@ class JsonFormatter:
     def encoded(self, record: bytes, place: Place) -> str:
         """Return the text of an encoded record."""
         return self(decode_record(record), place)
+
+
+def _data(template: Template, record: LogRecord) -> dict[str, Any]:
+    decoded = decode_fields(template, record)
+    fields = fields_of(template, record.word_size)
+    return {
+        "desc": template.desc or None,
+        "fields": {field.name: _value(field, value) for field, value in zip(fields, decoded.values, strict=True)},
+        "rest": decoded.rest.hex() or None,
+    }
+
+
+def _value(field: Field, value: Value) -> Any:
+    match value:
+        case Fault(address, is_selector):
+            return {"selector_fault" if is_selector else "fault": address}
+        case bytes():
+            return value.hex()
+        case int() if field.kind is FieldKind.CHARACTER:
+            return _characters((value,))
+        case tuple() if field.kind is FieldKind.CHARACTER:
+            return _characters(value)
+    return value
+
+
+def _characters(codes: tuple[int, ...]) -> str:
+    return "".join(chr(code) if code <= _UNICODE_MAX else f"<no character: {code:#x}>" for code in codes)
 
 
 def _item(item: LogItem) -> dict[str, Any]:

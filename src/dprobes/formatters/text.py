@@ -15,11 +15,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dprobes.formatters.dumping import hex_dump
-from dprobes.formatters.headerlines import header_line_of
-from dprobes.record.codec import decode_record, flag_word
+from dprobes.formatters.headerlines import HeaderLines, printable
+from dprobes.record.codec import decode_record
 
 if TYPE_CHECKING:
-    from dprobes.formatters.headerlines import HeaderLine
     from dprobes.record.layout import LogRecord
     from dprobes.record.place import Place
 
@@ -58,17 +57,14 @@ def header_line(record: LogRecord, wall_offset: int, function: str = "") -> str:
     return " ".join(parts)
 
 
-def printable(text: str) -> str:
-    """Return a name with everything that could disturb a line or a terminal replaced by '?'."""
-    return "".join(c if c.isprintable() and not c.isspace() else "?" for c in text)
-
-
 class HexFormatter:
     """Print the header line, and the data as bytes in hexadecimal."""
 
+    heading = ""
+
     def __init__(self, wall_offset: int) -> None:
         self.wall_offset = wall_offset
-        self._lines: dict[bytes, HeaderLine | None] = {}
+        self._headers = HeaderLines()
 
     def __call__(self, record: LogRecord, place: Place) -> str:
         """Return the text of a record."""
@@ -77,26 +73,18 @@ class HexFormatter:
 
     def encoded(self, record: bytes, place: Place) -> str:
         """Return the text of an encoded record."""
-        flags = record[:4]
-        try:
-            line = self._lines[flags]
-        except KeyError:
-            line = self._lines[flags] = header_line_of(*flag_word(record))
-        if line is None or len(record) < line.layout.size:
+        split = self._headers.split(record, self.wall_offset, place.function)
+        if split is None:
             return self(decode_record(record), place)
-        values = line.layout.unpack_from(record)
-        if line.has_time:
-            seconds, nanoseconds = divmod(values[-1] + self.wall_offset, _NANOSECONDS)
-            values = (*values[:-1], seconds, nanoseconds // 1000)
-        header = line.template % values
-        if place.function:
-            header += f" function={printable(place.function)}"
-        data = record[line.layout.size :]
+        header, start = split
+        data = record[start:]
         return f"{header}\n{data.hex(' ')}" if data else header
 
 
 class DumpFormatter:
     """Print the header line, and the data as a dump."""
+
+    heading = ""
 
     def __init__(self, wall_offset: int) -> None:
         self.wall_offset = wall_offset

@@ -25,7 +25,8 @@ def open(argument: str, options: SinkOptions) -> Sink:  # noqa: A001 - the name 
         from dprobes.sinks.tracefile import TraceFileSink
 
         return TraceFileSink(argument)
-    return TextSink(FileOutlet(argument), options.format_name)
+    outlet = FileOutlet(argument)
+    return TextSink(outlet, options.format_name, goes_on=outlet.goes_on)
 
 
 class FileOutlet:
@@ -42,6 +43,11 @@ class FileOutlet:
             self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
         except OSError as error:
             raise SinkError(f"'{path}' cannot be written: {reason_of(error)}") from error
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether there is something in the file."""
+        return os.fstat(self._file).st_size > 0
 
     def write(self, texts: Sequence[str]) -> None:
         """Append records."""

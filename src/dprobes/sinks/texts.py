@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Protocol
 
+from dprobes.errors import SinkError
 from dprobes.formatters import formatter
 
 if TYPE_CHECKING:
@@ -18,15 +19,20 @@ __all__ = ["BatchFormatter", "Outlet", "TextSink"]
 
 
 class BatchFormatter:
-    """Format the records of batches, those of each program with its templates."""
+    """
+    Format the records of batches, those of each program with its templates.
 
-    def __init__(self, format_name: str) -> None:
+    ``live`` says that they are of processes of this machine that may still run.
+    """
+
+    def __init__(self, format_name: str, *, live: bool = True) -> None:
         self._format_name = format_name
+        self._live = live
         self._formatters: dict[int, Formatter] = {}
 
     def create_event(self, source: RecordSource) -> None:
         """Know a program, or more of it."""
-        self._formatters[source.number] = formatter(self._format_name, wall_offset=0, source=source)
+        self._formatters[source.number] = formatter(self._format_name, wall_offset=0, source=source, live=self._live)
 
     def destroy_event(self, source: RecordSource) -> None:
         """Forget a program."""
@@ -41,6 +47,10 @@ class BatchFormatter:
         if batch.lost and texts and (note := self._lost_note(batch)):
             texts[0] = f"{note}\n{texts[0]}"
         return texts
+
+    def heading(self, source: RecordSource) -> str:
+        """Return what is to stand before all records, without its line end, or nothing."""
+        return self._formatters[source.number].heading
 
     def _lost_note(self, batch: Batch) -> str:
         match self._format_name:
@@ -65,10 +75,11 @@ class Outlet(Protocol):
 
 
 class TextSink:
-    """Write formatted records to an outlet."""
+    """Write formatted records to an outlet; ``goes_on`` says that there are records in it already."""
 
-    def __init__(self, outlet: Outlet, format_name: str) -> None:
+    def __init__(self, outlet: Outlet, format_name: str, *, goes_on: bool = False) -> None:
         self._outlet = outlet
+        self._has_heading = goes_on
         self._formatter = BatchFormatter(format_name)
 
     def create_event(self, source: RecordSource) -> None:
@@ -77,7 +88,18 @@ class TextSink:
 
     def log_events(self, batch: Batch) -> None:
         """Write the records of a batch."""
-        self._outlet.write(self._formatter.texts(batch))
+        texts = self._formatter.texts(batch)
+        if not self._has_heading and texts:
+            if heading := self._formatter.heading(batch.source):
+                texts[0] = f"{heading}\n{texts[0]}"
+            try:
+                self._outlet.write(texts)
+            except SinkError as error:
+                self._has_heading = error.taken > 0
+                raise
+            self._has_heading = True
+            return
+        self._outlet.write(texts)
 
     def destroy_event(self, source: RecordSource) -> None:
         """Forget a program."""

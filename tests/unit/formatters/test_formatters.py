@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 
 import pytest
@@ -10,8 +12,10 @@ from hypothesis import strategies as st
 
 from dprobes.errors import FormatError
 from dprobes.formatters import FORMATS, Place, formatter
+from dprobes.formatters.walltime import wall_time
 from dprobes.record.codec import decode_record, encode_record
 from dprobes.record.layout import LogRecord
+from dprobes.record.source import RecordSource
 from record_strategies import records
 
 PLACE = Place("libc.so.6", "malloc+0x4")
@@ -65,10 +69,119 @@ def test_json_is_one_line_with_the_documented_keys() -> None:
         "ip": 0x7F0000001234,
         "sp": 0x7FFC00000010,
         "time": 1_000_002_000,
+        "wall_time": "2023-11-14T22:13:21.000002000Z",
         "module": "libc.so.6",
         "symbol": "malloc+0x4",
         "data": FULL.data.hex(),
     }
+
+
+def source(**files: str) -> RecordSource:
+    names = {name.replace("_", "."): text.encode() for name, text in files.items()}
+    return RecordSource(1, "p", "libc.so.6", 1, templates=names)
+
+
+TEMPLATES = source(
+    templates_lst="1 t.fmt",
+    t_fmt="""major = 1
+        minor = 2 /* */
+        desc = "a call"
+        fmt = "n=%wd c=%bc chars=%*c"
+        fmt = "name=%*s, words %*nu, hole=%*bx gone=%d to=%a"
+        """,
+)
+
+CALL = FULL._replace(
+    data=bytes.fromhex(
+        "feff 41 00 0200 4243 01 0500 c3a422 0a2c 05 0100 ffffffffffffffff ff 0800 0010000000000000 1122"
+    )
+)
+CALL_TEXT = (
+    "a call\nn=-2 c=A chars=BC\n"
+    'name=ä"\\n,, words 18446744073709551615, hole=<fault at 0x1000> gone=<missing 6 bytes> to=<missing 8 bytes>\n'
+    "<2 bytes left: 11 22>"
+)
+
+
+def test_text_is_what_the_template_says() -> None:
+    text = formatter("text", wall_offset=WALL, source=TEMPLATES)
+    assert text(CALL, PLACE) == f"{HEADER}\n{CALL_TEXT}"
+    assert text(CALL, Place("libc.so.6", "malloc", "malloc")) == f"{HEADER} function=malloc\n{CALL_TEXT}"
+
+
+def test_text_without_a_template_is_hexadecimal() -> None:
+    text = formatter("text", wall_offset=WALL, source=TEMPLATES)
+    assert text(NARROW, PLACE) == "DProbes(0,0) cs=23 eip=08048000 ss=2b esp=ffff0000"
+    other = LogRecord(major=1, minor=3, data=b"\1\2")
+    trace = LogRecord(major=1, minor=2, data=b"\1\2", is_stack_trace=True)
+    for name in ("text", "hex"):
+        form = formatter(name, wall_offset=0, source=TEMPLATES)
+        assert form(other, PLACE) == form.encoded(encode_record(other), PLACE) == "DProbes(1,3)\n01 02"
+        assert form(trace, PLACE) == form.encoded(encode_record(trace), PLACE) == "DProbes(1,2)\n01 02"
+    assert formatter("hex", wall_offset=WALL, source=TEMPLATES)(CALL, PLACE) == f"{HEADER}\n{CALL.data.hex(' ')}"
+
+
+def test_json_has_the_fields_of_a_template() -> None:
+    line = json.loads(formatter("json", wall_offset=0, source=TEMPLATES)(CALL, PLACE))
+    assert "items" not in line
+    assert line["desc"] == "a call"
+    assert line["fields"] == {
+        "n": -2,
+        "c": "A",
+        "chars": "BC",
+        "name": 'ä"\n,',
+        "words": [0xFFFF_FFFF_FFFF_FFFF],
+        "hole": {"fault": 0x1000},
+        "gone": None,
+        "to": None,
+    }
+    assert line["rest"] == "1122"
+    assert line["data"] == CALL.data.hex()
+
+
+def test_csv_has_a_heading_and_a_line_for_each_record() -> None:
+    form = formatter("csv", wall_offset=WALL, source=TEMPLATES)
+    assert form.heading == (
+        "major,minor,cpu,pid,tid,uid,name,cs,ip,ss,sp,time,wall_time,"
+        "module,symbol,function,placed,stack_trace,data,text\r"
+    )
+    assert form(FULL._replace(minor=3, data=b"\1\2"), Place("libc.so.6", "malloc+0x4", "malloc", 0x1234)) == (
+        "1,3,0,42,43,1000,my prog\\x1b,51,139637976732212,43,140720308486160,1000002000,"
+        "2023-11-14T22:13:21.000002000Z,libc.so.6,malloc+0x4,malloc,4660,,0102,\r"
+    )
+    quoted = CALL_TEXT.replace('"', '""')
+    assert form(CALL, PLACE).endswith(f',libc.so.6,malloc+0x4,,,,{CALL.data.hex()},"{quoted}"\r')
+    assert form(NARROW, PLACE) == "0,0,,,,,,35,134512640,43,4294901760,,,libc.so.6,malloc+0x4,,,,,\r"
+    trace = LogRecord(major=1, minor=2, data=b"\1\2", is_stack_trace=True)
+    assert form(trace, PLACE) == "1,2,,,,,,,,,,,,libc.so.6,malloc+0x4,,,1,0102,\r"
+
+
+@given(st.lists(records(), max_size=5), st.text(max_size=20))
+def test_csv_is_read_back_by_another_reader(some: list[LogRecord], symbol: str) -> None:
+    form = formatter("csv", wall_offset=WALL, source=TEMPLATES)
+    lines = [form.heading, *(form(record, Place("a,b", symbol)) for record in some)]
+    rows = list(csv.DictReader(io.StringIO("\n".join(lines), newline="")))
+    assert len(rows) == len(some)
+    for row, record in zip(rows, some, strict=True):
+        assert row["module"] == "a,b"
+        assert bytes.fromhex(row["data"]) == record.data
+        assert row["stack_trace"] == ("1" if record.is_stack_trace else "")
+        for column in ("major", "minor", "cpu", "pid", "tid", "uid", "cs", "ip", "ss", "sp", "time"):
+            assert row[column] == ("" if getattr(record, column) is None else str(getattr(record, column)))
+
+
+@given(records(), st.sampled_from(FORMATS))
+def test_with_templates_an_encoded_record_has_the_same_text(record: LogRecord, name: str) -> None:
+    form = formatter(name, wall_offset=WALL, source=TEMPLATES)
+    for some in (record, record._replace(major=1, minor=2), record._replace(major=1, minor=2, data=CALL.data)):
+        encoded = encode_record(some)
+        assert form(decode_record(encoded), PLACE) == form.encoded(encoded, PLACE)
+
+
+def test_a_time_beyond_all_calendars_is_a_number() -> None:
+    line = json.loads(formatter("json", wall_offset=0)(LogRecord(time=2**64 - 1), PLACE))
+    assert line["wall_time"] == "2554-07-21T23:34:33.709551615Z"
+    assert wall_time(2**90) == "1237940039285380274.899124224"
 
 
 def test_json_shows_the_items_of_data_that_describes_itself() -> None:
@@ -98,9 +211,10 @@ def test_an_encoded_record_has_the_same_text(record: LogRecord, name: str, funct
 
 @pytest.mark.parametrize("size", [0, 3, 10])
 @pytest.mark.parametrize("name", FORMATS)
-def test_what_is_no_record_is_an_error(name: str, size: int) -> None:
+@pytest.mark.parametrize("of", [None, TEMPLATES])
+def test_what_is_no_record_is_an_error(of: RecordSource | None, name: str, size: int) -> None:
     with pytest.raises(FormatError):
-        formatter(name, wall_offset=0).encoded(encode_record(FULL)[:size], PLACE)
+        formatter(name, wall_offset=0, source=of).encoded(encode_record(FULL)[:size], PLACE)
 
 
 def test_every_format_of_the_command_line_exists() -> None:

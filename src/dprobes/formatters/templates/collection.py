@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Self
+from functools import lru_cache
+from typing import TYPE_CHECKING, Protocol, Self
 
 from dprobes.diagnostics import Diagnostics, Note
 from dprobes.errors import FormatError, reason_of
 from dprobes.formatters.templates.directory import DIRECTORY_FILE, Entry, directory_text, parse_directory
-from dprobes.formatters.templates.parser import TemplateFile, parse_file
+from dprobes.formatters.templates.parser import parse_file
 from dprobes.source import SourceFile
 
 if TYPE_CHECKING:
@@ -16,10 +17,17 @@ if TYPE_CHECKING:
 
     from dprobes.formatters.templates.model import Template
 
-__all__ = ["FILE_MAX", "Templates", "read_file", "source_of"]
+__all__ = ["FILE_MAX", "TemplateFinder", "Templates", "read_file", "source_of", "templates_of"]
 
 FILE_MAX = 1 << 20
 """Bytes of the longest file: a longer one would only fill memory."""
+
+
+class TemplateFinder(Protocol):
+    """Know templates."""
+
+    def find(self, major: int, minor: int) -> Template | None:
+        """Return the template of the records with these codes."""
 
 
 class Templates:
@@ -55,7 +63,8 @@ class Templates:
         """Return the templates of a directory on disk; raise ``FormatError`` if it has no directory file."""
         files = {DIRECTORY_FILE: read_file(directory / DIRECTORY_FILE)}
         where = f"{directory}/"
-        entries = parse_directory(source_of(where, DIRECTORY_FILE, files, Diagnostics()), Diagnostics())
+        source = source_of(where, DIRECTORY_FILE, files, Diagnostics())
+        entries = parse_directory(source, Diagnostics()) if source is not None else {}
         for entry in entries.values():
             path = directory / entry.file
             if entry.file not in files and path.exists():
@@ -97,7 +106,10 @@ class Templates:
             hint = f"'{DIRECTORY_FILE}' has a line 'major file' for each"
             diagnostics.error(None, f"there are templates, but no '{DIRECTORY_FILE}'", hint=hint)
             return
-        entries = parse_directory(source_of(where, DIRECTORY_FILE, files, diagnostics), diagnostics)
+        source = source_of(where, DIRECTORY_FILE, files, diagnostics)
+        if source is None:
+            return
+        entries = parse_directory(source, diagnostics)
         users: dict[str, Entry] = {}
         for major, entry in entries.items():
             if entry.file not in files:
@@ -107,12 +119,19 @@ class Templates:
                 diagnostics.error(entry.span, "a file has the templates of one major code", notes=(note,))
             else:
                 users[entry.file] = entry
-                file = self._file(where, entry.file, files, major)
-                self._by_major[major] = file.templates
                 self._file_names[major] = entry.file
+                if (source := source_of(where, entry.file, files, diagnostics)) is not None:
+                    self._by_major[major] = parse_file(source, major, diagnostics).templates
 
-    def _file(self, where: str, name: str, files: Mapping[str, bytes], major: int) -> TemplateFile:
-        return parse_file(source_of(where, name, files, self.diagnostics), major, self.diagnostics)
+
+def templates_of(files: Mapping[str, bytes]) -> Templates:
+    """Return the templates of files; those of the files that were asked for last are kept."""
+    return _kept_templates(tuple(files.items()))
+
+
+@lru_cache(maxsize=16)
+def _kept_templates(files: tuple[tuple[str, bytes], ...]) -> Templates:
+    return Templates.from_files(dict(files))
 
 
 def read_file(path: Path) -> bytes:
@@ -128,15 +147,15 @@ def read_file(path: Path) -> bytes:
     return data
 
 
-def source_of(where: str, name: str, files: Mapping[str, bytes], diagnostics: Diagnostics) -> SourceFile:
-    """Return the text of a file, none if its bytes are no text; ``diagnostics`` says why."""
+def source_of(where: str, name: str, files: Mapping[str, bytes], diagnostics: Diagnostics) -> SourceFile | None:
+    """Return the text of a file; None if its bytes are no text, and ``diagnostics`` says why."""
     shown, data = f"{where}{name}", files[name]
     if len(data) > FILE_MAX:
         diagnostics.error(None, f"'{shown}' has more than {FILE_MAX} bytes")
-        return SourceFile(shown, "")
+        return None
     try:
         return SourceFile(shown, data.decode())
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         diagnostics.error(None, f"'{shown}' is no UTF-8 text: byte {data[error.start]:#04x} in line {line}")
-        return SourceFile(shown, "")
+    return None

@@ -12,6 +12,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dprobes.formatters.templates.compiled import compiled_of
 from dprobes.formatters.templates.model import Conversion, Placeholder, Skip, Text
 from dprobes.formatters.templates.reading import data_parts, read
 from dprobes.formatters.templates.values import Fault, Value
@@ -111,6 +112,9 @@ def _with_text_before(template: Template) -> Iterator[tuple[Placeholder, str]]:
 
 def decode_fields(template: Template, record: LogRecord) -> Decoded:
     """Return the values of the fields in a record; never raises, whatever its data is."""
+    compiled = compiled_of(template, record.word_size, record.byte_order)
+    if compiled is not None and len(record.data) == compiled.layout.size:
+        return Decoded(compiled.layout.unpack(record.data), b"")
     taken, rest = read(template, record)
     values: list[Value] = []
     left = b""

@@ -91,8 +91,14 @@ class _Parser:
         cleaned = clean(self._source)
         for problem in cleaned.problems:
             self._error(problem.span, problem.message)
+        lines = {problem.span.line for problem in cleaned.problems}
+
+        def report(span: Span, message: str) -> None:
+            if span.line not in lines:  # the same mistake, seen again
+                self._error(span, message)
+
         self._text_of_file = cleaned.text
-        self._lexer = Lexer(cleaned.text, self._error)
+        self._lexer = Lexer(cleaned.text, report)
         last: Statement = []
         for statement in self._lexer.statements():
             # Strings on lines of their own go on with the one before.

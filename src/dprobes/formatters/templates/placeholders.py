@@ -138,7 +138,10 @@ class _Reader:
         return found
 
     def since(self, start: int) -> Span:
-        end = max(start, min(self.position, len(self._characters)) - 1)
+        """Return the place of what was read from ``start`` on, or of the character there if nothing was."""
+        last = len(self._characters) - 1
+        start = min(start, last)
+        end = max(start, min(self.position - 1, last))
         return self._place(self._characters[start].start, self._characters[end].end)
 
     def here(self, start: int) -> Span:
@@ -158,54 +161,53 @@ def _placeholder(reader: _Reader) -> Part | str:
     if reader.takes("+"):
         return _skip(reader, start)
     is_item = reader.takes("*")
-    flags_at = reader.position
+    at = reader.position
     width = _width(reader, start)
+    width_span = reader.since(at)
     if reader.peek() == "{":
         if is_item:
             raise _WrongError(reader.since(start), "'*' is for data; a header item takes none")
         return _header_value(reader, start, width)
-    dot_at = reader.position
+    at = reader.position
     precision = _precision(reader, start)
-    size_at = reader.position
+    precision_span = reader.since(at)
+    if precision is not None and reader.peek() != "s" and precision > PRECISION_MAX:
+        raise _WrongError(precision_span, f"expected a precision of at most {PRECISION_MAX}, found {precision}")
+    at = reader.position
     size, has_size = _size(reader, is_item=is_item)
+    size_span = reader.since(at)
     letter = reader.peek()
     if letter == "r" and not has_size:
         reader.take()
-        if is_item or reader.position - start > 2:
+        if reader.position - start > 2:
             raise _WrongError(reader.since(start), "'%r' stands alone: it prints all the rest, as it is")
         return Placeholder(Conversion.REST, 0, span=reader.since(start))
     if not letter or letter not in _CONVERSIONS:
         raise _unknown(reader, start)
     conversion = Conversion(reader.take())
-    span = reader.since(start)
-
-    def refuse(at: int, message: str, hint: str | None = None) -> _WrongError:
-        return _WrongError(reader.since(at), message, hint)
-
     if conversion is Conversion.DUMP:
         if not is_item:
-            raise refuse(start, "'h' dumps an item", "write '%*h', or '%r' for all the rest in hexadecimal")
-        if reader.position - flags_at > 1:
-            raise refuse(flags_at, "'%*h' takes no width, precision or size")
-        return Placeholder(conversion, 0, is_item, span=span)
+            hint = "write '%*h', or '%r' for all the rest in hexadecimal"
+            raise _WrongError(reader.since(start), "'h' dumps an item", hint)
+        if reader.position - start > len("%*h"):
+            raise _WrongError(reader.since(start), "'%*h' takes no width, precision or size")
+        return Placeholder(conversion, 0, is_item, span=reader.since(start))
+    if width.with_zeros and conversion.value not in _NUMBERS:
+        raise _WrongError(width_span, "flag '0' is for numbers")
     if conversion is Conversion.STRING:
         if has_size:
-            hint = "write '%nd' where the letter 's' follows a number" if reader.peek(-2) == "d" else None
-            raise refuse(size_at, "conversion 's' takes no size", hint or "'%.16s' takes an array of 16 characters")
-        if width.with_zeros:
-            raise refuse(flags_at, "flag '0' is for numbers")
-        return Placeholder(conversion, 0, is_item, width, precision, span)
-    if precision is not None and conversion.value not in _NUMBERS:
-        raise refuse(dot_at, f"conversion '{conversion.value}' takes no precision")
-    if precision is not None and precision > PRECISION_MAX:
-        raise refuse(dot_at, f"expected a precision of at most {PRECISION_MAX}, found {precision}")
-    if conversion.value not in _NUMBERS and width.with_zeros:
-        raise refuse(flags_at, "flag '0' is for numbers")
-    if conversion.value in _ADDRESSES and has_size and size in (1, 2):
-        raise refuse(size_at, f"an address has no {size} byte{'s' * (size > 1)}; sizes are d (4), q (8), n (word)")
-    if conversion is Conversion.CHARACTER and is_item and not has_size:
+            is_ambiguous = size_span.text == "d"
+            hint = "write '%nds' for a number and the letter 's'" if is_ambiguous else "'%.16s' takes 16 characters"
+            raise _WrongError(size_span, "conversion 's' takes no size", hint)
+        size = 0
+    elif precision is not None and conversion.value not in _NUMBERS:
+        raise _WrongError(precision_span, f"conversion '{conversion.value}' takes no precision")
+    elif conversion.value in _ADDRESSES and has_size and size in (1, 2):
+        message = f"an address has no {size} byte{'s' * (size > 1)}; sizes are d (4), q (8), n (word)"
+        raise _WrongError(size_span, message)
+    elif conversion is Conversion.CHARACTER and is_item and not has_size:
         size = 1
-    return Placeholder(conversion, size, is_item, width, precision, span)
+    return Placeholder(conversion, size, is_item, width, precision, reader.since(start))
 
 
 def _skip(reader: _Reader, start: int) -> Skip:

@@ -63,8 +63,9 @@ class _Reader:
 
     def take(self, part: Placeholder | Skip) -> Taken:
         if isinstance(part, Skip):
+            left = self._left
             skipped = self._bytes(part.count)
-            return Taken(skipped if len(skipped) == part.count else None, part.count - len(skipped))
+            return Taken(skipped) if skipped else Taken(None, part.count - left)
         if part.conversion is Conversion.REST:
             rest = b"" if self._ended else self._data[self.position :]
             if not self._ended:
@@ -76,6 +77,10 @@ class _Reader:
             return self._string(part.precision)
         return self._number(part.conversion, part.size or self._word_size)
 
+    @property
+    def _left(self) -> int:
+        return 0 if self._ended else len(self._data) - self.position
+
     def _bytes(self, count: int) -> bytes:
         """Take bytes, or none if there are not so many."""
         if self._ended or self.position + count > len(self._data):
@@ -86,14 +91,14 @@ class _Reader:
         return self._data[start : self.position]
 
     def _number(self, conversion: Conversion, size: int) -> Taken:
-        left = 0 if self._ended else len(self._data) - self.position
+        left = self._left
         data = self._bytes(size)
         if not data:
             return Taken(None, size - left)
         return Taken(int.from_bytes(data, self._order, signed=conversion is Conversion.SIGNED))
 
     def _string(self, length: int | None) -> Taken:
-        left = 0 if self._ended else len(self._data) - self.position
+        left = self._left
         if length is not None:
             data = self._bytes(length)
             return Taken(_text(data)) if len(data) == length else Taken(None, length - left)

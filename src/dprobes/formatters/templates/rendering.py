@@ -6,39 +6,47 @@ Nothing is hidden: what the data lacks, and what no place-holder takes, is shown
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.formatters.dumping import hex_dump
+from dprobes.formatters.templates.compiled import compiled_of
+from dprobes.formatters.templates.escaping import escaped
 from dprobes.formatters.templates.model import HEADER_ITEMS, Conversion, HeaderValue, Placeholder, Skip, Text
 from dprobes.formatters.templates.reading import read
 from dprobes.formatters.templates.values import Fault
 
 if TYPE_CHECKING:
+    from dprobes.formatters.symbolising import Symboliser
     from dprobes.formatters.templates.model import Template, Width
     from dprobes.formatters.templates.reading import Taken
     from dprobes.record.layout import LogRecord
+    from dprobes.record.place import Place
 
-__all__ = ["Symboliser", "render"]
+__all__ = ["render"]
 
 _NANOSECONDS = 1_000_000_000
 _UNICODE_MAX = 0x10FFFF
 _HEXADECIMAL_ITEMS = ("cs", "ip", "ss", "sp")
 
 
-class Symboliser(Protocol):
-    """Name addresses of the process that a record is of."""
-
-    def name_of(self, address: int, record: LogRecord) -> str | None:
-        """Return ``symbol+0x4 (module)`` or the like; None if nothing is known of the address."""
-
-
-def render(template: Template, record: LogRecord, *, wall_offset: int = 0, symboliser: Symboliser | None = None) -> str:
+def render(
+    template: Template,
+    record: LogRecord,
+    place: Place | None = None,
+    *,
+    wall_offset: int = 0,
+    symboliser: Symboliser | None = None,
+) -> str:
     """
     Return the text of a record, without a final line end; never raises, whatever the data is.
 
     ``wall_offset`` is added to the record's time to get nanoseconds since 1970. Without ``symboliser``, addresses are
     numbers.
     """
+    compiled = compiled_of(template, record.word_size, record.byte_order)
+    if compiled is not None and len(record.data) == compiled.layout.size:
+        return compiled.text % compiled.layout.unpack(record.data)
+    names = _Names(symboliser, record, place)
     taken, rest = read(template, record)
     following = iter(taken)
     lines = [escaped(template.desc, "\n\t")] if template.desc else []
@@ -61,28 +69,23 @@ def render(template: Template, record: LogRecord, *, wall_offset: int = 0, symbo
                     follows_dump = dump.startswith(_DUMP_START)
                     text += "\n" + dump if text and follows_dump else dump
                 case Placeholder():
-                    text += _value(part, next(following), record, symboliser)
+                    text += _value(part, next(following), names)
         lines.append(text)
     if rest:
         lines.append(_left(rest))
     return "\n".join(lines)
 
 
-def escaped(text: str, keep: str = "") -> str:
-    """Return text with escapes in the place of characters that would disturb a line or a terminal."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() or c in keep else _escape(c) for c in text)
+class _Names(NamedTuple):
+    """Bundle what names the addresses of one record."""
 
+    symboliser: Symboliser | None
+    record: LogRecord
+    place: Place | None
 
-def _escape(character: str) -> str:
-    code = ord(character)
-    if code > 0xFFFF:
-        return f"\\U{code:08x}"
-    return _ESCAPES.get(character) or (f"\\x{code:02x}" if code <= 0xFF else f"\\u{code:04x}")
-
-
-_ESCAPES = {"\n": "\\n", "\t": "\\t", "\r": "\\r", "\0": "\\0"}
+    def of(self, address: int) -> str:
+        name = self.symboliser.name_of(address, self.record, self.place) if self.symboliser is not None else None
+        return f"{address:#x}" if name is None else escaped(name)
 
 
 def _header_item(name: str, record: LogRecord, wall_offset: int) -> str:
@@ -97,7 +100,7 @@ def _header_item(name: str, record: LogRecord, wall_offset: int) -> str:
     return escaped(str(value))
 
 
-def _value(part: Placeholder, taken: Taken, record: LogRecord, symboliser: Symboliser | None) -> str:
+def _value(part: Placeholder, taken: Taken, names: _Names) -> str:
     match taken.value:
         case None:
             text = ""
@@ -110,15 +113,15 @@ def _value(part: Placeholder, taken: Taken, record: LogRecord, symboliser: Symbo
         case bytes() as data:
             text = data.hex(" ")
         case int() as number:
-            text = _padded(_number(part, number, record, symboliser), part.width)
+            text = _padded(_number(part, number, names), part.width)
         case numbers if part.conversion is Conversion.CHARACTER:
             text = _padded("".join(_character(number) for number in numbers), part.width)
         case numbers:
-            text = " ".join(_padded(_number(part, number, record, symboliser), part.width) for number in numbers)
+            text = " ".join(_padded(_number(part, number, names), part.width) for number in numbers)
     return text + _remarks(taken)
 
 
-def _number(part: Placeholder, number: int, record: LogRecord, symboliser: Symboliser | None) -> str:
+def _number(part: Placeholder, number: int, names: _Names) -> str:
     match part.conversion:
         case Conversion.HEXADECIMAL:
             digits = f"{number:x}"
@@ -129,8 +132,7 @@ def _number(part: Placeholder, number: int, record: LogRecord, symboliser: Symbo
         case Conversion.POINTER:
             return f"{number:#x}"
         case Conversion.ADDRESS:
-            name = symboliser.name_of(number, record) if symboliser is not None else None
-            return f"{number:#x}" if name is None else escaped(name)
+            return names.of(number)
         case _:
             digits = str(abs(number))
     sign = "-" if number < 0 else ""

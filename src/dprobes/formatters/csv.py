@@ -1,0 +1,82 @@
+"""
+CSV as RFC 4180 has it: a heading, then one line for each record.
+
+The columns are ``COLUMNS``: those of JSON lines, with ``wall_time``, the time of day in UTC; ``stack_trace`` is 1 for
+one, and ``text`` is what the template says, which may have several lines. What a record lacks is empty.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from typing import TYPE_CHECKING
+
+from dprobes.formatters.templated import template_of
+from dprobes.formatters.templates.escaping import escaped
+from dprobes.formatters.templates.rendering import render
+from dprobes.formatters.walltime import wall_time
+from dprobes.record.codec import decode_record
+
+if TYPE_CHECKING:
+    from dprobes.formatters.symbolising import Symboliser
+    from dprobes.formatters.templates.collection import TemplateFinder
+    from dprobes.record.layout import LogRecord
+    from dprobes.record.place import Place
+
+__all__ = ["COLUMNS", "CsvFormatter"]
+
+COLUMNS = (
+    "major", "minor", "cpu", "pid", "tid", "uid", "name", "cs", "ip", "ss", "sp", "time", "wall_time",
+    "module", "symbol", "function", "placed", "stack_trace", "data", "text",
+)  # fmt: skip
+
+
+class CsvFormatter:
+    """Print a record as one line of CSV."""
+
+    heading = ",".join(COLUMNS) + "\r"
+
+    def __init__(self, wall_offset: int, templates: TemplateFinder, symboliser: Symboliser | None = None) -> None:
+        self.wall_offset = wall_offset
+        self._templates = templates
+        self._symboliser = symboliser
+        self._line = io.StringIO()
+        self._writer = csv.writer(self._line, lineterminator="\r")
+
+    def __call__(self, record: LogRecord, place: Place) -> str:
+        """Return the text of a record."""
+        template = template_of(self._templates, record)
+        text = ""
+        if template is not None:
+            text = render(template, record, place, wall_offset=self.wall_offset, symboliser=self._symboliser)
+        self._line.seek(0)
+        self._line.truncate()
+        self._writer.writerow(
+            (
+                record.major,
+                record.minor,
+                record.cpu,
+                record.pid,
+                record.tid,
+                record.uid,
+                escaped(record.process_name or ""),
+                record.cs,
+                record.ip,
+                record.ss,
+                record.sp,
+                record.time,
+                "" if record.time is None else wall_time(record.time + self.wall_offset),
+                escaped(place.module),
+                escaped(place.symbol),
+                escaped(place.function),
+                place.placed,
+                1 if record.is_stack_trace else None,
+                record.data.hex(),
+                text,
+            )
+        )
+        return self._line.getvalue()
+
+    def encoded(self, record: bytes, place: Place) -> str:
+        """Return the text of an encoded record."""
+        return self(decode_record(record), place)

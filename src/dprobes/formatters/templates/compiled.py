@@ -1,0 +1,76 @@
+"""
+The short way for the common template, whose place-holders are all numbers of fixed size.
+
+Its data is one structure, and its text one format string of Python, whose conversions are C's. What does not fit
+exactly goes the long way, ``reading`` and ``rendering``, which says the same; a test compares them.
+"""
+
+from __future__ import annotations
+
+import struct
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple
+
+from dprobes.formatters.templates.escaping import escaped
+from dprobes.formatters.templates.model import Conversion, Placeholder, Skip, Text
+
+if TYPE_CHECKING:
+    from dprobes.formatters.templates.model import Template
+    from dprobes.record.layout import ByteOrder
+
+__all__ = ["Compiled", "compiled_of"]
+
+_CODES = {1: "B", 2: "H", 4: "I", 8: "Q"}
+_NUMBERS = {
+    Conversion.SIGNED: "d",
+    Conversion.UNSIGNED: "d",
+    Conversion.HEXADECIMAL: "x",
+    Conversion.OCTAL: "o",
+}
+
+
+class Compiled(NamedTuple):
+    """Hold the structure of a record's data, and the format string that takes its values."""
+
+    layout: struct.Struct
+    text: str
+
+
+@lru_cache(maxsize=4096)
+def compiled_of(template: Template, word_size: int, byte_order: ByteOrder) -> Compiled | None:
+    """Return the short way for a template, None if there is none."""
+    codes = "<" if byte_order == "little" else ">"
+    lines = [_literal(template.desc)] if template.desc else []
+    for parts in template.lines:
+        line = ""
+        for part in parts:
+            match part:
+                case Text(text):
+                    line += _literal(text)
+                case Skip(count):
+                    codes += f"{count}x"
+                case Placeholder() if not part.is_item and (conversion := _conversion(part)) is not None:
+                    code = _CODES[part.size or word_size]
+                    codes += code.lower() if part.conversion is Conversion.SIGNED else code
+                    line += conversion
+                case _:
+                    return None
+        lines.append(line)
+    return Compiled(struct.Struct(codes), "\n".join(lines))
+
+
+def _literal(text: str) -> str:
+    return escaped(text, "\n\t").replace("%", "%%")
+
+
+def _conversion(part: Placeholder) -> str | None:
+    """Return Python's conversion for a number, None if it has none that does the same."""
+    width = part.width
+    if part.conversion is Conversion.POINTER and not width.columns:
+        return "0x%x"
+    letter = _NUMBERS.get(part.conversion)
+    if letter is None:
+        return None
+    text = "%" + "-" * width.to_left + "0" * (width.with_zeros and not width.to_left and part.precision is None)
+    text += str(width.columns) if width.columns else ""
+    return text + (f".{part.precision}" if part.precision is not None else "") + letter
