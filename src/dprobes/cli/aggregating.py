@@ -27,10 +27,8 @@ _GAP = 3
 """Up to so many empty buckets in a row are printed."""
 
 
-def aggregates_of(counted: Sequence[str], measured: Sequence[str]) -> Aggregates | None:
-    """Return what counts as the options say; None if none was given."""
-    if not counted and not measured:
-        return None
+def aggregates_of(counted: Sequence[str], measured: Sequence[str]) -> Aggregates:
+    """Return what counts as the options say."""
     return Aggregates([_fields(text) for text in counted], [text.strip() for text in measured])
 
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
 
 from dprobes.cli import console
-from dprobes.cli.aggregating import aggregates_of, items_of_fields, print_aggregates
 from dprobes.cli.compile import load_program
 from dprobes.cli.engines import NAMES, EngineOptions, check_scope, settle
 from dprobes.cli.interrupts import EarlyInterrupt
@@ -29,7 +27,7 @@ from dprobes.cli.options import (
 from dprobes.cli.outputs import Outputs
 from dprobes.cli.running import Run
 from dprobes.cli.scope import scope_of, scope_options, words_of
-from dprobes.cli.top import TopView
+from dprobes.cli.views import Views
 from dprobes.diagnostics import Severity
 from dprobes.engines.base import Job
 from dprobes.engines.preparing import look_around, prepare
@@ -170,10 +168,8 @@ def command(
     named = [*targets, *([f"file:{output}"] if output is not None else [])]
     wants_all = "json" in (format_name, log_format) or has_structure(named)
     items = log_items_of(log_items, is_tree=scope.is_tree, all_by_default=wants_all)
-    items |= items_of_fields(counted, measured)
-    aggregates = aggregates_of(counted, measured)
-    view = TopView() if top else None
-    views = [sink for sink in (view, aggregates) if sink is not None]
+    views = Views(counted, measured, top=top)
+    items |= views.items
     options = EngineOptions(
         allow_write=allow_write,
         debugger=_debugger(debugger),
@@ -208,14 +204,13 @@ def command(
     if text := compiled.render(Severity.WARNING, *((Severity.NOTE,) if waits else ())):
         console.write(text)
     source = RecordSource(1, compiled.program.name, compiled.program.name, compiled.program.major)
-    with Outputs(source, output, format_name, targets, log_format or format_name, views) as outputs:
+    with Outputs(source, output, format_name, targets, log_format or format_name, views.sinks) as outputs:
         job = Job(compiled.program, scope, items, compiled.resolved)
         with EarlyInterrupt(deferred=not scope.command) as early, engine.run(job) as session:
             run = Run(compiled.program, session, outputs, scope, exit_status=exit_status)
-            with nullcontext() if view is None else view.shown(compiled.program, session):
+            with views.shown(compiled.program, session):
                 finished = run.follow(early)
-            if aggregates is not None:
-                print_aggregates(aggregates)
+            views.print()
             return run.conclude(finished)
 
 

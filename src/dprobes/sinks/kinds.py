@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import os
 from dataclasses import dataclass
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ from dprobes.errors import SinkError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from importlib.metadata import EntryPoint
 
     from dprobes.sinks.base import Sink, SinkOptions
 
@@ -93,7 +93,7 @@ def _opener(kind: SinkKind) -> Callable[[str, SinkOptions], Any]:
     """Import what opens sinks of a kind; what a plug-in does wrong is an error of that log target."""
     if ":" not in kind.module:
         return importlib.import_module(kind.module).open  # type: ignore[no-any-return]
-    (entry,) = (entry for entry in entry_points(group=PLUGINS) if entry.name == kind.name)
+    entry = next(entry for entry in _plug_ins() if entry.name == kind.name)
     try:
         return entry.load()  # type: ignore[no-any-return]
     except Exception as error:
@@ -102,11 +102,17 @@ def _opener(kind: SinkKind) -> Callable[[str, SinkOptions], Any]:
         ) from error
 
 
+def _plug_ins() -> Iterator[EntryPoint]:
+    from importlib.metadata import entry_points  # takes 10 ms to import, and few have plug-ins
+
+    yield from entry_points(group=PLUGINS)
+
+
 def kinds() -> Iterator[SinkKind]:
     """Iterate over all kinds of log targets; a plug-in cannot take the name of one of ours."""
     yield from KINDS
     known = {kind.name for kind in KINDS}
-    for entry in entry_points(group=PLUGINS):
+    for entry in _plug_ins():
         if entry.name not in known:
             known.add(entry.name)
             yield SinkKind(entry.name, f"{entry.name}:…", "a plug-in", entry.value, has_structure=True)

@@ -1,0 +1,52 @@
+"""What a run shows instead of records (``--top``, ``--count``, ``--hist``), imported only where it is asked for."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import TYPE_CHECKING
+
+from dprobes.record.layout import Item
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from contextlib import AbstractContextManager
+
+    from dprobes.cli.top import TopView
+    from dprobes.engines.base import ControlledSession
+    from dprobes.rpn.program import Program
+    from dprobes.sinks.aggregates import Aggregates
+    from dprobes.sinks.base import Sink
+
+__all__ = ["Views"]
+
+
+class Views:
+    """Hold what was asked for: ``sinks`` are to get the records, and ``items`` to be in their headers."""
+
+    def __init__(self, counted: Sequence[str], measured: Sequence[str], *, top: bool) -> None:
+        self.items = Item(0)
+        self.sinks: list[Sink] = []
+        self._aggregates: Aggregates | None = None
+        self._top: TopView | None = None
+        if counted or measured:
+            from dprobes.cli.aggregating import aggregates_of, items_of_fields
+
+            self.items = items_of_fields(counted, measured)
+            self._aggregates = aggregates_of(counted, measured)
+            self.sinks.append(self._aggregates)
+        if top:
+            from dprobes.cli.top import TopView
+
+            self._top = TopView()
+            self.sinks.append(self._top)
+
+    def shown(self, program: Program, session: ControlledSession) -> AbstractContextManager[None]:
+        """Return the context in which the live table is drawn, if it was asked for."""
+        return nullcontext() if self._top is None else self._top.shown(program, session)
+
+    def print(self) -> None:
+        """Print what was counted, if anything was to be."""
+        if self._aggregates is not None:
+            from dprobes.cli.aggregating import print_aggregates
+
+            print_aggregates(self._aggregates)
