@@ -14,7 +14,9 @@ from dprobes.cli.options import PROGRAM_FILE
 from dprobes.errors import FormatError
 from dprobes.formatters import FORMATS, Formatter, formatter
 from dprobes.record.place import Place
-from dprobes.record.tracefile import LostRecords, TraceReader, TraceRecord, older_part
+from dprobes.record.tracecontent import LostRecords, TraceRecord
+from dprobes.record.tracefile import older_part
+from dprobes.record.tracereader import TraceReader
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from dprobes.record.layout import ByteOrder
     from dprobes.record.place import Place
 
-__all__ = ["decode_record", "encode_record", "flag_word"]
+__all__ = ["decode_record", "encode_record", "flag_word", "time_of"]
 
 _KNOWN = sum(Item)
 
@@ -32,7 +32,8 @@ def encode_record(record: LogRecord) -> bytes:
     tail = b""
     if record.process_name is not None:
         flags |= Item.PROCESS_NAME
-        tail = record.process_name.encode("utf-8", "surrogateescape")[:PROCESS_NAME_MAX] + b"\0"
+        encoded = record.process_name.encode("utf-8", "surrogateescape").partition(b"\0")[0]
+        tail = encoded[:PROCESS_NAME_MAX] + b"\0"
     if record.tid is not None:
         flags |= Item.TID
         tail += record.tid.to_bytes(4, record.byte_order)
@@ -77,6 +78,15 @@ def flag_word(data: bytes) -> tuple[int, ByteOrder]:
     # Only 16 bits are used: the zero half of the word tells the byte order.
     byte_order: ByteOrder = "little" if data[2:4] == b"\0\0" else "big"
     return int.from_bytes(data[:4], byte_order), byte_order
+
+
+def time_of(data: bytes) -> int | None:
+    """Return the time of an encoded record without decoding the rest; None if it carries none, or is no record."""
+    flags, byte_order = flag_word(data)
+    if not flags & Item.TIME or flags & ~_KNOWN:
+        return None
+    end = header_struct(flags, byte_order).size  # the last of the fixed items
+    return int.from_bytes(data[end - 8 : end], byte_order) if len(data) >= end else None
 
 
 class _Shape(NamedTuple):

@@ -21,7 +21,7 @@ The binary record of the paper (seed 000, section 5): the one place where its la
 
 Two flags describe the record instead of an item: 0x0800 WIDE, 8-byte words; 0x1000 STACK_TRACE, the log buffer is a
 stack trace. Only the low 16 bits are used, so that a reader sees the byte order, which is the target's, in the flag
-word.
+word. A record with no flag at all, which no engine makes, is taken to be little-endian.
 """
 
 from __future__ import annotations

@@ -39,15 +39,24 @@ class RecordSource:
 
     @classmethod
     def from_details(cls, number: int, name: str, major: int, details: Mapping[str, Any]) -> Self:
-        """Return the source that ``details`` was made of; what is missing, as in older files, gets its default."""
+        """
+        Return the source that ``details`` was made of; what is missing, as in older files, gets its default.
+
+        Raise ``ValueError`` if something is there that ``details`` never makes.
+        """
+        module, build_ids = details.get("module", name), details.get("build_ids", [])
+        templates = details.get("templates", {})
+        if not isinstance(module, str):
+            raise ValueError("the name of a module is no text")  # noqa: TRY004 - one error for all
+        if not isinstance(build_ids, list) or not all(isinstance(each, str) for each in build_ids):
+            raise ValueError("build-ids are no list of texts")
+        if not isinstance(templates, dict) or not all(isinstance(text, str) for text in templates.values()):
+            raise ValueError("templates are no texts")
         return cls(
             number,
             name,
-            str(details.get("module", name)),
+            module,
             major,
-            tuple(str(build_id) for build_id in details.get("build_ids", ())),
-            {
-                str(file): str(text).encode("utf-8", "surrogateescape")
-                for file, text in dict(details.get("templates", {})).items()
-            },
+            tuple(build_ids),
+            {file: text.encode("utf-8", "surrogateescape") for file, text in templates.items()},
         )

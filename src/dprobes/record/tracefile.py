@@ -1,5 +1,5 @@
 """
-Trace files: records with what is needed to show them elsewhere, appended frame by frame (``traceframes``).
+Write trace files: records with what is needed to show them elsewhere, appended frame by frame (``traceframes``).
 
 A writer with a size limit begins a new file when half of it is full, and keeps the one before as ``NAME.1``.
 """
@@ -7,68 +7,37 @@ A writer with a size limit begins a new file when half of it is full, and keeps 
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import os
 import platform
+import time
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from dprobes.errors import FormatError, SinkError, reason_of
+from dprobes.errors import SinkError, reason_of
 from dprobes.record.clock import WallClock
-from dprobes.record.traceframes import (
-    FRAME,
-    VERSION,
-    FrameKind,
-    check_body,
-    json_frame,
-    records_frame,
-    split_head,
-    split_json,
-    split_records,
-)
+from dprobes.record.traceframes import JSON_MAX, VERSION, FrameKind, json_frame, records_frame
+from dprobes.record.tracemending import sound_part
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
-__all__ = ["LostRecords", "TraceFileWriter", "TraceProgram", "TraceReader", "TraceRecord", "older_part"]
+    from dprobes.record.tracecontent import PlaceEntry
 
-_PIECE = 1 << 20
+__all__ = ["TraceFileWriter", "older_part"]
 
-Place = tuple[str, str, int | None]
-"""Where a probepoint is for people, the function that its pattern matched or "", and the offset it was moved to."""
+_FRAME_BYTES = 1 << 20
+"""Records that take more are written in several frames."""
+_FRAME_PLACES = 10_000
 
-
-@dataclass(slots=True)
-class TraceProgram:
-    """Hold what a trace file says of a program; ``places`` grows as modules are found."""
-
-    id: int
-    name: str
-    major: int = 0
-    details: dict[str, Any] = field(default_factory=dict)
-    places: list[Place] = field(default_factory=list)
-
-    def place(self, probe: int) -> Place:
-        """Return the place of a probepoint; one that the file says nothing of is named by its number."""
-        return self.places[probe] if probe < len(self.places) else (f"probepoint {probe}", "", None)
-
-
-@dataclass(frozen=True, slots=True)
-class TraceRecord:
-    """Join an encoded record with its origin; ``wall_offset`` turns its time into nanoseconds since 1970."""
-
-    program: TraceProgram
-    probe: int
-    record: bytes
-    wall_offset: int
-
-
-@dataclass(frozen=True, slots=True)
-class LostRecords:
-    """Say that records of a program were lost at this place of the file."""
-
-    program: TraceProgram
-    count: int
+_KEPT_BYTES = 256 << 10
+_KEPT_NANOSECONDS = 1_000_000_000
+"""How much is kept back, and how long, to be compressed together."""
+_COMPRESSED_BYTES = 4 << 20
+"""Frames that take more are compressed in several groups."""
 
 
 def older_part(path: Path) -> Path:
@@ -76,68 +45,110 @@ def older_part(path: Path) -> Path:
     return path.with_name(path.name + ".1")
 
 
-def _boot_id() -> str:
-    with contextlib.suppress(OSError):
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    return ""
+@dataclass(slots=True)
+class _Program:
+    """A program, and how much of it the file knows; ``lost`` records are to be noted."""
+
+    name: str
+    major: int
+    details: dict[str, Any]
+    places: list[PlaceEntry] = field(default_factory=list)
+    is_announced: bool = False
+    announced_places: int = 0
+    lost: int = 0
+
+
+@dataclass(slots=True)
+class _Batch:
+    """Frames that are written together or not at all, and what has to be taken back in the latter case."""
+
+    frames: list[bytes] = field(default_factory=list)
+    size: int = 0
+    since: int = 0
+    records: Counter[int] = field(default_factory=Counter)
+    announced: set[int] = field(default_factory=set)
+    places: dict[int, int] = field(default_factory=dict)
 
 
 class TraceFileWriter:
     """
     Append to a trace file, mode 0600; ``limit`` is in bytes.
 
+    With ``compress`` records are kept back for up to a second, or until ``flush``, to be compressed together.
+
     A failure is kept in ``problem`` until writing succeeds again; records that could not be written are noted as lost
-    as soon as there is room. Not thread-safe.
+    as soon as there is room. Not thread-safe. Nobody else can write to the file as long as it is open.
     """
 
-    def __init__(self, path: Path, limit: int | None = None) -> None:
+    def __init__(self, path: Path, limit: int | None = None, *, compress: Literal["zstd"] | None = None) -> None:
         self.path = path
         self.problem: str | None = None
         self._limit = limit
-        self._programs: dict[int, TraceProgram] = {}
-        self._lost: dict[int, int] = {}
+        self._compress = None
+        if compress is not None:
+            from dprobes.record.compression import compressor
+
+            self._compress = compressor(compress)
+        self._programs: dict[int, _Program] = {}
+        self._ended: set[int] = set()
+        """Programs that are kept until the file knows them and their lost records."""
         self._next = 1
+        self._batch = _Batch()
+        self._has_head = self._is_torn = False
         self._clock = WallClock()
+        self._offset: int | None = None
+        """What the file knows of the wall clock."""
         try:
             self._file = self._open()
-            self._size = os.fstat(self._file).st_size
-            self._whole = self._size
-            if self._size:
-                self._mend()
-            self._append(self._head())
+            try:
+                self._go_on()
+            except BaseException:
+                os.close(self._file)
+                raise
         except OSError as error:
             raise SinkError(f"'{path}' cannot be written: {reason_of(error)}") from error
+        self.flush()
 
     def _open(self) -> int:
-        return os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            # Where the file system knows no locks there is none.
+            if error.errno == errno.EWOULDBLOCK:
+                os.close(file)
+                raise SinkError(
+                    f"'{self.path}' is being written by another process", hint="write to another file"
+                ) from None
+        return file
 
-    def _mend(self) -> None:
-        """Cut off what a writer that was killed has left half written."""
-        reader = TraceReader(self.path)
-        with contextlib.suppress(FormatError):
-            for _ in reader.read():
-                pass
-        reader.close()
-        self._size = self._whole = reader.position
+    def _go_on(self) -> None:
+        """Go on behind what is in the file, without what a writer that was killed has left half written."""
+        try:
+            sound = sound_part(self._file, str(self.path))
+        except SinkError:
+            if self._limit is None:
+                raise
+            # A limited writer does not keep everything anyway, and has to go on: this becomes the older part.
+            self._size = self._part = 0
+            self._begin_another()
+            if self.problem is not None:
+                raise
+            return
+        self._size, self._part = sound.end, sound.part
         os.ftruncate(self._file, self._size)
 
-    def _head(self) -> bytes:
-        return json_frame(
-            FrameKind.HEADER,
-            {
-                "version": VERSION,
-                "host": platform.node(),
-                "boot_id": _boot_id(),
-                "wall_offset": self._clock.offset,
-            },
-        )
+    # What is written
 
     def add_program(self, name: str, major: int, details: dict[str, Any]) -> int:
-        """Announce a program; return its number in this file."""
+        """Announce a program, of which ``details`` says more (``RecordSource``); return its number in this file."""
         number = self._next
+        program = _Program(name, major, details)
+        _program_frame(number, program)  # it may be too large
         self._next += 1
-        program = self._programs[number] = TraceProgram(number, name, major, details)
-        self._append(self._program_frame(program))
+        self._programs[number] = program
+        self._announce(number)
+        self._flush_some()
         return number
 
     def update_program(self, program: int, details: dict[str, Any]) -> None:
@@ -145,56 +156,178 @@ class TraceFileWriter:
         known = self._programs[program]
         if known.details != details:
             known.details = details
-            self._append(self._program_frame(known))
+            known.is_announced = False
+            self._announce(program)
+            self._flush_some()
 
-    def add_places(self, program: int, places: Sequence[Place]) -> None:
+    def add_places(self, program: int, places: Sequence[PlaceEntry]) -> None:
         """Announce more probepoints of a program."""
-        known = self._programs[program]
-        first = len(known.places)
-        known.places += places
-        self._append(self._places_frame(known, first))
+        self._programs[program].places += places
+        self._announce(program)
+        self._flush_some()
 
     def end_program(self, program: int) -> None:
         """Forget a program that has no more records."""
-        del self._programs[program]
-        self._lost.pop(program, None)
+        self._announce(program)
+        self._ended.add(program)
+        self.flush()
 
     def write(self, program: int, records: list[tuple[int, bytes]]) -> None:
         """Append records; if that fails, they are lost."""
         if not self.append(program, records):
-            self._lost[program] = self._lost.get(program, 0) + len(records)
+            self._programs[program].lost += len(records)
 
     def append(self, program: int, records: list[tuple[int, bytes]]) -> bool:
-        """Append records, and return whether that was possible; if not, none of them is in the file."""
-        if (lost := self._lost.pop(program, 0)) and not self._append(
-            json_frame(FrameKind.LOST, {"id": program, "count": lost})
-        ):
-            self._lost[program] = lost
-        if self._limit is not None and self._size > self._limit // 2:
+        """
+        Append records, and return whether that was possible; if not, none of them is in the file.
+
+        What is kept back to be compressed may still find no room, and is noted as lost then.
+        """
+        if self._limit is not None and self._size + self._batch.size > self._limit // 2:
+            self.flush()
             self._begin_another()
-        before = self._clock.offset
-        if (offset := self._clock.look()) != before:
-            self._append(json_frame(FrameKind.CLOCK, {"wall_offset": offset}))
-        return not self._lost.get(program) and self._append(records_frame(program, records))
+        for number in self._ended:
+            self._announce(number)
+        self._announce(program)
+        first = size = 0
+        for end, (_, record) in enumerate(records, 1):
+            size += len(record)
+            if size > _FRAME_BYTES:
+                self._add_records(program, records[first:end])
+                first, size = end, 0
+        if first < len(records):
+            self._add_records(program, records[first:])
+        if self._flush_some():
+            return True
+        self._programs[program].lost -= len(records)
+        return False
 
     def lose(self, program: int, count: int) -> None:
         """Note that records are missing here."""
-        self._lost[program] = self._lost.get(program, 0) + count
+        self._programs[program].lost += count
+
+    def flush(self) -> bool:
+        """Write what is kept back, and return whether that was possible; if not, it is lost."""
+        batch, self._batch = self._batch, _Batch()
+        is_written = (self._has_head or self._begin_file()) and self._append(self._bytes_of(batch))
+        if not is_written:
+            self._undo(batch)
+        for number in [each for each in self._ended if self._is_noted(self._programs[each])]:
+            self._ended.remove(number)
+            del self._programs[number]
+        return is_written
+
+    @staticmethod
+    def _is_noted(program: _Program) -> bool:
+        return program.is_announced and not program.lost
 
     def close(self) -> None:
-        """Give up the file."""
+        """Write what is kept back, and give up the file."""
+        for number in self._programs:
+            self._announce(number)
+        self.flush()
         os.close(self._file)
 
+    # Batches
+
+    def _add_records(self, program: int, records: list[tuple[int, bytes]]) -> None:
+        self._add(records_frame(program, time.monotonic_ns(), records))
+        self._batch.records[program] += len(records)
+
+    def _announce(self, number: int) -> None:
+        """Add what the file does not know yet of the clock and of a program."""
+        program, batch = self._programs[number], self._batch
+        offset = self._clock.look()
+        if self._has_head and offset != self._offset:
+            self._offset = offset
+            self._add(json_frame(FrameKind.CLOCK, {"wall_offset": offset}))
+        if not program.is_announced:
+            self._add(_program_frame(number, program))
+            program.is_announced = True
+            batch.announced.add(number)
+        for first in range(program.announced_places, len(program.places), _FRAME_PLACES):
+            places = program.places[first : first + _FRAME_PLACES]
+            self._add(json_frame(FrameKind.PLACES, {"id": number, "first": first, "places": places}))
+            batch.places.setdefault(number, first)
+            program.announced_places = first + len(places)
+        if program.lost:
+            now = time.monotonic_ns()
+            self._add(json_frame(FrameKind.LOST, {"id": number, "count": program.lost, "time": now}))
+            batch.records[number] += program.lost
+            program.lost = 0
+
+    def _add(self, frame: bytes) -> None:
+        batch = self._batch
+        batch.since = batch.since or time.monotonic_ns()
+        batch.frames.append(frame)
+        batch.size += len(frame)
+
+    def _flush_some(self) -> bool:
+        """Write the batch, unless more is to be compressed with it; return whether that was possible."""
+        batch = self._batch
+        if self._compress is None or batch.size > _KEPT_BYTES or time.monotonic_ns() - batch.since > _KEPT_NANOSECONDS:
+            return self.flush()
+        return True
+
+    def _bytes_of(self, batch: _Batch) -> bytes:
+        if self._compress is None or not batch.frames:
+            return b"".join(batch.frames)
+        groups: list[bytearray] = [bytearray()]
+        for frame in batch.frames:
+            if groups[-1] and len(groups[-1]) + len(frame) > _COMPRESSED_BYTES:
+                groups.append(bytearray())
+            groups[-1] += frame
+        return b"".join(self._compress(bytes(group)) for group in groups)
+
+    def _undo(self, batch: _Batch) -> None:
+        """Take back that the file knows what is in a batch; its records are lost."""
+        self._offset = None
+        for number, count in batch.records.items():
+            self._programs[number].lost += count
+        for number in batch.announced:
+            self._programs[number].is_announced = False
+        for number, first in batch.places.items():
+            self._programs[number].announced_places = first
+
+    # The file
+
+    def _begin_file(self) -> bool:
+        """Write the HEADER, behind which programs have to be announced anew."""
+        offset = self._clock.look()
+        head = json_frame(
+            FrameKind.HEADER,
+            {
+                "version": VERSION,
+                "host": platform.node(),
+                "kernel": platform.release(),
+                "boot_id": _boot_id(),
+                "wall_offset": offset,
+                "part": self._part,
+            },
+        )
+        if not self._append(head):
+            return False
+        self._has_head = True
+        self._offset = offset
+        return True
+
     def _append(self, data: bytes) -> bool:
-        """Write a frame whole or not at all."""
+        """Write frames whole or not at all."""
+        if not data:
+            return True
         try:
+            if self._is_torn:
+                os.ftruncate(self._file, self._size)
+                self._is_torn = False
             written = 0
             while written < len(data):
                 written += os.write(self._file, data[written:])
         except OSError as error:
             self.problem = f"'{self.path}': {reason_of(error)}"
-            with contextlib.suppress(OSError):
+            try:
                 os.ftruncate(self._file, self._size)
+            except OSError:
+                self._is_torn = True  # nothing may follow before that succeeds
             return False
         self.problem = None
         self._size += len(data)
@@ -203,126 +336,32 @@ class TraceFileWriter:
     def _begin_another(self) -> None:
         """Keep the file as the older part, and go on in a new one."""
         try:
-            self.path.replace(older_part(self.path))
+            with contextlib.suppress(FileNotFoundError):
+                self.path.replace(older_part(self.path))
             file = self._open()
-        except OSError as error:
-            self.problem = f"'{self.path}': {reason_of(error)}"
+        except (OSError, SinkError) as error:
+            reason = reason_of(error) if isinstance(error, OSError) else str(error)
+            self.problem = f"'{self.path}': {reason}"
             return
         os.close(self._file)
-        self._file, self._size = file, 0
-        self._append(self._head())
+        self._file, self._size, self._part = file, 0, self._part + 1
+        self._has_head = self._is_torn = False
         for program in self._programs.values():
-            self._append(self._program_frame(program))
-            if program.places:
-                self._append(self._places_frame(program, 0))
-
-    def _program_frame(self, program: TraceProgram) -> bytes:
-        content = {"id": program.id, "name": program.name, "major": program.major, "details": program.details}
-        return json_frame(FrameKind.PROGRAM, content)
-
-    def _places_frame(self, program: TraceProgram, first: int) -> bytes:
-        content = {"id": program.id, "first": first, "places": program.places[first:]}
-        return json_frame(FrameKind.PLACES, content)
+            program.is_announced, program.announced_places = False, 0
 
 
-class TraceReader:
-    """
-    Read a trace file, also one that is being written; ``position`` is behind the last whole frame.
+def _program_frame(number: int, program: _Program) -> bytes:
+    content = {"id": number, "name": program.name, "major": program.major, "details": program.details}
+    frame = json_frame(FrameKind.PROGRAM, content)
+    if len(frame) > JSON_MAX:
+        raise SinkError(
+            f"what is to be recorded of '{program.name}' takes {len(frame)} bytes, at most {JSON_MAX} are possible",
+            hint="most of it are templates",
+        )
+    return frame
 
-    ``read`` gives what there is, and may be called again for what has come since.
-    """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.position = 0
-        self._programs: dict[int, TraceProgram] = {}
-        self._wall_offset = 0
-        try:
-            self._file = path.open("rb")
-        except OSError as error:
-            raise FormatError(f"'{path}': {reason_of(error)}") from error
-
-    @property
-    def was_replaced(self) -> bool:
-        """Whether the path leads to another file now, as after a limited writer has begun another one."""
-        try:
-            return not os.path.samestat(os.fstat(self._file.fileno()), self.path.stat())
-        except OSError:
-            return True
-
-    def close(self) -> None:
-        """Give up the file."""
-        self._file.close()
-
-    def read(self) -> Iterator[TraceRecord | LostRecords]:
-        """Iterate over the records that are there; raise ``FormatError`` at damage, which a torn tail is not."""
-        self._file.seek(self.position)
-        data = b""
-        at = 0
-        while True:
-            while len(data) - at >= FRAME.size:
-                size, kind, checksum = self._head(data, at)
-                end = at + FRAME.size + size
-                if len(data) < end:
-                    break
-                body = data[at + FRAME.size : end]
-                check_body(kind, body, checksum, self.position)
-                yield from self._frame(kind, body)
-                self.position += end - at
-                at = end
-            more = self._file.read(_PIECE)
-            if not more:
-                return
-            data = data[at:] + more
-            at = 0
-
-    def _head(self, data: bytes, at: int) -> tuple[int, int, int]:
-        try:
-            size, kind, checksum = split_head(data, at)
-        except FormatError:
-            raise FormatError(f"'{self.path}' is no trace file, or damaged", offset=self.position) from None
-        if self.position == 0 and kind != FrameKind.HEADER:
-            raise FormatError(f"'{self.path}' does not begin as a trace file", offset=0)
-        return size, kind, checksum
-
-    def _frame(self, kind: int, body: bytes) -> Iterator[TraceRecord | LostRecords]:
-        try:
-            match kind:
-                case FrameKind.RECORDS:
-                    number, records = split_records(body, self.position)
-                    program = self._programs[number]
-                    offset = self._wall_offset
-                    for probe, record in records:
-                        yield TraceRecord(program, probe, record, offset)
-                case FrameKind.HEADER:
-                    self._on_header(split_json(body, self.position))
-                case FrameKind.CLOCK:
-                    self._wall_offset = int(split_json(body, self.position)["wall_offset"])
-                case FrameKind.PROGRAM:
-                    said = split_json(body, self.position)
-                    program = self._programs.setdefault(said["id"], TraceProgram(int(said["id"]), ""))
-                    program.name, program.major = str(said["name"]), int(said["major"])
-                    program.details = dict(said["details"])
-                case FrameKind.PLACES:
-                    said = split_json(body, self.position)
-                    places = self._programs[said["id"]].places
-                    del places[int(said["first"]) :]
-                    places += [(str(where), str(function), placed) for where, function, placed in said["places"]]
-                case FrameKind.LOST:
-                    said = split_json(body, self.position)
-                    yield LostRecords(self._programs[said["id"]], int(said["count"]))
-                case _:
-                    pass  # of a later version
-        except (KeyError, TypeError, ValueError) as error:
-            raise FormatError(
-                f"a frame of '{self.path}' lacks what it must hold: {error!r}", offset=self.position
-            ) from None
-
-    def _on_header(self, said: dict[str, Any]) -> None:
-        if int(said["version"]) > VERSION:
-            raise FormatError(
-                f"'{self.path}' has version {said['version']} of the trace format, expected {VERSION}",
-                hint="read it with the dprobes that wrote it, or a later one",
-            )
-        self._wall_offset = int(said["wall_offset"])
-        self._programs.clear()
+def _boot_id() -> str:
+    with contextlib.suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    return ""

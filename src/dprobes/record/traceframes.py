@@ -1,19 +1,22 @@
 r"""
-The frames of a trace file (``.dpt``): the one place where their layout is written.
+The frames of a trace file (``.dpt``): the one place where their layout is written; ``docs/tracefile.md`` explains it.
 
 A file is a sequence of frames, and begins with a HEADER. All numbers are little-endian::
 
     u32 size of the body | u8 kind | 3 bytes "dpt" | u32 CRC-32 of the 8 bytes before and the body | body
 
-    kind         body
-    1  HEADER    JSON: version of the format, host, boot id, and what CLOCK_MONOTONIC lacks to be nanoseconds since 1970
-    2  PROGRAM   JSON: what is known of a program whose records follow; "id" is its number in this file
-    3  PLACES    JSON: probepoints of a program from the number "first" on, as [where, function, placed]
-    4  RECORDS   u32 program id, then for each record: u32 probepoint | u32 size | the record (``layout``)
-    5  LOST      JSON: how many records of a program were lost before this place
-    6  CLOCK     JSON: as in HEADER, after the wall clock was set
+    kind           body
+    1  HEADER      JSON: version of the format, host, kernel, boot id, what CLOCK_MONOTONIC lacks to be nanoseconds
+                   since 1970, and which part of a trace this is
+    2  PROGRAM     JSON: what is known of a program whose records follow; "id" is its number behind this HEADER
+    3  PLACES      JSON: probepoints of a program from the number "first" on, as [where, function, placed]
+    4  RECORDS     u32 program id | u64 time of writing | then for each record: u32 probepoint | u32 size | the record
+                   (``layout``)
+    5  LOST        JSON: how many records of a program were lost before this place
+    6  CLOCK       JSON: as in HEADER, after the wall clock was set
+    7  COMPRESSED  u32 size of the content | a zstd frame; its content is whole frames, none of kind 1 or 7
 
-A file that was cut off anywhere can be read up to its last whole frame.
+Times are CLOCK_MONOTONIC in nanoseconds. A file that was cut off anywhere can be read up to its last whole frame.
 """
 
 from __future__ import annotations
@@ -22,35 +25,41 @@ import enum
 import json
 import struct
 import zlib
-from typing import Any
+from typing import Any, NamedTuple
 
 from dprobes.errors import FormatError
 
 __all__ = [
     "BODY_MAX",
-    "FRAME",
+    "FRAME_HEAD",
+    "JSON_MAX",
+    "RECORDS_HEAD",
+    "RECORD_HEAD",
     "VERSION",
+    "Frame",
     "FrameKind",
-    "check_body",
+    "FrameSplitter",
     "frame",
     "json_frame",
+    "number_in",
     "records_frame",
-    "split_head",
     "split_json",
-    "split_records",
+    "torn_head",
 ]
 
-VERSION = 1
+VERSION = 2
 
-FRAME = struct.Struct("<IB3sI")
+FRAME_HEAD = struct.Struct("<IB3sI")
 _MARK = b"dpt"
 _CHECKED = 8
 """Bytes of the head that the check sum is about."""
-_PROGRAM = struct.Struct("<I")
-_RECORD = struct.Struct("<II")
+RECORDS_HEAD = struct.Struct("<IQ")
+RECORD_HEAD = struct.Struct("<II")
 
 BODY_MAX = 64 << 20
-"""Bytes of the longest body; a longer one is damage."""
+"""Bytes of the longest body, and of the longest content of a compressed one; a longer one is damage."""
+JSON_MAX = 16 << 20
+"""Bytes of the longest JSON body: what is made of it takes many times as much."""
 
 
 class FrameKind(enum.IntEnum):
@@ -62,69 +71,120 @@ class FrameKind(enum.IntEnum):
     RECORDS = 4
     LOST = 5
     CLOCK = 6
+    COMPRESSED = 7
 
 
-def frame(kind: FrameKind, body: bytes) -> bytes:
-    """Return a frame."""
-    return FRAME.pack(len(body), kind, _MARK, _checksum(len(body), kind, body)) + body
+class Frame(NamedTuple):
+    """Hold a frame; ``kind`` may be one of a later version, ``position`` is that of its first byte."""
+
+    kind: int
+    body: bytes
+    position: int
+
+
+# Writing
+
+
+def frame(kind: int, body: bytes) -> bytes:
+    """Return the bytes of a frame."""
+    return FRAME_HEAD.pack(len(body), kind, _MARK, _checksum(len(body), kind, body)) + body
 
 
 def _checksum(size: int, kind: int, body: bytes) -> int:
-    return zlib.crc32(body, zlib.crc32(FRAME.pack(size, kind, _MARK, 0)[:_CHECKED]))
+    return zlib.crc32(body, zlib.crc32(FRAME_HEAD.pack(size, kind, _MARK, 0)[:_CHECKED]))
 
 
-def json_frame(kind: FrameKind, content: dict[str, Any]) -> bytes:
+def json_frame(kind: int, content: dict[str, Any]) -> bytes:
     """Return a frame whose body is JSON."""
     return frame(kind, json.dumps(content, separators=(",", ":")).encode())
 
 
-def records_frame(program: int, records: list[tuple[int, bytes]]) -> bytes:
+def records_frame(program: int, written: int, records: list[tuple[int, bytes]]) -> bytes:
     """Return a RECORDS frame."""
-    parts = [_PROGRAM.pack(program)]
+    parts = [RECORDS_HEAD.pack(program, written)]
     for probe, record in records:
-        parts += (_RECORD.pack(probe, len(record)), record)
+        parts += (RECORD_HEAD.pack(probe, len(record)), record)
     return frame(FrameKind.RECORDS, b"".join(parts))
 
 
-def split_head(data: bytes, position: int = 0) -> tuple[int, int, int]:
-    """Return size of the body, kind and check sum in a frame's head; raise ``FormatError`` if it is none."""
-    size, kind, mark, checksum = FRAME.unpack_from(data, position)
-    if mark != _MARK or size > BODY_MAX:
-        raise FormatError("this is not a frame of a trace file", offset=position)
-    return size, kind, checksum
+# Reading
 
 
-def check_body(kind: int, body: bytes, checksum: int, position: int) -> None:
-    """Raise ``FormatError`` if a frame is not what was written."""
-    if _checksum(len(body), kind, body) != checksum:
-        raise FormatError("a frame of a trace file is damaged: its check sum is wrong", offset=position)
+class FrameSplitter:
+    """
+    Cut a stream of bytes, which comes in pieces of any size, into frames.
+
+    ``position`` is the place in the stream behind the last frame that was pulled.
+    """
+
+    def __init__(self, position: int = 0) -> None:
+        self.position = position
+        self._bytes = bytearray()
+        self._at = 0
+
+    @property
+    def rest(self) -> int:
+        """How many bytes there are behind ``position``: those of frames to pull, and of the one that is not whole."""
+        return len(self._bytes) - self._at
+
+    def push(self, data: bytes) -> None:
+        """Add what comes next in the stream."""
+        del self._bytes[: self._at]
+        self._at = 0
+        self._bytes += data
+
+    def forget(self) -> None:
+        """Drop everything behind ``position``, which will be pushed again."""
+        self._bytes.clear()
+        self._at = 0
+
+    def pull(self) -> Frame | None:
+        """Return the next frame, or None if it is not there as a whole; raise ``FormatError`` at damage."""
+        body_at = self._at + FRAME_HEAD.size
+        if len(self._bytes) < body_at:
+            return None
+        size, kind, mark, checksum = FRAME_HEAD.unpack_from(self._bytes, self._at)
+        position = self.position
+        if mark != _MARK or size > BODY_MAX:
+            raise FormatError("this is not a frame of a trace file", offset=position)
+        if len(self._bytes) < body_at + size:
+            return None
+        with memoryview(self._bytes) as view, view[body_at : body_at + size] as part:
+            body = bytes(part)
+        if _checksum(size, kind, body) != checksum:
+            raise FormatError("a frame of a trace file is damaged: its check sum is wrong", offset=position)
+        self._at = body_at + size
+        self.position += FRAME_HEAD.size + size
+        return Frame(kind, body, position)
 
 
-def split_json(body: bytes, position: int) -> dict[str, Any]:
-    """Return the content of a JSON body."""
+def torn_head(data: bytes, size: int) -> int | None:
+    """Return the kind of frame that ``data`` begins if that takes at least ``size`` bytes, all there are; or None."""
+    if len(data) < FRAME_HEAD.size:
+        return None
+    body, kind, mark, _ = FRAME_HEAD.unpack_from(data)
+    return kind if mark == _MARK and size <= FRAME_HEAD.size + body <= FRAME_HEAD.size + BODY_MAX else None
+
+
+def split_json(frame: Frame, name: str) -> dict[str, Any]:
+    """Return the content of a frame with JSON of the file ``name``."""
+    if len(frame.body) > JSON_MAX:
+        raise FormatError(
+            f"a frame of '{name}' holds {len(frame.body)} bytes of JSON, at most {JSON_MAX} are allowed",
+            offset=frame.position,
+        )
     try:
-        content = json.loads(body)
+        content = json.loads(frame.body)
     except (ValueError, RecursionError):
         content = None
     if not isinstance(content, dict):
-        raise FormatError("a frame of a trace file does not hold a JSON object", offset=position)
+        raise FormatError(f"a frame of '{name}' does not hold a JSON object", offset=frame.position)
     return content
 
 
-def split_records(body: bytes, position: int) -> tuple[int, list[tuple[int, bytes]]]:
-    """Return the program and the records of a RECORDS body."""
-    if len(body) < _PROGRAM.size:
-        raise FormatError("a frame with records names no program", offset=position)
-    (program,) = _PROGRAM.unpack_from(body)
-    records = []
-    at = _PROGRAM.size
-    while at < len(body):
-        if at + _RECORD.size > len(body):
-            raise FormatError("a frame ends in the head of a record", offset=position + at)
-        probe, size = _RECORD.unpack_from(body, at)
-        at += _RECORD.size
-        if at + size > len(body):
-            raise FormatError("a frame ends in a record", offset=position + at)
-        records.append((probe, body[at : at + size]))
-        at += size
-    return program, records
+def number_in(content: dict[str, Any], key: str, *, low: int = 0, high: int = (1 << 63) - 1) -> int:
+    """Return a whole number of a JSON object; raise ``ValueError`` if it is missing, or none between the limits."""
+    value = content.get(key)
+    if type(value) is not int or not low <= value <= high:
+        raise ValueError(f"'{key}' is no number between {low} and {high}")
+    return value

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+from typing import TYPE_CHECKING, Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dprobes.errors import FormatError
-from dprobes.record.codec import decode_record, encode_record
-from dprobes.record.layout import Item, LogRecord
+from dprobes.record.codec import decode_record, encode_record, time_of
+from dprobes.record.layout import FIXED_ITEMS, Item, LogRecord
 from record_strategies import records
+
+if TYPE_CHECKING:
+    from dprobes.record.layout import ByteOrder
 
 
 def test_items_follow_the_flag_word_in_the_papers_order() -> None:
@@ -34,6 +40,44 @@ def test_words_of_8_bytes_widen_ip_and_sp_only() -> None:
 @given(records())
 def test_decoding_gives_back_what_was_encoded(record: LogRecord) -> None:
     assert record == decode_record(encode_record(record))
+
+
+def test_every_flag_word_has_its_shape_in_both_byte_orders() -> None:
+    # What each item of a record holds: its place in the paper's table.
+    values = {Item(1 << n): n + 1 for n in range(10)} | {Item.PROCESS_NAME: "comm", Item.TID: 14}
+    fields = dict(zip(values, (*(name for _, name in FIXED_ITEMS), "process_name", "tid"), strict=True))
+    orders: tuple[ByteOrder, ...] = ("little", "big")
+    for flags in range(1 << 14):
+        chosen: dict[str, Any] = {fields[item]: value for item, value in values.items() if flags & item}
+        for order in orders:
+            record = LogRecord(
+                **chosen,
+                data=b"data",
+                word_size=8 if flags & Item.WIDE else 4,
+                byte_order=order if flags else "little",  # a flag word that is zero tells no order
+                is_stack_trace=bool(flags & Item.STACK_TRACE),
+            )
+            encoded = encode_record(record)
+            assert int.from_bytes(encoded[:4], record.byte_order) == flags
+            assert decode_record(encoded) == record
+            assert time_of(encoded) == record.time
+
+
+def test_a_process_name_ends_where_it_has_to() -> None:
+    assert decode_record(encode_record(LogRecord(process_name="sixteen-letters-", data=b"x"))).process_name == (
+        "sixteen-letters"
+    )
+    assert decode_record(encode_record(LogRecord(process_name="a\0b", data=b"x"))) == LogRecord(
+        process_name="a", data=b"x"
+    )
+    undecodable = b"\xff\xfe".decode("utf-8", "surrogateescape")
+    assert decode_record(encode_record(LogRecord(process_name=undecodable))).process_name == undecodable
+
+
+@given(st.binary(max_size=80))
+def test_the_time_of_arbitrary_bytes_is_that_of_the_record_if_they_are_one(data: bytes) -> None:
+    with contextlib.suppress(FormatError):
+        assert decode_record(data).time == time_of(data)
 
 
 @given(st.binary(max_size=80))

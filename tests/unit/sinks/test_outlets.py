@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from dprobes.errors import SinkError
-from dprobes.record.tracefile import LostRecords, TraceReader, TraceRecord
+from dprobes.record.tracecontent import LostRecords, TraceRecord
+from dprobes.record.tracereader import TraceReader
 from dprobes.sinks.base import SinkOptions
 from dprobes.sinks.file import FileOutlet
 from dprobes.sinks.kinds import parse_target

@@ -1,0 +1,184 @@
+"""From the bytes of a trace file, in pieces of any size, to its records. Knows no files."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dprobes.errors import FormatError
+from dprobes.record.source import RecordSource
+from dprobes.record.tracecontent import LostRecords, RecordBlock, TraceOrigin, TraceProgram
+from dprobes.record.traceframes import (
+    RECORDS_HEAD,
+    VERSION,
+    Frame,
+    FrameKind,
+    FrameSplitter,
+    number_in,
+    split_json,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+from dprobes.record.tracecontent import PlaceEntry
+
+__all__ = ["TraceParser"]
+
+_ID_MAX = (1 << 32) - 1
+
+
+class TraceParser:
+    """
+    Parse a trace file that is fed to it.
+
+    However the bytes are cut, what comes out is the same, and comes as soon as its frame is whole. ``name`` is what
+    errors call the file. An error at ``position`` says that there is no frame; after any other one parsing must end.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.origin = TraceOrigin(name)
+        self._frames = FrameSplitter()
+        self._inner: FrameSplitter | None = None
+        self._outer_position = 0
+        self._programs: dict[int, TraceProgram] = {}
+        self._wall_offset = 0
+
+    @property
+    def position(self) -> int:
+        """The place in the file behind the last whole frame that was looked at."""
+        return self._frames.position
+
+    def forget(self) -> None:
+        """Drop the bytes behind ``position``, which will be fed again."""
+        self._frames.forget()
+
+    def feed(self, data: bytes) -> Iterator[RecordBlock | LostRecords]:
+        """
+        Iterate over what has become whole with ``data``; raise ``FormatError`` at damage.
+
+        Whoever stops iterating gets the rest with the next call.
+        """
+        self._frames.push(data)
+        while (frame := self._pull()) is not None:
+            found = self._of_frame(frame)
+            if found is not None:
+                yield found
+
+    def _pull(self) -> Frame | None:
+        if self._inner is not None and (frame := self._pull_inner(self._inner)) is not None:
+            return frame
+        self._inner = None
+        try:
+            frame = self._frames.pull()
+        except FormatError:
+            what = "is damaged" if self.position else "is no trace file, or damaged"
+            raise FormatError(f"'{self.name}' {what}", offset=self.position) from None
+        if frame is not None and frame.position == 0 and frame.kind != FrameKind.HEADER:
+            raise FormatError(f"'{self.name}' does not begin as a trace file", offset=0)
+        return frame
+
+    def _pull_inner(self, inner: FrameSplitter) -> Frame | None:
+        """Return the next one of compressed frames; errors are at the frame that holds them."""
+        outer = self._outer_position
+        try:
+            frame = inner.pull()
+        except FormatError:
+            raise FormatError(f"a compressed frame of '{self.name}' holds no frames", offset=outer) from None
+        if frame is None and inner.rest:
+            raise FormatError(f"a compressed frame of '{self.name}' holds a part of a frame", offset=outer)
+        if frame is not None and frame.kind in (FrameKind.HEADER, FrameKind.COMPRESSED):
+            raise FormatError(f"a compressed frame of '{self.name}' holds one that must not be in it", offset=outer)
+        return frame and frame._replace(position=outer)
+
+    def _of_frame(self, frame: Frame) -> RecordBlock | LostRecords | None:
+        try:
+            match frame.kind:
+                case FrameKind.RECORDS:
+                    return self._records(frame)
+                case FrameKind.HEADER:
+                    self._on_header(split_json(frame, self.name))
+                case FrameKind.CLOCK:
+                    self._wall_offset = _wall_offset_in(split_json(frame, self.name))
+                case FrameKind.PROGRAM:
+                    self._on_program(split_json(frame, self.name))
+                case FrameKind.PLACES:
+                    self._on_places(split_json(frame, self.name))
+                case FrameKind.LOST:
+                    return self._lost(split_json(frame, self.name))
+                case FrameKind.COMPRESSED:
+                    from dprobes.record.compression import decompressed
+
+                    self._outer_position = frame.position
+                    self._inner = FrameSplitter()
+                    self._inner.push(decompressed(frame, self.name))
+                case _:
+                    pass  # of a later version
+        except (TypeError, ValueError) as error:
+            raise FormatError(
+                f"a frame of '{self.name}' does not hold what it must: {error}", offset=frame.position
+            ) from None
+        return None
+
+    def _records(self, frame: Frame) -> RecordBlock:
+        if len(frame.body) < RECORDS_HEAD.size:
+            raise ValueError("there is no program and time")
+        number, written = RECORDS_HEAD.unpack_from(frame.body)
+        return RecordBlock(
+            self._program(number), frame.body, RECORDS_HEAD.size, self._wall_offset, written, frame.position
+        )
+
+    def _lost(self, said: dict[str, Any]) -> LostRecords:
+        program = self._program(number_in(said, "id"))
+        return LostRecords(program, number_in(said, "count"), number_in(said, "time") + self._wall_offset)
+
+    def _program(self, number: int) -> TraceProgram:
+        if (program := self._programs.get(number)) is None:
+            raise ValueError(f"no program has the number {number}")
+        return program
+
+    def _on_header(self, said: dict[str, Any]) -> None:
+        version = number_in(said, "version")
+        if version != VERSION:
+            raise FormatError(
+                f"'{self.name}' has version {version} of the trace format, expected {VERSION}",
+                hint=f"read it with the dprobes that wrote it{', or a later one' if version > VERSION else ''}",
+            )
+        self._wall_offset = _wall_offset_in(said)
+        self.origin = TraceOrigin(
+            self.name,
+            str(said.get("host", "")),
+            str(said.get("kernel", "")),
+            str(said.get("boot_id", "")),
+            number_in(said, "part") if "part" in said else 0,
+        )
+        self._programs.clear()
+
+    def _on_program(self, said: dict[str, Any]) -> None:
+        number = number_in(said, "id", high=_ID_MAX)
+        name, details = said.get("name"), said.get("details")
+        if not isinstance(name, str) or not isinstance(details, dict):
+            raise TypeError("there is no name, or no details")
+        source = RecordSource.from_details(number, name, number_in(said, "major", high=_ID_MAX), details)
+        if (program := self._programs.get(number)) is None:
+            self._programs[number] = TraceProgram(source, details, origin=self.origin)
+        else:
+            program.source, program.details = source, details  # there is more to be said of it
+
+    def _on_places(self, said: dict[str, Any]) -> None:
+        places = self._program(number_in(said, "id")).places
+        first, more = number_in(said, "first", high=len(places)), said.get("places")
+        if not isinstance(more, list):
+            raise TypeError("there are no places")
+        places[first:] = [_place(entry) for entry in more]
+
+
+def _wall_offset_in(said: dict[str, Any]) -> int:
+    return number_in(said, "wall_offset", low=-(1 << 63))
+
+
+def _place(entry: Any) -> PlaceEntry:
+    match entry:
+        case [str() as where, str() as function, int() | None as placed]:
+            return where, function, placed
+    raise TypeError("a place is not [where, function, placed]")

@@ -1,0 +1,106 @@
+"""Read trace files, also those that are being written."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Self
+
+from dprobes.errors import FormatError, reason_of
+from dprobes.record.tracecontent import LostRecords, RecordBlock
+from dprobes.record.traceparser import TraceParser
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from dprobes.record.tracecontent import TraceOrigin, TraceRecord
+
+__all__ = ["TraceReader"]
+
+_PIECE = 1 << 20
+
+
+class TraceReader:
+    """
+    Read a trace file; ``position`` is behind the last whole frame that was read.
+
+    ``read`` and ``blocks`` give what there is, and may be called again for what has come since.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._parser = TraceParser(str(path))
+        try:
+            self._file = path.open("rb", buffering=0)
+        except OSError as error:
+            raise FormatError(f"'{path}': {reason_of(error)}") from error
+        self._is_seekable = self._file.seekable()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def position(self) -> int:
+        """Where in the file reading goes on."""
+        return self._parser.position
+
+    @property
+    def origin(self) -> TraceOrigin:
+        """What the last HEADER that was read says."""
+        return self._parser.origin
+
+    @property
+    def was_replaced(self) -> bool:
+        """Whether the path leads to another file now, as after a limited writer has begun another one."""
+        try:
+            return not os.path.samestat(self.status, self.path.stat())
+        except OSError:
+            return True
+
+    @property
+    def status(self) -> os.stat_result:
+        """The status of the file, wherever it is now."""
+        return os.fstat(self._file.fileno())
+
+    def close(self) -> None:
+        """Give up the file."""
+        self._file.close()
+
+    def read(self) -> Iterator[TraceRecord | LostRecords]:
+        """Iterate over the records that are there; raise ``FormatError`` at damage, which a torn tail is not."""
+        for found in self.blocks():
+            if isinstance(found, LostRecords):
+                yield found
+            else:
+                yield from found
+
+    def blocks(self) -> Iterator[RecordBlock | LostRecords]:
+        """Iterate over the same in blocks."""
+        failed_at = -1
+        while True:
+            self._go_back()
+            try:
+                while data := self._next():
+                    yield from self._parser.feed(data)
+            except FormatError as error:
+                # What is no frame may become one: a writer whose disk is full takes back what it wrote meanwhile.
+                if error.offset != self.position or failed_at == self.position or not self._is_seekable:
+                    raise
+                failed_at = self.position
+                continue
+            return
+
+    def _go_back(self) -> None:
+        """Go back behind the last whole frame: what followed it may have been cut off, and written anew."""
+        if self._is_seekable:
+            self._parser.forget()
+            self._file.seek(self.position)
+
+    def _next(self) -> bytes:
+        try:
+            return self._file.read(_PIECE) or b""
+        except OSError as error:
+            raise FormatError(f"'{self.path}': {reason_of(error)}") from error
