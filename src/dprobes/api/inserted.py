@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.engines.base import Counts
 from dprobes.engines.following import FollowedProgram
-from dprobes.engines.places import place_of_probe
+from dprobes.engines.places import places_of
 from dprobes.errors import DprobesError, EngineError
 
 if TYPE_CHECKING:
@@ -53,7 +53,8 @@ class _Followed(FollowedProgram):
 
     def take_records(self, records: Sequence[tuple[int, bytes]]) -> None:
         probes, places = self.probes, self._places
-        places += [place_of_probe(self.name, probe) for probe in probes[len(places) :]]
+        if len(probes) > len(places):
+            places += places_of(self.name, probes, len(places))
         self._queue.put([(record, places[probe]) for probe, record in records])
 
     def take_end(self, lost: int) -> None:  # noqa: ARG002 - the counts tell
@@ -109,17 +110,19 @@ class InsertedProgram:
     def probepoints(self) -> list[Probepoint]:
         """Its probepoints with their states and counts; one definition may have many, in several files."""
         followed, counts = self._followed, self._followed.counts()
+        probes = list(followed.probes)
+        places = places_of(self.name, probes)
         return [
             Probepoint(
                 self.program.major,
                 probe.definition.minor,
-                place_of_probe(self.name, probe),
+                places[number],
                 probe.path,
                 state,
                 detail,
                 counts[number] if number < len(counts) else Counts(),
             )
-            for number, (probe, (state, detail)) in enumerate(zip(followed.probes, followed.states(), strict=False))
+            for number, (probe, (state, detail)) in enumerate(zip(probes, followed.states(), strict=False))
         ]
 
     def counts(self, minor: int | None = None) -> Counts:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from dprobes.cli import console
-from dprobes.engines.places import build_ids_of, place_of_probe
+from dprobes.engines.places import build_ids_of, places_of
 from dprobes.record.clock import WallClock
 from dprobes.sinks.base import Batch, SinkOptions
 from dprobes.sinks.kinds import parse_target
@@ -102,7 +102,7 @@ class Outputs:
         places = self._places
         if len(probes) > len(places):
             new = probes[len(places) :]
-            places += [place_of_probe(self._source.module, probe) for probe in new]
+            places += places_of(self._source.module, probes, len(places))
             self._source = replace(self._source, build_ids=build_ids_of(new, self._source.build_ids))
             self._announce()
         batch = Batch(

@@ -11,17 +11,28 @@ from dprobes.record.place import Place
 from dprobes.target.elf import ElfFile
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from dprobes.engines.resolve import Probepoint
 
-__all__ = ["build_ids_of", "place_of_probe"]
+__all__ = ["build_ids_of", "places_of"]
 
 
-def place_of_probe(module: str, probe: Probepoint) -> Place:
-    """Return the place of a probepoint of the module's program."""
-    placed = probe.offset + probe.moved if isinstance(probe, ResolvedProbe) and probe.moved else None
-    return Place(module, probe.where, probe.function, placed)
+def places_of(module: str, probes: Sequence[Probepoint], first: int = 0) -> list[Place]:
+    """Return the places of the probepoints of the module's program, from one of them on."""
+    known: set[tuple[str, int, bool]] = set()
+    if any(probe.definition.at_return for probe in probes):
+        known = {(p.path, p.offset, p.definition.at_return) for p in probes if isinstance(p, ResolvedProbe)}
+    return [_place_of(module, probe, known) for probe in probes[first:]]
+
+
+def _place_of(module: str, probe: Probepoint, known: set[tuple[str, int, bool]]) -> Place:
+    if not isinstance(probe, ResolvedProbe):
+        return Place(module, probe.where, probe.function)
+    placed = probe.offset + probe.moved if probe.moved else None
+    at_return = probe.definition.at_return
+    is_paired = (probe.path, probe.offset, not at_return) in known
+    return Place(module, probe.where, probe.function, placed, at_return, is_paired)
 
 
 def build_ids_of(probes: Iterable[Probepoint], known: tuple[str, ...] = ()) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dprobes.engines.places import build_ids_of, place_of_probe
+from dprobes.engines.places import build_ids_of, places_of
 from dprobes.errors import ManagerError
 from dprobes.record.clock import WallClock
 from dprobes.record.tracefile import TraceFileWriter
@@ -132,7 +132,7 @@ class ProgramRecords:
         """Write records; ``probes`` are those of the session, which may have grown."""
         if len(probes) > len(self.places):
             new = probes[len(self.places) :]
-            more = [place_of_probe(self._source.module, probe) for probe in new]
+            more = places_of(self._source.module, probes, len(self.places))
             self.places += more
             self._source = replace(self._source, build_ids=build_ids_of(new, self._source.build_ids))
             self._recording.announce(self._source, more)

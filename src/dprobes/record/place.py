@@ -13,10 +13,13 @@ class Place:
     Name a probe for people: its module, and the function and offset where it is.
 
     ``function`` is not empty where the probe stands for many functions, so that a record must say which. ``placed`` is
-    the file offset of the breakpoint, if that is not at the place that was written.
+    the file offset of the breakpoint, if that is not at the place that was written. ``at_return`` says that it is the
+    return of the function that is probed, ``is_paired`` that the program probes both its entry and its return.
     """
 
     module: str
     symbol: str
     function: str = ""
     placed: int | None = None
+    at_return: bool = False
+    is_paired: bool = False
