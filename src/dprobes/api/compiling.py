@@ -7,7 +7,7 @@ Compiled programs: from a file, a text or a builder to what can be inserted, and
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,7 +42,7 @@ class CompiledProgram:
     Hold a program that can be inserted, with what is known of the symbols of its module.
 
     ``diagnostics`` are warnings and notes about it. ``ppdf`` is what was read from a ``.ppdf`` file, or built for
-    certain modules, else None.
+    certain modules, else None. ``templates`` maps the names of the template files that go with it to their bytes.
     """
 
     program: Program
@@ -50,6 +50,7 @@ class CompiledProgram:
     diagnostics: Diagnostics
     allow_write: bool = False
     ppdf: Ppdf | None = None
+    templates: Mapping[str, bytes] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -82,6 +83,21 @@ class CompiledProgram:
         return replace(
             self, program=chosen, ppdf=_selected(self.ppdf, self.program, chosen) if self.ppdf is not None else None
         )
+
+    def with_templates(self, directory: str | Path) -> CompiledProgram:
+        """
+        Return the program with templates of a directory, those that its records need, in the place of its own.
+
+        They are saved with it, and whoever formats its records has them. Raise ``SourceError`` if one is wrong, and
+        ``FormatError`` if they cannot be read.
+        """
+        from dprobes.formatters.templates.carrying import carried_templates
+
+        diagnostics = Diagnostics()
+        diagnostics.extend(self.diagnostics)
+        templates = carried_templates(Path(directory), self.program, diagnostics)
+        ppdf = replace(self.ppdf, templates=templates) if self.ppdf is not None else None
+        return replace(self, diagnostics=diagnostics, ppdf=ppdf, templates=templates)
 
     def to_bytes(self, modules: Iterable[str | Path] | None = None) -> bytes:
         """
@@ -237,7 +253,7 @@ def _carried(ppdf: Ppdf, name: str, *, verify_build_id: bool, verify_opcodes: bo
 
     other = OtherBuild.REFUSE if verify_build_id else OtherBuild.NEAREST
     symbols = CarriedSymbols(ppdf.builds, name, other, verify_opcodes)
-    return CompiledProgram(ppdf.program, symbols, Diagnostics(), ppdf=ppdf)
+    return CompiledProgram(ppdf.program, symbols, Diagnostics(), ppdf=ppdf, templates=ppdf.templates)
 
 
 def _selected(ppdf: Ppdf, program: Program, chosen: Program) -> Ppdf:
@@ -284,6 +300,7 @@ def _built(compiled: CompiledProgram, modules: Iterable[str | Path] | None, *, w
         extra_symbols=compiled.symbols.extra,
         allow_write=compiled.allow_write,
         with_ebpf=with_ebpf,
+        templates=compiled.templates,
     )
 
 

@@ -13,6 +13,7 @@ import click
 from dprobes.cli import console
 from dprobes.cli.compile import is_compiled
 from dprobes.cli.options import PROGRAM_FILE, compile_options, program_options, symbols_option
+from dprobes.cli.templates import templates_option
 from dprobes.diagnostics import Diagnostics, Severity
 from dprobes.rpn.load import parse_file
 from dprobes.rpn.program import ModuleType
@@ -38,6 +39,7 @@ SUFFIX = ".ppdf"
 )  # fmt: skip
 @program_options
 @symbols_option
+@templates_option("Put the templates that its records need into OUT; they are in this directory.")
 def command(
     file: Path,
     output: Path | None,
@@ -47,6 +49,7 @@ def command(
     cpp: str | None,
     allow_write: bool,
     symbols: Path | None,
+    templates: Path | None,
 ) -> int:
     """
     Compile the probe program FILE for machines that have neither its text nor its module's symbols.
@@ -56,6 +59,7 @@ def command(
     refused. Without --for it is compiled for the module on this machine.
     """
     from dprobes.engines.building import build_ppdf, module_here
+    from dprobes.formatters.templates.carrying import carried_templates
     from dprobes.ppdf import encode
 
     if is_compiled(file):
@@ -67,7 +71,8 @@ def command(
     program = parse_file(file, diagnostics, compile_options(defines, includes, cpp, allow_write=allow_write))
     found = modules or module_here(program, "name its file with --for FILE")
     _doubt_names(program, found, diagnostics)
-    ppdf = build_ppdf(program, found, diagnostics, extra_symbols=symbols, allow_write=allow_write)
+    files = carried_templates(templates, program, diagnostics) if templates is not None else {}
+    ppdf = build_ppdf(program, found, diagnostics, extra_symbols=symbols, allow_write=allow_write, templates=files)
     if text := "\n".join(d.render() for d in diagnostics if d.severity is Severity.WARNING):
         console.write(text)
     _write(output, encode(ppdf))

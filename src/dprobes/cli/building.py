@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dprobes.engines.building import build_ppdf
+from dprobes.formatters.templates.carrying import carried_templates
 from dprobes.ppdf import encode
 from dprobes.rpn.load import parse_file
 from dprobes.rpn.program import ModuleType
@@ -21,9 +22,18 @@ __all__ = ["compiled_here"]
 
 
 def compiled_here(
-    file: Path, options: CompileOptions, symbols: Path | None, scope: Scope, diagnostics: Diagnostics
+    file: Path,
+    options: CompileOptions,
+    symbols: Path | None,
+    scope: Scope,
+    diagnostics: Diagnostics,
+    templates: Path | None = None,
 ) -> bytes:
-    """Compile a program with the symbols of its module, if that is on this machine; raises as ``build_ppdf``."""
+    """
+    Compile a program with the symbols of its module, if that is on this machine; raises as ``build_ppdf``.
+
+    ``templates`` is the directory of its templates.
+    """
     program = parse_file(file, diagnostics, options)
     module = None
     if program.modtype is ModuleType.USER and program.name != "*":
@@ -40,5 +50,6 @@ def compiled_here(
         extra_symbols=symbols,
         allow_write=options.allow_write,
         with_ebpf=False,
+        templates=carried_templates(templates, program, diagnostics) if templates is not None else None,
     )
     return encode(ppdf)

@@ -11,6 +11,7 @@ from dprobes.cli.compile import is_compiled
 from dprobes.cli.inserting import insert, insertion_options, scope_from
 from dprobes.cli.options import PROGRAM_FILE, compile_options, program_options, symbols_option
 from dprobes.cli.scope import scope_options
+from dprobes.cli.templates import templates_option
 from dprobes.diagnostics import Diagnostics, Severity
 
 if TYPE_CHECKING:
@@ -25,8 +26,11 @@ __all__ = ["command"]
 @scope_options
 @program_options
 @symbols_option
+@templates_option("Print its records by the templates in this directory; they are sent to the manager.")
 @insertion_options
-def command(file: Path, arguments: tuple[str, ...], symbols: Path | None, **options: Any) -> int:
+def command(
+    file: Path, arguments: tuple[str, ...], symbols: Path | None, templates: Path | None, **options: Any
+) -> int:
     """
     Insert the probe program FILE, an .rpn source or a .ppdf, into all processes, or those of -p, -c, --cgroup, --uid.
 
@@ -36,12 +40,23 @@ def command(file: Path, arguments: tuple[str, ...], symbols: Path | None, **opti
     scope = scope_from(options, arguments)
     allow_write = options["allow_write"]
     if is_compiled(file):
-        return insert(file.read_bytes(), scope, options, allow_write=allow_write)
+        data = file.read_bytes() if templates is None else _with_templates(file, templates)
+        return insert(data, scope, options, allow_write=allow_write)
     from dprobes.cli.building import compiled_here
 
     diagnostics = Diagnostics()
     compiling = compile_options(options["defines"], options["includes"], options["cpp"], allow_write=allow_write)
-    ppdf = compiled_here(file, compiling, symbols, scope, diagnostics)
+    ppdf = compiled_here(file, compiling, symbols, scope, diagnostics, templates)
     if text := "\n".join(d.render() for d in diagnostics if d.severity is Severity.WARNING):
         console.write(text)
     return insert(ppdf, scope, options, allow_write=allow_write, own_symbols=symbols is None)
+
+
+def _with_templates(file: Path, templates: Path) -> bytes:
+    """Return a compiled program with other templates than its own."""
+    from dprobes.api.compiling import load_ppdf
+
+    loaded = load_ppdf(file).with_templates(templates)
+    if text := loaded.diagnostics.render():
+        console.write(text)
+    return loaded.to_bytes()

@@ -10,6 +10,8 @@ from dprobes.bpf.disasm import disassemble
 from dprobes.bpf.insn import decode as decode_insns
 from dprobes.bpf.layout import MapName
 from dprobes.cli.handlers import Disassembly
+from dprobes.formatters.templates import Templates
+from dprobes.formatters.templates.escaping import escaped
 from dprobes.rpn.encode import encode
 from dprobes.rpn.needs import writing_instructions
 from dprobes.rpn.printer import print_header, print_instruction
@@ -49,8 +51,7 @@ def _lines(ppdf: Ppdf, machine: str) -> Iterator[str]:
     yield from _remarks(ppdf)
     for build in ppdf.builds:
         yield from _build(build)
-    for name, data in ppdf.templates.items():
-        yield f"// template '{name}': {len(data)} bytes"
+    yield from _templates(ppdf)
     yield f"// {machine}, {target.word_size}-byte words, code: {len(code.image.data)} bytes"
     for number, definition in enumerate(program.definitions):
         yield ""
@@ -70,6 +71,17 @@ def _remarks(ppdf: Ppdf) -> Iterator[str]:
         yield "// needs --allow-write: an extension that it calls writes to the target"
     if not ppdf.builds:
         yield "// needs nothing of any module"
+
+
+def _templates(ppdf: Ppdf) -> Iterator[str]:
+    for name, data in ppdf.templates.items():
+        yield f"// template file '{name}': {len(data)} bytes"
+    templates = Templates.from_files(ppdf.templates)
+    for template in templates.all():
+        desc = f": {escaped(template.desc)}" if template.desc else ""
+        yield f"//   template {template.major},{template.minor}{desc}"
+    for line in templates.diagnostics.render().splitlines():
+        yield f"// {line}"
 
 
 def _build(build: CarriedBuild) -> Iterator[str]:

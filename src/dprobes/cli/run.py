@@ -27,6 +27,7 @@ from dprobes.cli.options import (
 from dprobes.cli.outputs import Outputs
 from dprobes.cli.running import Run
 from dprobes.cli.scope import scope_of, scope_options, words_of
+from dprobes.cli.templates import note_addresses, templates_option
 from dprobes.cli.views import Views
 from dprobes.diagnostics import Severity
 from dprobes.engines.base import Job
@@ -50,6 +51,7 @@ _GDB = ("gdb", "-q", "-p", "%p", "-ex", "handle SIGSTOP nostop noprint nopass")
 @scope_options
 @program_options
 @symbols_option
+@templates_option("Print records by the templates in this directory.")
 @selection_options
 @verification_options
 @click.option("--engine", "engine_name", type=click.Choice(NAMES), default="auto", help="The engine; auto chooses.")
@@ -133,6 +135,7 @@ def command(
     cpp: str | None,
     allow_write: bool,
     symbols: Path | None,
+    templates: Path | None,
     groups: tuple[str, ...],
     types: tuple[str, ...],
     dont_verify_build_id: bool,
@@ -166,7 +169,7 @@ def command(
     if exit_status and not scope.command:
         raise click.UsageError("--exit-status needs a command (-c COMMAND)")
     named = [*targets, *([f"file:{output}"] if output is not None else [])]
-    wants_all = "json" in (format_name, log_format) or has_structure(named)
+    wants_all = not {"json", "csv"}.isdisjoint((format_name, log_format)) or has_structure(named)
     items = log_items_of(log_items, is_tree=scope.is_tree, all_by_default=wants_all)
     views = Views(counted, measured, top=top)
     items |= views.items
@@ -189,6 +192,9 @@ def command(
         verify_build_id=not dont_verify_build_id,
         verify_opcodes=not dont_verify_opcodes,
     )
+    if templates is not None:
+        loaded = loaded.with_templates(templates)
+    note_addresses(loaded.templates, items)
     prepared = prepare(
         loaded.program,
         loaded.diagnostics,
@@ -203,7 +209,8 @@ def command(
     waits = compiled.resolved is None and engine.name == "ptrace"
     if text := compiled.render(Severity.WARNING, *((Severity.NOTE,) if waits else ())):
         console.write(text)
-    source = RecordSource(1, compiled.program.name, compiled.program.name, compiled.program.major)
+    program = compiled.program
+    source = RecordSource(1, program.name, program.name, program.major, templates=loaded.templates)
     with Outputs(source, output, format_name, targets, log_format or format_name, views.sinks) as outputs:
         job = Job(compiled.program, scope, items, compiled.resolved)
         with EarlyInterrupt(deferred=not scope.command) as early, engine.run(job) as session:

@@ -84,8 +84,8 @@ class _CachedTemplates:
         self._directory = directory
         self._where = f"{directory}/"
         self._cache: dict[int, Mapping[int, Template]] = {}
-        files = {DIRECTORY_FILE: read_file(directory / DIRECTORY_FILE)}
-        source = source_of(self._where, DIRECTORY_FILE, files, self.diagnostics)
+        data = read_file(directory / DIRECTORY_FILE)
+        source = source_of(f"{self._where}{DIRECTORY_FILE}", data, self.diagnostics)
         self._entries: dict[int, Entry] = parse_directory(source, self.diagnostics) if source is not None else {}
 
     def find(self, major: int, minor: int) -> Template | None:
@@ -97,9 +97,9 @@ class _CachedTemplates:
 
     def _read(self, major: int, entry: Entry) -> Mapping[int, Template]:
         try:
-            files = {entry.file: read_file(self._directory / entry.file)}
+            data = read_file(self._directory / entry.file)
         except FormatError as error:
             self.diagnostics.error(entry.span, error.message)
             return {}
-        source = source_of(self._where, entry.file, files, self.diagnostics)
+        source = source_of(f"{self._where}{entry.file}", data, self.diagnostics)
         return parse_file(source, major, self.diagnostics).templates if source is not None else {}

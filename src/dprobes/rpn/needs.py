@@ -1,4 +1,4 @@
-"""What a program does to its target besides looking at it: the instructions that need ``--allow-write``."""
+"""What of a program others have to know: the instructions that need ``--allow-write``, the codes of its records."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from dprobes.rpn.program import Instruction, Program
 
-__all__ = ["stops_target", "writing_instructions"]
+__all__ = ["record_majors", "sets_codes", "stops_target", "writing_instructions"]
 
 
 def stops_target(instruction: Instruction) -> bool:
@@ -22,4 +22,26 @@ def writing_instructions(program: Program) -> tuple[Instruction, ...]:
         for code in program.bodies()
         for instruction in code.instructions
         if instruction.row.writes or stops_target(instruction)
+    )
+
+
+def record_majors(program: Program) -> frozenset[int] | None:
+    """Return the major codes that a program's records may have, None if it computes them."""
+    majors = {program.major}
+    for code in program.bodies():
+        for instruction in code.instructions:
+            match instruction.row.syntax, instruction.operand:
+                case "setmaj <major>", int() as major:
+                    majors.add(major)
+                case (("setmaj" | "setmaj <major>"), _):
+                    return None
+    return frozenset(majors)
+
+
+def sets_codes(program: Program) -> bool:
+    """Return whether records may have other codes than those in the headers."""
+    return any(
+        instruction.row.syntax.startswith(("setmaj", "setmin"))
+        for code in program.bodies()
+        for instruction in code.instructions
     )

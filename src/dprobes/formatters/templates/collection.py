@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from codecs import BOM_UTF8
 from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol, Self
 
@@ -12,7 +13,7 @@ from dprobes.formatters.templates.parser import parse_file
 from dprobes.source import SourceFile
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Container, Iterable, Mapping
     from pathlib import Path
 
     from dprobes.formatters.templates.model import Template
@@ -34,42 +35,40 @@ class Templates:
     """
     Hold templates by major and minor code.
 
-    Wrong templates are left out, and ``diagnostics`` says what is wrong with them. ``files`` is what they were made of:
-    the directory file, and the files that it names.
+    Wrong templates are left out, and ``diagnostics`` says what is wrong with them.
     """
 
     def __init__(self) -> None:
         self.diagnostics = Diagnostics()
-        self.files: dict[str, bytes] = {}
         self._by_major: dict[int, Mapping[int, Template]] = {}
-        self._file_names: dict[int, str] = {}
+        self._files: dict[int, tuple[str, bytes]] = {}
 
     def __bool__(self) -> bool:
         return any(self._by_major.values())
 
     @classmethod
-    def from_files(cls, files: Mapping[str, bytes], where: str = "") -> Self:
-        """
-        Return the templates of files, the directory file among them; nothing is no templates.
-
-        ``where`` stands before the names of files in messages.
-        """
+    def from_files(cls, files: Mapping[str, bytes]) -> Self:
+        """Return the templates of files, the directory file among them; nothing is no templates."""
         found = cls()
-        found._read(files, where)
+        if files:
+            found._read_all("", files.get, None)
         return found
 
     @classmethod
-    def from_directory(cls, directory: Path) -> Self:
-        """Return the templates of a directory on disk; raise ``FormatError`` if it has no directory file."""
-        files = {DIRECTORY_FILE: read_file(directory / DIRECTORY_FILE)}
-        where = f"{directory}/"
-        source = source_of(where, DIRECTORY_FILE, files, Diagnostics())
-        entries = parse_directory(source, Diagnostics()) if source is not None else {}
-        for entry in entries.values():
-            path = directory / entry.file
-            if entry.file not in files and path.exists():
-                files[entry.file] = read_file(path)
-        return cls.from_files(files, where)
+    def from_directory(cls, directory: Path, majors: Container[int] | None = None) -> Self:
+        """
+        Return the templates of a directory on disk, with ``majors`` only of these.
+
+        Raise ``FormatError`` if it has no directory file, or a file cannot be read.
+        """
+
+        def read(name: str) -> bytes | None:
+            path = directory / name
+            return read_file(path) if name == DIRECTORY_FILE or path.exists() else None
+
+        found = cls()
+        found._read_all(f"{directory}/", read, majors)
+        return found
 
     def find(self, major: int, minor: int) -> Template | None:
         """Return the template of the records with these codes."""
@@ -90,38 +89,39 @@ class Templates:
 
         That is the files of these, and a directory file that names them and no others.
         """
-        names = self._file_names
-        wanted = sorted(names) if majors is None else sorted(set(majors) & names.keys())
+        files = self._files
+        wanted = sorted(files) if majors is None else sorted(set(majors) & files.keys())
         if not wanted:
             return {}
-        files = {names[major]: self.files[names[major]] for major in wanted}
-        return {DIRECTORY_FILE: directory_text((major, names[major]) for major in wanted), **files}
+        directory = directory_text((major, files[major][0]) for major in wanted)
+        return {DIRECTORY_FILE: directory, **dict(files[major] for major in wanted)}
 
-    def _read(self, files: Mapping[str, bytes], where: str) -> None:
+    def _read_all(self, where: str, read: Callable[[str], bytes | None], majors: Container[int] | None) -> None:
+        """Read the directory file and what it names for ``majors``; ``where`` stands before names in messages."""
         diagnostics = self.diagnostics
-        if not files:
-            return
-        self.files = dict(files)
-        if DIRECTORY_FILE not in files:
+        data = read(DIRECTORY_FILE)
+        if data is None:
             hint = f"'{DIRECTORY_FILE}' has a line 'major file' for each"
             diagnostics.error(None, f"there are templates, but no '{DIRECTORY_FILE}'", hint=hint)
             return
-        source = source_of(where, DIRECTORY_FILE, files, diagnostics)
-        if source is None:
-            return
-        entries = parse_directory(source, diagnostics)
+        source = source_of(f"{where}{DIRECTORY_FILE}", data, diagnostics)
+        entries = parse_directory(source, diagnostics) if source is not None else {}
         users: dict[str, Entry] = {}
         for major, entry in entries.items():
-            if entry.file not in files:
-                diagnostics.error(entry.span, f"there is no file '{where}{entry.file}'")
-            elif entry.file in users:
+            if majors is not None and major not in majors:
+                continue
+            if entry.file in users:
                 note = Note("it is named here before", users[entry.file].span)
                 diagnostics.error(entry.span, "a file has the templates of one major code", notes=(note,))
-            else:
-                users[entry.file] = entry
-                self._file_names[major] = entry.file
-                if (source := source_of(where, entry.file, files, diagnostics)) is not None:
-                    self._by_major[major] = parse_file(source, major, diagnostics).templates
+                continue
+            users[entry.file] = entry
+            data = read(entry.file)
+            if data is None:
+                diagnostics.error(entry.span, f"there is no file '{where}{entry.file}'")
+                continue
+            self._files[major] = entry.file, data
+            if (source := source_of(f"{where}{entry.file}", data, diagnostics)) is not None:
+                self._by_major[major] = parse_file(source, major, diagnostics).templates
 
 
 def templates_of(files: Mapping[str, bytes]) -> Templates:
@@ -147,15 +147,15 @@ def read_file(path: Path) -> bytes:
     return data
 
 
-def source_of(where: str, name: str, files: Mapping[str, bytes], diagnostics: Diagnostics) -> SourceFile | None:
+def source_of(name: str, data: bytes, diagnostics: Diagnostics) -> SourceFile | None:
     """Return the text of a file; None if its bytes are no text, and ``diagnostics`` says why."""
-    shown, data = f"{where}{name}", files[name]
     if len(data) > FILE_MAX:
-        diagnostics.error(None, f"'{shown}' has more than {FILE_MAX} bytes")
+        diagnostics.error(None, f"'{name}' has more than {FILE_MAX} bytes")
         return None
+    data = data.removeprefix(BOM_UTF8)
     try:
-        return SourceFile(shown, data.decode())
+        return SourceFile(name, data.decode())
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        diagnostics.error(None, f"'{shown}' is no UTF-8 text: byte {data[error.start]:#04x} in line {line}")
+        diagnostics.error(None, f"'{name}' is no UTF-8 text: byte {data[error.start]:#04x} in line {line}")
     return None

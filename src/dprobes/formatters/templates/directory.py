@@ -10,15 +10,15 @@ import re
 from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.diagnostics import Note
-from dprobes.rpn.cpp.clean import clean
+from dprobes.formatters.templates.lexer import TokenKind, WordToken, without_comments
 from dprobes.rpn.expressions import ExpressionError, parse_number
-from dprobes.rpn.lexer import TokenKind, WordToken
+from dprobes.source import Span
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from dprobes.diagnostics import Diagnostics
-    from dprobes.source import SourceFile, Span
+    from dprobes.source import SourceFile
 
 __all__ = ["DIRECTORY_FILE", "MAJOR_MAX", "Entry", "directory_text", "parse_directory"]
 
@@ -42,19 +42,15 @@ class Entry(NamedTuple):
 
 def parse_directory(source: SourceFile, diagnostics: Diagnostics) -> dict[int, Entry]:
     """Return the files by their major codes; what is wrong goes to ``diagnostics``."""
-    cleaned = clean(source)
-    for problem in cleaned.problems:
-        diagnostics.error(problem.span, problem.message)
-    text = cleaned.text
     entries: dict[int, Entry] = {}
     first: dict[int, Span] = {}
-    for line in _LINE.finditer(text.text):
-        major_span = text.span(*line.span(1))
+    for line in _LINE.finditer(without_comments(source, diagnostics)):
+        major_span = Span(source, *line.span(1))
         if line.group(2) is None:
             diagnostics.error(major_span, "expected 'major file'", hint="1  kernel.fmt")
             continue
         if line.group(3):
-            diagnostics.error(text.span(*line.span(3)), "expected the end of the line after 'major file'")
+            diagnostics.error(Span(source, *line.span(3)), "expected the end of the line after 'major file'")
             continue
         token = WordToken(TokenKind.NUMBER, line.group(1), *line.span(1))
         try:
@@ -65,7 +61,7 @@ def parse_directory(source: SourceFile, diagnostics: Diagnostics) -> dict[int, E
         if major > MAJOR_MAX:
             diagnostics.error(major_span, f"expected a major code from 0 to {MAJOR_MAX}, found {token.text}")
             continue
-        name, name_span = line.group(2), text.span(*line.span(2))
+        name, name_span = line.group(2), Span(source, *line.span(2))
         if not is_plain_name(name):
             hint = f"the file stands beside '{DIRECTORY_FILE}'"
             diagnostics.error(name_span, f"expected the name of a file without directories, found '{name}'", hint=hint)

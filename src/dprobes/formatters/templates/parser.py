@@ -18,19 +18,19 @@ from typing import TYPE_CHECKING
 
 from dprobes.diagnostics import Note, did_you_mean
 from dprobes.formatters.templates.directory import MAJOR_MAX
+from dprobes.formatters.templates.lexer import TokenKind, WordToken, statements
 from dprobes.formatters.templates.model import Template
 from dprobes.formatters.templates.placeholders import Character, parse_parts
-from dprobes.rpn.cpp.clean import clean
 from dprobes.rpn.expressions import ExpressionError, parse_number
-from dprobes.rpn.lexer import Lexer, TokenKind, WordToken
+from dprobes.source import Span
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dprobes.diagnostics import Diagnostics
+    from dprobes.formatters.templates.lexer import Statement
     from dprobes.formatters.templates.model import Part
-    from dprobes.rpn.lexer import Statement
-    from dprobes.source import SourceFile, Span
+    from dprobes.source import SourceFile
 
 __all__ = ["TemplateFile", "parse_file"]
 
@@ -88,19 +88,8 @@ class _Parser:
         self._major_is_other = False
 
     def parse(self) -> TemplateFile:
-        cleaned = clean(self._source)
-        for problem in cleaned.problems:
-            self._error(problem.span, problem.message)
-        lines = {problem.span.line for problem in cleaned.problems}
-
-        def report(span: Span, message: str) -> None:
-            if span.line not in lines:  # the same mistake, seen again
-                self._error(span, message)
-
-        self._text_of_file = cleaned.text
-        self._lexer = Lexer(cleaned.text, report)
         last: Statement = []
-        for statement in self._lexer.statements():
+        for statement in statements(self._source, self._diagnostics):
             # Strings on lines of their own go on with the one before.
             if statement[0].kind is TokenKind.STRING and last:
                 last += statement
@@ -113,7 +102,7 @@ class _Parser:
         self._end_template()
         if self._major_span is None and not self._has_errors:
             hint = f"major = {self._expected}" if self._expected is not None else "major = 1"
-            self._error(self._lexer.start_span(), "the file does not say its major code", hint)
+            self._error(Span(self._source, 0, 0), "the file does not say its major code", hint)
         if self._major_is_other:
             self._file.templates.clear()
         return self._file
@@ -121,6 +110,12 @@ class _Parser:
     @property
     def _has_errors(self) -> bool:
         return self._diagnostics.error_count > self._errors_at_start
+
+    def _place(self, start: int, end: int) -> Span:
+        return Span(self._source, start, end)
+
+    def _span(self, first: WordToken, last: WordToken | None = None) -> Span:
+        return Span(self._source, first.start, (last or first).end)
 
     def _error(self, span: Span | None, message: str, hint: str | None = None) -> None:
         self._diagnostics.error(span, message, hint=hint)
@@ -130,12 +125,12 @@ class _Parser:
         keyword = first.word
         if keyword not in _KEYWORDS or first.kind is not TokenKind.NAME:
             hint = did_you_mean(keyword, _KEYWORDS) or f"keywords are {', '.join(_KEYWORDS)}"
-            return self._error(self._lexer.span(first), f"unknown keyword '{first.text}'", hint)
+            return self._error(self._span(first), f"unknown keyword '{first.text}'", hint)
         if not rest or not rest[0].is_punctuation("="):
-            return self._error(self._lexer.span(first), f"expected '=' after '{first.text}'")
+            return self._error(self._span(first), f"expected '=' after '{first.text}'")
         values = rest[1:]
         if not values:
-            return self._error(self._lexer.span(first, rest[0]), f"expected a value after '{first.text} ='")
+            return self._error(self._span(first, rest[0]), f"expected a value after '{first.text} ='")
         match keyword:
             case "major":
                 return self._major(first, values)
@@ -145,7 +140,7 @@ class _Parser:
         return self._text(first, values)
 
     def _major(self, keyword: WordToken, values: Sequence[WordToken]) -> None:
-        span = self._lexer.span(keyword, values[-1])
+        span = self._span(keyword, values[-1])
         if self._major_span is not None:
             note = Note("the first one is here", self._major_span)
             self._diagnostics.error(span, "a file has the templates of one major code", notes=(note,))
@@ -159,19 +154,19 @@ class _Parser:
         self._file.major = value
         if self._expected is not None and value != self._expected:
             message = f"the file is for major {value}, but the directory names it for {self._expected}"
-            self._error(self._lexer.span(values[0]), message)
+            self._error(self._span(values[0]), message)
             self._major_is_other = True
 
     def _minor(self, keyword: WordToken, values: Sequence[WordToken]) -> None:
         value = self._code("minor", values)
-        self._draft = _Draft(value, self._lexer.span(keyword, values[-1]))
+        self._draft = _Draft(value, self._span(keyword, values[-1]))
 
     def _code(self, what: str, values: Sequence[WordToken]) -> int | None:
         if len(values) > 1:
-            self._error(self._lexer.span(values[1]), f"expected the end of the line after the {what} code")
+            self._error(self._span(values[1]), f"expected the end of the line after the {what} code")
             return None
         token = values[0]
-        span = self._lexer.span(token)
+        span = self._span(token)
         if token.kind is not TokenKind.NUMBER:
             self._error(span, f"expected a {what} code, found '{token.text}'")
             return None
@@ -189,22 +184,22 @@ class _Parser:
         draft = self._draft
         if draft is None:
             hint = "a template begins with 'minor ='"
-            return self._error(self._lexer.span(keyword), f"'{keyword.text}' outside of a template", hint)
+            return self._error(self._span(keyword), f"'{keyword.text}' outside of a template", hint)
         if (bad := next((token for token in values if token.kind is not TokenKind.STRING), None)) is not None:
             hint = f'{keyword.text} = "..."'
-            return self._error(self._lexer.span(bad), f"expected a string, found '{bad.text}'", hint)
+            return self._error(self._span(bad), f"expected a string, found '{bad.text}'", hint)
         characters = [character for token in values for character in self._characters(token)]
         if keyword.word == "desc":
             if draft.desc is not None:
-                return self._error(self._lexer.span(keyword), "a template has one 'desc'")
+                return self._error(self._span(keyword), "a template has one 'desc'")
             draft.desc = "".join(character.text for character in characters)
             return None
-        parts = parse_parts(characters, self._text_of_file.span, self._diagnostics)
+        parts = parse_parts(characters, self._place, self._diagnostics)
         draft.parts += len(parts)
         if draft.parts > PARTS_MAX or len(draft.lines) >= LINES_MAX:
             if draft.parts <= PARTS_MAX or draft.parts - len(parts) <= PARTS_MAX:
                 message = f"a template has at most {LINES_MAX} lines, and {PARTS_MAX} texts and place-holders in them"
-                self._error(self._lexer.span(keyword), message)
+                self._error(self._span(keyword), message)
             return None
         draft.lines.append(parts)
         return None
@@ -227,7 +222,7 @@ class _Parser:
     def _escaped(self, escape: re.Match[str], first: int) -> str | None:
         """Return what an escape stands for; ``first`` is where its string starts in the text."""
         hexadecimal, octal, simple = escape.groups()
-        span = self._text_of_file.span(first + escape.start(), first + escape.end())
+        span = self._place(first + escape.start(), first + escape.end())
         if simple is not None:
             if simple not in _SIMPLE:
                 self._error(span, f"unknown escape '{escape.group()}'", "escapes are those of C")

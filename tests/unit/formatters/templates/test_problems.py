@@ -225,12 +225,18 @@ def test_wrong_directory_files(text: str, expected: str) -> None:
     assert problems(("templates.lst", text), ("t.fmt", "major = 1\n")) == expected
 
 
+def test_a_comment_without_an_end_in_a_directory_file() -> None:
+    assert problems(("templates.lst", "1 t.fmt\n/* no end\n" + "/*" * 300_000), ("t.fmt", "major = 1\n")) == (
+        "templates.lst:2:1: error: unterminated comment\n    /* no end\n    ^~"
+    )
+
+
 def test_a_directory_file_has_comments_and_any_c_number() -> None:
     text = b"/* all of\nthem */ 0x1 t.fmt // one\r\n\n  007\tseven-7.fmt\n"
     files = {
         "templates.lst": text,
         "t.fmt": b'\xef\xbb\xbfMAJOR = 0x1\r\nMinor = 0x10 /* two\nlines */\r\nFmt = "x"\r\n',
-        "seven-7.fmt": b"major = 7; minor = 1",
+        "seven-7.fmt": b"major = 7\nminor = 1",
     }
     templates = Templates.from_files(files)
     assert templates.diagnostics.render() == ""
@@ -246,9 +252,7 @@ def test_templates_without_a_directory_file() -> None:
 
 def test_a_file_that_is_no_text() -> None:
     files = {"templates.lst": b"1 t.fmt", "t.fmt": b'major = 1\nminor = 1\nfmt = "\xe4"'}
-    assert Templates.from_files(files, "there/").diagnostics.render() == (
-        "error: 'there/t.fmt' is no UTF-8 text: byte 0xe4 in line 3"
-    )
+    assert Templates.from_files(files).diagnostics.render() == ("error: 't.fmt' is no UTF-8 text: byte 0xe4 in line 3")
     assert (
         "has more than 1048576 bytes"
         in Templates.from_files({"templates.lst": b"1 t.fmt", "t.fmt": bytes(1 << 21)}).diagnostics.render()
@@ -273,12 +277,25 @@ def test_a_directory_on_disk(tmp_path: Path) -> None:
     (tmp_path / "t.fmt").write_text('major = 1\nminor = 1\nfmt = "%y"\n')
     (tmp_path / "other.txt").write_text("of no interest")
     templates = Templates.from_directory(tmp_path)
-    assert sorted(templates.files) == ["t.fmt", "templates.lst"]
     assert templates.diagnostics.render() == (
         f"{tmp_path}/t.fmt:3:9: error: unknown conversion 'y'\n    fmt = \"%y\"\n            ^\n"
         "hint: conversions are d u x o c s p a h r; '%%' prints a percent sign\n"
         f"{tmp_path}/templates.lst:2:3: error: there is no file '{tmp_path}/u.fmt'\n    2 u.fmt\n      ^~~~~"
     )
+
+
+def test_of_a_directory_on_disk_only_what_is_asked_for_is_read(tmp_path: Path) -> None:
+    (tmp_path / "templates.lst").write_text("1 t.fmt\n2 u.fmt\n")
+    (tmp_path / "t.fmt").write_text("major = 1\nminor = 1\n")
+    (tmp_path / "u.fmt").write_text("nonsense")
+    templates = Templates.from_directory(tmp_path, {1, 3})
+    assert templates.diagnostics.render() == ""
+    assert [(template.major, template.minor) for template in templates.all()] == [(1, 1)]
+    assert templates.carried(None) == {"templates.lst": b"1 t.fmt\n", "t.fmt": b"major = 1\nminor = 1\n"}
+    (tmp_path / "t.fmt").unlink()
+    (tmp_path / "t.fmt").mkdir()
+    with pytest.raises(FormatError, match=r"t\.fmt': is a directory"):
+        Templates.from_directory(tmp_path, {1, 3})
 
 
 def test_what_is_carried_is_what_records_of_some_majors_need() -> None:
