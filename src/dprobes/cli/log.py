@@ -1,26 +1,32 @@
-"""The verb ``log``: what the manager has recorded."""
+"""The verb ``log``: what is in trace files, the manager's among them."""
 
 from __future__ import annotations
 
 import select
 import sys
 import time
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import click
 
 from dprobes.cli import console
+from dprobes.cli.logtimes import TIME_FORMS, needs_bounds, parse_time
 from dprobes.cli.options import PROGRAM_FILE
 from dprobes.errors import FormatError
-from dprobes.formatters import FORMATS, Formatter, formatter
-from dprobes.record.place import Place
-from dprobes.record.tracecontent import LostRecords, TraceRecord
+from dprobes.formatters import FORMATS
+from dprobes.record.filter import compile_filter, program_filter, time_filter
+from dprobes.record.selection import Selection
+from dprobes.record.tracecontent import LostRecords, RecordBlock
 from dprobes.record.tracefile import older_part
-from dprobes.record.tracereader import TraceReader
+from dprobes.record.tracefollower import MissingPart, TraceFollower
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
+
+    from dprobes.record.filter import RowFilter
+    from dprobes.record.tracecontent import TraceRecord
 
 __all__ = ["command"]
 
@@ -29,53 +35,219 @@ _INTERVAL = 0.1
 
 
 @click.command("log")
-@click.argument("file", type=PROGRAM_FILE, required=False)
+@click.argument("files", type=PROGRAM_FILE, nargs=-1, metavar="[FILE ...]")
 @click.option("-f", "--follow", is_flag=True, help="Go on with what comes, until Ctrl-C.")
+@click.option(
+    "--filter",
+    "filters",
+    multiple=True,
+    metavar="CONDITION",
+    help="Only records for which this holds: 'major == 1 and name =~ \"ssh*\"'.",
+)
 @click.option("--name", metavar="NAME", help="Only records of the program of this name.")
+@click.option("--since", metavar="TIME", help="Only records from then on: 10m (ago), 14:30, a date and time, end-10m.")
+@click.option("--until", metavar="TIME", help="Only records before that.")
+@click.option("--head", type=click.IntRange(min=0), metavar="N", help="Only the first N of these records.")
+@click.option("--tail", type=click.IntRange(min=0), metavar="N", help="Only the last N; with -f, then what comes.")
+@click.option("--count", is_flag=True, help="Print how many they are, nothing else.")
 @click.option("--format", "format_name", type=click.Choice(FORMATS), default="text", show_default=True)
-def command(file: Path | None, follow: bool, name: str | None, format_name: str) -> int:
+def command(
+    files: tuple[Path, ...],
+    follow: bool,
+    filters: tuple[str, ...],
+    name: str | None,
+    since: str | None,
+    until: str | None,
+    head: int | None,
+    tail: int | None,
+    count: bool,
+    format_name: str,
+) -> int:
     """
-    Print the records of a trace file, by default the manager's.
+    Print the records of trace files, by default those of the manager's.
 
-    That holds the latest records of all programs that were inserted, also of those that have been removed.
+    That holds the latest records of all programs that were inserted, also of those that have been removed. Several
+    files are merged in the order of time.
     """
-    if file is None:
-        from dprobes.manager.paths import manager_paths
-
-        file = manager_paths().trace
-        if not file.exists() and not follow:
-            raise FormatError(f"'{file}': nothing has been recorded", hint="'dprobes insert FILE' begins it")
-    printer = _Printer(format_name, name)
+    if head is not None and tail is not None:
+        raise click.UsageError("--head and --tail exclude each other")
+    if count and (follow or head is not None or tail is not None):
+        raise click.UsageError("--count counts all records that are there: leave out --follow, --head and --tail")
+    chosen: list[RowFilter] = [compile_filter(text, called="--filter") for text in filters]
+    if name is not None:
+        chosen.append(program_filter(name))
+    paths = _paths(files, follow=follow)
+    if since is not None or until is not None:
+        chosen.append(_time_filter(since, until, paths))
+    selection = Selection(chosen)
+    followers = _followers(paths)
     try:
-        for found in _followed(file) if follow else _recorded(file):
-            printer.print(found)
+        if count:
+            _count(selection, followers)
+        elif follow:
+            _follow(selection, followers, paths, format_name, head, tail)
+        else:
+            _print(_found(selection, followers, tail), format_name, head)
     except KeyboardInterrupt:
         pass
+    finally:
+        for follower in followers:
+            follower.close()
     return 0
 
 
-def _recorded(path: Path) -> Iterator[TraceRecord | LostRecords]:
-    if older_part(path).exists():
-        yield from _only(older_part(path))
-    yield from _only(path)
+def _paths(files: Sequence[Path], *, follow: bool) -> list[Path]:
+    if files:
+        return list(dict.fromkeys(files))
+    from dprobes.manager.paths import manager_paths
+
+    file = manager_paths().trace
+    if not file.exists() and not follow:
+        raise FormatError(f"'{file}': nothing has been recorded", hint="'dprobes insert FILE' begins it")
+    return [file]
 
 
-def _followed(path: Path) -> Iterator[TraceRecord | LostRecords]:
-    """Iterate over what is there and what comes, through all changes of the file."""
-    while not path.exists():
-        time.sleep(_INTERVAL)
-    if older_part(path).exists():
-        yield from _only(older_part(path))
-    reader = TraceReader(path)
-    while True:
-        yield from reader.read()
-        if reader.was_replaced and path.exists():
-            yield from reader.read()  # what came before the change
-            reader.close()
-            reader = TraceReader(path)
-            continue
-        if _nobody_reads():
-            return
+def _followers(paths: Sequence[Path]) -> list[TraceFollower]:
+    """Return the files; an older part that is named itself belongs to no other one."""
+    return [TraceFollower(path, with_older=older_part(path) not in paths) for path in paths]
+
+
+# Times
+
+
+def _time_filter(since: str | None, until: str | None, paths: Sequence[Path]) -> RowFilter:
+    bounds = None
+    if any(text is not None and needs_bounds(text) for text in (since, until)):
+        bounds = _bounds(paths)
+    now = time.time_ns()
+
+    def parsed(option: str, text: str | None) -> int | None:
+        try:
+            return None if text is None else parse_time(text, now=now, bounds=bounds)
+        except (ValueError, OverflowError):
+            raise click.UsageError(f"{option}: '{text}' is no time; write {TIME_FORMS}") from None
+
+    first, last = parsed("--since", since), parsed("--until", until)
+    if first is not None and last is not None and first >= last:
+        raise click.UsageError(f"--since {since} is not before --until {until}")
+    return time_filter(first, last)
+
+
+def _bounds(paths: Sequence[Path]) -> tuple[int, int] | None:
+    """Return when the first record and the last one were written."""
+    first = last = None
+    for each in _followers([path for path in paths if path.exists()]):
+        with each as follower:
+            for found in follower.poll():
+                if isinstance(found, RecordBlock):
+                    written = found.written + found.wall_offset
+                    first = written if first is None else min(first, written)
+                    last = written if last is None else max(last, written)
+    return None if first is None or last is None else (first, last)
+
+
+# Records
+
+
+def _found(
+    selection: Selection, followers: Sequence[TraceFollower], tail: int | None
+) -> Iterator[TraceRecord | LostRecords]:
+    """Iterate over the records that are there, those of several files in the order of time."""
+
+    def of(follower: TraceFollower) -> Iterable[TraceRecord | LostRecords]:
+        found = _warned(follower.poll())
+        return selection.records(found) if tail is None else selection.last(found, tail)
+
+    if len(followers) == 1:
+        yield from of(followers[0])
+        return
+    from dprobes.record.tracemerging import merged
+
+    found = merged([of(follower) for follower in followers])
+    yield from found if tail is None else _last(list(found), tail)
+
+
+def _last(found: list[TraceRecord | LostRecords], count: int) -> list[TraceRecord | LostRecords]:
+    """Return the end of a list that has ``count`` records."""
+    for at in range(len(found) - 1, -1, -1):
+        if not isinstance(found[at], LostRecords):
+            count -= 1
+        if count < 0:
+            return found[at + 1 :]
+    return found
+
+
+def _warned(found: Iterable[RecordBlock | LostRecords | MissingPart]) -> Iterator[RecordBlock | LostRecords]:
+    for each in found:
+        if isinstance(each, MissingPart):
+            console.warning(each.message)
+        else:
+            yield each
+
+
+def _print(found: Iterable[TraceRecord | LostRecords], format_name: str, head: int | None) -> None:
+    from dprobes.cli.logprinting import Printer
+
+    Printer(format_name).print(found if head is None else _first(found, head))
+
+
+def _first(found: Iterable[TraceRecord | LostRecords], count: int) -> Iterator[TraceRecord | LostRecords]:
+    if count:
+        for each in found:
+            yield each
+            count -= not isinstance(each, LostRecords)
+            if not count:
+                return
+
+
+def _count(selection: Selection, followers: Sequence[TraceFollower]) -> None:
+    count = 0
+    lost: Counter[str] = Counter()
+    for follower in followers:
+        for each in _warned(follower.poll()):
+            if isinstance(each, LostRecords):
+                lost[each.program.name] += each.count
+            else:
+                count += selection.count(each)
+    click.echo(count)
+    from dprobes.cli.logprinting import warn_of_all
+
+    warn_of_all(lost)
+
+
+# Following
+
+
+def _follow(
+    selection: Selection,
+    followers: Sequence[TraceFollower],
+    paths: Sequence[Path],
+    format_name: str,
+    head: int | None,
+    tail: int | None,
+) -> None:
+    """Print what is there and what comes; that of several files in the order of time as far as it comes together."""
+    from dprobes.cli.logprinting import Printer
+
+    printer = Printer(format_name)
+    _wait_for(lambda: all(path.exists() for path in paths))
+
+    def rounds() -> Iterator[Iterator[TraceRecord | LostRecords]]:
+        yield _found(selection, followers, tail)
+        while not _nobody_reads():
+            time.sleep(_INTERVAL)
+            yield _found(selection, followers, None)
+
+    for found in rounds():
+        printed = printer.print(found if head is None else _first(found, head))
+        if head is not None:
+            head -= printed
+            if head <= 0:
+                return
+
+
+def _wait_for(is_there: Callable[[], bool]) -> None:
+    while not is_there() and not _nobody_reads():
         time.sleep(_INTERVAL)
 
 
@@ -84,33 +256,3 @@ def _nobody_reads() -> bool:
     poll = select.poll()
     poll.register(sys.stdout, 0)
     return any(events & (select.POLLERR | select.POLLNVAL) for _, events in poll.poll(0))
-
-
-def _only(path: Path) -> Iterator[TraceRecord | LostRecords]:
-    reader = TraceReader(path)
-    try:
-        yield from reader.read()
-    finally:
-        reader.close()
-
-
-class _Printer:
-    """Print records as a formatter shows them, and say where some were lost."""
-
-    def __init__(self, format_name: str, name: str | None) -> None:
-        self._format_name = format_name
-        self._name = name
-        self._offset = 0
-        self._format: Formatter = formatter(format_name, wall_offset=0)
-
-    def print(self, found: TraceRecord | LostRecords) -> None:
-        if self._name is not None and found.program.name != self._name:
-            return
-        if isinstance(found, LostRecords):
-            console.warning(f"{found.count} records of '{found.program.name}' were lost here")
-            return
-        if found.wall_offset != self._offset:
-            self._offset = found.wall_offset
-            self._format = formatter(self._format_name, wall_offset=self._offset)
-        where, function, placed = found.program.place(found.probe)
-        click.echo(self._format.encoded(found.record, Place(found.program.name, where, function, placed)))

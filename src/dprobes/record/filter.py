@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     RowFilter = Callable[[Rows], "Mask"]
 
-__all__ = ["FILTER_NAMES", "Mask", "all_of", "compile_filter", "time_filter"]
+__all__ = ["FILTER_NAMES", "Mask", "all_of", "compile_filter", "program_filter", "time_filter"]
 
 FILTER_NAMES = (*ITEM_COLUMNS, *TEXT_COLUMNS)
 """What filters can name."""
@@ -43,6 +43,11 @@ def compile_filter(text: str, *, called: str = "filter") -> RowFilter:
 def all_of(filters: Iterable[RowFilter]) -> RowFilter:
     """Return a filter that wants what all of ``filters`` want."""
     return _joined(list(filters), stops_at=False)
+
+
+def program_filter(name: str) -> RowFilter:
+    """Return a filter of what a program is called."""
+    return _of_one("program", lambda value: bool(value == name))
 
 
 def time_filter(since: int | None, until: int | None) -> RowFilter:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from dprobes.record.tracecontent import PlaceEntry
 
-__all__ = ["TraceFileWriter", "older_part"]
+__all__ = ["TraceFileWriter", "boot_id", "older_part"]
 
 _FRAME_BYTES = 1 << 20
 """Records that take more are written in several frames."""
@@ -300,7 +300,7 @@ class TraceFileWriter:
                 "version": VERSION,
                 "host": platform.node(),
                 "kernel": platform.release(),
-                "boot_id": _boot_id(),
+                "boot_id": boot_id(),
                 "wall_offset": offset,
                 "part": self._part,
             },
@@ -361,7 +361,8 @@ def _program_frame(number: int, program: _Program) -> bytes:
     return frame
 
 
-def _boot_id() -> str:
+def boot_id() -> str:
+    """Return what tells this start of the machine from others; nothing if the kernel does not say."""
     with contextlib.suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     return ""

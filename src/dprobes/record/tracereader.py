@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import TYPE_CHECKING, Self
 
 from dprobes.errors import FormatError, reason_of
 from dprobes.record.tracecontent import LostRecords, RecordBlock
+from dprobes.record.traceframes import FrameKind, FrameSplitter, number_in, split_json
 from dprobes.record.traceparser import TraceParser
 
 if TYPE_CHECKING:
@@ -59,6 +61,16 @@ class TraceReader:
             return not os.path.samestat(self.status, self.path.stat())
         except OSError:
             return True
+
+    @property
+    def part(self) -> int:
+        """Which part of a trace the file begins with, 0 if that cannot be read; needs a file that can be sought in."""
+        frames = FrameSplitter()
+        with contextlib.suppress(OSError, FormatError, ValueError):
+            frames.push(os.pread(self._file.fileno(), _PIECE, 0))
+            if (frame := frames.pull()) is not None and frame.kind == FrameKind.HEADER:
+                return number_in(split_json(frame, str(self.path)), "part")
+        return 0
 
     @property
     def status(self) -> os.stat_result:

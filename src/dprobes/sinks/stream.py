@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import sys
 from typing import TYPE_CHECKING, TextIO
@@ -71,7 +72,9 @@ class StreamOutlet:
 
 
 def console() -> StreamOutlet:
-    """Return the outlet that writes to standard output."""
+    """Return the outlet that writes to standard output; what its encoding lacks is escaped, as in files."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
     return StreamOutlet(sys.stdout, "standard output", owned=False)
 
 

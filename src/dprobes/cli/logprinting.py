@@ -1,0 +1,97 @@
+"""Print the records of traces, and say where some were lost."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dprobes.cli import console
+from dprobes.errors import FormatError
+from dprobes.formatters import Formatter, formatter
+from dprobes.record.place import Place
+from dprobes.record.tracecontent import LostRecords
+from dprobes.record.tracefile import boot_id
+from dprobes.sinks import stream
+
+if TYPE_CHECKING:
+    from collections import Counter
+    from collections.abc import Iterable
+
+    from dprobes.record.source import RecordSource
+    from dprobes.record.tracecontent import TraceProgram, TraceRecord
+
+__all__ = ["Printer", "warn_of_lost"]
+
+_TOGETHER = 256
+"""Records that are written by one call."""
+
+
+class Printer:
+    """Print records as a formatter shows them; each program has a formatter of its own, with its templates."""
+
+    def __init__(self, format_name: str) -> None:
+        self._format_name = format_name
+        self._outlet = stream.console()
+        self._formatters: dict[TraceProgram, tuple[RecordSource, Formatter]] = {}
+        self._boot_id = boot_id()
+        self._texts: list[str] = []
+        self._has_heading = False
+
+    def print(self, found: Iterable[TraceRecord | LostRecords]) -> int:
+        """Print records, and return how many; they are visible when this ends, also by an error."""
+        count = 0
+        try:
+            for each in found:
+                if isinstance(each, LostRecords):
+                    self._flush()
+                    warn_of_lost(each.program.name, each.count, " here")
+                    continue
+                self._texts.append(self._text(each))
+                count += 1
+                if len(self._texts) >= _TOGETHER:
+                    self._write()
+        finally:
+            self._flush()
+        return count
+
+    def _text(self, record: TraceRecord) -> str:
+        program = record.program
+        chosen = self._formatter_of(program)
+        chosen.wall_offset = record.wall_offset
+        where, function, placed = program.place(record.probe)
+        try:
+            text = chosen.encoded(record.record, Place(program.source.module, where, function, placed))
+        except FormatError as error:
+            raise FormatError(f"'{program.origin.file}' holds a damaged record: {error.message}") from None
+        if self._has_heading:
+            return text
+        self._has_heading = True
+        return f"{chosen.heading}\n{text}" if chosen.heading else text
+
+    def _formatter_of(self, program: TraceProgram) -> Formatter:
+        source, chosen = self._formatters.get(program, (None, None))
+        if chosen is None or source is not program.source:
+            is_live = bool(self._boot_id) and program.origin.boot_id == self._boot_id
+            chosen = formatter(self._format_name, wall_offset=0, source=program.source, live=is_live)
+            self._formatters[program] = program.source, chosen
+        return chosen
+
+    def _write(self) -> None:
+        texts, self._texts = self._texts, []
+        if texts:
+            self._outlet.write(texts)
+
+    def _flush(self) -> None:
+        self._write()
+        self._outlet.flush()
+
+
+def warn_of_lost(name: str, count: int, where: str = "") -> None:
+    """Say that records were lost."""
+    what = "1 record of '{}' was" if count == 1 else f"{count} records of '{{}}' were"
+    console.warning(f"{what.format(name)} lost{where}")
+
+
+def warn_of_all(lost: Counter[str]) -> None:
+    """Say how many records were lost of each program."""
+    for name, count in sorted(lost.items()):
+        warn_of_lost(name, count)
