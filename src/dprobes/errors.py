@@ -92,11 +92,17 @@ class PrivilegeError(EngineError):
 
 
 class SinkError(DprobesError):
-    """Report a failure to open or write a sink; ``taken`` is how many records of a batch it had taken before."""
+    """
+    Report a failure to open or write a sink.
 
-    def __init__(self, message: str, *, hint: str | None = None, taken: int = 0) -> None:
+    ``taken`` is how many records of a batch it had taken before; ``lost`` how many that it had taken, of this or of
+    earlier batches, are known to be lost with the failure.
+    """
+
+    def __init__(self, message: str, *, hint: str | None = None, taken: int = 0, lost: int = 0) -> None:
         super().__init__(message, hint=hint)
         self.taken = taken
+        self.lost = lost
 
 
 class ManagerError(DprobesError):

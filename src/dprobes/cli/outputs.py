@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from dprobes.record.source import RecordSource
     from dprobes.sinks.base import Sink
     from dprobes.sinks.stream import StreamOutlet
+    from dprobes.sinks.target import TargetStatus
     from dprobes.sinks.targets import LogTargets
 
 __all__ = ["Outputs"]
@@ -130,10 +131,18 @@ class Outputs:
         """Write what waits for log targets, say what has become of it, and give everything up."""
         if self._targets is not None:
             self._targets.destroy_event(self._source)
-            for status in self._targets.close():
+            for status in self._targets.close(on_wait=_say_waiting):
                 if status.lost:
-                    console.warning(f"log target {status.name} has lost {status.lost} records")
+                    why = f": {status.problem}" if status.problem else ""
+                    console.warning(f"log target {status.name} has lost {status.lost} records{why}")
+                elif status.problem:
+                    console.warning(f"log target {status.name}: {status.problem}")
         while self._direct:
             sink = self._direct.pop()
             sink.destroy_event(self._source)
             sink.close()
+
+
+def _say_waiting(status: TargetStatus) -> None:
+    what = f"{status.waiting} records wait to be written" if status.waiting else "it is waited for"
+    console.note(f"log target {status.name}: {what}; Ctrl-C gives up")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -28,6 +29,9 @@ __all__ = ["TRACE_LIMIT", "ProgramRecords", "Recording"]
 TRACE_LIMIT = 256 << 20
 """Bytes that the trace file and its older part take together."""
 
+_CLOSING_LIMIT = 10.0
+"""Seconds that log targets have at most to write what waits, when somebody waits for their end."""
+
 
 class Recording:
     """
@@ -40,7 +44,7 @@ class Recording:
         self._lock = threading.Lock()
         self._writer = TraceFileWriter(trace, limit)
         self._directory = directory
-        self._targets = LogTargets()
+        self._targets = LogTargets(_say)
         self._clock = WallClock()
 
     @property
@@ -69,12 +73,12 @@ class Recording:
         if not taken:
             known = ", ".join(self._targets.names()) or "none"
             raise ManagerError(f"there is no log target '{name}'", hint=f"log targets are: {known}")
-        return [target.close() for target in taken]
+        return [target.close(limit=_CLOSING_LIMIT) for target in taken]
 
     def forget_targets_of(self, module: str) -> None:
         """Take the log targets away that are for one program only."""
         for target in self._targets.take_of(module):
-            target.close()
+            target.close(limit=_CLOSING_LIMIT)
 
     def targets(self) -> list[TargetStatus]:
         """Return how the log targets fare."""
@@ -82,7 +86,7 @@ class Recording:
 
     def close(self) -> None:
         """Write what waits, and give everything up."""
-        self._targets.close()
+        self._targets.close(limit=_CLOSING_LIMIT)
         with self._lock:
             self._writer.close()
 
@@ -118,6 +122,11 @@ class Recording:
                 self._writer.write(source.number, [])
             self._writer.end_program(source.number)
         self._targets.destroy_event(source)
+
+
+def _say(target: str, problem: str) -> None:
+    """Write to the manager's log."""
+    print(f"dprobes manager: log target {target}: {problem}", file=sys.stderr, flush=True)  # noqa: T201
 
 
 class ProgramRecords:

@@ -76,7 +76,8 @@ class Sink(Protocol):
         """
         Take the records of a batch.
 
-        ``SinkError.taken`` says how many have been taken: these never come again, the others do.
+        ``SinkError.taken`` says how many have been taken: these never come again, the others do. ``SinkError.lost``
+        says how many of those that were taken, now or before, never arrived.
         """
 
     def destroy_event(self, source: RecordSource) -> None:

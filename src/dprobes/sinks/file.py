@@ -1,13 +1,16 @@
-"""A file that text is appended to; with a name in .dpt, a trace file."""
+"""A file that records are appended to; with a name in .dpt, a trace file."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dprobes.errors import SinkError, reason_of
-from dprobes.sinks.texts import TextSink
+from dprobes.sinks.bytesinks import byte_sink
+from dprobes.sinks.writing import write_parts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,6 +18,9 @@ if TYPE_CHECKING:
     from dprobes.sinks.base import Sink, SinkOptions
 
 __all__ = ["FileOutlet", "open"]
+
+_PATIENCE = 10.0
+"""Seconds that a pipe or a terminal may take nothing, until that is an error."""
 
 
 def open(argument: str, options: SinkOptions) -> Sink:  # noqa: A001 - the name that all sinks have
@@ -26,12 +32,12 @@ def open(argument: str, options: SinkOptions) -> Sink:  # noqa: A001 - the name 
 
         return TraceFileSink(argument)
     outlet = FileOutlet(argument)
-    return TextSink(outlet, options.format_name, goes_on=outlet.goes_on)
+    return byte_sink(outlet, options, goes_on=outlet.goes_on)
 
 
 class FileOutlet:
     """
-    Append lines to a file, or whatever else a path leads to.
+    Append to a file, or to whatever else a path leads to.
 
     Each write is one system call as a rule, so that writers of one file do not tear each other's lines. Of a record
     that finds no room nothing stays in a plain file.
@@ -40,30 +46,29 @@ class FileOutlet:
     def __init__(self, path: str) -> None:
         self._path = path
         try:
-            self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            # O_NONBLOCK: a named pipe that nobody reads must not be waited for.
+            self._file = os.open(
+                path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK, 0o666
+            )
         except OSError as error:
-            raise SinkError(f"'{path}' cannot be written: {reason_of(error)}") from error
+            raise self._opening_error(error) from error
+
+    def _opening_error(self, error: OSError) -> SinkError:
+        if error.errno == errno.ENXIO and Path(self._path).is_fifo():
+            return SinkError(f"'{self._path}' cannot be written: nobody reads this pipe")
+        return SinkError(f"'{self._path}' cannot be written: {reason_of(error)}")
 
     @property
     def goes_on(self) -> bool:
         """Whether there is something in the file."""
         return os.fstat(self._file).st_size > 0
 
-    def write(self, texts: Sequence[str]) -> None:
+    def write(self, parts: Sequence[bytes]) -> None:
         """Append records."""
-        parts = [(text + "\n").encode("utf-8", "backslashreplace") for text in texts]
-        data = b"".join(parts)
-        written = 0
-        try:
-            while written < len(data):
-                written += os.write(self._file, data[written:])
-        except OSError as error:
-            taken = whole = 0
-            while whole + len(parts[taken]) <= written:
-                whole += len(parts[taken])
-                taken += 1
-            self._take_back(written - whole)
-            raise SinkError(f"'{self._path}': {reason_of(error)}", taken=taken) from error
+        written = write_parts(self._file, parts, _PATIENCE)
+        if written.problem is not None:
+            self._take_back(written.extra)
+            raise SinkError(f"'{self._path}': {written.problem}", taken=written.parts)
 
     def _take_back(self, count: int) -> None:
         """Cut off what was just written of a record."""

@@ -22,6 +22,10 @@ PLUGINS = "dprobes.sinks"
 """The group of entry points; each is called as the functions ``open`` of our own modules are."""
 
 
+_METHODS = ("create_event", "log_events", "destroy_event", "flush", "close")
+"""What a sink has."""
+
+
 @dataclass(frozen=True, slots=True)
 class SinkKind:
     """
@@ -38,6 +42,11 @@ class SinkKind:
     takes_path: bool = False
     has_structure: bool = False
 
+    @property
+    def is_plug_in(self) -> bool:
+        """Whether it is of another package."""
+        return ":" in self.module
+
 
 KINDS = (
     SinkKind("console", "console", "standard output (run)", "dprobes.sinks.stream"),
@@ -46,6 +55,8 @@ KINDS = (
     SinkKind("klog", "KLOG", "the kernel's log", "dprobes.sinks.klog"),
     SinkKind("serial", "serial:DEVICE[@BAUD]", "a serial line; COM1 and COM2 are the first two",
              "dprobes.sinks.serial", takes_path=True),
+    SinkKind("command", "command:CMD ARGS", "the standard input of a command, which is started without a shell",
+             "dprobes.sinks.command"),
 )  # fmt: skip
 """What comes with DProbes."""
 
@@ -85,21 +96,46 @@ class LogTargetName:
         """Open the sink; raise ``SinkError`` if that fails."""
         if self.kind.takes_path and self.argument and not Path(self.argument).is_absolute():
             raise SinkError(f"log target '{self.text}': the path must be absolute")
-        sink: Sink = _opener(self.kind)(self.argument, options)
-        return sink
+        opener = _opener(self.kind)
+        if not self.kind.is_plug_in:
+            sink: Sink = opener(self.argument, options)
+            return sink
+        return _open_plug_in(self, opener, options)
 
 
 def _opener(kind: SinkKind) -> Callable[[str, SinkOptions], Any]:
     """Import what opens sinks of a kind; what a plug-in does wrong is an error of that log target."""
-    if ":" not in kind.module:
+    if not kind.is_plug_in:
         return importlib.import_module(kind.module).open  # type: ignore[no-any-return]
-    entry = next(entry for entry in _plug_ins() if entry.name == kind.name)
+    entries = [entry for entry in _plug_ins() if entry.name == kind.name]
+    if len(entries) != 1:
+        packages = " and ".join(sorted(entry.dist.name if entry.dist else entry.value for entry in entries))
+        raise SinkError(
+            f"more than one plug-in has the log target '{kind.name}': those of {packages}", hint="uninstall one of them"
+        )
     try:
-        return entry.load()  # type: ignore[no-any-return]
+        return entries[0].load()  # type: ignore[no-any-return]
     except Exception as error:
         raise SinkError(
             f"log target '{kind.name}': its plug-in {kind.module} cannot be loaded: {type(error).__name__}: {error}"
         ) from error
+
+
+def _open_plug_in(name: LogTargetName, opener: Callable[[str, SinkOptions], Any], options: SinkOptions) -> Sink:
+    """Call a plug-in; whatever it does wrong is a ``SinkError``."""
+    try:
+        sink = opener(name.argument, options)
+    except SinkError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise SinkError(f"log target '{name.text}': its plug-in failed: {type(error).__name__}: {error}") from error
+    missing = [method for method in _METHODS if not callable(getattr(sink, method, None))]
+    if missing:
+        raise SinkError(
+            f"log target '{name.text}': its plug-in returned no sink but {type(sink).__name__}, "
+            f"which lacks {', '.join(missing)}"
+        )
+    return sink  # type: ignore[no-any-return]
 
 
 def _plug_ins() -> Iterator[EntryPoint]:

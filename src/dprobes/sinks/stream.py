@@ -9,6 +9,7 @@ import sys
 from typing import TYPE_CHECKING, TextIO
 
 from dprobes.errors import SinkError
+from dprobes.sinks.bytesinks import refuse_binary
 from dprobes.sinks.texts import TextSink
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ def open(argument: str, options: SinkOptions) -> Sink:  # noqa: A001 - the name 
     """Open standard output as a log target."""
     if argument:
         raise SinkError(f"log target 'console' takes nothing behind its name, found '{argument}'")
+    refuse_binary("console", options)
     return TextSink(console(), options.format_name)
 
 

@@ -2,30 +2,29 @@
 A log target: a sink, a thread that feeds it, and a bounded queue between that and whoever has records.
 
 So a slow or broken sink never holds up a program. What finds no room is counted as lost. A sink that fails is closed,
-and opened again after a while that gets longer; records that it had not taken wait for that.
+and opened again after a while that gets longer; records that it had not taken wait for that. A batch that a sink
+cannot take for a mistake of its own is given up: it would make the same mistake again.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dprobes.errors import DprobesError, SinkError, reason_of
+from dprobes.errors import FormatError, SinkError, reason_of
 from dprobes.sinks.base import Batch
+from dprobes.sinks.queue import Created, Destroyed, RecordQueue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from dprobes.record.source import RecordSource
     from dprobes.sinks.base import Sink
+    from dprobes.sinks.queue import Message
 
 __all__ = ["LogTarget", "TargetStatus"]
-
-_QUEUE_MAX = 1 << 16
-"""Records that wait for a target at most."""
 
 _RETRY = 1.0
 """Seconds until a target that failed is tried again at first, and up to which this doubles below."""
@@ -34,6 +33,22 @@ _RETRY_MAX = 60.0
 
 _FLUSH_INTERVAL = 0.2
 """Seconds after which what was taken is made visible, if more is coming all the time."""
+
+_PIECE_MIN, _PIECE_MAX = 8, 1 << 14
+"""Records that a sink gets at once: so many that it takes about as long as below, so that its progress can be seen."""
+
+_PIECE_TIME = 0.5
+
+_SAY_AGAIN = 600.0
+"""Seconds after which the same problem, if it has gone meanwhile and is back, is said once more."""
+
+_PATIENCE = 10.0
+"""Seconds that a sink may take nothing at the end, until what waits is given up."""
+
+_SILENCE = 1.0
+"""Seconds after which it is said that there is still something to be written."""
+
+_LOOK = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,25 +64,13 @@ class TargetStatus:
     problem: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class _Created:
-    source: RecordSource
-
-
-@dataclass(frozen=True, slots=True)
-class _Destroyed:
-    source: RecordSource
-
-
-_Message = Batch | _Created | _Destroyed
-
-
 class LogTarget:
     """
     Own a sink and the thread that feeds it.
 
     ``module`` limits it to the records of one program. ``open_sink`` is called at once, and by the thread after a
-    failure. ``on_problem`` is called by the thread, once for each time that the sink begins to fail.
+    failure. ``on_problem`` is called by the thread when the sink begins to fail; not for each time that the same
+    happens again.
     """
 
     def __init__(
@@ -87,15 +90,21 @@ class LogTarget:
         self._sink: Sink | None = open_sink()  # what is wrong at once is an error of who asked for it
         self._active: dict[int, RecordSource] = {}
         """What the sink was told of, or would be if it were open; the thread's own."""
-        self._queue: deque[_Message] = deque()
-        self._queued = self._written = self._lost = 0
-        self._lost_before: dict[int, int] = {}
-        """Records of each source that were lost since the last batch in the queue."""
+        self._queue = RecordQueue()
+        self._written = 0
         self._problem: str | None = None
+        self._said: dict[str, float] = {}
+        """When each problem was said last; the thread's own."""
         self._retry = _RETRY
+        self._piece = 64
         self._flushed = 0.0
         self._changed = threading.Condition()
+        """Guards the queue, the counts and the problem."""
         self._closing = False
+        self._tried_at_end = False
+        """At the end a failure is not waited out, but everything is tried once more; the thread's own."""
+        self._steps = 0
+        """Counts what the thread gets done."""
         self._thread = threading.Thread(target=self._run, name=f"log target {name}", daemon=True)
         self._thread.start()
 
@@ -107,56 +116,75 @@ class LogTarget:
 
     def create(self, sources: Iterable[RecordSource]) -> None:
         """Announce programs, or more of them."""
-        self._tell([_Created(source) for source in sources if self.takes(source)])
+        self._tell([Created(source) for source in sources if self.takes(source)])
 
     def destroy(self, source: RecordSource) -> None:
         """Say that no more records of a program will come."""
         if self.takes(source):
-            self._tell([_Destroyed(source)])
+            self._tell([Destroyed(source)])
 
     def put(self, batch: Batch) -> None:
         """Queue records of a program; what finds no room is counted as lost."""
         if not self.takes(batch.source):
             return
         with self._changed:
-            number, count = batch.source.number, len(batch.records)
-            taken = min(max(_QUEUE_MAX - self._queued, 0), count)
-            if taken:
-                lost = batch.lost + self._lost_before.pop(number, 0)
-                whole = taken == count
-                self._queue.append(
-                    replace(batch, lost=lost)
-                    if whole
-                    else replace(batch, records=batch.records[:taken], places=batch.places[:taken], lost=lost)
-                )
-                self._queued += taken
-                self._changed.notify()
-            if taken < count:
-                self._lost += count - taken
-                self._lost_before[number] = self._lost_before.get(number, 0) + count - taken
+            self._queue.put(batch)
+            self._changed.notify_all()
 
-    def _tell(self, messages: list[_Created] | list[_Destroyed]) -> None:
+    def _tell(self, messages: list[Created] | list[Destroyed]) -> None:
         with self._changed:
-            self._queue.extend(messages)
-            self._changed.notify()
+            self._queue.tell(messages)
+            self._changed.notify_all()
 
     # What people ask
 
     def status(self) -> TargetStatus:
         """Return how the target fares."""
         with self._changed:
+            queue = self._queue
             return TargetStatus(
-                self.name, self.module, self._format_name, self._written, self._queued, self._lost, self._problem
+                self.name, self.module, self._format_name, self._written, queue.waiting, queue.lost, self._problem
             )
 
-    def close(self, patience: float = 2.0) -> TargetStatus:
-        """Write what waits, as long as there is patience, and give up the sink; return the last status."""
+    def finish(self) -> None:
+        """Have the sink closed when everything that waits is written; ``close`` waits for that."""
         with self._changed:
             self._closing = True
-            self._changed.notify()
-        self._thread.join(patience)
-        status = self.status()
-        return replace(status, waiting=0, lost=status.lost + status.waiting)
+            self._changed.notify_all()
+
+    def close(
+        self,
+        patience: float = _PATIENCE,
+        limit: float | None = None,
+        on_wait: Callable[[TargetStatus], None] | None = None,
+    ) -> TargetStatus:
+        """
+        Write what waits, as long as the sink takes something, and give it up; return the last status.
+
+        ``patience`` is how many seconds it may take nothing, ``limit`` how many all that may take. What then still
+        waits is lost. To be interrupted is to run out of patience. ``on_wait`` is called if this takes its time.
+        """
+        self.finish()
+        try:
+            self._await_end(patience, limit, on_wait)
+        finally:
+            with self._changed:
+                self._queue.give_up()
+        return self.status()
+
+    def _await_end(self, patience: float, limit: float | None, on_wait: Callable[[TargetStatus], None] | None) -> None:
+        begun = last = time.monotonic()
+        steps = self._steps
+        while self._thread.is_alive():
+            self._thread.join(_LOOK)
+            now = time.monotonic()
+            if self._steps != steps:
+                steps, last = self._steps, now
+            if on_wait is not None and now - begun > _SILENCE:
+                on_wait(self.status())
+                on_wait = None
+            if now - last > patience or (limit is not None and now - begun > limit):
+                break
 
     # The thread
 
@@ -164,22 +192,27 @@ class LogTarget:
         while (message := self._next()) is not None:
             try:
                 sink = self._opened()
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - a plug-in's mistake must not be ours
+                if not self._wait_after(error):
+                    break
+                continue
+            try:
                 self._hand_over(sink, message)
                 self._flush(sink)
-            except (DprobesError, OSError) as error:
+            except (SinkError, OSError) as error:
                 if not self._wait_after(error, message):
                     break
-            except Exception as error:  # noqa: BLE001 - a plug-in's mistake must not be ours
-                self._drop(message)  # it would make the same mistake again
-                if not self._wait_after(SinkError(f"{type(error).__name__}: {error}"), message):
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - a plug-in's, or a record's that is none
+                self._drop(message)
+                if not self._wait_after(error):
                     break
         self._give_up()
 
-    def _next(self) -> _Message | None:
+    def _next(self) -> Message | None:
         with self._changed:
             while not self._queue and not self._closing:
                 self._changed.wait()
-            return self._queue[0] if self._queue else None
+            return self._queue.first(self._piece) if self._queue else None
 
     def _opened(self) -> Sink:
         if self._sink is None:
@@ -188,23 +221,32 @@ class LogTarget:
                 self._sink.create_event(source)
         return self._sink
 
-    def _hand_over(self, sink: Sink, message: _Message) -> None:
+    def _hand_over(self, sink: Sink, message: Message) -> None:
         count = 0
         match message:
             case Batch():
-                sink.log_events(message)
                 count = len(message.records)
-            case _Created(source):
+                begun = time.monotonic()
+                sink.log_events(message)
+                self._settle_piece(count, time.monotonic() - begun)
+            case Created(source):
                 self._active[source.number] = source
                 sink.create_event(source)
-            case _Destroyed(source):
+            case Destroyed(source):
                 self._active.pop(source.number, None)
                 sink.destroy_event(source)
         with self._changed:
             self._problem = None
-            self._queue.popleft()
-            self._count_written(count)
+            if self._queue.take(message, count):
+                self._written += count
+            self._steps += 1
         self._retry = _RETRY
+
+    def _settle_piece(self, count: int, seconds: float) -> None:
+        if seconds > _PIECE_TIME:
+            self._piece = max(count // 2, _PIECE_MIN)
+        elif count == self._piece and seconds < _PIECE_TIME / 4:
+            self._piece = min(2 * count, _PIECE_MAX)
 
     def _flush(self, sink: Sink) -> None:
         with self._changed:
@@ -214,46 +256,60 @@ class LogTarget:
             sink.flush()
             self._flushed = now
 
-    def _count_written(self, count: int) -> None:
-        self._queued -= count
-        self._written += count
-
-    def _drop(self, message: _Message) -> None:
+    def _drop(self, message: Message) -> None:
         with self._changed:
-            if self._queue and self._queue[0] is message:
-                self._queue.popleft()
-                if isinstance(message, Batch):
-                    self._queued -= len(message.records)
-                    self._lost += len(message.records)
+            self._queue.drop(message)
 
-    def _wait_after(self, error: DprobesError | OSError, message: _Message) -> bool:
+    def _wait_after(self, error: BaseException, message: Message | None = None) -> bool:
         """Note a failure, and wait until the next try; return False if there is none."""
-        said = error.message if isinstance(error, DprobesError) else reason_of(error)
-        taken = error.taken if isinstance(error, SinkError) else 0
+        said = _text_of(error)
         with self._changed:
-            is_new = self._problem is None
             self._problem = said
-            if taken and isinstance(message, Batch) and self._queue and self._queue[0] is message:
-                self._queue[0] = message.after(taken)
-                self._count_written(taken)
-        if is_new and self._on_problem is not None:
-            self._on_problem(said)
+            if isinstance(error, SinkError):
+                if error.taken and message is not None and self._queue.take(message, error.taken):
+                    self._written += error.taken
+                    self._steps += 1
+                # They were taken for written before it turned out that they were not.
+                lost = min(error.lost, self._written)
+                self._written -= lost
+                self._queue.lost += lost
+        self._say(said)
         self._give_up()
         with self._changed:
-            if self._closing:
-                return False
-            self._changed.wait_for(lambda: self._closing, self._retry)  # if it comes to that, it is tried once more
+            self._changed.wait_for(lambda: self._closing, self._retry)
             self._retry = min(2 * self._retry, _RETRY_MAX)
-        return True
+            if not self._closing:
+                return True
+            is_first, self._tried_at_end = not self._tried_at_end, True
+            return is_first
+
+    def _say(self, problem: str) -> None:
+        now = time.monotonic()
+        if self._on_problem is None or now - self._said.get(problem, -_SAY_AGAIN) < _SAY_AGAIN:
+            return
+        if len(self._said) > 100:  # problems with a changing number in them, say
+            self._said.clear()
+        self._said[problem] = now
+        self._on_problem(problem)
 
     def _give_up(self) -> None:
         sink, self._sink = self._sink, None
         if sink is not None:
             try:
                 sink.close()
-            except (DprobesError, OSError) as error:
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - a plug-in's
                 with self._changed:
-                    self._problem = self._problem or str(error)
-            except Exception as error:  # noqa: BLE001 - a plug-in's
-                with self._changed:
-                    self._problem = self._problem or f"{type(error).__name__}: {error}"
+                    self._problem = self._problem or _text_of(error)
+                    if isinstance(error, SinkError):
+                        lost = min(error.lost, self._written)
+                        self._written -= lost
+                        self._queue.lost += lost
+
+
+def _text_of(error: BaseException) -> str:
+    match error:
+        case SinkError() | FormatError():
+            return error.message
+        case OSError():
+            return reason_of(error)
+    return f"{type(error).__name__}: {error}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import TYPE_CHECKING
 
 from dprobes.sinks.target import LogTarget, TargetStatus
@@ -79,11 +80,27 @@ class LogTargets:
         with self._lock:
             return [target.status() for target in self._targets.values()]
 
-    def close(self) -> list[TargetStatus]:
-        """Write what waits, give everything up, and return how the targets fared."""
+    def close(
+        self, limit: float | None = None, on_wait: Callable[[TargetStatus], None] | None = None
+    ) -> list[TargetStatus]:
+        """
+        Write what waits, as long as sinks take something, give everything up, and return how the targets fared.
+
+        ``limit`` is how many seconds that may take. An interrupt (Ctrl-C) ends the patience. ``on_wait`` is called for
+        each target that takes its time.
+        """
         with self._lock:
             targets, self._targets = list(self._targets.values()), {}
-        return [target.close() for target in targets]
+        for target in targets:
+            target.finish()
+        until = None if limit is None else time.monotonic() + limit
+        try:
+            for target in targets:
+                target.close(limit=None if until is None else until - time.monotonic(), on_wait=on_wait)
+        except KeyboardInterrupt:
+            for target in targets:
+                target.close(patience=0)
+        return [target.status() for target in targets]
 
     # Programs
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Protocol
 
-from dprobes.errors import SinkError
+from dprobes.errors import FormatError, SinkError
 from dprobes.formatters import formatter
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dprobes.formatters import Formatter
+    from dprobes.record.place import Place
     from dprobes.record.source import RecordSource
     from dprobes.sinks.base import Batch
 
@@ -43,7 +44,12 @@ class BatchFormatter:
         found = self._formatters[batch.source.number]
         found.wall_offset = batch.wall_offset
         encoded = found.encoded
-        texts = [encoded(*each) for each in zip(batch.records, batch.places, strict=True)]
+        try:
+            texts = [encoded(*each) for each in zip(batch.records, batch.places, strict=True)]
+        except FormatError:
+            texts = [
+                self._text_of(found, *each, batch.source) for each in zip(batch.records, batch.places, strict=True)
+            ]
         if batch.lost and texts and (note := self._lost_note(batch)):
             texts[0] = f"{note}\n{texts[0]}"
         return texts
@@ -51,6 +57,21 @@ class BatchFormatter:
     def heading(self, source: RecordSource) -> str:
         """Return what is to stand before all records, without its line end, or nothing."""
         return self._formatters[source.number].heading
+
+    def _text_of(self, found: Formatter, record: bytes, place: Place, source: RecordSource) -> str:
+        """Return the text of what may be no record: it must not hold up the others, and is shown."""
+        try:
+            return found.encoded(record, place)
+        except FormatError as error:
+            problem, data = error.message, record.hex(" ")
+        match self._format_name:
+            case "json":
+                return json.dumps({"malformed": problem, "program": source.name, "data": record.hex()})
+            case "csv":
+                from dprobes.formatters.csv import COLUMNS
+
+                return f'{"," * (len(COLUMNS) - 1)}"<malformed: {problem}: {data}>"\r'
+        return f"<a malformed record of '{source.name}': {problem}>\n{data}"
 
     def _lost_note(self, batch: Batch) -> str:
         match self._format_name:

@@ -6,20 +6,32 @@ import os
 import pty
 import resource
 import secrets
+import shutil
 import signal
+import subprocess
+import termios
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from dprobes.errors import SinkError
+from dprobes.record.framing import Frame, FrameDecoder, Lost
 from dprobes.record.tracecontent import LostRecords, TraceRecord
 from dprobes.record.tracereader import TraceReader
-from dprobes.sinks.base import SinkOptions
+from dprobes.sinks import klog, serial
+from dprobes.sinks.base import Batch, SinkOptions
 from dprobes.sinks.file import FileOutlet
 from dprobes.sinks.kinds import parse_target
 from dprobes.sinks.klog import DEVICE, KernelLogOutlet
 from dprobes.sinks.serial import SerialOutlet
-from unit.sinks.records import SOURCE, batch, record
+from unit.sinks.records import PLACE, SOURCE, batch, record
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+SHORT = "a record needs 12 bytes, found 4 (at byte 4)"
 
 
 def test_the_kernels_log_shows_each_line() -> None:
@@ -43,14 +55,150 @@ def test_the_kernels_log_shows_each_line() -> None:
     assert [text for _, text in messages[3:]] == [f"{mark} {n}" for n in range(20)]
 
 
-def test_a_serial_line_gets_lines_with_cr_lf() -> None:
-    main, other = pty.openpty()
-    outlet = SerialOutlet(os.ttyname(other))
-    outlet.write(["DProbes(1,2)\n0a 0b"])
+def test_dmesg_shows_long_lines_in_pieces_and_no_torn_character() -> None:
+    if not os.access(DEVICE, os.W_OK):
+        pytest.skip(f"{DEVICE} cannot be used by this user")
+    if shutil.which("dmesg") is None:
+        pytest.skip("dmesg is not installed (package util-linux)")
+    mark = secrets.token_hex(8)
+    outlet = KernelLogOutlet()
+    outlet.write([f"{mark}{'é' * 1000}end"])
+    outlet.write([f"{mark} {n}" for n in range(30)])  # more than the kernel takes from one opening of the device
     outlet.close()
-    assert os.read(main, 100) == b"DProbes(1,2)\r\n0a 0b\r\n"
+    done = subprocess.run(["dmesg", "--notime"], check=True, capture_output=True, timeout=60)
+    lines = done.stdout.decode().splitlines()
+    (start,) = (n for n, line in enumerate(lines) if line.startswith(f"{mark}é"))
+    texts = [line for line in lines[start:] if mark in line or not line.strip("é") or line.endswith("éend")]
+    assert "".join(texts[:5]) == f"{mark}{'é' * 1000}end"
+    assert texts[5:] == [f"{mark} {n}" for n in range(30)]
+
+
+def test_a_kernel_log_that_takes_nothing_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(klog, "DEVICE", "/proc/1/no/such")
+    with pytest.raises(SinkError) as caught:
+        KernelLogOutlet()
+    assert caught.value.message == "'/proc/1/no/such' cannot be opened: no such file or directory"
+
+    def refuse(path: str, flags: int) -> int:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr("dprobes.sinks.klog.os.open", refuse)
+    with pytest.raises(SinkError) as caught:
+        KernelLogOutlet()
+    assert caught.value.message == "'/proc/1/no/such' cannot be opened: operation not permitted"
+    assert caught.value.hint == "this needs root, and that 'sysctl kernel.printk_devkmsg' is not 'off'"
+
+
+@pytest.fixture
+def line() -> Iterator[tuple[int, str]]:
+    """Return our end of a serial line, and the name of the other one."""
+    main, other = pty.openpty()
+    yield main, os.ttyname(other)
     os.close(main)
     os.close(other)
+
+
+def test_a_serial_line_gets_lines_with_cr_lf(line: tuple[int, str]) -> None:
+    main, name = line
+    sink = parse_target(f"serial:{name}").open(SinkOptions())
+    sink.create_event(SOURCE)
+    sink.log_events(batch(1, lost=2))
+    assert os.read(main, 100) == b"<2 records of 'app' were lost here>\r\nDProbes(1,1)\r\n01 02\r\n"
+    sink.close()
+
+
+def test_a_serial_line_gets_frames(line: tuple[int, str]) -> None:
+    main, name = line
+    sink = parse_target(f"serial:{name}").open(SinkOptions("binary"))
+    sink.create_event(SOURCE)
+    sink.log_events(batch(1, 2, lost=2))
+    assert list(FrameDecoder().feed(os.read(main, 100))) == [Lost(2), Frame(record(1)), Frame(record(2))]
+    sink.close()
+
+
+def test_a_serial_lines_settings_are_put_back(line: tuple[int, str]) -> None:
+    main, name = line
+    before = termios.tcgetattr(main)
+    sink = parse_target(f"serial:{name}@9600").open(SinkOptions())
+    during = termios.tcgetattr(main)
+    assert (during[4], during[5]) == (termios.B9600, termios.B9600)
+    assert not during[3] & (termios.ICANON | termios.ECHO)
+    with pytest.raises(SinkError) as caught:
+        SerialOutlet(name)
+    assert caught.value.message == f"'{name}' cannot be set up for 115200 baud: resource temporarily unavailable"
+    sink.close()
+    assert termios.tcgetattr(main) == before
+
+
+def test_a_serial_line_that_takes_nothing_is_an_error(line: tuple[int, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serial, "_PATIENCE", 0.1)
+    _, name = line
+    outlet = SerialOutlet(name)
+    with pytest.raises(SinkError) as caught:
+        outlet.write([b"0123456789\r\n"] * 100_000)
+    assert caught.value.message == f"'{name}': nothing was taken for 0 s"
+    assert 0 < caught.value.taken < 100_000
+    outlet.close()
+
+
+def test_a_serial_line_needs_pyserial(line: tuple[int, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(SinkError) as caught:
+        SerialOutlet(line[1])
+    assert caught.value.message == "a serial line needs the package pyserial, which is not installed"
+    assert caught.value.hint == "pip install 'dprobes[serial]'"
+
+
+@pytest.mark.parametrize("name", ["serial:/dev/ttyS9@fast", "serial:/dev/ttyS9@", "serial:/dev/ttyS9@0"])
+def test_a_speed_is_a_number(name: str) -> None:
+    with pytest.raises(SinkError) as caught:
+        parse_target(name).open(SinkOptions())
+    speed = name.partition("@")[2]
+    assert caught.value.message == f"log target '{name}': expected a speed in baud behind '@', found '{speed}'"
+
+
+@pytest.mark.parametrize("name", ["KLOG", "console"])
+def test_what_takes_text_refuses_bytes(name: str) -> None:
+    with pytest.raises(SinkError) as caught:
+        parse_target(name).open(SinkOptions("binary"))
+    assert caught.value.message == f"log target '{name}' takes text, not the format 'binary'"
+    assert caught.value.hint == "files, serial lines and commands take it: file:PATH, serial:DEVICE, command:CMD"
+
+
+def test_a_pipe_that_nobody_reads_is_an_error_and_one_that_is_read_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    with pytest.raises(SinkError) as caught:
+        FileOutlet(str(path))
+    assert caught.value.message == f"'{path}' cannot be written: nobody reads this pipe"
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    sink = parse_target(f"file:{path}").open(SinkOptions("binary"))
+    sink.log_events(batch(1))
+    sink.close()
+    assert list(FrameDecoder().feed(os.read(reader, 100))) == [Frame(record(1))]
+    os.close(reader)
+
+
+@pytest.mark.parametrize(
+    ("format_name", "text"),
+    [
+        ("text", f"DProbes(1,1)\n01 02\n<a malformed record of 'app': {SHORT}>\n03 00 00 00\nDProbes(1,2)\n01 02\n"),
+        ("json", f'{{"malformed": "{SHORT}", "program": "app", "data": "03000000"}}'),
+        ("csv", f'\n{"," * 19}"<malformed: {SHORT}: 03 00 00 00>"\r\n'),
+    ],
+)  # fmt: skip
+def test_a_record_that_cannot_be_formatted_is_shown_and_holds_up_nobody(
+    tmp_path: Path, format_name: str, text: str
+) -> None:
+    path = tmp_path / "log"
+    sink = parse_target(str(path)).open(SinkOptions(format_name))
+    sink.create_event(SOURCE)
+    sink.log_events(Batch(SOURCE, [record(1), b"\3\0\0\0", record(2)], [PLACE] * 3, 0))
+    sink.close()
+    with path.open(newline="") as file:
+        content = file.read()
+    assert text in content
+    assert content.count("\n") >= 3
 
 
 def test_what_is_no_serial_line_is_refused(tmp_path: Path) -> None:
@@ -69,13 +217,13 @@ def test_a_file_that_is_full_keeps_whole_records_and_says_how_many(tmp_path: Pat
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (25, before[1]))
         with pytest.raises(SinkError) as caught:
-            outlet.write(["0123456789", "abcdefghij", "ABCDEFGHIJ"])
+            outlet.write([b"0123456789\n", b"abcdefghij\n", b"ABCDEFGHIJ\n"])
         assert (caught.value.message, caught.value.taken) == (f"'{path}': file too large", 2)
         assert path.read_text() == "0123456789\nabcdefghij\n"
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, handler)
-    outlet.write(["ABCDEFGHIJ"])
+    outlet.write([b"ABCDEFGHIJ\n"])
     outlet.close()
     assert path.read_text() == "0123456789\nabcdefghij\nABCDEFGHIJ\n"
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dprobes.errors import SinkError
+from dprobes.errors import FormatError, SinkError
 from dprobes.sinks import kinds
 from dprobes.sinks.base import Batch, SinkOptions
 from dprobes.sinks.kinds import LogTargetName, SinkKind, parse_target
@@ -141,6 +141,119 @@ def test_what_still_waits_at_the_end_is_written_and_a_failure_is_not_waited_out(
     assert time.monotonic() - begun < 30
     assert (status.written, status.lost, status.problem) == (0, 1, "it is broken")
     assert len(receiver.failures) == 8  # once more at the end
+
+
+def test_what_turns_out_to_be_lost_later_is_no_longer_counted_as_written() -> None:
+    receiver = Receiver()
+    target = LogTarget("broken", receiver.open)
+    target.put(batch(1, 2, 3))
+    await_true(lambda: target.status().written == 3)
+    receiver.failures.append(SinkError("it has died", taken=1, lost=2))
+    target.put(batch(4, 5))
+    await_true(lambda: target.status().problem == "it has died")
+    status = target.status()
+    assert (status.written, status.waiting, status.lost) == (2, 1, 2)
+    status = target.close()
+    assert (status.written, status.waiting, status.lost) == (3, 0, 2)
+
+
+@pytest.mark.parametrize("failure", [FormatError("no record"), SystemExit("enough"), KeyError(1)])
+def test_what_would_fail_again_does_not_hold_up_the_rest(failure: Exception) -> None:
+    receiver = Receiver()
+    target = LogTarget("plug-in", receiver.open)
+    receiver.failures.append(failure)
+    target.put(batch(1))
+    await_true(lambda: target.status().problem is not None)
+    target.put(batch(2))
+    status = target.close()
+    assert (status.written, status.lost) == (1, 1)
+    assert receiver.taken == [record(2)]
+
+
+def test_what_cannot_be_opened_again_keeps_the_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dprobes.sinks.target._RETRY", 0.01)
+    receiver = Receiver()
+    fails = threading.Event()
+    tries = 0
+
+    def open_sink() -> Receiver:
+        nonlocal tries
+        tries += 1
+        if fails.is_set():
+            raise ZeroDivisionError("a plug-in's mistake")
+        return receiver
+
+    target = LogTarget("plug-in", open_sink)
+    fails.set()
+    receiver.failures.append(SinkError("it is broken"))
+    target.put(batch(1, 2))
+    await_true(lambda: tries > 4)
+    assert target.status().problem == "ZeroDivisionError: a plug-in's mistake"
+    assert (target.status().waiting, target.status().lost) == (2, 0)
+    fails.clear()
+    assert target.close().written == 2
+
+
+def test_a_problem_that_comes_and_goes_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dprobes.sinks.target._RETRY", 0.001)
+    receiver = Receiver()
+    problems: list[str] = []
+    target = LogTarget("broken", receiver.open, on_problem=problems.append)
+    for n in range(20):
+        receiver.failures.append(SinkError("it is broken"))
+        target.put(batch(n))
+        await_true(lambda n=n: target.status().written == n + 1)  # type: ignore[misc]
+    receiver.failures.append(SinkError("it is on fire"))
+    target.put(batch(1))
+    assert target.close().lost == 0
+    assert problems == ["it is broken", "it is on fire"]
+
+
+def test_at_the_end_it_is_waited_as_long_as_the_sink_takes_something() -> None:
+    class Slow(Receiver):
+        def log_events(self, batch: Batch) -> None:
+            time.sleep(0.01 * len(batch.records))
+            super().log_events(batch)
+
+    receiver = Slow()
+    target = LogTarget("slow", receiver.open)
+    said: list[str] = []
+    target.put(batch(*range(400)))  # 4 s, with patience for 2
+    status = target.close(patience=2, on_wait=lambda status: said.append(status.name))
+    assert (status.written, status.waiting, status.lost, said) == (400, 0, 0, ["slow"])
+    assert receiver.taken == [record(n) for n in range(400)]
+
+
+@pytest.mark.parametrize("limits", [{"patience": 0.2}, {"limit": 0.2}])
+def test_a_sink_that_hangs_is_not_waited_for(limits: dict[str, Any]) -> None:
+    receiver = Receiver()
+    receiver.gate.clear()
+    target = LogTarget("hanging", receiver.open)
+    target.put(batch(1, 2, 3))
+    status = target.close(**limits)
+    assert (status.written, status.waiting, status.lost) == (0, 0, 3)
+    receiver.gate.set()
+    target._thread.join(20)
+    assert not target._thread.is_alive()
+    assert (target.status().written, target.status().lost) == (0, 3)  # said is said
+
+
+def test_an_interrupt_gives_up_what_waits(
+    two: tuple[LogTargets, Receiver, Receiver], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    targets, first, _ = two
+    first.gate.clear()
+    targets.add(name("first"), None, SinkOptions())
+    targets.add(name("second"), None, SinkOptions())
+    targets.create_event(SOURCE)
+    targets.log_events(batch(1, 2))
+
+    def interrupt(status: object) -> None:
+        raise KeyboardInterrupt
+
+    statuses = targets.close(on_wait=interrupt)
+    assert [(status.name, status.written, status.lost) for status in statuses] == [("first", 0, 2), ("second", 2, 0)]
+    first.gate.set()
 
 
 @pytest.fixture

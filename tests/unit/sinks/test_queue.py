@@ -1,0 +1,130 @@
+"""The queue between programs and a log target: its bounds, and that each record is in one count."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dprobes.sinks.base import Batch
+from dprobes.sinks.queue import Created, Message, RecordQueue
+from unit.sinks.records import OTHER, PLACE, SOURCE, batch, record
+
+
+def of_sizes(*sizes: int) -> Batch:
+    return Batch(SOURCE, [bytes(size) for size in sizes], [PLACE] * len(sizes), 0)
+
+
+def records_of(message: Message) -> list[bytes]:
+    assert isinstance(message, Batch)
+    assert len(message.places) == len(message.records)
+    return list(message.records)
+
+
+def test_what_finds_no_room_is_lost_and_the_next_batch_of_the_program_says_so() -> None:
+    queue = RecordQueue(records_max=4)
+    queue.put(batch(1, 2, 3))
+    queue.put(batch(4, 5, 6, lost=7))
+    queue.put(batch(1, source=OTHER))
+    assert (queue.waiting, queue.lost) == (4, 3)
+    assert queue.take(queue.first(10), 3)
+    second = queue.first(10)
+    assert isinstance(second, Batch)
+    assert (records_of(second), second.lost) == ([record(4)], 7)
+    assert queue.take(second, 1)
+    queue.put(batch(8))
+    third = queue.first(10)
+    assert isinstance(third, Batch)
+    assert third.lost == 2
+    assert queue.take(third, 1)
+    queue.put(batch(2, source=OTHER))
+    fourth = queue.first(10)
+    assert isinstance(fourth, Batch)
+    assert fourth.lost == 1
+
+
+def test_bytes_are_bounded_as_well() -> None:
+    queue = RecordQueue(bytes_max=100)
+    queue.put(of_sizes(40, 40, 40))
+    assert (queue.waiting, queue.lost) == (2, 1)
+    queue.put(of_sizes(20))
+    assert (queue.waiting, queue.lost) == (3, 1)
+    queue.put(of_sizes(1))
+    assert (queue.waiting, queue.lost) == (3, 2)
+    assert queue.take(queue.first(1), 1)
+    queue.put(of_sizes(40, 1))
+    assert (queue.waiting, queue.lost) == (3, 3)
+
+
+def test_a_batch_is_given_in_pieces_and_keeps_what_was_not_taken() -> None:
+    queue = RecordQueue()
+    queue.put(batch(1, 2, 3, 4, 5, lost=9))
+    queue.tell([Created(OTHER)])
+    first = queue.first(2)
+    assert isinstance(first, Batch)
+    assert (records_of(first), first.lost) == ([record(1), record(2)], 9)
+    assert queue.take(first, 1)
+    assert not queue.take(first, 1)  # it is another one now
+    again = queue.first(2)
+    assert isinstance(again, Batch)
+    assert (records_of(again), again.lost) == ([record(2)], 0)
+    assert queue.take(again, 1)
+    rest = queue.first(100)
+    assert records_of(rest) == [record(3), record(4), record(5)]
+    queue.drop(rest)
+    assert (queue.waiting, queue.lost) == (0, 3)
+    created = queue.first(1)
+    assert created == Created(OTHER)
+    assert queue.take(created, 0)
+    assert not queue
+
+
+def test_what_is_given_up_is_lost_once() -> None:
+    queue = RecordQueue()
+    queue.put(batch(1, 2, 3))
+    message = queue.first(2)
+    queue.give_up()
+    assert (queue.waiting, queue.lost) == (0, 3)
+    assert not queue.take(message, 2)
+    queue.drop(message)
+    queue.put(batch(4))
+    queue.tell([Created(SOURCE)])
+    assert (queue.waiting, queue.lost, bool(queue)) == (0, 4, False)
+
+
+@given(
+    st.lists(
+        st.tuples(st.just("put"), st.integers(1, 30))
+        | st.tuples(st.just("take"), st.integers(1, 30))
+        | st.tuples(st.just("drop"), st.integers(1, 30)),
+        max_size=60,
+    )
+)
+def test_every_record_is_taken_lost_or_waiting(steps: list[tuple[str, int]]) -> None:
+    queue = RecordQueue(records_max=50, bytes_max=700)
+    sent = taken = said = 0
+    for step, count in steps:
+        if step == "put":
+            sizes = [(sent + n) % 40 for n in range(count)]
+            queue.put(of_sizes(*sizes))
+            sent += count
+        elif queue:
+            message = queue.first(count)
+            assert isinstance(message, Batch)
+            if step == "drop":
+                queue.drop(message)
+                continue
+            some = len(message.records) // 2 + 1
+            assert queue.take(message, some)
+            taken += some
+            said += message.lost
+        assert sent == taken + queue.waiting + queue.lost
+        assert queue.waiting <= 50
+    while queue:
+        message = queue.first(7)
+        taken += len(records_of(message))
+        assert isinstance(message, Batch)
+        said += message.lost
+        assert queue.take(message, len(message.records))
+    assert sent == taken + queue.lost
+    assert said + sum(queue._lost_before.values()) == queue.lost
+    assert queue._bytes == 0
