@@ -57,6 +57,8 @@ KINDS = (
              "dprobes.sinks.serial", takes_path=True),
     SinkKind("command", "command:CMD ARGS", "the standard input of a command, which is started without a shell",
              "dprobes.sinks.command"),
+    SinkKind("parquet", "parquet:DIR", "Parquet files in a directory, one table for each major and minor code",
+             "dprobes.sinks.parquet", takes_path=True, has_structure=True),
 )  # fmt: skip
 """What comes with DProbes."""
 
