@@ -106,7 +106,7 @@ def test_show_says_what_needs_to_be_allowed(directory: Path, capsys: pytest.Capt
     out = outcome(capsys, "show", "some.ppdf")[1]
     assert "// needs --allow-write: 'pop mem, u8' in sample.rpn:27:9\n" in out
     assert "// needs --allow-write: 'exit 1' in sample.rpn:28:5\n" in out
-    assert "// template '0.tpl': 9 bytes\n" in out
+    assert "// template file '0.tpl': 9 bytes\n" in out
 
 
 def test_a_module_that_is_not_there_is_an_error(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
