@@ -15,7 +15,7 @@ from dprobes.rpn.expressions import ExpressionError, parse_number
 from dprobes.source import Span
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from dprobes.diagnostics import Diagnostics
     from dprobes.source import SourceFile
@@ -30,7 +30,7 @@ MAJOR_MAX = 0xFFFF
 NAME_MAX = 255
 ENTRIES_MAX = 0x10000
 
-_LINE = re.compile(r"[ \t\r\f\v]*([^ \t\r\f\v\n]+)(?:[ \t\r\f\v]+([^ \t\r\f\v\n]+))?[ \t\r\f\v]*([^\n]*)")
+_WORD = re.compile(r"\n|[^ \t\r\f\v\n]+")
 
 
 class Entry(NamedTuple):
@@ -44,15 +44,16 @@ def parse_directory(source: SourceFile, diagnostics: Diagnostics) -> dict[int, E
     """Return the files by their major codes; what is wrong goes to ``diagnostics``."""
     entries: dict[int, Entry] = {}
     first: dict[int, Span] = {}
-    for line in _LINE.finditer(without_comments(source, diagnostics)):
-        major_span = Span(source, *line.span(1))
-        if line.group(2) is None:
+    for words in _lines(without_comments(source, diagnostics)):
+        major_span = Span(source, *words[0].span())
+        if len(words) == 1:
             diagnostics.error(major_span, "expected 'major file'", hint="1  kernel.fmt")
             continue
-        if line.group(3):
-            diagnostics.error(Span(source, *line.span(3)), "expected the end of the line after 'major file'")
+        if len(words) > 2:
+            span = Span(source, words[2].start(), words[-1].end())
+            diagnostics.error(span, "expected the end of the line after 'major file'")
             continue
-        token = WordToken(TokenKind.NUMBER, line.group(1), *line.span(1))
+        token = WordToken(TokenKind.NUMBER, words[0].group(), *words[0].span())
         try:
             major = parse_number(token)
         except ExpressionError as error:
@@ -61,7 +62,7 @@ def parse_directory(source: SourceFile, diagnostics: Diagnostics) -> dict[int, E
         if major > MAJOR_MAX:
             diagnostics.error(major_span, f"expected a major code from 0 to {MAJOR_MAX}, found {token.text}")
             continue
-        name, name_span = line.group(2), Span(source, *line.span(2))
+        name, name_span = words[1].group(), Span(source, *words[1].span())
         if not is_plain_name(name):
             hint = f"the file stands beside '{DIRECTORY_FILE}'"
             diagnostics.error(name_span, f"expected the name of a file without directories, found '{name}'", hint=hint)
@@ -71,6 +72,19 @@ def parse_directory(source: SourceFile, diagnostics: Diagnostics) -> dict[int, E
         else:
             entries[major], first[major] = Entry(name, name_span), major_span
     return entries
+
+
+def _lines(text: str) -> Iterator[list[re.Match[str]]]:
+    """Iterate over the words of each line that has any."""
+    words: list[re.Match[str]] = []
+    for match in _WORD.finditer(text):
+        if match.group() != "\n":
+            words.append(match)
+        elif words:
+            yield words
+            words = []
+    if words:
+        yield words
 
 
 def is_plain_name(name: str) -> bool:

@@ -27,6 +27,8 @@ __all__ = ["Decoded", "Fault", "Field", "FieldKind", "Value", "decode_fields", "
 
 _NAME = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)[\s\"'(\[{<]*[=:]?[\s\"'(\[{<]*(?:0[xX])?\Z")
 _NAME_MAX = 64
+_NAME_REACH = 100
+"""How many characters before a place-holder its name is looked for in."""
 
 
 class FieldKind(enum.Enum):
@@ -91,7 +93,7 @@ def fields_of(template: Template, word_size: int) -> tuple[Field, ...]:
         kind, base = _KINDS[placeholder.conversion]
         size = word_size if placeholder.size is None else placeholder.size
         is_array = placeholder.is_item and size > 0
-        match = _NAME.search(before)
+        match = _NAME.search(before[-_NAME_REACH:])
         name = match.group(1)[:_NAME_MAX] if match is not None else f"arg{len(fields)}"
         unique, number = name, 2
         while unique in taken:
