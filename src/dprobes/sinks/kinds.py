@@ -59,6 +59,9 @@ KINDS = (
              "dprobes.sinks.command"),
     SinkKind("parquet", "parquet:DIR", "Parquet files in a directory, one table for each major and minor code",
              "dprobes.sinks.parquet", takes_path=True, has_structure=True),
+    SinkKind("ctf", "ctf:DIR", "CTF traces in a directory, for babeltrace2 and Trace Compass; "
+             "LTT is the directory 'ctf'",
+             "dprobes.sinks.ctf.sink", takes_path=True, has_structure=True),
 )  # fmt: skip
 """What comes with DProbes."""
 

@@ -23,6 +23,8 @@ from dprobes.sinks.kinds import parse_target
         ("file:x", "file", "x", "file:x"),
         ("x.dpt", "file", "x.dpt", "file:x.dpt"),
         ("console", "console", "", "console"),
+        ("ltt", "ctf", "", "LTT"),
+        ("ctf:./traces", "ctf", "./traces", "ctf:./traces"),
     ],
 )
 def test_names(name: str, kind: str, argument: str, text: str) -> None:

@@ -1,0 +1,158 @@
+"""
+The data of a record as named, typed values, for log targets that have types.
+
+A template names them. Without one there is ``data``, the bytes, and what of it describes itself. A field whose value
+could not be read when the record was made is replaced by ``NAME_fault``, the address where that failed; one that the
+data ended before is left out; bytes that no field takes are ``rest``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dprobes.formatters.templates.fields import Fault, Field, FieldKind, decode_fields, fields_of
+from dprobes.sinks.fixedlayout import fixed_layout
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dprobes.formatters.templates import Template
+    from dprobes.formatters.templates.fields import Value
+    from dprobes.record.items import LogItem
+    from dprobes.record.layout import ByteOrder, LogRecord
+
+__all__ = ["ArgumentReader", "ArgumentValue", "Shape"]
+
+ArgumentValue = int | str | bytes | tuple[int, ...]
+
+_BYTE_ORDERS: tuple[ByteOrder, ...] = ("little", "big")
+
+_SHAPES_MAX = 64
+"""Shapes of the records with one template. Data that may be anything can have any number; the others stay bytes."""
+
+_ITEM_KINDS = {
+    "string": FieldKind.STRING,
+    "memory": FieldKind.BYTES,
+    "fault": FieldKind.ADDRESS,
+    "selector fault": FieldKind.ADDRESS,
+}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Shape:
+    """Hold the fields of records that are alike; compared by identity, so that it is a quick key."""
+
+    fields: tuple[Field, ...]
+
+
+class ArgumentReader:
+    """Read the data of the records with one template (None: there is none) and one word size."""
+
+    def __init__(self, template: Template | None, word_size: int) -> None:
+        self._template = template
+        self._word_size = word_size
+        self._fields = fields_of(template, word_size) if template is not None else ()
+        self._full = Shape(self._fields)
+        self._raw = Shape((_bytes_field("data", set()),))
+        self._stack_trace = Shape((_bytes_field("stack_trace", set()),))
+        self._layouts = {
+            order: None if template is None else fixed_layout(template, word_size, order) for order in _BYTE_ORDERS
+        }
+        self._others: dict[tuple[str, ...], Shape] = {}
+
+    def read(self, record: LogRecord) -> tuple[Shape, Sequence[ArgumentValue]]:
+        """Return the values in a record's data, and what they are."""
+        if record.is_stack_trace:
+            return self._stack_trace, (record.data,)
+        if self._template is None:
+            return self._by_items(record)
+        layout = self._layouts[record.byte_order]
+        if layout is not None and len(record.data) == layout.size:
+            return self._full, layout.unpack(record.data)
+        decoded = decode_fields(self._template, record)
+        marks = [_mark(value) for value in decoded.values if value is None or isinstance(value, Fault)]
+        if not marks and not decoded.rest:
+            return self._full, decoded.values  # type: ignore[return-value] # neither None nor Fault is in them
+        return self._incomplete(record, decoded.values, decoded.rest)
+
+    def _incomplete(
+        self, record: LogRecord, values: tuple[Value, ...], rest: bytes
+    ) -> tuple[Shape, Sequence[ArgumentValue]]:
+        key = (*(_mark(value) for value in values), "rest" if rest else "")
+        shape = self._others.get(key)
+        if shape is None:
+            if len(self._others) >= _SHAPES_MAX:
+                return self._raw, (record.data,)
+            shape = self._others[key] = self._shape_of(key)
+        found = [value.address if isinstance(value, Fault) else value for value in values if value is not None]
+        return shape, [*found, rest] if rest else found
+
+    def _shape_of(self, marks: tuple[str, ...]) -> Shape:
+        fields: list[Field] = []
+        taken = {field.name for field in self._fields}
+        for field, mark in zip(self._fields, marks[:-1], strict=True):
+            match mark:
+                case "missing":
+                    continue
+                case "":
+                    fields.append(field)
+                case _:
+                    name = _unique(f"{field.name}_{mark}", taken)
+                    fields.append(Field(name, FieldKind.ADDRESS, self._word_size, 16, is_array=False))
+        if marks[-1]:
+            fields.append(_bytes_field(marks[-1], taken))
+        return Shape(tuple(fields))
+
+    def _by_items(self, record: LogRecord) -> tuple[Shape, Sequence[ArgumentValue]]:
+        items = record.items()
+        if not items:
+            return self._raw, (record.data,)
+        key = tuple(item.kind for item in items)
+        shape = self._others.get(key)
+        if shape is None:
+            if len(self._others) >= _SHAPES_MAX:
+                return self._raw, (record.data,)
+            taken: set[str] = set()
+            fields = [_bytes_field("data", taken), *(self._item_field(kind, taken) for kind in key)]
+            shape = self._others[key] = Shape(tuple(fields))
+        return shape, [record.data, *(_item_value(item) for item in items)]
+
+    def _item_field(self, item_kind: str, taken: set[str]) -> Field:
+        name = _unique(item_kind.replace(" ", "_"), taken)
+        kind = _ITEM_KINDS.get(item_kind, FieldKind.UNSIGNED)
+        match kind:
+            case FieldKind.STRING | FieldKind.BYTES:
+                return Field(name, kind, 0, 16, is_array=False)
+            case FieldKind.ADDRESS:
+                return Field(name, kind, self._word_size, 16, is_array=False)
+        return Field(name, kind, self._word_size, 10, is_array=True)
+
+
+def _mark(value: Value) -> str:
+    """Return what makes the shape of a record with this value another one."""
+    match value:
+        case None:
+            return "missing"
+        case Fault(is_selector=is_selector):
+            return "selector_fault" if is_selector else "fault"
+    return ""
+
+
+def _item_value(item: LogItem) -> ArgumentValue:
+    if item.kind == "string" and isinstance(item.value, bytes):
+        return item.value.decode("utf-8", "backslashreplace")
+    return item.value
+
+
+def _bytes_field(name: str, taken: set[str]) -> Field:
+    return Field(_unique(name, taken), FieldKind.BYTES, 0, 16, is_array=False)
+
+
+def _unique(name: str, taken: set[str]) -> str:
+    """Return a name that is not taken yet, and take it."""
+    found, number = name, 2
+    while found in taken:
+        found, number = f"{name}_{number}", number + 1
+    taken.add(found)
+    return found

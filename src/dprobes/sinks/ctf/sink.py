@@ -1,0 +1,162 @@
+"""
+CTF traces as a log target.
+
+The directory that is named holds one trace for each time that the target was opened, and another one whenever the wall
+clock was set: the clock of a trace has one offset. Readers are given the directory, and take all in it together.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dprobes.errors import FormatError, SinkError, reason_of
+from dprobes.formatters.templates import Templates
+from dprobes.record.codec import decode_record
+from dprobes.record.layout import LogRecord
+from dprobes.sinks.arguments import ArgumentReader
+from dprobes.sinks.ctf.classes import HeaderItems
+from dprobes.sinks.ctf.trace import Trace
+
+if TYPE_CHECKING:
+    from dprobes.record.place import Place
+    from dprobes.record.source import RecordSource
+    from dprobes.sinks.arguments import Shape
+    from dprobes.sinks.base import Batch, Sink, SinkOptions
+    from dprobes.sinks.ctf.classes import EventClass
+    from dprobes.sinks.ctf.trace import Events
+
+__all__ = ["CtfSink", "open"]
+
+_DIRECTORY = "ctf"
+"""Where traces are made if no directory is named."""
+
+
+def open(argument: str, options: SinkOptions) -> Sink:  # noqa: A001 - the name that all sinks have
+    """Open the directory that is named, or one with a name of its own."""
+    directory = Path(argument) if argument else (options.directory or Path.cwd()) / _DIRECTORY
+    return CtfSink(directory)
+
+
+@dataclass(slots=True)
+class _Program:
+    source: RecordSource
+    templates: Templates
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """Hold what records have in common that are of one place, and have the same codes and items."""
+
+    name: str
+    header: HeaderItems
+    reader: ArgumentReader
+    classes: dict[Shape, EventClass]
+
+
+class CtfSink:
+    """Write records to the trace of the wall clock's present offset, which is made with its first record."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._trace: Trace | None = None
+        self._programs: dict[int, _Program] = {}
+        self._places: dict[Place, int] = {}
+        self._kinds: dict[tuple[int, int, bytes, int | None, int | None], _Kind] = {}
+        """By program, place, flag word, and major and minor code."""
+        self._lost = 0
+        """Records that were lost before the next packet."""
+        try:
+            directory.mkdir(exist_ok=True)
+            if not os.access(directory, os.W_OK | os.X_OK):
+                raise PermissionError(0, "permission denied")
+        except OSError as error:
+            raise self._error(error) from error
+
+    def create_event(self, source: RecordSource) -> None:
+        """Know a program; what its templates say of records holds from now on."""
+        known = self._programs.get(source.number)
+        if known is None or known.source.templates != source.templates:
+            self._forget_kinds(source.number)
+            known = self._programs[source.number] = _Program(source, Templates.from_files(source.templates))
+        known.source = source
+        if self._trace is not None:
+            self._trace.describe(source)
+
+    def log_events(self, batch: Batch) -> None:
+        """Write the records of a batch, all of them or none."""
+        lost = self._lost + batch.lost
+        if batch.records:
+            try:
+                self._write(batch, lost)
+            except OSError as error:
+                if self._trace is not None:
+                    self._trace.remove_if_empty()
+                raise self._error(error) from error
+            lost = 0
+        self._lost = lost
+
+    def destroy_event(self, source: RecordSource) -> None:
+        """Forget a program."""
+        self._programs.pop(source.number, None)
+        self._forget_kinds(source.number)
+
+    def flush(self) -> None:
+        """Do nothing: what is written is visible."""
+
+    def close(self) -> None:
+        """Do nothing: a trace is complete at any time."""
+
+    def _write(self, batch: Batch, lost: int) -> None:
+        trace = self._trace
+        if trace is None or trace.wall_offset != batch.wall_offset:
+            self._kinds.clear()
+            trace = self._trace = Trace(self._directory, batch.wall_offset)
+            for program in self._programs.values():
+                trace.describe(program.source)
+        number, kinds = batch.source.number, self._kinds
+        places: dict[int, int] = {}  # by identity, since a batch has few of them, and many times
+        events: dict[int | None, Events] = {}
+        for encoded, place in zip(batch.records, batch.places, strict=True):
+            try:
+                record = decode_record(encoded)
+            except FormatError:
+                record = LogRecord(data=encoded)
+            where = places.get(id(place))
+            if where is None:
+                where = places[id(place)] = self._places.setdefault(place, len(self._places))
+            key = (number, where, encoded[:4], record.major, record.minor)
+            kind = kinds.get(key)
+            if kind is None:
+                kind = kinds[key] = self._new_kind(batch.source, place, record)
+            shape, values = kind.reader.read(record)
+            event_class = kind.classes.get(shape)
+            if event_class is None:
+                has_cpu = record.cpu is not None
+                event_class = kind.classes[shape] = trace.add_class(kind.name, kind.header, shape, has_cpu=has_cpu)
+            when = time.monotonic_ns() if record.time is None else record.time
+            event = (when, event_class.encode(when, record, values))
+            try:
+                events[record.cpu].append(event)
+            except KeyError:
+                events[record.cpu] = [event]
+        trace.write(events, lost)
+
+    def _new_kind(self, source: RecordSource, place: Place, record: LogRecord) -> _Kind:
+        template = self._programs[source.number].templates.find(record.major or 0, record.minor or 0)
+        return _Kind(_name_of(place), HeaderItems(record), ArgumentReader(template, record.word_size), {})
+
+    def _forget_kinds(self, number: int) -> None:
+        self._kinds = {key: kind for key, kind in self._kinds.items() if key[0] != number}
+
+    def _error(self, error: OSError) -> SinkError:
+        return SinkError(f"'{self._directory}' cannot be written: {reason_of(error)}")
+
+
+def _name_of(place: Place) -> str:
+    """Return the name of the events of a place."""
+    module = place.module.rpartition("/")[2]
+    return f"{module}:{place.symbol}:return" if place.at_return else f"{module}:{place.symbol}"

@@ -1,0 +1,36 @@
+"""Traces for tests, and what is in them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from babeltrace import read_trace
+from dprobes.record.codec import encode_record
+from dprobes.record.layout import LogRecord
+from dprobes.record.place import Place
+from dprobes.record.source import RecordSource
+from dprobes.sinks.base import Batch
+from dprobes.sinks.ctf.sink import CtfSink
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+PLACE = Place("/usr/lib/libapp.so", "work")
+SOURCE = RecordSource(1, "app", "app", 1)
+
+
+def batch(times: Sequence[int], *, cpu: int = 0, wall_offset: int = 0, lost: int = 0, data: bytes = b"") -> Batch:
+    records = [encode_record(LogRecord(1, 2, cpu, time=time, data=data)) for time in times]
+    return Batch(SOURCE, records, [PLACE] * len(records), wall_offset, lost)
+
+
+def opened(directory: Path) -> CtfSink:
+    sink = CtfSink(directory)
+    sink.create_event(SOURCE)
+    return sink
+
+
+def times_in(directory: Path) -> list[int]:
+    """Return the times of the events in a trace."""
+    return [int(line[1 : line.index("]")].replace(".", "")) for line in read_trace(directory)]
