@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from draining import draining
+from endurance import endurance
 from kernel_hits import kernel_hits, papers_experiments
 from managing import managing
 from manyplaces import many_places
@@ -37,6 +38,7 @@ EBPF: Sections = {
     "start": starting,
     "many": many_places,
     "drain": draining,
+    "endurance": endurance,
     "manager": managing,
     "workloads": workloads,
 }
