@@ -22,6 +22,7 @@ from kernel_hits import kernel_hits, papers_experiments
 from managing import managing
 from manyplaces import many_places
 from ptrace_costs import by_ptrace
+from records import records
 from starting import starting
 from table import Measurement, print_table
 from workloads import workloads
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     Sections = dict[str, Callable[[Path], list[Measurement]]]
 
 PTRACE: Sections = {"ptrace": by_ptrace}
+RECORDS: Sections = {"records": records}
 EBPF: Sections = {
     "hits": kernel_hits,
     "paper": papers_experiments,
@@ -42,7 +44,7 @@ EBPF: Sections = {
     "manager": managing,
     "workloads": workloads,
 }
-SECTIONS = PTRACE | EBPF
+SECTIONS = PTRACE | RECORDS | EBPF
 
 
 def main() -> int:
