@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING
 import click
 
 from dprobes.cli import console
+from dprobes.cli.logprinting import Printer, warn_of_all
 from dprobes.cli.logtimes import TIME_FORMS, needs_bounds, parse_time
 from dprobes.cli.options import PROGRAM_FILE
+from dprobes.cli.templates import read_templates, templates_option
 from dprobes.errors import FormatError
 from dprobes.formatters import FORMATS
 from dprobes.record.filter import compile_filter, program_filter, time_filter
@@ -51,6 +53,7 @@ _INTERVAL = 0.1
 @click.option("--tail", type=click.IntRange(min=0), metavar="N", help="Only the last N; with -f, then what comes.")
 @click.option("--count", is_flag=True, help="Print how many they are, nothing else.")
 @click.option("--format", "format_name", type=click.Choice(FORMATS), default="text", show_default=True)
+@templates_option("Print records by the templates in this directory before those that programs brought with them.")
 def command(
     files: tuple[Path, ...],
     follow: bool,
@@ -62,6 +65,7 @@ def command(
     tail: int | None,
     count: bool,
     format_name: str,
+    templates: Path | None,
 ) -> int:
     """
     Print the records of trace files, by default those of the manager's.
@@ -80,14 +84,16 @@ def command(
     if since is not None or until is not None:
         chosen.append(_time_filter(since, until, paths))
     selection = Selection(chosen)
+    printer = Printer(format_name, read_templates(templates))
     followers = _followers(paths)
     try:
         if count:
             _count(selection, followers)
         elif follow:
-            _follow(selection, followers, paths, format_name, head, tail)
+            _follow(selection, followers, paths, printer, head, tail)
         else:
-            _print(_found(selection, followers, tail), format_name, head)
+            found = _found(selection, followers, tail)
+            printer.print(found if head is None else _first(found, head))
     except KeyboardInterrupt:
         pass
     finally:
@@ -185,12 +191,6 @@ def _warned(found: Iterable[RecordBlock | LostRecords | MissingPart]) -> Iterato
             yield each
 
 
-def _print(found: Iterable[TraceRecord | LostRecords], format_name: str, head: int | None) -> None:
-    from dprobes.cli.logprinting import Printer
-
-    Printer(format_name).print(found if head is None else _first(found, head))
-
-
 def _first(found: Iterable[TraceRecord | LostRecords], count: int) -> Iterator[TraceRecord | LostRecords]:
     if count:
         for each in found:
@@ -210,8 +210,6 @@ def _count(selection: Selection, followers: Sequence[TraceFollower]) -> None:
             else:
                 count += selection.count(each)
     click.echo(count)
-    from dprobes.cli.logprinting import warn_of_all
-
     warn_of_all(lost)
 
 
@@ -222,14 +220,11 @@ def _follow(
     selection: Selection,
     followers: Sequence[TraceFollower],
     paths: Sequence[Path],
-    format_name: str,
+    printer: Printer,
     head: int | None,
     tail: int | None,
 ) -> None:
     """Print what is there and what comes; that of several files in the order of time as far as it comes together."""
-    from dprobes.cli.logprinting import Printer
-
-    printer = Printer(format_name)
     _wait_for(lambda: all(path.exists() for path in paths))
 
     def rounds() -> Iterator[Iterator[TraceRecord | LostRecords]]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dprobes.cli import console
+from dprobes.cli.templates import say_problems
 from dprobes.errors import FormatError
-from dprobes.formatters import Formatter, formatter
+from dprobes.formatters import WITHOUT_TEMPLATES, Formatter, formatter
 from dprobes.record.place import Place
 from dprobes.record.tracecontent import LostRecords
 from dprobes.record.tracefile import boot_id
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import Iterable
 
+    from dprobes.formatters.templates import Templates
     from dprobes.record.source import RecordSource
     from dprobes.record.tracecontent import TraceProgram, TraceRecord
 
@@ -26,12 +29,18 @@ _TOGETHER = 256
 
 
 class Printer:
-    """Print records as a formatter shows them; each program has a formatter of its own, with its templates."""
+    """
+    Print records as a formatter shows them; each program has a formatter of its own, with its templates.
 
-    def __init__(self, format_name: str) -> None:
+    ``templates`` are asked before those of the programs.
+    """
+
+    def __init__(self, format_name: str, templates: Templates | None = None) -> None:
         self._format_name = format_name
+        self._templates = templates
         self._outlet = stream.console()
         self._formatters: dict[TraceProgram, tuple[RecordSource, Formatter]] = {}
+        self._blamed: set[str] = set()
         self._boot_id = boot_id()
         self._texts: list[str] = []
         self._has_heading = False
@@ -71,9 +80,21 @@ class Printer:
         source, chosen = self._formatters.get(program, (None, None))
         if chosen is None or source is not program.source:
             is_live = bool(self._boot_id) and program.origin.boot_id == self._boot_id
-            chosen = formatter(self._format_name, wall_offset=0, source=program.source, live=is_live)
+            source = self._with_templates(program.source)
+            chosen = formatter(self._format_name, wall_offset=0, source=source, live=is_live)
             self._formatters[program] = program.source, chosen
         return chosen
+
+    def _with_templates(self, source: RecordSource) -> RecordSource:
+        if not source.templates and self._templates is None:
+            return source
+        from dprobes.formatters.templates.collection import templates_of
+
+        carried = templates_of(source.templates)
+        if self._format_name not in WITHOUT_TEMPLATES and source.name not in self._blamed:
+            self._blamed.add(source.name)
+            say_problems(carried, f"the program '{source.name}'")
+        return source if self._templates is None else replace(source, templates=self._templates.over(carried))
 
     def _write(self) -> None:
         texts, self._texts = self._texts, []

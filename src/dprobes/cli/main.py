@@ -36,6 +36,7 @@ VERBS = {
     "query": "Print what is inserted, its state and its counts.",
     "getvars": "Print or reset the variables of inserted programs.",
     "log": "Print what the probe manager has recorded.",
+    "format": "Print the records of a trace file, or of a stream, by templates.",
     "log-target": "Add, remove and list where records go.",
     "stop": "Remove everything at once.",
     "doctor": "Print what this machine allows, and what to do about the rest.",

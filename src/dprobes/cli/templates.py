@@ -22,6 +22,7 @@ __all__ = [
     "check_program_templates",
     "check_templates",
     "note_addresses",
+    "read_templates",
     "say_problems",
     "templates_option",
 ]
@@ -37,6 +38,19 @@ def templates_option(help_: str) -> Callable[[Callable[..., Any]], Callable[...,
     return click.option(
         "--templates", "templates", type=click.Path(path_type=Path, file_okay=False), metavar="DIR", help=help_
     )
+
+
+def read_templates(directory: Path | None) -> Templates | None:
+    """Return the templates of a directory, and print what is doubtful; raise an error of ours if one is wrong."""
+    if directory is None:
+        return None
+    from dprobes.formatters.templates import Templates
+
+    templates = Templates.from_directory(directory)
+    templates.diagnostics.raise_if_errors()
+    if text := templates.diagnostics.render():
+        console.write(text)
+    return templates
 
 
 def check_templates(path: Path) -> int:

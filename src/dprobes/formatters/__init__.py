@@ -10,10 +10,13 @@ if TYPE_CHECKING:
     from dprobes.record.layout import LogRecord
     from dprobes.record.source import RecordSource
 
-__all__ = ["FORMATS", "Formatter", "Place", "formatter"]
+__all__ = ["FORMATS", "WITHOUT_TEMPLATES", "Formatter", "Place", "formatter"]
 
 FORMATS = ("text", "dump", "hex", "json", "csv")
 """The names that ``--format`` takes."""
+
+WITHOUT_TEMPLATES = ("dump", "hex")
+"""Those that show data as it is."""
 
 
 class Formatter(Protocol):

@@ -1,7 +1,8 @@
 """
 CSV as RFC 4180 has it: a heading, then one line for each record.
 
-The columns are ``COLUMNS``: those of JSON lines, with ``wall_time``, the time of day in UTC; ``stack_trace`` is 1 for
+The columns are ``COLUMNS``: those of JSON lines, with ``wall_time``, the time of day in UTC,
+if it is known; ``stack_trace`` is 1 for
 one, and ``text`` is what the template says, which may have several lines. What a record lacks is empty.
 """
 
@@ -65,7 +66,7 @@ class CsvFormatter:
                 record.ss,
                 record.sp,
                 record.time,
-                "" if record.time is None else wall_time(record.time + self.wall_offset),
+                wall_time(record.time, self.wall_offset),
                 escaped(place.module),
                 escaped(place.symbol),
                 escaped(place.function),

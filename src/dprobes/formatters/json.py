@@ -57,7 +57,7 @@ class JsonFormatter:
             "ip": record.ip,
             "sp": record.sp,
             "time": record.time,
-            "wall_time": None if record.time is None else wall_time(record.time + self.wall_offset),
+            "wall_time": wall_time(record.time, self.wall_offset),
             "module": place.module,
             "symbol": place.symbol,
             "function": place.function or None,

@@ -40,6 +40,7 @@ __all__ = [
     "FrameKind",
     "FrameSplitter",
     "frame",
+    "is_trace",
     "json_frame",
     "number_in",
     "records_frame",
@@ -108,6 +109,12 @@ def records_frame(program: int, written: int, records: list[tuple[int, bytes]]) 
 
 
 # Reading
+
+
+def is_trace(begin: bytes) -> bool:
+    """Return whether a file that begins so is a trace file, or wants to be one."""
+    _, _, mark, _ = FRAME_HEAD.unpack_from(begin.ljust(FRAME_HEAD.size, b"\0"))
+    return bool(mark == _MARK)
 
 
 class FrameSplitter:

@@ -178,10 +178,11 @@ def test_with_templates_an_encoded_record_has_the_same_text(record: LogRecord, n
         assert form(decode_record(encoded), PLACE) == form.encoded(encoded, PLACE)
 
 
-def test_a_time_beyond_all_calendars_is_a_number() -> None:
-    line = json.loads(formatter("json", wall_offset=0)(LogRecord(time=2**64 - 1), PLACE))
-    assert line["wall_time"] == "2554-07-21T23:34:33.709551615Z"
-    assert wall_time(2**90) == "1237940039285380274.899124224"
+def test_the_time_of_day_is_left_out_where_it_is_not_known() -> None:
+    assert "wall_time" not in json.loads(formatter("json", wall_offset=0)(FULL, PLACE))
+    assert wall_time(None, WALL) is None
+    assert wall_time(2**64 - 1, 1) == "2554-07-21T23:34:33.709551616Z"
+    assert wall_time(2**90, 1) == "1237940039285380274.899124225"
 
 
 def test_json_shows_the_items_of_data_that_describes_itself() -> None:

@@ -96,6 +96,18 @@ class Templates:
         directory = directory_text((major, files[major][0]) for major in wanted)
         return {DIRECTORY_FILE: directory, **dict(files[major] for major in wanted)}
 
+    def over(self, others: Templates) -> dict[str, bytes]:
+        """Return the files of these templates, and of others for the major codes for which there is none here."""
+        files: dict[str, bytes] = {}
+        names: list[tuple[int, str]] = []
+        for major, (name, data) in sorted({**others._files, **self._files}.items()):
+            unique = name
+            while unique in files or unique == DIRECTORY_FILE:
+                unique = f"{major}-{unique}"
+            files[unique] = data
+            names.append((major, unique))
+        return {DIRECTORY_FILE: directory_text(names), **files} if files else {}
+
     def _read_all(self, where: str, read: Callable[[str], bytes | None], majors: Container[int] | None) -> None:
         """Read the directory file and what it names for ``majors``; ``where`` stands before names in messages."""
         diagnostics = self.diagnostics
