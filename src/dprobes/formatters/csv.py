@@ -1,9 +1,8 @@
 """
 CSV as RFC 4180 has it: a heading, then one line for each record.
 
-The columns are ``COLUMNS``: those of JSON lines, with ``wall_time``, the time of day in UTC,
-if it is known; ``stack_trace`` is 1 for
-one, and ``text`` is what the template says, which may have several lines. What a record lacks is empty.
+The columns are ``COLUMNS``, most of which JSON lines have, too. ``stack_trace`` is 1 for one, and ``text`` is what the
+template says, which may have several lines. What a record lacks is empty.
 """
 
 from __future__ import annotations

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-
-import pytest
+from typing import TYPE_CHECKING
 
 from dprobes.cli.main import run
 from dprobes.record.layout import PROCESS_NAME_MAX, Item
 from dprobes.record.traceframes import BODY_MAX, JSON_MAX, VERSION, FrameKind
+
+if TYPE_CHECKING:
+    import pytest
 
 TEXT = (Path(__file__).parents[3] / "docs/tracefile.md").read_text(encoding="utf-8")
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Decoded", "Fault", "Field", "FieldKind", "Value", "decode_fields", "fields_of"]
 
-_NAME = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)[\s\"'(\[{<]*[=:]?[\s\"'(\[{<]*(?:0[xX])?\Z")
+_NAME = re.compile(r"(?<!\w)([A-Za-z_][A-Za-z0-9_]*)[\s\"'(\[{<]*[=:]?[\s\"'(\[{<]*(?:0[xX])?\Z")
 _NAME_MAX = 64
 _NAME_REACH = 100
 """How many characters before a place-holder its name is looked for in."""

@@ -1,0 +1,79 @@
+"""The names and types of fields."""
+
+from __future__ import annotations
+
+import pytest
+
+from dprobes.formatters.templates.fields import Field, FieldKind, fields_of
+from unit.formatters.templates.support import item, template_of, values
+
+
+def names(fmt: str) -> list[str]:
+    return [field.name for field in fields_of(template_of(f'fmt = "{fmt}"'), 8)]
+
+
+@pytest.mark.parametrize(
+    ("fmt", "expected"),
+    [
+        ("pid=%d sig=%d", ["pid", "sig"]),
+        ("pid: %d, %d", ["pid", "arg1"]),
+        ("addr = 0x%x", ["addr"]),
+        ("file '%*s' (%d)", ["file", "arg1"]),
+        ("%d bytes %d", ["arg0", "bytes"]),
+        ("a=%d a=%d a_2=%d a=%d", ["a", "a_2", "a_2_2", "a_3"]),
+        ("arg1=%d %d", ["arg1", "arg1_2"]),
+        ("x=%{pid} %d", ["arg0"]),
+        ("x=%+4%d", ["arg0"]),
+        ("x=%%%d", ["arg0"]),
+        ("größe=%d 2nd=%d", ["arg0", "arg1"]),
+        ("0x%x", ["arg0"]),
+        ("wait[%d]", ["wait"]),
+        ("(%d)", ["arg0"]),
+        ("rest: %r", ["rest"]),
+        ("n=" + "a" * 200 + "=%d", ["a" * 64]),
+    ],
+)
+def test_names_come_from_the_text_before(fmt: str, expected: list[str]) -> None:
+    assert names(fmt) == expected
+
+
+def test_names_are_found_in_each_line_by_itself() -> None:
+    template = template_of('desc = "d="\nfmt = "a="\nfmt = "%d"\nfmt = "b=%d"')
+    assert [field.name for field in fields_of(template, 8)] == ["arg0", "b"]
+
+
+def test_types() -> None:
+    template = template_of('fmt = "%d %bu %wx %qo %c %*c %s %.4s %*s %p %da %*d %*bx %*h %r %+4 %{pid}"')
+    assert [(f.kind, f.size, f.base, f.is_array) for f in fields_of(template, 4)] == [
+        (FieldKind.SIGNED, 4, 10, False),
+        (FieldKind.UNSIGNED, 1, 10, False),
+        (FieldKind.UNSIGNED, 2, 16, False),
+        (FieldKind.UNSIGNED, 8, 8, False),
+        (FieldKind.CHARACTER, 4, 10, False),
+        (FieldKind.CHARACTER, 1, 10, True),
+        (FieldKind.STRING, 0, 10, False),
+        (FieldKind.STRING, 0, 10, False),
+        (FieldKind.STRING, 0, 10, False),
+        (FieldKind.ADDRESS, 4, 16, False),
+        (FieldKind.ADDRESS, 4, 16, False),
+        (FieldKind.SIGNED, 4, 10, True),
+        (FieldKind.UNSIGNED, 1, 16, True),
+        (FieldKind.BYTES, 0, 16, False),
+        (FieldKind.BYTES, 0, 16, False),
+    ]
+    assert fields_of(template_of('fmt = "n=%d"'), 8) == (Field("n", FieldKind.SIGNED, 8, 10, is_array=False),)
+
+
+def test_values() -> None:
+    assert values("%bd %bc %*c %s %*s %*h %*wx %r", b"\xffA" + item(0, b"B") + b"c\0" + item(1, b"d") + item(0, b"e")
+                  + item(0, b"\1\2\3") + b"rest") == (-1, 0x41, (0x42,), "c", "d", b"e", (0x201,), b"rest")  # fmt: skip
+
+
+def test_what_is_in_no_field_is_the_rest() -> None:
+    from dprobes.formatters.templates.fields import decode_fields
+    from dprobes.record.layout import LogRecord
+
+    template = template_of('fmt = "%*wx %+1"')
+    decoded = decode_fields(template, LogRecord(data=item(0, b"\1\2\3") + b"\4\5\6"))
+    assert decoded.values == ((0x201,),)
+    assert decoded.rest == b"\3\5\6"
