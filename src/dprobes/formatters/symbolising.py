@@ -72,7 +72,7 @@ class AddressSymboliser:
 
     def name_of(self, address: int, record: LogRecord, place: Place | None) -> str | None:
         """Return ``symbol+0x4 [module]`` or ``module+offset in its file``; None if nothing is known of the address."""
-        if place is not None and address == record.ip and not place.function and not _OFFSET.fullmatch(place.symbol):
+        if place is not None and address == record.ip and not place.at_return and not _OFFSET.fullmatch(place.symbol):
             return _shown(place.symbol, place.module)
         if self._live and record.pid is not None:
             process = self._process(record.pid, record, place)
@@ -96,7 +96,7 @@ class AddressSymboliser:
 
     def _from_probepoint(self, address: int, record: LogRecord, place: Place | None) -> str | None:
         # Behind a return the address is the caller's, and nothing tells where that is.
-        if place is None or record.ip is None or place.function:
+        if place is None or record.ip is None or place.at_return:
             return None
         module = self._own_module(place)
         bias = _bias(module, place, record.ip) if module is not None else None
@@ -141,9 +141,9 @@ class _Process:
 
     def made(self, record: LogRecord, place: Place | None) -> bool:
         """Return whether this is the process that a record is of, and not one that has its number now."""
-        if record.time is not None and self._started > record.time + _START_TOLERANCE:
+        if record.time is not None and _monotonic(self._started) > record.time + _START_TOLERANCE:
             return False
-        if record.ip is None or place is None or place.function:
+        if record.ip is None or place is None or place.at_return:
             return True
         mapping = self._mapping_at(record.ip)
         return mapping is not None and mapping.is_file
@@ -165,8 +165,8 @@ class _Process:
 
     def _mapping_at(self, address: int) -> Mapping | None:
         found = self._known_mapping_at(address)
-        if found is None and address // _PAGE not in self._unknown:
-            # A library may have been loaded since; but the same question is not asked again and again.
+        if (found is None or not found.is_file) and address // _PAGE not in self._unknown:
+            # A library may have been loaded there since; but the same question is not asked again and again.
             if len(self._unknown) >= NAMES_MAX:
                 self._unknown.clear()
             self._unknown.add(address // _PAGE)
@@ -276,8 +276,12 @@ def _look_at(pid: int) -> tuple[int, list[Mapping]] | None:
 
 
 def _start_of(pid: int) -> int:
-    """Return when a process started, in nanoseconds of CLOCK_MONOTONIC; see proc(5), field 22 of ``stat``."""
+    """Return when a process started, in clock ticks since this machine did; see proc(5), field 22 of ``stat``."""
     fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-    ticks = int(fields[19])
+    return int(fields[19])
+
+
+def _monotonic(ticks: int) -> int:
+    """Return ticks since the machine was started in nanoseconds of CLOCK_MONOTONIC, which does not count sleep."""
     slept = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - time.clock_gettime_ns(time.CLOCK_MONOTONIC)
     return ticks * _NANOSECONDS // os.sysconf("SC_CLK_TCK") - slept
