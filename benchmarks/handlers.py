@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, cast
 from dprobes.diagnostics import Diagnostics
 from dprobes.engines.ptrace import syscalls
 from dprobes.engines.ptrace.context import ThreadContext
-from dprobes.engines.ptrace.ledger import Variables
+from dprobes.engines.ptrace.ledger import Ledger
 from dprobes.engines.ptrace.processes import AddressSpace, Thread, ThreadState
+from dprobes.engines.ptrace.programs import InsertedProgram, Reach
 from dprobes.engines.ptrace.records import RecordBuilder
 from dprobes.record.layout import Item
 from dprobes.rpn.encode import encode
@@ -55,6 +56,10 @@ def handler_costs() -> list[Cost]:
     return [cost for what, text in HANDLERS.items() for cost in _costs(what, text)]
 
 
+def _program() -> InsertedProgram:
+    return InsertedProgram(0, 0, Reach(), (), {}, Ledger.new(1, 0), [], {}, RecordBuilder(0), core_directory=".")
+
+
 def _costs(what: str, text: str) -> list[Cost]:
     target = architecture("x86_64")
     diagnostics = Diagnostics()
@@ -65,7 +70,8 @@ def _costs(what: str, text: str) -> list[Cost]:
     start = image.handlers[0]
 
     registers = syscalls.Registers()
-    context = ThreadContext(Variables([0], []), [])
+    context = ThreadContext()
+    context.use(_program())
     context.memory = cast("syscalls.RemoteMemory", _Memory())
     context.select(Thread(1, 1, AddressSpace(-1, 8, has_shadow_stack=False), ThreadState.STOPPED), registers)
     translator, interpreter = Translator(image, target), Interpreter(image, target)

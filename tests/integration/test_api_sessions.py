@@ -189,14 +189,25 @@ def test_all_processes_are_in_scope(path: Path) -> None:
             assert {record.pid for record in records} == {target.process.pid}
 
 
-def test_one_program_at_a_time_with_ptrace(path: Path) -> None:
+def test_several_programs_with_ptrace(path: Path) -> None:
+    with on_demand(path) as target, dprobes.attach(target.process.pid, engine="ptrace") as session:
+        one, two = session.insert(arguments_of(path)), session.insert(arguments_of(path, "both"))
+        target.say("call 3")
+        records = list(itertools.islice(session.records(), 6))
+        assert sorted(record.words() for record in records) == [(n,) for n in range(3) for _ in range(2)]
+        one.stop()
+        one.wait()
+        target.say("call 2")
+        await_true(lambda: two.counts().hits == 5, "the hits of the other one")
+        assert one.counts().hits == 3
+        assert is_traced(target.process.pid)
     with on_demand(path) as target, dprobes.attach(target.process.pid, engine="ptrace") as session:
         session.insert(arguments_of(path))
-        with pytest.raises(dprobes.NotSupportedError) as caught:
-            session.insert(arguments_of(path, "both"))
-        assert caught.value.message == "the ptrace engine inserts one program into a process at a time"
-        target.say("call 1")
-        assert next(session.records()).words() == (0,)
+        with (
+            dprobes.attach(target.process.pid, engine="ptrace") as stranger,
+            pytest.raises(dprobes.EngineError, match="is followed already by the dprobes of process"),
+        ):
+            stranger.insert(arguments_of(path))
 
 
 def test_a_reader_in_a_thread_ends_with_the_session(path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import subprocess
 import threading
@@ -236,7 +237,7 @@ def test_a_number_that_no_probepoint_has_is_refused(path: Path) -> None:
         assert target.end() == 0
 
 
-def test_a_second_program_for_a_process_names_the_first_and_the_engine_that_can(path: Path) -> None:
+def test_a_process_that_a_stranger_follows_is_refused_with_what_to_do(path: Path) -> None:
     with on_demand(path) as target:
         pid = target.process.pid
         with followed(PtraceEngine(), job_for(path, THREE, Scope(pid=pid))) as following:
@@ -246,11 +247,12 @@ def test_a_second_program_for_a_process_names_the_first_and_the_engine_that_can(
                     with pytest.raises(EngineError) as caught:
                         list(second.events())
                     assert caught.value.message == (
-                        f"process {pid} (ondemand) has a program for '{path}' already, "
-                        "and the ptrace engine can follow a process for one program only"
+                        f"process {pid} (ondemand) is followed already by the dprobes of process {os.getpid()}, "
+                        f"which began with a program for '{path}'"
                     )
                     assert caught.value.hint == (
-                        "use --engine ebpf, which takes any number of programs, or remove that one first"
+                        "a process has one tracer: insert all programs with 'dprobes insert', which lets them share "
+                        "it, or use --engine ebpf"
                     )
             target.say("call 3")
             assert following.hits[:2] == [3, 3]

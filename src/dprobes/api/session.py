@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from dprobes.engines.base import Engine
-    from dprobes.engines.preparing import Vantage
     from dprobes.record.layout import LogRecord
     from dprobes.rpn.program import Program
 
@@ -214,32 +213,20 @@ class ProbeSession:
     def _prepared(
         self, compiled: CompiledProgram, engine: str | None, replaces: InsertedProgram | None
     ) -> InsertedProgram:
-        is_traced = any(each.engine == "ptrace" and not each.has_ended for each in self._programs)
-        try:
-            return self._enter(compiled, look_around(self._scope), engine, replaces)
-        except EngineError as error:
-            if not is_traced or replaces is not None:
-                raise
-            raise NotSupportedError(
-                "the ptrace engine inserts one program into a process at a time",
-                hint="put all probes into one program, or run as root: the ebpf engine takes several",
-            ) from error
-
-    def _enter(
-        self, compiled: CompiledProgram, vantage: Vantage, engine: str | None, replaces: InsertedProgram | None
-    ) -> InsertedProgram:
+        beside = tuple(each.session for each in self._programs if not each.has_ended)
         diagnostics = Diagnostics()
         options = replace(
             self._options,
             symbols=compiled.symbols,
             allow_write=self._options.allow_write or compiled.allow_write,
             traces_already=replaces is not None and replaces.engine == "ptrace",
+            tracers=frozenset(session.tracer for session in beside if session.tracer is not None),
         )
         prepared = prepare(
             compiled.program,
             diagnostics,
             self._scope,
-            vantage,
+            look_around(self._scope),
             engine=engine or (replaces.engine if replaces is not None else self._engine),
             options=options,
         )
@@ -252,6 +239,7 @@ class ProbeSession:
                 prepared.compiled.resolved,
                 self._globals,
                 replaces.session if replaces is not None else None,
+                beside,
             )
         )
         session.__enter__()

@@ -185,7 +185,8 @@ class Job:
     program's modules. ``globals`` are the global variables that the run shares with others; without them it has its
     own. ``replaces`` is a running session of the same engine whose program this one takes the place of: a hit of an
     offset that both have runs the handler of exactly one of them. If entering the new session fails, the old one goes
-    on; else its ``events`` come to their end.
+    on; else its ``events`` come to their end. ``beside`` are other sessions of the same owner: one of them may follow
+    the process in scope already, in a way that lets nobody else do so.
     """
 
     program: Program
@@ -194,6 +195,7 @@ class Job:
     resolved: ResolvedModule | None = None
     globals: GlobalVariables | None = None
     replaces: ControlledSession | None = None
+    beside: tuple[ControlledSession, ...] = ()
 
 
 class Session(Protocol):
@@ -235,6 +237,10 @@ class Session(Protocol):
 
 class ControlledSession(Session, Protocol):
     """Let others look at a run and change it while it goes on; these methods may be called by any thread."""
+
+    @property
+    def tracer(self) -> int | None:
+        """The process that traces those in scope for the session, None if there is none (any more)."""
 
     def counts(self) -> tuple[Counts, ...]:
         """Return what happened so far, in the order of ``probes``."""

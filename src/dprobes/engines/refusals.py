@@ -17,7 +17,7 @@ _YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
 
 
 TRACER = "dprobes.engines.ptrace.tracer"
-"""The module that tracers of the ptrace engine run; the last word of their command line names the probed module."""
+"""The module that tracers of the ptrace engine run; the last word of their command line names the first one probed."""
 
 YAMA_REMEDY = "start the program with -c, run dprobes as root, or set kernel.yama.ptrace_scope to 0"
 
@@ -52,9 +52,9 @@ def check_process(pid: int, *, allow_self: bool = False) -> None:
         pass  # gone meanwhile: attaching will say so
 
 
-def check_traceable(pid: int) -> None:
-    """Raise ``EngineError`` for a process that another one traces."""
-    if (error := _traced(pid)) is not None:
+def check_traceable(pid: int, tracers: frozenset[int] = frozenset()) -> None:
+    """Raise ``EngineError`` for a process that another one traces, which is none of these ``tracers``."""
+    if (error := _traced(pid, tracers)) is not None:
         raise error
 
 
@@ -100,14 +100,18 @@ def _plain_reason(pid: int) -> EngineError | None:
     return _traced(pid) or _no_program(pid) or _other_users(pid)
 
 
-def _traced(pid: int) -> EngineError | None:
+def _traced(pid: int, tracers: frozenset[int] = frozenset()) -> EngineError | None:
     for tid in _threads(pid):
         tracer = int(process_field(tid, "TracerPid") or 0)
+        if tracer in tracers:
+            continue
         if (module := _probed_by(tracer)) is not None:
+            name, owner = process_field(pid, "Name"), process_field(tracer, "PPid")
             return EngineError(
-                f"process {pid} ({process_field(pid, 'Name')}) has a program for '{module}' already, "
-                "and the ptrace engine can follow a process for one program only",
-                hint="use --engine ebpf, which takes any number of programs, or remove that one first",
+                f"process {pid} ({name}) is followed already by the dprobes of process {owner}, "
+                f"which began with a program for '{module}'",
+                hint="a process has one tracer: insert all programs with 'dprobes insert', which lets them share it, "
+                "or use --engine ebpf",
             )
         if tracer:
             by = process_field(tracer, "Name")
@@ -119,7 +123,7 @@ def _traced(pid: int) -> EngineError | None:
 
 
 def _probed_by(tracer: int) -> str | None:
-    """Return the name of the module that a tracer of ours probes, None if it is none of ours."""
+    """Return the name of the module that a tracer of dprobes was started for, None if it is none."""
     with contextlib.suppress(OSError):
         words = Path(f"/proc/{tracer}/cmdline").read_bytes().split(b"\0")
         if TRACER.encode() in words[:-1]:

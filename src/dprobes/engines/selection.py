@@ -67,6 +67,8 @@ class EngineOptions:
     """Whether a program can be replaced by another one while it runs."""
     traces_already: bool = False
     """Whether the process in scope is traced by ourselves, for a program that is to be replaced."""
+    tracers: frozenset[int] = frozenset()
+    """The processes that trace others for programs beside which this one may be inserted."""
     features: Features | None = None
     """What is known of the kernel already."""
 
@@ -121,7 +123,7 @@ class Selection:
         elif self._scope.pid is not None and not self._options.traces_already:
             from dprobes.engines.refusals import check_traceable
 
-            check_traceable(self._scope.pid)
+            check_traceable(self._scope.pid, self._options.tracers)
         return engine
 
     def _settle_ebpf(self, engine: Engine, compiled: Checked) -> Engine:
@@ -167,7 +169,9 @@ class Selection:
         if self._scope.pid is None or self._options.traces_already:
             return None
         tracer = int(process_field(self._scope.pid, "TracerPid") or 0)
-        return f"process {tracer} ({process_field(tracer, 'Name')})" if tracer else None
+        if not tracer or tracer in self._options.tracers:
+            return None
+        return f"process {tracer} ({process_field(tracer, 'Name')})"
 
     def _make(self, name: str) -> Engine:
         options = self._options

@@ -21,7 +21,7 @@ from dprobes.target.carriedsymbols import CarriedSymbols, OtherBuild
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from dprobes.engines.base import Engine
+    from dprobes.engines.base import ControlledSession, Engine
     from dprobes.engines.globals import GlobalVariables
     from dprobes.engines.here import Compiled
     from dprobes.manager.arguments import Insertion
@@ -47,10 +47,13 @@ class Inserter:
         name: str,
         request: Insertion,
         present: list[InsertedProgram],
+        beside: list[InsertedProgram],
         notify: Callable[[Notice], None],
     ) -> InsertedProgram:
         """
         Insert a program under a name; ``present`` are those of that name which it is merged with, or replaces.
+
+        ``beside`` are all that are inserted: one of them may follow the process in scope already.
 
         Raise an error of ours if that cannot be: what is inserted already stays as it is.
         """
@@ -69,6 +72,7 @@ class Inserter:
             features=self._features,
             replaceable=True,
             traces_already=replaced is not None and replaced.engine == "ptrace",
+            tracers=frozenset(each.session.tracer for each in beside if each.session.tracer is not None),
         )
         engine_name = replaced.engine if replaced is not None and request.engine == "auto" else request.engine
         prepared = prepare(program, Diagnostics(), request.scope, vantage, engine=engine_name, options=options)
@@ -79,7 +83,8 @@ class Inserter:
         request.reason = prepared.selection.reason
         if text := compiled.render(Severity.WARNING, *((Severity.NOTE,) if compiled.resolved is None else ())):
             notify(Notice(f"the program '{name}' has warnings\n{text}"))
-        return self._run(name, program, engine, compiled, request, replaced)
+        sessions = tuple(each.session for each in beside)
+        return self._run(name, program, engine, compiled, request, replaced, sessions)
 
     @staticmethod
     def _symbols_of(request: Insertion) -> CarriedSymbols:
@@ -98,6 +103,7 @@ class Inserter:
         compiled: Compiled,
         request: Insertion,
         replaced: InsertedProgram | None,
+        beside: tuple[ControlledSession, ...],
     ) -> InsertedProgram:
         if replaced is not None:
             if replaced.engine != engine.name:
@@ -117,6 +123,7 @@ class Inserter:
             compiled.resolved,
             self._globals,
             replaced.session if replaced is not None else None,
+            beside,
         )
         session = engine.run(job)
         session.__enter__()

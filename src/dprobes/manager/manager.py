@@ -130,7 +130,8 @@ class Manager:
                 # First, so that nothing is inserted whose records cannot go where they are to go.
                 for target in request.targets:
                     self._recording.add_target(target, name, request.format)
-                inserted = self._inserter.insert(name, request, present, notify)
+                beside = [inserted for inserted in self._all() if not inserted.has_ended]
+                inserted = self._inserter.insert(name, request, present, beside, notify)
             except DprobesError:
                 if not present:
                     self._recording.forget_targets_of(name)

@@ -10,7 +10,6 @@ from dprobes.bpf.layout import ENTRY_HEAD, LIMIT, REMOVE, Entry, ProbeField
 from dprobes.bpf.lower import Request
 from dprobes.diagnostics import Diagnostics
 from dprobes.engines.base import ProbeState
-from dprobes.engines.ptrace.probes import Probe
 from dprobes.engines.ptrace.wire import ProbeLimits
 from dprobes.rpn.encode import encode
 from dprobes.rpn.load import CompileOptions, parse_source
@@ -19,6 +18,7 @@ from dprobes.target.arch import architecture
 from dprobes.testing import FakeContext, prepare
 from dprobes.vm import Interpreter
 from ebpf_backend import EbpfRunner, obstacle
+from ptrace_programs import inserted_program, probe_of
 
 if TYPE_CHECKING:
     from dprobes.vm import Point
@@ -63,7 +63,7 @@ def test_the_same_hits_run_the_handler_and_the_same_one_is_the_last(handler: str
         interpreter, traced = Interpreter(runner._image, context.architecture), FakeContext("x86_64")
         traced.local_variables[:] = [0]
         limits = ProbeLimits(passcount, maxhits, keep_on_fault=False, keep_ip=False)
-        probe = Probe(2, 0, limits, (0, 0))
+        probe = probe_of(inserted_program(), 2, limits)
         ended = False
         with runner:
             for hit in range(10):

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from dprobes.engines.ptrace.emission import Emitter
-from dprobes.engines.ptrace.probes import Probe
-from dprobes.engines.ptrace.wire import ProbeLimits
+from ptrace_programs import inserted_program, probe_of
 
 if TYPE_CHECKING:
     from dprobes.engines.ptrace.connection import Connection
+    from dprobes.engines.ptrace.probes import Probe
 
 
 class FakeConnection:
@@ -21,7 +21,7 @@ class FakeConnection:
         self.room = room
         self.sent: list[bytes] = []
 
-    def send_record(self, probe: int, record: bytes) -> bool:
+    def send_record(self, program: int, probe: int, record: bytes) -> bool:
         if len(self.sent) == self.room:
             return False
         self.sent.append(record)
@@ -40,7 +40,7 @@ def emitter(connection: FakeConnection) -> Emitter:
 
 @pytest.fixture
 def probe() -> Probe:
-    return Probe(0, 0, ProbeLimits(0, 0, keep_on_fault=False, keep_ip=False), (0, 0))
+    return probe_of(inserted_program())
 
 
 def test_a_record_that_nothing_precedes_is_sent_at_once(

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from dprobes.engines.ptrace.outbox import Outbox
-from dprobes.engines.ptrace.wire import FrameReader, Remove, Stop, load_message
+from dprobes.engines.ptrace.wire import End, FrameReader, Remove, load_message
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,11 +37,11 @@ def reading() -> Iterator[tuple[Outbox, list[object], threading.Thread]]:
         os.close(incoming)
 
 
-def test_threads_send_whole_messages_and_one_stop() -> None:
+def test_threads_send_whole_messages_and_one_end_for_each_program() -> None:
     def send(number: int) -> None:
         for _ in range(20):
             outbox.send(Remove(0, (number,) * 20_000))  # more than the pipe holds
-            outbox.stop()
+            outbox.end(number % 2)
 
     with reading() as (outbox, arrived, _):
         senders = [threading.Thread(target=send, args=(number,)) for number in range(3)]
@@ -49,10 +49,10 @@ def test_threads_send_whole_messages_and_one_stop() -> None:
             sender.start()
         for sender in senders:
             sender.join()
-    assert arrived.count(Stop()) == 1
+    assert arrived.count(End(0)) == arrived.count(End(1)) == 1
     for number in range(3):
         assert arrived.count(Remove(0, (number,) * 20_000)) == 20
-    assert len(arrived) == 61
+    assert len(arrived) == 62
 
 
 def test_a_signal_handler_may_ask_for_the_end_while_a_message_is_being_sent() -> None:
@@ -67,7 +67,7 @@ def test_a_signal_handler_may_ask_for_the_end_while_a_message_is_being_sent() ->
         while len(arrived) < 2:
             arrived.extend(load_message(payload) for _, payload in reader.feed(os.read(incoming, 1 << 16)))
 
-    former = signal.signal(signal.SIGUSR1, lambda *_: outbox.stop())
+    former = signal.signal(signal.SIGUSR1, lambda *_: outbox.end(3))
     thread = threading.Thread(target=read)
     timer = threading.Timer(0.1, thread.start)
     try:
@@ -79,7 +79,7 @@ def test_a_signal_handler_may_ask_for_the_end_while_a_message_is_being_sent() ->
         signal.signal(signal.SIGUSR1, former)
         outbox.close()
         os.close(incoming)
-    assert arrived == [Remove(0, (1 << 40,) * size), Stop()]
+    assert arrived == [Remove(0, (1 << 40,) * size), End(3)]
 
 
 def test_nothing_is_sent_after_the_end() -> None:
@@ -88,6 +88,6 @@ def test_nothing_is_sent_after_the_end() -> None:
         outbox.close()
         thread.join()
         outbox.send(Remove(0, (2,)))
-        outbox.stop()
+        outbox.end(0)
         outbox.close()
     assert arrived == [Remove(0, (1,))]

@@ -10,16 +10,15 @@ import pytest
 from dprobes.diagnostics import Diagnostics
 from dprobes.engines.base import ProbeState
 from dprobes.engines.ptrace.debugregs import Watch
-from dprobes.engines.ptrace.probes import Probe
 from dprobes.engines.ptrace.processes import AddressSpace, Watchpoint
 from dprobes.engines.ptrace.watching import UnwatchedMemory
-from dprobes.engines.ptrace.wire import ProbeLimits
 from dprobes.engines.watchpoints import resolve_watchpoints
 from dprobes.rpn.load import parse_source
 from dprobes.rpn.program import Access
 from dprobes.source import SourceFile
 from dprobes.target.location import Module
 from dprobes.vm import Point
+from ptrace_programs import inserted_program, probe_of
 
 if TYPE_CHECKING:
     from dprobes.engines.watchpoints import ResolvedWatchpoint
@@ -131,7 +130,7 @@ class Stack:
 
 def test_an_emulation_cannot_touch_what_is_watched() -> None:
     space = AddressSpace.closed(8)
-    probe = Probe(0, 0, ProbeLimits(0, 0, keep_on_fault=False, keep_ip=False), (0, 0))
+    probe = probe_of(inserted_program())
     for watch in (Watch(0x1000, 8, Access.WRITE), Watch(0x2004, 4, Access.READ_WRITE)):
         space.watchpoints += (Watchpoint(watch, probe, Point(), (0, 0, "/x")),)
     stack = Stack()

@@ -19,6 +19,8 @@ from dprobes.engines.ptrace.wire import (
     unpack_record,
 )
 
+NUMBERS = st.integers(0, 0xFFFFFFFF)
+
 MESSAGES = [
     Attach(42, launching=True),
     Placed(42, ((0x1000, 0x55), (0x2000, 0xC3))),
@@ -26,16 +28,18 @@ MESSAGES = [
 ]
 
 
-def frames(records: list[tuple[int, bytes]]) -> bytes:
+def frames(records: list[tuple[int, int, bytes]]) -> bytes:
     stream = b"".join(pack_message(message) for message in MESSAGES)
-    return stream + b"".join(pack_record(probe, record) for probe, record in records)
+    return stream + b"".join(pack_record(program, probe, record) for program, probe, record in records)
 
 
 @given(
-    records=st.lists(st.tuples(st.integers(0, 0xFFFFFFFF), st.binary(max_size=40)), max_size=5),
+    records=st.lists(st.tuples(NUMBERS, NUMBERS, st.binary(max_size=40)), max_size=5),
     cuts=st.lists(st.integers(0, 2000), max_size=10),
 )
-def test_a_stream_gives_the_same_frames_however_it_is_cut(records: list[tuple[int, bytes]], cuts: list[int]) -> None:
+def test_a_stream_gives_the_same_frames_however_it_is_cut(
+    records: list[tuple[int, int, bytes]], cuts: list[int]
+) -> None:
     stream = frames(records)
     places = sorted({0, len(stream), *(cut % (len(stream) + 1) for cut in cuts)})
     reader = FrameReader()
@@ -48,6 +52,6 @@ def test_a_stream_gives_the_same_frames_however_it_is_cut(records: list[tuple[in
 
 def test_an_unfinished_frame_waits() -> None:
     reader = FrameReader()
-    frame = pack_record(7, b"data")
+    frame = pack_record(3, 7, b"data")
     assert list(reader.feed(frame[:-1])) == []
-    assert [unpack_record(payload) for _, payload in reader.feed(frame[-1:])] == [(7, b"data")]
+    assert [unpack_record(payload) for _, payload in reader.feed(frame[-1:])] == [(3, 7, b"data")]

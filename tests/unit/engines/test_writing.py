@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from dprobes.engines.ptrace.processes import AddressSpace, Breakpoint, Thread, ThreadState
+from dprobes.engines.ptrace.breakpoints import Breakpoint
+from dprobes.engines.ptrace.processes import AddressSpace, Thread, ThreadState
 from dprobes.engines.ptrace.wire import Site
 from dprobes.engines.ptrace.writing import write_memory
 from dprobes.vm import AddressFault
@@ -36,7 +37,7 @@ def thread_with(places: list[int]) -> Thread:
     space = AddressSpace(-1, 8, has_shadow_stack=False)
     for place in places:
         site = Site(0, 0, place, bytes(LENGTH), (0, LENGTH))
-        space.breakpoints[place] = Breakpoint(place, 0x55, site, None)
+        space.breakpoints[place] = Breakpoint(place, 0x55, site)
     return Thread(os.getpid(), os.getpid(), space, ThreadState.STOPPED)
 
 

@@ -258,6 +258,11 @@ class EbpfSession:
 
     # What other threads may do
 
+    @property
+    def tracer(self) -> None:
+        """Nobody traces a process for it."""
+        return None
+
     def counts(self) -> tuple[Counts, ...]:
         """Return what happened so far, in the order of ``probes``; records on their way to ``events`` included."""
         return self._readings.counts() if self._readings is not None else ()

@@ -45,15 +45,18 @@ class Armer:
 
     def arm(self, thread: Thread) -> dict[Watchpoint, Refusal]:
         """Make a stopped thread watch what its address space has watchpoints for; return what was refused."""
-        refused = self._set(thread, () if thread.is_outside else thread.space.watchpoints)
-        thread.debug.armed = thread.space.watchpoints
+        watchpoints = thread.space.watchpoints
+        wanted = tuple(w for w in watchpoints if thread.pid in w.probe.program.reach.pids)
+        refused = self._set(thread, wanted)
+        thread.debug.armed = watchpoints
         return refused
 
     def bring_in_line(self, thread: Thread) -> None:
         """Arm a thread that is about to run, and report what was refused."""
         for watchpoint, (state, reason) in self.arm(thread).items():
             missed = f"{reason}; accesses by thread {thread.tid} are not seen"
-            self._report(ProbeStatus((watchpoint.probe.number,), thread.pid, state, reason=missed))
+            probe = watchpoint.probe
+            self._report(ProbeStatus(probe.program.number, (probe.number,), thread.pid, state, reason=missed))
 
     def disarm(self, thread: Thread) -> None:
         """Take our watchpoints out of the registers of a stopped thread."""
@@ -87,7 +90,8 @@ class Armer:
         control = before = syscalls.get_debug_register(tid, CONTROL)
         # A new thread shows its parent's DR7, but has none of the addresses: nothing is watched there.
         watching = {s for s in SLOTS if is_enabled(control, s) and syscalls.get_debug_register(tid, s)}
-        slots, without = assign(debug.slots, wanted, watching - debug.slots.keys())
+        foreign = watching - debug.slots.keys()
+        slots, without = assign(debug.slots, wanted, foreign)
         dropped = {slot: old for slot, old in debug.slots.items() if slots.get(slot) is not old}
         if dropped:
             hit = slots_hit(syscalls.get_debug_register(tid, STATUS))
@@ -98,7 +102,7 @@ class Armer:
         # The old length is forgotten before the new address is set, which would not fit it else.
         if control != before:
             syscalls.set_debug_register(tid, CONTROL, control)
-        refused = {w: _all_in_use(tid) for w in without}
+        refused = {w: _all_in_use(tid, by_others=bool(foreign)) for w in without}
         for slot, watchpoint in slots.items():
             if debug.slots.get(slot) is watchpoint:
                 continue
@@ -116,8 +120,11 @@ class Armer:
         return refused
 
 
-def _all_in_use(tid: int) -> Refusal:
-    return ProbeState.DEBUGREG_UNAVAIL, f"another debugger has left the debug registers of thread {tid} in use"
+def _all_in_use(tid: int, *, by_others: bool) -> Refusal:
+    reason = "the programs for this process watch with all four debug registers already"
+    if by_others:
+        reason = f"another debugger has left the debug registers of thread {tid} in use"
+    return ProbeState.DEBUGREG_UNAVAIL, reason
 
 
 def _refusal(error: OSError, watchpoint: Watchpoint) -> Refusal:

@@ -13,9 +13,13 @@ import os
 import select
 import time
 from collections import deque
+from typing import TYPE_CHECKING
 
 from dprobes.engines.procfs import thread_state
-from dprobes.engines.ptrace.wire import FrameReader, Sites, Stop, load_message, pack_message, pack_record
+from dprobes.engines.ptrace.wire import FrameReader, Sites, load_message, pack_message, pack_record
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = ["ClientGoneError", "Connection"]
 
@@ -55,6 +59,8 @@ class Connection:
         self._reader = FrameReader()
         self._client = os.getppid()
         self._messages: deque[object] = deque()
+        self.is_the_end: Callable[[object], bool] = lambda _: False
+        """Which messages ask for the end of everything, so that nothing is to be waited for."""
         fcntl.fcntl(incoming, fcntl.F_SETOWN, os.getpid())
         fcntl.fcntl(incoming, fcntl.F_SETFL, fcntl.fcntl(incoming, fcntl.F_GETFL) | os.O_ASYNC)
 
@@ -78,7 +84,7 @@ class Connection:
         self._waiting += pack_message(message)
         self.flush()
 
-    def send_record(self, probe: int, record: bytes) -> bool:
+    def send_record(self, program: int, probe: int, record: bytes) -> bool:
         """
         Keep a record to be sent some milliseconds later; return False if too many wait already.
 
@@ -90,7 +96,7 @@ class Connection:
             self.flush()
             if len(self._waiting) > _BUFFER_LIMIT:
                 return False
-        self._waiting += pack_record(probe, record)
+        self._waiting += pack_record(program, probe, record)
         if len(self._waiting) > _CHUNK:
             self.flush()
         return True
@@ -126,7 +132,7 @@ class Connection:
                 if isinstance(message, Sites) and message.number == number:
                     self._messages.remove(message)
                     return message
-                if isinstance(message, Stop):
+                if self.is_the_end(message):
                     raise ClientGoneError
             if not poll.poll(_RETRY if self._waiting else _LOOK) and self._client_is_stopped():
                 return None

@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     import ctypes
     from collections.abc import Callable, Mapping, MutableSequence
 
-    from dprobes.engines.ptrace.ledger import Variables
-    from dprobes.engines.ptrace.processes import Breakpoint, Thread
+    from dprobes.engines.ptrace.breakpoints import Breakpoint
+    from dprobes.engines.ptrace.processes import Changes, Thread
+    from dprobes.engines.ptrace.programs import InsertedProgram
     from dprobes.extensions import Extension
     from dprobes.vm.machine import Machine
 
@@ -57,42 +58,46 @@ _SEGMENTS: dict[int, int | None] = {
 }
 
 
-def _ignore(message: str, hint: str | None) -> None:
+def _ignore(program: InsertedProgram | None, message: str, hint: str | None) -> None:
     """Drop a warning, where nobody takes them."""
 
 
 class ThreadContext:
     """
-    Give handlers the thread that ``select`` chose, and the variables of their program.
+    Give handlers the thread that ``select`` chose, and the variables of the program that ``use`` did.
 
-    ``symbols`` are the addresses of what handlers push of the probe's module. ``written`` holds what the handler
-    changed in the registers: (before, after) by word. ``on_rewrite`` is told of breakpoints whose instructions the
-    handler changed, ``warn`` of what the user should know (message and hint).
+    ``symbols`` are the addresses of what handlers push of the probe's module. ``written`` holds what handlers
+    changed in the registers. ``on_rewrite`` is told of breakpoints whose instructions they changed, ``on_warning`` of
+    what the user of a program should know (message and hint).
     """
 
     local_variables: MutableSequence[int]
     global_variables: MutableSequence[int]
+    extensions: Mapping[str, Extension]
 
-    def __init__(self, variables: Variables, global_variables: MutableSequence[int]) -> None:
-        self.use(variables, global_variables, {})
+    def __init__(self) -> None:
+        self.program: InsertedProgram | None = None
         self.memory = syscalls.RemoteMemory()
         self.segments = Segments()
         self._thread: Thread
         self._registers: ctypes.Array[ctypes.c_ulong]
         self._floating_point: floating.FloatingPoint | None = None
         self.symbols: Mapping[str, int] = {}
-        self.written: dict[int, tuple[int, int]] | None = None
+        self.written: Changes | None = None
         self.on_rewrite: Callable[[Thread, list[Breakpoint]], None] | None = None
-        self.warn: Callable[[str, str | None], None] = _ignore
+        self.on_warning: Callable[[InsertedProgram | None, str, str | None], None] = _ignore
 
-    def use(
-        self, variables: Variables, global_variables: MutableSequence[int], extensions: Mapping[str, Extension]
-    ) -> None:
-        """Give handlers of another program what is theirs."""
-        self.local_variables = variables.local
-        self._cpu_variables = variables.by_cpu
-        self.global_variables = global_variables
-        self.extensions = extensions
+    def use(self, program: InsertedProgram) -> None:
+        """Give handlers of a program what is theirs."""
+        self.program = program
+        self.local_variables = program.ledger.variables.local
+        self._cpu_variables = program.ledger.variables.by_cpu
+        self.global_variables = program.global_variables
+        self.extensions = program.extensions
+
+    def warn(self, message: str, hint: str | None) -> None:
+        """Tell the user of the program at hand something."""
+        self.on_warning(self.program, message, hint)
 
     def select(self, thread: Thread, registers: ctypes.Array[ctypes.c_ulong]) -> None:
         """Speak of ``thread`` from now on, whose instruction pointer in ``registers`` is that of the probe."""
@@ -143,6 +148,21 @@ class ThreadContext:
         before = self.written[word][0] if word in self.written else self._registers[word]
         self.written[word] = (before, value)
         self._registers[word] = value
+
+    def set_aside(self) -> Changes | None:
+        """Set registers back to what they were before handlers changed them, and return the changes."""
+        changes, self.written = self.written, None
+        if changes:
+            registers = self._registers
+            for word, (before, after) in changes.items():
+                if registers[word] == after:  # else a repeated string instruction has moved on
+                    registers[word] = before
+        return changes
+
+    def apply(self, changes: Changes) -> None:
+        """Make changes that were set aside; what was changed before stays as far as they do not concern it."""
+        for word, (_, after) in changes.items():
+            self._set_word(word, after)
 
     # Memory
 

@@ -1,9 +1,9 @@
 """
 The client's side of a tracer: start it, answer what it asks, and sort what it sends by the program that it is about.
 
-A tracer outlives its program if another one takes the place of that. So there is one conversation for a tracer, and a
-``ProgramRun`` for each program. Any thread may ``wait``, and then sees to all that has arrived; what it finds for
-others wakes them up.
+A tracer may have several programs, and outlives those that end before others. So there is one conversation for a
+tracer, and a ``ProgramRun`` for each program. One of the threads that ``wait`` reads from the tracer, and sees to all
+that has arrived; the others sleep until they are woken up. Whoever stops waiting lets another one read.
 
 The client is the tracer's bystander as well: when the tracer dies, it puts the original bytes back at once.
 """
@@ -18,28 +18,30 @@ import select
 import subprocess
 import sys
 import threading
-import weakref
-from collections import deque
 from typing import TYPE_CHECKING
 
 from dprobes.engines import refusals
-from dprobes.engines.base import Begun, Counts, Event, Finished, HandedOver, Notice, ProbeState, RecordEvent, StateEvent
+from dprobes.engines.base import Begun, Finished, Notice
 from dprobes.engines.debugger import LOOK
 from dprobes.engines.launch import Command
 from dprobes.engines.ptrace.bystander import Bystander
 from dprobes.engines.ptrace.outbox import Outbox
+from dprobes.engines.ptrace.reports import death_notices, dump_notice, obstacle_text, state_event
 from dprobes.engines.ptrace.syscalls import allow_tracer
 from dprobes.engines.ptrace.wire import (
     Attach,
     Attached,
     Done,
     Dumped,
+    Ended,
     Failed,
     FrameReader,
     InPlace,
+    Insert,
     Kind,
+    Left,
     ModuleMapped,
-    NotReplaced,
+    NotInserted,
     Placed,
     ProbeStatus,
     Refused,
@@ -51,73 +53,64 @@ from dprobes.engines.ptrace.wire import (
     load_message,
     unpack_record,
 )
-from dprobes.errors import EngineError
+from dprobes.errors import EngineError, SourceError, TargetError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from dprobes.engines.base import Scope
-    from dprobes.engines.debugger import Debuggers
-    from dprobes.engines.ptrace.answers import Answers
-    from dprobes.engines.ptrace.ledger import Ledger
+    from dprobes.engines.globals import GlobalVariables
+    from dprobes.engines.ptrace.programrun import Item, ProgramRun
     from dprobes.engines.ptrace.wire import Sites, Start
 
-__all__ = ["Conversation", "ProgramRun"]
+__all__ = ["Conversation", "NotFollowedError"]
 
 _PIPE_SIZE = 1 << 20
 """What the pipe for records is to hold, in bytes; the most that an ordinary user gets (pipe(7))."""
 
+_PATIENCE = 10
+"""Seconds that a tracer may take to end."""
+
 _ENDED = "the program that is to be replaced has ended"
 
+_Known = dict[tuple[int, int, str], "Sites"]
 
-class ProgramRun:
-    """Hold what the client knows of one program in a tracer; ``items`` are to be given out, or raised."""
 
-    def __init__(self, answers: Answers, ledger: Ledger) -> None:
-        self.answers = answers
-        self.ledger = ledger
-        self.number = 0
-        self.items: deque[Event | Done | Exception] = deque()
-        self.received: dict[int, int] = {}
-        """How many records have arrived of each probepoint."""
-        self.is_over = False
-        """Whether no more items will come."""
-        self.bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        weakref.finalize(self, os.close, self.bell)
-
-    def counts(self) -> tuple[Counts, ...]:
-        """Return what happened so far."""
-        return self.ledger.counts(len(self.answers.probes))
-
-    def wake(self) -> None:
-        """Wake up who waits."""
-        os.eventfd_write(self.bell, 1)
-
-    def end(self, item: Event | Done | Exception) -> None:
-        """Give out one more item, the last one."""
-        self.items.append(item)
-        self.is_over = True
+class NotFollowedError(EngineError):
+    """Report that a tracer takes no program for a process: it is at its end, or has let the process go."""
 
 
 class Conversation:
     """
     Start a tracer for the program of ``run`` and exchange messages with it.
 
-    ``start`` describes the program, which is for ``module``. Raise ``EngineError`` if the tracer cannot be started.
+    ``start`` describes the program, which is for ``module``; ``variables`` are the global variables, if others share
+    them. Raise ``EngineError`` if the tracer cannot be started.
     """
 
-    def __init__(self, run: ProgramRun, start: Start, debuggers: Debuggers, module: str) -> None:
-        self.current = run
-        """The program that the tracer has."""
-        self.debuggers = debuggers
-        self._candidate: ProgramRun | None = None
-        """The one that is about to take its place."""
-        self._refusal: EngineError | None = None
+    def __init__(self, run: ProgramRun, start: Start, module: str, variables: GlobalVariables | None) -> None:
+        self.globals = variables
+        self._runs: dict[int, ProgramRun] = {run.number: run}
+        """The programs of which something may be heard still."""
+        self._members = {run}
+        """Those that a session holds still."""
         self._programs = 1
+        self._candidate: ProgramRun | None = None
+        """The program that is about to be inserted, and that which it replaces."""
+        self._replaces: ProgramRun | None = None
+        self._refusal: EngineError | None = None
         self._asked: dict[tuple[int, int, str], ModuleMapped] = {}
         self._command: Command | None = None
         self._bystander = Bystander()
         self._reader = FrameReader()
+        self._is_over = False
+        self._inserting = threading.Lock()
+        """Taken by who inserts a program: one at a time."""
         self._lock = threading.Lock()
-        """Taken by who reads from the tracer and sees to what has arrived."""
+        """Taken by who sees to what has arrived, or looks at the programs."""
+        self._reading = threading.Lock()
+        """Taken by who waits for the tracer."""
+        self._waiting: set[ProgramRun] = set()
         their_input, to_tracer = os.pipe2(os.O_CLOEXEC)
         self._from_tracer, their_output = os.pipe2(os.O_CLOEXEC)
         with contextlib.suppress(OSError):
@@ -146,6 +139,11 @@ class Conversation:
         self.outbox = Outbox(to_tracer)
         self.outbox.send(start)
 
+    @property
+    def tracer(self) -> int:
+        """The process id of the tracer."""
+        return self._tracer.pid
+
     def attach(self, scope: Scope) -> None:
         """Let the tracer take over a process, or a command that is started for that."""
         if scope.pid is not None:
@@ -159,16 +157,51 @@ class Conversation:
         """Wait for the end of the command and return its wait status, None if there is none."""
         return None if self._command is None else self._command.wait()
 
+    def leave(self, run: ProgramRun) -> None:
+        """Note that a session is done with a program; with the last one the conversation is over."""
+        with self._lock:
+            if run not in self._members:
+                return
+            self._members.discard(run)
+            if self._members:
+                return
+        self.close()
+
     def close(self) -> None:
         """Give the pipes up, with whose end the tracer ends, and wait for that."""
+        self._members.clear()
         self.outbox.close()
+        self.await_end()
         os.close(self._from_tracer)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._tracer.wait(10)
         if self._command is not None:
             self._command.close()
 
-    # Another program
+    def await_end(self) -> None:
+        """Wait for the end of the tracer if it has been told to end."""
+        if not self._is_over and self._members:
+            return
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._tracer.wait(_PATIENCE)
+
+    # Other programs
+
+    def insert(self, run: ProgramRun, start: Start, pid: int) -> None:
+        """
+        Insert one more program, into a process of those that are traced, and into what that has started.
+
+        Raise ``EngineError`` if that is not possible, and ``NotFollowedError`` if it is here only.
+        """
+        known: _Known = {}
+        with self._inserting:
+            # It may take its time: nobody is to wait for that. What is wrong shows when the tracer asks.
+            with contextlib.suppress(SourceError, TargetError):
+                _prepare(run, dict(self._asked), known)
+            with self._lock:
+                if not self._members or self._is_over:
+                    raise NotFollowedError("the process is not traced")
+                self._enter(run, None)
+                self.outbox.send(Insert(dataclasses.replace(start, number=run.number), pid, known))
+            self._await_answer(run)
 
     def replace(self, former: ProgramRun, run: ProgramRun, start: Start) -> None:
         """
@@ -176,143 +209,189 @@ class Conversation:
 
         Raise ``EngineError`` or ``SourceError`` if that is not possible; then the former one goes on.
         """
-        known: dict[tuple[int, int, str], Sites] = {}
-        _prepare(run, dict(self._asked), known)  # it may take its time: nobody is to wait for that
-        with self._lock:
-            if self._candidate is not None:
-                raise EngineError("another program is just taking the place of the one that is to be replaced")
-            if self.current is not former or former.is_over:
-                raise EngineError(_ENDED)
-            _prepare(run, self._asked, known)
-            run.number, self._programs = self._programs, self._programs + 1
-            self._candidate, self._refusal = run, None
-            self.outbox.send(Replace(dataclasses.replace(start, number=run.number), known))
-        while self._candidate is run:
-            self.wait(run)
-        if self.current is not run:
-            assert self._refusal is not None
+        known: _Known = {}
+        with self._inserting:
+            _prepare(run, dict(self._asked), known)
+            with self._lock:
+                if former.is_over:
+                    raise EngineError(_ENDED)
+                _prepare(run, self._asked, known)
+                self._enter(run, former)
+                message = Replace(dataclasses.replace(start, number=run.number), former.number, known)
+                self.outbox.send(message)
+            self._await_answer(run)
+
+    def _enter(self, run: ProgramRun, former: ProgramRun | None) -> None:
+        run.number, self._programs = self._programs, self._programs + 1
+        self._candidate, self._replaces, self._refusal = run, former, None
+        self._runs[run.number] = run
+        self._members.add(run)
+
+    def _await_answer(self, run: ProgramRun) -> None:
+        """Wait until a program is inserted; raise ``EngineError`` if it is not."""
+        try:
+            while self._candidate is run:
+                self.wait(run)
+        except BaseException:
+            self.outbox.end(run.number)
+            self.leave(run)
+            raise
+        if self._refusal is not None:
+            self.leave(run)
             raise self._refusal
 
     def _on_replaced(self) -> None:
-        former, run = self.current, self._candidate
-        assert run is not None
-        # In this order: whoever follows the former one takes the tracer for his as long as that is the current one.
-        self.current, self._candidate = run, None
-        former.end(Finished(former.counts()))
+        former = self._replaces
+        assert former is not None
+        # The debuggers stay those of the program before, with which their processes were begun.
+        run = self._settle_candidate(None)
+        run.debuggers = former.debuggers
+        del self._runs[former.number]
+        self._members.discard(former)
+        former.replaced()
         former.wake()
-        run.wake()
 
     def _on_refusal(self, refusal: EngineError) -> None:
-        run, self._candidate = self._candidate, None
+        run = self._settle_candidate(refusal)
+        del self._runs[run.number]
+
+    def _settle_candidate(self, refusal: EngineError | None) -> ProgramRun:
+        run = self._candidate
+        assert run is not None
         self._refusal = refusal
-        if run is not None:
-            run.wake()
+        self._candidate = None
+        run.wake()
+        return run
 
     # What arrives
 
     def wait(self, run: ProgramRun) -> None:
         """Wait until something may have arrived for ``run``, and see to all that has."""
-        if run.bell in _readable([self._from_tracer, run.bell], None if self.debuggers.is_idle else LOOK):
-            with contextlib.suppress(BlockingIOError):
-                os.eventfd_read(run.bell)
-            return
-        with self._lock:
-            if run is self.current and not self.debuggers.is_idle:
-                run.items += self.debuggers.look()
-            # Another thread may have been faster.
-            if not self.current.is_over and _readable([self._from_tracer], 0):
-                self._read()
-                for other in (self.current, self._candidate):
-                    if other is not None and other is not run:
-                        other.wake()
+        seconds = None if run.debuggers.is_idle else LOOK
+        # In this order: whoever gives up reading looks for one who waits.
+        self._waiting.add(run)
+        try:
+            if self._reading.acquire(blocking=False):
+                try:
+                    if self._from_tracer in _readable([self._from_tracer, run.bell], seconds):
+                        with self._lock:
+                            self._read(run)
+                finally:
+                    self._reading.release()
+            else:
+                _readable([run.bell], seconds)
+        finally:
+            self._waiting.discard(run)
+            self._let_another_read()
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(run.bell)
+        if not run.debuggers.is_idle:
+            run.items += run.debuggers.look()
 
-    def _read(self) -> None:
+    def _let_another_read(self) -> None:
+        if not self._reading.locked():
+            for other in tuple(self._waiting)[:1]:
+                other.wake()
+
+    def _read(self, reader: ProgramRun) -> None:
+        if self._is_over:
+            return
         data = os.read(self._from_tracer, 1 << 16)
+        concerned: set[ProgramRun] = set()
         if not data:
             self._on_death()
+            concerned |= set(self._runs.values())
         for kind, payload in self._reader.feed(data):
-            run = self.current
             if kind is Kind.RECORD:
-                probe, record = unpack_record(payload)
-                run.received[probe] = run.received.get(probe, 0) + 1
-                run.items.append(RecordEvent(probe, record))
+                number, probe, record = unpack_record(payload)
+                if (run := self._runs.get(number)) is not None:
+                    run.take_record(probe, record)
+                    concerned.add(run)
                 continue
+            concerned |= set(self._runs.values())
             try:
-                self._on_message(run, load_message(payload))
+                self._on_message(load_message(payload))
             except Exception as error:  # noqa: BLE001 - whoever gives out the items shall raise it
-                run.items.append(error)
+                reader.items.append(error)
+        for run in concerned:
+            if run is not reader:
+                run.wake()
 
-    def _on_message(self, run: ProgramRun, message: object) -> None:
+    def _on_message(self, message: object) -> None:
         match message:
             case ModuleMapped():
                 self._answer(message)
             case Attached():
                 if self._command is not None:
                     self._command.go()
-                run.items.append(Begun())
+                for first in self._runs.values():
+                    if first is not self._candidate:
+                        first.items.append(Begun())
             case Refused(text):
-                self._on_end(EngineError(text))
+                self._on_end(lambda _: EngineError(text))
             case Failed(pid, reason, number):
-                self._on_end(refusals.attach_error(pid, reason, number))
+                error = refusals.attach_error(pid, reason, number)
+                self._on_end(lambda _: error)
             case ProbeStatus():
-                run.items.append(_state_event(message))
+                self._give(state_event(message), message.program)
             case Placed(pid, breakpoints):
                 self._bystander.placed(pid, breakpoints)
             case Removed(pid, addresses):
                 self._bystander.removed(pid, addresses)
             case Watched(pid, watches):
                 self._bystander.watched(pid, watches)
-            case HandedOver():
-                run.items += self.debuggers.add(message)
+            case Left(number, process):
+                if (run := self._runs.get(number)) is not None:
+                    run.items += run.debuggers.add(process)
             case Dumped():
-                run.items.append(_dump_notice(message))
-            case Warned(text, hint):
-                run.items.append(Notice(text, hint))
+                self._give(dump_notice(message), message.program)
+            case Warned(text, hint, program):
+                self._give(Notice(text, hint), program)
             case Replaced():
                 self._on_replaced()
-            case InPlace():
-                run.items.append(Begun())
-            case NotReplaced(text, obstacle):
-                self._on_refusal(EngineError(text if obstacle is None else _refusal_text(obstacle)))
+            case InPlace(number):
+                if self._candidate is not None:
+                    self._settle_candidate(None)
+                self._give(Begun(), number)
+            case NotInserted(_, "", None):
+                self._on_refusal(NotFollowedError("the process is not traced"))
+            case NotInserted(_, text, obstacle):
+                self._on_refusal(EngineError(text if obstacle is None else obstacle_text(obstacle)))
+            case Ended(number):
+                if (ended := self._runs.pop(number, None)) is not None:
+                    ended.end(message)
             case Done():
-                self._on_end(message)
+                self._on_end(lambda _: message)
+
+    def _give(self, item: Item, program: int | None) -> None:
+        """Let a program's run give something out, or with None those of all."""
+        for number, run in self._runs.items():
+            if program is None or number == program:
+                run.items.append(item)
 
     def _answer(self, mapped: ModuleMapped) -> None:
         self._asked[mapped.device, mapped.inode, mapped.path] = mapped
-        run = self.current if mapped.program == self.current.number else self._candidate
-        assert run is not None
+        run = self._runs[mapped.program]
         sites, notices = run.answers.sites(mapped)
         self.outbox.send(dataclasses.replace(sites, number=mapped.number))
         run.items += notices
 
-    def _on_end(self, item: Event | Done | Exception) -> None:
-        self.current.end(item)
-        self._on_refusal(EngineError(_ENDED))
+    def _on_end(self, item_for: Callable[[ProgramRun], Item]) -> None:
+        self._is_over = True
+        if self._candidate is not None:
+            no_other = self._replaces is None
+            self._on_refusal(NotFollowedError("the process is not traced") if no_other else EngineError(_ENDED))
+        for run in self._runs.values():
+            run.end(item_for(run))
 
     def _on_death(self) -> None:
         """Put the original bytes back, and say what happened."""
-        run = self.current
         restored = self._bystander.restore()
         disarmed, armed = self._bystander.disarm()
-        code = self._tracer.wait()
-        how = f"was killed by signal {-code}" if code < 0 else f"ended with status {code}"
-        run.items.append(
-            Notice(
-                f"the tracer {how}; {restored} breakpoints were taken away from outside",
-                "a thread that ran into one before that has got a SIGTRAP",
-            )
-        )
-        if disarmed:
-            run.items.append(Notice(f"the debug registers of {disarmed} threads were cleared from outside"))
-        if armed:
-            run.items.append(
-                Notice(
-                    f"the debug registers of {armed} threads could not be cleared: those threads do not stop",
-                    "an access that was watched will end the program with a SIGTRAP",
-                )
-            )
-        received = (run.received.get(n, 0) for n in range(len(run.answers.probes)))
-        self._on_end(Finished(tuple(Counts(hits=n, records=n) for n in received), cut_short=True))
+        notices = death_notices(self._tracer.wait(), restored, disarmed, armed)
+        for run in self._runs.values():
+            run.items += notices
+        self._on_end(lambda run: Finished(run.counts_of_received(), cut_short=True))
 
 
 def _readable(descriptors: list[int], seconds: float | None) -> list[int]:
@@ -323,39 +402,14 @@ def _readable(descriptors: list[int], seconds: float | None) -> list[int]:
     return [descriptor for descriptor, _ in poll.poll(None if seconds is None else 1000 * seconds)]
 
 
-def _prepare(
-    run: ProgramRun, asked: dict[tuple[int, int, str], ModuleMapped], known: dict[tuple[int, int, str], Sites]
-) -> None:
-    """Answer for a program what was asked about another one; what cannot be found any more is asked again."""
+def _prepare(run: ProgramRun, asked: dict[tuple[int, int, str], ModuleMapped], known: _Known) -> None:
+    """
+    Answer for a program what was asked about another one; what cannot be found any more is asked again.
+
+    Raise ``TargetError`` or ``SourceError`` if the program cannot be inserted into a file.
+    """
     for key in asked.keys() - known.keys():
         prepared = run.answers.prepare(asked[key])
         if prepared is not None:
             known[key], notices = prepared
             run.items += notices
-
-
-def _state_event(message: ProbeStatus) -> StateEvent:
-    state = message.state
-    detail = ""
-    if state is ProbeState.CONFLICT:
-        where = f"offset {message.offset:#x} of '{message.path}'"
-        detail = f"a breakpoint of another tool is at {where}"
-        if message.reason:
-            detail = f"{where} cannot be written ({message.reason})"
-    elif state is ProbeState.MISMATCH:
-        detail = f"memory at offset {message.offset:#x} of '{message.path}' holds {message.found.hex(' ')}"
-    elif message.reason:
-        detail = message.reason
-    return StateEvent(message.probes, message.pid, state, detail)
-
-
-def _refusal_text(obstacle: ProbeStatus) -> str:
-    event = _state_event(obstacle)
-    return f"{event.state.value} in process {event.pid}: {event.detail}; the program before goes on"
-
-
-def _dump_notice(dumped: Dumped) -> Notice:
-    process = f"process {dumped.pid} ({dumped.name})"
-    if dumped.problem:
-        return Notice(f"no core of {process} in '{dumped.path}': {dumped.problem.rstrip()}; the process goes on")
-    return Notice(f"the core of {process} is in '{dumped.path}' ({dumped.size} bytes)", is_warning=False)

@@ -26,6 +26,7 @@ from dprobes.target.corefile import Note, NoteType
 if TYPE_CHECKING:
     from dprobes.engines.ptrace.connection import Connection
     from dprobes.engines.ptrace.processes import Thread
+    from dprobes.engines.ptrace.programs import InsertedProgram
     from dprobes.engines.ptrace.stopping import Stopper
 
 __all__ = ["CoreDumps", "create_core_file", "register_sets_of", "signal_info_at"]
@@ -52,6 +53,7 @@ _TRAP_BRKPT = 1
 @dataclass(slots=True, eq=False)
 class _Dump:
     thread: Thread
+    program: InsertedProgram
     path: str
     result: int
     """The end of a pipe from which the writer's answer is read: the size, or what went wrong."""
@@ -61,31 +63,30 @@ class _Dump:
 
 
 class CoreDumps:
-    """Write core files to ``directory``; ``busy`` tells by process id which processes are being written."""
+    """Write core files for programs; ``busy`` tells by process id which processes are being written."""
 
-    def __init__(self, connection: Connection, stopper: Stopper, threads: dict[int, Thread], directory: str) -> None:
+    def __init__(self, connection: Connection, stopper: Stopper, threads: dict[int, Thread]) -> None:
         self._connection = connection
         self._stopper = stopper
         self._threads = threads
-        self.directory = directory
         self._writers: dict[int, _Dump] = {}
         self.busy: dict[int, _Dump] = {}
 
-    def start(self, thread: Thread) -> bool:
+    def start(self, thread: Thread, program: InsertedProgram) -> bool:
         """
         Begin with the process of a stopped thread, whose registers are already set to the probed instruction.
 
         Return False, with a word to the user, if no file can be written; the thread is then to go on.
         """
-        path = os.path.join(self.directory, f"core.dprobes.{thread.pid}")
+        path = os.path.join(program.core_directory, f"core.dprobes.{thread.pid}")
         try:
             path, output = create_core_file(path)
         except OSError as error:
-            self._tell(thread, path, 0, (error.strerror or str(error)).lower())
+            self._tell(program, thread, path, 0, (error.strerror or str(error)).lower())
             return False
         siblings = [t for t in self._threads.values() if t.pid == thread.pid and t is not thread]
         held = self._stopper.stop(siblings)
-        dump = _Dump(thread, path, -1, held)
+        dump = _Dump(thread, program, path, -1, held)
         for sibling in siblings:
             status = self._stopper.deferred.pop(sibling.tid, None)
             if status is not None and classify_stop(status)[0] is StopKind.EXITED:
@@ -115,14 +116,17 @@ class CoreDumps:
         self._park(self.busy[thread.pid], thread, status)
         return True
 
-    def abandon(self) -> None:
-        """Give up what is not finished: the run ends now."""
+    def abandon(self, program: InsertedProgram | None = None) -> None:
+        """Give up what is not finished: the run ends now, or that of one program, while the processes go on."""
         for writer, dump in list(self._writers.items()):
-            os.kill(writer, signal.SIGKILL)
-            os.waitpid(writer, 0)
-            self._stopper.deferred.pop(writer, None)
-            self._finish(dump, abandoned=True)
-        self._writers.clear()
+            if program is None or dump.program is program:
+                os.kill(writer, signal.SIGKILL)
+                os.waitpid(writer, 0)
+                self._stopper.deferred.pop(writer, None)
+                del self._writers[writer]
+                self._finish(dump, abandoned=True)
+                if program is not None:
+                    self._let_go_on(dump)
 
     def _park(self, dump: _Dump, thread: Thread, status: int) -> None:
         dump.parked[thread.tid] = (thread.state, status)
@@ -154,23 +158,25 @@ class CoreDumps:
         if problem:
             with contextlib.suppress(OSError):
                 os.unlink(dump.path)
-        self._tell(dump.thread, dump.path, 0 if problem else int(answer), problem)
+        self._tell(dump.program, dump.thread, dump.path, 0 if problem else int(answer), problem)
         del self.busy[dump.thread.pid]
         for tid, (state, status) in dump.parked.items():
             if tid in self._threads:
                 self._threads[tid].state = state
                 self._stopper.defer(tid, status)
-        if abandoned:
-            return
+        if not abandoned:
+            self._let_go_on(dump)
+
+    def _let_go_on(self, dump: _Dump) -> None:
         for thread in dump.held:
             if thread.tid in self._threads:
                 self._stopper.release(thread)
         if dump.thread.tid in self._threads:
             self._stopper.resume(dump.thread)
 
-    def _tell(self, thread: Thread, path: str, size: int, problem: str) -> None:
+    def _tell(self, program: InsertedProgram, thread: Thread, path: str, size: int, problem: str) -> None:
         name = process_field(thread.tid, "Name") or "ended"
-        self._connection.send(Dumped(thread.pid, name, path, size, problem))
+        self._connection.send(Dumped(program.number, thread.pid, name, path, size, problem))
 
 
 def create_core_file(path: str) -> tuple[str, int]:

@@ -75,7 +75,7 @@ class Emitter:
 
     def _send(self, records: list[tuple[Probe, bytes]]) -> None:
         for probe, record in records:
-            if self._connection.send_record(probe.number, record):
+            if self._connection.send_record(probe.program.number, probe.number, record):
                 probe.counts.records += 1
             else:
                 probe.counts.lost += 1

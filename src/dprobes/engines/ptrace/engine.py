@@ -1,4 +1,4 @@
-"""The engine: each session of a program has a tracer of its own, or takes over that of a session that it replaces."""
+"""The engine: a session has a tracer of its own, or one that follows its process already for another session."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Self
 from dprobes.engines.base import Counts, Event, Finished, Notice, Pause
 from dprobes.engines.capabilities import ENGINES
 from dprobes.engines.debugger import LOOK, Debuggers
+from dprobes.engines.procfs import living_thread, process_field
 from dprobes.engines.ptrace.answers import Answers
-from dprobes.engines.ptrace.conversation import Conversation, ProgramRun
+from dprobes.engines.ptrace.conversation import Conversation, NotFollowedError
 from dprobes.engines.ptrace.ledger import Ledger
-from dprobes.engines.ptrace.wire import Done, ProbeLimits, Remove, Start
+from dprobes.engines.ptrace.programrun import ProgramRun
+from dprobes.engines.ptrace.wire import Done, Ended, ProbeLimits, Remove, Start
 from dprobes.errors import EngineError, InternalError
 from dprobes.extensions.registry import called_extensions
 from dprobes.rpn.program import Glob
@@ -74,12 +76,13 @@ class PtraceSession:
     ) -> None:
         self._job = job
         self._core_directory = core_directory
-        self._debugger = debugger
         self.globals: GlobalVariables | None = job.globals
         """The global variables that are shared with other sessions."""
         self._run = ProgramRun(
             Answers(job.program, allow_write=allow_write, symbols=symbols, resolved=job.resolved),
             Ledger.new(job.program.vars, job.program.cvars),
+            # A command needs its input itself, unless it is the terminal, which people share.
+            Debuggers(debugger, keep_input=not job.scope.command or os.isatty(0)),
         )
         self._conversation: Conversation | None = None
 
@@ -91,7 +94,12 @@ class PtraceSession:
     @property
     def is_debugging(self) -> bool:
         """Whether a debugger runs for a process that was handed over."""
-        return self._conversation is not None and self._conversation.debuggers.is_running
+        return self._run.debuggers.is_running
+
+    @property
+    def tracer(self) -> int | None:
+        """The process id of the tracer, which may be other sessions' as well; None if there is none now."""
+        return None if self._conversation is None or self._run.is_over else self._conversation.tracer
 
     @property
     def left_out(self) -> Sequence[LeftOutProbe]:
@@ -104,32 +112,70 @@ class PtraceSession:
             return self
         if self.globals is not None:
             self.globals.check(self._job.program.gvars)
-        # A command needs its input itself, unless it is the terminal, which people share.
-        debuggers = Debuggers(self._debugger, keep_input=not self._job.scope.command or os.isatty(0))
-        conversation = Conversation(self._run, self._start_message(), debuggers, self._job.program.name)
+        if not self._join():
+            self._begin()
+        return self
+
+    def _begin(self) -> None:
+        """Start a tracer and let it take over the process or command."""
+        conversation = Conversation(self._run, self._start_message(), self._job.program.name, self.globals)
         try:
             conversation.attach(self._job.scope)
         except BaseException:
             conversation.close()
             raise
         self._conversation = conversation
-        return self
+
+    def _join(self) -> bool:
+        """Have the program inserted by a tracer that follows the process for another session, if there is one."""
+        conversation = self._present_conversation(self._job.scope.pid)
+        if conversation is None:
+            return False
+        if self.globals is not None and self.globals is not conversation.globals:
+            raise EngineError("a program shares its global variables with those that are inserted beside it")
+        assert self._job.scope.pid is not None
+        try:
+            conversation.insert(self._run, self._start_message(), self._job.scope.pid)
+        except NotFollowedError:
+            conversation.await_end()  # until then it may have the process still
+            return False
+        self._conversation = conversation
+        return True
+
+    def conversation_about(self, pid: int, tracer: int) -> Conversation | None:
+        """Return the conversation with a process's tracer, 0 if it has none yet, if that is the session's."""
+        conversation = self._conversation
+        if conversation is None or self._run.is_over:
+            return None
+        is_theirs = conversation.tracer == tracer or (not tracer and self._job.scope.pid == pid)
+        return conversation if is_theirs else None
+
+    def _present_conversation(self, pid: int | None) -> Conversation | None:
+        """Return the conversation with the tracer of a process, if it is that of a session beside this one."""
+        if pid is None:
+            return None
+        tracer = int(process_field(living_thread(pid), "TracerPid") or 0)
+        for other in self._job.beside:
+            if isinstance(other, PtraceSession) and (found := other.conversation_about(pid, tracer)) is not None:
+                return found
+        return None
 
     def __exit__(self, *exception: object) -> None:
         conversation = self._conversation
-        if conversation is None or conversation.current is not self._run:
-            return  # the tracer is another session's now
+        if conversation is None:
+            return
         self.stop()
         with contextlib.suppress(EngineError):
             for _ in self.events():
                 pass
-        conversation.close()
+        conversation.leave(self._run)
 
     def stop(self) -> None:
-        """Ask the tracer to take everything away and detach; may be called by a signal handler."""
+        """Ask the tracer to take the program away, and to detach if it is the last; a signal handler may call it."""
         conversation = self._conversation
-        if conversation is not None and conversation.current is self._run:
-            conversation.outbox.stop()
+        if conversation is not None and not self._run.is_over:
+            self._run.is_stopping = True
+            conversation.outbox.end(self._run.number)
 
     def hurry(self) -> bool:
         """Return False: nothing is kept here that the tracer has given up."""
@@ -142,9 +188,9 @@ class PtraceSession:
         while True:
             is_over = run.is_over
             while run.items:
-                item = run.items.popleft()
-                if isinstance(item, Done):
-                    yield from self._on_done(conversation, item)
+                item = run.next_item()
+                if isinstance(item, (Done, Ended)):
+                    yield from self._on_end(conversation, item)
                 elif isinstance(item, Exception):
                     raise item
                 else:
@@ -227,15 +273,17 @@ class PtraceSession:
             everywhere=self._run.answers.everywhere(),
         )
 
-    def _on_done(self, conversation: Conversation, done: Done) -> Iterator[Event]:
+    def _on_end(self, conversation: Conversation, end: Done | Ended) -> Iterator[Event]:
         status = None
-        if not done.complete and not done.problem and not conversation.outbox.is_stopping:
+        done = end if isinstance(end, Done) else Done(complete=False)
+        debuggers = self._run.debuggers
+        if not done.complete and not done.problem and not self._run.is_stopping:
             yield Notice("the tracer was told to end (SIGTERM); the probepoints are taken away")
-        while not conversation.debuggers.is_idle:
+        while not debuggers.is_idle:
             yield Pause()
-            yield from conversation.debuggers.look()
+            yield from debuggers.look()
             time.sleep(LOOK)
-        if done.complete:
+        if done.complete and self._job.scope.pid is None:
             status = conversation.wait_for_command()
         yield Finished(self.counts(), status)
         if done.problem:

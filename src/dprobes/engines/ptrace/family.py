@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 from dprobes.engines.procfs import process_field
 from dprobes.engines.ptrace import syscalls
-from dprobes.engines.ptrace.processes import AddressSpace, Breakpoint, PageReader, Thread, ThreadState
+from dprobes.engines.ptrace.breakpoints import Breakpoint
+from dprobes.engines.ptrace.processes import AddressSpace, PageReader, Thread, ThreadState
 from dprobes.engines.ptrace.syscalls import Event, StopKind, classify_stop
 from dprobes.engines.ptrace.wire import Placed, Removed, Watched
 
@@ -40,14 +41,13 @@ class Family:
         connection: Connection,
         stopper: Stopper,
         modules: ModuleWatcher,
-        *,
-        follow: bool,
     ) -> None:
         self.threads = threads
         self._connection = connection
         self._stopper = stopper
         self._modules = modules
-        self._follow = follow
+        self._parents: dict[int, int] = {}
+        """For processes that were born here: that which has made them, as long as both are there."""
         self._strangers: dict[int, tuple[int, float]] = {}
 
     def spaces(self) -> Iterable[AddressSpace]:
@@ -73,6 +73,10 @@ class Family:
         pid = _process_of(tid)
         space = parent.space
         if pid != parent.pid:
+            self._parents[pid] = parent.pid
+            for program in self._modules.programs:
+                if program.reach.follow and parent.pid in program.reach.pids:
+                    program.reach.pids.add(pid)
             shared = syscalls.same_memory(parent.tid, tid)
             if not (event is Event.VFORK if shared is None else shared):
                 space = self._copied_space(parent.space, tid, pid)
@@ -80,7 +84,7 @@ class Family:
             if space.watchpoints:
                 self._connection.send(Watched(pid, tuple(w.watch for w in space.watchpoints)))
         self._enter_newborn(tid, pid, space, stranger[0] if stranger is not None else None)
-        self.threads[tid].is_outside = parent.is_outside or (pid != parent.pid and not self._follow)
+        self.threads[tid].is_outside = not self._is_in_scope(pid)
         if pid != parent.pid:
             # It goes on where its parent does, on a copy of the stack.
             self.threads[tid].returns = [replace(pending) for pending in parent.returns]
@@ -90,6 +94,9 @@ class Family:
             space = original.copy_for_child(tid)
         except OSError:
             return AddressSpace.closed(original.word_size)  # killed already
+        for program in self._modules.programs:
+            if pid not in program.reach.pids:
+                space.drop_program(program)
         placed = [(b.address, b.original) for b in space.breakpoints.values()] + space.slots.traps()
         if placed:
             self._connection.send(Placed(pid, tuple(placed)))
@@ -119,6 +126,7 @@ class Family:
 
     def _adopt(self, tid: int, status: int) -> None:
         pid = _process_of(tid)
+        self._into_scopes(pid)
         for thread in self.threads.values():
             if thread.pid == pid or syscalls.same_memory(thread.tid, tid):
                 space = thread.space
@@ -129,6 +137,7 @@ class Family:
             word_size = syscalls.word_size(registers)
             space = AddressSpace.of_thread(tid, word_size)
             thread = Thread(tid, pid, space, ThreadState.STOPPED)
+            space.pids.add(pid)
             self._modules.inherit(space, thread)
         space.pids.add(pid)
         self._enter_newborn(tid, pid, space, status)
@@ -169,13 +178,14 @@ class Family:
                 with contextlib.suppress(OSError):
                     if PageReader(space.memory).read(old.address, 1)[0] == old.original:
                         self._connection.send(Placed(thread.pid, ((old.address, old.original),)))
-                        space.place(Breakpoint(old.address, old.original, old.site, None, waiting=waiting))
+                        space.place(Breakpoint(old.address, old.original, old.site, waiting=waiting))
 
     def remove(self, thread: Thread) -> None:
         """Forget a thread that ended, and its process if it was the last one."""
         self.threads.pop(thread.tid, None)
         if not any(t.pid == thread.pid for t in self.threads.values()):
             self.leave_space(thread)
+            self._leave_scopes(thread.pid)
 
     def leave_space(self, thread: Thread) -> None:
         """Note that the process of ``thread`` no longer runs in its address space."""
@@ -184,6 +194,46 @@ class Family:
         self._connection.send(Removed(thread.pid))
         if not space.pids:
             space.close()
+
+    # Scopes
+
+    def tree_of(self, pid: int) -> set[int]:
+        """Return a process and those that it has started, directly or not, as far as they are traced."""
+        tree = {thread.pid for thread in self.threads.values() if thread.pid == pid}
+        found = tree
+        while found:
+            found = {child for child, parent in self._parents.items() if parent in found} - tree
+            tree |= found
+        return tree
+
+    def rescope(self) -> set[int]:
+        """Note anew who is in no scope at all, and return the processes that have come to be so."""
+        left = set()
+        for thread in self.threads.values():
+            was_outside, thread.is_outside = thread.is_outside, not self._is_in_scope(thread.pid)
+            if thread.is_outside and not was_outside:
+                left.add(thread.pid)
+        return left
+
+    def _is_in_scope(self, pid: int) -> bool:
+        return any(pid in program.reach.pids for program in self._modules.programs)
+
+    def _into_scopes(self, pid: int) -> None:
+        """Let a process whose parent nobody knows be in the scope of all programs that follow processes."""
+        for program in self._modules.programs:
+            if program.reach.follow:
+                program.reach.pids.add(pid)
+
+    def _leave_scopes(self, pid: int) -> None:
+        """Forget a process that has gone; what it has started counts as started by its parent."""
+        for program in self._modules.programs:
+            program.reach.pids.discard(pid)
+        parent = self._parents.pop(pid, None)
+        for child in [child for child, other in self._parents.items() if other == pid]:
+            if parent is None:
+                del self._parents[child]
+            else:
+                self._parents[child] = parent
 
 
 def _process_of(tid: int) -> int:

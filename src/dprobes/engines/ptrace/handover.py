@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.engines.base import HandedOver
 from dprobes.engines.ptrace.syscalls import Register
-from dprobes.engines.ptrace.wire import Warned
+from dprobes.engines.ptrace.wire import Left, Warned
 
 if TYPE_CHECKING:
     import ctypes
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.connection import Connection
     from dprobes.engines.ptrace.detaching import Detacher
     from dprobes.engines.ptrace.processes import Thread
+    from dprobes.engines.ptrace.programs import InsertedProgram
 
 __all__ = ["HandOver"]
 
@@ -32,24 +33,24 @@ class HandOver:
         self._connection = connection
         self._detacher = detacher
 
-    def __call__(self, thread: Thread, registers: ctypes.Array[ctypes.c_ulong]) -> bool:
+    def __call__(self, thread: Thread, program: InsertedProgram, registers: ctypes.Array[ctypes.c_ulong]) -> bool:
         """
-        Let go of the process of a stopped thread, whose registers are already set to the probed instruction.
+        Let go of the process of a stopped thread for a program; the registers are those at the probed instruction.
 
         Return False, with a word to the user, if that is not possible and the thread is to go on.
         """
         address = registers[Register.RIP]
         if thread.pid == _INIT:
             # The kernel does not let process 1 be stopped: it would run away from the probed instruction.
-            self._connection.send(Warned("process 1 cannot be stopped for a debugger: it goes on, without the probe"))
+            text = "process 1 cannot be stopped for a debugger: it goes on, without the probe"
+            self._connection.send(Warned(text, program=program.number))
             return False
         name = _command_name(thread.tid)
         if self._detacher.detach_process(thread.pid, halted=True):
-            self._connection.send(HandedOver(thread.pid, thread.tid, name, address))
+            self._connection.send(Left(program.number, HandedOver(thread.pid, thread.tid, name, address)))
             return True
-        self._connection.send(
-            Warned(f"process {thread.pid} ({name}) executed another program before a debugger could take it")
-        )
+        text = f"process {thread.pid} ({name}) executed another program before a debugger could take it"
+        self._connection.send(Warned(text, program=program.number))
         return False
 
 

@@ -1,47 +1,51 @@
 """
 What happens at a hit: the handler, the original instruction, the record; and at traps that are none of ours.
 
-A thread that has stopped with SIGTRAP is put onto the probed instruction, the handler runs on its registers and memory,
-the instruction is carried out, and only then the hit counts and its record is emitted.
+A thread that has stopped with SIGTRAP is put onto the probed instruction, the handlers of all programs that probe it
+run on its registers and memory, the instruction is carried out, and only then the hits count and their records are
+emitted.
 """
 
 from __future__ import annotations
 
 import signal
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from dprobes.engines.ptrace import syscalls
 from dprobes.engines.ptrace.emission import Emitter
 from dprobes.engines.ptrace.emulate import Action, emulate, uses_return_addresses
 from dprobes.engines.ptrace.givingback import give_back_pages
+from dprobes.engines.ptrace.handling import HandlerRunner
 from dprobes.engines.ptrace.pending import PendingHits
 from dprobes.engines.ptrace.probes import CORE_DUMP, HANDING_OVER
-from dprobes.engines.ptrace.processes import ThreadState, UnfinishedHit
+from dprobes.engines.ptrace.processes import Leaving, ThreadState, UnfinishedHit
 from dprobes.engines.ptrace.returns import Returns
+from dprobes.engines.ptrace.settling import Settler
 from dprobes.engines.ptrace.stepping import COMPLETED, Completion, CompletionKind
-from dprobes.engines.ptrace.syscalls import RESUME_FLAG, TRAP_FLAG, Register, StopKind, classify_stop
+from dprobes.engines.ptrace.syscalls import RESUME_FLAG, TRAP_FLAG, Register
 from dprobes.engines.ptrace.watching import UnwatchedMemory
-from dprobes.engines.ptrace.wire import Placed, Role
+from dprobes.engines.ptrace.wire import Placed, Role, Warned
 from dprobes.vm import Ending
 
 if TYPE_CHECKING:
     import ctypes
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from dprobes.engines.ptrace.arming import Armer
+    from dprobes.engines.ptrace.breakpoints import Breakpoint
     from dprobes.engines.ptrace.connection import Connection
     from dprobes.engines.ptrace.context import ThreadContext
     from dprobes.engines.ptrace.emission import Turn
     from dprobes.engines.ptrace.modules import ModuleWatcher
     from dprobes.engines.ptrace.probes import Probe
-    from dprobes.engines.ptrace.processes import Breakpoint, PendingHit, Thread
-    from dprobes.engines.ptrace.records import Header
+    from dprobes.engines.ptrace.processes import Handled, PendingHit, Thread
+    from dprobes.engines.ptrace.programs import InsertedProgram
     from dprobes.engines.ptrace.removing import Remover
     from dprobes.engines.ptrace.returns import Hit
     from dprobes.engines.ptrace.stepping import Stepper
     from dprobes.engines.ptrace.stopping import Stopper
-    from dprobes.vm import Outcome, Point
 
 __all__ = ["HitHandler", "WaysOut"]
 
@@ -51,10 +55,14 @@ _RIP, _EFLAGS = int(Register.RIP), int(Register.EFLAGS)
 
 @dataclass(frozen=True, slots=True)
 class WaysOut:
-    """Hold what ``exit 1`` and ``exit 3`` do with a stopped thread; both return False if it is to go on."""
+    """
+    Hold what ``exit 1`` and ``exit 3`` of a program do with a stopped thread.
 
-    hand_over: Callable[[Thread, ctypes.Array[ctypes.c_ulong]], bool]
-    dump: Callable[[Thread], bool]
+    Both return False if it is to go on.
+    """
+
+    hand_over: Callable[[Thread, InsertedProgram, ctypes.Array[ctypes.c_ulong]], bool]
+    dump: Callable[[Thread, InsertedProgram], bool]
 
 
 class HitHandler:
@@ -80,11 +88,13 @@ class HitHandler:
         self._armer = armer
         self._ways_out = ways_out
         self._returns = Returns(connection, context)
+        self._handlers = HandlerRunner(context)
         self._registers = syscalls.Registers()
         self._registers_at_watchpoint = syscalls.Registers()
         self._info = syscalls.SignalInfo()
         self._emitter = Emitter(connection)
         self.pending = PendingHits(self._emitter, self._count_pending)
+        self.settler = Settler(stopper, stepper, self.pending, self._count)
         self._emptied: list[int] = []
         """Where breakpoints were taken away in the memory of the thread that is being handled."""
         context.on_rewrite = self._on_rewrite
@@ -94,44 +104,6 @@ class HitHandler:
     def finish(self) -> None:
         """Send the records that wait for others."""
         self._emitter.finish()
-
-    def settle(self, thread: Thread, status: int | None) -> None:
-        """
-        Bring a hit to its end whose instruction a stopped thread may not have executed; ``status`` is what it reports.
-
-        If it has not, the hit is given up: the thread is put back onto the instruction, and will hit again.
-        """
-        registers = self._registers
-        if thread.pending is not None:
-            slot = thread.pending.slot
-            kind, number = (StopKind.EVENT, 0) if status is None else classify_stop(status)
-            self.pending.resolve(thread, kind, number)
-            if thread.pending is not None:
-                self.pending.drop(thread)
-                self._give_up(thread, slot.site)
-        elif thread.unfinished is not None and not thread.unfinished.is_counted:
-            breakpoint_ = thread.unfinished.breakpoint
-            syscalls.get_registers(thread.tid, registers)
-            if registers[_RIP] in (breakpoint_.address, self._stepper.way_on(thread, breakpoint_)):
-                self._give_up(thread, breakpoint_.address)
-            else:
-                self.count_now(thread)  # the trap that says so is still to come
-
-    def _give_up(self, thread: Thread, address: int) -> None:
-        self._stopper.give_up_hit(thread)
-        syscalls.get_registers(thread.tid, self._registers)
-        self._registers[_RIP] = address
-        syscalls.set_registers(thread.tid, self._registers)
-
-    def count_now(self, thread: Thread) -> None:
-        """Count the hit of a thread that cannot be stopped in the instruction: it will execute that by itself."""
-        if thread.pending is not None:
-            self.pending.complete(thread)
-        elif thread.unfinished is not None and not thread.unfinished.is_counted:
-            breakpoint_, outcome, header, _ = thread.unfinished
-            thread.unfinished = thread.unfinished._replace(is_counted=True)
-            if breakpoint_.probe is not None and breakpoint_.probe.is_active:
-                self._count(thread, breakpoint_.probe, outcome, header, COMPLETED)
 
     def on_trap(self, thread: Thread) -> None:
         """Handle a stop with SIGTRAP: a breakpoint, a watchpoint, the late end of a step, or the program's own trap."""
@@ -183,12 +155,12 @@ class HitHandler:
     def _on_late_step(self, thread: Thread) -> None:
         """Count the hit of a thread that went to sleep in its step, and has got past the instruction after all."""
         assert thread.unfinished is not None
-        breakpoint_, outcome, header, is_counted = thread.unfinished
+        breakpoint_, handled, is_counted = thread.unfinished
         thread.unfinished = thread.written = None
         thread.state = ThreadState.STOPPED
         self._stepper.settle_late(thread, breakpoint_, self._registers)
-        if breakpoint_.probe is not None and breakpoint_.probe.is_active and not is_counted:
-            self._count(thread, breakpoint_.probe, outcome, header, COMPLETED)
+        if not is_counted:
+            self._count(thread, [each for each in handled if each.probe.is_active], COMPLETED)
         if breakpoint_.exits:
             self._leave(thread, breakpoint_)
         if thread.debug.slots:
@@ -196,9 +168,7 @@ class HitHandler:
         self._go_on(thread)
 
     def _on_hit(self, thread: Thread, breakpoint_: Breakpoint) -> None:
-        probe = None if thread.is_outside else breakpoint_.probe
-        outcome: Outcome | None = None
-        header = None
+        handled: tuple[Handled, ...] = ()
         unfinished = thread.unfinished
         if unfinished is not None and unfinished.breakpoint is not breakpoint_:
             unfinished = None
@@ -210,44 +180,46 @@ class HitHandler:
                 self._on_own(thread, breakpoint_)
             if breakpoint_.waiting and not thread.is_outside:
                 self._after(thread, self._returns.arrived(thread, breakpoint_, self._registers))
-                if thread.debug.exit_code:
+                if thread.leaving is not None:
                     self._go_on(thread)
                     return
-            if probe is None or repeated:
+            if repeated:
                 pass  # it has been counted: a system call, say, that is made once more only because we interrupted it
             elif unfinished is not None:
-                outcome, header = unfinished.outcome, unfinished.header
                 self._context.written = thread.written
-            elif probe.is_active and probe.runs_handler:
-                assert breakpoint_.site.point is not None
-                outcome, header = self._run_handler(thread, probe, breakpoint_.site.point, self._registers)
+                handled = self._handlers.run(thread, breakpoint_.handlers, self._registers, unfinished.handled)
+            elif breakpoint_.handlers:
+                handled = self._handlers.run(thread, breakpoint_.handlers, self._registers)
         except BaseException:
             # Whatever ends the run here, the thread must not go on behind the breakpoint.
             syscalls.set_registers(thread.tid, self._registers)
             raise
-        if probe is not None and outcome is not None and outcome.exit_code in HANDING_OVER:
-            # The record comes first, then the probepoint goes, and the instruction is not carried out by us.
+        if self._hands_over(handled):
+            # The records come first, then the probepoint goes, and the instruction is not carried out by us.
             syscalls.set_registers(thread.tid, self._registers)
-            self._count(thread, probe, outcome, header, COMPLETED)
-            thread.debug.exit_code = outcome.exit_code
+            self._count(thread, handled, COMPLETED)
+            self._note_exit(thread, handled)
+            if breakpoint_.is_needed:
+                # Should the thread go on under our eyes, it comes by once more: that will be no other hit.
+                thread.unfinished = UnfinishedHit(breakpoint_, (), is_counted=True)
             self._go_on(thread)
             return
-        completion = self._complete(thread, breakpoint_, may_pend=self._may_pend(thread, breakpoint_, outcome))
+        completion = self._complete(thread, breakpoint_, may_pend=self._may_pend(thread, breakpoint_, handled))
         thread.written = None
         if completion.kind is CompletionKind.PENDING:
-            if probe is not None and probe.is_active and not repeated:
+            if handled:
                 thread.written = self._context.written
-                self.pending.add(thread, breakpoint_, probe, outcome, header)
+                self.pending.add(thread, breakpoint_, handled)
             self._stopper.resume(thread)
             return
         if completion.kind is CompletionKind.INTERRUPTED:
             thread.written = self._context.written
-            if (probe is not None or breakpoint_.exits) and not repeated and not completion.signal:
-                thread.unfinished = UnfinishedHit(breakpoint_, outcome, header)
+            if (breakpoint_.handlers or breakpoint_.exits) and not repeated and not completion.signal:
+                thread.unfinished = UnfinishedHit(breakpoint_, handled)
             elif repeated and not completion.signal:
                 thread.restarting = breakpoint_.address
-        elif probe is not None and probe.is_active and not repeated:
-            self._count(thread, probe, outcome, header, completion)
+        elif handled:
+            self._count(thread, handled, completion)
         if completion.kind is CompletionKind.COMPLETED and (thread.debug.slots or thread.debug.superseded):
             self._on_watchpoint(thread)
         if breakpoint_.exits and completion.kind is CompletionKind.COMPLETED:
@@ -268,16 +240,10 @@ class HitHandler:
             registers[_RIP] = slot.site if place == slot.address else slot.following
         outer = self._context.written  # of a breakpoint that the thread is just being stepped from
         self._context.select(thread, registers)
-        for watchpoint in hits:
-            probe = watchpoint.probe
-            if not probe.is_active:
-                continue
-            outcome = header = None
-            if probe.runs_handler:
-                outcome, header = self._run_handler(thread, probe, watchpoint.point, registers)
-            self._count(thread, probe, outcome, header, COMPLETED)
-            if outcome is not None and outcome.exit_code in HANDING_OVER:
-                thread.debug.exit_code = outcome.exit_code
+        owners = sorted(((hit.probe, hit.point) for hit in hits), key=lambda owner: owner[0].program.rank)
+        handled = self._handlers.run(thread, owners, registers)
+        self._count(thread, handled, COMPLETED)
+        self._note_exit(thread, handled)
         if written := self._context.written:
             if Register.RIP in written:
                 registers[_EFLAGS] &= ~RESUME_FLAG  # it was meant for the instruction at the old place
@@ -288,36 +254,39 @@ class HitHandler:
         self._context.written = outer
         return not foreign
 
+    @staticmethod
+    def _hands_over(handled: Iterable[Handled]) -> bool:
+        return any(each.outcome is not None and each.outcome.exit_code in HANDING_OVER for each in handled)
+
+    def _note_exit(self, thread: Thread, handled: Iterable[Handled]) -> None:
+        """Note what is to become of the process; of several handlers that say so the first one decides."""
+        for probe, outcome, _, _ in handled:
+            if outcome is None or outcome.exit_code not in HANDING_OVER:
+                continue
+            if thread.leaving is None:
+                thread.leaving = Leaving(outcome.exit_code, probe.program)
+                continue
+            text = f"'exit {outcome.exit_code}' was not carried out in process {thread.pid}: another handler"
+            text += f" ended with 'exit {thread.leaving.code}' at the same moment"
+            self._connection.send(Warned(text, program=probe.program.number))
+
     def _go_on(self, thread: Thread, number: int = 0) -> None:
         """Let a thread run on after its hits, with a signal or 0, or hand its process over if a handler said so."""
-        if code := thread.debug.exit_code:
-            thread.debug.exit_code = 0
+        if (leaving := thread.leaving) is not None:
+            thread.leaving = None
             syscalls.get_registers(thread.tid, self._registers)
-            if self._leave_to(code, thread):
+            if self._leave_to(leaving, thread):
                 self._emptied.clear()  # the process goes, or goes on later: then its pages are given back at the end
                 return
         if self._emptied:
             self._give_back(thread, number)
         self._stopper.resume(thread, number)
 
-    def _leave_to(self, exit_code: int, thread: Thread) -> bool:
+    def _leave_to(self, leaving: Leaving, thread: Thread) -> bool:
         """Begin what ``exit`` says of a stopped thread's process; return False if the thread is to go on."""
-        if exit_code == CORE_DUMP:
-            return self._ways_out.dump(thread)
-        return self._ways_out.hand_over(thread, self._registers)
-
-    def _run_handler(
-        self, thread: Thread, probe: Probe, point: Point, registers: ctypes.Array[ctypes.c_ulong]
-    ) -> tuple[Outcome, Header | None]:
-        """Run the handler on the thread that the context has selected."""
-        word_size = thread.space.word_size
-        program = self._modules.program
-        program.ledger.reset_if_asked()
-        self._context.symbols = thread.space.symbols.get(probe.file, {})
-        outcome = program.handlers[word_size].run(probe.definition, point, self._context)
-        if outcome.ending is Ending.ABORT:
-            return outcome, None
-        return outcome, program.records.header(self._context, registers, word_size, keep_ip=probe.limits.keep_ip)
+        if leaving.code == CORE_DUMP:
+            return self._ways_out.dump(thread, leaving.program)
+        return self._ways_out.hand_over(thread, leaving.program, self._registers)
 
     def _on_own(self, thread: Thread, breakpoint_: Breakpoint) -> None:
         if Role.LINKER in breakpoint_.own:
@@ -333,30 +302,27 @@ class HitHandler:
             self._after(thread, self._returns.left(thread, breakpoint_, self._registers))
 
     def _after(self, thread: Thread, hits: list[Hit]) -> None:
-        """Run handlers on the state after a return."""
-        for probe, site in hits:
-            if not probe.is_active:
-                continue
-            outcome = header = None
-            if probe.runs_handler:
-                assert site.point is not None
-                outcome, header = self._run_handler(thread, probe, site.point, self._registers)
-                if outcome.exit_code in HANDING_OVER:
-                    thread.debug.exit_code = outcome.exit_code
+        """Run handlers on the state after a return, or after several: those of one function on what others left."""
+        for _, function in groupby(hits, key=lambda hit: (hit[0].file, hit[1].offset)):
+            owners = [(probe, site.point) for probe, site in function if site.point is not None]
+            handled = self._handlers.run(thread, owners, self._registers)
             syscalls.set_registers(thread.tid, self._registers)
-            self._count(thread, probe, outcome, header, COMPLETED)
-        if hits:
+            self._count(thread, handled, COMPLETED)
+            self._note_exit(thread, handled)
             # What the handlers changed is done: it is not undone if the next instruction is interrupted.
             self._context.select(thread, self._registers)
 
-    def _may_pend(self, thread: Thread, breakpoint_: Breakpoint, outcome: Outcome | None) -> bool:
-        """Return whether nothing waits for the instruction: only its count and its record come after it."""
-        probe = breakpoint_.probe
+    def _may_pend(self, thread: Thread, breakpoint_: Breakpoint, handled: tuple[Handled, ...]) -> bool:
+        """Return whether nothing waits for the instruction: only counts and records come after it."""
         if breakpoint_.exits or thread.space.watchpoints:
             return False
-        if probe is not None and (probe.limits.maxhits or probe.limits.passcount):
-            return False
-        return outcome is None or (outcome.ending is not Ending.REMOVE and not outcome.exit_code)
+        for probe, _ in breakpoint_.handlers:
+            if probe.limits.maxhits or probe.limits.passcount:
+                return False
+        for _, outcome, _, _ in handled:
+            if outcome is not None and (outcome.ending is Ending.REMOVE or outcome.exit_code):
+                return False
+        return True
 
     def _complete(self, thread: Thread, breakpoint_: Breakpoint, *, may_pend: bool) -> Completion:
         """Carry the original instruction out, by emulation or by a step."""
@@ -382,30 +348,28 @@ class HitHandler:
             self._connection.send(Placed(pid, tuple((b.address, b.original) for b in breakpoints)))
 
     def _count(
-        self,
-        thread: Thread,
-        probe: Probe,
-        outcome: Outcome | None,
-        header: Header | None,
-        completion: Completion,
-        turn: Turn | None = None,
+        self, thread: Thread, handled: Iterable[Handled], completion: Completion, turn: Turn | None = None
     ) -> None:
-        """Count a hit and emit its records; ``turn`` is their place in the order, if not the last."""
+        """Count the hits of an instruction and emit their records; ``turn`` is their place in the order."""
         records: list[tuple[Probe, bytes]] = []
-        was_active = probe.is_active
-        if completion.kind is not CompletionKind.FAULTED or probe.limits.keep_on_fault:
-            probe.count_hit(outcome)
-            if outcome is not None and header is not None:
-                builder = self._modules.program.records
-                records.append((probe, builder.record(header, outcome)))
-                if outcome.trace:
-                    records.append((probe, builder.stack_trace(header, outcome)))
+        gone = []
+        for probe, outcome, header, _ in handled:
+            was_active = probe.is_active
+            if completion.kind is not CompletionKind.FAULTED or probe.limits.keep_on_fault:
+                probe.count_hit(outcome)
+                if outcome is not None and header is not None:
+                    builder = probe.program.records
+                    records.append((probe, builder.record(header, outcome)))
+                    if outcome.trace:
+                        records.append((probe, builder.stack_trace(header, outcome)))
+            if was_active and not probe.is_active:
+                gone.append(probe)
         self._emitter.emit(records, turn)
-        if was_active and not probe.is_active:
+        for probe in gone:
             self._withdraw(probe, thread)
 
     def _count_pending(self, thread: Thread, hit: PendingHit, completion: Completion) -> None:
-        self._count(thread, hit.probe, hit.outcome, hit.header, completion, hit.turn)
+        self._count(thread, hit.handled, completion, hit.turn)
 
     def _withdraw(self, probe: Probe, thread: Thread) -> None:
         """Take a probe away everywhere: it is disabled or removed."""

@@ -1,7 +1,7 @@
 """
 Which breakpoints belong where: an address space's mappings against the client's knowledge of files.
 
-The client answers once for each file; the tracer asks again only about files that it has not seen.
+The client answers once for each file and program; the tracer asks again only about files that it has not seen.
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING
 
 from dprobes.engines.base import ProbeState
 from dprobes.engines.ptrace.debugregs import Watch
-from dprobes.engines.ptrace.emulate import is_emulated
-from dprobes.engines.ptrace.processes import INT3, Breakpoint, PageReader, Watchpoint
-from dprobes.engines.ptrace.slots import Placement
-from dprobes.engines.ptrace.wire import ModuleMapped, Placed, ProbeStatus, Removed, Role, Sites, Warned
+from dprobes.engines.ptrace.placing import Placer, why_not
+from dprobes.engines.ptrace.processes import PageReader, Watchpoint
+from dprobes.engines.ptrace.wire import ModuleMapped, ProbeStatus, Removed, Sites, Warned
 from dprobes.errors import TargetError
 from dprobes.target.maps import Mapping, executable_mappings, read_maps, run_time_address
 
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from dprobes.engines.ptrace.connection import Connection
-    from dprobes.engines.ptrace.probes import Probe
     from dprobes.engines.ptrace.processes import AddressSpace, FileKey, Thread
     from dprobes.engines.ptrace.programs import InsertedProgram
     from dprobes.engines.ptrace.watching import Watching
@@ -40,43 +38,53 @@ class ModuleWatcher:
     def __init__(self, connection: Connection, program: InsertedProgram, watching: Watching) -> None:
         self._connection = connection
         self._watching = watching
+        self._placer = Placer(connection)
         self._questions = 0
-        self._unanswered: dict[FileKey, int] = {}
-        self.program = program
-        """The program whose breakpoints and watchpoints they are."""
+        self._unanswered: dict[tuple[InsertedProgram, FileKey], int] = {}
+        self.programs = [program]
+        """The programs whose breakpoints and watchpoints they are, in the order of their insertion."""
 
-    def _warn(self, message: str, hint: str | None) -> None:
-        self._connection.send(Warned(message, hint))
+    def program(self, number: int) -> InsertedProgram | None:
+        """Return the program that the client gave a number, None if it is not there any more."""
+        return next((program for program in self.programs if program.number == number), None)
+
+    def _warn(self, program: InsertedProgram, message: str, hint: str | None = None) -> None:
+        self._connection.send(Warned(message, hint, program.number))
 
     def learn(self, pid: int) -> None:
         """Ask the client about the files that a running process maps, so that it need not be stopped for that."""
         with contextlib.suppress(TargetError):
             for key in _by_file(read_maps(pid)):
-                self._sites(key, pid)
+                self._sites(key, pid, self.programs)
 
     def answered(self, sites: Sites, threads: Iterable[Thread]) -> None:
         """Take an answer that was not waited for, because the client was stopped, and place what it says."""
-        key = next((key for key, number in self._unanswered.items() if number == sites.number), None)
-        if key is None:
+        known = next((known for known, number in self._unanswered.items() if number == sites.number), None)
+        if known is None:
             return
-        self._settle(key, sites)
+        program, key = known
+        self._settle(program, key, sites)
         for thread in threads:
             if thread.space.files.pop(key, None) is not None:
                 self.update(thread.space, thread)
 
-    def _settle(self, key: FileKey, sites: Sites) -> None:
-        self.program.known[key] = sites
-        self.enter(self.program, sites, key)
-        if self._unanswered.pop(key, None) is not None and sites.code is not None:
+    def _settle(self, program: InsertedProgram, key: FileKey, sites: Sites) -> None:
+        program.known[key] = sites
+        self.enter(program, sites, key)
+        if self._unanswered.pop((program, key), None) is not None and sites.code is not None:
             message = f"hits in '{key[2]}' were missed while dprobes was stopped: it could not be asked about that file"
-            self._connection.send(Warned(message))
+            self._warn(program, message)
 
     def enter(self, program: InsertedProgram, sites: Sites, key: FileKey) -> None:
         """Note the probepoints and handlers of a program that an answer brings."""
-        for probe in program.enter(sites, key[:2], self._warn):
-            self._connection.send(ProbeStatus((probe.number,), 0, ProbeState.REMOVED))
 
-    # For a program that is to take the place of another one
+        def warn(message: str, hint: str | None) -> None:
+            self._warn(program, message, hint)
+
+        for probe in program.enter(sites, key[:2], warn):
+            self._connection.send(ProbeStatus(program.number, (probe.number,), 0, ProbeState.REMOVED))
+
+    # For a program that comes later
 
     def complete(self, program: InsertedProgram, spaces: Iterable[AddressSpace]) -> bool:
         """Let a program know all files that are mapped now; return False if the client does not answer."""
@@ -85,9 +93,8 @@ class ModuleWatcher:
                 case Sites() as sites:
                     self.enter(program, sites, _EVERYWHERE)
                 case str(problem):
-                    self._warn(
-                        f"the program cannot be inserted into programs of {space.word_size} bytes\n{problem}", None
-                    )
+                    text = f"the program cannot be inserted into programs of {space.word_size} bytes"
+                    self._warn(program, f"{text}\n{problem}")
             for key in space.files.keys() - program.known.keys() - {_EVERYWHERE}:
                 answer = self._connection.await_answer(self._ask(program, key, min(space.pids)))
                 if answer is None:
@@ -107,14 +114,24 @@ class ModuleWatcher:
                 with contextlib.suppress(OSError):  # as in ``_verify``
                     found = reader.read(address, len(site.original))
                     if found != site.original:
-                        return ProbeStatus((probe.number,), min(space.pids), _why(found), path, site.offset, found)
+                        pid = min(space.pids)
+                        why = why_not(found)
+                        return ProbeStatus(program.number, (probe.number,), pid, why, path, site.offset, found)
         return None
 
-    def exchange(self, program: InsertedProgram) -> InsertedProgram:
-        """Go on with another program, and return the one before; breakpoints and watchpoints are still to follow."""
-        former, self.program = self.program, program
-        self._unanswered.clear()
-        return former
+    def exchange(self, former: InsertedProgram, program: InsertedProgram) -> None:
+        """Go on with another program instead of one; breakpoints and watchpoints are still to follow."""
+        self.programs[self.programs.index(former)] = program
+        self._forget_questions(former)
+
+    def drop(self, program: InsertedProgram) -> None:
+        """Go on without a program; its breakpoints and watchpoints are gone, or about to be."""
+        self.programs.remove(program)
+        self._forget_questions(program)
+
+    def _forget_questions(self, program: InsertedProgram) -> None:
+        for known in [known for known in self._unanswered if known[0] is program]:
+            del self._unanswered[known]
 
     def places(self, space: AddressSpace, program: InsertedProgram) -> Iterator[tuple[Site, int, str]]:
         """Iterate over what a program has in the files of an address space: sites, addresses, and paths."""
@@ -133,14 +150,20 @@ class ModuleWatcher:
                 found += _watchpoints(program, key, sites, _mappings(key, ranges))
         return found
 
-    def place_missing(self, space: AddressSpace, thread: Thread) -> None:
-        """Place the program's breakpoints in files that are known to be mapped, where there are none."""
+    def place_missing(self, space: AddressSpace, thread: Thread, program: InsertedProgram) -> None:
+        """Place a program's breakpoints in files that are known to be mapped, where it has none."""
         for key, ranges in space.files.items():
-            sites = self.program.known.get(key)
+            sites = program.known.get(key)
             if sites is not None:
-                maps = _mappings(key, ranges)
-                space.symbols[key[:2]] = _symbols(sites, maps)
-                self._place_all(space, thread, sites, maps, inherited=False)
+                self._place(space, thread, program, key, sites, _mappings(key, ranges), inherited=False)
+
+    def watch_missing(self, space: AddressSpace, thread: Thread, program: InsertedProgram) -> None:
+        """Place a program's watchpoints because of files that are known to be mapped."""
+        for key, ranges in list(space.files.items()):
+            if key == _EVERYWHERE:
+                self._watch_everywhere(space, thread, program)
+            elif (sites := program.known.get(key)) is not None and sites.watches:
+                self._watch(space, thread, program, key, sites, _mappings(key, ranges))
 
     # As files come and go
 
@@ -161,19 +184,19 @@ class ModuleWatcher:
             return  # gone: waitpid will say so
         self._forget_unmapped(space, thread, found)
         space.renew()
+        programs = [program for program in self.programs if program.reach.covers(space)]
         if _EVERYWHERE not in space.files:
             space.files[_EVERYWHERE] = ()
-            self._watch_everywhere(space, thread)
+            for program in programs:
+                self._watch_everywhere(space, thread, program)
         for key, maps in found.items():
             ranges = tuple((m.start, m.end, m.offset) for m in maps)
             if space.files.get(key) != ranges:
                 space.files[key] = ranges
-                sites = self._sites(key, thread.tid)
-                if sites.symbols:
-                    space.symbols[key[:2]] = _symbols(sites, maps)
-                self._place_all(space, thread, sites, maps, inherited=inherited)
-                if sites.watches:
-                    self._watch(space, thread, key, sites, maps)
+                for program, sites in self._sites(key, thread.tid, programs):
+                    self._place(space, thread, program, key, sites, maps, inherited=inherited)
+                    if sites.watches:
+                        self._watch(space, thread, program, key, sites, maps)
 
     def _forget_unmapped(self, space: AddressSpace, thread: Thread, found: dict[FileKey, list[Mapping]]) -> None:
         """Forget the breakpoints in memory that is gone or shows something else: there is nothing to restore."""
@@ -189,7 +212,8 @@ class ModuleWatcher:
                 addresses += [a for a in mine if run_time_address(maps, a - start + offset) != a]
             if not maps:
                 del space.files[key]
-                self._watching.update(space, thread.pid, key, [])
+                for program in self.programs:
+                    self._watching.update(space, thread.pid, program, key, [])
         for address in addresses:
             if (breakpoint_ := space.breakpoints.get(address)) is not None:
                 space.forget(breakpoint_)
@@ -197,18 +221,22 @@ class ModuleWatcher:
         if addresses:
             self._connection.send(Removed(thread.pid, tuple(addresses)))
 
-    def _sites(self, key: FileKey, pid: int) -> Sites:
-        sites = self.program.known.get(key)
-        if sites is None:
-            number = self._unanswered.get(key)
-            if number is None:
-                number = self._ask(self.program, key, pid)
-            sites = self._connection.await_answer(number)
-            if sites is None:
-                self._unanswered[key] = number
-                return Sites()
-            self._settle(key, sites)
-        return sites
+    def _sites(
+        self, key: FileKey, pid: int, programs: Iterable[InsertedProgram]
+    ) -> list[tuple[InsertedProgram, Sites]]:
+        """Return what programs have in a file, as far as the client answers."""
+        asked: dict[InsertedProgram, int] = {}
+        for program in programs:
+            if key not in program.known:
+                number = self._unanswered.get((program, key))
+                asked[program] = self._ask(program, key, pid) if number is None else number
+        for program, number in asked.items():
+            answer = self._connection.await_answer(number)
+            if answer is None:
+                self._unanswered[program, key] = number
+            else:
+                self._settle(program, key, answer)
+        return [(program, program.known[key]) for program in programs if key in program.known]
 
     def _ask(self, program: InsertedProgram, key: FileKey, pid: int) -> int:
         device, inode, path = key
@@ -216,116 +244,42 @@ class ModuleWatcher:
         self._connection.send(ModuleMapped(self._questions, pid, path, device, inode, program.number))
         return self._questions
 
-    def _place_all(
-        self, space: AddressSpace, thread: Thread, sites: Sites, mappings: list[Mapping], *, inherited: bool
-    ) -> None:
-        wanted: dict[int, Breakpoint] = {}
-        refused: set[Probe] = set()
-        places = [
-            (site, address, mapping.path)
-            for site in sites.sites
-            for mapping in mappings
-            if mapping.start <= (address := mapping.start + site.offset - mapping.offset) < mapping.end
-            and address not in space.breakpoints
-        ]
-        if inherited:
-            self._restore_inherited(space, places)
-        reader = PageReader(space.memory)
-        for site, address, path in places:
-            probe = self.program.probe(site.probe)
-            if probe is not None and (not probe.is_active or probe in refused):
-                continue
-            if self._verify(reader, thread, site, address, path):
-                if address not in wanted:
-                    wanted[address] = Breakpoint(address, site.original[0], site, None)
-                wanted[address].add(site, probe)
-            elif probe is not None and site.role is not Role.PROBE:
-                refused.add(probe)
-        for breakpoint_ in wanted.values() if refused else ():
-            for probe in refused:  # a function of which not every exit is known for certain has no probe
-                breakpoint_.drop(probe)
-        if sites.sites:
-            _note_padding(space, sites.padding, mappings)
-        if wanted:
-            self._place(space, thread, [b for b in wanted.values() if b.is_needed], mappings[0].path)
-
-    def _restore_inherited(self, space: AddressSpace, places: list[tuple[Site, int, str]]) -> None:
-        reader = PageReader(space.memory)
-        for site, address, _ in places:
-            with contextlib.suppress(OSError):
-                if reader.read(address, 1) == INT3:
-                    space.former[address] = site.original[0]
-                    space.restore_byte(address, site.original[0], reader)
-
-    def _watch_everywhere(self, space: AddressSpace, thread: Thread) -> None:
-        match self.program.everywhere.get(space.word_size):
-            case Sites() as sites:
-                self.enter(self.program, sites, _EVERYWHERE)
-                self._watch(space, thread, _EVERYWHERE, sites, [])
-            case str(problem):
-                del self.program.everywhere[space.word_size]
-                self._connection.send(Warned(f"the program cannot be inserted into process {thread.pid}\n{problem}"))
-
-    def _watch(self, space: AddressSpace, thread: Thread, key: FileKey, sites: Sites, mappings: list[Mapping]) -> None:
-        self._watching.update(space, thread.pid, key, _watchpoints(self.program, key, sites, mappings))
-
-    def _place(self, space: AddressSpace, thread: Thread, wanted: list[Breakpoint], path: str) -> None:
-        # The bystander hears of a breakpoint before it exists, so that it never misses one.
-        self._connection.send(Placed(thread.pid, tuple((b.address, b.original) for b in wanted)))
-        active: dict[int, Probe] = {}
-        reported: set[int] = set()
-        failed: dict[int, Probe] = {}
-        for breakpoint_ in wanted:
-            probes = {probe.number: probe for probe in breakpoint_.probes()}
-            try:
-                space.place(breakpoint_)
-            except OSError as error:
-                why = (error.strerror or str(error)).lower()
-                for number in probes.keys() - reported:
-                    self._report(number, thread, ProbeState.CONFLICT, breakpoint_.site, path, reason=why)
-                reported |= probes.keys()
-                failed |= {probe.number: probe for probe, _ in breakpoint_.exits}
-                continue
-            active |= probes
-            if is_emulated(breakpoint_.site.emulation):
-                for probe in probes.values():
-                    probe.counts.note(Placement.EMULATED)
-        for number, probe in failed.items():
-            active.pop(number, None)
-            space.drop(probe)
-        for probe in active.values():
-            probe.state = ProbeState.ACTIVE
-        if active:
-            self._connection.send(ProbeStatus(tuple(active), thread.pid, ProbeState.ACTIVE))
-
-    def _verify(self, reader: PageReader, thread: Thread, site: Site, address: int, path: str) -> bool:
-        """Return whether memory at ``address`` holds what the file holds there."""
-        try:
-            found = reader.read(address, len(site.original))
-        except OSError:
-            return False  # a mapping behind the end of the file, or memory that is gone
-        if found == site.original:
-            return True
-        if site.probe >= 0:
-            self._report(site.probe, thread, _why(found), site, path, found)
-        return False
-
-    def _report(
+    def _place(
         self,
-        probe: int,
+        space: AddressSpace,
         thread: Thread,
-        state: ProbeState,
-        site: Site,
-        path: str,
-        found: bytes = b"",
-        reason: str = "",
+        program: InsertedProgram,
+        key: FileKey,
+        sites: Sites,
+        mappings: list[Mapping],
+        *,
+        inherited: bool,
     ) -> None:
-        self._connection.send(ProbeStatus((probe,), thread.pid, state, path, site.offset, found, reason))
+        if sites.symbols:
+            space.symbols[program.number, key[:2]] = _symbols(sites, mappings)
+        if sites.sites:
+            self._placer.place(space, thread, program, sites.sites, mappings, inherited=inherited)
+            _note_padding(space, sites.padding, mappings)
 
+    def _watch_everywhere(self, space: AddressSpace, thread: Thread, program: InsertedProgram) -> None:
+        match program.everywhere.get(space.word_size):
+            case Sites() as sites:
+                self.enter(program, sites, _EVERYWHERE)
+                self._watch(space, thread, program, _EVERYWHERE, sites, [])
+            case str(problem):
+                del program.everywhere[space.word_size]
+                self._warn(program, f"the program cannot be inserted into process {thread.pid}\n{problem}")
 
-def _why(found: bytes) -> ProbeState:
-    """Return the state of a probepoint where memory holds something else than the file."""
-    return ProbeState.CONFLICT if found[:1] == INT3 else ProbeState.MISMATCH
+    def _watch(
+        self,
+        space: AddressSpace,
+        thread: Thread,
+        program: InsertedProgram,
+        key: FileKey,
+        sites: Sites,
+        mappings: list[Mapping],
+    ) -> None:
+        self._watching.update(space, thread.pid, program, key, _watchpoints(program, key, sites, mappings))
 
 
 def _watchpoints(program: InsertedProgram, key: FileKey, sites: Sites, mappings: list[Mapping]) -> list[Watchpoint]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+from collections import deque
 
-from dprobes.engines.ptrace.wire import Stop, pack_message
+from dprobes.engines.ptrace.wire import End, pack_message
 
 __all__ = ["Outbox"]
 
@@ -17,20 +18,21 @@ class Outbox:
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self._lock = threading.Lock()
-        self._is_stop_sent = False
-        self.is_stopping = False
-        """Whether the end was asked for."""
+        self._ends: deque[End] = deque()
+        self._ended: set[int] = set()
 
     def send(self, message: object) -> None:
         """Send a message; after ``close`` it goes nowhere."""
         with self._lock:
             self._write(message)
-        self._stop_if_asked()
+        self._send_ends()
 
-    def stop(self) -> None:
-        """Send ``Stop`` once; may be called by a signal handler, which may have interrupted ``send``."""
-        self.is_stopping = True
-        self._stop_if_asked()
+    def end(self, program: int) -> None:
+        """Ask once for the end of a program; may be called by a signal handler, which may have interrupted ``send``."""
+        if program not in self._ended:
+            self._ended.add(program)
+            self._ends.append(End(program))
+        self._send_ends()
 
     def close(self) -> None:
         """Give the pipe up."""
@@ -39,13 +41,12 @@ class Outbox:
                 os.close(self._descriptor)
             self._descriptor = -1
 
-    def _stop_if_asked(self) -> None:
+    def _send_ends(self) -> None:
         # A signal handler cannot wait for whom it has interrupted: that one will come here when it is done.
-        while self.is_stopping and not self._is_stop_sent and self._lock.acquire(blocking=False):
+        while self._ends and self._lock.acquire(blocking=False):
             try:
-                if not self._is_stop_sent:
-                    self._is_stop_sent = True
-                    self._write(Stop())
+                while self._ends:
+                    self._write(self._ends.popleft())
             finally:
                 self._lock.release()
 

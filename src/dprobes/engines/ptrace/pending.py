@@ -26,11 +26,9 @@ from dprobes.engines.ptrace.syscalls import Register, StopKind
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from dprobes.engines.ptrace.breakpoints import Breakpoint
     from dprobes.engines.ptrace.emission import Emitter
-    from dprobes.engines.ptrace.probes import Probe
-    from dprobes.engines.ptrace.processes import Breakpoint, Thread
-    from dprobes.engines.ptrace.records import Header
-    from dprobes.vm import Outcome
+    from dprobes.engines.ptrace.processes import Handled, Thread
 
 __all__ = ["PendingHits"]
 
@@ -55,13 +53,11 @@ class PendingHits:
         self._registers = syscalls.Registers()
         self._info = syscalls.SignalInfo()
 
-    def add(
-        self, thread: Thread, breakpoint_: Breakpoint, probe: Probe, outcome: Outcome | None, header: Header | None
-    ) -> None:
+    def add(self, thread: Thread, breakpoint_: Breakpoint, handled: tuple[Handled, ...]) -> None:
         """Note that a thread is about to execute the instruction of a hit in its slot."""
         slot = thread.space.slots.by_site[breakpoint_.address, breakpoint_.site.original]
         assert slot is not None
-        thread.pending = PendingHit(probe, outcome, header, slot, self._emitter.take_turn(), time.monotonic())
+        thread.pending = PendingHit(breakpoint_, handled, slot, self._emitter.take_turn(), time.monotonic())
         self._threads[thread.tid] = thread
 
     def resolve(self, thread: Thread, kind: StopKind, number: int) -> None:
@@ -83,7 +79,7 @@ class PendingHits:
         assert pending is not None
         thread.pending = thread.written = None
         self._threads.pop(thread.tid, None)
-        # Also if the probepoint has gone meanwhile: its handler ran before.
+        # Also if a probepoint has gone meanwhile: its handler ran before.
         self._count(thread, pending, completion)
 
     def let_go(self, thread: Thread) -> None:

@@ -20,6 +20,8 @@ from dprobes.vm.translate import Translator
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from dprobes.engines.ptrace.processes import Thread
+    from dprobes.engines.ptrace.programs import InsertedProgram
     from dprobes.engines.ptrace.wire import Code, ProbeLimits
     from dprobes.vm import Context, Outcome, Point
 
@@ -58,11 +60,12 @@ class Handlers:
 @dataclass(slots=True, eq=False)
 class Probe:
     """
-    Hold the state of one probepoint in all processes; ``definition`` is the number of its definition.
+    Hold the state of one probepoint of a program in all processes; ``definition`` is the number of its definition.
 
     ``file`` is the device and inode of the file that it is in.
     """
 
+    program: InsertedProgram
     number: int
     definition: int
     limits: ProbeLimits
@@ -78,6 +81,10 @@ class Probe:
     def is_active(self) -> bool:
         """Whether hits count."""
         return self.state not in (ProbeState.DISABLED, ProbeState.REMOVED)
+
+    def concerns(self, thread: Thread) -> bool:
+        """Return whether hits of a thread count."""
+        return self.is_active and thread.pid in self.program.reach.pids
 
     @property
     def runs_handler(self) -> bool:

@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from dprobes.engines.procfs import process_field
 from dprobes.engines.ptrace.slots import Slots
-from dprobes.engines.ptrace.wire import Role
 from dprobes.target.maps import PAGE_SIZE
 
 if TYPE_CHECKING:
+    from dprobes.engines.ptrace.breakpoints import Breakpoint
     from dprobes.engines.ptrace.debugregs import Watch
     from dprobes.engines.ptrace.emission import Turn
     from dprobes.engines.ptrace.probes import Probe
+    from dprobes.engines.ptrace.programs import InsertedProgram
     from dprobes.engines.ptrace.records import Header
     from dprobes.engines.ptrace.slots import Slot
     from dprobes.engines.ptrace.wire import Site
@@ -30,9 +31,11 @@ if TYPE_CHECKING:
 __all__ = [
     "INT3",
     "AddressSpace",
-    "Breakpoint",
+    "Changes",
     "DebugState",
     "FileKey",
+    "Handled",
+    "Leaving",
     "PageReader",
     "PendingHit",
     "PendingReturn",
@@ -61,12 +64,24 @@ class ThreadState(enum.Enum):
     ENDED = "ended, while other threads of the process go on (a zombie leader)"
 
 
-class PendingHit(NamedTuple):
-    """Hold the results of a handler whose instruction may or may not have been executed by now."""
+Changes = dict[int, tuple[int, int]]
+"""Registers that handlers changed: (before, after) by word."""
+
+
+class Handled(NamedTuple):
+    """Hold what the handler of one probepoint came to at a hit; ``outcome`` is None if the hit was passed over."""
 
     probe: Probe
-    outcome: Outcome | None
-    header: Header | None
+    outcome: Outcome | None = None
+    header: Header | None = None
+    changes: Changes | None = None
+
+
+class PendingHit(NamedTuple):
+    """Hold the results of handlers, in their order, whose instruction may or may not have been executed by now."""
+
+    breakpoint: Breakpoint
+    handled: tuple[Handled, ...]
     slot: Slot
     turn: Turn
     since: float
@@ -74,13 +89,19 @@ class PendingHit(NamedTuple):
 
 
 class UnfinishedHit(NamedTuple):
-    """Hold a breakpoint whose handler ran, but whose instruction could not be carried out yet, and its results."""
+    """Hold a breakpoint whose handlers ran, but whose instruction could not be carried out yet, and their results."""
 
     breakpoint: Breakpoint
-    outcome: Outcome | None
-    header: Header | None
+    handled: tuple[Handled, ...]
     is_counted: bool = False
     """Whether nothing is to be counted any more when it is."""
+
+
+class Leaving(NamedTuple):
+    """Say what is to become of a process because of an ``exit``: its operand, and the program that it is in."""
+
+    code: int
+    program: InsertedProgram
 
 
 class ThreadGoneError(Exception):
@@ -113,8 +134,6 @@ class DebugState:
     armed: tuple[Watchpoint, ...] = ()
     slots: dict[int, Watchpoint] = field(default_factory=dict)
     superseded: dict[int, Watchpoint] = field(default_factory=dict)
-    exit_code: int = 0
-    """What the handler of a watchpoint ended with, if the process is to be handed over for that."""
 
 
 @dataclass(slots=True, eq=False)
@@ -129,14 +148,16 @@ class Thread:
     uid: tuple[int, int] | None = None
     """The (effective, real) user ids when they were last looked up."""
     unfinished: UnfinishedHit | None = None
-    written: dict[int, tuple[int, int]] | None = None
-    """Registers that a handler changed before an instruction that was not yet executed: (before, after) by word."""
+    written: Changes | None = None
+    """What handlers changed before an instruction that was not yet executed."""
     restarting: int = 0
     """The address of a system call instruction that the thread executes once more, because we interrupted it."""
     pending: PendingHit | None = None
     """A hit whose instruction the thread is executing, or has executed, without a stop behind it."""
     is_outside: bool = False
-    """Whether it is of a process that is not in scope, and traced only as long as it shares memory with one that is."""
+    """Whether it is of a process in no program's scope, traced only as long as it shares memory with one that is."""
+    leaving: Leaving | None = None
+    """What a handler ended with, if the process is to be handed over for that."""
     debug: DebugState = field(default_factory=DebugState)
     deadline: tuple[int, float] | None = None
     """For an interrupted wait with a timeout: the stack pointer that tells it from others, and when it is over."""
@@ -157,50 +178,6 @@ class PendingReturn:
     probe: Probe
     site: Site
     doubtful: bool = False
-
-
-@dataclass(slots=True, eq=False)
-class Breakpoint:
-    """
-    Hold one breakpoint in one address space; ``original`` is the byte it stands in for.
-
-    ``probe`` is hit before the instruction, those of ``exits`` by what the instruction does, and those that are
-    ``waiting`` when a thread returns here. ``own`` says what the engine itself needs the breakpoint for.
-    """
-
-    address: int
-    original: int
-    site: Site
-    probe: Probe | None
-    exits: list[tuple[Probe, Site]] = field(default_factory=list)
-    waiting: set[Probe] = field(default_factory=set)
-    own: set[Role] = field(default_factory=set)
-
-    @property
-    def is_needed(self) -> bool:
-        """Whether the breakpoint is there for something."""
-        return self.probe is not None or bool(self.exits or self.waiting or self.own)
-
-    def probes(self) -> set[Probe]:
-        """Return all probes that the breakpoint is for."""
-        found = {probe for probe, _ in self.exits} | self.waiting
-        return found if self.probe is None else found | {self.probe}
-
-    def add(self, site: Site, probe: Probe | None) -> None:
-        """Use the breakpoint for another site at the same place."""
-        if probe is None:
-            self.own.add(site.role)
-        elif site.role is Role.PROBE:
-            self.site, self.probe = site, probe
-        else:
-            self.exits.append((probe, site))
-
-    def drop(self, probe: Probe) -> None:
-        """Use the breakpoint no longer for a probe."""
-        if self.probe is probe:
-            self.probe = None
-        self.exits = [(other, site) for other, site in self.exits if other is not probe]
-        self.waiting.discard(probe)
 
 
 class PageReader:
@@ -247,8 +224,8 @@ class AddressSpace:
 
     ``former`` remembers breakpoints that were taken away: a thread may have run into one just before.
     ``files`` says at which addresses, (start, end, file offset), each file was found. ``symbols`` are the addresses of
-    what handlers push, by the probed file (device, inode). ``lent`` names processes that are not traced any more but
-    may still run in this memory: meanwhile it has no breakpoints.
+    what handlers push, by the number of the program and the probed file (device, inode). ``lent`` names processes that
+    are not traced any more but may still run in this memory: meanwhile it has no breakpoints.
     """
 
     memory: int
@@ -258,7 +235,7 @@ class AddressSpace:
     breakpoints: dict[int, Breakpoint] = field(default_factory=dict)
     former: dict[int, int] = field(default_factory=dict)
     files: dict[FileKey, tuple[tuple[int, int, int], ...]] = field(default_factory=dict)
-    symbols: dict[tuple[int, int], dict[str, int]] = field(default_factory=dict)
+    symbols: dict[tuple[int, tuple[int, int]], dict[str, int]] = field(default_factory=dict)
     lent: set[int] = field(default_factory=set)
     by_probe: dict[Probe, tuple[Breakpoint, ...]] = field(default_factory=dict)
     slots: Slots = field(default_factory=Slots)
@@ -290,15 +267,16 @@ class AddressSpace:
 
         The kernel copied the memory some time before we hear of it: what changed in between is put right here.
         """
+        breakpoints = {address: breakpoint_.copy() for address, breakpoint_ in self.breakpoints.items()}
         space = AddressSpace(
             os.open(f"/proc/{tid}/mem", os.O_RDWR | os.O_CLOEXEC) if self.is_open else -1,
             self.word_size,
             self.has_shadow_stack,
-            breakpoints=dict(self.breakpoints),
+            breakpoints=breakpoints,
             former=dict(self.former),
             files=dict(self.files),
             symbols=dict(self.symbols),
-            by_probe=dict(self.by_probe),
+            by_probe={probe: tuple(breakpoints[b.address] for b in mine) for probe, mine in self.by_probe.items()},
             slots=self.slots.copy(),
             gadgets=self.gadgets,
             watchpoints=self.watchpoints,
@@ -350,6 +328,22 @@ class AddressSpace:
         gone = [breakpoint_ for breakpoint_ in mine if not breakpoint_.is_needed]
         for breakpoint_ in gone:
             self.withdraw(breakpoint_)
+        return gone
+
+    def drop_program(self, program: InsertedProgram) -> list[Breakpoint]:
+        """Do as ``drop`` for all of a program's probes, and for what the engine itself needs because of it."""
+        for probe in [probe for probe in self.by_probe if probe.program is program]:
+            del self.by_probe[probe]
+        for key in [key for key in self.symbols if key[0] == program.number]:
+            del self.symbols[key]
+        gone = []
+        for breakpoint_ in self.breakpoints.values():
+            breakpoint_.drop_program(program)
+            if not breakpoint_.is_needed:
+                gone.append(breakpoint_)
+        reader = PageReader(self.memory)
+        for breakpoint_ in gone:
+            self.withdraw(breakpoint_, reader)
         return gone
 
     def withdraw(self, breakpoint_: Breakpoint, reader: PageReader | None = None) -> None:

@@ -1,4 +1,4 @@
-"""A program as the tracer runs it: what the client has said of it, its variables, and its probepoints."""
+"""A program as the tracer runs it: what the client has said of it, its processes, variables, and probepoints."""
 
 from __future__ import annotations
 
@@ -14,29 +14,44 @@ from dprobes.engines.ptrace.records import RecordBuilder
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, MutableSequence, Sequence
 
-    from dprobes.engines.ptrace.processes import FileKey
+    from dprobes.engines.ptrace.processes import AddressSpace, FileKey
     from dprobes.engines.ptrace.wire import ProbeLimits, Site, Sites, Start, WatchSite
     from dprobes.extensions import Extension
 
-__all__ = ["InsertedProgram"]
+__all__ = ["InsertedProgram", "Reach"]
+
+
+@dataclass(slots=True, eq=False)
+class Reach:
+    """Say which processes a program is about: ``pids``, and with ``follow`` those that they start."""
+
+    follow: bool = True
+    pids: set[int] = field(default_factory=set)
+
+    def covers(self, space: AddressSpace) -> bool:
+        """Return whether one of the processes runs in an address space."""
+        return not self.pids.isdisjoint(space.pids)
 
 
 @dataclass(slots=True, eq=False)
 class InsertedProgram:
     """
-    Hold a program; its ``number`` is the client's.
+    Hold a program; its ``number`` is the client's, and its ``rank`` its place in the order of insertion.
 
     ``everywhere`` says what is watched in every process, by word size, and ``known`` what is where in files;
     ``handlers`` are those for modules with words of 4 and 8 bytes.
     """
 
     number: int
+    rank: int
+    reach: Reach
     definitions: Sequence[ProbeLimits]
     everywhere: dict[int, Sites | str]
     ledger: Ledger
     global_variables: MutableSequence[int]
     extensions: Mapping[str, Extension]
     records: RecordBuilder
+    core_directory: str
     known: dict[FileKey, Sites] = field(default_factory=dict)
     handlers: dict[int, Handlers] = field(default_factory=dict)
     probes: dict[int, Probe] = field(default_factory=dict)
@@ -47,8 +62,8 @@ class InsertedProgram:
         """
         Return the program that a message describes, before it has probepoints.
 
-        If it has global variables of its own, it takes over those of the program whose place it takes. Raise
-        ``EngineError`` if one of its extensions cannot be loaded.
+        One that takes the place of a ``former`` one has its processes and its place in the order, and its global
+        variables if they are its own. Raise ``EngineError`` if one of its extensions cannot be loaded.
         """
         local_count, global_count, cpu_count = start.variables
         extensions: dict[str, Extension] = {}
@@ -66,12 +81,15 @@ class InsertedProgram:
         ledger = Ledger(start.ledger, local_count, cpu_count)
         return cls(
             start.number,
+            start.number if former is None else former.rank,
+            Reach(start.follow) if former is None else former.reach,
             start.definitions,
             dict(start.everywhere),
             ledger,
             cells,
             extensions,
             RecordBuilder(start.items),
+            start.core_directory,
         )
 
     def enter(self, sites: Sites, file: tuple[int, int], warn: Callable[[str, str | None], None]) -> list[Probe]:
@@ -81,7 +99,7 @@ class InsertedProgram:
         for site in found:
             if site.probe >= 0 and site.probe not in self.probes:
                 limits, counts = self.definitions[site.definition], self.ledger.tally(site.probe)
-                probe = self.probes[site.probe] = Probe(site.probe, site.definition, limits, file, counts=counts)
+                probe = self.probes[site.probe] = Probe(self, site.probe, site.definition, limits, file, counts=counts)
                 if site.probe in self._removed:
                     probe.state = ProbeState.REMOVED
                     removed.append(probe)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.family import Family
     from dprobes.engines.ptrace.probes import Probe
     from dprobes.engines.ptrace.processes import AddressSpace
+    from dprobes.engines.ptrace.programs import InsertedProgram
     from dprobes.engines.ptrace.stopping import Stopper
     from dprobes.engines.ptrace.watching import Watching
 
@@ -47,8 +48,24 @@ class Remover:
                 emptied.append((space, addresses))
                 for pid in space.pids:
                     self._connection.send(Removed(pid, tuple(addresses)))
-        self._connection.send(ProbeStatus((probe.number,), 0, probe.state))
+        self._connection.send(ProbeStatus(probe.program.number, (probe.number,), 0, probe.state))
         return emptied
+
+    def withdraw_program(self, program: InsertedProgram) -> None:
+        """Take away all that a program has, without a word about it, and give back what was only for that."""
+        for probe in program.probes.values():
+            if probe.is_active:
+                probe.state = ProbeState.REMOVED
+        emptied = {}
+        for space in self._family.spaces():
+            self._watching.withdraw_program(space, program)
+            addresses = [b.address for b in space.drop_program(program)] if space.is_open else []
+            if addresses:
+                emptied[space] = addresses
+                for pid in space.pids:
+                    self._connection.send(Removed(pid, tuple(addresses)))
+        for space, addresses in emptied.items():
+            self._give_back(space, addresses)
 
     def remove(self, probes: Iterable[Probe]) -> None:
         """Remove probepoints that were not removed before, and give back the pages of code that were only for them."""

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dprobes.engines.ptrace.breakpoints import Breakpoint
 from dprobes.engines.ptrace.plan import plan
-from dprobes.engines.ptrace.processes import INT3, Breakpoint, PendingReturn
+from dprobes.engines.ptrace.processes import INT3, PendingReturn
 from dprobes.engines.ptrace.relocate import copy_of
 from dprobes.engines.ptrace.syscalls import Register
 from dprobes.engines.ptrace.wire import Placed, Role, Site
@@ -52,9 +53,10 @@ class Returns:
     def left(self, thread: Thread, breakpoint_: Breakpoint, registers: ctypes.Array[ctypes.c_ulong]) -> list[Hit]:
         """Return the probes that are hit by an instruction that was carried out; ``registers`` are those after it."""
         hits: list[Hit] = []
+        jumps: list[Hit] = []
         address, top = registers[_RIP], registers[_RSP]
         for probe, site in breakpoint_.exits:
-            if not probe.is_active:
+            if not probe.concerns(thread):
                 continue
             if site.role is Role.RETURN:
                 _give_up(thread, top)
@@ -63,7 +65,9 @@ class Returns:
             distance = address - breakpoint_.address
             stays = distance == len(site.original) or any(start <= distance < end for start, end in site.inside)
             if not stays:
-                self._await_return(thread, probe, site, top)
+                jumps.append((probe, site))
+        for probe, site in reversed(jumps):  # as they are hit from the last one backwards
+            self._await_return(thread, probe, site, top)
         return hits
 
     def arrived(self, thread: Thread, breakpoint_: Breakpoint, registers: ctypes.Array[ctypes.c_ulong]) -> list[Hit]:
@@ -74,7 +78,7 @@ class Returns:
         if found:
             thread.returns = [p for p in thread.returns if p not in found]
         _give_up(thread, top)
-        return [(pending.probe, pending.site) for pending in reversed(found) if pending.probe.is_active]
+        return [(pending.probe, pending.site) for pending in reversed(found) if pending.probe.concerns(thread)]
 
     def unwinding(self, thread: Thread) -> None:
         """Note that functions are about to be left without a return."""
@@ -103,7 +107,7 @@ class Returns:
         site = self._site(thread, address)
         if site is None:
             return False
-        breakpoint_ = Breakpoint(address, site.original[0], site, None, waiting={probe})
+        breakpoint_ = Breakpoint(address, site.original[0], site, waiting={probe})
         self._connection.send(Placed(thread.pid, ((address, site.original[0]),)))
         try:
             space.place(breakpoint_)

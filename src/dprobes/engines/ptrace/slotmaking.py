@@ -22,8 +22,9 @@ from dprobes.errors import TargetError
 from dprobes.target.maps import PAGE_SIZE, parse_maps, read_maps
 
 if TYPE_CHECKING:
+    from dprobes.engines.ptrace.breakpoints import Breakpoint
     from dprobes.engines.ptrace.connection import Connection
-    from dprobes.engines.ptrace.processes import AddressSpace, Breakpoint, Thread
+    from dprobes.engines.ptrace.processes import AddressSpace, Thread
     from dprobes.engines.ptrace.slots import Slots
     from dprobes.engines.ptrace.stopping import Stopper
     from dprobes.engines.ptrace.wire import Site

@@ -28,9 +28,10 @@ if TYPE_CHECKING:
     import ctypes
     from collections.abc import Callable, Iterator
 
+    from dprobes.engines.ptrace.breakpoints import Breakpoint
     from dprobes.engines.ptrace.connection import Connection
     from dprobes.engines.ptrace.context import ThreadContext
-    from dprobes.engines.ptrace.processes import Breakpoint, Thread
+    from dprobes.engines.ptrace.processes import Thread
     from dprobes.engines.ptrace.slots import Slot
     from dprobes.engines.ptrace.stopping import Stopper
 

@@ -2,8 +2,8 @@
 The tracer process: ``python -m dprobes.engines.ptrace.tracer READ-DESCRIPTOR WRITE-DESCRIPTOR MODULE``.
 
 One loop: take a stop that the kernel reports, do what it calls for, let the thread run on. It ends when the targets are
-gone, when the client says ``Stop`` or disappears, or on SIGTERM; in every case all breakpoints are taken away first,
-and threads that ran into one just before are set back onto the original instruction.
+gone, when the client ends the last program or disappears, or on SIGTERM; in every case all breakpoints are taken away
+first, and threads that ran into one just before are set back onto the original instruction.
 
 Signals are blocked and taken with sigtimedwait, so that no event can slip in between a check and a wait.
 """
@@ -25,6 +25,7 @@ from dprobes.engines.ptrace.detaching import Detacher
 from dprobes.engines.ptrace.family import ORPHAN_AGE, Family
 from dprobes.engines.ptrace.handover import HandOver
 from dprobes.engines.ptrace.hits import HitHandler, WaysOut
+from dprobes.engines.ptrace.inserting import Inserter
 from dprobes.engines.ptrace.localtable import LocalTables
 from dprobes.engines.ptrace.modules import ModuleWatcher
 from dprobes.engines.ptrace.processes import AddressSpace, DebugState, Thread, ThreadGoneError, ThreadState
@@ -40,13 +41,14 @@ from dprobes.engines.ptrace.wire import (
     Attach,
     Attached,
     Done,
+    End,
     Failed,
+    Insert,
     Refused,
     Remove,
     Replace,
     Sites,
     Start,
-    Stop,
     Warned,
 )
 from dprobes.errors import EngineError
@@ -70,23 +72,23 @@ class _EndedError(Exception):
 class Tracer:
     """Trace the processes that the client names, and everything they start."""
 
-    def __init__(self, connection: Connection, start: Start, program: InsertedProgram) -> None:
+    def __init__(self, connection: Connection, program: InsertedProgram) -> None:
         self._connection = connection
         self._threads: dict[int, Thread] = {}
         self._armer = Armer(connection.send)
         self._stopper = Stopper(self._threads, self._armer)
         self._watching = Watching(self._threads, connection, self._stopper, self._armer)
         self._modules = ModuleWatcher(connection, program, self._watching)
-        context = ThreadContext(program.ledger.variables, program.global_variables)
-        context.warn = self._warn
-        context.extensions = program.extensions
-        context.segments.local = LocalTables(self._stopper, context.memory, self._warn).descriptor
+        connection.is_the_end = self._is_the_end
+        context = ThreadContext()
+        context.on_warning = self._warn
+        context.segments.local = LocalTables(self._stopper, context.memory, context.warn).descriptor
         stepper = Stepper(self._stopper, context, connection)
-        self._family = Family(self._threads, connection, self._stopper, self._modules, follow=start.follow)
+        self._family = Family(self._threads, connection, self._stopper, self._modules)
         self._remover = Remover(connection, self._family, self._stopper, self._watching)
         self._seizer = Seizer(self._threads, self._family, self._stopper)
         self._detacher = Detacher(self._family, self._stopper, stepper, self._armer)
-        self._dumps = CoreDumps(connection, self._stopper, self._threads, start.core_directory)
+        self._dumps = CoreDumps(connection, self._stopper, self._threads)
         self._hits = HitHandler(
             connection,
             context,
@@ -97,13 +99,21 @@ class Tracer:
             self._armer,
             WaysOut(HandOver(connection, self._detacher), self._dumps.start),
         )
-        self._replacer = Replacer(
-            connection, context, self._family, self._modules, self._stopper, self._watching, self._hits, self._dumps
+        self._replacer = Replacer(connection, self._family, self._modules, self._stopper, self._watching, self._hits)
+        self._inserter = Inserter(
+            connection,
+            self._family,
+            self._modules,
+            self._stopper,
+            self._remover,
+            self._hits,
+            self._dumps,
+            self._detacher,
         )
         self._detacher.before_leaving = self._hits.pending.let_go
         self._registers = syscalls.Registers()
         self._attached = False
-        self._warned: set[str] = set()
+        self._warned: set[tuple[int, str]] = set()
 
     # The loop
 
@@ -178,18 +188,29 @@ class Tracer:
                     self._attach(pid, launching=launching)
                 case Sites():
                     self._modules.answered(message, list(self._threads.values()))
-                case Remove(program, numbers) if program == self._modules.program.number:
-                    self._remover.remove(self._modules.program.remove(numbers))
+                case Remove(number, numbers):
+                    if (program := self._modules.program(number)) is not None:
+                        self._remover.remove(program.remove(numbers))
+                case Insert():
+                    self._inserter.insert(message)
                 case Replace():
                     self._replacer(message)
-                case Stop():
-                    raise _EndedError
+                case End(number):
+                    if self._is_the_end(message):
+                        raise _EndedError
+                    if (program := self._modules.program(number)) is not None:
+                        self._inserter.end(program)
 
-    def _warn(self, message: str, hint: str | None) -> None:
-        """Tell the user something once."""
-        if message not in self._warned:
-            self._warned.add(message)
-            self._connection.send(Warned(message, hint))
+    def _is_the_end(self, message: object) -> bool:
+        """Return whether the last program is to be taken away."""
+        return isinstance(message, End) and [message.program] == [program.number for program in self._modules.programs]
+
+    def _warn(self, program: InsertedProgram | None, message: str, hint: str | None) -> None:
+        """Tell the user of a program something once."""
+        number = -1 if program is None else program.number
+        if (number, message) not in self._warned:
+            self._warned.add((number, message))
+            self._connection.send(Warned(message, hint, None if program is None else number))
 
     # Taking processes over
 
@@ -201,6 +222,8 @@ class Tracer:
                 # What takes time comes first, while the process runs.
                 self._modules.learn(living_thread(pid))
             held = self._seizer.seize_all(pid)
+            for program in self._modules.programs:
+                program.reach.pids |= {thread.pid for thread in self._threads.values()}
             if not launching:
                 leader = next(iter(self._threads.values()))
                 self._modules.update(leader.space, leader)
@@ -299,6 +322,7 @@ class Tracer:
         thread.unfinished = thread.deadline = thread.written = None
         thread.restarting = 0
         thread.returns = []
+        thread.leaving = None
         if not thread.is_outside:
             self._modules.update(thread.space, thread)
 
@@ -325,7 +349,7 @@ def main(arguments: list[str]) -> int:
         connection.send(Refused(error.message))
         connection.close()
         return 0
-    Tracer(connection, message, program).run()
+    Tracer(connection, program).run()
     return 0
 
 

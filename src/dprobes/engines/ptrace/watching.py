@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.emulate import StackMemory
     from dprobes.engines.ptrace.probes import Probe
     from dprobes.engines.ptrace.processes import AddressSpace, FileKey, Thread, Watchpoint
+    from dprobes.engines.ptrace.programs import InsertedProgram
     from dprobes.engines.ptrace.stopping import Stopper
 
 __all__ = ["UnwatchedMemory", "Watching"]
@@ -34,21 +35,31 @@ class Watching:
         self._stopper = stopper
         self._armer = armer
 
-    def update(self, space: AddressSpace, pid: int, file: FileKey, wanted: list[Watchpoint]) -> None:
-        """Let ``space`` have exactly these watchpoints because of a file; ``pid`` is a process that runs in it."""
-        mine = {(w.probe.number, w.watch): w for w in space.watchpoints if w.file == file}
+    def update(
+        self, space: AddressSpace, pid: int, program: InsertedProgram, file: FileKey, wanted: list[Watchpoint]
+    ) -> None:
+        """
+        Let ``space`` have exactly these watchpoints of a program because of a file.
+
+        ``pid`` is a process that runs in it.
+        """
+        mine = {
+            (w.probe.number, w.watch): w for w in space.watchpoints if w.file == file and w.probe.program is program
+        }
         kept = [mine.get((w.probe.number, w.watch), w) for w in wanted]
-        watchpoints = (*(w for w in space.watchpoints if w.file != file), *kept)
+        watchpoints = (*(w for w in space.watchpoints if w not in mine.values()), *kept)
         if watchpoints != space.watchpoints:
             self._change(space, pid, watchpoints)
 
-    def pass_on(self, space: AddressSpace, wanted: list[Watchpoint]) -> set[Probe]:
+    def pass_on(self, space: AddressSpace, program: InsertedProgram, wanted: list[Watchpoint]) -> set[Probe]:
         """
-        Let ``space`` have other watchpoints than before, and return the probepoints of those that were there already.
+        Let ``space`` have other watchpoints than those of a program, whose place another one takes.
 
-        Those keep their registers, and hits that nobody has looked at yet are theirs.
+        Return the probepoints of those that were there already. They keep their registers, and hits that nobody has
+        looked at yet are theirs.
         """
-        former = list(space.watchpoints)
+        former = [w for w in space.watchpoints if w.probe.program is program]
+        others = [w for w in space.watchpoints if w.probe.program is not program]
         watchpoints = []
         kept = set()
         has_new = False
@@ -63,7 +74,7 @@ class Watching:
             kept.add(same.probe)
             watchpoints.append(same)
         if former or has_new:
-            self._change(space, None, tuple(watchpoints))
+            self._change(space, None, (*others, *watchpoints))
         return kept
 
     def withdraw(self, probe: Probe) -> None:
@@ -72,6 +83,12 @@ class Watching:
             left = tuple(w for w in space.watchpoints if w.probe is not probe)
             if left != space.watchpoints:
                 self._change(space, None, left)
+
+    def withdraw_program(self, space: AddressSpace, program: InsertedProgram) -> None:
+        """Take a program's watchpoints away in one address space."""
+        left = tuple(w for w in space.watchpoints if w.probe.program is not program)
+        if left != space.watchpoints:
+            self._change(space, None, left)
 
     def _change(self, space: AddressSpace, pid: int | None, watchpoints: tuple[Watchpoint, ...]) -> None:
         before, space.watchpoints = space.watchpoints, watchpoints
@@ -91,14 +108,17 @@ class Watching:
                 self._stopper.release(thread)
         first = min(pids, default=0)
         for watchpoint, (state, reason) in refused.items():
-            status = ProbeStatus((watchpoint.probe.number,), pid or first, state, reason=reason)
+            probe = watchpoint.probe
+            status = ProbeStatus(probe.program.number, (probe.number,), pid or first, state, reason=reason)
             self._connection.send(status)
-        placed = [w for w in space.watchpoints if w not in before]
-        for watchpoint in placed:
-            watchpoint.probe.state = ProbeState.ACTIVE
-        if placed:
-            numbers = tuple(w.probe.number for w in placed)
-            self._connection.send(ProbeStatus(numbers, pid or first, ProbeState.ACTIVE))
+        placed: dict[int, list[int]] = {}
+        for watchpoint in space.watchpoints:
+            if watchpoint not in before:
+                probe = watchpoint.probe
+                probe.state = ProbeState.ACTIVE
+                placed.setdefault(probe.program.number, []).append(probe.number)
+        for number, probes in placed.items():
+            self._connection.send(ProbeStatus(number, tuple(probes), pid or first, ProbeState.ACTIVE))
 
     def _arm(self, threads: list[Thread]) -> dict[Watchpoint, Refusal]:
         refused: dict[Watchpoint, Refusal] = {}

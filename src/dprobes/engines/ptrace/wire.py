@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dprobes.engines.base import ProbeState
+    from dprobes.engines.base import HandedOver, ProbeState
     from dprobes.engines.ptrace.debugregs import Watch
     from dprobes.engines.ptrace.relocate import Copy
     from dprobes.extensions.registry import Registration
@@ -30,12 +30,16 @@ __all__ = [
     "Code",
     "Done",
     "Dumped",
+    "End",
+    "Ended",
     "Failed",
     "FrameReader",
     "InPlace",
+    "Insert",
     "Kind",
+    "Left",
     "ModuleMapped",
-    "NotReplaced",
+    "NotInserted",
     "Placed",
     "ProbeLimits",
     "ProbeStatus",
@@ -48,7 +52,6 @@ __all__ = [
     "Site",
     "Sites",
     "Start",
-    "Stop",
     "Warned",
     "WatchSite",
     "Watched",
@@ -59,7 +62,7 @@ __all__ = [
 ]
 
 _FRAME = struct.Struct("=IB")
-_RECORD = struct.Struct("=I")
+_RECORD = struct.Struct("=II")
 
 
 class Kind(enum.IntEnum):
@@ -214,22 +217,34 @@ class Remove:
 
 
 @dataclass(frozen=True, slots=True)
-class Replace:
+class Insert:
     """
-    Ask the tracer to put a program in the place of the one that it has.
+    Ask the tracer to insert one more program, into the process ``pid`` and what that has started.
 
     It opens the ``ledger`` of ``start`` in the client, and has ``globals`` already. ``known`` says what is in files
     that it has asked about.
     """
 
     start: Start
+    pid: int
     known: dict[tuple[int, int, str], Sites]
     """By device, inode and path."""
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
-    """Ask the tracer to take everything away and detach."""
+class Replace:
+    """Ask the tracer to put a program in the place of another one, ``former``; the rest is as for ``Insert``."""
+
+    start: Start
+    former: int
+    known: dict[tuple[int, int, str], Sites]
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """Ask the tracer to take a program away, and with the last one to detach from everything and to end."""
+
+    program: int
 
 
 # From the tracer to the client
@@ -285,11 +300,12 @@ class Watched:
 @dataclass(frozen=True, slots=True)
 class ProbeStatus:
     """
-    Report the state of probepoints in one process, or with pid 0 in all.
+    Report the state of a program's probepoints in one process, or with pid 0 in all.
 
     Several have one message only where there is nothing else to say of them.
     """
 
+    program: int
     probes: tuple[int, ...]
     pid: int
     state: ProbeState
@@ -303,24 +319,36 @@ class ProbeStatus:
 
 @dataclass(frozen=True, slots=True)
 class Replaced:
-    """Say that a program has taken the place of the one before: what follows is about it."""
+    """Say that a program has taken the place of another one, of which nothing more will be heard."""
 
     program: int
 
 
 @dataclass(frozen=True, slots=True)
 class InPlace:
-    """Say that a program that has taken the place of another one has its probepoints in all processes."""
+    """Say that a program that was inserted among others, or instead of one, has its probepoints in all processes."""
 
     program: int
 
 
 @dataclass(frozen=True, slots=True)
-class NotReplaced:
-    """Say that the program goes on that was to be replaced, and why: what is in the way of a probepoint, or else."""
+class NotInserted:
+    """
+    Say that all is as before without a program, and why: what is in the way of a probepoint, or else.
 
+    If there is nothing to be said, the process is none of those that are traced.
+    """
+
+    program: int
     message: str = ""
     obstacle: ProbeStatus | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """Say that a program was taken away while others stay: nothing more will be heard of it."""
+
+    program: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,16 +366,26 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Warned:
-    """Tell the user something that is no error."""
+    """Tell the user of a program, or of all of them, something that is no error."""
 
     message: str
     hint: str | None = None
+    program: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """Report that a process is not traced any more, because the handler of a program has handed it over."""
+
+    program: int
+    process: HandedOver
 
 
 @dataclass(frozen=True, slots=True)
 class Dumped:
-    """Report that the core of a process was written to a file, or the problem that it has met."""
+    """Report that the core of a process was written for a program, or the problem that it has met."""
 
+    program: int
     pid: int
     name: str
     path: str
@@ -357,7 +395,7 @@ class Dumped:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Report that the tracer cannot run the program, and ends; nothing was traced."""
+    """Report that the tracer cannot run its first program, and ends; nothing was traced."""
 
     message: str
 
@@ -377,14 +415,15 @@ def pack_message(message: object) -> bytes:
     return _FRAME.pack(len(payload), Kind.MESSAGE) + payload
 
 
-def pack_record(probe: int, record: bytes) -> bytes:
-    """Return the frame of a record of a probepoint."""
-    return _FRAME.pack(len(record) + _RECORD.size, Kind.RECORD) + _RECORD.pack(probe) + record
+def pack_record(program: int, probe: int, record: bytes) -> bytes:
+    """Return the frame of a record of a program's probepoint."""
+    return _FRAME.pack(len(record) + _RECORD.size, Kind.RECORD) + _RECORD.pack(program, probe) + record
 
 
-def unpack_record(payload: bytes) -> tuple[int, bytes]:
-    """Return the probepoint and the record in the payload of a RECORD frame."""
-    return _RECORD.unpack_from(payload)[0], payload[_RECORD.size :]
+def unpack_record(payload: bytes) -> tuple[int, int, bytes]:
+    """Return the program, its probepoint and the record in the payload of a RECORD frame."""
+    program, probe = _RECORD.unpack_from(payload)
+    return program, probe, payload[_RECORD.size :]
 
 
 class FrameReader:

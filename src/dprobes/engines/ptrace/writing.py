@@ -14,7 +14,8 @@ from dprobes.target.maps import PAGE_SIZE, parse_maps, read_maps
 from dprobes.vm import AddressFault
 
 if TYPE_CHECKING:
-    from dprobes.engines.ptrace.processes import Breakpoint, Thread
+    from dprobes.engines.ptrace.breakpoints import Breakpoint
+    from dprobes.engines.ptrace.processes import Thread
     from dprobes.engines.ptrace.syscalls import RemoteMemory
 
 __all__ = ["WRITE_MAX", "is_mapped_writable", "write_memory"]

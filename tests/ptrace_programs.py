@@ -1,0 +1,24 @@
+"""Programs as the tracer of the ptrace engine holds them, for tests that run no tracer."""
+
+from __future__ import annotations
+
+from dprobes.engines.ptrace.ledger import Ledger
+from dprobes.engines.ptrace.probes import Probe
+from dprobes.engines.ptrace.programs import InsertedProgram, Reach
+from dprobes.engines.ptrace.records import RecordBuilder
+from dprobes.engines.ptrace.wire import ProbeLimits
+
+NO_LIMITS = ProbeLimits(0, 0, keep_on_fault=False, keep_ip=False)
+
+
+def inserted_program(number: int = 0, items: int = 0, variables: int = 0) -> InsertedProgram:
+    """Return a program that is about process 1."""
+    ledger = Ledger.new(variables, 0)
+    return InsertedProgram(
+        number, number, Reach(pids={1}), (), {}, ledger, [], {}, RecordBuilder(items), core_directory="."
+    )
+
+
+def probe_of(program: InsertedProgram, number: int = 0, limits: ProbeLimits = NO_LIMITS) -> Probe:
+    """Return a new probepoint of a program."""
+    return Probe(program, number, 0, limits, (0, 0))
