@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from dprobes.engines.base import ControlledSession
 
 
+BOTH = "vars = 1\noffset = stepped\nminor = 1\ninc lv, 0\nexit\noffset = emulated\nminor = 2\ninc lv, 0\nexit\n"
+"""A program for ``ondemand.c`` with a probepoint that is stepped and one that is emulated."""
+
+
 class Program(Followed):
     """Hold a program's session, followed by a thread, with its records' bytes."""
 
@@ -50,6 +54,9 @@ class Program(Followed):
             return bool(wanted) and wanted <= set(self.probes_in(ProbeState.ACTIVE))
 
         await_true(are_active, "the probepoints")
+
+    def await_state(self, state: ProbeState, *probes: int) -> None:
+        await_true(lambda: self.probes_in(state) == list(probes), f"the state {state.value} of {probes}")
 
     def await_begun(self) -> None:
         await_true(lambda: self.events.count(Begun()) == 1, "the word that it has begun")
@@ -122,3 +129,15 @@ def go(process: subprocess.Popen[str]) -> None:
     assert process.stdin is not None
     process.stdin.write("\n")
     process.stdin.flush()
+
+
+def await_hits(program: Program, goal: int) -> None:
+    await_true(lambda: sum(program.hits) >= goal or program.finished is not None, f"{goal} hits", TIMEOUT)
+
+
+def assert_complete(program: Program) -> None:
+    """See that each hit that ran the handler has left its record."""
+    run = [counts.hits - counts.passed for counts in program.session.counts()]
+    assert [program.records.count(n) for n in range(len(run))] == run
+    assert program.finished is not None
+    assert program.finished.counts == program.session.counts()

@@ -2,37 +2,39 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
-import random
+import subprocess
 import threading
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
-from dprobes.engines.base import Begun, Counts, Finished, Job, Notice, ProbeState, Scope, StateEvent
+from dprobes.engines.base import Counts, Finished, Job, Notice, ProbeState, Scope
 from dprobes.engines.globals import GlobalVariables
 from dprobes.engines.ptrace.engine import PtraceEngine
 from dprobes.errors import EngineError
-from integration.ebpf.insessions import compiled, job_for, on_demand
-from integration.several import Group, Program, before_exec, go, grouped
+from integration.ebpf.insessions import OnDemand, compiled, job_for, on_demand
+from integration.several import BOTH, Group, go, grouped
 from integration.support import (
     TIMEOUT,
+    await_line,
     await_true,
     children_of,
     code_is_original,
     is_traced,
+    load_bias,
     memory_at,
+    running,
+    symbols_of,
+    tracer_of,
 )
-from integration.test_returns import FUNCTIONS, KINDS, own_counts, program_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
     from integration.support import Builder
-
-INSERTIONS = int(os.environ.get("DPROBES_TORTURE_INSERTIONS", "1000"))
 
 
 @pytest.fixture(scope="session")
@@ -52,9 +54,6 @@ def writing() -> Iterator[Group]:
         yield made
 
 
-BOTH = "vars = 1\noffset = stepped\nminor = 1\ninc lv, 0\nexit\noffset = emulated\nminor = 2\ninc lv, 0\nexit\n"
-
-
 def test_each_program_has_its_own_counts_records_and_variables(path: Path, group: Group) -> None:
     with on_demand(path) as target:
         pid = target.process.pid
@@ -62,7 +61,7 @@ def test_each_program_has_its_own_counts_records_and_variables(path: Path, group
         target.say("call 2")
         second = group.insert(path, BOTH, pid)
         assert len(children_of(os.getpid())) == 2  # the target, and one tracer
-        assert second.events.count(Begun()) == 1
+        second.await_begun()
         target.say("call 3")
         target.say("fork 4")
         await_true(lambda: first.hits == [9, 9] and second.hits == [7, 7], "the hits of both")
@@ -112,7 +111,7 @@ def test_one_thread_may_hold_both(path: Path) -> None:
     with on_demand(path) as target:
         scope = Scope(pid=target.process.pid)
         with engine.run(job_for(path, BOTH, scope)) as one:
-            with engine.run(replace(job_for(path, BOTH, scope), beside=(one,))) as two:
+            with engine.run(dataclasses.replace(job_for(path, BOTH, scope), beside=(one,))) as two:
                 target.say("call 3")
                 two.stop()
                 assert list(two.events())[-1] == Finished(two.counts())
@@ -229,10 +228,10 @@ def test_limits_and_removals_concern_one_program(path: Path, group: Group) -> No
         for each in (limited, again):
             assert each.session.counts()[0] == Counts(hits=5, records=3, passed=2, executed=("in a page",))
             assert each.session.counts()[1] == Counts(hits=1, records=1, executed=("emulated",))
-            assert each.probes_in(ProbeState.DISABLED) == [0]
-            assert each.probes_in(ProbeState.REMOVED) == [1]
+            each.await_state(ProbeState.DISABLED, 0)
+            each.await_state(ProbeState.REMOVED, 1)
         plain.session.remove([0])
-        await_true(lambda: plain.probes_in(ProbeState.REMOVED) == [0], "the end of a probepoint")
+        plain.await_state(ProbeState.REMOVED, 0)
         assert memory_at(pid, path, "stepped", 1) != b"\xcc"
         assert memory_at(pid, path, "emulated", 1) == b"\xcc"
         target.say("call 1")
@@ -248,6 +247,7 @@ def test_an_exception_ends_only_the_handler_that_raises_it(path: Path, group: Gr
         target.say("call 2")
         await_true(lambda: right.words() == [(0,), (1,)], "the records of the other one")
         assert wrong.hits == [2]
+        await_true(lambda: any(isinstance(event, Notice) for event in wrong.events), "the word of it")
         notices = [event.message for event in wrong.events if isinstance(event, Notice)]
         assert len(notices) == 1
         assert "was ended by" in notices[0]
@@ -255,186 +255,103 @@ def test_an_exception_ends_only_the_handler_that_raises_it(path: Path, group: Gr
         assert target.end() == 0
 
 
-# Under load
+# Scopes
 
 
-def await_hits(program: Program, goal: int) -> None:
-    await_true(lambda: sum(program.hits) >= goal, f"{goal} hits", TIMEOUT)
+def test_a_program_is_about_its_own_processes(build: Builder, group: Group) -> None:
+    loop = build("hotloop.c")
+    text = f'name = "{loop}"\noffset = tick\nexit\n'
+    script = "echo ready; while read count; do $0 $count; done"
+    with running("sh", "-c", script, loop, stdin=subprocess.PIPE) as shell:
+        assert await_line(shell) == "ready\n"
+
+        def call(count: int) -> None:
+            assert shell.stdin is not None
+            shell.stdin.write(f"{count}\n")
+            shell.stdin.flush()
+            assert int(await_line(shell)) == count * (count - 1) // 2
+
+        following = group.enter(Job(compiled(text), Scope(pid=shell.pid)))
+        only_shell = group.enter(Job(compiled(text), Scope(pid=shell.pid, follow=False)))
+        only_shell.await_begun()
+        call(5)
+        await_true(lambda: following.hits == [5], "the hits in the child")
+        assert only_shell.hits == []
+        # The other way round: when only that one is left, children are not traced any more.
+        following.end()
+        call(6)
+        assert is_traced(shell.pid)
+        again = group.enter(Job(compiled(text), Scope(pid=shell.pid)))
+        again.await_begun()
+        call(7)
+        await_true(lambda: again.hits == [7], "the hits in a later child")
+        assert only_shell.hits == []
+        only_shell.end()
+        call(8)
+        await_true(lambda: again.hits == [15], "the hits in the last child")
 
 
-def assert_complete(program: Program) -> None:
-    """See that each hit that ran the handler has left its record."""
-    run = [counts.hits - counts.passed for counts in program.session.counts()]
-    assert [program.records.count(n) for n in range(len(run))] == run
-    assert program.finished is not None
-    assert program.finished.counts == program.session.counts()
+def test_a_process_that_a_probed_one_has_started_may_have_a_program_of_its_own(path: Path, group: Group) -> None:
+    script = '"$0" 2; exit $?'
+    with running("sh", "-c", f"read line; {script}", path, stdin=subprocess.PIPE) as shell:
+        parent = group.enter(Job(compiled(f'name = "{path}"\n{BOTH}'), Scope(pid=shell.pid)))
+        parent.await_begun()
+        target = OnDemand(shell)
+        go(shell)
+        assert await_line(shell) == "ready\n"
+        (pid,) = children_of(shell.pid)
+        child = group.insert(path, BOTH, pid)
+        target.say("call 3")
+        target.say("fork 4")
+        await_true(lambda: child.hits == parent.hits == [7, 7], "the hits")
+        # The shell is in the scope of nobody then: it is let go, and the rest stays.
+        parent.end()
+        await_true(lambda: not is_traced(shell.pid), "the shell being let go")
+        assert is_traced(pid)
+        target.say("call 2")
+        target.say("fork 2")
+        await_true(lambda: child.hits == [11, 11], "the hits of the other one")
+        child.end()
+        assert code_is_original(pid, path)
+        assert target.end() == 0
 
 
-@pytest.mark.parametrize("count", [40, pytest.param(INSERTIONS, marks=pytest.mark.torture)], ids=["some", "many"])
-def test_programs_that_come_and_go_cost_the_first_one_no_hit(path: Path, group: Group, count: int) -> None:
-    dice = random.Random(count)
-    second = (
-        "vars = 1\noffset = stepped\ninc lv, 0\nexit\noffset = both\nexit\n",
-        "offset = emulated\npasscount = 5\nmaxhits = 20\nexit\n",
-        "offset = stepped\nreturn = yes\nexit\noffset = stepped\nmaxhits = 3\nexit\n",
-    )
-    with on_demand(path, 4) as target:
+# What cannot be
+
+
+def test_a_program_that_cannot_be_inserted_leaves_the_others(path: Path, group: Group) -> None:
+    with on_demand(path) as target:
         pid = target.process.pid
         first = group.insert(path, BOTH, pid)
-        target.say("start")
-        for number in range(count):
-            other = group.insert(path, second[number % 3], pid)
-            await_hits(first, sum(first.hits) + dice.randrange(60))
-            other.end()
-            assert_complete(other)
-            group.programs.remove(other)
-        calls = target.say("stop")
+        place = load_bias(pid, path) + symbols_of(path)["both"]
+        descriptor = os.open(f"/proc/{pid}/mem", os.O_RDWR)
+        os.pwrite(descriptor, b"\xcc", place)
+        other = group.enter(job_for(path, "offset = both\nexit\noffset = stepped\nexit\n", Scope(pid=pid)))
+        other.await_active(1)
+        assert other.probes_in(ProbeState.CONFLICT) == [0]
+        os.pwrite(descriptor, b"\x55", place)
+        os.close(descriptor)
+        missing = Job(compiled(f'name = "{path}"\noffset = missing\nexit\n'), Scope(pid=pid))
+        wrong = group.enter(missing)
+        wrong.await_begun()
+        notices = [event.message for event in wrong.events if isinstance(event, Notice)]
+        assert [f"'{path}' has no symbol 'missing'" in notice for notice in notices] == [True]
+        wrong.end()
+        target.say("call 3")
+        await_true(lambda: first.hits == [3, 3], "the hits of the first one")
+        assert other.hits == [0, 3]
+        assert target.end() == 0
+
+
+def test_a_process_that_has_been_let_go_gets_a_tracer_anew(path: Path, group: Group) -> None:
+    with on_demand(path) as target:
+        pid = target.process.pid
+        first = group.insert(path, BOTH, pid)
+        tracer = tracer_of(pid)
         first.end()
-        assert first.hits == [calls, calls]
-        assert_complete(first)
-        # A handler ran once for each hit, whatever was done to the others.
-        assert first.session.local_variables() == [2 * calls]
-        assert code_is_original(pid, path)
-        assert target.end() == 0
-
-
-def test_two_programs_count_every_hit_of_hot_threads(path: Path, group: Group) -> None:
-    with on_demand(path, 4) as target:
-        pid = target.process.pid
-        programs = [group.insert(path, BOTH, pid), group.insert(path, BOTH, pid)]
-        target.say("start")
-        await_hits(programs[1], 2000)
-        calls = target.say("stop")
-        target.say("call 10")
-        group.end()
-        for program in programs:
-            assert program.hits == [calls + 10, calls + 10]
-            assert_complete(program)
-            assert program.session.local_variables() == [2 * (calls + 10)]
-        assert target.end() == 0
-
-
-@pytest.mark.parametrize("order", [0, 1], ids=["the first", "the second"])
-def test_one_of_two_programs_is_replaced_under_load(path: Path, group: Group, order: int) -> None:
-    dice = random.Random(order)
-    with on_demand(path, 4) as target:
-        pid = target.process.pid
-        scope = Scope(pid=pid)
-        programs = [group.insert(path, BOTH, pid), group.insert(path, BOTH, pid)]
-        kept = programs[1 - order]
-        chain = [programs[order]]
-        target.say("start")
-        for _ in range(30):
-            await_hits(kept, sum(kept.hits) + dice.randrange(60))
-            last = chain[-1]
-            chain.append(group.enter(job_for(path, BOTH, scope, replaces=last.session)))
-            last.thread.join(TIMEOUT)
-            assert last.finished is not None
-        calls = target.say("stop")
-        group.end()
-        assert kept.hits == [calls, calls]
-        assert kept.session.local_variables() == [2 * calls]
-        assert [sum(each.hits[n] for each in chain) for n in range(2)] == [calls, calls]
-        for each in (kept, *chain):
-            assert_complete(each)
-        assert code_is_original(pid, path)
-        assert target.end() == 0
-
-
-@pytest.mark.parametrize("kind", ["O1", "O2"])
-def test_returns_and_tail_calls_are_hits_of_both_in_the_order_of_insertion(
-    build: Builder, group: Group, kind: str
-) -> None:
-    path = build("returns.c", *KINDS[kind])
-    numbered = program_of(path.name, FUNCTIONS).replace("push r, retval", "push gv, 0\ninc gv, 0\npush r, retval")
-    text = numbered.replace("log 1", "log 2").replace("\n", "\ngvars = 1\n", 1)
-    with before_exec(path, "4", "200") as target, GlobalVariables(1) as variables:
-        job = Job(compiled(text), Scope(pid=target.pid), globals=variables)
-        programs = [group.enter(job), group.enter(job)]
-        for program in programs:
-            program.await_begun()
-        go(target)
-        assert target.stdout is not None
-        output = target.stdout.read()
-        assert target.wait(TIMEOUT) == 0
-    group.end()
-    expected = {name: count for name, (count, _) in own_counts(output).items()}
-    expected["structure_tail"] = expected.pop("structure")
-    for program in programs:
-        assert {p.where: n for p, n in zip(program.session.probes, program.hits, strict=True)} == expected
-        assert_complete(program)
-    # The numbers that handlers took, and what the function returned.
-    first, second = (program.words() for program in programs)
-    assert [number + 1 for _, number in first] == [number for _, number in second]
-    assert [value for value, _ in first] == [value for value, _ in second]
-
-
-def test_only_what_completes_is_logged_for_each_as_it_wants(build: Builder, group: Group) -> None:
-    path = build("faults.c")
-    text = "vars = 1\noffset = at_protected\n{}inc lv, 0\npush lv, 0\nlog 1\nexit\n"
-    with before_exec(path, "protected", "20") as target:
-        scope = Scope(pid=target.pid)
-        patient, eager, limited = (
-            group.enter(Job(compiled(f'name = "{path}"\n{text.format(extra)}'), scope))
-            for extra in ("", "logonfault = yes\n", "maxhits = 7\n")
-        )
-        limited.await_begun()
-        go(target)
-        assert target.stdout is not None
-        faults = int(target.stdout.read())
-        assert target.wait(TIMEOUT) == 0
-    group.end()
-    assert (patient.hits, eager.hits, limited.hits) == ([20], [20 + faults], [7])
-    for each in (patient, eager, limited):
-        assert_complete(each)
-    assert patient.words()[-1] == eager.words()[-1] == (20 + faults,)
-
-
-# Watchpoints
-
-
-def watch(place: str, access: str = "w") -> str:
-    return f"address = {place}\nwatchpoint = {access}\nexit\n"
-
-
-@pytest.mark.usefixtures("debug_registers")
-def test_watchpoints_share_the_debug_registers(build: Builder, group: Group) -> None:
-    path = build("watched.c")
-    header = f'name = "{path}"\n'
-    with before_exec(path, "threads", "50", "3") as target:
-        scope = Scope(pid=target.pid)
-        first = group.enter(Job(compiled(header + watch("cell:cell+7") + watch("cell:cell+7", "rw")), scope))
-        second = group.enter(Job(compiled(header + watch("cell:cell+7") + watch("bytes") + watch("bytes+1")), scope))
-        second.await_begun()
-        go(target)
-        assert target.wait(TIMEOUT) == 0
-    group.end()
-    # Two of the second program find a register; which is the order of its definitions.
-    assert second.probes_in(ProbeState.DEBUGREG_UNAVAIL) == [2]
-    (refusal,) = (e for e in second.events if isinstance(e, StateEvent) and e.state is ProbeState.DEBUGREG_UNAVAIL)
-    assert refusal.detail == "the programs for this process watch with all four debug registers already"
-    assert first.hits == [150, 300]
-    assert second.hits == [150, 0, 0]
-    for each in (first, second):
-        assert_complete(each)
-
-
-@pytest.mark.usefixtures("debug_registers")
-def test_watchpoints_of_one_program_come_and_go_beside_those_of_another(path: Path, group: Group) -> None:
-    with on_demand(path, 3) as target:
-        pid = target.process.pid
-        first = group.insert(path, watch("bias", "rw") + "offset = emulated\nexit\n", pid)
-        target.say("start")
-        for _ in range(10):
-            one, two = (group.insert(path, watch("bias", "rw"), pid) for _ in range(2))
-            await_hits(two, 20)
-            one.end()
-            await_hits(two, sum(two.hits) + 20)
-            two.end()
-            for each in (one, two):
-                assert_complete(each)
-                group.programs.remove(each)
-        calls = target.say("stop")
-        first.end()
-        assert first.hits == [calls, calls]
+        second = group.insert(path, BOTH, pid)
+        assert tracer_of(pid) not in (0, tracer)
+        target.say("call 2")
+        await_true(lambda: second.hits == [2, 2], "the hits")
+        assert first.hits == [0, 0]
         assert target.end() == 0

@@ -234,24 +234,21 @@ def test_stop_kills_a_manager_that_hangs(sandbox: Sandbox, target: Service, sour
     target.end()
 
 
-def test_a_second_program_for_a_module_is_refused(sandbox: Sandbox, target: Service, source: Path) -> None:
-    from integration.ebpf.kernel import require_bpf
-
-    require_bpf()
-    sandbox(f"dprobes insert {source} --engine ebpf -p {target.pid}")
-    assert sandbox.refused(f"dprobes insert {source} --engine ebpf -p {target.pid}") == (
+def test_a_second_program_for_a_module_is_refused(sandbox: Sandbox, target: Service, source: Path, engine: str) -> None:
+    sandbox(f"dprobes insert {source} --engine {engine} -p {target.pid}")
+    assert sandbox.refused(f"dprobes insert {source} --engine {engine} -p {target.pid}") == (
         f"dprobes: error: a program for '{target.library}' is inserted already\n"
         "hint: --merge adds to it, --replace takes its place, --as NAME inserts another one beside it\n"
     )
-    refusal = sandbox.refused(f"dprobes insert {source} --engine ebpf -p {target.pid} --merge", status=2)
+    refusal = sandbox.refused(f"dprobes insert {source} --engine {engine} -p {target.pid} --merge", status=2)
     assert "error: the program that is inserted already has a probepoint at offset 0x" in refusal
     assert f"{source}:6:" in refusal
     assert "note: it is here" in refusal
     other = sandbox.write(
         "other.rpn", f'name = "{target.library}"\nmajor = 6\noffset = release_memory\nminor = 3\npush 7\nlog 1\nexit\n'
     )
-    sandbox(f"dprobes insert {other} --engine ebpf -p {target.pid} --merge")
-    sandbox(f"dprobes insert {other} --engine ebpf -p {target.pid} --as beside")
+    sandbox(f"dprobes insert {other} --engine {engine} -p {target.pid} --merge")
+    sandbox(f"dprobes insert {other} --engine {engine} -p {target.pid} --as beside")
     target.call("release_memory", 3)
     names = [program["name"] for program in sandbox.json("dprobes query --json")["programs"]]
     assert names == [str(target.library), str(target.library), "beside"]

@@ -350,7 +350,7 @@ class Conversation:
             case Replaced():
                 self._on_replaced()
             case InPlace(number):
-                if self._candidate is not None:
+                if self._candidate is not None and self._candidate.number == number:
                     self._settle_candidate(None)
                 self._give(Begun(), number)
             case NotInserted(_, "", None):
