@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from babeltrace import NEEDS_BABELTRACE, event_line, read_trace, text_of
+from perfetto_reading import read_perfetto
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -70,3 +72,58 @@ def _line(record: dict[str, Any]) -> str:
 def _nanoseconds(text: str) -> int:
     seconds, _, fraction = text.removesuffix("Z").partition(".")
     return int(datetime.fromisoformat(f"{seconds}+00:00").timestamp()) * 10**9 + int(fraction)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_perfetto_trace_has_the_calls_of_each_thread(
+    build: Builder, run: Runner, tmp_path: Path, engine: str
+) -> None:
+    program, path = build("threads.c", "-pthread"), tmp_path / "trace"
+    result = run.command(
+        PROGRAM, program, THREADS, CALLS, options=["--engine", engine, "--log-target", f"perfetto:{path}"]
+    )
+    assert "log target" not in result.stderr
+    trace = read_perfetto(path)
+    assert len(trace.events) == THREADS * CALLS
+    for record in result.records:
+        record["thread"] = f"thread {record['pid']} {record['tid']}"
+    for thread in {record["thread"] for record in result.records}:
+        records = [record for record in result.records if record["thread"] == thread]
+        assert [r["minor"] for r in records] == [1, 2] * CALLS
+        entries, returns = records[::2], records[1::2]
+        calls = trace.on(thread)
+        assert [(call.name, call.begin, call.end, call.depth) for call in calls] == [
+            ("threads:tick", entry["time"], back["time"], 0) for entry, back in zip(entries, returns, strict=True)
+        ]
+        for call, entry, back in zip(calls, entries, returns, strict=True):
+            assert call.arguments["data"] == ("string", bytes.fromhex(entry["data"]).hex(" "))
+            assert call.arguments["record"]["ip"] == ("pointer", entry["ip"])
+            assert call.returned["return"]["memory"] == ("string", bytes.fromhex(back["items"][0]["value"]).hex(" "))
+        assert trace.tracks[thread]["name"] == "threads"
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_calls_nest_through_recursion_tail_calls_and_longjmp(
+    build: Builder, run: Runner, tmp_path: Path, engine: str
+) -> None:
+    functions = (
+        "factorial", "leaf", "branches", "jumper", "tail", "tail_indirect", "tail_maybe", "tail_jumper", "even", "odd",
+        "partly", "structure_tail", "table_of",
+    )  # fmt: skip
+    source = "name = returns\n" + "".join(
+        f"offset = {f}\nminor = {n}\nexit\noffset = {f}\nreturn = yes\nminor = {n + 50}\nexit\n"
+        for n, f in enumerate(functions)
+    )
+    path = tmp_path / "trace"
+    target = ["--engine", engine, "--log-target", f"perfetto:{path}"]
+    result = run.command(source, build("returns.c", "-O1"), 3, 12, options=target)
+    events = read_perfetto(path).events
+    assert all(event.is_slice and event.end is not None for event in events)
+    assert {n: sum(event.name == f"returns:{f}" for event in events) for n, f in enumerate(functions)} == {
+        n: result.counts[n].hits for n in range(len(functions))
+    }
+    # factorial(n) calls itself n - 1 times, for the same numbers n in each thread, and nothing else calls it.
+    depths = Counter(event.depth for event in events if event.name == "returns:factorial")
+    assert sorted(depths) == list(range(len(depths)))
+    assert list(depths.values()) == sorted(depths.values(), reverse=True)
+    assert len(depths) > 3

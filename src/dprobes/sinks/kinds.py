@@ -62,6 +62,8 @@ KINDS = (
     SinkKind("ctf", "ctf:DIR", "CTF traces in a directory, for babeltrace2 and Trace Compass; "
              "LTT is the directory 'ctf'",
              "dprobes.sinks.ctf.sink", takes_path=True, has_structure=True),
+    SinkKind("perfetto", "perfetto:FILE", "a Perfetto trace, for ui.perfetto.dev: the calls of each thread",
+             "dprobes.sinks.perfetto.sink", takes_path=True, has_structure=True),
 )  # fmt: skip
 """What comes with DProbes."""
 

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Literal
 import pytest
 
 from babeltrace import NEEDS_BABELTRACE, event_line, read_trace, text_of
-from dprobes.formatters.templates import DIRECTORY_FILE, Templates
+from dprobes.formatters.templates import Templates
 from dprobes.record.codec import encode_record
 from dprobes.record.layout import ByteOrder, LogRecord
 from dprobes.record.place import Place
 from dprobes.record.source import RecordSource
 from dprobes.sinks.base import Batch
 from dprobes.sinks.ctf.sink import CtfSink
-from unit.sinks.ctf.typed import TypedField, random_data, random_fields
+from unit.sinks.typed import Shown, TypedField, random_data, random_fields, template_files
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,8 +32,7 @@ SHAPES: list[tuple[Literal[4, 8], ByteOrder]] = [(4, "little"), (8, "little"), (
 def test_random_templates_and_records(tmp_path: Path, seed: int) -> None:
     random = Random(seed)
     fields = [random_fields(random) for _ in range(TEMPLATES)]
-    text = "".join(f'minor = {n}\nfmt = "{"".join(f.text for f in each)}"\n' for n, each in enumerate(fields))
-    files = {DIRECTORY_FILE: b"7 seven\n", "seven": b"major = 7\n" + text.encode()}
+    files = template_files(7, fields)
     assert list(Templates.from_files(files).diagnostics) == []
     source = RecordSource(1, "app", "app", 7, (), files)
     sink = CtfSink(tmp_path)
@@ -58,7 +57,7 @@ def test_random_templates_and_records(tmp_path: Path, seed: int) -> None:
 def _random_record(
     random: Random, time: int, minor: int, fields: list[TypedField], word_size: Literal[4, 8], order: ByteOrder
 ) -> tuple[LogRecord, list[dict[str, str]]]:
-    data, payload = random_data(fields, random, word_size, order)
+    data, shown = random_data(fields, random, word_size, order)
     record = LogRecord(7, minor, time=time, data=data, word_size=word_size, byte_order=order)
     record = record._replace(
         cpu=random.choice([None, *range(4)]),
@@ -80,4 +79,13 @@ def _random_record(
     if record.tid is not None:
         context["tid"] = str(record.tid)
     packet = [] if record.cpu is None else [{"cpu_id": str(record.cpu)}]
-    return record, [*packet, context, payload]
+    return record, [*packet, context, _payload(shown)]
+
+
+def _payload(fields: dict[str, Shown]) -> dict[str, str]:
+    texts: dict[str, str] = {}
+    for name, shown in fields.items():
+        if isinstance(shown.value, (bytes, tuple)):
+            texts[f"_{name}_length"] = str(len(shown.value))
+        texts[name] = text_of(shown.value, shown.base)
+    return texts
