@@ -88,7 +88,7 @@ tools)
         sqlite3 openssl gzip xz-utils redis-tools \
         man-db groff-base zsh fish systemd \
         qemu-system-x86 lz4 zstd \
-        babeltrace2 rsyslog systemd-journal-remote \
+        babeltrace2 rsyslog rsyslog-gnutls systemd-journal-remote \
         gcc-i686-linux-gnu libc6-dev-i386-cross; do
         dpkg -s "$package" >/dev/null 2>&1 || packages="$packages $package"
     done

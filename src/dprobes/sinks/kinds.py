@@ -64,6 +64,11 @@ KINDS = (
              "dprobes.sinks.ctf.sink", takes_path=True, has_structure=True),
     SinkKind("perfetto", "perfetto:FILE", "a Perfetto trace, for ui.perfetto.dev: the calls of each thread",
              "dprobes.sinks.perfetto.sink", takes_path=True, has_structure=True),
+    SinkKind("syslog", "syslog[:unix|udp|tcp|tls://…]", "syslog (RFC 5424): syslog is /dev/log; syslog:unix:///PATH, "
+             "syslog:udp://HOST, syslog:tcp://HOST, syslog:tls://HOST?ca=FILE", "dprobes.sinks.syslog",
+             has_structure=True),
+    SinkKind("journal", "journal[:SOCKET]", "the systemd journal, with fields for items and templates",
+             "dprobes.sinks.journal", takes_path=True, has_structure=True),
 )  # fmt: skip
 """What comes with DProbes."""
 

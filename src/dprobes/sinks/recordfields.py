@@ -1,0 +1,121 @@
+"""What is known of a record as names and texts, for logs with structured data: syslog and the systemd journal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from dprobes.formatters.templated import template_of
+from dprobes.formatters.templates.collection import templates_of
+from dprobes.formatters.templates.escaping import escaped
+from dprobes.formatters.templates.fields import Fault, FieldKind, decode_fields, fields_of
+from dprobes.record.codec import decode_record
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dprobes.formatters.templates import Template, Templates
+    from dprobes.formatters.templates.fields import Field, Value
+    from dprobes.record.layout import LogRecord
+    from dprobes.record.place import Place
+    from dprobes.record.source import RecordSource
+
+__all__ = ["FieldReader", "KnownRecord", "value_text"]
+
+
+class KnownRecord(NamedTuple):
+    """Hold a record, the items of its header and its place as texts, and the fields that its template names."""
+
+    record: LogRecord
+    header: Sequence[tuple[str, str]]
+    fields: Sequence[tuple[Field, Value]]
+
+
+class FieldReader:
+    """Read the records of programs with their templates."""
+
+    def __init__(self) -> None:
+        self._templates: dict[int, Templates] = {}
+        self._fields: dict[tuple[Template, int], tuple[Field, ...]] = {}
+
+    def create_event(self, source: RecordSource) -> None:
+        """Know a program, or more of it."""
+        self._templates[source.number] = templates_of(source.templates)
+
+    def destroy_event(self, source: RecordSource) -> None:
+        """Forget a program."""
+        self._templates.pop(source.number, None)
+        self._fields.clear()
+
+    def read(self, source: RecordSource, data: bytes, place: Place) -> KnownRecord:
+        """Return what is known of a record; raise ``FormatError`` if it is none."""
+        record = decode_record(data, place)
+        template = template_of(self._templates[source.number], record)
+        fields: Sequence[tuple[Field, Value]] = ()
+        if template is not None:
+            values = decode_fields(template, record).values
+            fields = list(zip(self._fields_of(template, record.word_size), values, strict=True))
+        return KnownRecord(record, _header(source, record, place), fields)
+
+    def _fields_of(self, template: Template, word_size: int) -> tuple[Field, ...]:
+        key = (template, word_size)
+        if (found := self._fields.get(key)) is None:
+            found = self._fields[key] = fields_of(template, word_size)
+        return found
+
+
+def _header(source: RecordSource, record: LogRecord, place: Place) -> list[tuple[str, str]]:
+    items = [("program", source.name), ("module", place.module), ("symbol", place.symbol)]
+    if place.function:
+        items.append(("function", place.function))
+    if place.placed is not None:
+        items.append(("placed", f"{place.placed:#x}"))
+    items += [
+        (name, str(value))
+        for name, value in (
+            ("major", record.major),
+            ("minor", record.minor),
+            ("cpu", record.cpu),
+            ("pid", record.pid),
+            ("tid", record.tid),
+            ("uid", record.uid),
+        )
+        if value is not None
+    ]
+    if record.process_name is not None:
+        items.append(("name", escaped(record.process_name)))
+    items += [
+        (name, f"{value:#x}")
+        for name, value in (("cs", record.cs), ("ip", record.ip), ("ss", record.ss), ("sp", record.sp))
+        if value is not None
+    ]
+    if record.is_stack_trace:
+        items.append(("stack_trace", "1"))
+    return items
+
+
+def value_text(field: Field, value: Value) -> str | None:
+    """Return the value of a field as text, None if the record has none."""
+    match value:
+        case None:
+            return None
+        case int():
+            return _number_text(field, value)
+        case tuple():
+            return " ".join(_number_text(field, one) for one in value)
+        case bytes():
+            return value.hex()
+        case Fault() | str():
+            return str(value)
+
+
+def _number_text(field: Field, number: int) -> str:
+    match field.kind, field.base:
+        case FieldKind.CHARACTER, _:
+            return chr(number) if 0x20 <= number < 0x7F else f"\\x{number:02x}"
+        case FieldKind.ADDRESS, _:
+            return f"{number:#x}"
+        case _, 16:
+            return f"{number:#x}"
+        case _, 8:
+            return f"0{number:o}"
+    return str(number)

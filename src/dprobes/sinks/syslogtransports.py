@@ -1,0 +1,246 @@
+"""
+The ways to a syslog server: datagrams (a local socket, or UDP: RFC 5426), and streams (TCP: RFC 6587, TLS: RFC 5425).
+
+In a stream each message has its length before it (octet counting), so a line end in it means nothing. TCP tells what
+the other machine has got: what it had not acknowledged when a connection broke is known to be lost. What it had, but no
+program had read, is not known; neither is anything of UDP.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import socket
+import ssl
+import struct
+import termios
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from dprobes.errors import SinkError, reason_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["Datagrams", "Stream", "Tls"]
+
+_CONNECTING = 10.0
+"""Seconds that connecting may take."""
+
+_PATIENCE = 30.0
+"""Seconds that a server may take nothing, until that is an error; the records wait meanwhile."""
+
+_GOODBYE = 5.0
+"""Seconds that at the end nothing may be acknowledged."""
+
+_SILENCE_MS = 30_000
+"""Milliseconds after which a machine that acknowledges nothing is taken for dead (TCP_USER_TIMEOUT)."""
+
+_CHUNK = 1 << 14
+"""Bytes that are sent at once: a TLS record."""
+
+_BYTES_ACKED = struct.Struct("=120xQ")
+"""``tcpi_bytes_acked`` in struct tcp_info (include/uapi/linux/tcp.h)."""
+
+
+class Datagrams:
+    """Send each message as a datagram, to a path or to a host and port."""
+
+    def __init__(self, name: str, address: str | tuple[str, int]) -> None:
+        self._name = name
+        self._socket = self._local(address) if isinstance(address, str) else self._remote(*address)
+
+    def _local(self, path: str) -> socket.socket:
+        end = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
+        end.settimeout(_PATIENCE)
+        try:
+            end.connect(path)
+        except OSError as error:
+            end.close()
+            raise SinkError(f"{self._name}: {_reason(error)}") from error
+        return end
+
+    def _remote(self, host: str, port: int) -> socket.socket:
+        problem = f"'{host}' has no address"
+        for family, kind, protocol, _, address in _addresses(self._name, host, port, socket.SOCK_DGRAM):
+            end = socket.socket(family, kind | socket.SOCK_CLOEXEC, protocol)
+            end.settimeout(_PATIENCE)
+            try:
+                end.connect(address)
+            except OSError as error:
+                end.close()
+                problem = _reason(error)
+            else:
+                return end
+        raise SinkError(f"{self._name}: {problem}")
+
+    def send(self, messages: Sequence[bytes], *, are_records: bool = True) -> None:  # noqa: ARG002 - as below
+        """Send messages; ``SinkError.taken`` says how many were sent."""
+        for taken, message in enumerate(messages):
+            try:
+                self._socket.send(message)
+            except OSError as error:
+                raise SinkError(f"{self._name}: {_reason(error)}", taken=taken) from error
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._socket.close()
+
+
+class Stream:
+    """Send messages over TCP, each with its length before it."""
+
+    def __init__(self, name: str, host: str, port: int) -> None:
+        self._name = name
+        _addresses(name, host, port, socket.SOCK_STREAM)
+        try:
+            self._tcp = socket.create_connection((host, port), timeout=_CONNECTING)
+            self._tcp.settimeout(_PATIENCE)
+            self._tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _SILENCE_MS)
+        except OSError as error:
+            raise SinkError(f"{name}: {_reason(error)}") from error
+        self._socket = self._tcp
+        self._sent: deque[int] = deque()
+        """For each message that may not have arrived, where it ends in what goes over the line."""
+
+    def send(self, messages: Sequence[bytes], *, are_records: bool = True) -> None:
+        """Send messages; raise ``SinkError`` as a sink does, which does not count those that are no records."""
+        frames = [b"%d %b" % (len(message), message) for message in messages]
+        data = memoryview(b"".join(frames))
+        sent = taken = whole = 0
+        try:
+            self._check_open()
+            self._forget_acknowledged()
+            while sent < len(data):
+                before = self._position()
+                count = self._socket.send(data[sent : sent + _CHUNK])
+                after = self._position()
+                sent += count
+                while taken < len(frames) and whole + len(frames[taken]) <= sent:
+                    whole += len(frames[taken])
+                    taken += 1
+                    if are_records:
+                        # Without TLS it is known to the byte where a message ends on the line.
+                        self._sent.append(after - (sent - whole) if after - before == count else after)
+        except OSError as error:
+            self._abort()
+            raise SinkError(f"{self._name}: {_reason(error)}", taken=taken, lost=self._unacknowledged()) from error
+
+    def _abort(self) -> None:
+        """Have the system drop what it still has to send: it is counted as lost, and must not arrive after all."""
+        with contextlib.suppress(OSError):
+            self._tcp.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("=ii", 1, 0))
+
+    def _check_open(self) -> None:
+        """Raise ConnectionError if the server has closed the connection: sending would only seem to work."""
+        self._socket.settimeout(0)
+        try:
+            while self._socket.recv(1024):
+                pass  # nothing that it says means anything to us
+        except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            return
+        finally:
+            self._socket.settimeout(_PATIENCE)
+        raise ConnectionError("the server has closed the connection")
+
+    def _acknowledged(self) -> int:
+        info = self._tcp.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_ACKED.size)
+        (count,) = _BYTES_ACKED.unpack(info)
+        return int(count)
+
+    def _in_flight(self) -> int:
+        return int.from_bytes(fcntl.ioctl(self._tcp.fileno(), termios.TIOCOUTQ, bytes(4)), "little")
+
+    def _position(self) -> int:
+        """Return how many bytes the connection has had to send so far."""
+        return self._acknowledged() + self._in_flight()
+
+    def _forget_acknowledged(self) -> None:
+        arrived = self._acknowledged()
+        while self._sent and self._sent[0] <= arrived:
+            self._sent.popleft()
+
+    def _unacknowledged(self) -> int:
+        """Return how many messages the other machine has not acknowledged; only once."""
+        self._forget_acknowledged()
+        count = len(self._sent)
+        self._sent.clear()
+        return count
+
+    def close(self) -> None:
+        """End the connection; raise ``SinkError`` if the other machine has not acknowledged everything."""
+        try:
+            with contextlib.suppress(OSError):
+                self._say_goodbye()
+            self._await_acknowledged()
+            if lost := self._unacknowledged():
+                self._abort()
+                raise SinkError(f"{self._name}: {lost} messages were not acknowledged", lost=lost)
+        finally:
+            self._socket.close()
+            self._tcp.close()
+
+    def _say_goodbye(self) -> None:
+        self._tcp.shutdown(socket.SHUT_WR)
+
+    def _await_acknowledged(self) -> None:
+        """Wait as long as something arrives."""
+        until = time.monotonic() + _GOODBYE
+        while self._sent and time.monotonic() < until and self._is_connected():
+            before = len(self._sent)
+            self._forget_acknowledged()
+            if len(self._sent) < before:
+                until = time.monotonic() + _GOODBYE
+            elif self._sent:
+                time.sleep(0.01)
+
+    def _is_connected(self) -> bool:
+        with contextlib.suppress(OSError):
+            self._tcp.getpeername()
+            return True
+        return False
+
+
+class Tls(Stream):
+    """Send messages over TLS; the server's certificate is verified, for the name by which it was reached."""
+
+    def __init__(self, name: str, host: str, port: int, context: ssl.SSLContext) -> None:
+        super().__init__(name, host, port)
+        try:
+            self._socket = context.wrap_socket(self._tcp.dup(), server_hostname=host)
+        except (OSError, ValueError) as error:
+            self._tcp.close()
+            raise SinkError(f"{name}: {_reason(error)}") from error
+        self._socket.settimeout(_PATIENCE)
+
+    def _say_goodbye(self) -> None:
+        assert isinstance(self._socket, ssl.SSLSocket)
+        self._socket.settimeout(1)
+        with contextlib.suppress(OSError, ValueError):
+            self._socket.unwrap()  # the server's close_notify is waited for, but need not come
+        super()._say_goodbye()
+
+
+def _addresses(name: str, host: str, port: int, kind: socket.SocketKind) -> list[tuple[int, int, int, str, Any]]:
+    try:
+        return socket.getaddrinfo(host, port, type=kind)  # type: ignore[return-value]
+    except (OSError, UnicodeError) as error:
+        said = error.strerror if isinstance(error, OSError) else str(error)
+        raise SinkError(f"{name} is not found: {str(said).lower()}") from error
+
+
+def _reason(error: BaseException) -> str:
+    """Return why something failed; the messages of ``ssl`` are full of its own affairs."""
+    match error:
+        case ssl.SSLCertVerificationError():
+            return f"the server's certificate is refused: {error.verify_message}"
+        case ssl.SSLError():
+            return f"TLS: {(error.reason or str(error)).lower().replace('_', ' ')}"
+        case TimeoutError():
+            return "there is no answer" if error.errno is None else reason_of(error)
+        case ConnectionError() if error.errno is None:
+            return str(error)
+        case OSError():
+            return reason_of(error)
+    return str(error)
