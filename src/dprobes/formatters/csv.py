@@ -41,7 +41,7 @@ class CsvFormatter:
         self._templates = templates
         self._symboliser = symboliser
         self._line = io.StringIO()
-        self._writer = csv.writer(self._line, lineterminator="\r")
+        self._writer = csv.writer(self._line, lineterminator="\r\n")
 
     def __call__(self, record: LogRecord, place: Place) -> str:
         """Return the text of a record."""
@@ -75,7 +75,7 @@ class CsvFormatter:
                 text,
             )
         )
-        return self._line.getvalue()
+        return self._line.getvalue()[:-1]
 
     def encoded(self, record: bytes, place: Place) -> str:
         """Return the text of an encoded record."""

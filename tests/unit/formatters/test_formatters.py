@@ -88,6 +88,9 @@ TEMPLATES = source(
         desc = "a call"
         fmt = "n=%wd c=%bc chars=%*c"
         fmt = "name=%*s, words %*nu, hole=%*bx gone=%d to=%a"
+        minor = 4
+        desc = "two"
+        fmt = "lines"
         """,
 )
 
@@ -159,9 +162,11 @@ def test_csv_has_a_heading_and_a_line_for_each_record() -> None:
 @given(st.lists(records(), max_size=5), st.text(max_size=20))
 def test_csv_is_read_back_by_another_reader(some: list[LogRecord], symbol: str) -> None:
     form = formatter("csv", wall_offset=WALL, source=TEMPLATES)
+    some = [*some, LogRecord(major=1, minor=4)]
     lines = [form.heading, *(form(record, Place("a,b", symbol)) for record in some)]
     rows = list(csv.DictReader(io.StringIO("\n".join(lines), newline="")))
     assert len(rows) == len(some)
+    assert rows[-1]["text"] == "two\nlines"
     for row, record in zip(rows, some, strict=True):
         assert row["module"] == "a,b"
         assert bytes.fromhex(row["data"]) == record.data
