@@ -311,7 +311,7 @@ _FUNCTIONS: dict[str, Callable[[click.Context, str], Iterable[str]]] = {
     "file": _PROGRAMS,
     "apply file": _files(".ppdf"),
     "build file": _SOURCES,
-    "log files": _files(".dpt", ".1"),
+    "log files": _files(".dpt", ".dptz", ".1"),
     "symbols": _files(),
     "modules": _files(),
     "groups": _listed(lambda ctx: _program(ctx).groups),

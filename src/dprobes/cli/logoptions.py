@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dprobes.record.tracenames import is_trace_name
 from dprobes.sinks.base import LOG_FORMATS
 from dprobes.sinks.kinds import parse_target
 
@@ -31,4 +32,4 @@ def log_format_option(default: str | None, *names: str) -> Callable[[Callable[..
 def has_structure(targets: Iterable[str]) -> bool:
     """Return whether one of some log targets takes records as they are, and wants all items of their headers."""
     names = [parse_target(target) for target in targets]
-    return any(name.kind.has_structure or name.argument.endswith(".dpt") for name in names)
+    return any(name.kind.has_structure or is_trace_name(name.argument) for name in names)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Self
 from dprobes.cli import console
 from dprobes.engines.places import build_ids_of, places_of
 from dprobes.record.clock import WallClock
+from dprobes.record.tracenames import is_trace_name
 from dprobes.sinks.base import Batch, SinkOptions
 from dprobes.sinks.kinds import parse_target
 
@@ -63,7 +64,7 @@ class Outputs:
         from dprobes.sinks import stream
         from dprobes.sinks.texts import TextSink
 
-        if output is not None and output.suffix == ".dpt":
+        if output is not None and is_trace_name(output.name):
             from dprobes.sinks.tracefile import TraceFileSink
 
             return TraceFileSink(str(output))

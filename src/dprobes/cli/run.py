@@ -68,7 +68,8 @@ _GDB = ("gdb", "-q", "-p", "%p", "-ex", "handle SIGSTOP nostop noprint nopass")
     "--output",
     type=PROGRAM_FILE,
     metavar="FILE",
-    help="Write records there, not to standard output; a name in .dpt makes a trace file, which is appended to.",
+    help="Write records there, not to standard output; a name in .dpt makes a trace file, which is appended to, "
+    ".dptz a compressed one.",
 )
 @click.option(
     "--log-target",

@@ -36,6 +36,8 @@ _FRAME_PLACES = 10_000
 _KEPT_BYTES = 256 << 10
 _KEPT_NANOSECONDS = 1_000_000_000
 """How much is kept back, and how long, to be compressed together."""
+_SMALL_BYTES = 512
+"""Frames that take less together are not worth compressing."""
 _COMPRESSED_BYTES = 4 << 20
 """Frames that take more are compressed in several groups."""
 
@@ -206,6 +208,14 @@ class TraceFileWriter:
         """Note that records are missing here."""
         self._programs[program].lost += count
 
+    def take_lost(self) -> int:
+        """Return how many records are lost without the file saying it, and leave that to the caller."""
+        count = 0
+        for program in self._programs.values():
+            count += program.lost
+            program.lost = 0
+        return count
+
     def flush(self) -> bool:
         """Write what is kept back, and return whether that was possible; if not, it is lost."""
         batch, self._batch = self._batch, _Batch()
@@ -270,7 +280,7 @@ class TraceFileWriter:
         return True
 
     def _bytes_of(self, batch: _Batch) -> bytes:
-        if self._compress is None or not batch.frames:
+        if self._compress is None or batch.size < _SMALL_BYTES:
             return b"".join(batch.frames)
         groups: list[bytearray] = [bytearray()]
         for frame in batch.frames:

@@ -1,4 +1,4 @@
-"""A file that records are appended to; with a name in .dpt, a trace file."""
+"""A file that records are appended to; with a name in .dpt or .dptz, a trace file."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dprobes.errors import SinkError, reason_of
+from dprobes.record.tracenames import is_trace_name
 from dprobes.sinks.bytesinks import byte_sink
 from dprobes.sinks.writing import write_parts
 
@@ -27,7 +28,7 @@ def open(argument: str, options: SinkOptions) -> Sink:  # noqa: A001 - the name 
     """Open the file that is named."""
     if not argument:
         raise SinkError("log target 'file' needs a path: file:PATH")
-    if argument.endswith(".dpt"):
+    if is_trace_name(argument):
         from dprobes.sinks.tracefile import TraceFileSink
 
         return TraceFileSink(argument)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dprobes.errors import SinkError
+from dprobes.record.tracenames import is_trace_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -50,7 +51,7 @@ class SinkKind:
 
 KINDS = (
     SinkKind("console", "console", "standard output (run)", "dprobes.sinks.stream"),
-    SinkKind("file", "file:PATH", "a file, appended to; a trace file if its name ends in .dpt; "
+    SinkKind("file", "file:PATH", "a file, appended to; a trace file if its name ends in .dpt, or .dptz (compressed); "
              "a name with a slash needs no 'file:'", "dprobes.sinks.file", takes_path=True),
     SinkKind("klog", "KLOG", "the kernel's log", "dprobes.sinks.klog"),
     SinkKind("serial", "serial:DEVICE[@BAUD]", "a serial line; COM1 and COM2 are the first two",
@@ -170,7 +171,7 @@ def parse_target(text: str) -> LogTargetName:
     """Return what the name of a log target means; raise ``SinkError`` if it is none."""
     meaning = ALIASES.get(text.upper(), text)
     name, colon, argument = meaning.partition(":")
-    if "/" in name or (not colon and meaning.endswith(".dpt")):
+    if "/" in name or (not colon and is_trace_name(meaning)):
         name, argument = "file", meaning
     for kind in kinds():
         if kind.name == name.lower():

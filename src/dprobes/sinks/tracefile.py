@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.errors import SinkError
 from dprobes.record.tracefile import TraceFileWriter
+from dprobes.record.tracenames import compression_of
 
 if TYPE_CHECKING:
     from dprobes.record.place import Place
@@ -17,10 +18,14 @@ __all__ = ["TraceFileSink"]
 
 
 class TraceFileSink:
-    """Append to a trace file, which gets the places of probepoints with their first record."""
+    """
+    Append to a trace file, which gets the places of probepoints with their first record.
+
+    One with a name in .dptz is compressed.
+    """
 
     def __init__(self, path: str) -> None:
-        self._writer = TraceFileWriter(Path(path))
+        self._writer = TraceFileWriter(Path(path), compress=compression_of(path))
         self._numbers: dict[int, int] = {}
         """The number in the file of each source."""
         self._places: dict[int, dict[Place, int]] = {}
@@ -43,7 +48,7 @@ class TraceFileSink:
             self._writer.lose(number, batch.lost)
         records = [(known[place], record) for place, record in zip(batch.places, batch.records, strict=True)]
         if not self._writer.append(number, records):
-            raise SinkError(self._writer.problem or f"'{self._writer.path}' cannot be written")
+            raise self._failure(besides=batch.lost)
 
     def destroy_event(self, source: RecordSource) -> None:
         """Forget a program."""
@@ -52,8 +57,17 @@ class TraceFileSink:
             self._writer.end_program(number)
 
     def flush(self) -> None:
-        """Do nothing: what is written is visible."""
+        """Write what is kept back to be compressed."""
+        if not self._writer.flush():
+            raise self._failure()
 
     def close(self) -> None:
-        """Close the file."""
+        """Write what is kept back, and close the file."""
         self._writer.close()
+        if self._writer.problem is not None:
+            raise self._failure()
+
+    def _failure(self, besides: int = 0) -> SinkError:
+        """Return the error; what was kept back is lost, ``besides`` what comes again."""
+        problem = self._writer.problem or f"'{self._writer.path}' cannot be written"
+        return SinkError(problem, lost=max(self._writer.take_lost() - besides, 0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import re
@@ -12,13 +13,17 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
+import record_strategies
 from dprobes.cli.logtimes import TIME_FORMS, parse_time
 from dprobes.cli.main import run
+from dprobes.formatters import FORMATS
 from dprobes.record.codec import encode_record
 from dprobes.record.layout import LogRecord
 from dprobes.record.tracefile import TraceFileWriter, older_part
-from trace_files import header, lost, places, program, records
+from trace_files import clock, header, lost, places, program, records
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -313,3 +318,49 @@ def test_following_ends_when_nobody_reads(trace: Path) -> None:
         assert process.stdout is not None
         process.stdout.close()
         process.wait(30)
+
+
+# Hostile files
+
+TEXTS = st.text(max_size=8)
+PROGRAMS = st.builds(
+    lambda number, name, module, template: program(
+        number, name, module=module, templates={"templates.lst": f"{number} a.fmt\n", "a.fmt": template}
+    ),
+    st.integers(0, 2), TEXTS, TEXTS, TEXTS | st.just('major = 1\nminor = 1\ndesc = "d"\n"%d %s"\n'),
+)  # fmt: skip
+PLACED = st.builds(
+    places,
+    st.integers(0, 2),
+    st.tuples(TEXTS, TEXTS, st.none() | st.integers(0, 1 << 64)),
+)
+RECORDS = st.builds(
+    lambda number, found, written: records(number, *found, written=written),
+    st.integers(0, 2),
+    st.lists(st.tuples(st.integers(0, 3), record_strategies.records().map(encode_record) | st.binary(max_size=40))),
+    st.integers(0, (1 << 64) - 1),
+)
+LOST_ONES = st.builds(lost, st.integers(0, 2), st.integers(0, 1 << 62), st.integers(0, 1 << 62))
+CLOCKS = st.builds(clock, st.integers(-(1 << 63), (1 << 63) - 1))
+
+
+@given(
+    st.lists(PROGRAMS | PLACED | RECORDS | RECORDS | LOST_ONES | CLOCKS, max_size=8),
+    st.sampled_from(FORMATS),
+    st.sampled_from(
+        [[], ["--tail", "3"], ["--count"], ["--filter", 'tid >= 0 or function =~ "*a*"'], ["--since", "@5"]]
+    ),
+)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_whatever_frames_hold_it_is_printed_or_refused(
+    tmp_path: Path, frames: list[bytes], format_name: str, options: list[str]
+) -> None:
+    path = tmp_path / "trace.dpt"
+    path.write_bytes(header() + program(0) + program(1) + program(2) + b"".join(frames))
+    output = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(io.StringIO()) as errors:
+        status = run(["log", str(path), *options, "--format", format_name])
+        output.flush()
+    assert status in (0, 1)
+    assert (status == 1) == ("dprobes: error: " in errors.getvalue())
+    assert "internal error" not in errors.getvalue()

@@ -1,0 +1,118 @@
+"""Trace files as log targets, compressed or not."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dprobes.errors import SinkError
+from dprobes.record.tracecontent import LostRecords
+from dprobes.record.tracereader import TraceReader
+from dprobes.sinks.base import SinkOptions
+from dprobes.sinks.kinds import parse_target
+from dprobes.sinks.tracefile import TraceFileSink
+from unit.sinks.records import OTHER, SOURCE, batch, record
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+def opened(path: Path) -> TraceFileSink:
+    sink = parse_target(str(path)).open(SinkOptions())
+    assert isinstance(sink, TraceFileSink)
+    return sink
+
+
+def read(path: Path) -> list[tuple[str, bytes | int]]:
+    with TraceReader(path) as reader:
+        return [
+            (each.program.name, each.count if isinstance(each, LostRecords) else each.record) for each in reader.read()
+        ]
+
+
+@pytest.mark.parametrize("name", ["trace.dpt", "trace.dptz"])
+def test_a_name_asks_for_a_trace_file(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    sink = opened(path)
+    sink.create_event(SOURCE)
+    sink.create_event(OTHER)
+    sink.log_events(batch(1, 2))
+    sink.log_events(batch(3, source=OTHER, lost=4))
+    sink.flush()
+    expected = [("app", record(1)), ("app", record(2)), ("other", 4), ("other", record(3))]
+    assert read(path) == expected
+    sink.destroy_event(OTHER)
+    for _ in range(1000):
+        sink.log_events(batch(5))
+    sink.close()
+    assert read(path) == expected + [("app", record(5))] * 1000
+    assert (path.stat().st_size > 40_000) == (name == "trace.dpt")
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    if os.geteuid() != 0:
+        pytest.skip("needs root: a small file system is mounted")
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", disk], check=True)
+    yield disk
+    subprocess.run(["umount", "-l", disk], check=True)
+
+
+def fill(disk: Path) -> Path:
+    filler = disk / "filler"
+    with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+    return filler
+
+
+@pytest.mark.parametrize("name", ["trace.dpt", "trace.dptz"])
+def test_a_full_disk_is_an_error_that_says_how_many_records_it_cost(small_disk: Path, name: str) -> None:
+    path = small_disk / name
+    sink = opened(path)
+    sink.create_event(SOURCE)
+    sink.log_events(batch(1))
+    sink.flush()
+    filler = fill(small_disk)
+    accepted, refused = 0, None
+    while refused is None:  # the last page of the file has some room
+        try:
+            sink.log_events(batch(*range(50), lost=1))
+            accepted += 50
+            sink.flush()
+        except SinkError as error:
+            refused = error
+    assert refused.message == f"'{path}': no space left on device"
+    # What was refused comes again; what was kept back to be compressed is lost, and so is the note before it.
+    assert refused.lost == (51 if name.endswith("z") else 0)
+    filler.unlink()
+    sink.log_events(batch(2, lost=refused.lost))
+    sink.close()
+    found = read(path)
+    assert found[0] == ("app", record(1))
+    assert found[-1] == ("app", record(2))
+    if name.endswith("z"):
+        accepted -= 50
+    assert len([each for _, each in found if isinstance(each, bytes)]) == 2 + accepted
+    assert sum(each for _, each in found if isinstance(each, int)) == accepted // 50 + refused.lost
+
+
+def test_what_finds_no_room_at_the_end_is_an_error(small_disk: Path) -> None:
+    path = small_disk / "trace.dptz"
+    sink = opened(path)
+    sink.create_event(SOURCE)
+    sink.flush()
+    fill(small_disk)
+    for _ in range(200):
+        sink.log_events(batch(*range(256)))
+    with pytest.raises(SinkError) as caught:
+        sink.close()
+    assert caught.value.message == f"'{path}': no space left on device"
+    assert caught.value.lost == 200 * 256 - len(read(path))
