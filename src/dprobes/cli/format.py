@@ -17,7 +17,7 @@ from dprobes.errors import FormatError, reason_of
 from dprobes.formatters import FORMATS
 from dprobes.record.framing import Frame, FrameDecoder, Garbage, Lost
 from dprobes.record.source import RecordSource
-from dprobes.record.tracecontent import LostRecords, TraceOrigin, TraceProgram, TraceRecord
+from dprobes.record.tracecontent import LostRecords, PlaceEntry, TraceOrigin, TraceProgram, TraceRecord
 from dprobes.record.traceframes import is_trace
 from dprobes.record.traceparser import TraceParser
 
@@ -101,7 +101,7 @@ def _trace(begin: bytes, pieces: Iterator[bytes], name: str) -> Iterator[TraceRe
 
 def _frames(begin: bytes, pieces: Iterator[bytes], name: str) -> Iterator[TraceRecord | LostRecords]:
     """Iterate over records in frames; what lies between them is said at the end."""
-    program = TraceProgram(RecordSource(0, name), places=[("", "", None)], origin=TraceOrigin(name))
+    program = TraceProgram(RecordSource(0, name), places=[PlaceEntry("")], origin=TraceOrigin(name))
     decoder = FrameDecoder()
     count = garbage = 0
     for found in chain(chain.from_iterable(map(decoder.feed, chain((begin,), pieces))), decoder.finish()):

@@ -9,7 +9,6 @@ from dprobes.cli import console
 from dprobes.cli.templates import say_problems
 from dprobes.errors import FormatError
 from dprobes.formatters import WITHOUT_TEMPLATES, Formatter, formatter
-from dprobes.record.place import Place
 from dprobes.record.tracecontent import LostRecords
 from dprobes.record.tracefile import boot_id
 from dprobes.sinks import stream
@@ -66,9 +65,9 @@ class Printer:
         program = record.program
         chosen = self._formatter_of(program)
         chosen.wall_offset = record.wall_offset
-        where, function, placed = program.place(record.probe)
+        place = program.place(record.probe).in_module(program.source.module)
         try:
-            text = chosen.encoded(record.record, Place(program.source.module, where, function, placed))
+            text = chosen.encoded(record.record, place)
         except FormatError as error:
             raise FormatError(f"'{program.origin.file}' holds a damaged record: {error.message}") from None
         if self._has_heading:

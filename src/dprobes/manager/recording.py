@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from dprobes.engines.places import build_ids_of, places_of
 from dprobes.errors import ManagerError
 from dprobes.record.clock import WallClock
+from dprobes.record.tracecontent import PlaceEntry
 from dprobes.record.tracefile import TraceFileWriter
 from dprobes.sinks.base import Batch, SinkOptions
 from dprobes.sinks.kinds import parse_target
@@ -111,7 +112,7 @@ class Recording:
         """Announce more probepoints of a program, and what else there is to be said of it."""
         with self._lock:
             self._writer.update_program(source.number, source.details())
-            self._writer.add_places(source.number, [(p.symbol, p.function, p.placed) for p in places])
+            self._writer.add_places(source.number, [PlaceEntry.of(place) for place in places])
         self._targets.create_event(source)
 
     def end(self, source: RecordSource, lost: int) -> None:

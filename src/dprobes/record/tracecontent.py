@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dprobes.errors import FormatError
 from dprobes.record.codec import time_of
+from dprobes.record.place import Place
 from dprobes.record.traceframes import RECORD_HEAD
 
 if TYPE_CHECKING:
@@ -16,8 +17,24 @@ if TYPE_CHECKING:
 
 __all__ = ["LostRecords", "PlaceEntry", "RecordBlock", "TraceOrigin", "TraceProgram", "TraceRecord"]
 
-PlaceEntry = tuple[str, str, int | None]
-"""Where a probepoint is for people, the function that its pattern matched or "", and the offset it was moved to."""
+
+class PlaceEntry(NamedTuple):
+    """Hold what a trace file says of a probepoint: the fields of ``Place`` behind its module."""
+
+    where: str
+    function: str = ""
+    placed: int | None = None
+    at_return: bool = False
+    is_paired: bool = False
+
+    @classmethod
+    def of(cls, place: Place) -> PlaceEntry:
+        """Return what is to be said of a place."""
+        return cls(place.symbol, place.function, place.placed, place.at_return, place.is_paired)
+
+    def in_module(self, module: str) -> Place:
+        """Return the place that this was made of."""
+        return Place(module, *self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +68,7 @@ class TraceProgram:
 
     def place(self, probe: int) -> PlaceEntry:
         """Return the place of a probepoint; one that the file says nothing of is named by its number."""
-        return self.places[probe] if probe < len(self.places) else (f"probepoint {probe}", "", None)
+        return self.places[probe] if probe < len(self.places) else PlaceEntry(f"probepoint {probe}")
 
 
 @dataclass(frozen=True, slots=True)

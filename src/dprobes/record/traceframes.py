@@ -9,7 +9,7 @@ A file is a sequence of frames, and begins with a HEADER. All numbers are little
     1  HEADER      JSON: version of the format, host, kernel, boot id, what CLOCK_MONOTONIC lacks to be nanoseconds
                    since 1970, and which part of a trace this is
     2  PROGRAM     JSON: what is known of a program whose records follow; "id" is its number behind this HEADER
-    3  PLACES      JSON: probepoints of a program from the number "first" on, as [where, function, placed]
+    3  PLACES      JSON: probepoints of a program from the number "first" on, as a list of what they are
     4  RECORDS     u32 program id | u64 time of writing | then for each record: u32 probepoint | u32 size | the record
                    (``layout``)
     5  LOST        JSON: how many records of a program were lost before this place

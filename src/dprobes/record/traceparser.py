@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from dprobes.errors import FormatError
 from dprobes.record.source import RecordSource
-from dprobes.record.tracecontent import LostRecords, RecordBlock, TraceOrigin, TraceProgram
+from dprobes.record.tracecontent import LostRecords, PlaceEntry, RecordBlock, TraceOrigin, TraceProgram
 from dprobes.record.traceframes import (
     RECORDS_HEAD,
     VERSION,
@@ -19,8 +19,6 @@ from dprobes.record.traceframes import (
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-from dprobes.record.tracecontent import PlaceEntry
 
 __all__ = ["TraceParser"]
 
@@ -179,6 +177,8 @@ def _wall_offset_in(said: dict[str, Any]) -> int:
 
 def _place(entry: Any) -> PlaceEntry:
     match entry:
-        case [str() as where, str() as function, int() | None as placed]:
-            return where, function, placed
-    raise TypeError("a place is not [where, function, placed]")
+        case [str() as where, str() as function, int() | None as placed]:  # which older files have
+            return PlaceEntry(where, function, placed)
+        case [str() as where, str() as function, int() | None as placed, bool() as at_return, bool() as is_paired]:
+            return PlaceEntry(where, function, placed, at_return, is_paired)
+    raise TypeError("a place is not [where, function, placed, at_return, is_paired]")

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dprobes.errors import SinkError
+from dprobes.record.tracecontent import PlaceEntry
 from dprobes.record.tracefile import TraceFileWriter
 from dprobes.record.tracenames import compression_of
 
@@ -42,7 +43,7 @@ class TraceFileSink:
         """Append the records of a batch, all of them or none."""
         number, known = self._numbers[batch.source.number], self._places[batch.source.number]
         if new := [place for place in dict.fromkeys(batch.places) if place not in known]:
-            self._writer.add_places(number, [(place.symbol, place.function, place.placed) for place in new])
+            self._writer.add_places(number, [PlaceEntry.of(place) for place in new])
             known |= {place: index for index, place in enumerate(new, len(known))}
         if batch.lost:
             self._writer.lose(number, batch.lost)

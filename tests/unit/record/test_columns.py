@@ -13,14 +13,14 @@ from dprobes.record.codec import decode_record, encode_record
 from dprobes.record.columns import ITEM_COLUMNS, rows_of
 from dprobes.record.layout import LogRecord
 from dprobes.record.source import RecordSource
-from dprobes.record.tracecontent import RecordBlock, TraceOrigin, TraceProgram
+from dprobes.record.tracecontent import PlaceEntry, RecordBlock, TraceOrigin, TraceProgram
 from dprobes.record.traceframes import RECORDS_HEAD, records_frame
 from record_strategies import records
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-PROGRAM = TraceProgram(RecordSource(1, "app"), {}, [("main", "", None)], TraceOrigin("trace.dpt"))
+PROGRAM = TraceProgram(RecordSource(1, "app"), {}, [PlaceEntry("main", "", None)], TraceOrigin("trace.dpt"))
 
 
 def block_of(encoded: Sequence[bytes]) -> RecordBlock:

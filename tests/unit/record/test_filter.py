@@ -15,7 +15,7 @@ from dprobes.record.columns import rows_of
 from dprobes.record.filter import FILTER_NAMES, all_of, compile_filter, time_filter
 from dprobes.record.layout import LogRecord
 from dprobes.record.source import RecordSource
-from dprobes.record.tracecontent import RecordBlock, TraceOrigin, TraceProgram
+from dprobes.record.tracecontent import PlaceEntry, RecordBlock, TraceOrigin, TraceProgram
 from dprobes.record.traceframes import RECORDS_HEAD, records_frame
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 PROGRAM = TraceProgram(
     RecordSource(1, "service", "/usr/lib/libc.so.6", 7),
     {},
-    [("malloc", "", None), ("fr*", "free", None), ("main+0x10", "", 0x1234)],
+    [PlaceEntry("malloc", "", None), PlaceEntry("fr*", "free", None), PlaceEntry("main+0x10", "", 0x1234)],
     TraceOrigin("trace.dpt", "alpha"),
 )
 

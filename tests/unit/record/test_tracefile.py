@@ -20,7 +20,7 @@ from dprobes.record import clock
 from dprobes.record.codec import encode_record
 from dprobes.record.layout import LogRecord
 from dprobes.record.source import RecordSource
-from dprobes.record.tracecontent import LostRecords, TraceOrigin, TraceRecord
+from dprobes.record.tracecontent import LostRecords, PlaceEntry, TraceOrigin, TraceRecord
 from dprobes.record.tracefile import TraceFileWriter, older_part
 from dprobes.record.traceframes import FrameKind, frame, json_frame
 from dprobes.record.tracereader import TraceReader
@@ -29,7 +29,7 @@ from trace_files import header, program, records
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-PLACES = [("malloc", "", None), ("free+0x4", "free", 0x1234)]
+PLACES = [PlaceEntry("malloc", is_paired=True), PlaceEntry("free+0x4", "free", 0x1234, at_return=True)]
 
 
 def read(path: Path) -> list[TraceRecord | LostRecords]:
@@ -70,9 +70,9 @@ def test_what_is_written_is_read(path: Path) -> None:
     found = read(path)
     assert records_of(found) == [("libc.so.6", 0, b"one"), ("libc.so.6", 1, b""), ("app", 7, b"two" * 1000)]
     first_record, second_record, third_record = (each for each in found if isinstance(each, TraceRecord))
-    assert first_record.program.place(0) == ("malloc", "", None)
-    assert second_record.program.place(1) == ("free+0x4", "free", 0x1234)
-    assert third_record.program.place(7) == ("probepoint 7", "", None)
+    assert first_record.program.place(0) == PLACES[0]
+    assert second_record.program.place(1) == PLACES[1]
+    assert third_record.program.place(7) == PlaceEntry("probepoint 7")
     assert first_record.program.details == {"engine": "ebpf"}
     assert abs(first_record.wall_offset) > 1_000_000_000
     assert path.stat().st_mode & 0o777 == 0o600
@@ -317,7 +317,7 @@ def test_compressed_records_are_kept_back_until_there_are_enough_of_them_or_a_se
 
 def test_large_batches_are_split_into_frames_that_can_be_read(path: Path) -> None:
     records = [(n % 5, bytes([n % 251]) * 1000) for n in range(20_000)]
-    many = [(f"place {n}", "", n) for n in range(25_000)]
+    many = [PlaceEntry(f"place {n}", "", n) for n in range(25_000)]
     with writing(path, compress="zstd") as writer:
         number = writer.add_program("app", 1, {})
         writer.add_places(number, many)

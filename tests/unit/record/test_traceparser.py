@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from dprobes.errors import FormatError
 from dprobes.record.compression import compressor
+from dprobes.record.tracecontent import PlaceEntry
 from dprobes.record.traceframes import BODY_MAX, FRAME_HEAD, JSON_MAX, FrameKind, frame, json_frame
 from dprobes.record.traceparser import TraceParser
 from trace_files import WALL_OFFSET, Seen, clock, header, lost, places, program, records, seen
@@ -65,7 +66,7 @@ def test_all_is_read_and_described(data: bytes) -> None:
     assert (app.source.module, app.source.build_ids) == ("/bin/app", ("ab",))
     assert app.source.templates == {"templates.lst": b"1 a.fmt\n"}
     assert [app.place(n) for n in range(4)] == [
-        ("main", "", None), ("f*", "free", 0x10), ("late", "", None), ("probepoint 3", "", None),
+        PlaceEntry("main"), PlaceEntry("f*", "free", 0x10), PlaceEntry("late"), PlaceEntry("probepoint 3"),
     ]  # fmt: skip
     assert (app.origin.host, app.origin.kernel, app.origin.boot_id, app.origin.part) == ("alpha", "6.1", "b", 0)
 
@@ -109,7 +110,7 @@ def test_more_may_be_said_of_a_program() -> None:
     first, second = parsed(data + program(1, "app", build_ids=["ab"]) + records(1, (0, b"b")))
     assert first.program is second.program
     assert second.program.source.build_ids == ("ab",)
-    assert second.program.place(0) == ("main", "", None)
+    assert second.program.place(0) == PlaceEntry("main")
 
 
 def test_programs_are_announced_anew_behind_each_header() -> None:
@@ -186,7 +187,7 @@ def _packed(content: bytes, size: int | None = None) -> bytes:
         ),
         (
             HEADER + program() + json_frame(3, {"id": 1, "first": 0, "places": [["a", "b"]]}),
-            MUST + "a place is not [where, function, placed]",
+            MUST + "a place is not [where, function, placed, at_return, is_paired]",
         ),
         (
             HEADER + frame(4, b"\0" * 11),

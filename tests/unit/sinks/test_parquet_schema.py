@@ -15,7 +15,7 @@ from dprobes.formatters.templates.fields import Fault, FieldKind, decode_fields
 from dprobes.record.codec import encode_record
 from dprobes.record.layout import LogRecord
 from dprobes.record.source import RecordSource
-from dprobes.record.tracecontent import LostRecords, TraceProgram, TraceRecord
+from dprobes.record.tracecontent import LostRecords, PlaceEntry, TraceProgram, TraceRecord
 from dprobes.sinks.fixedlayout import fixed_layout
 from dprobes.sinks.parquetschema import Partition, field_columns, fixed_columns, table_schema
 from dprobes.sinks.parquettables import Piece, pieces_of
@@ -40,7 +40,7 @@ def tables(
 ) -> list[Piece]:
     """Return the tables of records of one program; ``lost`` were lost before the first."""
     source = RecordSource(1, "app", "lib", 1, (), files or {})
-    program = TraceProgram(source, source.details(), [("main", "", None), ("f*", "first", 16)])
+    program = TraceProgram(source, source.details(), [PlaceEntry("main", "", None), PlaceEntry("f*", "first", 16)])
     read: list[TraceRecord | LostRecords] = [
         TraceRecord(program, number % 2, encode_record(record), wall_offset, 0) for number, record in enumerate(found)
     ]
