@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from dprobes.cli import console
-from dprobes.engines.places import build_ids_of, places_of
+from dprobes.engines.places import places_of, with_files
 from dprobes.record.clock import WallClock
 from dprobes.record.tracenames import is_trace_name
 from dprobes.sinks.base import Batch, SinkOptions
@@ -105,7 +104,7 @@ class Outputs:
         if len(probes) > len(places):
             new = probes[len(places) :]
             places += places_of(self._source.module, probes, len(places))
-            self._source = replace(self._source, build_ids=build_ids_of(new, self._source.build_ids))
+            self._source = with_files(self._source, new)
             self._announce()
         batch = Batch(
             self._source,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dprobes.engines.resolve import ResolvedProbe
@@ -14,8 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from dprobes.engines.resolve import Probepoint
+    from dprobes.record.source import RecordSource
 
-__all__ = ["build_ids_of", "places_of"]
+__all__ = ["places_of", "with_files"]
 
 
 def places_of(module: str, probes: Sequence[Probepoint], first: int = 0) -> list[Place]:
@@ -35,11 +37,12 @@ def _place_of(module: str, probe: Probepoint, known: set[tuple[str, int, bool]])
     return Place(module, probe.where, probe.function, placed, at_return, is_paired)
 
 
-def build_ids_of(probes: Iterable[Probepoint], known: tuple[str, ...] = ()) -> tuple[str, ...]:
-    """Return the build-ids of the files that probepoints are in, after those that are known; some files have none."""
-    found = dict.fromkeys(known)
+def with_files(source: RecordSource, probes: Iterable[Probepoint]) -> RecordSource:
+    """Return a source that knows also the files that these probepoints are in; some files have no build-id."""
+    build_ids, paths = dict.fromkeys(source.build_ids), dict.fromkeys(source.paths)
     for path in dict.fromkeys(probe.path for probe in probes if isinstance(probe, ResolvedProbe)):
+        paths[path] = None
         with contextlib.suppress(TargetError):  # it may be gone already
             if (build_id := ElfFile.open(path).build_id) is not None:
-                found[build_id] = None
-    return tuple(found)
+                build_ids[build_id] = None
+    return replace(source, build_ids=tuple(build_ids), paths=tuple(paths))

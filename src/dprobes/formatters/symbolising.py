@@ -112,9 +112,8 @@ class AddressSymboliser:
         """Return the source's module, if this machine has a file of the same build."""
         if not self._own_is_known:
             self._own_is_known = True
-            builds = self._source.build_ids if self._source is not None else ()
-            with contextlib.suppress(TargetError, OSError):
-                self._own = _file_of_build(place.module, builds)
+            if self._source is not None:
+                self._own = _file_of_build(place.module, self._source)
         return self._own
 
 
@@ -207,16 +206,18 @@ class _Modules:
         return Module.load(mapping.path, reached=reached)
 
 
-def _file_of_build(name: str, builds: tuple[str, ...]) -> Module | None:
+def _file_of_build(name: str, source: RecordSource) -> Module | None:
     from dprobes.target.identity import module_identity
     from dprobes.target.location import Module
     from dprobes.target.modules import find_module
 
-    path = find_module(name) if builds else None
-    if path is None:
-        return None
-    module = Module.load(path)
-    return module if module_identity(module.elf) in builds else None
+    found = find_module(name) if source.build_ids else None
+    for path in (*map(Path, source.paths), *((found,) if found is not None else ())):
+        # A path may be from another machine: whatever it leads to here is looked at as a file, if it is one.
+        with contextlib.suppress(TargetError, OSError, ValueError):
+            if path.is_file() and module_identity((module := Module.load(path)).elf) in source.build_ids:
+                return module
+    return None
 
 
 def _bias(module: Module, place: Place, address: int) -> int | None:

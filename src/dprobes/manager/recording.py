@@ -7,7 +7,7 @@ import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dprobes.engines.places import build_ids_of, places_of
+from dprobes.engines.places import places_of, with_files
 from dprobes.errors import ManagerError
 from dprobes.record.clock import WallClock
 from dprobes.record.tracecontent import PlaceEntry
@@ -144,7 +144,7 @@ class ProgramRecords:
             new = probes[len(self.places) :]
             more = places_of(self._source.module, probes, len(self.places))
             self.places += more
-            self._source = replace(self._source, build_ids=build_ids_of(new, self._source.build_ids))
+            self._source = with_files(self._source, new)
             self._recording.announce(self._source, more)
         self._recording.write(self._source, records, self.places)
 

@@ -17,9 +17,9 @@ class RecordSource:
     Describe an inserted program to whoever takes its records.
 
     ``number`` is unique among the sources of one writer, ``name`` what the user calls the program, ``module`` what it
-    is a program of. ``build_ids`` are those of the module's files that it was resolved in, in hexadecimal.
-    ``templates`` maps the names of template files, the directory file among them, to their bytes. The word size is in
-    each record: a program may be in modules of both.
+    is a program of. ``build_ids`` are those of the module's files that it was resolved in, in hexadecimal; ``paths``
+    say where these were. ``templates`` maps the names of template files, the directory file among them, to their bytes.
+    The word size is in each record: a program may be in modules of both.
     """
 
     number: int
@@ -28,12 +28,14 @@ class RecordSource:
     major: int = 0
     build_ids: tuple[str, ...] = ()
     templates: Mapping[str, bytes] = field(default_factory=dict)
+    paths: tuple[str, ...] = ()
 
     def details(self) -> dict[str, Any]:
         """Return everything but number, name and major as data for JSON."""
         return {
             "module": self.module,
             "build_ids": list(self.build_ids),
+            "paths": list(self.paths),
             "templates": {name: data.decode("utf-8", "surrogateescape") for name, data in self.templates.items()},
         }
 
@@ -45,11 +47,14 @@ class RecordSource:
         Raise ``ValueError`` if something is there that ``details`` never makes.
         """
         module, build_ids = details.get("module", name), details.get("build_ids", [])
+        paths = details.get("paths", [])
         templates = details.get("templates", {})
         if not isinstance(module, str):
             raise ValueError("the name of a module is no text")  # noqa: TRY004 - one error for all
         if not isinstance(build_ids, list) or not all(isinstance(each, str) for each in build_ids):
             raise ValueError("build-ids are no list of texts")
+        if not isinstance(paths, list) or not all(isinstance(each, str) for each in paths):
+            raise ValueError("paths are no list of texts")
         if not isinstance(templates, dict) or not all(isinstance(text, str) for text in templates.values()):
             raise ValueError("templates are no texts")
         return cls(
@@ -59,4 +64,5 @@ class RecordSource:
             major,
             tuple(build_ids),
             {file: text.encode("utf-8", "surrogateescape") for file, text in templates.items()},
+            tuple(paths),
         )

@@ -149,6 +149,19 @@ def test_a_file_of_the_same_build_and_the_probepoint_give_the_addresses_of_its_m
     )
 
 
+def test_a_file_is_found_where_it_was_if_it_is_still_of_the_same_build(libc: Module, tmp_path: Path) -> None:
+    path = tmp_path / "copy"
+    place, record = Place("nowhere.so", "malloc"), LogRecord(ip=BASE + libc.address_of("malloc"))
+    os.mkfifo(tmp_path / "pipe")
+    paths = (str(tmp_path / "gone"), str(tmp_path / "pipe"), "/dev/null", "a\0b", str(path))
+    source = RecordSource(1, "nowhere.so", build_ids=(module_identity(libc.elf),), paths=paths)
+    free = BASE + libc.address_of("free")
+    shutil.copy(libc.path, path)
+    assert AddressSymboliser(source, live=False).name_of(free, record, place) == "free [nowhere.so]"
+    shutil.copy(os.path.realpath("/bin/true"), path)
+    assert AddressSymboliser(source, live=False).name_of(free, record, place) is None
+
+
 def test_without_certainty_there_is_no_name(libc: Module) -> None:
     right = (module_identity(libc.elf),)
     malloc, free = libc.address_of("malloc"), libc.address_of("free")
