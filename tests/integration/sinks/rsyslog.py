@@ -114,6 +114,8 @@ class Rsyslog:
         self._output = directory / "received.json"
         self._configuration = directory / "rsyslog.conf"
         self._configuration.write_text(self._text(certificates, asks=asks))
+        self._read = 0
+        self._received: list[dict[str, Any]] = []
         self._process: subprocess.Popen[bytes] | None = None
         self.start()
 
@@ -179,15 +181,18 @@ class Rsyslog:
 
     def received(self) -> list[dict[str, Any]]:
         """Return the messages of dprobes that were received so far, whole ones."""
-        if not self._output.exists():
-            return []
-        lines = self._output.read_bytes().split(b"\n")[:-1]
-        messages = [json.loads(line) for line in lines]
-        return [message for message in messages if message["app"] == "dprobes"]
+        if self._output.exists():
+            with self._output.open("rb") as file:
+                file.seek(self._read)
+                lines, end, _ = file.read().rpartition(b"\n")
+            self._read += len(lines) + len(end)
+            messages = [json.loads(line) for line in lines.splitlines()]
+            self._received += [message for message in messages if message["app"] == "dprobes"]
+        return self._received
 
     def await_count(self, count: int) -> list[dict[str, Any]]:
         """Wait until there are as many messages, and return them."""
-        await_true(lambda: len(self.received()) >= count, f"{count} messages; there are {self.received()}")
+        await_true(lambda: len(self.received()) >= count, f"{count} messages")
         return self.received()
 
 
