@@ -8,10 +8,12 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
+import dprobes
 from dprobes.record.traceframes import FRAME_HEAD, json_frame
 from integration.ebpf.kernel import require_bpf, require_initial_namespace
 from integration.manager.sandbox import Sandbox
@@ -165,6 +167,29 @@ def test_records_are_printed_alike_where_they_are_made_and_elsewhere(places: Pla
         (2, 1000, {"fault": 16}),
         (4, 1002, {"fault": 16}),
     ]
+
+
+def test_a_run_says_what_its_templates_lack(places: Places) -> None:
+    command = [*DPROBES, "run", "p.rpn", "--engine", "ptrace", "--templates", "templates"]
+    done = subprocess.run(
+        [*command, "--", str(places.program), "3"], cwd=places.home, env=environment(), capture_output=True,
+        text=True, timeout=TIMEOUT, check=True,
+    )  # fmt: skip
+    note = "dprobes: note: the templates name addresses (%a); for that, records need --log PID,CSEIP\n"
+    assert note in done.stderr
+    (caller,) = set(re.findall(r" by (0x[0-9a-f]+)\n", done.stdout))
+    assert without_headers(done.stdout) == places.texts(caller)
+    loaded = dprobes.compile_file(places.home / "p.rpn", modules=[places.program])
+    wrong = {"templates.lst": b"7 packed.fmt", "packed.fmt": TEMPLATES.replace("%d", "%y").encode()}
+    assert loaded.ppdf is not None
+    replace(loaded, ppdf=replace(loaded.ppdf, templates=wrong)).save(places.home / "wrong.ppdf")
+    done = subprocess.run(
+        [*DPROBES, "run", "wrong.ppdf", "--engine", "ptrace", "--", str(places.program), "3"],
+        cwd=places.home, env=environment(), capture_output=True, text=True, timeout=TIMEOUT, check=True,
+    )  # fmt: skip
+    said = "dprobes: warning: templates of 'wrong.ppdf' are wrong, and left out\npacked.fmt:5:13: error: "
+    assert said in done.stderr
+    assert "packed_leaf is called" not in done.stdout
 
 
 def test_the_library_formats_what_a_serial_line_gets(places: Places) -> None:

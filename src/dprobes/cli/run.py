@@ -27,7 +27,7 @@ from dprobes.cli.options import (
 from dprobes.cli.outputs import Outputs
 from dprobes.cli.running import Run
 from dprobes.cli.scope import scope_of, scope_options, words_of
-from dprobes.cli.templates import note_addresses, templates_option
+from dprobes.cli.templates import note_addresses, say_problems, templates_option
 from dprobes.cli.views import Views
 from dprobes.diagnostics import Severity
 from dprobes.engines.base import Job
@@ -195,6 +195,10 @@ def command(
     )
     if templates is not None:
         loaded = loaded.with_templates(templates)
+    elif loaded.templates:
+        from dprobes.formatters.templates.collection import templates_of
+
+        say_problems(templates_of(loaded.templates), f"'{file}'")
     note_addresses(loaded.templates, items)
     prepared = prepare(
         loaded.program,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from dprobes.formatters.templates.compiled import compiled_of
@@ -85,6 +86,7 @@ class Decoded:
     rest: bytes
 
 
+@lru_cache(maxsize=4096)
 def fields_of(template: Template, word_size: int) -> tuple[Field, ...]:
     """Return the fields of the records that a template is for."""
     fields: list[Field] = []

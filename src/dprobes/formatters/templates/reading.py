@@ -6,6 +6,7 @@ The data may be anything: what it lacks, and what no place-holder takes, is kept
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.formatters.templates.model import Conversion, Placeholder, Skip
@@ -14,8 +15,6 @@ from dprobes.record.items import ItemHead, item_head
 from dprobes.rpn.isa import Token
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from dprobes.formatters.templates.model import Template
     from dprobes.record.layout import LogRecord
 
@@ -38,12 +37,10 @@ class Taken(NamedTuple):
     problem: str = ""
 
 
-def data_parts(template: Template) -> Iterator[Placeholder | Skip]:
-    """Iterate over what takes data in a template."""
-    for line in template.lines:
-        for part in line:
-            if isinstance(part, (Placeholder, Skip)):
-                yield part
+@lru_cache(maxsize=4096)
+def data_parts(template: Template) -> tuple[Placeholder | Skip, ...]:
+    """Return what takes data in a template."""
+    return tuple(part for line in template.lines for part in line if isinstance(part, (Placeholder, Skip)))
 
 
 def read(template: Template, record: LogRecord) -> tuple[list[Taken], bytes]:
