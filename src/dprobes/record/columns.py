@@ -26,8 +26,11 @@ if TYPE_CHECKING:
 
 __all__ = ["ITEM_COLUMNS", "TEXT_COLUMNS", "Column", "Rows", "rows_of"]
 
-ITEM_COLUMNS = {name: item for item, name in FIXED_ITEMS} | {"tid": Item.TID, "stack_trace": Item.STACK_TRACE}
-"""The columns of numbers."""
+ITEM_COLUMNS = {name: int(item) for item, name in FIXED_ITEMS} | {
+    "tid": int(Item.TID),
+    "stack_trace": int(Item.STACK_TRACE),
+}
+"""The columns of numbers, with their flags."""
 
 TEXT_COLUMNS = ("name", "module", "program", "host", "symbol", "function")
 """The columns of texts: the process name, then what the file says of the program and the probepoint."""
@@ -81,6 +84,8 @@ class Rows:
         return self._columns[name]
 
     def _make(self, name: str) -> Column:
+        if (item := _FIXED.get(name)) is not None:
+            return self._numbers(*_offset(self._flags, self._order, item)) if self._flags & item else None
         program = self.block.program
         match name:
             case "program":
@@ -96,12 +101,9 @@ class Rows:
                 return int(bool(self._flags & Item.STACK_TRACE))
             case "name":
                 return self._names() if self._flags & Item.PROCESS_NAME else None
-            case "tid" if self._flags & Item.TID:
-                return self._tids()
-        if not self._flags & ITEM_COLUMNS[name]:
-            return None
-        offset, size = _offset(self._flags, self._order, ITEM_COLUMNS[name])
-        return self._numbers(offset, size)
+            case "tid":
+                return self._tids() if self._flags & Item.TID else None
+        raise KeyError(name)
 
     def _numbers(self, offset: int, size: int) -> list[int]:
         sign = "<" if self._order == "little" else ">"
@@ -175,6 +177,7 @@ class Rows:
 
 
 _KNOWN = sum(Item)
+_FIXED = {name: int(item) for item, name in FIXED_ITEMS}
 
 
 def rows_of(block: RecordBlock) -> Iterator[Rows]:
@@ -188,8 +191,8 @@ def rows_of(block: RecordBlock) -> Iterator[Rows]:
         flags, byte_order = flag_word(body[begin : begin + _FLAGS])
         stride = stop - at
         limit = min((end - at) // stride, window)
-        same = _same(body, at, stride, limit)
-        if same >= _FEW or same * stride == end - at:
+        same = _same(body, at, stride, limit) if limit >= _FEW else 0
+        if same >= _FEW:
             starts: Sequence[int] = range(at, at + same * stride, stride)
             at += same * stride
             window = min(window * 2, _LAST_WINDOW) if same == limit else _FIRST_WINDOW
@@ -235,12 +238,11 @@ def _ragged(block: RecordBlock, at: int) -> tuple[list[int], int]:
 
 
 @cache
-def _offset(flags: int, byte_order: ByteOrder, item: Item) -> tuple[int, int]:
+def _offset(flags: int, byte_order: ByteOrder, item: int) -> tuple[int, int]:
     """Return where in a record with a flag word one of the fixed items is, and its size."""
-    if item is Item.TID:
-        return header_struct(flags, byte_order).size, 4
-    before = header_struct(flags & (item - 1) | flags & Item.WIDE, byte_order).size
-    return before, header_struct(int(item) | flags & Item.WIDE, byte_order).size - 4
+    width = flags & int(Item.WIDE)
+    before = header_struct(flags & (item - 1) | width, byte_order).size
+    return before, header_struct(item | width, byte_order).size - _FLAGS
 
 
 @lru_cache(1024)
