@@ -21,6 +21,7 @@ from dprobes.cli.logtimes import TIME_FORMS, parse_time
 from dprobes.cli.main import run
 from dprobes.formatters import FORMATS
 from dprobes.record.codec import encode_record
+from dprobes.record.filter import FILTER_NAMES
 from dprobes.record.layout import LogRecord
 from dprobes.record.tracefile import TraceFileWriter, older_part
 from trace_files import clock, header, lost, places, program, records
@@ -213,6 +214,11 @@ def test_a_wrong_filter_is_shown_with_its_place(trace: Path, log: Said) -> None:
     assert log.error == (
         "--filter:1:1: error: there is no item 'pidd'\n    pidd == 1\n    ^~~~\nhint: did you mean 'pid'?\n"
     )
+
+
+def test_the_help_names_all_items_of_conditions(log: Said) -> None:
+    words = set(re.findall(r"\w+", log("--help")))
+    assert set(FILTER_NAMES) <= words
 
 
 def test_a_missing_file_is_refused(tmp_path: Path, log: Said) -> None:
