@@ -133,8 +133,9 @@ class Outputs:
             self._targets.destroy_event(self._source)
             for status in self._targets.close(on_wait=_say_waiting):
                 if status.lost:
+                    plural = "" if status.lost == 1 else "s"
                     why = f": {status.problem}" if status.problem else ""
-                    console.warning(f"log target {status.name} has lost {status.lost} records{why}")
+                    console.warning(f"log target {status.name} has lost {status.lost} record{plural}{why}")
                 elif status.problem:
                     console.warning(f"log target {status.name}: {status.problem}")
         while self._direct:
