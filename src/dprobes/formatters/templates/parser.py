@@ -194,7 +194,7 @@ class _Parser:
                 return self._error(self._span(keyword), "a template has one 'desc'")
             draft.desc = "".join(character.text for character in characters)
             return None
-        parts = parse_parts(characters, self._place, self._diagnostics)
+        parts = parse_parts(characters, self._place, self._diagnostics, PARTS_MAX - draft.parts)
         draft.parts += len(parts)
         if draft.parts > PARTS_MAX or len(draft.lines) >= LINES_MAX:
             if draft.parts <= PARTS_MAX or draft.parts - len(parts) <= PARTS_MAX:

@@ -72,17 +72,17 @@ class _WrongError(Exception):
 
 
 def parse_parts(
-    characters: Sequence[Character], place: Callable[[int, int], Span], diagnostics: Diagnostics
+    characters: Sequence[Character], place: Callable[[int, int], Span], diagnostics: Diagnostics, limit: int
 ) -> tuple[Part, ...]:
     """
-    Return the parts of a line; what is wrong with it goes to ``diagnostics``.
+    Return the parts of a line, or ``limit`` and some more if there are more; what is wrong goes to ``diagnostics``.
 
     ``place`` gives the span from one place of the text to another one.
     """
     parts: list[Part] = []
     text: list[str] = []
     reader = _Reader(characters, place)
-    while not reader.at_end:
+    while not reader.at_end and len(parts) <= limit:
         if reader.peek() != "%":
             text.append(reader.take())
             continue
@@ -139,9 +139,13 @@ class _Reader:
 
     def since(self, start: int) -> Span:
         """Return the place of what was read from ``start`` on, or of the character there if nothing was."""
+        return self.span(start, self.position)
+
+    def span(self, start: int, end: int) -> Span:
+        """Return the place of some characters, at least one."""
         last = len(self._characters) - 1
         start = min(start, last)
-        end = max(start, min(self.position - 1, last))
+        end = max(start, min(end - 1, last))
         return self._place(self._characters[start].start, self._characters[end].end)
 
     def here(self, start: int) -> Span:
@@ -161,21 +165,20 @@ def _placeholder(reader: _Reader) -> Part | str:
     if reader.takes("+"):
         return _skip(reader, start)
     is_item = reader.takes("*")
-    at = reader.position
+    width_at = reader.position
     width = _width(reader, start)
-    width_span = reader.since(at)
     if reader.peek() == "{":
         if is_item:
             raise _WrongError(reader.since(start), "'*' is for data; a header item takes none")
         return _header_value(reader, start, width)
-    at = reader.position
+    precision_at = reader.position
     precision = _precision(reader, start)
-    precision_span = reader.since(at)
     if precision is not None and reader.peek() != "s" and precision > PRECISION_MAX:
-        raise _WrongError(precision_span, f"expected a precision of at most {PRECISION_MAX}, found {precision}")
-    at = reader.position
+        message = f"expected a precision of at most {PRECISION_MAX}, found {precision}"
+        raise _WrongError(reader.span(precision_at, reader.position), message)
+    size_at = reader.position
     size, has_size = _size(reader, is_item=is_item)
-    size_span = reader.since(at)
+    size_end = reader.position
     letter = reader.peek()
     if letter == "r" and not has_size:
         reader.take()
@@ -193,18 +196,18 @@ def _placeholder(reader: _Reader) -> Part | str:
             raise _WrongError(reader.since(start), "'%*h' takes no width, precision or size")
         return Placeholder(conversion, 0, is_item, span=reader.since(start))
     if width.with_zeros and conversion.value not in _NUMBERS:
-        raise _WrongError(width_span, "flag '0' is for numbers")
+        raise _WrongError(reader.span(width_at, precision_at), "flag '0' is for numbers")
     if conversion is Conversion.STRING:
         if has_size:
-            is_ambiguous = size_span.text == "d"
+            is_ambiguous = size == _SIZES["d"]
             hint = "write '%nds' for a number and the letter 's'" if is_ambiguous else "'%.16s' takes 16 characters"
-            raise _WrongError(size_span, "conversion 's' takes no size", hint)
+            raise _WrongError(reader.span(size_at, size_end), "conversion 's' takes no size", hint)
         size = 0
     elif precision is not None and conversion.value not in _NUMBERS:
-        raise _WrongError(precision_span, f"conversion '{conversion.value}' takes no precision")
+        raise _WrongError(reader.span(precision_at, size_at), f"conversion '{conversion.value}' takes no precision")
     elif conversion.value in _ADDRESSES and has_size and size in (1, 2):
         message = f"an address has no {size} byte{'s' * (size > 1)}; sizes are d (4), q (8), n (word)"
-        raise _WrongError(size_span, message)
+        raise _WrongError(reader.span(size_at, size_end), message)
     elif conversion is Conversion.CHARACTER and is_item and not has_size:
         size = 1
     return Placeholder(conversion, size, is_item, width, precision, reader.since(start))
