@@ -312,6 +312,7 @@ _FUNCTIONS: dict[str, Callable[[click.Context, str], Iterable[str]]] = {
     "apply file": _files(".ppdf"),
     "build file": _SOURCES,
     "log files": _files(".dpt", ".dptz", ".1"),
+    "sql words": _files(".dpt", ".dptz", ".1", ".parquet"),
     "symbols": _files(),
     "modules": _files(),
     "groups": _listed(lambda ctx: _program(ctx).groups),

@@ -37,6 +37,7 @@ VERBS = {
     "getvars": "Print or reset the variables of inserted programs.",
     "log": "Print what the probe manager has recorded.",
     "format": "Print the records of a trace file, or of a stream, by templates.",
+    "sql": "Ask for records in SQL, in trace files and in Parquet files.",
     "log-target": "Add, remove and list where records go.",
     "stop": "Remove everything at once.",
     "doctor": "Print what this machine allows, and what to do about the rest.",

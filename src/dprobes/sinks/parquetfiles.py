@@ -19,16 +19,16 @@ from dprobes.record.tracereader import TraceReader
 from dprobes.sinks.parquettables import pieces_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     import pyarrow as pa
 
     from dprobes.sinks.parquettables import Piece
 
-__all__ = ["METADATA_KEY", "convert", "files_of", "locked", "write_tables"]
+__all__ = ["convert", "description_of", "files_of", "locked", "write_tables"]
 
-METADATA_KEY = "dprobes"
+_METADATA_KEY = "dprobes"
 """The key in a file's metadata of what JSON says of its table."""
 
 _FILES = "program=*/major=*/minor=*/*.parquet"
@@ -66,14 +66,36 @@ def convert(trace: Path, directory: Path, stamp: str) -> None:
         trace.unlink()
 
 
-def write_tables(trace: Path, directory: Path, stamp: str) -> list[Path]:
-    """Write the records of a trace file as temporary Parquet files, and return their paths."""
-    writers = _Writers(directory, stamp)
+def description_of(path: Path) -> dict[str, Any]:
+    """Return what a file says of its table: program, major, minor, and the template's description."""
+    import pyarrow.parquet as pq
+
+    try:
+        said = json.loads((pq.read_schema(path).metadata or {})[_METADATA_KEY.encode()])
+    except (KeyError, ValueError):
+        return {}
+    return said if isinstance(said, dict) else {}
+
+
+def write_tables(
+    trace: Path,
+    directory: Path,
+    stamp: str,
+    *,
+    lasting: bool = True,
+    on_lost: Callable[[str, int], None] | None = None,
+) -> list[Path]:
+    """
+    Write the records of a trace file as temporary Parquet files, and return their paths.
+
+    Those that are not ``lasting`` are made faster. ``on_lost`` is told of records that no table tells of.
+    """
+    writers = _Writers(directory, stamp, lasting=lasting)
     reader = TraceReader(trace)
     collects = gc.isenabled()
     gc.disable()  # it would look through all records again and again, and find nothing
     try:
-        for piece in pieces_of(reader.read()):
+        for piece in pieces_of(reader.read(), on_lost):
             writers.write(piece)
         return writers.finish()
     except BaseException:
@@ -92,15 +114,16 @@ def _final(path: Path) -> Path:
 class _File:
     """Write one temporary Parquet file. The file object is Python's, for errors that say what the system says."""
 
-    def __init__(self, path: Path, schema: pa.Schema, description: dict[str, Any]) -> None:
+    def __init__(self, path: Path, schema: pa.Schema, description: dict[str, Any], *, lasting: bool) -> None:
         import pyarrow.parquet as pq
 
         self.path = path
         self.schema = schema
+        self._lasting = lasting
         self._file = path.open("wb")
         try:
-            kept = schema.with_metadata({METADATA_KEY: json.dumps(description)})
-            self._writer = pq.ParquetWriter(self._file, kept, compression="zstd")
+            kept = schema.with_metadata({_METADATA_KEY: json.dumps(description)})
+            self._writer = pq.ParquetWriter(self._file, kept, compression="zstd" if lasting else "lz4")
         except BaseException:
             self._file.close()
             raise
@@ -111,7 +134,8 @@ class _File:
     def finish(self) -> None:
         self._writer.close()
         self._file.flush()
-        os.fsync(self._file.fileno())
+        if self._lasting:
+            os.fsync(self._file.fileno())
         self._file.close()
 
     def abandon(self) -> None:
@@ -127,8 +151,9 @@ class _File:
 class _Writers:
     """Write pieces of tables to the files that they belong to."""
 
-    def __init__(self, directory: Path, stamp: str) -> None:
+    def __init__(self, directory: Path, stamp: str, *, lasting: bool) -> None:
         self._directory = directory
+        self._lasting = lasting
         self._stamp = stamp
         self._open: OrderedDict[Path, _File] = OrderedDict()
         self._counts: dict[Path, int] = {}
@@ -157,7 +182,8 @@ class _Writers:
             "minor": piece.partition.minor,
             "desc": piece.desc,
         }
-        return _File(place / f".part-{self._stamp}-{number}.parquet.tmp", piece.rows.schema, description)
+        path = place / f".part-{self._stamp}-{number}.parquet.tmp"
+        return _File(path, piece.rows.schema, description, lasting=self._lasting)
 
     def _finish(self, place: Path) -> None:
         file = self._open[place]

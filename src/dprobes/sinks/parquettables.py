@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from dprobes.errors import FormatError
 from dprobes.formatters.templates import Templates
 from dprobes.formatters.templates.fields import Fault, FieldKind, decode_fields
 from dprobes.record.codec import decode_record
@@ -21,7 +22,7 @@ from dprobes.sinks.fixedlayout import fixed_layout
 from dprobes.sinks.parquetschema import HEADER_COLUMNS, Partition, field_columns, field_type, table_schema
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     import pyarrow as pa
 
@@ -54,11 +55,14 @@ class Piece:
     desc: str
 
 
-def pieces_of(found: Iterable[TraceRecord | LostRecords]) -> Iterator[Piece]:
+def pieces_of(
+    found: Iterable[TraceRecord | LostRecords], on_lost: Callable[[str, int], None] | None = None
+) -> Iterator[Piece]:
     """
     Iterate over the tables of what is read from a trace file, piece by piece; raise ``FormatError`` at damage.
 
-    Records that were lost are counted by the next one of their program; those behind the last are by none.
+    Records that were lost are counted by the next one of their program. ``on_lost`` is told of a program, and how many
+    of its records were lost behind the last one.
     """
     programs: dict[int, _Program] = {}
     lost: dict[str, int] = {}
@@ -70,7 +74,7 @@ def pieces_of(found: Iterable[TraceRecord | LostRecords]) -> Iterator[Piece]:
         if isinstance(each, LostRecords):
             lost[known.name] = lost.get(known.name, 0) + each.count
             continue
-        record = decode_record(each.record)
+        record = _decoded(each.record)
         known.add(record, each.probe, each.wall_offset, lost.pop(known.name, 0) if lost else 0)
         count += 1
         size += len(record.data)
@@ -80,6 +84,17 @@ def pieces_of(found: Iterable[TraceRecord | LostRecords]) -> Iterator[Piece]:
                 yield from program.take()
     for program in programs.values():
         yield from program.take()
+    if on_lost is not None:
+        for name, number in lost.items():
+            on_lost(name, number)
+
+
+def _decoded(record: bytes) -> LogRecord:
+    """Return a record; of bytes that are none, one that has them as data and nothing else."""
+    try:
+        return decode_record(record)
+    except FormatError:
+        return LogRecord(data=record)
 
 
 @dataclass(slots=True)
