@@ -23,6 +23,7 @@ from managing import managing
 from manyplaces import many_places
 from ptrace_costs import by_ptrace
 from records import records
+from sinks import sinks
 from starting import starting
 from table import Measurement, print_table
 from workloads import workloads
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     Sections = dict[str, Callable[[Path], list[Measurement]]]
 
 PTRACE: Sections = {"ptrace": by_ptrace}
-RECORDS: Sections = {"records": records}
+RECORDS: Sections = {"records": records, "sinks": sinks}
 EBPF: Sections = {
     "hits": kernel_hits,
     "paper": papers_experiments,

@@ -5,7 +5,7 @@ An event class has an event context, the items of the record's header, and a pay
 integers are little-endian and all fields begin at whole bytes, so ``struct`` packs them. A field of bytes or an array
 is a sequence, behind its length.
 
-Names of fields begin with an underscore here, which readers take away: so none can be a word of TSDL.
+Names of fields begin with an underscore here, which readers take away, so that they cannot be words of TSDL.
 """
 
 from __future__ import annotations
@@ -34,6 +34,9 @@ _CODES = {1: "b", 2: "h", 4: "i", 8: "q"}
 _LENGTH = struct.Struct("<I")
 
 _NAME_MAX = 1024
+
+_WORDS_OF_TSDL = ("_Bool", "_Complex", "_Imaginary")
+"""Those that begin with an underscore."""
 
 _BASES = {8: "o", 10: "", 16: "x"}
 """How numbers are shown, and what the names of their types begin with."""
@@ -91,7 +94,7 @@ class EventClass:
         self._encode = [_encoder(field) for field in shape.fields]
         self._numbers = _numbers(shape.fields)
         context = " ".join(header.declarations)
-        fields = " ".join(_declaration(field) for field in shape.fields)
+        fields = " ".join(_declarations(shape.fields))
         self.text = (
             f"event {{\n\tid = {number};\n\tname = {quoted(name)};\n\tstream_id = {stream_class};\n"
             f"\tcontext := struct {{ {context} }};\n\tfields := struct {{ {fields} }};\n}};\n"
@@ -138,11 +141,27 @@ def _type(field: Field) -> str:
     return _integer(field.size, signed=field.kind is FieldKind.SIGNED, base=field.base)
 
 
-def _declaration(field: Field) -> str:
-    if field.is_array or field.kind is FieldKind.BYTES:
-        length = f"__{field.name}_length"  # shown with one underscore, which no name of a field begins with
-        return f"{_integer(4)} {length}; {_type(field)} _{field.name}[ {length} ];"
-    return f"{_type(field)} _{field.name};"
+def _declarations(fields: Sequence[Field]) -> list[str]:
+    """Return what declares fields, by names of which there are no two."""
+    taken = {f"_{field.name}" for field in fields}
+
+    def free(identifier: str) -> str:
+        while identifier in taken:
+            identifier += "_"
+        taken.add(identifier)
+        return identifier
+
+    declarations = []
+    for field in fields:
+        name = f"_{field.name}"
+        if name in _WORDS_OF_TSDL:
+            name = free(f"{name}_")
+        if field.is_array or field.kind is FieldKind.BYTES:
+            length = free(f"__{field.name}_length")  # readers show it with the second underscore
+            declarations.append(f"{_integer(4)} {length}; {_type(field)} {name}[ {length} ];")
+        else:
+            declarations.append(f"{_type(field)} {name};")
+    return declarations
 
 
 def _code(field: Field) -> str:

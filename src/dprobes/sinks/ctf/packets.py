@@ -7,8 +7,8 @@ The packets of a stream, and the files that they are in.
      0  u32 magic                           32  u64 packet size       in bits, with the padding behind the content
      4  u8  uuid[16] of the trace           40  u64 content size      in bits, with header and context
     20  u32 stream class                    48  u64 time of the first event
-    24  u64 stream                          56  u64 time of the last event
-                                            64  u64 events discarded  in the stream up to here
+    24  u64 file                            56  u64 time of the last event
+                                            64  u64 events discarded  in the file up to here
                                             72  u32 cpu               in streams of a CPU
 
 Readers refuse a trace that has a file with anything behind its last whole packet. So a file has its size from the
@@ -16,6 +16,9 @@ beginning, and its last packet is padded to the end. The next packet is written 
 and padded itself; then the packet size of the last one is overwritten, which is 8 bytes in one page, and the new packet
 is there. That may be interrupted anywhere, or find no room on the disk: what was there stays readable. A file that is
 full is followed by a larger one, which gets its name when it is complete. Files are sparse, so padding takes no room.
+
+To readers each file is a stream of its own. Trace Compass would count the discarded events of a stream anew in each of
+its files.
 """
 
 from __future__ import annotations
@@ -42,7 +45,7 @@ _SIZE = struct.Struct("<Q")
 _MAGIC = 0xC1FC1FC1
 
 _FILE_MIN = 1 << 15
-_FILE_MAX = 1 << 24
+_FILE_MAX = 1 << 26
 """The size of a stream's first file, and that up to which it doubles from file to file."""
 
 _PAGE = 4096
@@ -54,8 +57,8 @@ class _State(NamedTuple):
     """
     Hold how far a stream is.
 
-    ``file`` counts its files, the last of which has ``size`` bytes; its last packet begins at ``packet``, and the
-    content of that ends at ``end``.
+    ``file`` is the number of its last file, which has ``size`` bytes; the last packet in that begins at ``packet``, and
+    the content of it ends at ``end``.
     """
 
     file: int = -1
@@ -68,17 +71,17 @@ class _State(NamedTuple):
 
 class Stream:
     """
-    Append packets to the files of a stream, which is one of ``cpu`` if that is not None.
+    Append packets of one CPU, or of none that is known, whose events are in order of time.
 
-    ``stage`` writes a packet, which is part of the trace once ``commit`` was called; ``undo`` takes that back. All
-    raise ``OSError``.
+    ``numbers`` are those that no file of the trace has. ``stage`` writes a packet, which is part of the trace once
+    ``commit`` was called; ``undo`` takes that back. All raise ``OSError``.
     """
 
-    def __init__(self, directory: Path, trace: UUID, number: int, cpu: int | None) -> None:
+    def __init__(self, directory: Path, trace: UUID, numbers: Iterator[int], cpu: int | None) -> None:
         self.cpu = cpu
         self._directory = directory
         self._trace = trace
-        self._number = number
+        self._numbers = numbers
         self._before = self._now = self._staged = _State()
 
     @property
@@ -91,23 +94,22 @@ class Stream:
         now = self._now
         first, last = events[0][0], events[-1][0]
         body = b"".join([event for _, event in events])
-        # Readers compare the count with that of the packet before: there must be one.
-        before = self._packet(b"", first, first, 0, None) if lost and now.file < 0 else b""
-        size = len(before) + _aligned(self._start_size + len(body), _ALIGNMENT)
+        size = self._size_with(body)
         if now.end + size <= now.size:
-            file, file_size, start = now.file, now.size, now.end
-        else:
-            file_size = max(min(2 * now.size, _FILE_MAX), _FILE_MIN, _aligned(size, _PAGE))
-            file, start = now.file + 1, 0
-        packet = start + len(before)
-        discarded = now.discarded + lost
-        data = before + self._packet(body, first, last, discarded, file_size - packet)
-        if file != now.file:
-            self._make(file, file_size, data)
-        else:
-            with _opened(self._path(file)) as descriptor:
-                _write(descriptor, data, start)
-        self._staged = _State(file, file_size, packet, start + size, last, discarded)
+            discarded = now.discarded + lost
+            packet = self._packet(now.file, body, first, last, discarded, now.size - now.end)
+            with _opened(self._path(now.file)) as descriptor:
+                _write(descriptor, packet, now.end)
+            self._staged = now._replace(packet=now.end, end=now.end + size, last_time=last, discarded=discarded)
+            return
+        file = next(self._numbers)
+        # Readers compare the count with that of the packet before: there must be one.
+        before = self._packet(file, b"", first, first, 0, self._size_with(b"")) if lost else b""
+        end = len(before) + size
+        file_size = max(min(2 * now.size, _FILE_MAX), _FILE_MIN, _aligned(end, _PAGE))
+        packet = self._packet(file, body, first, last, lost, file_size - len(before))
+        self._make(file, file_size, before + packet)
+        self._staged = _State(file, file_size, len(before), end, last, lost)
 
     def commit(self) -> None:
         """Make what was staged part of the trace."""
@@ -131,17 +133,19 @@ class Stream:
     def _start_size(self) -> int:
         return HEADER.size + CONTEXT.size + (0 if self.cpu is None else _CPU.size)
 
-    def _packet(self, body: bytes, first: int, last: int, discarded: int, size: int | None) -> bytes:
-        """Return a packet that is padded to ``size`` bytes, or to whole words; most of the padding is not in it."""
+    def _size_with(self, body: bytes) -> int:
+        return _aligned(self._start_size + len(body), _ALIGNMENT)
+
+    def _packet(self, file: int, body: bytes, first: int, last: int, discarded: int, size: int) -> bytes:
+        """Return a packet that is padded to ``size`` bytes; of the padding only what fills the last word is in it."""
         content = self._start_size + len(body)
-        padded = _aligned(content, _ALIGNMENT)
         stream_class = STREAM_CLASS_WITHOUT_CPU if self.cpu is None else STREAM_CLASS
         return b"".join((
-            HEADER.pack(_MAGIC, self._trace.bytes, stream_class, self._number),
-            CONTEXT.pack(8 * (size or padded), 8 * content, first, last, discarded),
+            HEADER.pack(_MAGIC, self._trace.bytes, stream_class, file),
+            CONTEXT.pack(8 * size, 8 * content, first, last, discarded),
             b"" if self.cpu is None else _CPU.pack(self.cpu),
             body,
-            bytes(padded - content),
+            bytes(self._size_with(body) - content),
         ))  # fmt: skip
 
     def _make(self, file: int, size: int, data: bytes) -> None:
@@ -160,10 +164,10 @@ class Stream:
             _write(descriptor, _SIZE.pack(8 * size), state.packet + HEADER.size)
 
     def _path(self, file: int) -> Path:
-        return self._directory / f"stream_{self._number}_{file}"
+        return self._directory / f"stream_{file}"
 
     def _hidden(self, file: int) -> Path:
-        return self._directory / f".stream_{self._number}_{file}"
+        return self._directory / f".stream_{file}"
 
 
 @contextmanager

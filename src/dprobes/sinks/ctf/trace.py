@@ -11,6 +11,7 @@ The metadata are written before the packets that need them, to another file that
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import platform
 import shutil
@@ -51,7 +52,7 @@ class Trace:
         self._is_described = False
         """Whether the metadata on disk say everything."""
         self._streams: dict[int | None, list[Stream]] = {}
-        self._stream_count = 0
+        self._numbers = itertools.count()
 
     def describe(self, source: RecordSource) -> None:
         """Say of a program what it is; it stays said when that has gone."""
@@ -80,14 +81,13 @@ class Trace:
             if fitting:
                 stream = max(fitting, key=lambda stream: stream.last_time)
             else:
-                stream = Stream(self._directory, self._uuid, self._stream_count + len(new), cpu)
+                stream = Stream(self._directory, self._uuid, self._numbers, cpu)
                 new.append(stream)
             stream.stage(found, 0 if staged else lost)
             staged.append(stream)
         _commit(staged)
         for stream in new:
             self._streams.setdefault(stream.cpu, []).append(stream)
-        self._stream_count += len(new)
 
     def remove_if_empty(self) -> None:
         """Take the trace away if nothing could be written to it."""

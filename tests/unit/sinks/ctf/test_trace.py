@@ -86,7 +86,7 @@ def test_data_of_ever_new_shapes_stays_bytes(tmp_path: Path) -> None:
 def test_names_may_be_anything(tmp_path: Path) -> None:
     name = 'a"b\\c\n*/ é%s {};'
     long = "x" * 5000
-    words = ("struct", "event", "int", "string", "_Bool", "__x", "align", "cpu_id", "timestamp")
+    words = ("struct", "event", "int", "string", "_Bool", "__x", "align", "cpu_id", "timestamp", "Complex", "id")
     text = "".join(f"{word}=%bd " for word in words)
     files = {DIRECTORY_FILE: b"1 one\n", "one": f'major = 1\nminor = 2\nfmt = "{text}"\n'.encode()}
     source = RecordSource(1, name, name, 1, (name,), files)
@@ -95,11 +95,30 @@ def test_names_may_be_anything(tmp_path: Path) -> None:
     record = encode_record(LogRecord(1, 2, time=1, process_name='"\\\n', data=bytes(len(words))))
     places = [Place(f"/usr/{name}", name), Place("m", long, at_return=True)]
     sink.log_events(Batch(source, [record] * 2, places, 0))
-    scopes = {"major": "1", "minor": "2", "procname": r'"\"\\\n"'}, dict.fromkeys(words, "0")
+    names = [{"Complex": "Complex_"}.get(word, word) for word in words]
+    scopes = {"major": "1", "minor": "2", "procname": r'"\"\\\n"'}, dict.fromkeys(names, "0")
     assert read_trace(tmp_path) == [
         event_line(1, r' é%s {};:a"b\c\x0a*/ é%s {};', *scopes),
         event_line(1, "m:" + "x" * 1022, *scopes),
     ]
+
+
+def test_names_that_readers_need_are_made_unlike_those_of_fields(tmp_path: Path) -> None:
+    files = {
+        DIRECTORY_FILE: b"1 one\n",
+        "one": b'major = 1\nminor = 2\nfmt = "Bool=%bd Bool_=%bd _a_length=%bd a=%*bd a_fault=%*bd"\n',
+    }
+    sink = CtfSink(tmp_path)
+    source = RecordSource(1, "app", "app", 1, (), files)
+    sink.create_event(source)
+    fault = bytes([Token.ADDRESS_FAULT]) + b"\x08\0" + bytes([9] + [0] * 7)
+    numbers, array = b"\1\2\3", bytes([Token.MEMORY]) + b"\1\0\4"
+    for time, data in enumerate((numbers + array + fault, numbers + fault + fault)):
+        sink.log_events(Batch(source, [encode_record(LogRecord(1, 2, time=time, data=data))], [PLACE], 0))
+    first, second = read_trace(tmp_path)
+    shown = "{ Bool__ = 1, Bool_ = 2, _a_length = 3, "
+    assert first.endswith(shown + "_a_length_ = 1, a = [ [0] = 4 ], a_fault_fault = 0x9 }")
+    assert second.endswith(shown + "a_fault_2 = 0x9, a_fault_fault = 0x9 }")
 
 
 def test_templates_that_come_later_hold_from_then_on(tmp_path: Path) -> None:
@@ -126,7 +145,7 @@ def test_records_that_come_late_keep_their_time(tmp_path: Path) -> None:
             sink.log_events(batch(part, cpu=random.randrange(3)))
     assert times_in(tmp_path) == times
     (trace,) = tmp_path.iterdir()
-    assert len({path.name.split("_")[1] for path in trace.glob("stream_*")}) < 10
+    assert len(list(trace.glob("stream_*"))) < 10
 
 
 def test_lost_records_are_said_to_be_lost(tmp_path: Path) -> None:
