@@ -1,0 +1,113 @@
+"""Trace files that a run writes, and ``dprobes log`` on them."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from integration.support import TIMEOUT, await_true, environment
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from integration.support import Builder
+
+TICK = "name = hotloop\nmajor = 5\noffset = tick\nminor = 1\npush r, arg0\nlog 1\nexit\n"
+
+
+def dprobes(*arguments: object) -> str:
+    command = [sys.executable, "-m", "dprobes", *map(str, arguments)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=TIMEOUT, env=environment())
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "tick.rpn"
+    path.write_text(TICK)
+    return path
+
+
+def count_of(path: Path, *options: object) -> int:
+    return int(dprobes("log", path, "--count", *options))
+
+
+@pytest.mark.parametrize("name", ["trace.dpt", "trace.dptz"])
+def test_a_run_appends_its_records_which_are_shown_elsewhere(
+    build: Builder, tmp_path: Path, source: Path, name: str
+) -> None:
+    program, trace = build("hotloop.c"), tmp_path / name
+    run = ("run", source, "--engine", "ptrace", "--log", "pid,tsc,procname", "-o", trace, "--")
+    dprobes(*run, program, 30)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    shutil.copy(trace, elsewhere / "copy")
+    records = [json.loads(line) for line in dprobes("log", elsewhere / "copy", "--format", "json").splitlines()]
+    assert len(records) == 30
+    words = [int.from_bytes(bytes.fromhex(record["data"]), "little") for record in records]
+    assert len(set(words)) == 30
+    assert {(record["major"], record["minor"], record["name"], record["symbol"]) for record in records} == {
+        (5, 1, "hotloop", "tick")
+    }
+    dprobes(*run, program, 12)
+    assert count_of(trace) == 42
+    assert count_of(trace, "--filter", f"major == 5 and pid == {records[0]['pid']}") == 30
+    assert count_of(trace, "--filter", 'module =~ "*hotloop" and name == "hotloop" and function == "tick"') == 42
+    times = [record["time"] for record in records]
+    assert count_of(trace, "--filter", f"time > {times[9]}") == 32
+    assert count_of(trace, "--since", "1h") == 42
+    assert count_of(trace, "--until", "1h") == 0
+    last = dprobes("log", trace, "--tail", 1, "--format", "json")
+    assert last == dprobes("log", trace, "--format", "json").splitlines(keepends=True)[-1]
+
+
+def test_a_run_that_is_killed_leaves_a_file_that_is_read_and_continued(
+    build: Builder, tmp_path: Path, source: Path
+) -> None:
+    program, trace = build("hotloop.c"), tmp_path / "trace.dpt"
+    command = ["run", source, "--engine", "ptrace", "-o", trace, "--", program]
+    with subprocess.Popen(
+        [sys.executable, "-m", "dprobes", *map(str, command), "100000000"], env=environment(), stderr=subprocess.DEVNULL
+    ) as process:
+        await_true(lambda: trace.exists() and trace.stat().st_size > 50_000, "records")
+        process.send_signal(signal.SIGKILL)
+    before = count_of(trace)
+    assert before > 500
+    with trace.open("r+b") as file:  # as if it had been killed in the middle of a frame
+        file.truncate(trace.stat().st_size - 1)
+    dprobes(*command, 12)
+    assert count_of(trace) == before - 1 + 12
+
+
+def test_two_runs_do_not_write_to_one_file(build: Builder, tmp_path: Path, source: Path) -> None:
+    program, trace = build("hotloop.c"), tmp_path / "trace.dpt"
+    command = [sys.executable, "-m", "dprobes", "run", str(source), "--engine", "ptrace", "-o", str(trace), "--"]
+    command.append(str(program))
+    with subprocess.Popen([*command, "100000000"], env=environment(), stderr=subprocess.DEVNULL) as process:
+        await_true(lambda: trace.exists() and trace.stat().st_size > 1000, "records")
+        second = subprocess.run([*command, "5"], check=False, capture_output=True, text=True, env=environment())
+        process.send_signal(signal.SIGTERM)
+    assert second.returncode == 1
+    assert (
+        f"dprobes: error: '{trace}' is being written by another process\nhint: write to another file\n" in second.stderr
+    )
+    assert re.fullmatch(r"\d+\n", dprobes("log", trace, "--count"))
+
+
+def test_a_file_of_something_else_is_not_touched(build: Builder, tmp_path: Path, source: Path) -> None:
+    precious = tmp_path / "notes.dpt"
+    precious.write_text("my notes\n")
+    command = ["run", source, "--engine", "ptrace", "-o", precious, "--", "true"]
+    line = [sys.executable, "-m", "dprobes", *map(str, command)]
+    done = subprocess.run(line, check=False, capture_output=True, text=True, env=environment())
+    assert done.returncode == 1
+    assert f"'{precious}' is no trace file: records cannot be appended to it" in done.stderr
+    assert precious.read_text() == "my notes\n"
