@@ -44,9 +44,17 @@ THREADS, CALLS = 3, 40
 def test_a_ctf_trace_has_what_the_records_have(build: Builder, run: Runner, tmp_path: Path, engine: str) -> None:
     program, traces = build("threads.c", "-pthread"), tmp_path / "traces"
     options = ["--engine", engine, "--log-target", f"ctf:{traces}"]
+    templates = tmp_path / "templates"
+    templates.mkdir()
+    (templates / "templates.lst").write_text("5 five\n")
+    (templates / "five").write_text('major = 5\nminor = 1\nfmt = "n=%d"\n')
+    options += ["--templates", str(templates)]
     result = run.command(PROGRAM, program, THREADS, CALLS, options=options)
     assert "log target" not in result.stderr
     assert len(result.records) == 2 * THREADS * CALLS
+    assert sorted(record["fields"]["n"] for record in result.records if record["minor"] == 1) == sorted(
+        [*range(CALLS)] * THREADS
+    )
     records = sorted(result.records, key=lambda record: record["time"])
     # What has the same time may be in any order.
     assert sorted(read_trace(traces)) == sorted(_line(record) for record in records)
@@ -57,11 +65,12 @@ def _line(record: dict[str, Any]) -> str:
     context = {key: str(record[key]) for key in ("major", "minor", "pid", "uid")}
     context |= {"cs": "0x33", "ip": text_of(record["ip"], 16), "ss": "0x2B", "sp": text_of(record["sp"], 16)}
     context |= {"procname": text_of(record["name"]), "tid": str(record["tid"])}
-    data = bytes.fromhex(record["data"])
-    payload = {"_data_length": str(len(data)), "data": text_of(data)}
-    if record["minor"] == 2:
+    if record["minor"] == 1:
+        payload = {"n": str(record["fields"]["n"])}
+    else:
         (item,) = record["items"]
-        memory = bytes.fromhex(item["value"])
+        data, memory = bytes.fromhex(record["data"]), bytes.fromhex(item["value"])
+        payload = {"_data_length": str(len(data)), "data": text_of(data)}
         payload |= {"_memory_length": str(len(memory)), "memory": text_of(memory)}
     packet = {"cpu_id": str(record["cpu"])} if "cpu" in record else {}
     name = "threads:tick:return" if record["minor"] == 2 else "threads:tick"

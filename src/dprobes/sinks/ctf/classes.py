@@ -86,7 +86,11 @@ class HeaderItems:
 
 
 class EventClass:
-    """Describe the events that have one name, the same items in their header, and one shape."""
+    """
+    Describe the events that have one name, the same items in their header, and one shape.
+
+    ``text`` is what metadata say of them, ``content`` what of that would be the same with another number.
+    """
 
     def __init__(self, number: int, stream_class: int, name: str, header: HeaderItems, shape: Shape) -> None:
         self.number = number
@@ -95,10 +99,11 @@ class EventClass:
         self._numbers = _numbers(shape.fields)
         context = " ".join(header.declarations)
         fields = " ".join(_declarations(shape.fields))
-        self.text = (
-            f"event {{\n\tid = {number};\n\tname = {quoted(name)};\n\tstream_id = {stream_class};\n"
-            f"\tcontext := struct {{ {context} }};\n\tfields := struct {{ {fields} }};\n}};\n"
+        self.content = (
+            f"\tname = {quoted(name)};\n\tstream_id = {stream_class};\n"
+            f"\tcontext := struct {{ {context} }};\n\tfields := struct {{ {fields} }};\n"
         )
+        self.text = f"event {{\n\tid = {number};\n{self.content}}};\n"
 
     def encode(self, time: int, record: LogRecord, values: Sequence[ArgumentValue]) -> bytes:
         """Return the bytes of an event."""

@@ -40,8 +40,17 @@ class Metadata:
     clock: UUID
     wall_offset: int
     hostname: str
-    programs: dict[int, RecordSource] = field(default_factory=dict)
+    programs: list[RecordSource] = field(default_factory=list)
     classes: list[str] = field(default_factory=list)
+
+    def add_program(self, source: RecordSource) -> bool:
+        """Note what is to be said of a program; return whether that was not known."""
+        for index, known in enumerate(self.programs):
+            if (known.name, known.module) == (source.name, source.module):
+                self.programs[index] = source
+                return known.build_ids != source.build_ids
+        self.programs.append(source)
+        return True
 
     def text(self) -> str:
         """Return the text of the file."""
@@ -62,7 +71,7 @@ class Metadata:
             'tracer_name = "dprobes";',
             f"tracer_version = {quoted(__version__)};",
         ]
-        for number, source in enumerate(self.programs.values(), 1):
+        for number, source in enumerate(self.programs, 1):
             lines.append(f"program_{number} = {quoted(source.name)};")
             lines.append(f"program_{number}_module = {quoted(source.module)};")
             if source.build_ids:

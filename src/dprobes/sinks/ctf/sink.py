@@ -71,6 +71,9 @@ class CtfSink:
         """Records that were lost before the next packet."""
         try:
             directory.mkdir(exist_ok=True)
+            if (directory / "metadata").exists():
+                hint = "name the directory that is to hold traces"
+                raise SinkError(f"'{directory}' is a trace itself, which cannot be continued", hint=hint)
             if not os.access(directory, os.W_OK | os.X_OK):
                 raise PermissionError(0, "permission denied")
         except OSError as error:

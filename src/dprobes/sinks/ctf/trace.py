@@ -51,22 +51,26 @@ class Trace:
         self._metadata = Metadata(self._uuid, _clock_uuid(), wall_offset, platform.node())
         self._is_described = False
         """Whether the metadata on disk say everything."""
+        self._classes: dict[str, EventClass] = {}
+        """By their content."""
         self._streams: dict[int | None, list[Stream]] = {}
         self._numbers = itertools.count()
 
     def describe(self, source: RecordSource) -> None:
         """Say of a program what it is; it stays said when that has gone."""
-        self._metadata.programs[source.number] = source
-        self._is_described = False
+        if self._metadata.add_program(source):
+            self._is_described = False
 
     def add_class(self, name: str, header: HeaderItems, shape: Shape, *, has_cpu: bool) -> EventClass:
-        """Return a new class of events, which are on a CPU or not."""
+        """Return the class of events that are on a CPU or not; that of a program that comes again is there already."""
         number = len(self._metadata.classes)
         stream_class = STREAM_CLASS if has_cpu else STREAM_CLASS_WITHOUT_CPU
         event_class = EventClass(number, stream_class, name, header, shape)
-        self._metadata.classes.append(event_class.text)
-        self._is_described = False
-        return event_class
+        known = self._classes.setdefault(event_class.content, event_class)
+        if known is event_class:
+            self._metadata.classes.append(event_class.text)
+            self._is_described = False
+        return known
 
     def write(self, events: Mapping[int | None, Events], lost: int) -> None:
         """Write events by their CPUs, before which ``lost`` others were lost: all, or none if that fails."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -183,6 +184,29 @@ def test_arguments_that_cannot_be(tmp_path: Path) -> None:
         with pytest.raises(SinkError) as caught:
             parse_target(f"ctf:{argument}").open(SinkOptions())
         assert caught.value.message == f"'{argument}' cannot be written: {reason}"
+
+
+def test_a_trace_is_not_continued(tmp_path: Path) -> None:
+    opened(tmp_path).log_events(batch([1]))
+    (trace,) = tmp_path.iterdir()
+    with pytest.raises(SinkError) as caught:
+        parse_target(f"ctf:{trace}").open(SinkOptions())
+    assert caught.value.message == f"'{trace}' is a trace itself, which cannot be continued"
+    assert caught.value.hint == "name the directory that is to hold traces"
+
+
+def test_a_program_that_comes_again_adds_nothing_to_the_metadata(tmp_path: Path) -> None:
+    sink = opened(tmp_path)
+    sink.log_events(batch([1]))
+    (trace,) = tmp_path.iterdir()
+    metadata = (trace / "metadata").read_text()
+    for number in range(2, 5):
+        again = RecordSource(number, "app", "app", 1)
+        sink.create_event(again)
+        sink.log_events(replace(batch([number]), source=again))
+        sink.destroy_event(again)
+    assert times_in(tmp_path) == [1, 2, 3, 4]
+    assert (trace / "metadata").read_text() == metadata
 
 
 def test_ltt_is_a_directory_of_its_own(tmp_path: Path) -> None:
