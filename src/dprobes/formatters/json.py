@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from dprobes.formatters.templated import template_of
 from dprobes.formatters.templates.fields import Fault, FieldKind, decode_fields, fields_of
+from dprobes.formatters.templates.model import Conversion
+from dprobes.formatters.templates.reading import placeholders
 from dprobes.formatters.walltime import wall_time
 from dprobes.record.codec import decode_record
 from dprobes.record.items import LogItem, split_items
@@ -80,9 +82,13 @@ class JsonFormatter:
 def _data(template: Template, record: LogRecord) -> dict[str, Any]:
     decoded = decode_fields(template, record)
     fields = fields_of(template, record.word_size)
+    values = {field.name: _value(field, value) for field, value in zip(fields, decoded.values, strict=True)}
+    for field, value, part in zip(fields, decoded.values, placeholders(template), strict=True):
+        if part.conversion is Conversion.REST and part.is_item and isinstance(value, bytes):
+            values[field.name] = [_item(item) for item in split_items(value, record.word_size, record.byte_order) or ()]
     return {
         "desc": template.desc or None,
-        "fields": {field.name: _value(field, value) for field, value in zip(fields, decoded.values, strict=True)},
+        "fields": values,
         "rest": decoded.rest.hex() or None,
     }
 

@@ -88,6 +88,8 @@ TEMPLATES = source(
         desc = "a call"
         fmt = "n=%wd c=%bc chars=%*c"
         fmt = "name=%*s, words %*nu, hole=%*bx gone=%d to=%a"
+        minor = 5
+        fmt = "argv: %*r; %r"
         minor = 4
         desc = "two"
         fmt = "lines"
@@ -140,6 +142,15 @@ def test_json_has_the_fields_of_a_template() -> None:
     }
     assert line["rest"] == "1122"
     assert line["data"] == CALL.data.hex()
+
+
+def test_json_lists_the_items_of_a_field_that_takes_all_of_them() -> None:
+    data = bytes.fromhex("01 0200 6c73 ff 0800 0010000000000000 07")
+    record = LogRecord(major=1, minor=5, data=data)
+    line = json.loads(formatter("json", wall_offset=0, source=TEMPLATES)(record, PLACE))
+    items = [{"type": "string", "value": "ls"}, {"type": "fault", "value": 0x1000}]
+    assert line["fields"] == {"argv": items, "arg1": "07"}
+    assert "rest" not in line
 
 
 def test_csv_has_a_heading_and_a_line_for_each_record() -> None:

@@ -4,7 +4,7 @@ The string of a ``fmt`` statement to the parts of a template's line.
 ::
 
     %[*][-][0][width][.precision][b|w|d|q|n]c      c = d u x o c s p a, with * also h
-    %r     %+N     %[-][0][width]{item}     %%
+    %r     %*r     %+N     %[-][width]{item}     %%
 
 A letter ``d`` is a size if one of ``d u x o c s p a h`` follows at once, and the conversion otherwise.
 """
@@ -182,9 +182,9 @@ def _placeholder(reader: _Reader) -> Part | str:
     letter = reader.peek()
     if letter == "r" and not has_size:
         reader.take()
-        if reader.position - start > 2:
-            raise _WrongError(reader.since(start), "'%r' stands alone: it prints all the rest, as it is")
-        return Placeholder(Conversion.REST, 0, span=reader.since(start))
+        if reader.position - start > 2 + is_item:
+            raise _WrongError(reader.since(start), f"'%{'*' * is_item}r' takes no width, precision or size")
+        return Placeholder(Conversion.REST, 0, is_item, span=reader.since(start))
     if not letter or letter not in _CONVERSIONS:
         raise _unknown(reader, start)
     conversion = Conversion(reader.take())

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from dprobes.formatters.templates.model import Template
     from dprobes.record.layout import LogRecord
 
-__all__ = ["Taken", "data_parts", "read"]
+__all__ = ["Taken", "data_parts", "placeholders", "read"]
 
 _FAULTS = (Token.ADDRESS_FAULT, Token.SELECTOR_FAULT)
 
@@ -43,6 +43,12 @@ def data_parts(template: Template) -> tuple[Placeholder | Skip, ...]:
     return tuple(part for line in template.lines for part in line if isinstance(part, (Placeholder, Skip)))
 
 
+@lru_cache(maxsize=4096)
+def placeholders(template: Template) -> tuple[Placeholder, ...]:
+    """Return what gives values in a template."""
+    return tuple(part for part in data_parts(template) if isinstance(part, Placeholder))
+
+
 def read(template: Template, record: LogRecord) -> tuple[list[Taken], bytes]:
     """Return what each of ``data_parts`` takes of a record, and the bytes that are left over."""
     reader = _Reader(record)
@@ -64,10 +70,7 @@ class _Reader:
             skipped = self._bytes(part.count)
             return Taken(skipped) if skipped else Taken(None, part.count - left)
         if part.conversion is Conversion.REST:
-            rest = b"" if self._ended else self._data[self.position :]
-            if not self._ended:
-                self.position = len(self._data)
-            return Taken(rest)
+            return Taken(b"" if self._ended else self._rest(only_items=part.is_item))
         if part.is_item:
             return self._item(part)
         if part.conversion is Conversion.STRING:
@@ -105,6 +108,21 @@ class _Reader:
         end = self._data.find(b"\0", self.position)
         start, self.position = self.position, (end + 1 if end >= 0 else len(self._data))
         return Taken(_text(self._data[start : self.position]))
+
+    def _rest(self, *, only_items: bool) -> bytes:
+        """Take all that is left, or the whole items at the beginning of it."""
+        start = self.position
+        while only_items and (end := self._item_end()) is not None:
+            self.position = end
+        if not only_items:
+            self.position = len(self._data)
+        return self._data[start : self.position]
+
+    def _item_end(self) -> int | None:
+        head = item_head(self._data, self.position, self._word_size, self._order)
+        if head is None or head.start + head.size > len(self._data):
+            return None
+        return None if head.token in _FAULTS and head.size != self._word_size else head.start + head.size
 
     def _item(self, part: Placeholder) -> Taken:
         if self._ended:

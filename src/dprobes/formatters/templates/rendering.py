@@ -14,6 +14,7 @@ from dprobes.formatters.templates.escaping import escaped
 from dprobes.formatters.templates.model import HEADER_ITEMS, Conversion, HeaderValue, Placeholder, Skip, Text
 from dprobes.formatters.templates.reading import read
 from dprobes.formatters.templates.values import Fault
+from dprobes.record.items import split_items
 
 if TYPE_CHECKING:
     from dprobes.formatters.symbolising import Symboliser
@@ -110,6 +111,9 @@ def _value(part: Placeholder, taken: Taken, names: _Names) -> str:
             if part.is_item and part.precision is not None:
                 string = string[: part.precision]
             text = _padded(escaped(string), part.width)
+        case bytes() as data if part.is_item:
+            items = split_items(data, names.record.word_size, names.record.byte_order) or ()
+            text = " ".join(escaped(item.text) for item in items)
         case bytes() as data:
             text = data.hex(" ")
         case int() as number:

@@ -130,6 +130,20 @@ def test_the_rest_is_printed_in_hexadecimal() -> None:
     assert formatted("%bd: %r|%bd", b"\1\2") == "1: 02|<missing 1 byte>"
 
 
+def test_the_items_that_are_left_are_printed_as_what_they_are() -> None:
+    data = item(1, b"ls\n") + item(0, b"\1\2") + item(5, WORDS, 2) + item(0xFF, struct.pack("<Q", 16)) + item(1, b"")
+    text = r"ls\n 01 02 42 18446744073709551611 <fault at 0x10> "
+    assert formatted("%bd %*r|", b"\7" + data) == f"7 {text}|"
+    assert formatted("%*r|%bd", data + b"\7") == f"{text}|7"
+    assert formatted("%*r|", data + b"\x42") == f"{text}|\n<1 byte left: 42>"
+    assert formatted("%*r|", item(1, b"a") + item(1, b"b", 2)) == "a|\n<4 bytes left: 01 02 00 62>"
+    assert formatted("%*r|", item(0xFF, b"\1")) == "|\n<4 bytes left: ff 01 00 01>"
+    assert formatted("%*r|", b"") == "|"
+    assert formatted("%*s %*r|", item(1, b"a", 2)) == "a <missing 1 byte> |"
+    assert formatted("%*r", b"\5\0\1\0\0\0\x2a", word_size=4, byte_order="big") == "42"
+    assert values("%*r %r", data + b"\x42") == (data, b"\x42")
+
+
 def test_bytes_are_skipped() -> None:
     assert formatted("%+2%bd%+1", b"\1\2\3\4") == "3"
     assert formatted("%+2%bd%+1%*s", b"\1\2\3\4" + item(1, b"x")) == "3x"

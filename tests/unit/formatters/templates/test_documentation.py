@@ -25,7 +25,7 @@ def test_the_tables_of_examples(fmt: str, data: str, printed: str) -> None:
 
 
 def test_there_are_examples() -> None:
-    assert len(EXAMPLES) == 16
+    assert len(EXAMPLES) == 17
 
 
 def test_the_files_of_the_page_are_right() -> None:
@@ -51,7 +51,7 @@ def test_the_templates_of_the_examples_are_right(capsys: pytest.CaptureFixture[s
     directory = ROOT / "examples" / "templates"
     assert run(["check", str(directory)]) == 0
     programs = [path for path in sorted(ROOT.glob("examples/*.rpn")) if (directory / f"{path.stem}.fmt").exists()]
-    assert len(programs) == 4
+    assert len(programs) == 5
     for program in programs:
         assert run(["check", str(program), "--allow-write", "--templates", str(directory)]) == 0
     assert capsys.readouterr() == ("", "")
