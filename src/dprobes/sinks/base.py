@@ -66,7 +66,8 @@ class Sink(Protocol):
     Take records. All methods raise ``SinkError`` if that fails, and are called by one thread.
 
     A sink that has failed is closed and opened again, and told of the programs that are active; so it begins anew
-    where that is without harm, and goes on with what is there where it is not.
+    where that is without harm, and goes on with what is there where it is not. One that may wait for long should have a
+    method ``abort`` as well: it is called by another thread when nobody waits any more, and lets what waits fail.
     """
 
     def create_event(self, source: RecordSource) -> None:

@@ -57,6 +57,7 @@ class _Lines:
         self._encoding = encoding
         self.flush = outlet.flush
         self.close = outlet.close
+        self.abort = getattr(outlet, "abort", None)
 
     def write(self, texts: Sequence[str]) -> None:
         end, encoding = self._line_end, self._encoding
@@ -73,6 +74,7 @@ class _FrameSink:
         self._outlet = outlet
         self.flush = outlet.flush
         self.close = outlet.close
+        self.abort = getattr(outlet, "abort", None)
 
     def create_event(self, source: RecordSource) -> None:
         """Do nothing: a record has its major and minor code."""

@@ -28,7 +28,10 @@ _PATIENCE = 30.0
 """Seconds that a command may read nothing until it is ended and started anew."""
 
 _LAST_WORDS = 5.0
-"""Seconds that a command has to end after the end of its input, and then after SIGTERM."""
+"""Seconds that a command has to end after the end of its input."""
+
+_TERMINATING = 1.0
+"""Seconds that it has to end after SIGTERM."""
 
 
 def open(argument: str, options: SinkOptions) -> Sink:  # noqa: A001 - the name that all sinks have
@@ -118,12 +121,17 @@ class CommandOutlet:
         if unread or self._process.returncode:
             raise SinkError(f"{self._name} {what}", lost=unread)
 
+    def abort(self) -> None:
+        """End the command; a thread that waits for it to read gets an error."""
+        if self._process.poll() is None:
+            self._end()
+
     def _end(self) -> None:
         for number in (signal.SIGTERM, signal.SIGKILL):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, number)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(_LAST_WORDS)
+                self._process.wait(_TERMINATING)
                 return
 
 

@@ -8,6 +8,7 @@ cannot take for a mistake of its own is given up: it would make the same mistake
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from dataclasses import dataclass
@@ -44,6 +45,9 @@ _SAY_AGAIN = 600.0
 
 _PATIENCE = 10.0
 """Seconds that a sink may take nothing at the end, until what waits is given up."""
+
+_ABORTING = 1.0
+"""Seconds that a sink which hangs has to see that it was aborted."""
 
 _SILENCE = 1.0
 """Seconds after which it is said that there is still something to be written."""
@@ -105,6 +109,8 @@ class LogTarget:
         """At the end a failure is not waited out, but everything is tried once more; the thread's own."""
         self._steps = 0
         """Counts what the thread gets done."""
+        self._ended = threading.Event()
+        """Not ``Thread.is_alive``, which an interrupted ``join`` makes untrue (before Python 3.13)."""
         self._thread = threading.Thread(target=self._run, name=f"log target {name}", daemon=True)
         self._thread.start()
 
@@ -170,13 +176,22 @@ class LogTarget:
         finally:
             with self._changed:
                 self._queue.give_up()
+            if not self._ended.is_set():
+                self._abort()
         return self.status()
+
+    def _abort(self) -> None:
+        """Have a sink fail that hangs, if it knows how, so that it leaves nothing behind."""
+        abort = getattr(self._sink, "abort", None)
+        if abort is not None:
+            with contextlib.suppress(Exception):
+                abort()
+            self._ended.wait(_ABORTING)
 
     def _await_end(self, patience: float, limit: float | None, on_wait: Callable[[TargetStatus], None] | None) -> None:
         begun = last = time.monotonic()
         steps = self._steps
-        while self._thread.is_alive():
-            self._thread.join(_LOOK)
+        while not self._ended.wait(_LOOK):
             now = time.monotonic()
             if self._steps != steps:
                 steps, last = self._steps, now
@@ -189,24 +204,28 @@ class LogTarget:
     # The thread
 
     def _run(self) -> None:
-        while (message := self._next()) is not None:
-            try:
-                sink = self._opened()
-            except (Exception, SystemExit) as error:  # noqa: BLE001 - a plug-in's mistake must not be ours
-                if not self._wait_after(error):
-                    break
-                continue
-            try:
-                self._hand_over(sink, message)
-                self._flush(sink)
-            except (SinkError, OSError) as error:
-                if not self._wait_after(error, message):
-                    break
-            except (Exception, SystemExit) as error:  # noqa: BLE001 - a plug-in's, or a record's that is none
-                self._drop(message)
-                if not self._wait_after(error):
-                    break
-        self._give_up()
+        try:
+            while (message := self._next()) is not None and self._serve(message):
+                pass
+            self._give_up()
+        finally:
+            self._ended.set()
+
+    def _serve(self, message: Message) -> bool:
+        """Have the sink take a message; return False at the end of all patience."""
+        try:
+            sink = self._opened()
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - a plug-in's mistake must not be ours
+            return self._wait_after(error)
+        try:
+            self._hand_over(sink, message)
+            self._flush(sink)
+        except (SinkError, OSError) as error:
+            return self._wait_after(error, message)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - a plug-in's, or a record's that is none
+            self._drop(message)
+            return self._wait_after(error)
+        return True
 
     def _next(self) -> Message | None:
         with self._changed:

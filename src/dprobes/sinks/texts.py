@@ -100,6 +100,7 @@ class TextSink:
 
     def __init__(self, outlet: Outlet, format_name: str, *, goes_on: bool = False) -> None:
         self._outlet = outlet
+        self.abort = getattr(outlet, "abort", None)
         self._has_heading = goes_on
         self._formatter = BatchFormatter(format_name)
 

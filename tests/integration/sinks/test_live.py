@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,12 +19,11 @@ from dprobes.sinks.kinds import parse_target
 from dprobes.sinks.target import LogTarget
 from integration.manager.sandbox import Sandbox, Service, service
 from integration.sinks.test_syslog import structured
-from integration.support import TIMEOUT, await_true
+from integration.support import DPROBES, TIMEOUT, await_message, await_true
 from unit.sinks.records import SOURCE, batch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from integration.sinks.rsyslog import Rsyslog
     from integration.support import Builder
@@ -137,14 +138,14 @@ def test_a_run_writes_everything_that_waits_before_it_ends(
     unix = f"syslog:unix://{rsyslog.socket}"
     done = sandbox.shell(
         f"dprobes run {source} --templates templates --log-target '{command}' --log-target '{unix}' "
-        f"--log-format json -c 'sh -c \"echo write_file 50000 | {target.program}\"'"
+        f"--log-format json -c 'sh -c \"echo write_file 20000 | {target.program}\"'"
     )
     assert done.returncode == 0, done.stderr
     assert "has lost" not in done.stderr
     lines = (sandbox.directory / "slow.txt").read_text().splitlines()
-    assert [json.loads(line)["fields"]["number"] for line in lines] == list(range(1, 50_001))
-    messages = rsyslog.await_count(50_000)
-    assert [int(structured(message)["fields@32473"]["number"]) for message in messages] == list(range(1, 50_001))
+    assert [json.loads(line)["fields"]["number"] for line in lines] == list(range(1, 20_001))
+    messages = rsyslog.await_count(20_000)
+    assert [int(structured(message)["fields@32473"]["number"]) for message in messages] == list(range(1, 20_001))
 
 
 def test_a_run_says_what_a_target_has_lost(sandbox: Sandbox, target: Service, source: Path) -> None:
@@ -224,3 +225,26 @@ def test_a_full_disk_is_what_a_run_says(full_disk: Path, sandbox: Sandbox, targe
     written = text.count("DProbes")
     assert text.endswith("\n")
     assert f"log target file:{path} has lost {5000 - written} records: '{path}': no space left on device" in done.stderr
+
+
+def test_ctrl_c_gives_up_what_waits_and_leaves_no_command_behind(
+    sandbox: Sandbox, target: Service, source: Path
+) -> None:
+    hanging = sandbox.write(
+        "hanging.py", "import os, time\nopen('pid', 'w').write(str(os.getpid()))\ntime.sleep(1000)\n"
+    )
+    arguments = [*DPROBES, "run", str(source), "--log-target", f"command:{sys.executable} {hanging}"]
+    arguments += ["-c", f'sh -c "echo write_file 5000 | {target.program}"']
+    with subprocess.Popen(
+        arguments, env=sandbox.environment, cwd=sandbox.directory, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        said = await_message(process, "; Ctrl-C gives up\n")
+        assert re.search(
+            r"dprobes: note: log target command:\S+ \S+: \d+ records wait to be written; Ctrl-C gives up", said
+        )
+        process.send_signal(signal.SIGINT)
+        rest = process.stderr.read()
+        assert process.wait(TIMEOUT) == 0
+    assert " has lost 5000 records" in rest
+    assert not Path(f"/proc/{(sandbox.directory / 'pid').read_text()}").exists()

@@ -125,6 +125,22 @@ def test_a_command_that_reads_nothing_is_ended(monkeypatch: pytest.MonkeyPatch) 
     assert outlet._process.returncode == -signal.SIGTERM
 
 
+def test_a_command_that_hangs_is_gone_when_nobody_waits_any_more(tmp_path: Path) -> None:
+    script = tmp_path / "hang.py"
+    script.write_text("import os, sys, time\nopen(sys.argv[1], 'w').write(str(os.getpid()))\ntime.sleep(1000)\n")
+    pid = tmp_path / "pid"
+    target = log_target(f"command:{sys.executable} {script} {pid}")
+    await_true(lambda: pid.exists() and pid.read_text() != "")
+    for _ in range(60):
+        target.put(batch(*[1] * 1000))
+    await_true(lambda: target.status().written > 0)
+    status = target.close(patience=0.5)
+    assert status.written + status.lost == 60_000
+    assert not target._thread.is_alive()
+    assert not Path(f"/proc/{pid.read_text()}").exists()
+    assert target.status().written == 0, "it has read nothing"
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [
