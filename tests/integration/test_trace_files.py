@@ -80,7 +80,7 @@ def test_a_run_that_is_killed_leaves_a_file_that_is_read_and_continued(
         await_true(lambda: trace.exists() and trace.stat().st_size > 50_000, "records")
         process.send_signal(signal.SIGKILL)
     before = count_of(trace)
-    assert before > 500
+    assert before > 100
     with trace.open("r+b") as file:  # as if it had been killed in the middle of a frame
         file.truncate(trace.stat().st_size - 1)
     dprobes(*command, 12)
