@@ -29,6 +29,7 @@ __all__ = [
     "compile_file",
     "compile_program",
     "compile_source",
+    "compiled_bytes",
     "is_compiled",
     "load_ppdf",
     "load_program",
@@ -237,13 +238,22 @@ def is_compiled(path: Path) -> bool:
 
 def read_compiled(path: Path) -> Ppdf:
     """Return a PPDF; raise ``FormatError`` if it is none."""
+    return _read_compiled(path)[0]
+
+
+def compiled_bytes(path: Path) -> bytes:
+    """Return the bytes of a PPDF, whatever a newer version has put into it; raise ``FormatError`` if it is none."""
+    return _read_compiled(path)[1]
+
+
+def _read_compiled(path: Path) -> tuple[Ppdf, bytes]:
     from dprobes.ppdf import decode
     from dprobes.ppdf.container import SIZE_MAX
 
     with path.open("rb") as file:
         data = file.read(SIZE_MAX + 1)
     try:
-        return decode(data)
+        return decode(data), data
     except FormatError as error:
         raise FormatError(f"'{path}': {error.message}", hint=error.hint) from None
 

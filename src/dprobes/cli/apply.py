@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dprobes.api.compiling import compiled_bytes
 from dprobes.cli.inserting import insert, insertion_options, scope_from
 from dprobes.cli.options import PROGRAM_FILE
 from dprobes.cli.scope import scope_options
@@ -30,4 +31,4 @@ def command(file: Path, arguments: tuple[str, ...], **options: Any) -> int:
     probepoints are compared with those of that build.
     """
     scope = scope_from(options, arguments)
-    return insert(file.read_bytes(), scope, options, allow_write=options["allow_write"])
+    return insert(compiled_bytes(file), scope, options, allow_write=options["allow_write"])

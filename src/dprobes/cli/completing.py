@@ -222,12 +222,9 @@ def _program(ctx: click.Context) -> Program:
 
 
 def _ask(verb: str) -> dict[str, Any]:
-    import socket
-
     from dprobes.manager.client import ManagerClient
 
-    socket.setdefaulttimeout(_PATIENCE)
-    with ManagerClient() as manager:
+    with ManagerClient(patience=_PATIENCE) as manager:
         return manager.ask(verb)
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dprobes.api.compiling import compiled_bytes
 from dprobes.cli import console
 from dprobes.cli.compile import is_compiled
 from dprobes.cli.inserting import insert, insertion_options, scope_from
@@ -40,7 +41,7 @@ def command(
     scope = scope_from(options, arguments)
     allow_write = options["allow_write"]
     if is_compiled(file):
-        data = file.read_bytes() if templates is None else _with_templates(file, templates)
+        data = compiled_bytes(file) if templates is None else _with_templates(file, templates)
         return insert(data, scope, options, allow_write=allow_write)
     from dprobes.cli.building import compiled_here
 

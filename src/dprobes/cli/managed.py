@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 __all__ = ["client", "name_option", "one_of", "print_json"]
 
 
-def client(*, starts: bool = False) -> ManagerClient:
+def client(*, starts: bool = False, patience: float | None = None) -> ManagerClient:
     """Return the client, which prints notices on standard error."""
-    return ManagerClient(starts=starts, notify=_print)
+    return ManagerClient(starts=starts, notify=_print, patience=patience)
 
 
 def _print(notice: Notice) -> None:

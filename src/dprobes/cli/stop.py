@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import socket
-
 import click
 
 from dprobes.cli import console
@@ -24,8 +22,7 @@ def command(ends: bool) -> int:
 
     A manager that does not answer is killed; the kernel and the tracers take its probepoints away then.
     """
-    socket.setdefaulttimeout(_PATIENCE)
-    manager = client()
+    manager = client(patience=_PATIENCE)
     try:
         with manager:
             result = manager.ask("stop", manager=ends)

@@ -30,12 +30,13 @@ if TYPE_CHECKING:
     from dprobes.engines.resolve import LeftOutProbe, Probepoint
     from dprobes.rpn.program import Program
 
-__all__ = ["FollowedProgram"]
+__all__ = ["GONE", "FollowedProgram"]
 
 _NOTICES_MAX = 50
 """How many of the latest notices are kept."""
 
-_GONE = (ProbeState.DISABLED, ProbeState.REMOVED)
+GONE = (ProbeState.DISABLED, ProbeState.REMOVED)
+"""The states of probepoints that were inserted and are not any more."""
 
 _END_PATIENCE = 20.0
 """Seconds that a session may take to end."""
@@ -119,7 +120,7 @@ class FollowedProgram(ABC):
             for probe in event.probes:
                 known = self._states.get(probe)
                 # What keeps a probepoint out of one process does not end it in the others.
-                if known in _GONE or (known is ProbeState.ACTIVE and event.pid and event.state not in _GONE):
+                if known in GONE or (known is ProbeState.ACTIVE and event.pid and event.state not in GONE):
                     continue
                 self._states[probe] = event.state
                 if event.detail:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -73,7 +74,17 @@ class Arguments:
     def text(self, name: str) -> str | None:
         """Return a text, None if it was not given."""
         value: str | None = self._take(name, str, "a text")
+        self._check_text(name, value)
         return value
+
+    def _check_text(self, name: str, value: str | None) -> None:
+        """Refuse what is no path and no name: a NUL, and half a character, other than those for bytes in names."""
+        try:
+            is_fine = value is None or b"\0" not in os.fsencode(value)
+        except UnicodeEncodeError:
+            is_fine = False
+        if not is_fine:
+            raise ManagerError(f"argument '{name}' of '{self._verb}' has a character no name has")
 
     def required_text(self, name: str) -> str:
         """Return a text that must be there."""
@@ -87,6 +98,8 @@ class Arguments:
         values = self._take(name, list, "a list of texts") or []
         if not all(isinstance(value, str) for value in values):
             raise ManagerError(f"argument '{name}' of '{self._verb}' must be a list of texts")
+        for value in values:
+            self._check_text(name, value)
         return tuple(values)
 
     def flag(self, name: str, default: bool = False) -> bool:
@@ -99,7 +112,7 @@ class Arguments:
         value = self._take(name, int, "a number")
         if value is None:
             return default
-        if isinstance(value, bool) or not low <= value <= high:
+        if not _is_count(value) or not low <= value <= high:
             raise ManagerError(f"argument '{name}' of '{self._verb}' must be a number from {low} to {high}")
         return int(value)
 
@@ -108,7 +121,7 @@ class Arguments:
         value = self._take(name, list, "two numbers")
         if value is None:
             return 0, count - 1
-        if len(value) != 2 or not all(isinstance(n, int) and n >= 0 for n in value) or value[0] > value[1]:
+        if len(value) != 2 or not all(map(_is_count, value)) or value[0] > value[1]:
             raise ManagerError(f"argument '{name}' of '{self._verb}' must be two numbers, a lower and a higher one")
         return value[0], min(value[1], count - 1)
 
@@ -117,7 +130,7 @@ class Arguments:
         value = self._take(name, list, "a major and a minor code")
         if value is None:
             return None
-        if len(value) != 2 or not all(isinstance(n, int) for n in value):
+        if len(value) != 2 or not all(map(_is_count, value)):
             raise ManagerError(f"argument '{name}' of '{self._verb}' must be a major and a minor code")
         return value[0], value[1]
 
@@ -192,3 +205,8 @@ class Arguments:
         if name not in LOG_FORMATS:
             raise ManagerError(f"there is no format '{name}'", hint=f"formats are {', '.join(LOG_FORMATS)}")
         return name
+
+
+def _is_count(value: object) -> bool:
+    """Return whether a JSON value is a number from 0; ``true`` is one to Python."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0

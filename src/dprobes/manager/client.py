@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import json
+import math
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -18,7 +21,16 @@ from typing import TYPE_CHECKING, Any, Self
 
 from dprobes.engines.base import Notice
 from dprobes.errors import ManagerError, reason_of
-from dprobes.manager.paths import ALREADY, manager_paths, private_directory, socket_address
+from dprobes.manager.paths import (
+    ALREADY,
+    READY,
+    RUNTIME,
+    STATE,
+    check_private,
+    manager_paths,
+    private_directory,
+    socket_address,
+)
 from dprobes.manager.protocol import VERSION, Connection, error_of
 from dprobes.manager.results import ManagedProgram, ManagerStatus, managed_program, parsed
 
@@ -35,6 +47,9 @@ _START_PATIENCE = 30.0
 
 _INTERVAL = 0.02
 
+_LOG_MAX = 1 << 20
+"""Bytes of what managers have said, after which a new one begins anew."""
+
 _NOBODY = (FileNotFoundError, ConnectionRefusedError)
 
 
@@ -43,6 +58,7 @@ class ManagerClient:
     Talk to this user's manager; use it as a context manager.
 
     With ``starts`` a manager is started where none runs. ``notify`` is called with each notice that an answer brings.
+    ``patience`` is how many seconds it may be silent before it is taken for one that does not answer, None for ever.
     Every method raises the error that the manager reports, or ``ManagerError`` if it cannot be reached.
     """
 
@@ -51,8 +67,10 @@ class ManagerClient:
         *,
         starts: bool = False,
         notify: Callable[[Notice], None] | None = None,
+        patience: float | None = None,
         paths: ManagerPaths | None = None,
     ) -> None:
+        self._patience = patience
         self._paths = paths or manager_paths()
         self._starts = starts
         self._notify = notify
@@ -61,6 +79,8 @@ class ManagerClient:
     def __enter__(self) -> Self:
         end = self._connect() or (self._start() if self._starts else None)
         if end is None:
+            if (pid := self._living()) is not None:
+                raise ManagerError(f"the probe manager, process {pid}, is starting or ending")
             raise ManagerError("no probe manager runs, so nothing is inserted", hint="'dprobes insert FILE' starts one")
         self._connection = Connection(end)
         return self
@@ -122,10 +142,18 @@ class ManagerClient:
 
     def kill(self) -> int | None:
         """Kill the manager, and with it everything that is inserted; return its process id, None if there is none."""
+        pid = self._living()
+        if pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return pid
+
+    def _living(self) -> int | None:
+        """Return the process that holds the lock; what is in the directory of somebody else is not believed."""
+        check_private(self._paths.runtime, RUNTIME)
         with contextlib.suppress(OSError, ValueError):
             pid = int(self._paths.lock.read_text(encoding="ascii"))
-            if _holds_lock(self._paths):
-                os.kill(pid, signal.SIGKILL)
+            if pid > 1 and _holds_lock(self._paths):
                 return pid
         return None
 
@@ -133,10 +161,16 @@ class ManagerClient:
 
     def _connect(self) -> socket.socket | None:
         """Return a connection, None if no manager is there."""
+        if os.geteuid() != 0:  # root may look after the manager of another user
+            check_private(self._paths.runtime, RUNTIME)
         end = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        if self._patience is not None:
+            # Unlike a timeout of Python's, this waits for room in the queue of a listener.
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", math.ceil(self._patience), 0))
         try:
             with socket_address(self._paths.socket) as address:
                 end.connect(address)
+            end.settimeout(self._patience)
         except _NOBODY:
             end.close()
             return None
@@ -149,7 +183,8 @@ class ManagerClient:
 
     def _start(self) -> socket.socket:
         """Start a manager, or wait for the one that somebody else is starting."""
-        private_directory(self._paths.runtime)
+        private_directory(self._paths.runtime, RUNTIME)
+        private_directory(self._paths.state, STATE)
         until = time.monotonic() + _START_PATIENCE
         while time.monotonic() < until:
             self._launch()
@@ -162,6 +197,8 @@ class ManagerClient:
         ready, theirs = os.pipe2(os.O_CLOEXEC)
         try:
             with self._paths.log.open("ab") as log:
+                if log.tell() > _LOG_MAX:
+                    log.truncate(0)
                 # A session of its own: it lives on when this terminal is closed.
                 process = subprocess.Popen(
                     [sys.executable, "-P", "-m", "dprobes.manager", str(theirs)],
@@ -178,8 +215,11 @@ class ManagerClient:
         finally:
             os.close(theirs)
         with os.fdopen(ready, "rb") as pipe:
-            is_ready = bool(pipe.read(1))
-        if not is_ready and (status := process.wait()) != ALREADY:
+            said = pipe.read(len(READY))
+            said += b"" if said == READY else pipe.read()
+        if said != READY and (status := process.wait()) != ALREADY:
+            if said:
+                raise error_of(json.loads(said))
             raise ManagerError(
                 f"the probe manager ended at once, with status {status}: {_last_line(self._paths)}",
                 hint=f"'{self._paths.log}' may say more",

@@ -127,18 +127,22 @@ class Inserter:
         )
         session = engine.run(job)
         session.__enter__()
-        source = RecordSource(0, name, program.name, program.major, templates=request.ppdf.templates)
-        inserted = InsertedProgram(
-            name,
-            program,
-            session,
-            self._recording.open_program(source),
-            engine=engine.name,
-            scope=request.scope,
-            data=request.data,
-            groups=request.groups,
-            types=request.types,
-        )
+        try:
+            source = RecordSource(0, name, program.name, program.major, templates=request.ppdf.templates)
+            inserted = InsertedProgram(
+                name,
+                program,
+                session,
+                self._recording.open_program(source),
+                engine=engine.name,
+                scope=request.scope,
+                data=request.data,
+                groups=request.groups,
+                types=request.types,
+            )
+        except BaseException as error:
+            session.__exit__(type(error), error, error.__traceback__)  # nobody else knows of it
+            raise
         inserted.start(_BEGINNING)
         return inserted
 

@@ -14,8 +14,9 @@ import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Self
 
+from dprobes.engines.following import GONE
 from dprobes.engines.globals import GlobalVariables
-from dprobes.errors import DprobesError, ManagerError
+from dprobes.errors import ManagerError
 from dprobes.manager.arguments import Arguments
 from dprobes.manager.describing import describe_program, describe_variables
 from dprobes.manager.inserting import Inserter
@@ -34,6 +35,9 @@ __all__ = ["GLOBALS_MAX", "Manager"]
 GLOBALS_MAX = 65536
 """How many global variables there are: as many as a program may ask for."""
 
+_PATIENCE = 5.0
+"""Seconds that the end waits for a verb."""
+
 
 class Manager:
     """Own programs, global variables, and where records go; leaving the context manager takes everything away."""
@@ -51,8 +55,13 @@ class Manager:
 
     def close(self) -> None:
         """Take every probepoint away, and give everything up."""
+        self.is_over = True
+        # A verb that is changing something had better end before that; the end of the process ends it else.
+        is_free = self._changing.acquire(timeout=_PATIENCE)
         self._take_away(self._all())
         self._programs.clear()
+        if is_free:
+            self._changing.release()
         self._recording.close()
         self._cells.close()
         self._globals.close()
@@ -119,6 +128,8 @@ class Manager:
         request = given.insertion()
         given.check_all_used()
         with self._changing:
+            if self.is_over:
+                raise ManagerError("the probe manager is ending", hint="try again")
             name = request.name or request.ppdf.program.name
             present = [inserted for inserted in self._programs.get(name, ()) if not inserted.has_ended]
             if present and not (request.merges or request.replaces):
@@ -132,7 +143,7 @@ class Manager:
                     self._recording.add_target(target, name, request.format)
                 beside = [inserted for inserted in self._all() if not inserted.has_ended]
                 inserted = self._inserter.insert(name, request, present, beside, notify)
-            except DprobesError:
+            except BaseException:
                 if not present:
                     self._recording.forget_targets_of(name)
                 raise
@@ -165,13 +176,17 @@ class Manager:
         return {"removed": removed}
 
     def _remove_probe(self, chosen: list[InsertedProgram], major: int, minor: int) -> dict[str, Any]:
-        count = 0
-        for inserted in chosen:
-            probes = inserted.probes_at(major, minor)
-            inserted.session.remove(probes)
-            count += len(probes)
-        if not count:
+        found = {inserted: inserted.probes_at(major, minor) for inserted in chosen}
+        if not any(found.values()):
             raise ManagerError(f"no inserted program has a probepoint {major},{minor}")
+        count = 0
+        for inserted, probes in found.items():
+            states = inserted.states()
+            there = [probe for probe in probes if states[probe][0] not in GONE]
+            inserted.session.remove(there)
+            count += len(there)
+        if not count:
+            raise ManagerError(f"the probepoint {major},{minor} is removed already")
         return {"probepoints": count}
 
     def _query(self, given: Arguments) -> dict[str, Any]:
@@ -257,13 +272,13 @@ class Manager:
             if not everything:
                 raise ManagerError("nothing is chosen: expected the name of a program, or all of them")
             return self._all()
-        if name not in self._programs:
+        if (chosen := self._programs.get(name)) is None:
             from dprobes.diagnostics import did_you_mean
 
             known = list(self._programs)
             hint = did_you_mean(name, known) or f"inserted are: {', '.join(known) or 'none'}"
             raise ManagerError(f"no program '{name}' is inserted", hint=hint)
-        return list(self._programs[name])
+        return list(chosen)
 
     def _take_away(self, chosen: list[InsertedProgram]) -> list[InsertedProgram]:
         """End programs, all at the same time; return those that have not ended."""

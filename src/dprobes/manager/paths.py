@@ -25,11 +25,26 @@ from dprobes.errors import ManagerError, reason_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["ALREADY", "ManagerPaths", "manager_paths", "private_directory", "socket_address"]
-
+__all__ = [
+    "ALREADY",
+    "READY",
+    "RUNTIME",
+    "STATE",
+    "ManagerPaths",
+    "check_private",
+    "manager_paths",
+    "private_directory",
+    "socket_address",
+]
 
 ALREADY = 3
 """The exit status of a manager that found another one."""
+
+READY = b"r"
+"""What a manager writes to the pipe of the client that started it when it can be connected to; else the error."""
+
+RUNTIME, STATE = "DPROBES_RUNTIME_DIR", "DPROBES_STATE_DIR"
+"""The variables that name other directories."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,28 +93,49 @@ def manager_paths() -> ManagerPaths:
     """Return where the manager of this user has its files; nothing is made."""
     user = os.geteuid()
     environment = os.environ
-    if (runtime := environment.get("DPROBES_RUNTIME_DIR")) is None:
+    if (runtime := environment.get(RUNTIME)) is None:
         parent = "/run" if user == 0 else environment.get("XDG_RUNTIME_DIR")
         runtime = f"{parent}/dprobes" if parent else f"/tmp/dprobes-{user}"  # noqa: S108 - checked to be ours
-    if (state := environment.get("DPROBES_STATE_DIR")) is None:
+    if (state := environment.get(STATE)) is None:
         home = environment.get("XDG_STATE_HOME") or str(Path("~/.local/state").expanduser())
         state = "/var/lib/dprobes" if user == 0 else f"{home}/dprobes"
     return ManagerPaths(Path(runtime), Path(state))
 
 
-def private_directory(path: Path) -> None:
-    """Make a directory that only this user can enter; raise ``ManagerError`` if another one owns or may write it."""
+def private_directory(path: Path, variable: str) -> None:
+    """
+    Make a directory that only this user can enter; raise ``ManagerError`` if another one owns or may write it.
+
+    ``variable`` names another directory in its place.
+    """
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = path.lstat()
     except OSError as error:
-        raise ManagerError(f"'{path}' cannot be made: {reason_of(error)}") from error
+        raise ManagerError(f"'{path}' cannot be made: {reason_of(error)}", hint=_hint(variable)) from error
+    check_private(path, variable)
+
+
+def check_private(path: Path, variable: str) -> None:
+    """
+    Raise ``ManagerError`` if a directory is another user's, or can be written by others; one that is missing is fine.
+
+    What is in such a directory is not to be believed: a socket there may be anybody's.
+    """
+    try:
+        status = path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except OSError as error:
+        raise ManagerError(f"'{path}': {reason_of(error)}", hint=_hint(variable)) from error
     if not stat.S_ISDIR(status.st_mode):
-        raise ManagerError(f"'{path}' is not a directory")
+        raise ManagerError(f"'{path}' is not a directory", hint=_hint(variable))
     if status.st_uid != os.geteuid():
         raise ManagerError(
-            f"'{path}' belongs to user {status.st_uid}, not to this one ({os.geteuid()})",
-            hint="set DPROBES_RUNTIME_DIR to a directory of your own",
+            f"'{path}' belongs to user {status.st_uid}, not to this one ({os.geteuid()})", hint=_hint(variable)
         )
-    if stat.S_IMODE(status.st_mode) & 0o022:
-        raise ManagerError(f"'{path}' can be written by others (mode {stat.S_IMODE(status.st_mode):04o})")
+    if (mode := stat.S_IMODE(status.st_mode)) & 0o022:
+        raise ManagerError(f"'{path}' can be written by others (mode {mode:04o})", hint=_hint(variable))
+
+
+def _hint(variable: str) -> str:
+    return f"set {variable} to a directory of your own"

@@ -22,7 +22,7 @@ from dprobes.errors import DprobesError, FormatError, ManagerError
 if TYPE_CHECKING:
     import socket
 
-__all__ = ["LINE_MAX", "VERSION", "Connection", "Message", "error_of", "message_of"]
+__all__ = ["LINE_MAX", "VERSION", "Connection", "Message", "error_of", "line_of", "message_of"]
 
 VERSION = 1
 
@@ -50,7 +50,7 @@ class Connection:
 
     def send(self, message: Message) -> None:
         """Send a line; raises ``OSError``."""
-        self._socket.sendall(json.dumps(message, separators=(",", ":")).encode() + b"\n")
+        self._socket.sendall(line_of(message))
 
     @property
     def has_more(self) -> bool:
@@ -79,6 +79,11 @@ class Connection:
         if not isinstance(message, dict):
             raise FormatError("a line of the manager's protocol is not a JSON object")
         return message
+
+
+def line_of(message: Message) -> bytes:
+    """Return a message as it is sent."""
+    return json.dumps(message, separators=(",", ":")).encode() + b"\n"
 
 
 def message_of(error: DprobesError) -> Message:

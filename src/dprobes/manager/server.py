@@ -19,7 +19,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from dprobes.errors import DprobesError, FormatError, InternalError, ManagerError, PrivilegeError, reason_of
-from dprobes.manager.protocol import VERSION, Connection, Message, message_of
+from dprobes.manager.protocol import VERSION, Connection, Message, line_of, message_of
 from dprobes.version import __version__
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from dprobes.engines.base import Notice
     from dprobes.manager.manager import Manager
+    from dprobes.manager.place import Place
 
 __all__ = ["Server"]
 
@@ -42,106 +43,132 @@ _CREDENTIALS = struct.Struct("=iII")  # struct ucred: pid, uid, gid
 
 class Server:
     """
-    Accept connections on a listening socket until the manager is over.
+    Accept connections at a manager's place until the manager is over.
 
     ``idle_limit`` is after how many seconds without a connection an idle manager ends, None for never.
     """
 
-    def __init__(self, manager: Manager, listening: socket.socket, idle_limit: float | None) -> None:
+    def __init__(self, manager: Manager, place: Place, idle_limit: float | None) -> None:
         self._manager = manager
-        self._listening = listening
+        self._place = place
         self._idle_limit = idle_limit
-        self._connections = threading.BoundedSemaphore(_CONNECTIONS_MAX)
-        self._count = 0
-        self._answering: set[threading.Thread] = set()
-        self._idle: dict[socket.socket, None] = {}
-        """Those that wait between two requests, the longest first."""
         self._lock = threading.Lock()
-        self._last = time.monotonic()
+        self._served: set[socket.socket] = set()
+        self._waiting: dict[socket.socket, None] = {}
+        """Those of which a request is awaited, whole or in part; the longest first."""
+        self._answering = 0
+        self._last = self._looked = time.monotonic()
 
     def serve(self) -> None:
         """Serve until the manager is over, or idle for long enough."""
-        self._listening.setblocking(False)
         while not self._manager.is_over and not self._is_superfluous():
-            select.select([self._listening.fileno(), self._manager.wake_up], [], [], _LOOK)
+            listening = self._place.listening
+            listening.setblocking(False)
+            select.select([listening.fileno(), self._manager.wake_up], [], [], _LOOK)
+            self._look_after_place()
             try:
-                end, _ = self._listening.accept()
+                end, _ = listening.accept()
             except BlockingIOError:
                 continue
             except OSError as error:
                 # Out of descriptors, say: what is open may end.
-                print(f"dprobes manager: accept: {error.strerror}", file=sys.stderr)  # noqa: T201
+                self._say(f"accept: {reason_of(error)}")
                 time.sleep(_LOOK)
                 continue
             self._last = time.monotonic()
-            if not (self._connections.acquire(blocking=False) or self._make_room()):
-                self._refuse(end)
-                continue
-            threading.Thread(target=self._converse, args=(end,), name="client", daemon=True).start()
+            self._begin(end)
         # Whoever asked for the end waits for the answer.
         until = time.monotonic() + _LOOK
         while self._answering and time.monotonic() < until:
             time.sleep(_LOOK / 100)
 
+    def _look_after_place(self) -> None:
+        """Have the place restored, once in a while; another manager that has it is the one that clients find."""
+        if time.monotonic() - self._looked < _LOOK:
+            return
+        self._looked = time.monotonic()
+        try:
+            if not self._place.restore():
+                self._say("another manager has taken the place of this one, which ends")
+                self._manager.end()
+        except (DprobesError, OSError) as error:
+            self._say(f"the socket is gone and cannot be restored: {error}")
+
     def _is_superfluous(self) -> bool:
         if self._idle_limit is None or time.monotonic() - self._last < self._idle_limit:
             return False
-        if self._count or not self._manager.is_idle:
+        if self._served or not self._manager.is_idle:
             self._last = time.monotonic()
             return False
         return True
 
-    def _make_room(self) -> bool:
-        """Close the connection that has been idle for the longest time; return whether there is room now."""
-        with self._lock:
-            longest = next(iter(self._idle), None)
-            if longest is not None:
-                with contextlib.suppress(OSError):
-                    Connection(longest).send(message_of(_too_many()))
-                    longest.shutdown(socket.SHUT_RDWR)
-        return longest is not None and self._connections.acquire(timeout=_LOOK)
+    def _begin(self, end: socket.socket) -> None:
+        """Serve a connection in a thread of its own, if there is room."""
+        if self._make_room(end):
+            try:
+                threading.Thread(target=self._converse, args=(end,), name="client", daemon=True).start()
+            except RuntimeError as error:  # this user has as many threads as are allowed
+                self._say(str(error))
+                with self._lock:
+                    self._served.discard(end)
+            else:
+                return
+        _dismiss(end)
+        end.close()
 
-    def _refuse(self, end: socket.socket) -> None:
-        with contextlib.suppress(OSError), Connection(end) as connection:
-            end.settimeout(_LOOK)
-            connection.send(message_of(_too_many()))
+    def _make_room(self, end: socket.socket) -> bool:
+        """Count a connection in; where there are too many, that which has let us wait for the longest time goes."""
+        with self._lock:
+            if len(self._served) >= _CONNECTIONS_MAX:
+                longest = next(iter(self._waiting), None)
+                if longest is None:
+                    return False
+                del self._waiting[longest]
+                self._served.discard(longest)
+                _dismiss(longest)  # its thread cannot close it before the lock is free
+            self._served.add(end)
+        return True
 
     def _converse(self, end: socket.socket) -> None:
-        self._count += 1
         try:
             with Connection(end) as connection:
                 end.settimeout(_SILENCE)
                 self._check_peer(end, connection)
                 while (request := self._next(end, connection)) is not None:
-                    self._answering.add(threading.current_thread())
-                    connection.send(self._answer(request, connection))
-                    self._answering.discard(threading.current_thread())
+                    with self._lock:
+                        self._answering += 1
+                    try:
+                        connection.send(self._answer(request, connection))
+                    finally:
+                        with self._lock:
+                            self._answering -= 1
         except (OSError, PrivilegeError) as error:
-            self._say(str(error))
+            self._say(f"a client: {error}")
         finally:
-            self._answering.discard(threading.current_thread())
-            self._count -= 1
+            with self._lock:
+                self._served.discard(end)
             self._last = time.monotonic()
-            self._connections.release()
 
     def _next(self, end: socket.socket, connection: Connection) -> Message | None:
         """Return the next request, None at the end; between requests a client may take its time."""
-        if not connection.has_more:
-            with self._lock:
-                self._idle[end] = None
-            end.settimeout(None)
-            try:
-                end.recv(1, socket.MSG_PEEK)
-            finally:
-                with self._lock:
-                    del self._idle[end]
-            end.settimeout(_SILENCE)
+        with self._lock:
+            self._waiting[end] = None
+        request = None
         try:
-            return connection.receive()
+            if not connection.has_more:
+                end.settimeout(None)
+                end.recv(1, socket.MSG_PEEK)
+                end.settimeout(_SILENCE)
+            request = connection.receive()
         except FormatError as error:
-            self._say(error.message)
+            self._say(f"a client: {error.message}")
             connection.send(message_of(error))
-            return None
+        finally:
+            with self._lock:
+                self._waiting.pop(end, None)
+                is_served = end in self._served
+        # A client that was told to go must not have its request carried out.
+        return request if is_served else None
 
     def _check_peer(self, end: socket.socket, connection: Connection) -> None:
         credentials = end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
@@ -167,7 +194,7 @@ class Server:
             return message_of(InternalError(f"{type(error).__name__}: {error}"))
 
     def _carry_out(self, request: Message, notify: Callable[[Notice], None]) -> dict[str, Any]:
-        if (version := request.get("dprobes")) != VERSION:
+        if type(version := request.get("dprobes")) is not int or version != VERSION:
             raise ManagerError(
                 f"the client speaks version {version!r} of the manager's protocol, this manager "
                 f"(dprobes {__version__}) version {VERSION}",
@@ -180,8 +207,14 @@ class Server:
 
     @staticmethod
     def _say(text: str) -> None:
-        print(f"dprobes manager: a client: {text}", file=sys.stderr, flush=True)  # noqa: T201
+        with contextlib.suppress(OSError):  # there may be no room for a log
+            print(f"dprobes manager: {text}", file=sys.stderr, flush=True)  # noqa: T201
 
 
-def _too_many() -> ManagerError:
-    return ManagerError(f"the manager serves {_CONNECTIONS_MAX} clients already", hint="try again")
+def _dismiss(end: socket.socket) -> None:
+    """Tell a client that there are too many; one that does not listen is not waited for."""
+    error = ManagerError(f"the manager serves {_CONNECTIONS_MAX} clients already", hint="try again")
+    with contextlib.suppress(OSError):
+        end.send(line_of(message_of(error)), socket.MSG_DONTWAIT)
+    with contextlib.suppress(OSError):
+        end.shutdown(socket.SHUT_RDWR)

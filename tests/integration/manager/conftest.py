@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import base64
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from dprobes.diagnostics import Diagnostics
+from dprobes.engines.building import build_ppdf
+from dprobes.manager.manager import Manager
+from dprobes.ppdf import encode
+from dprobes.rpn.load import CompileOptions, parse_file
 from integration.ebpf.kernel import require_bpf, require_initial_namespace
 from integration.manager.sandbox import Sandbox, service
 
@@ -15,6 +21,21 @@ if TYPE_CHECKING:
 
     from integration.manager.sandbox import Service
     from integration.support import Builder
+
+
+PROGRAM = """name = "{library}"
+major = 5
+vars = 2
+gvars = 3
+groupdef = files
+typedef = enter
+
+offset = write_file
+minor = 1
+group = files
+type = enter
+exit
+"""
 
 
 @pytest.fixture
@@ -37,3 +58,22 @@ def engine(request: pytest.FixtureRequest) -> str:
         require_bpf()
         require_initial_namespace()
     return str(request.param)
+
+
+@pytest.fixture
+def manager(tmp_path: Path) -> Iterator[Manager]:
+    """A manager in this process."""
+    with Manager(tmp_path / "trace.dpt") as made:
+        yield made
+
+
+@pytest.fixture
+def insertion(tmp_path: Path, target: Service) -> dict[str, Any]:
+    """The arguments of an insertion that is fine."""
+    source = tmp_path / "p.rpn"
+    source.write_text(PROGRAM.format(library=target.library))
+    diagnostics = Diagnostics()
+    program = parse_file(source, diagnostics, CompileOptions())
+    ppdf = encode(build_ppdf(program, [target.library], diagnostics))
+    scope = {"pid": target.pid}
+    return {"ppdf": base64.b64encode(ppdf).decode(), "scope": scope, "engine": "ptrace", "as": "svc"}

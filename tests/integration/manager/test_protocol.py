@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import inspect
 import json
 import re
@@ -13,9 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dprobes import errors
-from dprobes.diagnostics import Diagnostics
 from dprobes.engines.base import ProbeState
-from dprobes.engines.building import build_ppdf
 from dprobes.engines.samplers import ResolvedSampler
 from dprobes.engines.watchpoints import ResolvedWatchpoint
 from dprobes.errors import ManagerError
@@ -23,30 +20,13 @@ from dprobes.manager import describing
 from dprobes.manager.arguments import Arguments
 from dprobes.manager.manager import Manager
 from dprobes.manager.protocol import VERSION
-from dprobes.ppdf import encode
-from dprobes.rpn.load import CompileOptions, parse_file
 from dprobes.rpn.program import Access, Code, ProbeDefinition, Sampler
+from integration.manager.conftest import PROGRAM
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from integration.manager.sandbox import Sandbox, Service
 
 DOCUMENT = (Path(__file__).parents[3] / "docs" / "manager.md").read_text()
-
-PROGRAM = """name = "{library}"
-major = 5
-vars = 2
-gvars = 3
-groupdef = files
-typedef = enter
-
-offset = write_file
-minor = 1
-group = files
-type = enter
-exit
-"""
 
 PROBE_KINDS = {"breakpoint", "watchpoint", "sampler"}
 
@@ -77,23 +57,6 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> dict[str, set[str]]:
 
     monkeypatch.setattr(Arguments, "_take", spy)
     return found
-
-
-@pytest.fixture
-def manager(tmp_path: Path) -> Iterator[Manager]:
-    with Manager(tmp_path / "trace.dpt") as made:
-        yield made
-
-
-@pytest.fixture
-def insertion(tmp_path: Path, target: Service) -> dict[str, Any]:
-    source = tmp_path / "p.rpn"
-    source.write_text(PROGRAM.format(library=target.library))
-    diagnostics = Diagnostics()
-    program = parse_file(source, diagnostics, CompileOptions())
-    ppdf = encode(build_ppdf(program, [target.library], diagnostics))
-    scope = {"pid": target.pid}
-    return {"ppdf": base64.b64encode(ppdf).decode(), "scope": scope, "engine": "ptrace", "as": "svc"}
 
 
 def ask(manager: Manager, verb: str, **arguments: Any) -> dict[str, Any]:
