@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.errors import FormatError, SinkError, reason_of
 from dprobes.sinks.base import Batch
+from dprobes.sinks.pacing import Pace, Problems
 from dprobes.sinks.queue import Created, Destroyed, RecordQueue
 
 if TYPE_CHECKING:
@@ -27,21 +28,8 @@ if TYPE_CHECKING:
 
 __all__ = ["LogTarget", "TargetStatus"]
 
-_RETRY = 1.0
-"""Seconds until a target that failed is tried again at first, and up to which this doubles below."""
-
-_RETRY_MAX = 60.0
-
 _FLUSH_INTERVAL = 0.2
 """Seconds after which what was taken is made visible, if more is coming all the time."""
-
-_PIECE_MIN, _PIECE_MAX = 8, 1 << 14
-"""Records that a sink gets at once: so many that it takes about as long as below, so that its progress can be seen."""
-
-_PIECE_TIME = 0.5
-
-_SAY_AGAIN = 600.0
-"""Seconds after which the same problem, if it has gone meanwhile and is back, is said once more."""
 
 _PATIENCE = 10.0
 """Seconds that a sink may take nothing at the end, until what waits is given up."""
@@ -97,10 +85,8 @@ class LogTarget:
         self._queue = RecordQueue()
         self._written = 0
         self._problem: str | None = None
-        self._said: dict[str, float] = {}
-        """When each problem was said last; the thread's own."""
-        self._retry = _RETRY
-        self._piece = 64
+        self._problems = Problems()
+        self._pace = Pace()
         self._flushed = 0.0
         self._changed = threading.Condition()
         """Guards the queue, the counts and the problem."""
@@ -231,7 +217,7 @@ class LogTarget:
         with self._changed:
             while not self._queue and not self._closing:
                 self._changed.wait()
-            return self._queue.first(self._piece) if self._queue else None
+            return self._queue.first(self._pace.piece) if self._queue else None
 
     def _opened(self) -> Sink:
         if self._sink is None:
@@ -247,7 +233,7 @@ class LogTarget:
                 count = len(message.records)
                 begun = time.monotonic()
                 sink.log_events(message)
-                self._settle_piece(count, time.monotonic() - begun)
+                self._pace.took(count, time.monotonic() - begun)
             case Created(source):
                 self._active[source.number] = source
                 sink.create_event(source)
@@ -259,13 +245,7 @@ class LogTarget:
             if self._queue.take(message, count):
                 self._written += count
             self._steps += 1
-        self._retry = _RETRY
-
-    def _settle_piece(self, count: int, seconds: float) -> None:
-        if seconds > _PIECE_TIME:
-            self._piece = max(count // 2, _PIECE_MIN)
-        elif count == self._piece and seconds < _PIECE_TIME / 4:
-            self._piece = min(2 * count, _PIECE_MAX)
+        self._pace.succeeded()
 
     def _flush(self, sink: Sink) -> None:
         with self._changed:
@@ -288,28 +268,22 @@ class LogTarget:
                 if error.taken and message is not None and self._queue.take(message, error.taken):
                     self._written += error.taken
                     self._steps += 1
-                # They were taken for written before it turned out that they were not.
-                lost = min(error.lost, self._written)
-                self._written -= lost
-                self._queue.lost += lost
-        self._say(said)
+                self._lose_written(error.lost)
+        if self._on_problem is not None and self._problems.is_new(said):
+            self._on_problem(said)
         self._give_up()
         with self._changed:
-            self._changed.wait_for(lambda: self._closing, self._retry)
-            self._retry = min(2 * self._retry, _RETRY_MAX)
+            self._changed.wait_for(lambda: self._closing, self._pace.failed())
             if not self._closing:
                 return True
             is_first, self._tried_at_end = not self._tried_at_end, True
             return is_first
 
-    def _say(self, problem: str) -> None:
-        now = time.monotonic()
-        if self._on_problem is None or now - self._said.get(problem, -_SAY_AGAIN) < _SAY_AGAIN:
-            return
-        if len(self._said) > 100:  # problems with a changing number in them, say
-            self._said.clear()
-        self._said[problem] = now
-        self._on_problem(problem)
+    def _lose_written(self, count: int) -> None:
+        """Count records as lost that were taken for written before."""
+        count = min(count, self._written)
+        self._written -= count
+        self._queue.lost += count
 
     def _give_up(self) -> None:
         sink, self._sink = self._sink, None
@@ -320,9 +294,7 @@ class LogTarget:
                 with self._changed:
                     self._problem = self._problem or _text_of(error)
                     if isinstance(error, SinkError):
-                        lost = min(error.lost, self._written)
-                        self._written -= lost
-                        self._queue.lost += lost
+                        self._lose_written(error.lost)
 
 
 def _text_of(error: BaseException) -> str:

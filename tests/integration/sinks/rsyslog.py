@@ -108,6 +108,9 @@ class Rsyslog:
         if certificates is not None and not any((Path(path) / "lmnsd_gtls.so").exists() for path in _MODULES):
             pytest.skip("rsyslogd has no TLS (package rsyslog-gnutls)")
         self.directory = directory
+        # A copy: AppArmor, where it is, has ideas of its own where rsyslogd may read and write.
+        self._program = directory / "rsyslogd"
+        shutil.copy(shutil.which("rsyslogd") or "/usr/sbin/rsyslogd", self._program)
         self.socket = directory / "log"
         self.old_socket = directory / "old"
         self.udp_port, self.tcp_port = free_port(socket.SOCK_DGRAM), free_port()
@@ -145,7 +148,7 @@ class Rsyslog:
         log = self.directory / "rsyslogd.log"
         with log.open("ab") as output:
             self._process = subprocess.Popen(
-                ["rsyslogd", "-n", "-f", self._configuration, "-i", self.directory / "pid"],
+                [self._program, "-n", "-f", self._configuration, "-i", self.directory / "pid"],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

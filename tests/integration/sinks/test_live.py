@@ -193,8 +193,8 @@ def full_disk(short_path: Path) -> Iterator[Path]:
 
 
 def test_a_full_disk_loses_nothing_that_can_wait(full_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dprobes.sinks.target._RETRY", 0.02)
-    monkeypatch.setattr("dprobes.sinks.target._RETRY_MAX", 0.02)
+    monkeypatch.setattr("dprobes.sinks.pacing._RETRY", 0.02)
+    monkeypatch.setattr("dprobes.sinks.pacing._RETRY_MAX", 0.02)
     ballast = full_disk / "ballast"
     ballast.write_bytes(bytes(32_768))
     path = full_disk / "log"

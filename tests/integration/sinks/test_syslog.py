@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import re
+import socket
+import ssl
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -14,10 +17,12 @@ from dprobes.record.codec import encode_record
 from dprobes.record.layout import LogRecord
 from dprobes.record.place import Place
 from dprobes.record.source import RecordSource
+from dprobes.sinks import syslogtransports
 from dprobes.sinks.base import Batch, SinkOptions
 from dprobes.sinks.kinds import parse_target
+from dprobes.sinks.syslogtransports import Tls
 from dprobes.sinks.target import LogTarget
-from integration.support import await_true
+from integration.support import TIMEOUT, await_true
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -163,6 +168,44 @@ def test_a_server_whose_certificate_is_bad_gets_nothing(
     assert tls_rsyslog.received() == []
 
 
+def test_tls_counts_as_lost_what_was_not_acknowledged(
+    certificates: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(syslogtransports, "_PATIENCE", 0.5)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificates.server, certificates.key(certificates.server))
+    is_over = threading.Event()
+    received = bytearray()
+
+    def serve(listening: socket.socket) -> None:
+        end, _ = listening.accept()
+        with context.wrap_socket(end, server_side=True) as tls:
+            received.extend(tls.recv(1000))
+            is_over.wait(TIMEOUT)
+            with contextlib.suppress(OSError):
+                while data := tls.recv(1 << 16):
+                    received.extend(data)
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        server = threading.Thread(target=serve, args=(listening,))
+        server.start()
+        ours = ssl.create_default_context(cafile=str(certificates.authority))
+        stream = Tls("syslog", "localhost", listening.getsockname()[1], ours)
+        with pytest.raises(SinkError) as caught:
+            stream.send([b"message %07d" % n for n in range(1_000_000)])
+        stream.close()
+        is_over.set()
+        server.join()
+    assert caught.value.message == "syslog: there is no answer"
+    arrived = received.count(b"15 message ")
+    written = caught.value.taken - caught.value.lost
+    assert 0 < written < caught.value.taken
+    # What is counted as written has arrived; of a TLS record that was acknowledged in part nothing is.
+    assert (
+        caught.value.taken - caught.value.lost <= arrived <= caught.value.taken - caught.value.lost + 2 * 16_384 // 18
+    )
+
+
 def test_the_old_form_is_what_an_ordinary_local_socket_expects(
     rsyslog: Rsyslog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -199,8 +242,8 @@ def test_a_long_record_is_cut_and_says_by_how_much(rsyslog: Rsyslog, transport: 
 def test_a_server_that_restarts_gets_the_rest_and_nothing_twice(
     rsyslog: Rsyslog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dprobes.sinks.target._RETRY", 0.05)
-    monkeypatch.setattr("dprobes.sinks.target._RETRY_MAX", 0.05)
+    monkeypatch.setattr("dprobes.sinks.pacing._RETRY", 0.05)
+    monkeypatch.setattr("dprobes.sinks.pacing._RETRY_MAX", 0.05)
     name = f"syslog:tcp://127.0.0.1:{rsyslog.tcp_port}"
     problems: list[str] = []
     target = LogTarget(name, lambda: parse_target(name).open(SinkOptions()), on_problem=problems.append)

@@ -66,7 +66,7 @@ def test_a_command_gets_frames(reader: str, tmp_path: Path) -> None:
 def test_a_command_that_dies_is_started_again_and_doubles_nothing(
     reader: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dprobes.sinks.target._RETRY", 0.01)
+    monkeypatch.setattr("dprobes.sinks.pacing._RETRY", 0.01)
     output = tmp_path / "out"
     target = log_target(reader)
     target.put(batch(1))

@@ -171,7 +171,7 @@ def test_what_would_fail_again_does_not_hold_up_the_rest(failure: Exception) -> 
 
 
 def test_what_cannot_be_opened_again_keeps_the_records(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dprobes.sinks.target._RETRY", 0.01)
+    monkeypatch.setattr("dprobes.sinks.pacing._RETRY", 0.01)
     receiver = Receiver()
     fails = threading.Event()
     tries = 0
@@ -195,7 +195,7 @@ def test_what_cannot_be_opened_again_keeps_the_records(monkeypatch: pytest.Monke
 
 
 def test_a_problem_that_comes_and_goes_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dprobes.sinks.target._RETRY", 0.001)
+    monkeypatch.setattr("dprobes.sinks.pacing._RETRY", 0.001)
     receiver = Receiver()
     problems: list[str] = []
     target = LogTarget("broken", receiver.open, on_problem=problems.append)
