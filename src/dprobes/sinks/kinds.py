@@ -70,6 +70,8 @@ KINDS = (
              has_structure=True),
     SinkKind("journal", "journal[:SOCKET]", "the systemd journal, with fields for items and templates",
              "dprobes.sinks.journal", takes_path=True, has_structure=True),
+    SinkKind("otlp", "otlp:http://HOST:4318", "an OpenTelemetry collector, over HTTP or HTTPS",
+             "dprobes.sinks.otlp", has_structure=True),
 )  # fmt: skip
 """What comes with DProbes."""
 

@@ -135,9 +135,7 @@ class _Program:
             yield from before.take()
         taken, self._rows = self._rows, {}
         for (major, minor), rows in taken.items():
-            template = None
-            if major is not None and minor is not None:
-                template = self._templates.find(major, minor)
+            template = self._templates.find(major or 0, minor or 0)
             desc = "" if template is None else template.desc
             yield Piece(Partition(self.name, major, minor), self._table(rows, template), desc)
 

@@ -1,0 +1,443 @@
+"""OTLP, as a collector gets it that is killed, busy, picky, or does not answer."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import socket
+import ssl
+import struct
+import subprocess
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from dprobes.errors import SinkError
+from dprobes.record.codec import encode_record
+from dprobes.record.layout import LogRecord
+from dprobes.record.place import Place
+from dprobes.record.source import RecordSource
+from dprobes.sinks.base import Batch, SinkOptions
+from dprobes.sinks.kinds import parse_target
+from dprobes.sinks.otlp import endpoint_of
+from dprobes.sinks.target import LogTarget
+from integration.support import TIMEOUT, Builder, Runner, await_true
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from dprobes.sinks.base import Sink
+
+pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="OpenTelemetry's exporter is not installed")
+
+FILES = {
+    "templates.lst": b"1 t.fmt",
+    "t.fmt": b'major = 1\nminor = 1\nfmt = "n=%qu low=%bd name=%*s words=%*d at=%p"\n',
+}
+SOURCE = RecordSource(1, "app", "app", 1, (), FILES)
+PLACE = Place("lib.so", "work+0x10", "", 16)
+
+
+def batch(first: int, count: int, size: int = 0, **more: Any) -> Batch:
+    data = struct.pack("<b", -1) + b"\x01\x02\x00ab" + b"\x00\x08\x00" + struct.pack("<qQ", -5, 2**64 - 1) + bytes(size)
+    records = [
+        encode_record(
+            LogRecord(major=1, minor=1, pid=7, tid=8, uid=0, ip=2**64 - 1, time=n, process_name="a\udcff",
+                      data=struct.pack("<Q", n) + data)
+        )
+        for n in range(first, first + count)
+    ]  # fmt: skip
+    return Batch(SOURCE, records, [PLACE] * count, 10**18, **more)
+
+
+class Collector:
+    """
+    Take log records over HTTP, and keep them as plain data.
+
+    ``answers`` are statuses and headers of the next requests before all is well again; ``reject`` is how many records
+    of each request are refused in an answer that says that all is well.
+    """
+
+    def __init__(self, port: int = 0, context: ssl.SSLContext | None = None) -> None:
+        self.records: list[dict[str, Any]] = []
+        self.resources: list[dict[str, Any]] = []
+        self.requests: list[tuple[str, dict[str, str]]] = []
+        self.answers: list[tuple[int, dict[str, str]]] = []
+        self.connections: list[socket.socket] = []
+        self.reject = 0
+        self.gate = threading.Event()
+        self.gate.set()
+        collector = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def setup(self) -> None:
+                super().setup()
+                collector.connections.append(self.connection)
+
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                collector.gate.wait(TIMEOUT)
+                collector.answer(self, body)
+
+            def log_message(self, format: str, *arguments: Any) -> None:  # noqa: A002 - its name
+                pass
+
+        class Server(ThreadingHTTPServer):
+            daemon_threads = True
+
+            def handle_error(self, request: Any, client_address: Any) -> None:
+                pass
+
+        self._server = Server(("127.0.0.1", port), Handler)
+        if context is not None:
+            self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
+        self.port: int = self._server.server_address[1]
+        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
+
+    def answer(self, handler: BaseHTTPRequestHandler, body: bytes) -> None:
+        from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import (
+            ExportLogsServiceRequest,
+            ExportLogsServiceResponse,
+        )
+
+        self.requests.append((handler.path, {name.lower(): value for name, value in handler.headers.items()}))
+        status, headers = self.answers.pop(0) if self.answers else (200, {})
+        response = ExportLogsServiceResponse()
+        if status == 200:
+            for group in ExportLogsServiceRequest.FromString(body).resource_logs:
+                self.resources.append(attributes_of(group.resource.attributes))
+                for scope in group.scope_logs:
+                    self.records += (plain(record) for record in scope.log_records[self.reject :])
+            if self.reject:
+                response.partial_success.rejected_log_records = self.reject
+                response.partial_success.error_message = "too old"
+        data = response.SerializeToString()
+        with contextlib.suppress(OSError):
+            handler.send_response(status)
+            for name, value in {"Content-Length": str(len(data)), **headers}.items():
+                handler.send_header(name, value)
+            handler.end_headers()
+            handler.wfile.write(data)
+
+    def numbers(self) -> list[int]:
+        return sorted(record["attributes"]["dprobes.field.n"] for record in self.records)
+
+    def kill(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        for connection in self.connections:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+
+def value_of(value: Any) -> Any:
+    kind = value.WhichOneof("value")
+    if kind == "array_value":
+        return [value_of(each) for each in value.array_value.values]
+    return getattr(value, kind)
+
+
+def attributes_of(attributes: Any) -> dict[str, Any]:
+    return {each.key: value_of(each.value) for each in attributes}
+
+
+def plain(record: Any) -> dict[str, Any]:
+    return {
+        "time": record.time_unix_nano,
+        "observed": record.observed_time_unix_nano,
+        "severity": (record.severity_number, record.severity_text),
+        "body": value_of(record.body),
+        "attributes": attributes_of(record.attributes),
+    }
+
+
+@pytest.fixture(autouse=True)
+def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith("OTEL_") or name.lower().endswith("_proxy"):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def collector() -> Iterator[Collector]:
+    made = Collector()
+    yield made
+    made.gate.set()
+    made.kill()
+
+
+def opened(port: int) -> Sink:
+    sink = parse_target(f"otlp:http://127.0.0.1:{port}").open(SinkOptions())
+    sink.create_event(SOURCE)
+    return sink
+
+
+def test_a_record_is_a_log_record_with_typed_attributes(collector: Collector) -> None:
+    sink = opened(collector.port)
+    before = time.time_ns()
+    sink.log_events(batch(5, 1))
+    sink.flush()
+    sink.close()
+    (record,) = collector.records
+    assert before <= record.pop("observed") <= time.time_ns()
+    assert record == {
+        "time": 10**18 + 5,
+        "severity": (9, "INFO"),
+        "body": record["body"],
+        "attributes": {
+            "dprobes.program": "app", "dprobes.module": "lib.so", "dprobes.symbol": "work+0x10",
+            "code.function.name": "work", "dprobes.placed": 16, "dprobes.major": 1, "dprobes.minor": 1,
+            "process.pid": 7, "thread.id": 8, "user.id": "0", "dprobes.process_name": "a\\xff",
+            "dprobes.ip": "0xffffffffffffffff", "dprobes.field.n": 5, "dprobes.field.low": -1,
+            "dprobes.field.name": "ab", "dprobes.field.words": [-5], "dprobes.field.at": "0xffffffffffffffff",
+        },
+    }  # fmt: skip
+    assert record["body"].endswith("\nn=5 low=-1 name=ab words=-5 at=0xffffffffffffffff")
+    (resource,) = collector.resources
+    assert (resource["service.name"], resource["host.name"]) == ("dprobes", socket.gethostname())
+    assert collector.requests[0][0] == "/v1/logs"
+
+
+def test_values_that_otlp_has_no_type_for(collector: Collector) -> None:
+    sink = opened(collector.port)
+    data = struct.pack("<Q", 2**64 - 1) + b"\x7f" + b"\xff\x08\x00" + struct.pack("<Q", 16)
+    strange = [
+        encode_record(LogRecord(major=1, minor=1, time=2**64 - 1, data=data)),
+        encode_record(LogRecord(major=1, minor=2, data=b"\1\2")),
+        encode_record(LogRecord(data=b"\1\2", is_stack_trace=True)),
+        b"\xff\xff\xff\xff none",
+    ]
+    sink.log_events(Batch(SOURCE, strange, [PLACE] * 4, 10**18))
+    sink.close()
+    fields = [
+        {name.removeprefix("dprobes."): value for name, value in record["attributes"].items()
+         if name.startswith(("dprobes.field", "dprobes.data", "dprobes.stack"))}
+        for record in collector.records
+    ]  # fmt: skip
+    assert fields == [
+        {"field.n": "18446744073709551615", "field.low": 127, "field.name": "<fault at 0x10>"},
+        {"data": b"\1\2"},
+        {"stack_trace": True, "data": b"\1\2"},
+        {"data": b"\xff\xff\xff\xff none"},
+    ]
+    assert [record["time"] for record in collector.records] == [0] * 4
+
+
+def test_lost_records_are_said_once_with_those_that_follow(collector: Collector) -> None:
+    sink = opened(collector.port)
+    collector.answers = [(404, {})]
+    following = batch(1, 2, lost=7)
+    with pytest.raises(SinkError):
+        sink.log_events(following)
+    sink.log_events(following)
+    sink.close()
+    note, *others = collector.records
+    assert (note["body"], note["severity"]) == ("<7 records of 'app' were lost here>", (13, "WARN"))
+    assert note["attributes"] == {"dprobes.program": "app", "dprobes.lost": 7}
+    assert len(others) == 2
+
+
+def test_large_batches_go_in_several_requests(collector: Collector) -> None:
+    sink = opened(collector.port)
+    sink.log_events(batch(0, 1200))
+    assert len(collector.requests) == 3
+    collector.answers = [(200, {}), (500, {})]
+    with pytest.raises(SinkError) as caught:
+        sink.log_events(batch(1200, 40, size=60_000))
+    assert (caught.value.message, caught.value.taken, caught.value.lost) == (
+        f"'http://127.0.0.1:{collector.port}/v1/logs' answers 500 Internal Server Error", 17, 0,
+    )  # fmt: skip
+    sink.log_events(batch(1200, 40, size=60_000).after(caught.value.taken))
+    sink.close()
+    assert collector.numbers() == list(range(1240))
+
+
+def test_a_busy_collector_is_asked_again_when_it_says(collector: Collector, capfd: pytest.CaptureFixture[str]) -> None:
+    sink = opened(collector.port)
+    collector.answers = [(503, {"Retry-After": "0"}), (429, {"Retry-After": "0"})]
+    sink.log_events(batch(0, 10))
+    assert collector.numbers() == list(range(10))
+    collector.answers = [(503, {"Retry-After": "3600"})]
+    with pytest.raises(SinkError) as caught:
+        sink.log_events(batch(10, 10))
+    assert caught.value.message.endswith("/v1/logs' answers 503 Service Unavailable")
+    assert (caught.value.taken, caught.value.lost) == (0, 0)
+    sink.close()
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("status", [301, 401, 404])
+def test_what_is_no_success_is_an_error(collector: Collector, status: int) -> None:
+    sink = opened(collector.port)
+    collector.answers = [(status, {"Location": "/elsewhere"})]
+    with pytest.raises(SinkError, match=f"answers {status} ") as caught:
+        sink.log_events(batch(0, 10))
+    assert (caught.value.taken, caught.value.lost) == (0, 0)
+    sink.close()
+
+
+def test_records_that_the_collector_cannot_read_are_lost(collector: Collector) -> None:
+    sink = opened(collector.port)
+    collector.answers = [(400, {})]
+    with pytest.raises(SinkError) as caught:
+        sink.log_events(batch(0, 10))
+    assert caught.value.message.endswith("answers 400 Bad Request: it does not take these records")
+    assert (caught.value.taken, caught.value.lost) == (10, 10)
+    sink.close()
+
+
+def test_rejected_records_are_counted_as_lost_and_said(collector: Collector) -> None:
+    collector.reject = 3
+    said: list[str] = []
+    name = f"otlp:http://127.0.0.1:{collector.port}"
+    target = LogTarget(name, lambda: parse_target(name).open(SinkOptions()), on_problem=said.append)
+    target.create([SOURCE])
+    target.put(batch(0, 10))
+    await_true(lambda: target.status().lost == 3, "the loss")
+    target.put(batch(10, 10))
+    status = target.close()
+    assert (status.written, status.lost, status.waiting) == (14, 6, 0)
+    assert said[0] == f"'http://127.0.0.1:{collector.port}/v1/logs' has rejected records: too old"
+    assert len(collector.records) == 14
+
+
+def test_a_collector_that_is_killed_and_comes_back_gets_everything(capfd: pytest.CaptureFixture[str]) -> None:
+    first = Collector()
+    said: list[str] = []
+    name = f"otlp:http://127.0.0.1:{first.port}"
+    target = LogTarget(name, lambda: parse_target(name).open(SinkOptions()), on_problem=said.append)
+    target.create([SOURCE])
+    target.put(batch(0, 1000))
+    await_true(lambda: target.status().written == 1000, "the first thousand")
+    first.kill()
+    time.sleep(0.1)
+    target.put(batch(1000, 1000))
+    await_true(lambda: target.status().problem is not None, "the problem")
+    second = Collector(first.port)
+    target.put(batch(2000, 1000))
+    await_true(lambda: target.status().written == 3000, "the rest")
+    status = target.close()
+    second.kill()
+    assert (status.written, status.lost, status.problem) == (3000, 0, None)
+    got = sorted([*first.numbers(), *second.numbers()])
+    assert got == list(range(3000))
+    assert said[0].startswith(f"'http://127.0.0.1:{first.port}/v1/logs' cannot be reached: ")
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_collector_that_does_not_answer(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.2")
+    sink = opened(collector.port)
+    collector.gate.clear()
+    with pytest.raises(SinkError) as caught:
+        sink.log_events(batch(0, 10))
+    assert caught.value.message == f"'http://127.0.0.1:{collector.port}/v1/logs' has not answered in time"
+    assert caught.value.taken == 0
+    sink.close()
+
+
+def test_headers_compression_and_attributes_come_from_the_environment(
+    collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Bearer%20x,tenant=7")
+    monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment=test")
+    monkeypatch.setenv("OTEL_SERVICE_NAME", "mine")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{collector.port}/base")
+    sink = parse_target("otlp").open(SinkOptions("json"))
+    sink.create_event(SOURCE)
+    sink.log_events(batch(0, 1))
+    sink.close()
+    ((path, headers),) = collector.requests
+    assert (path, headers["authorization"], headers["tenant"]) == ("/base/v1/logs", "Bearer x", "7")
+    (resource,) = collector.resources
+    assert (resource["service.name"], resource["deployment.environment"]) == ("mine", "test")
+    assert json.loads(collector.records[0]["body"])["fields"]["n"] == 0
+
+
+def test_https_needs_a_certificate_that_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost",
+         "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", certificate],
+        check=True, capture_output=True, timeout=TIMEOUT,
+    )  # fmt: skip
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    collector = Collector(context=context)
+    target = parse_target(f"otlp:https://127.0.0.1:{collector.port}")
+    sink = target.open(SinkOptions())
+    sink.create_event(SOURCE)
+    with pytest.raises(SinkError, match=r"cannot be reached safely: .*certificate verify failed"):
+        sink.log_events(batch(0, 1))
+    sink.close()
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_CERTIFICATE", str(certificate))
+    sink = target.open(SinkOptions())
+    sink.create_event(SOURCE)
+    sink.log_events(batch(0, 1))
+    sink.close()
+    collector.kill()
+    assert collector.numbers() == [0]
+
+
+def test_endpoints(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert endpoint_of("") == "http://localhost:4318/v1/logs"
+    assert endpoint_of("https://host:1/") == "https://host:1/v1/logs"
+    assert endpoint_of("https://host/otlp/logs?x=1") == "https://host/otlp/logs?x=1"
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://a:1/base/")
+    assert endpoint_of("") == "http://a:1/base/v1/logs"
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_LOGS_ENDPOINT", "http://b:2")
+    assert endpoint_of("") == "http://b:2"
+    assert endpoint_of("http://c:3") == "http://c:3/v1/logs"
+
+
+def test_errors_say_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    def error_of(name: str, format_name: str = "text") -> tuple[str, str | None]:
+        with pytest.raises(SinkError) as caught:
+            parse_target(name).open(SinkOptions(format_name))
+        return caught.value.message, caught.value.hint
+
+    for wrong in ("localhost:4318", "ftp://host", "http://", "http://host:x", "http://[::1"):
+        assert error_of(f"otlp:{wrong}") == (
+            f"log target 'otlp': expected http://HOST:PORT or https://HOST:PORT, found '{wrong}'",
+            "otlp:http://localhost:4318",
+        )
+    assert error_of("otlp:", "binary") == ("log target 'otlp' takes text, not --log-format binary", None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    assert error_of("otlp:http://host") == (
+        "log target 'otlp' needs OpenTelemetry's exporter", "pip install 'dprobes[otlp]'",
+    )  # fmt: skip
+
+
+PROGRAM = 'name = "{program}"\nmajor = 7\noffset = tick\nminor = 3\npush r, arg0\nlog 1\nexit\n'
+
+
+def test_a_run_sends_what_json_says(run: Runner, build: Builder, collector: Collector) -> None:
+    program = build("hotloop.c")
+    target = f"otlp:http://127.0.0.1:{collector.port}"
+    result = run.command(PROGRAM.format(program=program), program, "50", options=["--log-target", target])
+    assert len(result.records) == 50
+    names = {"dprobes.major": "major", "dprobes.minor": "minor", "process.pid": "pid", "thread.id": "tid",
+             "dprobes.process_name": "name", "dprobes.module": "module", "dprobes.symbol": "symbol"}  # fmt: skip
+    for sent, said in zip(collector.records, result.records, strict=True):
+        assert {name: sent["attributes"][name] for name in names} == {name: said[key] for name, key in names.items()}
+        assert sent["attributes"]["dprobes.data"].hex() == said["data"]
+    assert collector.requests[0][1]["content-type"] == "application/x-protobuf"
+
+
+def test_a_run_without_a_collector_ends_and_counts(run: Runner, build: Builder, collector: Collector) -> None:
+    program = build("hotloop.c")
+    collector.kill()
+    target = f"otlp:http://127.0.0.1:{collector.port}"
+    result = run.command(PROGRAM.format(program=program), program, "50", options=["--log-target", target])
+    assert "Traceback" not in result.stderr
+    assert "export" not in result.stderr  # what the SDK itself would print
+    assert "cannot be reached: connection refused" in result.stderr
+    assert "has lost 50 records" in result.stderr
