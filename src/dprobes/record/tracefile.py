@@ -7,9 +7,6 @@ A writer with a size limit begins a new file when half of it is full, and keeps 
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
-import os
 import platform
 import time
 from collections import Counter
@@ -17,10 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from dprobes.errors import SinkError, reason_of
+from dprobes.errors import SinkError
 from dprobes.record.clock import WallClock
-from dprobes.record.traceframes import JSON_MAX, VERSION, FrameKind, json_frame, records_frame
-from dprobes.record.tracemending import sound_part
+from dprobes.record.framefile import FrameFile, older_part
+from dprobes.record.traceframes import JSON_MAX, RECORD_HEAD, VERSION, FrameKind, json_frame, records_frame
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,11 +37,6 @@ _SMALL_BYTES = 512
 """Frames that take less together are not worth compressing."""
 _COMPRESSED_BYTES = 4 << 20
 """Frames that take more are compressed in several groups."""
-
-
-def older_part(path: Path) -> Path:
-    """Return the path of what a limited writer keeps of the time before."""
-    return path.with_name(path.name + ".1")
 
 
 @dataclass(slots=True)
@@ -78,13 +70,11 @@ class TraceFileWriter:
 
     With ``compress`` records are kept back for up to a second, or until ``flush``, to be compressed together.
 
-    A failure is kept in ``problem`` until writing succeeds again; records that could not be written are noted as lost
-    as soon as there is room. Not thread-safe. Nobody else can write to the file as long as it is open.
+    Records that could not be written are noted as lost as soon as there is room. Not thread-safe. Nobody else can write
+    to the file as long as it is open.
     """
 
     def __init__(self, path: Path, limit: int | None = None, *, compress: Literal["zstd"] | None = None) -> None:
-        self.path = path
-        self.problem: str | None = None
         self._limit = limit
         self._compress = None
         if compress is not None:
@@ -96,49 +86,23 @@ class TraceFileWriter:
         """Programs that are kept until the file knows them and their lost records."""
         self._next = 1
         self._batch = _Batch()
-        self._has_head = self._is_torn = False
+        self._has_head = False
         self._clock = WallClock()
         self._offset: int | None = None
         """What the file knows of the wall clock."""
-        try:
-            self._file = self._open()
-            try:
-                self._go_on()
-            except BaseException:
-                os.close(self._file)
-                raise
-        except OSError as error:
-            raise SinkError(f"'{path}' cannot be written: {reason_of(error)}") from error
+        # A limited writer does not keep everything anyway, and has to go on, whatever it finds.
+        self._file = FrameFile(path, can_replace=limit is not None)
         self.flush()
 
-    def _open(self) -> int:
-        file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            # Where the file system knows no locks there is none.
-            if error.errno == errno.EWOULDBLOCK:
-                os.close(file)
-                raise SinkError(
-                    f"'{self.path}' is being written by another process", hint="write to another file"
-                ) from None
-        return file
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return self._file.path
 
-    def _go_on(self) -> None:
-        """Go on behind what is in the file, without what a writer that was killed has left half written."""
-        try:
-            sound = sound_part(self._file, str(self.path))
-        except SinkError:
-            if self._limit is None:
-                raise
-            # A limited writer does not keep everything anyway, and has to go on: this becomes the older part.
-            self._size = self._part = 0
-            self._begin_another()
-            if self.problem is not None:
-                raise
-            return
-        self._size, self._part = sound.end, sound.part
-        os.ftruncate(self._file, self._size)
+    @property
+    def problem(self) -> str | None:
+        """Why the last attempt to write has failed; None if it has not."""
+        return self._file.problem
 
     # What is written
 
@@ -185,7 +149,7 @@ class TraceFileWriter:
 
         What is kept back to be compressed may still find no room, and is noted as lost then.
         """
-        if self._limit is not None and self._size + self._batch.size > self._limit // 2:
+        if self._limit is not None and self._file.size + self._batch.size > self._limit // 2:
             self.flush()
             self._begin_another()
         for number in self._ended:
@@ -193,7 +157,7 @@ class TraceFileWriter:
         self._announce(program)
         first = size = 0
         for end, (_, record) in enumerate(records, 1):
-            size += len(record)
+            size += RECORD_HEAD.size + len(record)
             if size > _FRAME_BYTES:
                 self._add_records(program, records[first:end])
                 first, size = end, 0
@@ -219,7 +183,7 @@ class TraceFileWriter:
     def flush(self) -> bool:
         """Write what is kept back, and return whether that was possible; if not, it is lost."""
         batch, self._batch = self._batch, _Batch()
-        is_written = (self._has_head or self._begin_file()) and self._append(self._bytes_of(batch))
+        is_written = (self._has_head or self._begin_file()) and self._file.append(self._bytes_of(batch))
         if not is_written:
             self._undo(batch)
         for number in [each for each in self._ended if self._is_noted(self._programs[each])]:
@@ -236,7 +200,7 @@ class TraceFileWriter:
         for number in self._programs:
             self._announce(number)
         self.flush()
-        os.close(self._file)
+        self._file.close()
 
     # Batches
 
@@ -312,52 +276,21 @@ class TraceFileWriter:
                 "kernel": platform.release(),
                 "boot_id": boot_id(),
                 "wall_offset": offset,
-                "part": self._part,
+                "part": self._file.part,
             },
         )
-        if not self._append(head):
+        if not self._file.append(head):
             return False
         self._has_head = True
         self._offset = offset
         return True
 
-    def _append(self, data: bytes) -> bool:
-        """Write frames whole or not at all."""
-        if not data:
-            return True
-        try:
-            if self._is_torn:
-                os.ftruncate(self._file, self._size)
-                self._is_torn = False
-            written = 0
-            while written < len(data):
-                written += os.write(self._file, data[written:])
-        except OSError as error:
-            self.problem = f"'{self.path}': {reason_of(error)}"
-            try:
-                os.ftruncate(self._file, self._size)
-            except OSError:
-                self._is_torn = True  # nothing may follow before that succeeds
-            return False
-        self.problem = None
-        self._size += len(data)
-        return True
-
     def _begin_another(self) -> None:
-        """Keep the file as the older part, and go on in a new one."""
-        try:
-            with contextlib.suppress(FileNotFoundError):
-                self.path.replace(older_part(self.path))
-            file = self._open()
-        except (OSError, SinkError) as error:
-            reason = reason_of(error) if isinstance(error, OSError) else str(error)
-            self.problem = f"'{self.path}': {reason}"
-            return
-        os.close(self._file)
-        self._file, self._size, self._part = file, 0, self._part + 1
-        self._has_head = self._is_torn = False
-        for program in self._programs.values():
-            program.is_announced, program.announced_places = False, 0
+        """Go on in a new file, which knows nothing yet."""
+        if self._file.begin_another():
+            self._has_head = False
+            for program in self._programs.values():
+                program.is_announced, program.announced_places = False, 0
 
 
 def _program_frame(number: int, program: _Program) -> bytes:
