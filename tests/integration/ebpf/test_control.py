@@ -63,6 +63,22 @@ def test_counts_and_variables_can_be_read_at_any_time(path: Path) -> None:
         assert target.end() == 0
 
 
+@pytest.mark.parametrize(
+    ("ending", "state"), [("maxhits = 2\nexit", ProbeState.DISABLED), ("remove", ProbeState.REMOVED)]
+)
+def test_what_ended_a_probepoint_just_before_the_end_is_said(path: Path, ending: str, state: ProbeState) -> None:
+    with on_demand(path) as target:
+        with EbpfEngine().run(
+            job_for(path, f"offset = both\nminor = 1\n{ending}\n", Scope(pid=target.process.pid))
+        ) as session:
+            target.say("call 5")
+            session.stop()  # nobody has read yet that the probepoint is over
+            events = list(session.events())
+        said = [event for event in events if isinstance(event, StateEvent)]
+        assert said[-1] == StateEvent((0,), target.process.pid, state)
+        assert target.end() == 0
+
+
 def test_the_counts_at_the_end_stay(path: Path) -> None:
     with on_demand(path) as target, followed(EbpfEngine(), job_for(path, THREE)) as following:
         target.say("call 3")

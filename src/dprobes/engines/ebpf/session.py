@@ -436,8 +436,7 @@ class EbpfSession:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(ended.pid, signal.SIGCONT)
             return
-        state = ProbeState.DISABLED if ended.reason == LIMIT else ProbeState.REMOVED
-        yield StateEvent((ended.probe,), ended.pid, state)
+        yield _state_after(ended)
         if ended.reason in (DEBUGGER, CORE_DUMP):
             self._stopped.add(ended.pid)
             with self._changing:
@@ -459,6 +458,7 @@ class EbpfSession:
         installed = self._installed
         # Links are gone when this returns, and with them the last handler: what is in the ring then is all.
         with self._changing:
+            unheard = installed.attachments.expired()  # with no room in the ring for the entry, or still in it
             installed.attachments.close()
         yield from installed.happened()
         patience: float | None = time.monotonic() + _PATIENCE
@@ -473,8 +473,13 @@ class EbpfSession:
                     self._given_up.update(probe for probe, _ in happening.records)
                 else:
                     self._given_up[happening.probe] += 1
-            elif isinstance(happening, Ended) and happening.reason in (DEBUGGER, CORE_DUMP):
-                yield from self._leaving.leave(happening)
+            elif isinstance(happening, Ended):
+                if installed.attachments.take_away(happening.probe):
+                    yield _state_after(happening)
+                if happening.reason in (DEBUGGER, CORE_DUMP):
+                    yield from self._leaving.leave(happening)
+        if gone := tuple(probe for probe in sorted(unheard) if installed.attachments.take_away(probe)):
+            yield StateEvent(gone, 0, ProbeState.DISABLED)
         yield from self._leaving.abandon()
         while not self._debuggers.is_idle:
             yield Pause()
@@ -509,6 +514,12 @@ def _said_of_single(count: int) -> Notice:
         f"this kernel has no uprobe_multi links: {what} a perf event of its own, and takes 0.1 s to be taken away",
         is_warning=False,
     )
+
+
+def _state_after(ended: Ended) -> StateEvent:
+    """Return what to say of a probepoint that its handler, or maxhits, has ended."""
+    state = ProbeState.DISABLED if ended.reason == LIMIT else ProbeState.REMOVED
+    return StateEvent((ended.probe,), ended.pid, state)
 
 
 def _without(count: Counts, given_up: int) -> Counts:
