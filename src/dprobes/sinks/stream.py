@@ -1,4 +1,4 @@
-"""The console and files of a run's own: one record after the other, each with a line end."""
+"""Standard output, as the output of a run and as a log target, and files of a run's own."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import os
 import sys
 from typing import TYPE_CHECKING, TextIO
 
-from dprobes.errors import SinkError
-from dprobes.sinks.bytesinks import refuse_binary
-from dprobes.sinks.texts import TextSink
+from dprobes.errors import SinkError, reason_of
+from dprobes.sinks.bytesinks import byte_sink
+from dprobes.sinks.writing import write_parts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,15 +18,42 @@ if TYPE_CHECKING:
 
     from dprobes.sinks.base import Sink, SinkOptions
 
-__all__ = ["StreamOutlet", "console", "file", "open"]
+__all__ = ["ConsoleOutlet", "StreamOutlet", "console", "file", "open"]
+
+
+_STANDARD_OUTPUT = 1
+
+_PATIENCE = 10.0
 
 
 def open(argument: str, options: SinkOptions) -> Sink:  # noqa: A001 - the name that all sinks have
     """Open standard output as a log target."""
     if argument:
         raise SinkError(f"log target 'console' takes nothing behind its name, found '{argument}'")
-    refuse_binary("console", options)
-    return TextSink(console(), options.format_name)
+    return byte_sink(ConsoleOutlet(), options)
+
+
+class ConsoleOutlet:
+    """Write to standard output as any other log target: what it does not take any more is lost, and said."""
+
+    def __init__(self) -> None:
+        try:
+            self._file = os.dup(_STANDARD_OUTPUT)
+        except OSError as error:
+            raise SinkError(f"standard output: {reason_of(error)}") from error
+
+    def write(self, parts: Sequence[bytes]) -> None:
+        """Write records."""
+        written = write_parts(self._file, parts, _PATIENCE)
+        if written.problem is not None:
+            raise SinkError(f"standard output: {written.problem}", taken=written.parts)
+
+    def flush(self) -> None:
+        """Do nothing: what is written is visible."""
+
+    def close(self) -> None:
+        """Leave standard output to others."""
+        os.close(self._file)
 
 
 class StreamOutlet:

@@ -248,3 +248,28 @@ def test_ctrl_c_gives_up_what_waits_and_leaves_no_command_behind(
         assert process.wait(TIMEOUT) == 0
     assert " has lost 5000 records" in rest
     assert not Path(f"/proc/{(sandbox.directory / 'pid').read_text()}").exists()
+
+
+@pytest.mark.parametrize(
+    ("output", "problem"),
+    [("/dev/full", "standard output: no space left on device"), ("/dev/null", None)],
+)
+def test_a_console_that_takes_nothing_loses_records_and_says_so(
+    sandbox: Sandbox, target: Service, source: Path, output: str, problem: str | None
+) -> None:
+    line = f"dprobes run {source} --log-target console -c 'sh -c \"echo write_file 10 | {target.program} >/dev/null\"'"
+    done = sandbox.shell(f"{line} > {output}")
+    assert done.returncode == 0
+    if problem is None:
+        assert "log target" not in done.stderr
+    else:
+        assert f"dprobes: warning: log target console: {problem}\n" in done.stderr
+        assert f"dprobes: warning: log target console has lost 10 records: {problem}\n" in done.stderr
+
+
+def test_a_console_takes_frames(sandbox: Sandbox, target: Service, source: Path) -> None:
+    program = f"echo write_file 10 | {target.program} >/dev/null"
+    sandbox(f"dprobes run {source} --log-target console --log-format binary -c 'sh -c \"{program}\"' > frames")
+    frames = list(FrameDecoder().feed((sandbox.directory / "frames").read_bytes()))
+    assert len(frames) == 10
+    assert all(isinstance(frame, Frame) for frame in frames)

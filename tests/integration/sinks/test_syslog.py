@@ -239,12 +239,24 @@ def test_a_long_record_is_cut_and_says_by_how_much(rsyslog: Rsyslog, transport: 
         assert structured(second)["fields@32473"]["path"] == "/x"
 
 
+@pytest.mark.parametrize(
+    ("transport", "problem"),
+    [
+        ("unix", "connection refused"),
+        ("tcp", "the server has closed the connection"),
+        ("tls", "the server has closed the connection"),
+    ],
+)
 def test_a_server_that_restarts_gets_the_rest_and_nothing_twice(
-    rsyslog: Rsyslog, monkeypatch: pytest.MonkeyPatch
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, transport: str, problem: str
 ) -> None:
     monkeypatch.setattr("dprobes.sinks.pacing._RETRY", 0.05)
     monkeypatch.setattr("dprobes.sinks.pacing._RETRY_MAX", 0.05)
-    name = f"syslog:tcp://127.0.0.1:{rsyslog.tcp_port}"
+    rsyslog: Rsyslog = request.getfixturevalue("tls_rsyslog" if transport == "tls" else "rsyslog")
+    where = str(rsyslog.socket) if transport == "unix" else f"{transport}://localhost:{rsyslog.tcp_port}"
+    name = f"syslog:{'unix://' if transport == 'unix' else ''}{where}"
+    if transport == "tls":
+        name += f"?ca={request.getfixturevalue('certificates').authority}"
     problems: list[str] = []
     target = LogTarget(name, lambda: parse_target(name).open(SinkOptions()), on_problem=problems.append)
     target.create([SOURCE])
@@ -271,4 +283,4 @@ def test_a_server_that_restarts_gets_the_rest_and_nothing_twice(
     assert numbers == sorted(set(numbers))
     assert len(numbers) == status.written
     assert numbers[-1] == sent - 1
-    assert problems[0] == f"syslog at 'tcp://127.0.0.1:{rsyslog.tcp_port}': the server has closed the connection"
+    assert problems[0].startswith(f"syslog at '{where}': {problem}")

@@ -157,7 +157,7 @@ def test_a_speed_is_a_number(name: str) -> None:
     assert caught.value.message == f"log target '{name}': expected a speed in baud behind '@', found '{speed}'"
 
 
-@pytest.mark.parametrize("name", ["KLOG", "console"])
+@pytest.mark.parametrize("name", ["KLOG", "journal"])
 def test_what_takes_text_refuses_bytes(name: str) -> None:
     with pytest.raises(SinkError) as caught:
         parse_target(name).open(SinkOptions("binary"))
