@@ -20,7 +20,7 @@ from dprobes.record import clock
 from dprobes.record.codec import encode_record
 from dprobes.record.layout import LogRecord
 from dprobes.record.source import RecordSource
-from dprobes.record.tracecontent import LostRecords, PlaceEntry, TraceOrigin, TraceRecord
+from dprobes.record.tracecontent import LostRecords, PlaceEntry, RecordBlock, TraceOrigin, TraceRecord
 from dprobes.record.tracefile import TraceFileWriter, older_part
 from dprobes.record.traceframes import FrameKind, frame, json_frame
 from dprobes.record.tracereader import TraceReader
@@ -325,6 +325,15 @@ def test_large_batches_are_split_into_frames_that_can_be_read(path: Path) -> Non
     found = read(path)
     assert records_of(found) == [("app", probe, record) for probe, record in records]
     assert found[0].program.places == many
+
+
+def test_many_records_without_a_byte_take_several_frames(path: Path) -> None:
+    with writing(path) as writer:
+        writer.write(writer.add_program("app", 1, {}), [(0, b"")] * 300_000)
+    with TraceReader(path) as reader:
+        sizes = [len(block.body) for block in reader.blocks() if isinstance(block, RecordBlock)]
+    assert len(sizes) == 3
+    assert max(sizes) <= (1 << 20) + 20
 
 
 def test_any_torn_tail_of_a_compressed_file_loses_only_the_tail(path: Path) -> None:
