@@ -107,8 +107,7 @@ def test_a_server_is_killed_and_restarted_under_a_hundred_thousand_records(
     tcp_counts, command_counts = targets_of(sandbox)[tcp], targets_of(sandbox)[command]
     sandbox("dprobes stop --manager")
     assert command_counts["lost"] == 0, "a command that reads is held up by nobody"
-    numbers = [int(number) for number in re.findall(r"^number=(\d+)$", copy.read_text(), re.MULTILINE)]
-    assert numbers == list(range(1, total + 1))
+    assert numbers_in(copy) == list(range(1, total + 1))
 
     def last_is_there() -> bool:
         return any(f'number="{total}"' in message["structured"] for message in rsyslog.received()[-1:])
@@ -121,6 +120,34 @@ def test_a_server_is_killed_and_restarted_under_a_hundred_thousand_records(
     assert len(received) <= tcp_counts["written"]
     log = (sandbox.runtime / "manager.log").read_text()
     assert log.count(f"log target {tcp}: syslog at 'tcp://127.0.0.1:{rsyslog.tcp_port}': ") in (1, 2)
+
+
+def numbers_in(path: Path) -> list[int]:
+    return [int(number) for number in re.findall(r"^number=(\d+)$", path.read_text(), re.MULTILINE)]
+
+
+def test_targets_that_come_and_go_under_load_get_what_is_there_and_take_nothing_from_others(
+    sandbox: Sandbox, target: Service, source: Path
+) -> None:
+    always = sandbox.directory / "always.txt"
+    options = f"-p {target.pid} --templates templates --log-format text"
+    sandbox(f"dprobes insert {source} --as svc {options} --log-target {always}")
+    late = [sandbox.directory / f"late{n}.txt" for n in range(4)]
+    for path in late:
+        target.start("write_file", 10_000)
+        sandbox(f"dprobes log-target add {path} --format text")
+        sandbox(f"dprobes log-target remove {path}")
+        target.finish(10_000)
+    sandbox(f"dprobes log-target add {late[0]} --format text")
+    target.call("write_file", 100)
+    await_true(lambda: numbers_in(late[0])[-1:] == [40_100], "the last record")
+    assert numbers_in(always) == list(range(1, 40_101))
+    for path in late[1:]:
+        numbers = numbers_in(path)
+        assert numbers == list(range(numbers[0], numbers[0] + len(numbers))) if numbers else True
+    again = numbers_in(late[0])
+    assert again == sorted(set(again))
+    assert again[-100:] == list(range(40_001, 40_101))
 
 
 def test_a_run_writes_everything_that_waits_before_it_ends(
