@@ -26,6 +26,7 @@ from records import records
 from sinks import sinks
 from starting import starting
 from table import Measurement, print_table
+from tables import tables
 from workloads import workloads
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     Sections = dict[str, Callable[[Path], list[Measurement]]]
 
 PTRACE: Sections = {"ptrace": by_ptrace}
-RECORDS: Sections = {"records": records, "sinks": sinks}
+RECORDS: Sections = {"records": records, "sinks": sinks, "tables": tables}
 EBPF: Sections = {
     "hits": kernel_hits,
     "paper": papers_experiments,
