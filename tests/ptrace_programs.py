@@ -6,7 +6,7 @@ from dprobes.engines.ptrace.ledger import Ledger
 from dprobes.engines.ptrace.probes import Probe
 from dprobes.engines.ptrace.programs import InsertedProgram, Reach
 from dprobes.engines.ptrace.records import RecordBuilder
-from dprobes.engines.ptrace.wire import ProbeLimits
+from dprobes.engines.ptrace.sites import ProbeLimits
 
 NO_LIMITS = ProbeLimits(0, 0, keep_on_fault=False, keep_ip=False)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import random
 import subprocess
@@ -10,13 +11,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dprobes.engines.base import Job, ProbeState, Scope, StateEvent
+from dprobes.engines.base import Counts, Finished, Job, ProbeState, RecordEvent, Scope, StateEvent
 from dprobes.engines.globals import GlobalVariables
+from dprobes.engines.ptrace import programrun
+from dprobes.engines.ptrace.engine import PtraceEngine
 from dprobes.errors import EngineError
 from integration.ebpf.insessions import compiled, job_for, on_demand
-from integration.several import BOTH, Group, assert_complete, await_hits, before_exec, go, grouped
+from integration.several import BOTH, Group, Program, assert_complete, await_hits, before_exec, go, grouped
 from integration.support import (
     TIMEOUT,
+    await_true,
     code_is_original,
 )
 from integration.test_returns import FUNCTIONS, KINDS, own_counts, program_of
@@ -255,3 +259,23 @@ def test_no_hit_is_lost_as_threads_processes_libraries_and_programs_come_and_go(
         assert_complete(each)
         found = {(p.number, p.path): n for p, n in zip(each.session.probes, each.hits, strict=True)}
         assert found == report.calls
+
+
+def test_a_program_that_nobody_follows_holds_up_nobody(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(programrun, "_BACKLOG", 12 * 1000)  # records of flags, major and minor
+    engine = PtraceEngine()
+    with on_demand(path) as target:
+        job = job_for(path, "offset = stepped\nexit\n", Scope(pid=target.process.pid))
+        with engine.run(job) as ignored, engine.run(dataclasses.replace(job, beside=(ignored,))) as session:
+            followed = Program(session)
+            followed.await_active()
+            target.say("call 3000")
+            target.say("fork 2000")
+            await_true(lambda: len(followed.records) == 5000, "all records of the one that is followed", TIMEOUT)
+            ignored.stop()
+            events = list(ignored.events())
+            followed.end()
+        assert sum(isinstance(event, RecordEvent) for event in events) == 1000
+        counts = Counts(hits=5000, records=1000, lost=4000, executed=("in a page",))
+        assert events[-1] == Finished((counts,))
+        assert target.end() == 0

@@ -10,7 +10,7 @@ from dprobes.bpf.layout import ENTRY_HEAD, LIMIT, REMOVE, Entry, ProbeField
 from dprobes.bpf.lower import Request
 from dprobes.diagnostics import Diagnostics
 from dprobes.engines.base import ProbeState
-from dprobes.engines.ptrace.wire import ProbeLimits
+from dprobes.engines.ptrace.sites import ProbeLimits
 from dprobes.rpn.encode import encode
 from dprobes.rpn.load import CompileOptions, parse_source
 from dprobes.source import SourceFile

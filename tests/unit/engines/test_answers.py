@@ -11,7 +11,8 @@ import pytest
 from dprobes.diagnostics import Diagnostics
 from dprobes.engines.base import ProbeState
 from dprobes.engines.ptrace.answers import Answers, reachable
-from dprobes.engines.ptrace.wire import ModuleMapped, Sites
+from dprobes.engines.ptrace.sites import Sites
+from dprobes.engines.ptrace.wire import ModuleMapped
 from dprobes.errors import TargetError
 from dprobes.rpn.load import parse_source
 from dprobes.source import SourceFile

@@ -9,7 +9,7 @@ import pytest
 
 from dprobes.engines.ptrace.breakpoints import Breakpoint
 from dprobes.engines.ptrace.processes import AddressSpace, Thread, ThreadState
-from dprobes.engines.ptrace.wire import Site
+from dprobes.engines.ptrace.sites import Site
 from dprobes.engines.ptrace.writing import write_memory
 from dprobes.vm import AddressFault
 

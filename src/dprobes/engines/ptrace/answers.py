@@ -21,7 +21,7 @@ from dprobes.engines.capabilities import watches_user_addresses
 from dprobes.engines.ptrace.debugregs import Watch
 from dprobes.engines.ptrace.plan import plan
 from dprobes.engines.ptrace.relocate import copy_of
-from dprobes.engines.ptrace.wire import Code, ModuleMapped, Role, Site, Sites, WatchSite
+from dprobes.engines.ptrace.sites import Code, Role, Site, Sites, WatchSite
 from dprobes.engines.resolve import LeftOutProbe, ResolvedModule, ResolvedProbe, resolve
 from dprobes.engines.watchpoints import EveryProgram, ResolvedWatchpoint, resolve_watchpoints
 from dprobes.errors import SourceError, TargetError
@@ -40,6 +40,7 @@ from dprobes.vm import Point
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from dprobes.engines.ptrace.wire import ModuleMapped
     from dprobes.engines.resolve import Probepoint
     from dprobes.rpn.program import Program
     from dprobes.target.location import Module

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from dprobes.engines.ptrace.wire import Role
+from dprobes.engines.ptrace.sites import Role
 
 if TYPE_CHECKING:
     from dprobes.engines.ptrace.probes import Probe
     from dprobes.engines.ptrace.programs import InsertedProgram
-    from dprobes.engines.ptrace.wire import Site
+    from dprobes.engines.ptrace.sites import Site
     from dprobes.vm import Point
 
 __all__ = ["Breakpoint"]

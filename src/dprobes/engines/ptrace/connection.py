@@ -16,7 +16,8 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from dprobes.engines.procfs import thread_state
-from dprobes.engines.ptrace.wire import FrameReader, Sites, load_message, pack_message, pack_record
+from dprobes.engines.ptrace.sites import Sites
+from dprobes.engines.ptrace.wire import FrameReader, load_message, pack_message, pack_record
 
 if TYPE_CHECKING:
     from collections.abc import Callable

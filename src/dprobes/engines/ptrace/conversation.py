@@ -12,11 +12,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import os
-import select
 import subprocess
-import sys
 import threading
 from typing import TYPE_CHECKING
 
@@ -28,6 +25,7 @@ from dprobes.engines.ptrace.bystander import Bystander
 from dprobes.engines.ptrace.outbox import Outbox
 from dprobes.engines.ptrace.reports import death_notices, dump_notice, obstacle_text, state_event
 from dprobes.engines.ptrace.syscalls import allow_tracer
+from dprobes.engines.ptrace.tracerprocess import readable, start_tracer
 from dprobes.engines.ptrace.wire import (
     Attach,
     Attached,
@@ -61,12 +59,10 @@ if TYPE_CHECKING:
     from dprobes.engines.base import Scope
     from dprobes.engines.globals import GlobalVariables
     from dprobes.engines.ptrace.programrun import Item, ProgramRun
-    from dprobes.engines.ptrace.wire import Sites, Start
+    from dprobes.engines.ptrace.sites import Sites
+    from dprobes.engines.ptrace.wire import Start
 
 __all__ = ["Conversation", "NotFollowedError"]
-
-_PIPE_SIZE = 1 << 20
-"""What the pipe for records is to hold, in bytes; the most that an ordinary user gets (pipe(7))."""
 
 _PATIENCE = 10
 """Seconds that a tracer may take to end."""
@@ -111,31 +107,7 @@ class Conversation:
         self._reading = threading.Lock()
         """Taken by who waits for the tracer."""
         self._waiting: set[ProgramRun] = set()
-        their_input, to_tracer = os.pipe2(os.O_CLOEXEC)
-        self._from_tracer, their_output = os.pipe2(os.O_CLOEXEC)
-        with contextlib.suppress(OSError):
-            fcntl.fcntl(their_output, fcntl.F_SETPIPE_SZ, _PIPE_SIZE)
-        shared = [descriptor for descriptor in (start.ledger, start.globals) if descriptor >= 0]
-        try:
-            # A session of its own: neither the terminal's signals nor the end of ours reach the tracer by themselves.
-            self._tracer = subprocess.Popen(
-                [sys.executable, "-P", "-m", refusals.TRACER, str(their_input), str(their_output), module],
-                pass_fds=[their_input, their_output, *shared],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                start_new_session=True,
-            )
-        except OSError as error:
-            os.close(to_tracer)
-            os.close(self._from_tracer)
-            reason = (error.strerror or str(error)).lower()
-            raise EngineError(
-                f"the tracer cannot be started: '{sys.executable}': {reason}",
-                hint="this user must be able to execute the Python that runs dprobes",
-            ) from error
-        finally:
-            os.close(their_input)
-            os.close(their_output)
+        self._tracer, self._from_tracer, to_tracer = start_tracer(start, module)
         self.outbox = Outbox(to_tracer)
         self.outbox.send(start)
 
@@ -273,13 +245,13 @@ class Conversation:
         try:
             if self._reading.acquire(blocking=False):
                 try:
-                    if self._from_tracer in _readable([self._from_tracer, run.bell], seconds):
+                    if self._from_tracer in readable([self._from_tracer, run.bell], seconds):
                         with self._lock:
                             self._read(run)
                 finally:
                     self._reading.release()
             else:
-                _readable([run.bell], seconds)
+                readable([run.bell], seconds)
         finally:
             self._waiting.discard(run)
             self._let_another_read()
@@ -392,14 +364,6 @@ class Conversation:
         for run in self._runs.values():
             run.items += notices
         self._on_end(lambda run: Finished(run.counts_of_received(), cut_short=True))
-
-
-def _readable(descriptors: list[int], seconds: float | None) -> list[int]:
-    """Wait until one of some descriptors can be read, and return those that can; None is for ever."""
-    poll = select.poll()
-    for descriptor in descriptors:
-        poll.register(descriptor, select.POLLIN)
-    return [descriptor for descriptor, _ in poll.poll(None if seconds is None else 1000 * seconds)]
 
 
 def _prepare(run: ProgramRun, asked: dict[tuple[int, int, str], ModuleMapped], known: _Known) -> None:

@@ -15,7 +15,8 @@ from dprobes.engines.ptrace.answers import Answers
 from dprobes.engines.ptrace.conversation import Conversation, NotFollowedError
 from dprobes.engines.ptrace.ledger import Ledger
 from dprobes.engines.ptrace.programrun import ProgramRun
-from dprobes.engines.ptrace.wire import Done, Ended, ProbeLimits, Remove, Start
+from dprobes.engines.ptrace.sites import ProbeLimits
+from dprobes.engines.ptrace.wire import Done, Ended, Remove, Start
 from dprobes.errors import EngineError, InternalError
 from dprobes.extensions.registry import called_extensions
 from dprobes.rpn.program import Glob

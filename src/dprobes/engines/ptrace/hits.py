@@ -23,10 +23,11 @@ from dprobes.engines.ptrace.probes import CORE_DUMP, HANDING_OVER
 from dprobes.engines.ptrace.processes import Leaving, ThreadState, UnfinishedHit
 from dprobes.engines.ptrace.returns import Returns
 from dprobes.engines.ptrace.settling import Settler
+from dprobes.engines.ptrace.sites import Role
 from dprobes.engines.ptrace.stepping import COMPLETED, Completion, CompletionKind
 from dprobes.engines.ptrace.syscalls import RESUME_FLAG, TRAP_FLAG, Register
 from dprobes.engines.ptrace.watching import UnwatchedMemory
-from dprobes.engines.ptrace.wire import Placed, Role, Warned
+from dprobes.engines.ptrace.wire import Placed, Warned
 from dprobes.vm import Ending
 
 if TYPE_CHECKING:

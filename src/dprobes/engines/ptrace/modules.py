@@ -13,7 +13,8 @@ from dprobes.engines.base import ProbeState
 from dprobes.engines.ptrace.debugregs import Watch
 from dprobes.engines.ptrace.placing import Placer, why_not
 from dprobes.engines.ptrace.processes import PageReader, Watchpoint
-from dprobes.engines.ptrace.wire import ModuleMapped, ProbeStatus, Removed, Sites, Warned
+from dprobes.engines.ptrace.sites import Sites
+from dprobes.engines.ptrace.wire import ModuleMapped, ProbeStatus, Removed, Warned
 from dprobes.errors import TargetError
 from dprobes.target.maps import Mapping, executable_mappings, read_maps, run_time_address
 
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.connection import Connection
     from dprobes.engines.ptrace.processes import AddressSpace, FileKey, Thread
     from dprobes.engines.ptrace.programs import InsertedProgram
+    from dprobes.engines.ptrace.sites import Site
     from dprobes.engines.ptrace.watching import Watching
-    from dprobes.engines.ptrace.wire import Site
 
 __all__ = ["ModuleWatcher"]
 
@@ -93,6 +94,7 @@ class ModuleWatcher:
                 case Sites() as sites:
                     self.enter(program, sites, _EVERYWHERE)
                 case str(problem):
+                    del program.everywhere[space.word_size]
                     text = f"the program cannot be inserted into programs of {space.word_size} bytes"
                     self._warn(program, f"{text}\n{problem}")
             for key in space.files.keys() - program.known.keys() - {_EVERYWHERE}:

@@ -14,8 +14,9 @@ from dprobes.engines.base import ProbeState
 from dprobes.engines.ptrace.breakpoints import Breakpoint
 from dprobes.engines.ptrace.emulate import is_emulated
 from dprobes.engines.ptrace.processes import INT3, PageReader
+from dprobes.engines.ptrace.sites import Role
 from dprobes.engines.ptrace.slots import Placement
-from dprobes.engines.ptrace.wire import Placed, ProbeStatus, Role
+from dprobes.engines.ptrace.wire import Placed, ProbeStatus
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.probes import Probe
     from dprobes.engines.ptrace.processes import AddressSpace, Thread
     from dprobes.engines.ptrace.programs import InsertedProgram
-    from dprobes.engines.ptrace.wire import Site
+    from dprobes.engines.ptrace.sites import Site
     from dprobes.target.maps import Mapping
 
 __all__ = ["Placer", "note_placement", "why_not"]

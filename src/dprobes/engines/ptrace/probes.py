@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from dprobes.engines.ptrace.processes import Thread
     from dprobes.engines.ptrace.programs import InsertedProgram
-    from dprobes.engines.ptrace.wire import Code, ProbeLimits
+    from dprobes.engines.ptrace.sites import Code, ProbeLimits
     from dprobes.vm import Context, Outcome, Point
 
 __all__ = ["CORE_DUMP", "DEBUGGER", "HANDING_OVER", "Handlers", "Probe"]

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.probes import Probe
     from dprobes.engines.ptrace.programs import InsertedProgram
     from dprobes.engines.ptrace.records import Header
+    from dprobes.engines.ptrace.sites import Site
     from dprobes.engines.ptrace.slots import Slot
-    from dprobes.engines.ptrace.wire import Site
     from dprobes.vm import Outcome, Point
 
 __all__ = [

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, MutableSequence, Sequence
 
     from dprobes.engines.ptrace.processes import AddressSpace, FileKey
-    from dprobes.engines.ptrace.wire import ProbeLimits, Site, Sites, Start, WatchSite
+    from dprobes.engines.ptrace.sites import ProbeLimits, Site, Sites, WatchSite
+    from dprobes.engines.ptrace.wire import Start
     from dprobes.extensions import Extension
 
 __all__ = ["InsertedProgram", "Reach"]

@@ -19,7 +19,8 @@ from dprobes.engines.ptrace.inserting import prepared
 from dprobes.engines.ptrace.placing import note_placement
 from dprobes.engines.ptrace.processes import ThreadState
 from dprobes.engines.ptrace.settling import has_hit_of
-from dprobes.engines.ptrace.wire import InPlace, NotInserted, ProbeStatus, Removed, Replaced, Role
+from dprobes.engines.ptrace.sites import Role
+from dprobes.engines.ptrace.wire import InPlace, NotInserted, ProbeStatus, Removed, Replaced
 from dprobes.errors import EngineError
 
 if TYPE_CHECKING:
@@ -30,9 +31,10 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.probes import Probe
     from dprobes.engines.ptrace.processes import AddressSpace, Thread
     from dprobes.engines.ptrace.programs import InsertedProgram
+    from dprobes.engines.ptrace.sites import Site
     from dprobes.engines.ptrace.stopping import Stopper
     from dprobes.engines.ptrace.watching import Watching
-    from dprobes.engines.ptrace.wire import Replace, Site
+    from dprobes.engines.ptrace.wire import Replace
 
 __all__ = ["Replacer"]
 

@@ -17,8 +17,9 @@ from dprobes.engines.ptrace.breakpoints import Breakpoint
 from dprobes.engines.ptrace.plan import plan
 from dprobes.engines.ptrace.processes import INT3, PendingReturn
 from dprobes.engines.ptrace.relocate import copy_of
+from dprobes.engines.ptrace.sites import Role, Site
 from dprobes.engines.ptrace.syscalls import Register
-from dprobes.engines.ptrace.wire import Placed, Role, Site
+from dprobes.engines.ptrace.wire import Placed
 from dprobes.errors import TargetError
 from dprobes.target.maps import PAGE_SIZE, parse_maps, read_maps
 from dprobes.vm import AddressFault

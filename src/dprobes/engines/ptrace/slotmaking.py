@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.breakpoints import Breakpoint
     from dprobes.engines.ptrace.connection import Connection
     from dprobes.engines.ptrace.processes import AddressSpace, Thread
+    from dprobes.engines.ptrace.sites import Site
     from dprobes.engines.ptrace.slots import Slots
     from dprobes.engines.ptrace.stopping import Stopper
-    from dprobes.engines.ptrace.wire import Site
 
 __all__ = ["SlotMaker"]
 

@@ -33,6 +33,7 @@ from dprobes.engines.ptrace.programs import InsertedProgram
 from dprobes.engines.ptrace.removing import Remover
 from dprobes.engines.ptrace.replacing import Replacer
 from dprobes.engines.ptrace.seizing import Seizer
+from dprobes.engines.ptrace.sites import Sites
 from dprobes.engines.ptrace.stepping import Stepper
 from dprobes.engines.ptrace.stopping import Stopper
 from dprobes.engines.ptrace.syscalls import Event, StopKind, classify_stop
@@ -47,7 +48,6 @@ from dprobes.engines.ptrace.wire import (
     Refused,
     Remove,
     Replace,
-    Sites,
     Start,
     Warned,
 )

@@ -19,15 +19,12 @@ if TYPE_CHECKING:
 
     from dprobes.engines.base import HandedOver, ProbeState
     from dprobes.engines.ptrace.debugregs import Watch
-    from dprobes.engines.ptrace.relocate import Copy
+    from dprobes.engines.ptrace.sites import ProbeLimits, Sites
     from dprobes.extensions.registry import Registration
-    from dprobes.rpn.encode import CodeImage
-    from dprobes.vm.machine import Point
 
 __all__ = [
     "Attach",
     "Attached",
-    "Code",
     "Done",
     "Dumped",
     "End",
@@ -41,19 +38,14 @@ __all__ = [
     "ModuleMapped",
     "NotInserted",
     "Placed",
-    "ProbeLimits",
     "ProbeStatus",
     "Refused",
     "Remove",
     "Removed",
     "Replace",
     "Replaced",
-    "Role",
-    "Site",
-    "Sites",
     "Start",
     "Warned",
-    "WatchSite",
     "Watched",
     "load_message",
     "pack_message",
@@ -101,107 +93,11 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True)
-class ProbeLimits:
-    """
-    Hold what a probe definition says of whether a hit runs its handler and keeps its record.
-
-    ``keep_ip`` says that its records carry the instruction pointer even if nobody asked for that.
-    """
-
-    passcount: int
-    maxhits: int
-    keep_on_fault: bool
-    keep_ip: bool
-
-
-@dataclass(frozen=True, slots=True)
 class Attach:
     """Ask the tracer to take over a process; ``launching`` is one that has not yet executed its program."""
 
     pid: int
     launching: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Code:
-    """Hold a program's code for one architecture; its handlers are in the order of the probe definitions."""
-
-    architecture: str
-    image: CodeImage
-
-
-class Role(enum.IntEnum):
-    """Say what a breakpoint is for."""
-
-    PROBE = 0
-    """The handler runs before the instruction."""
-    RETURN = 1
-    """The handler runs after the instruction, which returns from the function."""
-    JUMP = 2
-    """The instruction may hand over to another function, with whose return the handler runs."""
-    LINKER = 3
-    """The engine's own: the dynamic linker has mapped or unmapped something."""
-    UNWINDING = 4
-    """The engine's own: functions are about to be left without a return."""
-
-
-@dataclass(frozen=True, slots=True)
-class Site:
-    """
-    Name one place in a file where a breakpoint goes.
-
-    ``probe`` is the probepoint, a number that the client gives, and ``definition`` the number of its definition; both
-    are -1 for the engine's own breakpoints. ``original`` holds the bytes of the instruction as
-    they stand in the file. ``emulation`` is a row of ``emulate``, and ``copy`` says how the instruction is executed at
-    another address, None if it must be executed in place.
-    """
-
-    probe: int
-    definition: int
-    offset: int
-    original: bytes
-    emulation: tuple[Any, ...]
-    copy: Copy | None = None
-    point: Point | None = None
-    role: Role = Role.PROBE
-    inside: tuple[tuple[int, int], ...] = ()
-    """For JUMP: the ranges of the function (end excluded), as distances from this instruction."""
-
-
-@dataclass(frozen=True, slots=True)
-class WatchSite:
-    """
-    Name what one probepoint watches; ``probe`` and ``definition`` are those of ``Site``.
-
-    The address in ``watch`` is a link address of the file, or with ``absolute`` one of the process.
-    """
-
-    probe: int
-    definition: int
-    watch: Watch
-    absolute: bool
-    point: Point
-
-
-@dataclass(frozen=True, slots=True)
-class Sites:
-    """
-    Answer ``ModuleMapped``: the sites in that file.
-
-    ``code`` is the program for the file's architecture, where the file is the probed module. ``symbols`` are the link
-    addresses of the symbols that its handlers push, and ``segment`` is (file offset, link address) of the executable
-    segment, from which the run-time addresses follow. ``padding`` lists (file offset, size) of what lies unused between
-    the ends of code segments and those of their last pages.
-    """
-
-    sites: tuple[Site, ...] = ()
-    code: Code | None = None
-    symbols: tuple[tuple[str, int], ...] = ()
-    segment: tuple[int, int] = (0, 0)
-    padding: tuple[tuple[int, int], ...] = ()
-    number: int = 0
-    """That of the question."""
-    watches: tuple[WatchSite, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
