@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import signal
 import subprocess
 import threading
 from typing import TYPE_CHECKING
@@ -314,6 +315,28 @@ def test_a_process_that_a_probed_one_has_started_may_have_a_program_of_its_own(p
         child.end()
         assert code_is_original(pid, path)
         assert target.end() == 0
+
+
+def test_a_program_ends_with_its_processes_while_others_go_on(path: Path, group: Group) -> None:
+    script = 'read line; "$0" 2; read line; "$0" 2; exit $?'
+    with running("sh", "-c", script, path, stdin=subprocess.PIPE) as shell:
+        parent = group.enter(Job(compiled(f'name = "{path}"\n{BOTH}'), Scope(pid=shell.pid)))
+        parent.await_begun()
+        go(shell)
+        assert await_line(shell) == "ready\n"
+        (pid,) = children_of(shell.pid)
+        child = group.insert(path, BOTH, pid)
+        OnDemand(shell).say("call 3")
+        os.kill(pid, signal.SIGTERM)
+        child.thread.join(TIMEOUT)
+        assert child.finished == Finished(child.session.counts())
+        assert child.hits == [3, 3]
+        assert [event for event in child.events if isinstance(event, Notice)] == []
+        go(shell)
+        assert await_line(shell) == "ready\n"
+        OnDemand(shell).say("call 2")
+        await_true(lambda: parent.hits == [5, 5], "the hits in the next child")
+        assert OnDemand(shell).end() == 0
 
 
 # What cannot be

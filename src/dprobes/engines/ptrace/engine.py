@@ -276,7 +276,7 @@ class PtraceSession:
 
     def _on_end(self, conversation: Conversation, end: Done | Ended) -> Iterator[Event]:
         status = None
-        done = end if isinstance(end, Done) else Done(complete=False)
+        done = end if isinstance(end, Done) else Done(complete=end.complete)
         debuggers = self._run.debuggers
         if not done.complete and not done.problem and not self._run.is_stopping:
             yield Notice("the tracer was told to end (SIGTERM); the probepoints are taken away")

@@ -48,6 +48,8 @@ class Family:
         self._modules = modules
         self._parents: dict[int, int] = {}
         """For processes that were born here: that which has made them, as long as both are there."""
+        self.has_idle_programs = False
+        """Whether the last process of a program has gone."""
         self._strangers: dict[int, tuple[int, float]] = {}
 
     def spaces(self) -> Iterable[AddressSpace]:
@@ -227,7 +229,9 @@ class Family:
     def _leave_scopes(self, pid: int) -> None:
         """Forget a process that has gone; what it has started counts as started by its parent."""
         for program in self._modules.programs:
-            program.reach.pids.discard(pid)
+            if pid in program.reach.pids:
+                program.reach.pids.discard(pid)
+                self.has_idle_programs |= not program.reach.pids
         parent = self._parents.pop(pid, None)
         for child in [child for child, other in self._parents.items() if other == pid]:
             if parent is None:

@@ -9,61 +9,48 @@ emitted.
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING
 
 from dprobes.engines.ptrace import syscalls
 from dprobes.engines.ptrace.emission import Emitter
 from dprobes.engines.ptrace.emulate import Action, emulate, uses_return_addresses
+from dprobes.engines.ptrace.exits import hands_over
 from dprobes.engines.ptrace.givingback import give_back_pages
 from dprobes.engines.ptrace.handling import HandlerRunner
 from dprobes.engines.ptrace.pending import PendingHits
-from dprobes.engines.ptrace.probes import CORE_DUMP, HANDING_OVER
-from dprobes.engines.ptrace.processes import Leaving, ThreadState, UnfinishedHit
+from dprobes.engines.ptrace.processes import ThreadState, UnfinishedHit
 from dprobes.engines.ptrace.returns import Returns
 from dprobes.engines.ptrace.settling import Settler
 from dprobes.engines.ptrace.sites import Role
 from dprobes.engines.ptrace.stepping import COMPLETED, Completion, CompletionKind
 from dprobes.engines.ptrace.syscalls import RESUME_FLAG, TRAP_FLAG, Register
 from dprobes.engines.ptrace.watching import UnwatchedMemory
-from dprobes.engines.ptrace.wire import Placed, Warned
+from dprobes.engines.ptrace.wire import Placed
 from dprobes.vm import Ending
 
 if TYPE_CHECKING:
-    import ctypes
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     from dprobes.engines.ptrace.arming import Armer
     from dprobes.engines.ptrace.breakpoints import Breakpoint
     from dprobes.engines.ptrace.connection import Connection
     from dprobes.engines.ptrace.context import ThreadContext
     from dprobes.engines.ptrace.emission import Turn
+    from dprobes.engines.ptrace.exits import Exits
     from dprobes.engines.ptrace.modules import ModuleWatcher
     from dprobes.engines.ptrace.probes import Probe
     from dprobes.engines.ptrace.processes import Handled, PendingHit, Thread
-    from dprobes.engines.ptrace.programs import InsertedProgram
     from dprobes.engines.ptrace.removing import Remover
     from dprobes.engines.ptrace.returns import Hit
     from dprobes.engines.ptrace.stepping import Stepper
     from dprobes.engines.ptrace.stopping import Stopper
 
-__all__ = ["HitHandler", "WaysOut"]
+__all__ = ["HitHandler"]
 
 # Plain numbers: to look a register up by an enum member takes longer, and this runs at each hit.
 _RIP, _EFLAGS = int(Register.RIP), int(Register.EFLAGS)
-
-
-@dataclass(frozen=True, slots=True)
-class WaysOut:
-    """
-    Hold what ``exit 1`` and ``exit 3`` of a program do with a stopped thread.
-
-    Both return False if it is to go on.
-    """
-
-    hand_over: Callable[[Thread, InsertedProgram, ctypes.Array[ctypes.c_ulong]], bool]
-    dump: Callable[[Thread, InsertedProgram], bool]
 
 
 class HitHandler:
@@ -78,7 +65,7 @@ class HitHandler:
         stepper: Stepper,
         remover: Remover,
         armer: Armer,
-        ways_out: WaysOut,
+        exits: Exits,
     ) -> None:
         self._connection = connection
         self._context = context
@@ -87,7 +74,7 @@ class HitHandler:
         self._stepper = stepper
         self._remover = remover
         self._armer = armer
-        self._ways_out = ways_out
+        self._exits = exits
         self._returns = Returns(connection, context)
         self._handlers = HandlerRunner(context)
         self._registers = syscalls.Registers()
@@ -195,11 +182,11 @@ class HitHandler:
             # Whatever ends the run here, the thread must not go on behind the breakpoint.
             syscalls.set_registers(thread.tid, self._registers)
             raise
-        if self._hands_over(handled):
+        if hands_over(handled):
             # The records come first, then the probepoint goes, and the instruction is not carried out by us.
             syscalls.set_registers(thread.tid, self._registers)
             self._count(thread, handled, COMPLETED)
-            self._note_exit(thread, handled)
+            self._exits.note(thread, handled)
             if breakpoint_.is_needed:
                 # Should the thread go on under our eyes, it comes by once more: that will be no other hit.
                 thread.unfinished = UnfinishedHit(breakpoint_, (), is_counted=True)
@@ -244,7 +231,7 @@ class HitHandler:
         owners = sorted(((hit.probe, hit.point) for hit in hits), key=lambda owner: owner[0].program.rank)
         handled = self._handlers.run(thread, owners, registers)
         self._count(thread, handled, COMPLETED)
-        self._note_exit(thread, handled)
+        self._exits.note(thread, handled)
         if written := self._context.written:
             if Register.RIP in written:
                 registers[_EFLAGS] &= ~RESUME_FLAG  # it was meant for the instruction at the old place
@@ -255,39 +242,14 @@ class HitHandler:
         self._context.written = outer
         return not foreign
 
-    @staticmethod
-    def _hands_over(handled: Iterable[Handled]) -> bool:
-        return any(each.outcome is not None and each.outcome.exit_code in HANDING_OVER for each in handled)
-
-    def _note_exit(self, thread: Thread, handled: Iterable[Handled]) -> None:
-        """Note what is to become of the process; of several handlers that say so the first one decides."""
-        for probe, outcome, _, _ in handled:
-            if outcome is None or outcome.exit_code not in HANDING_OVER:
-                continue
-            if thread.leaving is None:
-                thread.leaving = Leaving(outcome.exit_code, probe.program)
-                continue
-            text = f"'exit {outcome.exit_code}' was not carried out in process {thread.pid}: another handler"
-            text += f" ended with 'exit {thread.leaving.code}' at the same moment"
-            self._connection.send(Warned(text, program=probe.program.number))
-
     def _go_on(self, thread: Thread, number: int = 0) -> None:
         """Let a thread run on after its hits, with a signal or 0, or hand its process over if a handler said so."""
-        if (leaving := thread.leaving) is not None:
-            thread.leaving = None
-            syscalls.get_registers(thread.tid, self._registers)
-            if self._leave_to(leaving, thread):
-                self._emptied.clear()  # the process goes, or goes on later: then its pages are given back at the end
-                return
+        if thread.leaving is not None and self._exits.carry_out(thread):
+            self._emptied.clear()  # the process goes, or goes on later: then its pages are given back at the end
+            return
         if self._emptied:
             self._give_back(thread, number)
         self._stopper.resume(thread, number)
-
-    def _leave_to(self, leaving: Leaving, thread: Thread) -> bool:
-        """Begin what ``exit`` says of a stopped thread's process; return False if the thread is to go on."""
-        if leaving.code == CORE_DUMP:
-            return self._ways_out.dump(thread, leaving.program)
-        return self._ways_out.hand_over(thread, leaving.program, self._registers)
 
     def _on_own(self, thread: Thread, breakpoint_: Breakpoint) -> None:
         if Role.LINKER in breakpoint_.own:
@@ -309,7 +271,7 @@ class HitHandler:
             handled = self._handlers.run(thread, owners, self._registers)
             syscalls.set_registers(thread.tid, self._registers)
             self._count(thread, handled, COMPLETED)
-            self._note_exit(thread, handled)
+            self._exits.note(thread, handled)
             # What the handlers changed is done: it is not undone if the next instruction is interrupted.
             self._context.select(thread, self._registers)
 

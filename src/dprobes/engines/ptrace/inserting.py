@@ -82,8 +82,18 @@ class Inserter:
                 self._modules.watch_missing(space, thread, program)
         self._connection.send(InPlace(number))
 
-    def end(self, program: InsertedProgram) -> None:
-        """Take a program away; hits that its handlers have seen, and whose instruction was executed, are counted."""
+    def end_idle(self) -> None:
+        """End the programs whose processes are all gone, if others still have some."""
+        idle = [program for program in self._modules.programs if not program.reach.pids]
+        for program in idle if len(idle) < len(self._modules.programs) else ():
+            self.end(program, complete=True)
+
+    def end(self, program: InsertedProgram, *, complete: bool = False) -> None:
+        """
+        Take a program away; hits that its handlers have seen, and whose instruction was executed, are counted.
+
+        The end is ``complete`` if its processes are gone.
+        """
         held = self._settle_all(program)
         self._modules.drop(program)
         self._remover.withdraw_program(program)
@@ -95,7 +105,7 @@ class Inserter:
         self._dumps.abandon(program)
         self._let_go()
         self._hits.finish()
-        self._connection.send(Ended(program.number))
+        self._connection.send(Ended(program.number, complete))
 
     def _settle_all(self, program: InsertedProgram) -> list[Thread]:
         """Settle what is not counted yet, and return the threads that were stopped for that."""

@@ -22,9 +22,10 @@ from dprobes.engines.ptrace.connection import ClientGoneError, Connection
 from dprobes.engines.ptrace.context import ThreadContext
 from dprobes.engines.ptrace.coredump import CoreDumps
 from dprobes.engines.ptrace.detaching import Detacher
+from dprobes.engines.ptrace.exits import Exits
 from dprobes.engines.ptrace.family import ORPHAN_AGE, Family
 from dprobes.engines.ptrace.handover import HandOver
-from dprobes.engines.ptrace.hits import HitHandler, WaysOut
+from dprobes.engines.ptrace.hits import HitHandler
 from dprobes.engines.ptrace.inserting import Inserter
 from dprobes.engines.ptrace.localtable import LocalTables
 from dprobes.engines.ptrace.modules import ModuleWatcher
@@ -97,7 +98,7 @@ class Tracer:
             stepper,
             self._remover,
             self._armer,
-            WaysOut(HandOver(connection, self._detacher), self._dumps.start),
+            Exits(connection, HandOver(connection, self._detacher), self._dumps),
         )
         self._replacer = Replacer(connection, self._family, self._modules, self._stopper, self._watching, self._hits)
         self._inserter = Inserter(
@@ -125,6 +126,9 @@ class Tracer:
             while self._threads or not self._attached or self._family.has_strangers or self._dumps.busy:
                 if not self._handle_stops():
                     self._wait()
+                if self._family.has_idle_programs:
+                    self._family.has_idle_programs = False
+                    self._inserter.end_idle()
             complete = True
         except (_EndedError, ClientGoneError):
             pass

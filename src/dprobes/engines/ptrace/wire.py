@@ -242,9 +242,14 @@ class NotInserted:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """Say that a program was taken away while others stay: nothing more will be heard of it."""
+    """
+    Say that a program was taken away while others stay: nothing more will be heard of it.
+
+    It is ``complete`` if that is because all its processes are gone.
+    """
 
     program: int
+    complete: bool = False
 
 
 @dataclass(frozen=True, slots=True)
