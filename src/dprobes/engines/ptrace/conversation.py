@@ -257,7 +257,8 @@ class Conversation:
             self._let_another_read()
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(run.bell)
-        if not run.debuggers.is_idle:
+        if seconds is not None:
+            # Not for a process that was handed over just now: what came before that is given out first.
             run.items += run.debuggers.look()
 
     def _let_another_read(self) -> None:
