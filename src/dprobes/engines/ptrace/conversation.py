@@ -257,7 +257,7 @@ class Conversation:
             self._let_another_read()
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(run.bell)
-        if seconds is not None:
+        if seconds is not None and not run.is_over:
             # Not for a process that was handed over just now: what came before that is given out first.
             run.items += run.debuggers.look()
 

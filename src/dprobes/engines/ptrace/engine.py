@@ -191,6 +191,8 @@ class PtraceSession:
             while run.items:
                 item = run.next_item()
                 if isinstance(item, (Done, Ended)):
+                    # What the debuggers had to say may have come behind it.
+                    yield from (each for each in run.take_all() if isinstance(each, Notice))
                     yield from self._on_end(conversation, item)
                 elif isinstance(item, Exception):
                     raise item

@@ -72,6 +72,10 @@ class ProgramRun:
             self._backlog -= len(item.record)
         return item
 
+    def take_all(self) -> list[Item]:
+        """Take all items that there are."""
+        return [self.next_item() for _ in range(len(self.items))]
+
     def wake(self) -> None:
         """Wake up who waits."""
         os.eventfd_write(self.bell, 1)
