@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.errors import FormatError, SinkError, reason_of
 from dprobes.sinks.bytesinks import refuse_binary
-from dprobes.sinks.recordfields import FieldReader, value_text
+from dprobes.sinks.recordfields import FieldReader, place_items, value_text
 from dprobes.sinks.texts import BatchFormatter
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ class JournalSink:
                 [*_common(message, _WARNING), ("DPROBES_PROGRAM", batch.source.name), ("DPROBES_DATA", data)]
             )
         items: list[tuple[str, str | bytes | None]] = [*_common(message, _INFO)]
-        items += [(f"DPROBES_{name.upper()}", value) for name, value in header]
+        items += [(f"DPROBES_{name.upper()}", value) for name, value in (*place_items(batch.source, place), *header)]
         if record.time is not None:
             items.append(("DPROBES_TIMESTAMP", str((record.time + batch.wall_offset) // 1000)))
             items.append(("DPROBES_MONOTONIC", str(record.time)))

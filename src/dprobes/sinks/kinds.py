@@ -171,6 +171,8 @@ def kinds() -> Iterator[SinkKind]:
 
 def parse_target(text: str) -> LogTargetName:
     """Return what the name of a log target means; raise ``SinkError`` if it is none."""
+    if "\0" in text:  # neither paths nor words of commands can have one
+        raise SinkError(f"there is no log target {text!r}")
     meaning = ALIASES.get(text.upper(), text)
     name, colon, argument = meaning.partition(":")
     if "/" in name or (not colon and is_trace_name(meaning)):

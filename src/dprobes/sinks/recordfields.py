@@ -19,14 +19,17 @@ if TYPE_CHECKING:
     from dprobes.record.place import Place
     from dprobes.record.source import RecordSource
 
-__all__ = ["FieldReader", "KnownRecord", "value_text"]
+__all__ = ["FieldReader", "KnownRecord", "place_items", "value_text"]
+
+_NUMBERS = ("major", "minor", "cpu", "pid", "tid", "uid")
+_ADDRESSES = ("cs", "ip", "ss", "sp")
 
 
 class KnownRecord(NamedTuple):
-    """Hold a record, the items of its header and its place as texts, and the fields that its template names."""
+    """Hold a record, the items of its header as texts, and the fields that its template names."""
 
     record: LogRecord
-    header: Sequence[tuple[str, str]]
+    items: Sequence[tuple[str, str]]
     fields: Sequence[tuple[Field, Value]]
 
 
@@ -54,7 +57,7 @@ class FieldReader:
         if template is not None:
             values = decode_fields(template, record).values
             fields = list(zip(self._fields_of(template, record.word_size), values, strict=True))
-        return KnownRecord(record, _header(source, record, place), fields)
+        return KnownRecord(record, _items(record), fields)
 
     def _fields_of(self, template: Template, word_size: int) -> tuple[Field, ...]:
         key = (template, word_size)
@@ -63,31 +66,22 @@ class FieldReader:
         return found
 
 
-def _header(source: RecordSource, record: LogRecord, place: Place) -> list[tuple[str, str]]:
+def place_items(source: RecordSource, place: Place) -> list[tuple[str, str]]:
+    """Return what is known of where records come from."""
     items = [("program", source.name), ("module", place.module), ("symbol", place.symbol)]
     if place.function:
         items.append(("function", place.function))
     if place.placed is not None:
         items.append(("placed", f"{place.placed:#x}"))
-    items += [
-        (name, str(value))
-        for name, value in (
-            ("major", record.major),
-            ("minor", record.minor),
-            ("cpu", record.cpu),
-            ("pid", record.pid),
-            ("tid", record.tid),
-            ("uid", record.uid),
-        )
-        if value is not None
-    ]
+    return items
+
+
+def _items(record: LogRecord) -> list[tuple[str, str]]:
+    """Return the items of a record's header; a name has no character that would disturb a line."""
+    items = [(name, str(value)) for name in _NUMBERS if (value := getattr(record, name)) is not None]
     if record.process_name is not None:
         items.append(("name", escaped(record.process_name)))
-    items += [
-        (name, f"{value:#x}")
-        for name, value in (("cs", record.cs), ("ip", record.ip), ("ss", record.ss), ("sp", record.sp))
-        if value is not None
-    ]
+    items += [(name, f"{value:#x}") for name in _ADDRESSES if (value := getattr(record, name)) is not None]
     if record.is_stack_trace:
         items.append(("stack_trace", "1"))
     return items

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.errors import FormatError
 from dprobes.formatters.templates.escaping import escaped
-from dprobes.sinks.recordfields import FieldReader, value_text
+from dprobes.sinks.recordfields import FieldReader, place_items, value_text
 from dprobes.sinks.texts import BatchFormatter
 
 if TYPE_CHECKING:
@@ -64,6 +64,7 @@ class SyslogFormatter:
         self._process = str(os.getpid())
         self._host = _host_name()
         self._old_host = "" if is_local else f"{self._host} "
+        self._places: dict[tuple[str, Place], str] = {}
         self._second = -1
         self._second_text = ""
 
@@ -76,6 +77,7 @@ class SyslogFormatter:
         """Forget a program."""
         self._texts.destroy_event(source)
         self._fields.destroy_event(source)
+        self._places.clear()
 
     def messages(self, batch: Batch) -> list[bytes]:
         """Return the message of each record."""
@@ -94,7 +96,7 @@ class SyslogFormatter:
 
     def _message(self, batch: Batch, data: bytes, place: Place, text: str) -> bytes:
         try:
-            record, header, fields = self._fields.read(batch.source, data, place)
+            record, items, fields = self._fields.read(batch.source, data, place)
         except FormatError:  # the text says so
             return self._put_together(_INFO, time.time_ns(), "-", "-", "", text)
         when = time.time_ns() if record.time is None else record.time + batch.wall_offset
@@ -105,10 +107,16 @@ class SyslogFormatter:
             _INFO,
             when,
             f"{record.major or 0}.{record.minor or 0}",
-            _element(_HEADER_ID, header),
+            f"[{_HEADER_ID}{self._place_text(batch.source, place)}{''.join(_parameters(items))}]",
             _element(_FIELDS_ID, ((name, value) for name, value in named if value is not None)),
             text,
         )
+
+    def _place_text(self, source: RecordSource, place: Place) -> str:
+        key = (source.name, place)
+        if (text := self._places.get(key)) is None:
+            text = self._places[key] = "".join(_parameters(place_items(source, place)))
+        return text
 
     def _put_together(self, priority: int, when: int, kind: str, header: str, fields: str, text: str) -> bytes:
         text = escaped(text.rstrip("\r\n").replace("\n", " | "))

@@ -207,6 +207,7 @@ class Tls(Stream):
 
     def __init__(self, name: str, host: str, port: int, context: ssl.SSLContext) -> None:
         super().__init__(name, host, port)
+        self._tcp.settimeout(_CONNECTING)
         try:
             self._socket = context.wrap_socket(self._tcp.dup(), server_hostname=host)
         except (OSError, ValueError) as error:

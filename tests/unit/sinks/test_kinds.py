@@ -46,10 +46,11 @@ def test_a_path_is_made_absolute() -> None:
             "there is no log target 'nowhere'",
             "'dprobes log-target kinds' lists what there is",
         ),
+        ("file:/tmp/a\0b", "there is no log target 'file:/tmp/a\\x00b'", None),
         ("consol", "there is no log target 'consol'", "did you mean 'console'?"),
     ],
 )
-def test_names_that_are_no_targets(name: str, message: str, hint: str) -> None:
+def test_names_that_are_no_targets(name: str, message: str, hint: str | None) -> None:
     with pytest.raises(SinkError) as caught:
         parse_target(name)
     assert (caught.value.message, caught.value.hint) == (message, hint)

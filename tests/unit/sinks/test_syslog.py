@@ -262,6 +262,26 @@ def test_an_end_that_is_not_acknowledged_says_what_is_lost(server: Server, monke
     assert messages_of(read_all(end)) == messages[: sent - caught.value.lost]
 
 
+def test_a_server_that_speaks_no_tls_is_not_waited_for(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(syslogtransports, "_CONNECTING", 0.2)
+    with pytest.raises(SinkError) as caught:
+        parse_target(f"syslog:tls://127.0.0.1:{server.port}").open(SinkOptions())
+    assert caught.value.message == f"syslog at 'tls://127.0.0.1:{server.port}': there is no answer"
+
+
+def test_a_server_that_says_something_else_is_an_error(server: Server) -> None:
+    def talk() -> None:
+        end = server.accept()
+        end.send(b"220 mail.example.org ESMTP\r\n")
+
+    thread = threading.Thread(target=talk)
+    thread.start()
+    with pytest.raises(SinkError) as caught:
+        parse_target(f"syslog:tls://127.0.0.1:{server.port}").open(SinkOptions())
+    thread.join()
+    assert caught.value.message.startswith(f"syslog at 'tls://127.0.0.1:{server.port}': TLS: ")
+
+
 def test_a_local_socket_that_takes_nothing_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(syslogtransports, "_PATIENCE", 0.2)
     monkeypatch.chdir(tmp_path)
