@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from dprobes.api.inserted import InsertedProgram, Probepoint
     from dprobes.api.session import ALL_ITEMS, ProbeSession, attach, everywhere, launch
     from dprobes.diagnostics import Diagnostic, Diagnostics, Severity
-    from dprobes.engines.base import Counts, ProbeState
+    from dprobes.engines.base import Counts, ProbeState, Scope
     from dprobes.errors import (
         DprobesError,
         EngineError,
@@ -45,7 +45,14 @@ if TYPE_CHECKING:
     )
     from dprobes.formatters.library import TemplateLibrary
     from dprobes.manager.client import ManagerClient
-    from dprobes.manager.results import ManagedProbepoint, ManagedProgram, ManagerStatus
+    from dprobes.manager.results import (
+        Insertion,
+        ManagedProbepoint,
+        ManagedProgram,
+        ManagedVariables,
+        ManagerStatus,
+        Stopped,
+    )
     from dprobes.record.codec import decode_record, encode_record
     from dprobes.record.items import LogItem
     from dprobes.record.layout import Item, LogRecord
@@ -65,12 +72,14 @@ __all__ = [
     "FormatError",
     "HandlerBuilder",
     "InsertedProgram",
+    "Insertion",
     "InternalError",
     "Item",
     "LogItem",
     "LogRecord",
     "ManagedProbepoint",
     "ManagedProgram",
+    "ManagedVariables",
     "ManagerClient",
     "ManagerError",
     "ManagerStatus",
@@ -83,9 +92,11 @@ __all__ = [
     "ProcedureBuilder",
     "Program",
     "ProgramBuilder",
+    "Scope",
     "Severity",
     "SinkError",
     "SourceError",
+    "Stopped",
     "TargetError",
     "TargetStatus",
     "TemplateLibrary",
@@ -106,7 +117,7 @@ _HOMES = {
     "api.inserted": ("InsertedProgram", "Probepoint"),
     "api.session": ("ALL_ITEMS", "ProbeSession", "attach", "everywhere", "launch"),
     "diagnostics": ("Diagnostic", "Diagnostics", "Severity"),
-    "engines.base": ("Counts", "ProbeState"),
+    "engines.base": ("Counts", "ProbeState", "Scope"),
     "errors": (
         "DprobesError",
         "EngineError",
@@ -121,7 +132,14 @@ _HOMES = {
     ),
     "formatters.library": ("TemplateLibrary",),
     "manager.client": ("ManagerClient",),
-    "manager.results": ("ManagedProbepoint", "ManagedProgram", "ManagerStatus"),
+    "manager.results": (
+        "Insertion",
+        "ManagedProbepoint",
+        "ManagedProgram",
+        "ManagedVariables",
+        "ManagerStatus",
+        "Stopped",
+    ),
     "sinks.target": ("TargetStatus",),
     "record.codec": ("decode_record", "encode_record"),
     "record.items": ("LogItem",),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 from click import shell_completion
@@ -22,6 +22,7 @@ from dprobes.cli.main import COMPLETE_VARIABLE
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+    from dprobes.manager.client import ManagerClient
     from dprobes.rpn.program import Program
 
 __all__ = ["prepare", "register", "script"]
@@ -221,24 +222,26 @@ def _program(ctx: click.Context) -> Program:
     return parse_file(path, Diagnostics(), options)
 
 
-def _ask(verb: str) -> dict[str, Any]:
+def _manager() -> ManagerClient:
     from dprobes.manager.client import ManagerClient
 
-    with ManagerClient(patience=_PATIENCE) as manager:
-        return manager.ask(verb)
+    return ManagerClient(patience=_PATIENCE)
 
 
 def _inserted(_ctx: click.Context, _incomplete: str) -> Iterable[str]:
-    return dict.fromkeys(program["name"] for program in _ask("query")["programs"])
+    with _manager() as manager:
+        return dict.fromkeys(program.name for program in manager.programs())
 
 
 def _codes(_ctx: click.Context, _incomplete: str) -> Iterable[str]:
-    probes = [probe for program in _ask("query")["programs"] for probe in program["probes"]]
-    return dict.fromkeys(f"{probe['major']},{probe['minor']}" for probe in probes)
+    with _manager() as manager:
+        probes = [probe for program in manager.programs() for probe in program.probepoints]
+    return dict.fromkeys(f"{probe.major},{probe.minor}" for probe in probes)
 
 
 def _targets_there(_ctx: click.Context, _incomplete: str) -> Iterable[str]:
-    return dict.fromkeys(target["name"] for target in _ask("targets")["targets"])
+    with _manager() as manager:
+        return dict.fromkeys(target.name for target in manager.targets())
 
 
 def _targets(ctx: click.Context, incomplete: str) -> Iterable[str]:

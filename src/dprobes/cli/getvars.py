@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
 from dprobes.cli.managed import client, name_option, one_of, print_json
 from dprobes.cli.tables import print_table
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dprobes.manager.results import ManagedVariables
 
 __all__ = ["command"]
 
@@ -36,25 +41,27 @@ def command(
     """
     one_of(name, everything=everything)
     both = wants_locals == wants_globals
-    arguments: dict[str, Any] = {"name": name, "local": both or wants_locals, "reset": reset}
-    arguments["global"] = wants_globals or (both and name is None)
-    if span is not None:
-        arguments["index"] = _span(span)
     with client() as manager:
-        result = manager.ask("getvars", **arguments)
+        result = manager.variables(
+            name,
+            wants_locals=both or wants_locals,
+            wants_globals=wants_globals or (both and name is None),
+            index=None if span is None else _span(span),
+            resets=reset,
+        )
     if reset:
         return 0
     if as_json:
-        print_json(result)
+        print_json(result.answer)
         return 0
     _print(result)
     return 0
 
 
-def _span(text: str) -> list[int]:
+def _span(text: str) -> tuple[int, int]:
     first, dash, last = text.removeprefix("=").partition("-")
     try:
-        bounds = [int(first, 0), int(last if dash else first, 0)]
+        bounds = int(first, 0), int(last if dash else first, 0)
     except ValueError:
         raise click.UsageError(f"--index: expected N1-N2, found '{text}'") from None
     if bounds[0] > bounds[1]:
@@ -62,28 +69,25 @@ def _span(text: str) -> list[int]:
     return bounds
 
 
-def _print(result: dict[str, Any]) -> None:
-    first = result["first"]
-    if "globals" in result:
-        values = result["globals"]["values"]
-        _variables("global variables", "gv", first, values)
-    for program in result.get("programs", ()):
-        if program["locals"]:
-            _variables(f"local variables of {program['name']}", "lv", first, program["locals"])
-        cpus = program["cpu"]
-        if any(cpus):
-            count = len(cpus[0])
+def _print(result: ManagedVariables) -> None:
+    first = result.first
+    if result.globals is not None:
+        _variables("global variables", "gv", first, result.globals)
+    for program in result.programs:
+        if program.local:
+            _variables(f"local variables of {program.name}", "lv", first, program.local)
+        if any(program.cpu):
             rows = [
-                (f"cv,{first + n}", *(str(values[n]) for values in cpus), str(sum(values[n] for values in cpus)))
-                for n in range(count)
+                (f"cv,{first + n}", *map(str, values), str(sum(values)))
+                for n, values in enumerate(zip(*program.cpu, strict=True))
             ]
-            header = ("variable", *(f"cpu {n}" for n in range(len(cpus))), "sum")
-            print_table(header, rows, f"CPU variables of {program['name']}")
+            header = ("variable", *(f"cpu {n}" for n in range(len(program.cpu))), "sum")
+            print_table(header, rows, f"CPU variables of {program.name}")
 
 
-def _variables(title: str, kind: str, first: int, values: list[int]) -> None:
+def _variables(title: str, kind: str, first: int, values: Sequence[int]) -> None:
     if not values:
-        click.echo(f"no {title}")
+        click.echo(f"no {title}" + (f" from index {first} on" if first else ""))
         return
     rows = [(f"{kind},{first + n}", str(value), f"{value:#x}") for n, value in enumerate(values)]
     print_table(("variable", "value", "hex"), rows, title)

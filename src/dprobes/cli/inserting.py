@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,16 +14,22 @@ from dprobes.cli.logoptions import has_structure, log_format_option
 from dprobes.cli.managed import client, print_json
 from dprobes.cli.options import names_of, selection_options, verification_options
 from dprobes.cli.scope import scope_of
+from dprobes.engines.base import ProbeState, Scope
 from dprobes.engines.launch import Command
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dprobes.engines.base import Scope
+    from dprobes.manager.results import Insertion
 
 __all__ = ["insert", "insertion_options", "scope_from"]
 
-_NOT_INSERTED = ("COMPILED", "MISMATCH", "CONFLICT", "INVALID_OFFSET", "DEBUGREG_UNAVAIL", "WATCHPOINT_LEN_INVALID")
+_NOT_INSERTED = frozenset(ProbeState) - {
+    ProbeState.ACTIVE,
+    ProbeState.DISABLED,
+    ProbeState.REMOVED,
+    ProbeState.EXCLUDED,
+}
 
 
 def insertion_options(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -93,26 +97,23 @@ def insert(ppdf: bytes, scope: Scope, options: dict[str, Any], **more: Any) -> i
             result = manager.insert(
                 ppdf,
                 **more,
-                merge=options["merges"],
-                replace=options["replaces"],
+                name=options["as_name"],
+                merges=options["merges"],
+                replaces=options["replaces"],
+                scope=scope if command is None else Scope(command.pid, follow=scope.follow),
+                launching=command is not None,
+                engine=options["engine_name"],
                 groups=names_of(options["groups"]),
                 types=names_of(options["types"]),
+                items=log_items_of(options["log_items"], is_tree=scope.is_tree, all_by_default=has_structure(targets)),
+                targets=targets,
+                log_format="text" if options["unformatted"] else options["log_format"],
                 verify_build_id=not options["dont_verify_build_id"],
                 verify_opcodes=not options["dont_verify_opcodes"],
-                items=int(
-                    log_items_of(options["log_items"], is_tree=scope.is_tree, all_by_default=has_structure(targets))
-                ),
-                engine=options["engine_name"],
                 exact=options["exact"],
                 pid_namespace=options["pid_namespace"],
-                core_directory=os.path.abspath(options["core_directory"]),  # noqa: PTH100 - text
+                core_directory=options["core_directory"],
                 ring_size=options["ring_size"] << 20,
-                directory=str(Path.cwd()),
-                scope=_scope(scope, command.pid if command is not None else scope.pid),
-                launching=command is not None,
-                targets=targets,
-                format="text" if options["unformatted"] else options["log_format"],
-                **{"as": options["as_name"]},
             )
         if command is not None:
             command.go()
@@ -123,27 +124,22 @@ def insert(ppdf: bytes, scope: Scope, options: dict[str, Any], **more: Any) -> i
     return _report(result, as_json=options["as_json"])
 
 
-def _scope(scope: Scope, pid: int | None) -> dict[str, Any]:
-    fields = {"pid": pid, "cgroup": scope.cgroup, "uid": scope.uid, "follow": scope.follow}
-    return {name: value for name, value in fields.items() if value is not None}
-
-
-def _report(result: dict[str, Any], *, as_json: bool) -> int:
+def _report(result: Insertion, *, as_json: bool) -> int:
     """Print what was inserted; return the exit status."""
-    program = result["program"]
-    if result["reason"] is not None:
-        console.note(f"engine {program['engine']}: {result['reason']}")
-    probes = program["probes"]
-    active = sum(probe["state"] == "ACTIVE" for probe in probes)
+    program = result.program
+    if result.reason is not None:
+        console.note(f"engine {program.engine}: {result.reason}")
+    probes = program.probepoints
+    active = sum(probe.state is ProbeState.ACTIVE for probe in probes)
     for probe in probes:
-        if probe["state"] in _NOT_INSERTED and probe["detail"]:
-            console.warning(f"{probe['state']} at {probe['where']}: {probe['detail']}; not inserted")
-    waits = program["not_resolved"] or any(probe["state"] == "COMPILED" for probe in probes)
-    text = f"inserted '{program['name']}': {active} of {len(probes)} probepoints active"
+        if probe.state in _NOT_INSERTED and probe.detail:
+            console.warning(f"{probe.state.value} at {probe.where}: {probe.detail}; not inserted")
+    waits = program.not_resolved or any(probe.state is ProbeState.COMPILED for probe in probes)
+    text = f"inserted '{program.name}': {active} of {len(probes)} probepoints active"
     if not probes or (waits and not active):
-        text = f"inserted '{program['name']}': it waits for the module '{program['module']}'"
+        text = f"inserted '{program.name}': it waits for the module '{program.module}'"
     if as_json:
-        print_json(result)
+        print_json(result.answer)
     else:
         click.echo(text)
     return 0 if active or waits else 1

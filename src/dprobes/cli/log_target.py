@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -10,6 +12,11 @@ from dprobes.cli.logoptions import log_format_option
 from dprobes.cli.managed import client, print_json
 from dprobes.cli.tables import print_table
 from dprobes.sinks.kinds import kinds, parse_target
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dprobes.sinks.target import TargetStatus
 
 __all__ = ["absolute_target", "command"]
 
@@ -36,7 +43,7 @@ def absolute_target(target: str) -> str:
 def add(target: str, name: str | None, log_format: str) -> int:
     """Add a log target."""
     with client() as manager:
-        manager.ask("add-target", target=absolute_target(target), name=name, format=log_format)
+        manager.add_target(absolute_target(target), name, log_format)
     return 0
 
 
@@ -46,7 +53,7 @@ def add(target: str, name: str | None, log_format: str) -> int:
 def remove(target: str, name: str | None) -> int:
     """Remove a log target, and print what it has got."""
     with client() as manager:
-        _print(manager.ask("remove-target", target=absolute_target(target), name=name)["targets"])
+        _print(manager.remove_target(absolute_target(target), name))
     return 0
 
 
@@ -55,9 +62,9 @@ def remove(target: str, name: str | None) -> int:
 def list_targets(as_json: bool) -> int:
     """List the log targets."""
     with client() as manager:
-        targets = manager.ask("targets")["targets"]
+        targets = manager.targets()
     if as_json:
-        print_json({"targets": targets})
+        print_json({"targets": [asdict(target) for target in targets]})
     elif targets:
         _print(targets)
     else:
@@ -72,16 +79,16 @@ def list_kinds() -> int:
     return 0
 
 
-def _print(targets: list[dict[str, object]]) -> None:
+def _print(targets: Sequence[TargetStatus]) -> None:
     rows = [
         (
-            str(target["name"]),
-            str(target["module"] or "all"),
-            str(target["format"]),
-            str(target["written"]),
-            str(target["waiting"]),
-            str(target["lost"]),
-            str(target["problem"] or ""),
+            target.name,
+            target.module or "all",
+            target.format,
+            str(target.written),
+            str(target.waiting),
+            str(target.lost),
+            target.problem or "",
         )
         for target in targets
     ]

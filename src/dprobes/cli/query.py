@@ -10,9 +10,12 @@ import click
 
 from dprobes.cli.managed import client, name_option, one_of, print_json
 from dprobes.cli.tables import print_table
+from dprobes.engines.base import ProbeState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from dprobes.manager.results import ManagedProbepoint, ManagedProgram
 
 __all__ = ["command", "counts_table"]
 
@@ -36,9 +39,9 @@ def command(name: str | None, everything: bool, extended: bool, as_json: bool) -
     """  # fmt: skip
     one_of(name, everything=everything)
     with client() as manager:
-        programs = manager.ask("query", name=name, extended=extended and not as_json)["programs"]
+        programs = manager.programs(name, extended=extended and not as_json)
     if as_json:
-        print_json({"programs": programs})
+        print_json({"programs": [program.answer for program in programs]})
         return 0
     if not programs:
         click.echo("no program is inserted")
@@ -52,16 +55,16 @@ def command(name: str | None, everything: bool, extended: bool, as_json: bool) -
     return 0
 
 
-def _title(program: dict[str, Any]) -> str:
-    module = "" if program["name"] == program["module"] else f" (module {program['module']})"
-    began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(program["since"]))
-    count = len(program["probes"])
+def _title(program: ManagedProgram) -> str:
+    module = "" if program.name == program.module else f" (module {program.module})"
+    began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(program.since))
+    count = len(program.probepoints)
     title = (
-        f"{program['name']}{module}: {count} probepoint{'s' if count != 1 else ''}, "
-        f"engine {program['engine']}, {_scope(program['scope'])}, since {began}"
+        f"{program.name}{module}: {count} probepoint{'s' if count != 1 else ''}, "
+        f"engine {program.engine}, {_scope(program.answer['scope'])}, since {began}"
     )
-    if program["ended"]:
-        title += ", ended" + (f": {program['problem']}" if program["problem"] else "")
+    if program.ended:
+        title += ", ended" + (f": {program.problem}" if program.problem else "")
     return title
 
 
@@ -73,16 +76,17 @@ def _scope(scope: dict[str, Any]) -> str:
     return f"user {scope['uid']}" if "uid" in scope else "all processes"
 
 
-def counts_table(program: dict[str, Any], title: str) -> None:
+def counts_table(program: ManagedProgram, title: str) -> None:
     """Print the probepoints of a program with state and counts."""
-    probes = program["probes"]
-    shown = [p for p in probes if len(probes) <= _MANY or p["counts"]["hits"] or p["state"] != "ACTIVE"]
+    probes = program.probepoints
+    shown = [p for p in probes if len(probes) <= _MANY or p.counts.hits or p.state is not ProbeState.ACTIVE]
+    with_path = len({probe.path for probe in probes}) > 1
     rows = [
         (
-            f"{probe['major']},{probe['minor']}",
-            _place(probe, with_path=len({p["path"] for p in probes}) > 1),
-            probe["state"],
-            *(str(probe["counts"][count]) for count in _COUNTS),
+            f"{probe.major},{probe.minor}",
+            _place(probe, with_path=with_path),
+            probe.state.value,
+            *(str(getattr(probe.counts, count)) for count in _COUNTS),
         )
         for probe in shown
     ]
@@ -93,40 +97,40 @@ def counts_table(program: dict[str, Any], title: str) -> None:
         click.echo(line)
 
 
-def _place(probe: dict[str, Any], *, with_path: bool) -> str:
-    place = f"{probe['where']} (return)" if probe["return"] else str(probe["where"])
-    return f"{place} in {probe['path']}" if with_path else place
+def _place(probe: ManagedProbepoint, *, with_path: bool) -> str:
+    place = f"{probe.where} (return)" if probe.at_return else probe.where
+    return f"{place} in {probe.path}" if with_path else place
 
 
-def _remarks(program: dict[str, Any]) -> Iterator[str]:
-    for probe in program["probes"]:
-        if probe["detail"]:
-            yield f"{probe['major']},{probe['minor']}  {probe['state']} at {probe['where']}: {probe['detail']}"
-    for number in program["not_resolved"]:
-        yield f"definition {number + 1} is not resolved: no file of the module '{program['module']}' has been found"
-    if program["left_out"]:
-        yield f"left out {len(program['left_out'])} functions that match a pattern; --json names them"
+def _remarks(program: ManagedProgram) -> Iterator[str]:
+    for probe in program.probepoints:
+        if probe.detail:
+            yield f"{probe.major},{probe.minor}  {probe.state.value} at {probe.where}: {probe.detail}"
+    for number in program.not_resolved:
+        yield f"definition {number + 1} is not resolved: no file of the module '{program.module}' has been found"
+    if left_out := program.answer["left_out"]:
+        yield f"left out {len(left_out)} functions that match a pattern; --json names them"
 
 
-def _extended(program: dict[str, Any]) -> None:
+def _extended(program: ManagedProgram) -> None:
     from dprobes.cli.handlers import Disassembly
     from dprobes.ppdf import decode
     from dprobes.rpn.select import select
     from dprobes.target.arch import architecture
 
     click.echo(_title(program))
-    header = program["header"]
-    click.echo("  " + ", ".join(f"{key} = {_value(value)}" for key, value in header.items()))
+    answer = program.answer
+    click.echo("  " + ", ".join(f"{key} = {_value(value)}" for key, value in answer["header"].items()))
     for what in ("groups", "types", "locals", "notices"):
-        if program[what]:
-            click.echo(f"  {what}: " + ", ".join(str(value) for value in program[what]))
-    ppdf = decode(base64.b64decode(program["ppdf"]))
+        if answer[what]:
+            click.echo(f"  {what}: " + ", ".join(str(value) for value in answer[what]))
+    ppdf = decode(base64.b64decode(answer["ppdf"]))
     machine = ppdf.builds[0].machine if ppdf.builds else ppdf.machines[0]
     # Offsets are those in the encoding of what was selected.
-    selected = select(ppdf.program, program["selected"]["groups"], program["selected"]["types"])
+    selected = select(ppdf.program, answer["selected"]["groups"], answer["selected"]["types"])
     code = Disassembly(selected, architecture(machine))
-    for number in sorted({probe["definition"] for probe in program["probes"]} | set(program["not_resolved"])):
-        mine = [probe for probe in program["probes"] if probe["definition"] == number]
+    for number in sorted({probe.definition for probe in program.probepoints} | set(program.not_resolved)):
+        mine = [probe for probe in program.probepoints if probe.definition == number]
         click.echo()
         for probe in mine:
             for line in _extended_probe(probe):
@@ -141,8 +145,9 @@ def _value(value: object) -> str:
     return ("yes" if value else "no") if isinstance(value, bool) else str(value)
 
 
-def _extended_probe(probe: dict[str, Any]) -> Iterator[str]:
-    yield f"{probe['major']},{probe['minor']}  {_place(probe, with_path=True)}  {probe['state']}"
+def _extended_probe(managed: ManagedProbepoint) -> Iterator[str]:
+    probe = managed.answer
+    yield f"{managed.major},{managed.minor}  {_place(managed, with_path=True)}  {managed.state.value}"
     if probe["kind"] == "breakpoint":
         placed = "" if probe["placed"] == probe["offset"] else f", placed at {probe['placed']:#x}"
         yield f"  offset {probe['offset']:#x}{placed}, opcode {probe['opcode']:#04x}: {probe['instruction']}"

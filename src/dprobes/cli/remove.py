@@ -24,21 +24,20 @@ def command(probe: str | None, name: str | None, everything: bool) -> int:
         raise click.UsageError("say what is to be removed: --name NAME, --all, or MAJOR,MINOR")
     with client() as manager:
         if probe is not None:
-            result = manager.ask("remove", name=name, probe=_codes(probe))
-            count = result["probepoints"]
+            count = manager.remove_probepoints(*_codes(probe), name)
             click.echo(f"removed {count} probepoint{'s' if count > 1 else ''} {probe}")
             return 0
-        removed = manager.ask("remove", name=name, all=everything)["removed"]
+        removed = manager.remove(name)
     for program in removed:
-        counts_table(program, f"removed {program['name']}")
+        counts_table(program, f"removed {program.name}")
     if not removed:
         click.echo("no program is inserted")
     return 0
 
 
-def _codes(text: str) -> list[int]:
+def _codes(text: str) -> tuple[int, int]:
     try:
         major, minor = (int(part, 0) for part in text.split(","))
     except ValueError:
         raise click.UsageError(f"expected the codes of a probepoint, MAJOR,MINOR, found '{text}'") from None
-    return [major, minor]
+    return major, minor

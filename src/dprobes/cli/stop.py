@@ -25,15 +25,14 @@ def command(ends: bool) -> int:
     manager = client(patience=_PATIENCE)
     try:
         with manager:
-            result = manager.ask("stop", manager=ends)
+            stopped = manager.stop(ends=ends)
     except ManagerError as error:
         if (pid := manager.kill()) is None:
             raise
         console.warning(f"{error.message}; killed process {pid}")
         return 0
-    count = result["stopped"]
-    click.echo(f"stopped {count} program{'s' if count != 1 else ''}")
-    if result["unfinished"]:
+    click.echo(f"stopped {stopped.count} program{'s' if stopped.count != 1 else ''}")
+    if stopped.unfinished:
         manager.kill()
-        console.warning(f"these did not end, and the manager was killed: {', '.join(result['unfinished'])}")
+        console.warning(f"these did not end, and the manager was killed: {', '.join(stopped.unfinished)}")
     return 0

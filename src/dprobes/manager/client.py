@@ -1,7 +1,8 @@
 """
 The way to the manager: connect, start one where none runs, ask.
 
-``ManagerClient`` is part of the Python API; the verbs of the command line use nothing else.
+``ManagerClient`` is part of the Python API; the verbs of the command line use nothing else. ``ask`` is the protocol
+itself, the other methods take and return typed data.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ import struct
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from dprobes.engines.base import Notice
+from dprobes.engines.base import Notice, Scope
 from dprobes.errors import ManagerError, reason_of
 from dprobes.manager.paths import (
     ALREADY,
@@ -32,12 +34,14 @@ from dprobes.manager.paths import (
     socket_address,
 )
 from dprobes.manager.protocol import VERSION, Connection, error_of
-from dprobes.manager.results import ManagedProgram, ManagerStatus, managed_program, parsed
+from dprobes.manager.results import ManagerStatus, Stopped, insertion, managed_program, parsed, variables
+from dprobes.record.layout import Item
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from dprobes.manager.paths import ManagerPaths
+    from dprobes.manager.results import Insertion, ManagedProgram, ManagedVariables
     from dprobes.sinks.target import TargetStatus
 
 __all__ = ["ManagerClient"]
@@ -109,36 +113,109 @@ class ManagerClient:
             raise ManagerError(f"the probe manager does not answer: {reason_of(error)}") from error
         raise ManagerError("the probe manager has ended; all probepoints have been taken away with it")
 
-    def insert(self, ppdf: bytes, **arguments: Any) -> dict[str, Any]:
-        """Insert a compiled program; the arguments are those of the protocol."""
-        return self.ask("insert", ppdf=base64.b64encode(ppdf).decode("ascii"), **arguments)
+    def insert(
+        self,
+        ppdf: bytes,
+        *,
+        name: str | None = None,
+        merges: bool = False,
+        replaces: bool = False,
+        scope: Scope | None = None,
+        engine: str = "auto",
+        groups: Iterable[str] = (),
+        types: Iterable[str] = (),
+        items: Item = Item.MAJOR | Item.MINOR,
+        targets: Iterable[str] = (),
+        log_format: str = "text",
+        core_directory: str | Path = ".",
+        **more: Any,
+    ) -> Insertion:
+        """
+        Insert a compiled program (``CompiledProgram.to_bytes``), by default into all processes.
+
+        ``name`` is its name if not the module's (``--as``); ``merges`` and ``replaces`` say what is done with one that
+        has that name. ``items`` are the header items of its records, ``targets`` log targets for them, besides the
+        manager's trace file. ``more`` are the other arguments of the protocol (docs/manager.md), as ``allow_write``.
+        """
+        where = Scope() if scope is None else scope
+        answer = self.ask(
+            "insert",
+            ppdf=base64.b64encode(ppdf).decode("ascii"),
+            merge=merges,
+            replace=replaces,
+            scope=_given({"pid": where.pid, "cgroup": where.cgroup, "uid": where.uid, "follow": where.follow}),
+            engine=engine,
+            groups=list(groups),
+            types=list(types),
+            items=int(items),
+            targets=list(targets),
+            format=log_format,
+            core_directory=os.path.abspath(core_directory),  # noqa: PTH100 - text
+            directory=str(Path.cwd()),
+            **{"as": name},
+            **more,
+        )
+        return insertion(answer)
 
     def status(self) -> ManagerStatus:
         """Return which manager answers, and how much is inserted."""
         return parsed(ManagerStatus, self.ask("status"))
 
-    def programs(self, name: str | None = None) -> list[ManagedProgram]:
-        """Return the programs that are inserted, or those called ``name``, with their probepoints and counts."""
-        return [managed_program(each) for each in self.ask("query", name=name)["programs"]]
+    def programs(self, name: str | None = None, *, extended: bool = False) -> list[ManagedProgram]:
+        """
+        Return the programs that are inserted, or those called ``name``, with their probepoints and counts.
+
+        With ``extended`` their answers hold the compiled program as well.
+        """
+        return [managed_program(each) for each in self.ask("query", name=name, extended=extended)["programs"]]
 
     def remove(self, name: str | None = None) -> list[ManagedProgram]:
         """Remove the programs called ``name``, or all, and return what they have counted."""
         return [managed_program(each) for each in self.ask("remove", name=name, all=name is None)["removed"]]
 
+    def remove_probepoints(self, major: int, minor: int, name: str | None = None) -> int:
+        """Remove the probepoints with these codes, of the programs called ``name`` or of all; return how many."""
+        return int(self.ask("remove", name=name, probe=[major, minor])["probepoints"])
+
+    def variables(
+        self,
+        name: str | None = None,
+        *,
+        wants_locals: bool = True,
+        wants_globals: bool = True,
+        index: tuple[int, int] | None = None,
+        resets: bool = False,
+    ) -> ManagedVariables:
+        """
+        Return local, per-CPU and global variables; ``name`` limits the former to the programs of this name.
+
+        ``index`` is the first and the last index that are meant. With ``resets`` they are zero from then on.
+        """
+        wanted = {"local": wants_locals, "global": wants_globals}
+        return variables(
+            self.ask("getvars", name=name, index=None if index is None else list(index), reset=resets, **wanted)
+        )
+
     def global_variables(self) -> list[int]:
         """Return the global variables that programs declare, or have left behind; each is 64 bits."""
-        values: list[int] = self.ask("getvars", **{"global": True})["globals"]["values"]
-        return values
+        return list(self.variables(wants_locals=False).globals or ())
 
     def targets(self) -> list[TargetStatus]:
         """Return the log targets besides the manager's trace file."""
-        from dprobes.sinks.target import TargetStatus
+        return _targets(self.ask("targets"))
 
-        return [parsed(TargetStatus, each) for each in self.ask("targets")["targets"]]
+    def add_target(self, target: str, name: str | None = None, log_format: str = "text") -> list[TargetStatus]:
+        """Add a log target, for the program called ``name`` or all; the path of a file is absolute. Return all."""
+        return _targets(self.ask("add-target", target=target, name=name, format=log_format))
 
-    def stop(self, *, ends: bool = False) -> int:
-        """Take everything away at once; return how many programs that were. With ``ends`` the manager ends, too."""
-        return int(self.ask("stop", manager=ends)["stopped"])
+    def remove_target(self, target: str, name: str | None = None) -> list[TargetStatus]:
+        """Remove a log target, that for the program called ``name`` or all of its name; return how they fared."""
+        return _targets(self.ask("remove-target", target=target, name=name))
+
+    def stop(self, *, ends: bool = False) -> Stopped:
+        """Take everything away at once. With ``ends`` the manager ends, too."""
+        answer = self.ask("stop", manager=ends)
+        return Stopped(answer["stopped"], tuple(answer["unfinished"]))
 
     def kill(self) -> int | None:
         """Kill the manager, and with it everything that is inserted; return its process id, None if there is none."""
@@ -225,6 +302,12 @@ class ManagerClient:
                 hint=f"'{self._paths.log}' may say more",
             )
         process.returncode = process.returncode or 0  # it is not ours to wait for
+
+
+def _targets(answer: dict[str, Any]) -> list[TargetStatus]:
+    from dprobes.sinks.target import TargetStatus
+
+    return [parsed(TargetStatus, each) for each in answer["targets"]]
 
 
 def _given(arguments: dict[str, Any]) -> dict[str, Any]:

@@ -1,13 +1,32 @@
-"""What the manager's answers mean, as data: JSON objects (docs/manager.md) to frozen dataclasses."""
+"""
+What the manager's answers mean, as data: JSON objects to frozen dataclasses.
+
+``answer`` of each is the object itself, which docs/manager.md describes; it has more than what most users ask for.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Any, TypeVar
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dprobes.engines.base import Counts, ProbeState
 
-__all__ = ["ManagedProbepoint", "ManagedProgram", "ManagerStatus", "managed_program", "parsed"]
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = [
+    "Insertion",
+    "ManagedProbepoint",
+    "ManagedProgram",
+    "ManagedVariables",
+    "ManagerStatus",
+    "ProgramVariables",
+    "Stopped",
+    "insertion",
+    "managed_program",
+    "parsed",
+    "variables",
+]
 
 _T = TypeVar("_T")
 
@@ -27,7 +46,12 @@ class ManagerStatus:
 
 @dataclass(frozen=True, slots=True)
 class ManagedProbepoint:
-    """Say what is known of one place; ``where`` is it for people, ``path`` the file."""
+    """
+    Say what is known of one place; ``where`` is it for people, ``path`` the file.
+
+    ``definition`` is the number of its probe definition. ``at_return`` says that it is hit just after the function's
+    return.
+    """
 
     major: int
     minor: int
@@ -37,6 +61,9 @@ class ManagedProbepoint:
     path: str
     kind: str
     counts: Counts
+    definition: int
+    at_return: bool
+    answer: Mapping[str, Any] = field(repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +72,7 @@ class ManagedProgram:
     Say what is known of a program that is inserted.
 
     ``name`` is what it is called, ``module`` what it probes. ``since`` is in seconds since 1970. ``problem`` says why
-    it has ended, if not because it was asked to.
+    it has ended, if not because it was asked to. ``not_resolved`` are the numbers of definitions without a probepoint.
     """
 
     name: str
@@ -57,6 +84,49 @@ class ManagedProgram:
     probepoints: tuple[ManagedProbepoint, ...]
     local_variables: tuple[int, ...]
     notices: tuple[str, ...]
+    not_resolved: tuple[int, ...]
+    answer: Mapping[str, Any] = field(repr=False, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Insertion:
+    """Say what was inserted, what it replaced, and why its engine was chosen (None: it was asked for)."""
+
+    program: ManagedProgram
+    replaced: tuple[ManagedProgram, ...]
+    reason: str | None
+    answer: Mapping[str, Any] = field(repr=False, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramVariables:
+    """Hold the variables that a program has for itself; ``cpu`` has a list for each CPU."""
+
+    name: str
+    local: tuple[int, ...]
+    cpu: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ManagedVariables:
+    """
+    Hold variables, those from index ``first`` on.
+
+    ``globals`` is None if they were not asked for. ``programs`` are those that have variables of their own.
+    """
+
+    first: int
+    globals: tuple[int, ...] | None
+    programs: tuple[ProgramVariables, ...]
+    answer: Mapping[str, Any] = field(repr=False, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """Say how many programs were stopped, and which of them have not ended yet."""
+
+    count: int
+    unfinished: tuple[str, ...]
 
 
 def parsed(kind: type[_T], message: dict[str, Any]) -> _T:
@@ -76,7 +146,25 @@ def managed_program(message: dict[str, Any]) -> ManagedProgram:
         probepoints=tuple(_probepoint(each) for each in message["probes"]),
         local_variables=tuple(message["locals"]),
         notices=tuple(message["notices"]),
+        not_resolved=tuple(message["not_resolved"]),
+        answer=message,
     )
+
+
+def insertion(message: dict[str, Any]) -> Insertion:
+    """Return what the manager says of an insertion."""
+    replaced = tuple(managed_program(each) for each in message["replaced"])
+    return Insertion(managed_program(message["program"]), replaced, message["reason"], message)
+
+
+def variables(message: dict[str, Any]) -> ManagedVariables:
+    """Return what the manager says of variables."""
+    programs = tuple(
+        ProgramVariables(each["name"], tuple(each["locals"]), tuple(tuple(values) for values in each["cpu"]))
+        for each in message.get("programs", ())
+    )
+    found = tuple(message["globals"]["values"]) if "globals" in message else None
+    return ManagedVariables(message["first"], found, programs, message)
 
 
 def _probepoint(message: dict[str, Any]) -> ManagedProbepoint:
@@ -91,4 +179,7 @@ def _probepoint(message: dict[str, Any]) -> ManagedProbepoint:
         path=message["path"],
         kind=message["kind"],
         counts=parsed(Counts, counts),
+        definition=message["definition"],
+        at_return=message["return"],
+        answer=message,
     )
