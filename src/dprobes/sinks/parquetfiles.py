@@ -95,7 +95,7 @@ def write_tables(
     collects = gc.isenabled()
     gc.disable()  # it would look through all records again and again, and find nothing
     try:
-        for piece in pieces_of(reader.read(), on_lost):
+        for piece in pieces_of(reader.blocks(), on_lost):
             writers.write(piece)
         return writers.finish()
     except BaseException:

@@ -42,6 +42,7 @@ HEADER_COLUMNS = {
     "symbol": "string",
     "function": "string",
     "placed": "uint64",
+    "at_return": "bool",
     "cs": "uint32",
     "ip": "uint64",
     "ss": "uint32",

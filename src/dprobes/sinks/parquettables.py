@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from dprobes.formatters.templates import Template
     from dprobes.formatters.templates.fields import Decoded, Field
-    from dprobes.record.tracecontent import TraceProgram, TraceRecord
+    from dprobes.record.tracecontent import RecordBlock, TraceProgram
 
 __all__ = ["Piece", "pieces_of"]
 
@@ -40,7 +40,8 @@ _BYTES = 64 << 20
 
 _TIME_MAX = (1 << 63) - 1
 _UNICODE_MAX = 0x10FFFF
-_PLACE_COLUMNS = ("module", "symbol", "function", "placed")
+_UNSIGNED_MAX = (1 << 64) - 1
+_PLACE_COLUMNS = ("module", "symbol", "function", "placed", "at_return")
 _RECORD_COLUMNS = {name: "time" if name == "monotonic" else name for name in HEADER_COLUMNS} | {
     "stack_trace": "is_stack_trace"
 }
@@ -56,7 +57,7 @@ class Piece:
 
 
 def pieces_of(
-    found: Iterable[TraceRecord | LostRecords], on_lost: Callable[[str, int], None] | None = None
+    found: Iterable[RecordBlock | LostRecords], on_lost: Callable[[str, int], None] | None = None
 ) -> Iterator[Piece]:
     """
     Iterate over the tables of what is read from a trace file, piece by piece; raise ``FormatError`` at damage.
@@ -74,14 +75,20 @@ def pieces_of(
         if isinstance(each, LostRecords):
             lost[known.name] = lost.get(known.name, 0) + each.count
             continue
-        record = _decoded(each.record)
-        known.add(record, each.probe, each.wall_offset, lost.pop(known.name, 0) if lost else 0)
-        count += 1
-        size += len(record.data)
-        if count >= _ROWS or size >= _BYTES:
-            count = size = 0
-            for program in programs.values():
-                yield from program.take()
+        lost_before = lost.pop(known.name, 0)
+        body, at, wall_offset = each.body, each.start, each.wall_offset
+        while at < len(body):
+            probe, begin, at = each.bounds(at)
+            known.add(_decoded(body[begin:at]), probe, wall_offset, lost_before)
+            lost_before = 0
+            count += 1
+            size += at - begin
+            if count >= _ROWS or size >= _BYTES:
+                count = size = 0
+                for program in programs.values():
+                    yield from program.take()
+        if lost_before:
+            lost[known.name] = lost_before
     for program in programs.values():
         yield from program.take()
     if on_lost is not None:
@@ -124,7 +131,7 @@ class _Program:
         if rows is None:
             rows = self._rows[key] = _Rows()
         if lost:
-            rows.lost[len(rows.records)] = lost
+            rows.lost[len(rows.records)] = min(lost, _UNSIGNED_MAX)
         rows.records.append(record)
         rows.probes.append(probe)
         rows.offsets.append(wall_offset)
@@ -177,14 +184,21 @@ class _Program:
         places = [self._program.place(probe) for probe in numbers]
         indices = pa.array([numbers[probe] for probe in probes], pa.int32())
         values: list[list[Any]] = [
-            [self.source.module] * len(places),
-            *([place[n] for place in places] for n in range(3)),
+            _clean([self.source.module] * len(places)),
+            _clean([place.where or None for place in places]),
+            _clean([place.function or None for place in places]),
+            [None if place.placed is None else _unsigned(place.placed) for place in places],
+            [place.at_return for place in places],
         ]
         columns = {}
-        for name, found in zip(_PLACE_COLUMNS, values, strict=True):
-            shown: list[Any] = found if name == "placed" else _clean([text or None for text in found])
+        for name, shown in zip(_PLACE_COLUMNS, values, strict=True):
             columns[name] = pa.array(shown, pa.type_for_alias(HEADER_COLUMNS[name])).take(indices)
         return columns
+
+
+def _unsigned(number: int) -> int | None:
+    """Return a number of a file, which may say anything, if a column can hold it."""
+    return number if 0 <= number <= _UNSIGNED_MAX else None
 
 
 def _clean(texts: Iterable[str | None]) -> list[str | None]:

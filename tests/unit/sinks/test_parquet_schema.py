@@ -15,7 +15,8 @@ from dprobes.formatters.templates.fields import Fault, FieldKind, decode_fields
 from dprobes.record.codec import encode_record
 from dprobes.record.layout import LogRecord
 from dprobes.record.source import RecordSource
-from dprobes.record.tracecontent import LostRecords, PlaceEntry, TraceProgram, TraceRecord
+from dprobes.record.tracecontent import LostRecords, PlaceEntry, RecordBlock, TraceProgram
+from dprobes.record.traceframes import RECORD_HEAD
 from dprobes.sinks.fixedlayout import fixed_layout
 from dprobes.sinks.parquetschema import Partition, field_columns, fixed_columns, table_schema
 from dprobes.sinks.parquettables import Piece, pieces_of
@@ -41,10 +42,12 @@ def tables(
     """Return the tables of records of one program; ``lost`` were lost before the first."""
     source = RecordSource(1, "app", "lib", 1, (), files or {})
     program = TraceProgram(source, source.details(), [PlaceEntry("main", "", None), PlaceEntry("f*", "first", 16)])
-    read: list[TraceRecord | LostRecords] = [
-        TraceRecord(program, number % 2, encode_record(record), wall_offset, 0) for number, record in enumerate(found)
-    ]
-    return list(pieces_of([LostRecords(program, lost, 0), *read] if lost else read))
+    body = b""
+    for number, record in enumerate(found):
+        encoded = encode_record(record)
+        body += RECORD_HEAD.pack(number % 2, len(encoded)) + encoded
+    block = RecordBlock(program, body, 0, wall_offset, 0, 0)
+    return list(pieces_of([LostRecords(program, lost, 0), block] if lost else [block]))
 
 
 def rows(piece: Piece) -> list[dict[str, Any]]:
@@ -138,7 +141,7 @@ def test_records_become_rows_of_the_tables_of_their_codes() -> None:
     first, second = rows(made[0])
     assert {name: value for name, value in first.items() if value is not None} == {
         "time": 10**18 + 5, "monotonic": 5, "pid": 7, "process_name": "a\\xff", "module": "lib", "symbol": "main",
-        "ip": 2**64 - 1, "word_size": 8, "byte_order": "little", "stack_trace": False, "lost_before": 4,
+        "at_return": False, "ip": 2**64 - 1, "word_size": 8, "byte_order": "little", "stack_trace": False, "lost_before": 4,
         "data": struct.pack("<qQ", -3, 2**64 - 1), "fd": -3, "flags": 2**64 - 1,
     }  # fmt: skip
     assert (second["time"], second["fd"], second["lost_before"], second["symbol"]) == (None, 3, None, "main")
@@ -184,6 +187,27 @@ def test_a_time_that_is_no_date_is_null() -> None:
     (made,) = tables(LogRecord(major=1, minor=1, time=2**64 - 1), wall_offset=10**18)
     (row,) = rows(made)
     assert (row["time"], row["monotonic"]) == (None, 2**64 - 1)
+
+
+@pytest.mark.parametrize("placed", [-1, 2**64, 2**100])
+def test_numbers_that_no_column_holds_are_null(placed: int) -> None:
+    source = RecordSource(1, "app", "lib")
+    program = TraceProgram(source, source.details(), [PlaceEntry("main", "\udcff", placed, at_return=True)])
+    encoded = encode_record(LogRecord(major=1, minor=1))
+    block = RecordBlock(program, RECORD_HEAD.pack(0, len(encoded)) + encoded, 0, 0, 0, 0)
+    (made,) = pieces_of([LostRecords(program, 2**64 - 1, 0), LostRecords(program, 5, 0), block])
+    (row,) = rows(made)
+    assert (row["placed"], row["function"], row["at_return"]) == (None, "\\xff", True)
+    assert row["lost_before"] == 2**64 - 1
+
+
+def test_bytes_that_are_no_record_are_a_row() -> None:
+    source = RecordSource(1, "app", "lib")
+    block = RecordBlock(TraceProgram(source), RECORD_HEAD.pack(3, 5) + b"\xff\xff\xff\xffx", 0, 0, 0, 0)
+    (made,) = pieces_of([block])
+    (row,) = rows(made)
+    assert made.partition == Partition("app", None, None)
+    assert (row["data"], row["symbol"], row["time"]) == (b"\xff\xff\xff\xffx", "probepoint 3", None)
 
 
 PARTS = st.sampled_from(
