@@ -71,11 +71,11 @@ def _sql(trace: Path) -> Measurement:
     """Return how fast a query reads a trace file, with all that it starts, beside the count of ``dprobes log``."""
     command = [sys.executable, "-m", "dprobes"]
     seconds = []
-    for arguments in (["sql", str(trace), "select sum(n) from m1_1"], ["log", "--count", str(trace)]):
+    for arguments in (["sql", str(trace), "select sum(n) from m1_1"], ["log", "--total", str(trace)]):
         begin = time.monotonic()
         subprocess.run([*command, *arguments], check=True, stdout=subprocess.DEVNULL)
         seconds.append(time.monotonic() - begin)
-    return Measurement("sql: sum of a field", COUNT / seconds[0], "log --count", COUNT / seconds[1], Unit.RATE)
+    return Measurement("sql: sum of a field", COUNT / seconds[0], "log --total", COUNT / seconds[1], Unit.RATE)
 
 
 @contextlib.contextmanager

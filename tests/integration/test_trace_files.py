@@ -37,7 +37,7 @@ def source(tmp_path: Path) -> Path:
 
 
 def count_of(path: Path, *options: object) -> int:
-    return int(dprobes("log", path, "--count", *options))
+    return int(dprobes("log", path, "--total", *options))
 
 
 @pytest.mark.parametrize("name", ["trace.dpt", "trace.dptz"])
@@ -99,7 +99,7 @@ def test_two_runs_do_not_write_to_one_file(build: Builder, tmp_path: Path, sourc
     assert (
         f"dprobes: error: '{trace}' is being written by another process\nhint: write to another file\n" in second.stderr
     )
-    assert re.fullmatch(r"\d+\n", dprobes("log", trace, "--count"))
+    assert re.fullmatch(r"\d+\n", dprobes("log", trace, "--total"))
 
 
 def test_a_file_of_something_else_is_not_touched(build: Builder, tmp_path: Path, source: Path) -> None:

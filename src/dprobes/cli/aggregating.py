@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
 
 from dprobes.cli.tables import print_table
+from dprobes.errors import FormatError
 from dprobes.formatters.fieldvalues import HEADER_FIELDS
 from dprobes.record.layout import Item
+from dprobes.record.tracecontent import LostRecords
 from dprobes.sinks.aggregates import Aggregates, bucket_text
+from dprobes.sinks.base import Batch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from dprobes.record.source import RecordSource
+    from dprobes.record.tracecontent import TraceProgram, TraceRecord
     from dprobes.sinks.aggregates import CountTable, Histogram
 
 __all__ = ["aggregates_of", "items_of_fields", "print_aggregates"]
@@ -42,6 +49,38 @@ def items_of_fields(counted: Sequence[str], measured: Sequence[str]) -> Item:
     for field in (*(field for text in counted for field in _fields(text)), *measured):
         items |= HEADER_FIELDS.get(field.strip(), Item(0))
     return items
+
+
+def aggregate_traces(
+    found: Iterable[TraceRecord | LostRecords], counted: Sequence[str], measured: Sequence[str]
+) -> Counter[str]:
+    """
+    Print what records of trace files come to; return how many were lost of each program.
+
+    Raise ``FormatError`` if there are records, but none of any program can have one of the fields.
+    """
+    aggregates = aggregates_of(counted, measured)
+    sources: dict[TraceProgram, RecordSource] = {}
+    refusals: list[FormatError] = []
+    lost: Counter[str] = Counter()
+    for each in found:
+        program = each.program
+        if isinstance(each, LostRecords):
+            lost[program.name] += each.count
+            continue
+        if program not in sources:
+            # The numbers of several files may be the same.
+            source = sources[program] = replace(program.source, number=len(sources))
+            try:
+                aggregates.create_event(source)
+            except FormatError as error:
+                refusals.append(error)
+        place = program.place(each.probe).in_module(program.source.module)
+        aggregates.log_events(Batch(sources[program], [each.record], [place], each.wall_offset))
+    if sources and len(refusals) == len(sources):
+        raise refusals[0]
+    print_aggregates(aggregates)
+    return lost
 
 
 def print_aggregates(aggregates: Aggregates) -> None:

@@ -51,7 +51,11 @@ _INTERVAL = 0.1
 @click.option("--until", metavar="TIME", help="Only records before that.")
 @click.option("--head", type=click.IntRange(min=0), metavar="N", help="Only the first N of these records.")
 @click.option("--tail", type=click.IntRange(min=0), metavar="N", help="Only the last N; with -f, then what comes.")
-@click.option("--count", is_flag=True, help="Print how many they are, nothing else.")
+@click.option("--total", is_flag=True, help="Print how many they are, nothing else.")
+@click.option(
+    "--count", "counted", multiple=True, metavar="FIELD[,FIELD...]", help="Print how often each value has occurred."
+)
+@click.option("--hist", "measured", multiple=True, metavar="FIELD", help="Print a histogram of the field.")
 @click.option("--format", "format_name", type=click.Choice(FORMATS), default="text", show_default=True)
 @templates_option("Print records by the templates in this directory before those that programs brought with them.")
 def command(
@@ -63,7 +67,9 @@ def command(
     until: str | None,
     head: int | None,
     tail: int | None,
-    count: bool,
+    total: bool,
+    counted: tuple[str, ...],
+    measured: tuple[str, ...],
     format_name: str,
     templates: Path | None,
 ) -> int:
@@ -79,8 +85,11 @@ def command(
     """
     if head is not None and tail is not None:
         raise click.UsageError("--head and --tail exclude each other")
-    if count and (follow or head is not None or tail is not None):
-        raise click.UsageError("--count counts all records that are there: leave out --follow, --head and --tail")
+    if (total or counted or measured) and (follow or head is not None or tail is not None):
+        what = "--total" if total else "--count" if counted else "--hist"
+        raise click.UsageError(f"{what} is about all records that are there: leave out --follow, --head and --tail")
+    if total and (counted or measured):
+        raise click.UsageError("--total prints nothing else: leave out --count and --hist")
     chosen: list[RowFilter] = [compile_filter(text, called="--filter") for text in filters]
     if name is not None:
         chosen.append(program_filter(name))
@@ -91,8 +100,10 @@ def command(
     printer = Printer(format_name, read_templates(templates))
     followers = _followers(paths)
     try:
-        if count:
+        if total:
             _count(selection, followers)
+        elif counted or measured:
+            _aggregate(_found(selection, followers, None), counted, measured)
         elif follow:
             _follow(selection, followers, paths, printer, head, tail)
         else:
@@ -215,6 +226,12 @@ def _count(selection: Selection, followers: Sequence[TraceFollower]) -> None:
                 count += selection.count(each)
     click.echo(count)
     warn_of_all(lost)
+
+
+def _aggregate(found: Iterable[TraceRecord | LostRecords], counted: Sequence[str], measured: Sequence[str]) -> None:
+    from dprobes.cli.aggregating import aggregate_traces
+
+    warn_of_all(aggregate_traces(found, counted, measured))
 
 
 # Following

@@ -104,13 +104,12 @@ class Aggregates:
 
     def create_event(self, source: RecordSource) -> None:
         """Know a program; raise ``FormatError`` if its records can have none of the fields that are asked for."""
-        values = FieldValues(source)
+        values = self._fields[source.number] = FieldValues(source)
         for field in (
             *(field for fields, _ in self._counted for field in fields),
             *(field for field, _ in self._measured),
         ):
             values.check(field)
-        self._fields[source.number] = values
 
     def log_events(self, batch: Batch) -> None:
         """Count records."""

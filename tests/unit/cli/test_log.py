@@ -141,7 +141,7 @@ def test_options_choose_records(
     monkeypatch.setattr(time, "time_ns", lambda: NOON + 3600 * SECOND)
     assert log.minors(trace, *options) == minors
     if not {"--head", "--tail"} & set(options):
-        assert log(trace, "--count", *options) == f"{len(minors)}\n"
+        assert log(trace, "--total", *options) == f"{len(minors)}\n"
         assert log.error == "dprobes: warning: 3 records of 'service' were lost\n"
 
 
@@ -157,7 +157,7 @@ def test_several_files_are_merged_in_the_order_of_time(trace: Path, log: Said, t
     assert log.minors(trace, other, "--tail", "3") == [12, 4, 5]
     assert log.minors(trace, other, "--head", "3") == [1, 10, 2]
     assert log.minors(trace, other, "--filter", 'host == "beta"') == [10, 11, 12]
-    assert log(trace, other, "--count") == "8\n"
+    assert log(trace, other, "--total") == "8\n"
 
 
 def test_the_older_part_is_read_once(trace: Path, log: Said) -> None:
@@ -173,7 +173,7 @@ def test_a_damaged_file_is_printed_up_to_the_damage(trace: Path, log: Said) -> N
     trace.write_bytes(trace.read_bytes() + bytes(100))
     assert log(trace, status=1).count("DProbes(") == 5
     assert log.error == f"{LOST}dprobes: error: '{trace}' is damaged (at byte {size})\n"
-    assert log(trace, "--count", status=1) == ""
+    assert log(trace, "--total", status=1) == ""
 
 
 def test_a_damaged_record_is_named_with_its_file(trace: Path, log: Said) -> None:
@@ -196,7 +196,7 @@ def test_names_of_any_bytes_can_be_printed(trace: Path, log: Said) -> None:
     ("options", "message"),
     [
         (["--head", "1", "--tail", "1"], "--head and --tail exclude each other"),
-        (["--count", "-f"], "--count counts all records that are there: leave out --follow, --head and --tail"),
+        (["--total", "-f"], "--total is about all records that are there: leave out --follow, --head and --tail"),
         (
             ["--since", "yesterday-ish"],
             f"--since: 'yesterday-ish' is no time; write {TIME_FORMS}",
@@ -354,7 +354,7 @@ CLOCKS = st.builds(clock, st.integers(-(1 << 63), (1 << 63) - 1))
     st.lists(PROGRAMS | PLACED | RECORDS | RECORDS | LOST_ONES | CLOCKS, max_size=8),
     st.sampled_from(FORMATS),
     st.sampled_from(
-        [[], ["--tail", "3"], ["--count"], ["--filter", 'tid >= 0 or function =~ "*a*"'], ["--since", "@5"]]
+        [[], ["--tail", "3"], ["--total"], ["--filter", 'tid >= 0 or function =~ "*a*"'], ["--since", "@5"]]
     ),
 )
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
