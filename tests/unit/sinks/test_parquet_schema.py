@@ -141,8 +141,8 @@ def test_records_become_rows_of_the_tables_of_their_codes() -> None:
     first, second = rows(made[0])
     assert {name: value for name, value in first.items() if value is not None} == {
         "time": 10**18 + 5, "monotonic": 5, "pid": 7, "process_name": "a\\xff", "module": "lib", "symbol": "main",
-        "at_return": False, "ip": 2**64 - 1, "word_size": 8, "byte_order": "little", "stack_trace": False, "lost_before": 4,
-        "data": struct.pack("<qQ", -3, 2**64 - 1), "fd": -3, "flags": 2**64 - 1,
+        "at_return": False, "ip": 2**64 - 1, "word_size": 8, "byte_order": "little", "stack_trace": False,
+        "lost_before": 4, "data": struct.pack("<qQ", -3, 2**64 - 1), "fd": -3, "flags": 2**64 - 1,
     }  # fmt: skip
     assert (second["time"], second["fd"], second["lost_before"], second["symbol"]) == (None, 3, None, "main")
     (other,) = rows(made[1])
