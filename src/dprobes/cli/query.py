@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dprobes.cli import console
 from dprobes.cli.managed import client, name_option, one_of, print_json
 from dprobes.cli.tables import print_table
 from dprobes.engines.base import ProbeState
@@ -40,6 +41,9 @@ def command(name: str | None, everything: bool, extended: bool, as_json: bool) -
     one_of(name, everything=everything)
     with client() as manager:
         programs = manager.programs(name, extended=extended and not as_json)
+        problem = manager.status().trace_problem
+    if problem is not None:
+        console.warning(f"records are lost: {problem}")
     if as_json:
         print_json({"programs": [program.answer for program in programs]})
         return 0

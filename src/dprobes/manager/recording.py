@@ -56,6 +56,9 @@ class Recording:
     @property
     def problem(self) -> str | None:
         """What is wrong with the trace file at present."""
+        path = self._writer.path
+        if self._writer.problem is None and not path.exists():
+            return f"'{path}' has been removed: what is recorded from now on cannot be read"
         return self._writer.problem
 
     # Log targets

@@ -133,6 +133,16 @@ def test_a_manager_whose_place_is_taken_ends_and_leaves_nothing(
     target.end()
 
 
+def test_that_the_trace_file_was_removed_is_said(sandbox: Sandbox, target: Service, source: Path) -> None:
+    sandbox(f"dprobes insert {source} -p {target.pid} --engine ptrace")
+    assert sandbox.shell("dprobes query").stderr == ""
+    shutil.rmtree(sandbox.state)
+    assert sandbox.shell("dprobes query").stderr == (
+        f"dprobes: warning: records are lost: '{sandbox.state}/trace.dpt' has been removed: "
+        "what is recorded from now on cannot be read\n"
+    )
+
+
 def test_why_a_manager_cannot_start_is_said_with_a_hint(sandbox: Sandbox, target: Service, source: Path) -> None:
     (sandbox.state).mkdir(0o700)
     (sandbox.state / "trace.dpt").mkdir()
