@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -218,6 +219,22 @@ def test_a_killed_writer_loses_nothing_that_was_taken(directory: Path) -> None:
     (directory / ".journal-20200101T000000Z-00000000.lock").touch()
     ParquetSink(directory).close()
     assert numbers(directory) == list(range(5000))
+    assert hidden(directory) == []
+
+
+def test_a_killed_conversion_neither_loses_nor_doubles(directory: Path) -> None:
+    sink = ParquetSink(directory)
+    sink.create_event(SOURCE)
+    sink.log_events(batch(0, 50_000))
+    sink.destroy_event(SOURCE)
+    converter = sink._converter
+    assert converter is not None
+    await_true(lambda: bool([*directory.rglob(".part-*.tmp"), *directory.rglob("*.parquet")]), "a file")
+    converter.kill()
+    with contextlib.suppress(SinkError):  # it may have been fast enough
+        sink.close()
+    ParquetSink(directory).close()
+    assert numbers(directory) == list(range(50_000))
     assert hidden(directory) == []
 
 
