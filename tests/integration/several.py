@@ -9,7 +9,7 @@ import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dprobes.engines.base import Begun, Job, Pause, ProbeState, RecordEvent, Scope
+from dprobes.engines.base import Begun, Job, Pause, ProbeState, RecordBatch, Scope
 from dprobes.engines.ptrace.engine import PtraceEngine
 from integration.ebpf.insessions import Followed, compiled
 from integration.support import TIMEOUT, await_line, await_true, running
@@ -38,9 +38,9 @@ class Program(Followed):
         try:
             for event in self.session.events():
                 match event:
-                    case RecordEvent(probe, record):
-                        self.records.append(probe)
-                        self.logs.append(record)
+                    case RecordBatch(records):
+                        self.records += (probe for probe, _ in records)
+                        self.logs += (record for _, record in records)
                     case Pause():
                         pass
                     case _:

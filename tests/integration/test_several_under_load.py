@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dprobes.engines.base import Counts, Finished, Job, ProbeState, RecordEvent, Scope, StateEvent
+from dprobes.engines.base import Counts, Finished, Job, ProbeState, RecordBatch, Scope, StateEvent
 from dprobes.engines.globals import GlobalVariables
 from dprobes.engines.ptrace import programrun
 from dprobes.engines.ptrace.engine import PtraceEngine
@@ -275,7 +275,7 @@ def test_a_program_that_nobody_follows_holds_up_nobody(path: Path, monkeypatch: 
             ignored.stop()
             events = list(ignored.events())
             followed.end()
-        assert sum(isinstance(event, RecordEvent) for event in events) == 1000
+        assert sum(len(event.records) for event in events if isinstance(event, RecordBatch)) == 1000
         counts = Counts(hits=5000, records=1000, lost=4000, executed=("in a page",))
         assert events[-1] == Finished((counts,))
         assert target.end() == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -42,12 +43,17 @@ class RecordQueue:
             self._changed.notify_all()
 
     def put(self, batch: Sequence[tuple[bytes, Place]]) -> None:
-        """Add records."""
+        """Add records; from the first one that finds no room they are lost."""
         size = sum(len(record) for record, _ in batch)
         with self._changed:
             if self._size + size > self._limit:
-                self.lost += len(batch)
-                return
+                ends = accumulate((len(record) for record, _ in batch), initial=self._size)
+                count = sum(end <= self._limit for end in ends) - 1
+                self.lost += len(batch) - max(count, 0)
+                batch = batch[: max(count, 0)]
+                if not batch:
+                    return
+                size = sum(len(record) for record, _ in batch)
             self._size += size
             self._batches.append((size, batch))
             self._changed.notify()

@@ -7,7 +7,7 @@ import os
 import time
 from typing import TYPE_CHECKING, Self
 
-from dprobes.engines.base import Counts, Event, Finished, Notice, Pause
+from dprobes.engines.base import Counts, Event, Finished, Notice, Pause, RecordEvent
 from dprobes.engines.capabilities import ENGINES
 from dprobes.engines.debugger import LOOK, Debuggers
 from dprobes.engines.procfs import living_thread, process_field
@@ -197,7 +197,7 @@ class PtraceSession:
                 elif isinstance(item, Exception):
                     raise item
                 else:
-                    yield item
+                    yield run.records_from(item) if isinstance(item, RecordEvent) else item
             if is_over:
                 return
             yield Pause()

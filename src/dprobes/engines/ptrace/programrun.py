@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import weakref
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
-from dprobes.engines.base import Counts, Event, Finished, RecordEvent
+from dprobes.engines.base import Counts, Event, Finished, RecordBatch, RecordEvent
 from dprobes.engines.ptrace.wire import Done, Ended
 
 if TYPE_CHECKING:
@@ -19,6 +19,9 @@ __all__ = ["Item", "ProgramRun"]
 
 _BACKLOG = 64 << 20
 """Bytes of records that may wait to be given out, where somebody else reads them from the tracer."""
+
+_TOGETHER = 1024
+"""Records that are given out at once at most."""
 
 Item = Event | Done | Ended | Exception
 """What is to be given out, or raised."""
@@ -71,6 +74,13 @@ class ProgramRun:
         if isinstance(item, RecordEvent):
             self._backlog -= len(item.record)
         return item
+
+    def records_from(self, first: RecordEvent) -> RecordBatch:
+        """Take the records that come directly behind one, up to a limit: many at once are written faster."""
+        records = [first]
+        while self.items and len(records) < _TOGETHER and isinstance(self.items[0], RecordEvent):
+            records.append(cast("RecordEvent", self.next_item()))
+        return RecordBatch(records)
 
     def take_all(self) -> list[Item]:
         """Take all items that there are."""
