@@ -24,7 +24,7 @@ pytestmark = NEEDS_BABELTRACE
 
 WALL = 1_700_000_000_123_456_789
 TEMPLATES = 60
-RECORDS = 2000
+RECORDS = 1000
 SHAPES: list[tuple[Literal[4, 8], ByteOrder]] = [(4, "little"), (8, "little"), (4, "big"), (8, "big")]
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 TEMPLATES = 60
-RECORDS = 2000
+RECORDS = 1000
 SHAPES: list[tuple[Literal[4, 8], ByteOrder]] = [(4, "little"), (8, "little"), (4, "big"), (8, "big")]
 THREAD = "thread 1 2"
 
