@@ -33,7 +33,7 @@ class Batch:
     Hold encoded records of one source, each with its place.
 
     ``wall_offset`` turns their time, CLOCK_MONOTONIC, into nanoseconds since 1970. ``lost`` records of the source were
-    lost on their way to the sink before these.
+    lost on their way to the sink before these; a batch without records says that of the last ones of a program.
     """
 
     source: RecordSource

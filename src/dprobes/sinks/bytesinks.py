@@ -84,8 +84,8 @@ class _FrameSink:
 
     def log_events(self, batch: Batch) -> None:
         parts = [_frame(record) for record in batch.records]
-        if batch.lost and parts:
-            parts[0] = lost_frame(batch.lost) + parts[0]
+        if batch.lost:
+            parts[:1] = [b"".join((lost_frame(batch.lost), *parts[:1]))]
         self._outlet.write(parts)
 
 

@@ -121,7 +121,7 @@ class OtlpSink:
                 before, piece, size = [], [], 0
             piece.append(record)
             size += len(data)
-        if piece:
+        if piece or before:
             self._send(before, piece, taken)
 
     def flush(self) -> None:

@@ -11,6 +11,7 @@ from collections import deque
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from dprobes.record.clock import wall_offset
 from dprobes.sinks.base import Batch
 
 if TYPE_CHECKING:
@@ -91,9 +92,13 @@ class RecordQueue:
         return count
 
     def tell(self, messages: Iterable[Created | Destroyed]) -> None:
-        """Add what is to be said of programs."""
-        if not self._is_given_up:
-            self._messages.extend(messages)
+        """Add what is to be said of programs; before the end of one, how many of its last records were lost."""
+        if self._is_given_up:
+            return
+        for message in messages:
+            if isinstance(message, Destroyed) and (lost := self._lost_before.pop(message.source.number, 0)):
+                self._messages.append(Batch(message.source, (), (), wall_offset(), lost))
+            self._messages.append(message)
 
     def first(self, count: int) -> Message:
         """Return the first message, of a batch ``count`` records at most; it stays until it is taken or dropped."""

@@ -50,8 +50,8 @@ class BatchFormatter:
             texts = [
                 self._text_of(found, *each, batch.source) for each in zip(batch.records, batch.places, strict=True)
             ]
-        if batch.lost and texts and (note := self._lost_note(batch)):
-            texts[0] = f"{note}\n{texts[0]}"
+        if batch.lost and (note := self._lost_note(batch)):
+            texts[:1] = ["\n".join((note, *texts[:1]))]
         return texts
 
     def heading(self, source: RecordSource) -> str:

@@ -104,6 +104,8 @@ def test_a_serial_line_gets_lines_with_cr_lf(line: tuple[int, str]) -> None:
     sink.create_event(SOURCE)
     sink.log_events(batch(1, lost=2))
     assert os.read(main, 100) == b"<2 records of 'app' were lost here>\r\nDProbes(1,1)\r\n01 02\r\n"
+    sink.log_events(batch(lost=3))
+    assert os.read(main, 100) == b"<3 records of 'app' were lost here>\r\n"
     sink.close()
 
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dprobes.sinks.base import Batch
-from dprobes.sinks.queue import Created, Message, RecordQueue
+from dprobes.sinks.queue import Created, Destroyed, Message, RecordQueue
 from unit.sinks.records import OTHER, PLACE, SOURCE, batch, record
 
 
@@ -40,6 +40,23 @@ def test_what_finds_no_room_is_lost_and_the_next_batch_of_the_program_says_so() 
     fourth = queue.first(10)
     assert isinstance(fourth, Batch)
     assert fourth.lost == 1
+
+
+def test_before_the_end_of_a_program_stands_how_many_of_its_last_records_were_lost() -> None:
+    queue = RecordQueue(records_max=2)
+    queue.put(batch(1, 2, 3))
+    queue.put(batch(4, 5))
+    queue.tell([Destroyed(OTHER), Destroyed(SOURCE)])
+    assert queue.take(queue.first(10), 2)
+    assert queue.first(10) == Destroyed(OTHER)
+    assert queue.take(queue.first(10), 0)
+    last = queue.first(10)
+    assert isinstance(last, Batch)
+    assert (records_of(last), last.lost, last.source) == ([], 3, SOURCE)
+    assert queue.take(last, 0)
+    assert queue.first(10) == Destroyed(SOURCE)
+    assert queue.take(queue.first(10), 0)
+    assert not queue
 
 
 def test_bytes_are_bounded_as_well() -> None:

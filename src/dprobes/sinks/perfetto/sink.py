@@ -94,8 +94,12 @@ class PerfettoSink:
         self._file.append(b"".join(out))
 
     def destroy_event(self, source: RecordSource) -> None:
-        """Forget a program; calls that have not returned have no end."""
-        self._programs.pop(source.number, None)
+        """Forget a program, and say what was lost of its end; calls that have not returned have no end."""
+        program = self._programs.pop(source.number, None)
+        if program is not None and self._lost:
+            out: list[bytes] = []
+            self._say_lost(out, program, LogRecord(time=time.monotonic_ns()))
+            self._file.append(b"".join(out))
 
     def flush(self) -> None:
         """Do nothing: what is written is visible."""

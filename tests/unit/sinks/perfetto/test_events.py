@@ -198,6 +198,10 @@ def test_lost_records_are_said_to_be_lost(path: Path) -> None:
     assert trace.losses == 1
     (event,) = trace.on("dprobes: app")
     assert (event.name, event.begin, event.arguments) == ("dprobes:5 records lost", 2, {"count": ("uint", 5)})
+    sink.log_events(batch(lost=4))
+    sink.destroy_event(SOURCE)
+    _, last = read_perfetto(path).on("dprobes: app")
+    assert (last.name, last.arguments) == ("dprobes:4 records lost", {"count": ("uint", 4)})
 
 
 @pytest.mark.parametrize("seed", range(2))
