@@ -262,11 +262,14 @@ def test_no_hit_is_lost_as_threads_processes_libraries_and_programs_come_and_go(
 
 
 def test_a_program_that_nobody_follows_holds_up_nobody(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(programrun, "_BACKLOG", 12 * 1000)  # records of flags, major and minor
     engine = PtraceEngine()
-    with on_demand(path) as target:
+    with on_demand(path) as target, contextlib.ExitStack() as stack:
         job = job_for(path, "offset = stepped\nexit\n", Scope(pid=target.process.pid))
-        with engine.run(job) as ignored, engine.run(dataclasses.replace(job, beside=(ignored,))) as session:
+        with monkeypatch.context() as patch:
+            patch.setattr(programrun, "_BACKLOG", 12 * 1000)  # records of flags, major and minor
+            ignored = engine.run(job)
+        stack.enter_context(ignored)
+        with engine.run(dataclasses.replace(job, beside=(ignored,))) as session:
             followed = Program(session)
             followed.await_active()
             target.say("call 3000")

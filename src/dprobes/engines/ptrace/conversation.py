@@ -67,6 +67,9 @@ __all__ = ["Conversation", "NotFollowedError"]
 _PATIENCE = 10
 """Seconds that a tracer may take to end."""
 
+_LONG = 1.0
+"""Seconds until who waits for a bell looks again: where two follow one program, the other one may have taken it."""
+
 _ENDED = "the program that is to be replaced has ended"
 
 _Known = dict[tuple[int, int, str], "Sites"]
@@ -251,7 +254,7 @@ class Conversation:
                 finally:
                     self._reading.release()
             else:
-                readable([run.bell], seconds)
+                readable([run.bell], _LONG if seconds is None else seconds)
         finally:
             self._waiting.discard(run)
             self._let_another_read()

@@ -43,6 +43,7 @@ class ProgramRun:
         self.bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         weakref.finalize(self, os.close, self.bell)
         self._backlog = 0
+        self._backlog_max = _BACKLOG
         self._received: dict[int, int] = {}
         self._dropped: dict[int, int] = {}
 
@@ -61,7 +62,7 @@ class ProgramRun:
 
     def take_record(self, probe: int, record: bytes) -> None:
         """Keep a record to be given out, or count it as lost if nobody takes them."""
-        if self._backlog + len(record) > _BACKLOG:
+        if self._backlog + len(record) > self._backlog_max:
             self._dropped[probe] = self._dropped.get(probe, 0) + 1
             return
         self._received[probe] = self._received.get(probe, 0) + 1
