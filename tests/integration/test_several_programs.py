@@ -155,7 +155,7 @@ def test_handlers_run_in_the_order_of_insertion_whoever_is_replaced(path: Path, 
         new = group.enter(job_for(path, text, scope, variables, replaces=programs[1].session))
         new.await_active()
         target.say("call 1")
-        await_true(lambda: len(new.logs) == 1 and len(programs[2].logs) == 3, "the records of the new one")
+        await_true(lambda: [len(each.logs) for each in (programs[0], new, programs[2])] == [3, 1, 3], "three records")
         assert (programs[0].words()[-1], new.words(), programs[2].words()[-1]) == ((6,), [(7,)], (8,))
         assert len(programs[1].logs) == 2
         assert target.end() == 0
