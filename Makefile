@@ -14,7 +14,7 @@ demo: .venv/run.stamp ## install what is needed and show probe records of a real
 	@sh tools/demo.sh
 
 test: .venv/dev.stamp .venv/tools.stamp ## run the whole test suite
-	$(PYTHON) -m pytest -q -m "not torture"
+	$(PYTHON) -m pytest -q -m "not torture" --timeout=300 --timeout-method=signal
 
 torture: .venv/dev.stamp .venv/tools.stamp ## run the long forms of the torture and differential tests
 	$(PYTHON) -m pytest -q -m torture
