@@ -11,6 +11,7 @@ import click
 from dprobes.cli.tables import print_table
 from dprobes.errors import FormatError
 from dprobes.formatters.fieldvalues import HEADER_FIELDS
+from dprobes.formatters.templates.collection import templates_of
 from dprobes.record.layout import Item
 from dprobes.record.tracecontent import LostRecords
 from dprobes.sinks.aggregates import Aggregates, bucket_text
@@ -19,6 +20,7 @@ from dprobes.sinks.base import Batch
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from dprobes.formatters.templates import Templates
     from dprobes.record.source import RecordSource
     from dprobes.record.tracecontent import TraceProgram, TraceRecord
     from dprobes.sinks.aggregates import CountTable, Histogram
@@ -52,12 +54,16 @@ def items_of_fields(counted: Sequence[str], measured: Sequence[str]) -> Item:
 
 
 def aggregate_traces(
-    found: Iterable[TraceRecord | LostRecords], counted: Sequence[str], measured: Sequence[str]
+    found: Iterable[TraceRecord | LostRecords],
+    counted: Sequence[str],
+    measured: Sequence[str],
+    templates: Templates | None = None,
 ) -> Counter[str]:
     """
     Print what records of trace files come to; return how many were lost of each program.
 
-    Raise ``FormatError`` if there are records, but none of any program can have one of the fields.
+    ``templates`` are asked before those of the programs. Raise ``FormatError`` if there are records, but none of any
+    program can have one of the fields.
     """
     aggregates = aggregates_of(counted, measured)
     sources: dict[TraceProgram, RecordSource] = {}
@@ -70,7 +76,10 @@ def aggregate_traces(
             continue
         if program not in sources:
             # The numbers of several files may be the same.
-            source = sources[program] = replace(program.source, number=len(sources))
+            source = replace(program.source, number=len(sources))
+            if templates is not None:
+                source = replace(source, templates=templates.over(templates_of(source.templates)))
+            sources[program] = source
             try:
                 aggregates.create_event(source)
             except FormatError as error:

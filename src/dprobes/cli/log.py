@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
+    from dprobes.formatters.templates import Templates
     from dprobes.record.filter import RowFilter
     from dprobes.record.tracecontent import TraceRecord
 
@@ -97,13 +98,14 @@ def command(
     if since is not None or until is not None:
         chosen.append(_time_filter(since, until, paths))
     selection = Selection(chosen)
-    printer = Printer(format_name, read_templates(templates))
+    own_templates = read_templates(templates)
+    printer = Printer(format_name, own_templates)
     followers = _followers(paths)
     try:
         if total:
             _count(selection, followers)
         elif counted or measured:
-            _aggregate(_found(selection, followers, None), counted, measured)
+            _aggregate(_found(selection, followers, None), counted, measured, own_templates)
         elif follow:
             _follow(selection, followers, paths, printer, head, tail)
         else:
@@ -228,10 +230,15 @@ def _count(selection: Selection, followers: Sequence[TraceFollower]) -> None:
     warn_of_all(lost)
 
 
-def _aggregate(found: Iterable[TraceRecord | LostRecords], counted: Sequence[str], measured: Sequence[str]) -> None:
+def _aggregate(
+    found: Iterable[TraceRecord | LostRecords],
+    counted: Sequence[str],
+    measured: Sequence[str],
+    templates: Templates | None,
+) -> None:
     from dprobes.cli.aggregating import aggregate_traces
 
-    warn_of_all(aggregate_traces(found, counted, measured))
+    warn_of_all(aggregate_traces(found, counted, measured, templates))
 
 
 # Following

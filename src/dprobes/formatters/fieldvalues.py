@@ -6,7 +6,8 @@ import re
 from typing import TYPE_CHECKING
 
 from dprobes.errors import FormatError
-from dprobes.formatters.templates import Templates
+from dprobes.formatters.templated import template_of
+from dprobes.formatters.templates.collection import templates_of
 from dprobes.formatters.templates.fields import decode_fields, fields_of
 from dprobes.record.layout import Item
 
@@ -54,7 +55,7 @@ class FieldValues:
     """
 
     def __init__(self, source: RecordSource) -> None:
-        self._templates = Templates.from_files(source.templates)
+        self._templates = templates_of(source.templates)
         self._names: dict[tuple[int, int, int], tuple[str, ...]] = {}
 
     def check(self, name: str) -> None:
@@ -81,7 +82,7 @@ class FieldValues:
             return value
         if name in _PLACES:
             return str(getattr(place, name))
-        template = self._template(record)
+        template = template_of(self._templates, record)
         if template is not None and name in (names := self._names_of(template, record)):
             return decode_fields(template, record).values[names.index(name)]
         if (numbered := _NUMBERED.match(name)) is not None:
@@ -90,16 +91,13 @@ class FieldValues:
 
     def data(self, record: LogRecord) -> dict[str, Value]:
         """Return what is in the data of a record: the fields of its template, its items, or its first words."""
-        template = self._template(record)
+        template = template_of(self._templates, record)
         if template is not None:
             return dict(zip(self._names_of(template, record), decode_fields(template, record).values, strict=True))
         items = record.items()
         count = len(items) or min(len(record.data) // record.word_size, _SHOWN)
         kind = "item" if items else "word"
         return {f"{kind}{n}": _numbered(record, kind, n) for n in range(count)}
-
-    def _template(self, record: LogRecord) -> Template | None:
-        return None if record.is_stack_trace else self._templates.find(record.major or 0, record.minor or 0)
 
     def _names_of(self, template: Template, record: LogRecord) -> tuple[str, ...]:
         key = (record.major or 0, record.minor or 0, record.word_size)

@@ -123,7 +123,7 @@ class Aggregates:
                 else:
                     self._others[n] += 1
             for n, (field, by_place) in enumerate(self._measured):
-                where = place.function or place.symbol
+                where = f"{place.function or place.symbol}{' (return)' if place.at_return else ''}"
                 numbers = _numbers(values.find(record, place, field))
                 if numbers:
                     by_place.setdefault(where, Counter()).update(map(bucket_of, numbers))

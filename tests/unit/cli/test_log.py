@@ -44,7 +44,7 @@ def utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     time.tzset()
 
 
-def record(minor: int, seconds: float | None = None, **items: int | str) -> bytes:
+def record(minor: int, seconds: float | None = None, **items: int | str | bytes) -> bytes:
     nanoseconds = None if seconds is None else int(seconds * SECOND)
     return encode_record(LogRecord(major=1, minor=minor, time=nanoseconds, **items))  # type: ignore[arg-type] # items
 
@@ -88,6 +88,21 @@ def log(capsys: pytest.CaptureFixture[str]) -> Said:
 
 
 LOST = "dprobes: warning: 3 records of 'service' were lost here\n"
+
+
+def test_fields_that_are_counted_may_be_those_of_a_directory_of_templates(tmp_path: Path, log: Said) -> None:
+    path = tmp_path / "sizes.dpt"
+    found = [(0, record(1, 0, data=size.to_bytes(8, "little"))) for size in (3, 2, 3)]
+    path.write_bytes(
+        header(wall_offset=NOON) + program(1, "service") + places(1, ("main", "", None)) + records(1, *found)
+    )
+    assert log(path, "--count", "size", status=1) == ""
+    assert log.error.startswith("dprobes: error: records have no field 'size'\nhint: ")
+    (tmp_path / "templates.lst").write_text("1 own.fmt\n")
+    (tmp_path / "own.fmt").write_text('major = 1\nminor = 1\nfmt = "size=%d"\n')
+    assert log(path, "--count", "size", "--templates", tmp_path) == (
+        "size  count  share\n   3      2  66.7%\n   2      1  33.3%\n"
+    )
 
 
 def test_all_is_printed_in_the_order_of_the_file(trace: Path, log: Said) -> None:

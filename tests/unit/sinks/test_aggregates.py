@@ -64,6 +64,15 @@ def test_tables_and_histograms_are_printed(capsys: pytest.CaptureFixture[str]) -
     )
 
 
+def test_entry_and_return_have_histograms_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
+    returned = Place("app", "do_read", at_return=True)
+    print_aggregates(filled(Aggregates([], ["word0"]), [(READ, "ls", 1), (returned, "ls", 0)]))
+    full = "@" * 40
+    assert capsys.readouterr().out == (
+        f"word0 at do_read\n[1]  1 |{full}|\nword0 at do_read (return)\n[0]  1 |{full}|\n"
+    )
+
+
 def test_what_is_no_number_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     print_aggregates(filled(Aggregates([], ["name"]), ROWS[:1]))
     assert capsys.readouterr().out == "name at do_read\nand 1 records with no number there\n"
