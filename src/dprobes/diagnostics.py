@@ -21,9 +21,9 @@ from dprobes.errors import SourceError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from dprobes.source import Span
+    from dprobes.source import SourceFile, Span
 
-__all__ = ["Diagnostic", "Diagnostics", "Note", "Severity", "did_you_mean"]
+__all__ = ["Diagnostic", "Diagnostics", "Note", "Severity", "did_you_mean", "nearest"]
 
 
 _LINE_LIMIT = 160
@@ -76,9 +76,10 @@ class Diagnostic:
 
 class Diagnostics:
     """
-    Collect the diagnostics of one compilation, in the order in which they were found.
+    Collect the diagnostics of one compilation.
 
-    Only the first fifty of each severity are kept: more say nothing new about a file.
+    Iteration gives them in the order of their places in the text, whatever stage found them; those without a place come
+    last. Only the first fifty of each severity are kept: more say nothing new about a file.
     """
 
     def __init__(self) -> None:
@@ -86,7 +87,15 @@ class Diagnostics:
         self._counts = dict.fromkeys(Severity, 0)
 
     def __iter__(self) -> Iterator[Diagnostic]:
-        return iter(self._items)
+        files: dict[SourceFile, int] = {}
+        for item in self._items:
+            if item.span is not None:
+                files.setdefault(item.span.file, len(files))
+
+        def place(item: Diagnostic) -> tuple[int, int]:
+            return (len(files), 0) if item.span is None else (files[item.span.file], item.span.start)
+
+        return iter(sorted(self._items, key=place))
 
     def __len__(self) -> int:
         return len(self._items)
@@ -100,6 +109,10 @@ class Diagnostics:
     def error_count(self) -> int:
         """How many errors were found, also those that are not kept."""
         return self._counts[Severity.ERROR]
+
+    def since(self, count: int) -> tuple[Diagnostic, ...]:
+        """Return those that were added after the first ``count``, in the order in which they were added."""
+        return tuple(self._items[count:])
 
     def extend(self, items: Iterable[Diagnostic]) -> None:
         """Add diagnostics that another stage collected."""
@@ -132,21 +145,26 @@ class Diagnostics:
     def raise_if_errors(self) -> None:
         """Raise ``SourceError`` with everything collected so far if any of it is an error."""
         if self.has_errors:
-            raise SourceError(self._items)
+            raise SourceError(tuple(self))
 
     def render(self) -> str:
         """Return all diagnostics as text, without a final line end."""
-        return "\n".join(d.render() for d in self._items)
+        return "\n".join(d.render() for d in self)
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str | None:
     """Return a hint with the known word nearest to ``word``, or None if none is near."""
+    near = nearest(word, known)
+    return f"did you mean '{near}'?" if near is not None else None
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """Return the known word nearest to ``word``, or None if none is near."""
     if len(word) > _WORD_LIMIT:
         return None
     from difflib import get_close_matches  # only after a mistake: the module takes 5 ms to import
 
-    near = get_close_matches(word.lower(), list(known), n=1, cutoff=0.6)
-    return f"did you mean '{near[0]}'?" if near else None
+    return next(iter(get_close_matches(word.lower(), list(known), n=1, cutoff=0.6)), None)
 
 
 def _render_place(label: str, message: str, span: Span | None) -> str:

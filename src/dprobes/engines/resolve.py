@@ -7,7 +7,6 @@ matches and is no place for a probepoint is left out, with the reason.
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -19,6 +18,7 @@ from dprobes.engines.watchpoints import ResolvedWatchpoint, resolve_watchpoints
 from dprobes.errors import TargetError
 from dprobes.rpn.check import check
 from dprobes.rpn.encode import CodeImage, encode
+from dprobes.rpn.matching import like_statement
 from dprobes.rpn.program import Address, Expression, Glob, Offset, calls_extensions
 from dprobes.target.arch import ARCHITECTURE_NAMES, Architecture, architecture
 from dprobes.target.callframes import CallFrames
@@ -131,7 +131,7 @@ def resolve(program: Program, module: Module, diagnostics: Diagnostics, *, allow
     symbols = _pushed_symbols(program, module, diagnostics)
     diagnostics.raise_if_errors()
     probes = sorted(places.values(), key=lambda probe: probe.number)
-    warnings = tuple(d for d in itertools.islice(diagnostics, checked, None) if d.severity is Severity.WARNING)
+    warnings = tuple(d for d in diagnostics.since(checked) if d.severity is Severity.WARNING)
     image = encode(program, arch)
     samplers = resolve_samplers(program, str(module.path))
     return ResolvedModule(module, arch, image, tuple(probes), symbols, tuple(left_out), watchpoints, samplers, warnings)
@@ -161,7 +161,8 @@ def _pushed_symbols(program: Program, module: Module, diagnostics: Diagnostics) 
                     try:
                         symbols[name] = module.address_of(name)
                     except TargetError as error:
-                        diagnostics.error(instruction.span, error.message, hint=error.hint)
+                        hint = error.hint or like_statement(instruction.row.operator, name)
+                        diagnostics.error(instruction.operand_place, error.message, hint=hint)
     return tuple(symbols.items())
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dprobes.diagnostics import Note, did_you_mean
-from dprobes.rpn import cfg
-from dprobes.rpn.isa import Flow, Group, OperandKind
+from dprobes.rpn.flowcheck import check_flow
+from dprobes.rpn.isa import Group, OperandKind
 from dprobes.rpn.needs import stops_target
 from dprobes.rpn.program import Address, Expression, Glob, ModuleType, Offset, Sampler
 from dprobes.target.arch import Direction
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 __all__ = ["check"]
 
 _X86_ONLY = (Group.IO, Group.SEGMENT)
+
+_EXTENSION_WORD = "kmod"
+"""The paper calls the instruction for extensions "call kmod"; it was ``callk`` in all versions that were released."""
 
 _VARIABLES = {
     OperandKind.LV: ("local", "vars"),
@@ -38,7 +41,7 @@ def check(program: Program, architecture: Architecture, diagnostics: Diagnostics
         _check_opcode(definition, architecture, diagnostics)
         _check_selection(program, definition, diagnostics)
     blocks: list[tuple[str, Code]] = [
-        *((f"the handler of minor {d.minor}", d.handler) for d in program.definitions),
+        *((_handler_title(program, d), d.handler) for d in program.definitions),
         *((f"procedure '{p.name}'", p.code) for p in program.procedures),
     ]
     owners: dict[str, str] = {}
@@ -52,9 +55,17 @@ def check(program: Program, architecture: Architecture, diagnostics: Diagnostics
             _check_value(architecture, instruction, diagnostics)
             _check_symbol(program, instruction, diagnostics)
             _check_exit(program, instruction, diagnostics)
-            _check_write(instruction, diagnostics, allow_write=allow_write)
+            _check_write(program, instruction, diagnostics, allow_write=allow_write)
     if not diagnostics.has_errors:
-        _check_flow(program, architecture, diagnostics)
+        check_flow(program, architecture, diagnostics)
+
+
+def _handler_title(program: Program, definition: ProbeDefinition) -> str:
+    title = f"the handler of minor {definition.minor}"
+    if sum(other.minor == definition.minor for other in program.definitions) > 1:
+        span = definition.span("offset")
+        return f"{title} at line {span.line}" if span is not None else title
+    return title
 
 
 def _check_location(program: Program, definition: ProbeDefinition, diagnostics: Diagnostics) -> None:
@@ -125,19 +136,27 @@ def _check_names(
         name = str(name)
         owner = owners.get(name)
         message = f"unknown label '{name}' in {title}"
-        if owner is None:
-            diagnostics.error(instruction.span, message, hint=did_you_mean(name, code.labels))
+        if owner is None and any(procedure.name == name for procedure in program.procedures):
+            notes = (Note(f"'{name}' is a procedure"),)
+            diagnostics.error(instruction.operand_place, message, notes=notes, hint=f"write 'call {name}'")
+        elif owner is None:
+            diagnostics.error(instruction.operand_place, message, hint=did_you_mean(name, code.labels))
         elif instruction.row.operator == "sx":
             note = Note(f"'{name}' is a label of {owner}")
             diagnostics.error(
-                instruction.span, f"the exception handler '{name}' is not a label of {title}", notes=(note,)
+                instruction.operand_place, f"the exception handler '{name}' is not a label of {title}", notes=(note,)
             )
         else:
-            diagnostics.error(instruction.span, message, notes=(Note(f"'{name}' is a label of {owner}"),))
+            diagnostics.error(instruction.operand_place, message, notes=(Note(f"'{name}' is a label of {owner}"),))
     if kind is OperandKind.PROCEDURE:
         known = [procedure.name for procedure in program.procedures]
         if name not in known:
-            diagnostics.error(instruction.span, f"unknown procedure '{name}'", hint=did_you_mean(str(name), known))
+            hint = did_you_mean(str(name), known)
+            if name in code.labels:
+                hint = f"'{name}' is a label: write 'jmp {name}', or make a procedure of what it does"
+            elif name == _EXTENSION_WORD:
+                hint = "extensions are called with 'callk', or 'callk NAME' for one of them"
+            diagnostics.error(instruction.operand_place, f"unknown procedure '{name}'", hint=hint)
 
 
 def _check_index(program: Program, instruction: Instruction, diagnostics: Diagnostics) -> None:
@@ -149,7 +168,7 @@ def _check_index(program: Program, instruction: Instruction, diagnostics: Diagno
     if index >= count:
         has = f"has {count}" if count else "has none"
         diagnostics.error(
-            instruction.span,
+            instruction.operand_place,
             f"{what} variable {index} does not exist: the program {has}",
             hint=f"write '{keyword} = {index + 1}' in the file header",
         )
@@ -163,13 +182,13 @@ def _check_register(architecture: Architecture, instruction: Instruction, diagno
     if register is None:
         shown = f"'{which}'" if isinstance(which, str) else f"{which:#x}"
         hint = did_you_mean(which, architecture.register_names) if isinstance(which, str) else None
-        diagnostics.error(instruction.span, f"{architecture.name} has no register {shown}", hint=hint)
+        diagnostics.error(instruction.operand_place, f"{architecture.name} has no register {shown}", hint=hint)
         return
     direction = Direction(instruction.row.syntax.partition(",")[0])
     if direction not in register.allowed:
         others = ", ".join(f"'{d.value}'" for d in Direction if d in register.allowed)
         diagnostics.error(
-            instruction.span,
+            instruction.operand_place,
             f"'{direction.value}' is not allowed for register '{which}' of {architecture.name}",
             hint=f"allowed: {others}" if others else None,
         )
@@ -178,7 +197,8 @@ def _check_register(architecture: Architecture, instruction: Instruction, diagno
 def _check_symbol(program: Program, instruction: Instruction, diagnostics: Diagnostics) -> None:
     operand = instruction.operand
     if program.name == "*" and isinstance(operand, Expression) and operand.symbol is not None:
-        diagnostics.error(instruction.span, f"'{operand.symbol}' has no address: the name \"*\" stands for no module")
+        message = f"'{operand.symbol}' has no address: the name \"*\" stands for no module"
+        diagnostics.error(instruction.operand_place, message)
 
 
 def _check_value(architecture: Architecture, instruction: Instruction, diagnostics: Diagnostics) -> None:
@@ -190,17 +210,17 @@ def _check_value(architecture: Architecture, instruction: Instruction, diagnosti
         and not -(1 << (bits - 1)) <= operand.addend < 1 << bits
     ):
         diagnostics.error(
-            instruction.span, f"{operand.addend:#x} does not fit in the {bits}-bit word of {architecture.name}"
+            instruction.operand_place, f"{operand.addend:#x} does not fit in the {bits}-bit word of {architecture.name}"
         )
     if row.operand_kind is OperandKind.BITS and row.operator[0] == "p" and isinstance(operand, int):
         if not 1 <= operand <= bits:
             diagnostics.warning(
-                instruction.span, f"bit {operand} is outside 1 to {bits}: this always raises INVALID_OPERAND"
+                instruction.operand_place, f"bit {operand} is outside 1 to {bits}: this always raises INVALID_OPERAND"
             )
     elif (
         row.operand_kind is OperandKind.BITS and isinstance(operand, int) and operand >= bits and row.operator[0] == "s"
     ):
-        diagnostics.warning(instruction.span, f"a shift by {operand} of a {bits}-bit word always gives 0")
+        diagnostics.warning(instruction.operand_place, f"a shift by {operand} of a {bits}-bit word always gives 0")
     if row.syntax == "log d, <count>" and architecture.word_size == 4:
         diagnostics.note(instruction.span, f"'log d, {operand}' is written 'log {operand}' since version 3.4.0")
     if row.group in _X86_ONLY and architecture.name not in ("i386", "x86_64"):
@@ -213,14 +233,14 @@ def _check_exit(program: Program, instruction: Instruction, diagnostics: Diagnos
     if instruction.row.syntax != "exit <code>":
         return
     if instruction.operand not in (1, 2, 3):
-        diagnostics.warning(
-            instruction.span, f"'exit {instruction.operand}' always raises INVALID_OPERAND: the codes are 1, 2 and 3"
-        )
+        message = f"'exit {instruction.operand}' always raises INVALID_OPERAND: the codes are 1, 2 and 3"
+        diagnostics.warning(instruction.operand_place, message)
     elif instruction.operand == 2 and program.modtype is ModuleType.USER:
-        diagnostics.warning(instruction.span, "'exit 2' (crash dump) is for kernel probes; here it acts as 'exit'")
+        message = "'exit 2' (crash dump) is for kernel probes; here it acts as 'exit'"
+        diagnostics.warning(instruction.operand_place, message)
 
 
-def _check_write(instruction: Instruction, diagnostics: Diagnostics, *, allow_write: bool) -> None:
+def _check_write(program: Program, instruction: Instruction, diagnostics: Diagnostics, *, allow_write: bool) -> None:
     if allow_write:
         return
     if instruction.row.writes:
@@ -229,38 +249,7 @@ def _check_write(instruction: Instruction, diagnostics: Diagnostics, *, allow_wr
             f"'{instruction}' writes to the target",
             hint="give --allow-write if that is what you want",
         )
-    elif stops_target(instruction):
+    elif stops_target(instruction, program.modtype):
         diagnostics.error(
             instruction.span, f"'{instruction}' stops the target", hint="give --allow-write if that is what you want"
         )
-
-
-def _check_flow(program: Program, architecture: Architecture, diagnostics: Diagnostics) -> None:
-    gains = cfg.procedure_gains(program, architecture)
-    for definition in program.definitions:
-        code = definition.handler
-        _check_unreachable(code, diagnostics)
-        for underflow in cfg.depths(code, architecture, gains)[1]:
-            instruction = code.instructions[underflow.index]
-            cells = instruction.row.effect.partition("--")[0].strip()
-            needed = f"{underflow.needed} cell{'s' if underflow.needed > 1 else ''} ({cells})"
-            pushed = f"at most {underflow.depth} {'were' if underflow.depth > 1 else 'was'}"
-            pushed = pushed if underflow.depth else "none was"
-            diagnostics.warning(instruction.span, f"'{instruction}' needs {needed}, but {pushed} pushed")
-        if not code.instructions:
-            diagnostics.note(definition.span("offset"), "the handler is empty: a hit gives a record without data")
-        elif cfg.runs_off_end(code):
-            span = code.instructions[-1].span
-            diagnostics.note(span, "the handler has no 'exit' at its end; it acts as if it had one")
-    for procedure in program.procedures:
-        _check_unreachable(procedure.code, diagnostics)
-        if cfg.runs_off_end(procedure.code):
-            diagnostics.warning(procedure.span, f"procedure '{procedure.name}' has no 'ret' at its end; one is added")
-
-
-def _check_unreachable(code: Code, diagnostics: Diagnostics) -> None:
-    for run in cfg.unreachable(code):
-        first = code.instructions[run.start]
-        if first.row.flow in (Flow.END, Flow.RETURN) and len(run) == 1:
-            continue  # an "exit" or "ret" behind a jump or another "exit" is a habit, not a mistake
-        diagnostics.warning(first.span, f"'{first}' is never reached")

@@ -6,25 +6,26 @@ Which spellings exist is in ``isa``; which values make sense (indices, registers
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
-from dprobes.diagnostics import did_you_mean
+from dprobes.diagnostics import did_you_mean, nearest
 from dprobes.rpn import isa
 from dprobes.rpn.expressions import ExpressionError, parse_expression
 from dprobes.rpn.isa import Alias, OperandKind, Row
-from dprobes.rpn.lexer import TokenKind
+from dprobes.rpn.lexer import TokenKind, WordToken
 from dprobes.rpn.program import Expression
 from dprobes.target.arch import ARCHITECTURE_NAMES, architecture
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dprobes.rpn.lexer import WordToken
     from dprobes.rpn.program import Operand
 
-__all__ = ["Match", "StatementError", "match_statement", "operators"]
+__all__ = ["Match", "StatementError", "like_statement", "match_statement", "operators"]
 
 _RANGES = {
     OperandKind.LV: (0, 0xFFFF),
@@ -51,6 +52,10 @@ _NAMED = {
     OperandKind.EXTENSION: "the name of an extension",
 }
 
+_COMMA = WordToken(TokenKind.PUNCTUATION, ",", 0, 0)
+_SHORT = 16
+"""Statements of more words are not looked at for a missing comma: none of the table has as many."""
+
 # The encoding gives its length a byte.
 _MAX_EXTENSION_NAME = 0xFF
 
@@ -70,10 +75,15 @@ class StatementError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """Hold what a statement means; ``alias`` is the old spelling it was written in, if it was."""
+    """
+    Hold what a statement means.
+
+    ``operand_tokens`` are those of the variable operand; ``alias`` is the old spelling that the statement has, if any.
+    """
 
     row: Row
     operand: Operand
+    operand_tokens: Sequence[WordToken] = ()
     alias: Alias | None = None
 
 
@@ -89,7 +99,7 @@ def match_statement(tokens: Sequence[WordToken]) -> Match:
     fitting = [form for form in forms if _fits(form.operands, operands)]
     if not fitting:
         _reject_known(tokens)
-        raise _no_form(operator, operands, forms)
+        raise _missing_comma(tokens, forms) or _no_form(operator, operands, forms)
     # The form with the most literal words wins: "push lv" is the variable instruction, not a symbol called lv. Among
     # equals it is the old spelling: "push eax" is the register, not a symbol called eax.
     form = max(fitting, key=lambda f: (sum(isinstance(o, str) for o in f.operands), isinstance(f, Alias)))
@@ -99,12 +109,23 @@ def match_statement(tokens: Sequence[WordToken]) -> Match:
     row = isa.rows_by_syntax()[form.canonical] if isinstance(form, Alias) else form
     kind_and_tokens = [(k, o) for k, o in zip(form.operands, operands, strict=True) if isinstance(k, OperandKind)]
     operand: Operand = None
+    operand_tokens: Sequence[WordToken] = ()
     for kind, operand_tokens in kind_and_tokens:
-        operand = _operand(kind, operand_tokens)
+        try:
+            operand = _operand(kind, operand_tokens)
+        except StatementError as error:
+            raise _missing_comma(tokens, forms) or error from None
     if alias is not None and (bits := _OLD_PUSH_BITS.get(alias.syntax)):
         assert isinstance(operand, Expression)
         operand = _narrow(operand, bits, operands[1])
-    return Match(row, operand, alias)
+    return Match(row, operand, operand_tokens, alias)
+
+
+def like_statement(operator: str, word: str) -> str | None:
+    """Return a hint with the statement of ``operator`` and a plain word like ``word``, such as 'push pid'."""
+    words = [row.operands[0] for row in isa.ROWS if row.operator == operator and len(row.operands) == 1]
+    near = nearest(word, [word for word in words if isinstance(word, str)])
+    return f"did you mean '{operator} {near}'?" if near is not None else None
 
 
 @cache
@@ -164,6 +185,40 @@ def _reject_known(tokens: Sequence[WordToken]) -> None:
             raise StatementError(reason)
 
 
+def _missing_comma(tokens: Sequence[WordToken], forms: Sequence[Row | Alias]) -> StatementError | None:
+    """Return the error of a statement that has a meaning with one or two more commas, None for any other."""
+    if len(tokens) > _SHORT:
+        return None
+    gaps = range(2, len(tokens))
+    for missing in itertools.chain(itertools.combinations(gaps, 1), itertools.combinations(gaps, 2)):
+        words = list(tokens)
+        for position in reversed(missing):
+            words.insert(position, _COMMA)
+        if any(_is_written(form.operands, _split_at_commas(words[1:])) for form in forms):
+            before, behind = tokens[missing[0] - 1], tokens[missing[0]]
+            written = words[0].text
+            for earlier, word in itertools.pairwise(words):
+                written += ("" if word is _COMMA or earlier.end == word.start else " ") + word.text
+            return StatementError(
+                f"a comma is missing between '{before.text[:40]}' and '{behind.text[:40]}'",
+                [behind],
+                f"write '{written[:200]}'",
+            )
+    return None
+
+
+def _is_written(pattern: Sequence[str | OperandKind], operands: Sequence[Sequence[WordToken]]) -> bool:
+    """Return whether the operands are of a pattern, their values included."""
+    if not _fits(pattern, operands):
+        return False
+    with contextlib.suppress(StatementError):
+        for kind, tokens in zip(pattern, operands, strict=True):
+            if isinstance(kind, OperandKind):
+                _operand(kind, tokens)
+        return True
+    return False
+
+
 def _no_form(
     operator: WordToken, operands: Sequence[Sequence[WordToken]], forms: Sequence[Row | Alias]
 ) -> StatementError:
@@ -183,10 +238,15 @@ def _no_form(
 
 
 def _refuse_half_an_instruction(operator: WordToken, operand: Sequence[WordToken]) -> None:
-    """Raise if the only operand is the first word of a longer form: "push mem" would else push a symbol called mem."""
+    """Raise if the only operand begins as a longer form: "push mem" would else push a symbol called mem."""
     rows = [form for form in _forms()[operator.word] if isinstance(form, Row)]
-    longer = [row.syntax for row in rows if len(row.operands) > 1 and _is_word(operand, (str(row.operands[0]),))]
-    if longer:
+    longer = [row.syntax for row in rows if len(row.operands) > 1 and _is_word(operand[:1], (str(row.operands[0]),))]
+    if not longer:
+        return
+    if len(operand) > 1:
+        if (error := _missing_comma([operator, *operand], rows)) is not None:
+            raise error
+    else:
         word = operand[0].text
         hint = f"write {_either(longer)}, or 'push ({word})' for the address of a symbol called '{word}'"
         raise StatementError(f"'{operator.text} {word}' lacks an operand", operand, hint)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dprobes.rpn.program import ModuleType
+
 if TYPE_CHECKING:
     from dprobes.rpn.program import Instruction, Program
 
 __all__ = ["record_majors", "sets_codes", "stops_target", "writing_instructions"]
 
 
-def stops_target(instruction: Instruction) -> bool:
-    """Return whether an instruction stops the target to hand it over."""
-    return instruction.row.syntax == "exit <code>" and instruction.operand in (1, 2)
+def stops_target(instruction: Instruction, modtype: ModuleType) -> bool:
+    """Return whether an instruction stops the target to hand it over; a user program has no crash dump (``exit 2``)."""
+    codes = (1,) if modtype is ModuleType.USER else (1, 2)
+    return instruction.row.syntax == "exit <code>" and instruction.operand in codes
 
 
 def writing_instructions(program: Program) -> tuple[Instruction, ...]:
@@ -21,7 +24,7 @@ def writing_instructions(program: Program) -> tuple[Instruction, ...]:
         instruction
         for code in program.bodies()
         for instruction in code.instructions
-        if instruction.row.writes or stops_target(instruction)
+        if instruction.row.writes or stops_target(instruction, program.modtype)
     )
 
 

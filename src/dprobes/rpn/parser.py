@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from dprobes.diagnostics import Note
 from dprobes.rpn.headers import HeaderValue, find_keyword, is_keyword, parse_value, starts_definition
-from dprobes.rpn.keywords import Header
+from dprobes.rpn.keywords import LOCATION_KEYWORDS, Header
 from dprobes.rpn.lexer import Lexer, Statement, TokenKind
-from dprobes.rpn.matching import StatementError, match_statement
+from dprobes.rpn.matching import StatementError, match_statement, operators
 from dprobes.rpn.program import MAX_INSTRUCTIONS, Code, Instruction, ProbeDefinition, Procedure, Program
 
 if TYPE_CHECKING:
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from dprobes.source import Span
 
 __all__ = ["parse"]
+
+COMMENT_HINT = "a comment is written '// ...' or '/* ... */'"
 
 MAX_ERRORS = 20
 """After so many errors the rest of the text is not read: it is most likely not a probe program."""
@@ -110,6 +112,11 @@ class _Parser:
         try:
             if len(statement) > 1 and statement[1].is_punctuation("="):
                 self._header(statement)
+            elif self._is_header_with_colon(statement):
+                # Its value counts all the same: without the definition that it begins, every line below were wrong.
+                message = f"expected '=' after '{statement[0].text}', found ':'"
+                self._error(self._lexer.span(statement[1]), message)
+                self._header(statement)
             elif statement[0].word == "proc":
                 self._begin_procedure(statement)
             elif statement[0].word == "endproc":
@@ -118,7 +125,9 @@ class _Parser:
                 self._labels_and_instruction(statement)
         except StatementError as error:
             tokens = error.tokens or statement
-            self._error(self._lexer.span(tokens[0], tokens[-1]), error.message, hint=error.hint)
+            is_comment = any(token.is_punctuation("#") for token in statement)
+            hint = error.hint or (COMMENT_HINT if is_comment else None)
+            self._error(self._lexer.span(tokens[0], tokens[-1]), error.message, hint=hint)
 
     def _error(self, span: Span | None, message: str, *, notes: tuple[Note, ...] = (), hint: str | None = None) -> None:
         self._diagnostics.error(span, message, notes=notes, hint=hint)
@@ -128,6 +137,19 @@ class _Parser:
             raise _TooManyErrorsError
 
     # Headers
+
+    def _is_header_with_colon(self, statement: Statement) -> bool:
+        """Return whether a statement is a header that is written with ':', and not a label with an instruction."""
+        if len(statement) < 3 or not statement[1].is_punctuation(":") or not is_keyword(statement[0].word):
+            return False
+        if self._section.header is Header.POINT and statement[2].word in operators():
+            return False
+        header = Header.POINT if statement[0].word in LOCATION_KEYWORDS else self._section.header
+        try:
+            parse_value(find_keyword(statement[0], header), statement[2:])
+        except StatementError:
+            return False
+        return True
 
     def _header(self, statement: Statement) -> None:
         key, values = statement[0], statement[2:]
@@ -214,7 +236,9 @@ class _Parser:
             block.is_broken = True
             raise
         span = self._lexer.span(tokens[0], tokens[-1])
-        instruction = Instruction(match.row, match.operand, span)
+        of_operand = match.operand_tokens
+        operand_span = self._lexer.span(of_operand[0], of_operand[-1]) if of_operand else None
+        instruction = Instruction(match.row, match.operand, span, operand_span)
         block.instructions.append(instruction)
         self._instructions += 1
         if self._instructions > MAX_INSTRUCTIONS:

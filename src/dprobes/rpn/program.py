@@ -110,11 +110,21 @@ Operand = None | int | str | Expression
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """Join a row of the instruction table with its variable operand."""
+    """
+    Join a row of the instruction table with its variable operand.
+
+    ``operand_span`` is the place of the variable operand alone, where the text is known.
+    """
 
     row: Row
     operand: Operand = None
     span: Span | None = field(default=None, compare=False, repr=False)
+    operand_span: Span | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def operand_place(self) -> Span | None:
+        """The place to underline where the operand is wrong: that of the operand, else of the whole instruction."""
+        return self.operand_span or self.span
 
     def __str__(self) -> str:
         kind = self.row.operand_kind

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from case_interpreter import compile_case
-from dprobes.rpn import check, expressions, headers, lexer, matching, parser
+from dprobes.rpn import check, expressions, flowcheck, headers, lexer, matching, parser
 
 if TYPE_CHECKING:
     from types import FrameType, ModuleType
 
     from case_format import Case
 
-MODULES = (lexer, expressions, matching, headers, parser, check)
+MODULES = (lexer, expressions, matching, headers, parser, check, flowcheck)
 
 _REPORTERS = {"StatementError", "ExpressionError", "error", "warning", "note", "_error", "_report"}
 

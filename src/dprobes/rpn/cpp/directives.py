@@ -202,7 +202,8 @@ class _Driver:
                 self._includes.read_once(file.source)
         elif name not in _IGNORED:
             known = [f"#{known}" for known in sorted(_CONDITIONALS | _OTHERS | _IGNORED)]
-            raise DirectiveError(f"unknown directive '#{name}'", hint=did_you_mean(f"#{name}", known))
+            hint = did_you_mean(f"#{name}", known) or "a comment is written '// ...' or '/* ... */'"
+            raise DirectiveError(f"unknown directive '#{name}'", hint=hint)
 
     def _conditional(self, file: _File, name: str, arguments: list[Token], place: Span) -> None:
         groups = file.groups

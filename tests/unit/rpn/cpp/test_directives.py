@@ -53,13 +53,13 @@ t.rpn:1:1: error: #else without #if
 t.rpn:2:1: error: #endif without #if
     #endif
     ^~~~~~
+t.rpn:3:1: error: unterminated #if
+    #if 1
+    ^~~~~
 t.rpn:5:1: error: #elif after #else
     #elif 1
     ^~~~~~~
 t.rpn:3:1: note: the #if is here
-    #if 1
-    ^~~~~
-t.rpn:3:1: error: unterminated #if
     #if 1
     ^~~~~"""
     assert expected == messages("#else\n#endif\n#if 1\n#else\n#elif 1\n")

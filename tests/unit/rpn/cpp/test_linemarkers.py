@@ -33,12 +33,12 @@ def test_a_line_of_a_file_that_cannot_be_read_has_its_name() -> None:
 
 def test_messages_become_diagnostics_and_failure_is_reported_only_without_them() -> None:
     expected = """\
-t.rpn:2:2: error: #error no
-    #error no
-     ^~~~~~~~
 t.rpn:1:1: warning: hm
     push 1
-    ^~~~~~"""
+    ^~~~~~
+t.rpn:2:2: error: #error no
+    #error no
+     ^~~~~~~~"""
     said = "<stdin>:2:2: error: #error no\n    2 | #error no\n<stdin>:1: warning: hm\n"
     assert expected == messages("push 1\n#error no\n", external=writes(stderr=said, exit_status=1))
     expected = "error: 'cpp x' failed with exit status 3\nnote: oops"
