@@ -16,10 +16,15 @@ __all__ = ["Expansion", "SourceFile", "Span"]
 
 @dataclass(frozen=True, eq=False)
 class SourceFile:
-    """Hold the text of one file under the name that messages use for it."""
+    """
+    The text of one file under the name that messages use for it.
+
+    ``line_shift`` is added to the numbers of its lines: a ``#line`` directive gives the lines behind it other numbers.
+    """
 
     name: str
     text: str = field(repr=False)
+    line_shift: int = 0
 
     @cached_property
     def _line_starts(self) -> list[int]:
@@ -30,19 +35,25 @@ class SourceFile:
             position = self.text.find("\n", position + 1)
         return starts
 
+    def renamed(self, name: str, offset: int, line: int) -> SourceFile:
+        """Return the same text under another name, in which the line at ``offset`` has the number ``line``."""
+        return SourceFile(name, self.text, line - bisect_right(self._line_starts, offset))
+
     def line_and_column(self, offset: int) -> tuple[int, int]:
         """Return the 1-based line and column, in characters, of ``offset``."""
         line = bisect_right(self._line_starts, offset)
-        return line, offset - self._line_starts[line - 1] + 1
+        return line + self.line_shift, offset - self._line_starts[line - 1] + 1
 
     def line_text(self, line: int) -> str:
-        """Return the text of a 1-based line without its line end."""
+        """Return the text of a line, by the number that messages give it, without its line end."""
+        line -= self.line_shift
         start = self._line_starts[line - 1]
         end = self._line_starts[line] - 1 if line < len(self._line_starts) else len(self.text)
         return self.text[start:end].rstrip("\r")
 
     def line_start(self, line: int) -> int:
-        """Return the offset of the first character of a 1-based line; lines past the end start at the end."""
+        """Return the offset of the first character of a line; lines past the end start at the end."""
+        line -= self.line_shift
         return self._line_starts[line - 1] if line <= len(self._line_starts) else len(self.text)
 
 

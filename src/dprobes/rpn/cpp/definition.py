@@ -15,7 +15,7 @@ from dprobes.rpn.cpp.problems import DirectiveError, StopError
 from dprobes.rpn.cpp.tokens import BODY, Token, lex, strip
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from dprobes.source import Span
 
@@ -34,7 +34,8 @@ class Macro:
     """
     Hold a macro; ``parameters`` is None for one without parentheses, and the last takes the rest if ``variadic``.
 
-    To the kinds of tokens a body adds ``parameter``, ``stringise`` (a parameter after ``#``) and ``paste`` (``##``).
+    To the kinds of tokens a body adds ``parameter``, ``stringise`` (a parameter after ``#``), ``paste`` (``##``), and
+    ``optional`` and ``end`` around what ``__VA_OPT__`` has in its parentheses.
     """
 
     name: Token
@@ -57,16 +58,17 @@ class Macro:
         """
         out: list[Token] = []
         expanded: dict[str, list[Token]] = {}
-        for index, token in enumerate(self.body):
+        body = self._body_for(arguments, expand)
+        for index, token in enumerate(body):
             if token.kind == "paste":
                 continue
-            pasted = index > 0 and self.body[index - 1].kind == "paste"
+            pasted = index > 0 and body[index - 1].kind == "paste"
             value = [token]
             if token.kind == "stringise":
                 value = [_stringise(arguments.get(token.text, []), token)]
             elif token.kind == "parameter":
                 value = arguments.get(token.text, [])
-                if pasted or (index + 1 < len(self.body) and self.body[index + 1].kind == "paste"):
+                if pasted or (index + 1 < len(body) and body[index + 1].kind == "paste"):
                     value = value or [Token("blank", "", token.place, BODY)]  # a placemarker, C11 6.10.3.3 (2)
                 else:
                     if token.text not in expanded:
@@ -76,10 +78,31 @@ class Macro:
                 if token.text not in arguments:
                     out.pop()
             elif pasted:
-                place = self.body[index - 2].place.to(token.place)
+                place = body[index - 2].place.to(token.place)
                 value = [*_paste(out.pop(), value[0], place), *value[1:]]
             out += value
         return [token for token in out if token.text]
+
+    def _body_for(
+        self, arguments: Mapping[str, list[Token]], expand: Callable[[list[Token]], list[Token]]
+    ) -> Sequence[Token]:
+        """Return the body with ``__VA_OPT__(...)`` decided: what is in it, or a placemarker (C23 6.10.5.2)."""
+        if not any(token.kind == "optional" for token in self.body):
+            return self.body
+        assert self.parameters is not None
+        is_given = any(token.kind != "blank" for token in expand(arguments.get(self.parameters[-1], [])))
+        body: list[Token] = []
+        is_inside, size = False, 0
+        for token in self.body:
+            if token.kind == "optional":
+                is_inside, size = True, len(body)
+            elif token.kind == "end":
+                is_inside = False
+                if len(body) == size:
+                    body.append(Token("blank", "", token.place, BODY))
+            elif is_given or not is_inside:
+                body.append(token)
+        return body
 
     def _follows_comma(self, token: Token, before: Token) -> bool:
         return (
@@ -105,7 +128,8 @@ def parse_definition(tokens: list[Token]) -> Macro:
             raise DirectiveError("missing ')' in macro arguments")
         parameters, variadic = _parse_parameters(name.text, "".join(token.text for token in rest[1:end]))
         rest = rest[end + 1 :]
-    return Macro(name, parameters, variadic, tuple(_parse_body(strip(rest), parameters)))
+    body = _parse_body(strip(rest), parameters)
+    return Macro(name, parameters, variadic, tuple(_mark_optional(body) if variadic else body))
 
 
 def _parse_parameters(macro: str, text: str) -> tuple[tuple[str, ...], bool]:
@@ -149,6 +173,40 @@ def _parse_body(tokens: list[Token], parameters: tuple[str, ...] | None) -> list
         if token.kind == "paste":
             raise DirectiveError("'##' cannot be at either end of a macro", token.place)
     return body
+
+
+def _mark_optional(body: list[Token]) -> list[Token]:
+    """Return the body with ``optional`` and ``end`` in place of ``__VA_OPT__``, its parentheses and blanks in them."""
+    marked: list[Token] = []
+    index = 0
+    while index < len(body):
+        token = body[index]
+        index += 1
+        if token.text != "__VA_OPT__":
+            marked.append(token)
+            continue
+        inside, index = _parenthesised(body, index, token)
+        if any(inner.text == "__VA_OPT__" for inner in inside):
+            raise DirectiveError("'__VA_OPT__' inside '__VA_OPT__'", token.place)
+        for inner in inside[:1] + inside[-1:]:
+            if inner.kind == "paste":
+                raise DirectiveError("'##' cannot be at either end of '__VA_OPT__'", inner.place)
+        marked += [Token("optional", "", token.place, BODY), *inside, Token("end", "", token.place, BODY)]
+    return marked
+
+
+def _parenthesised(body: list[Token], start: int, name: Token) -> tuple[list[Token], int]:
+    """Return the tokens between the parentheses that follow ``start``, and the index behind them."""
+    while start < len(body) and body[start].kind == "blank":
+        start += 1
+    depth = 0
+    for index in range(start, len(body)):
+        depth += (body[index].text == "(") - (body[index].text == ")")
+        if depth == 0:
+            if index > start:
+                return strip(body[start + 1 : index]), index + 1
+            break
+    raise DirectiveError(f"'{name.text}' needs tokens in parentheses behind it", name.place)
 
 
 def _stringise(argument: list[Token], operator: Token) -> Token:

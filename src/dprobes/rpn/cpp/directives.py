@@ -33,8 +33,9 @@ TEXT_LIMIT = 2 << 20
 _DIRECTIVE = re.compile(r"[ \t\f\v]*#")
 _WORD = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _CONDITIONALS = frozenset({"if", "ifdef", "ifndef", "elif", "elifdef", "elifndef", "else", "endif"})
-_IGNORED = frozenset({"line", "ident"})
-_OTHERS = frozenset({"define", "undef", "include", "error", "warning", "pragma"})
+_IGNORED = frozenset({"ident"})
+_OTHERS = frozenset({"define", "undef", "include", "error", "line", "warning", "pragma"})
+_LINE_MAX = 2147483647
 
 
 def run_directives(
@@ -68,6 +69,7 @@ class _File:
 
     def __init__(self, cleaned: Cleaned) -> None:
         self.source = cleaned.source
+        self.presented = cleaned.source  # under the name and with the line numbers of the last #line
         self.cleaned = cleaned.text
         self.text = cleaned.text.text
         self.problems = cleaned.problems[::-1]
@@ -77,6 +79,10 @@ class _File:
     @property
     def active(self) -> bool:
         return not self.groups or self.groups[-1].active
+
+    def source_offset(self, position: int) -> int:
+        """Return where a character of the cleaned text stands in the source."""
+        return self.cleaned.span(position, position + 1).start
 
     def line(self) -> tuple[int, int]:
         """Return the range of the next line without its newline, and go on to the one after it."""
@@ -142,7 +148,8 @@ class _Driver:
         while file.problems and file.problems[-1].offset <= end:
             problem = file.problems.pop()
             if file.active or problem.message != "unterminated string":
-                self._diagnostics.error(problem.span, problem.message)
+                place = Span(file.presented, problem.span.start, problem.span.end)
+                self._diagnostics.error(place, problem.message)
 
     def _expand(self, file: _File, start: int) -> None:
         """Write the line from ``start``, and those after it that a macro takes its arguments from."""
@@ -170,8 +177,10 @@ class _Driver:
         text = file.text[start:end].strip()
         place = file.cleaned.span(start, start + len(text))
         tokens = strip(tokenize(file.cleaned, start + 1, end))
-        if not tokens or tokens[0].kind == "number":  # "#" alone, and the line markers of another preprocessor
+        if not tokens:
             return
+        if tokens[0].kind == "number":  # the line markers of another preprocessor
+            tokens = [Token("name", "line", tokens[0].place), *tokens]
         name, arguments = tokens[0].text, strip(tokens[1:])
         try:
             if name in _CONDITIONALS:
@@ -193,6 +202,8 @@ class _Driver:
             if source is not None:
                 with self._includes.entered(source, file.source, place):
                     self.file(clean(source))
+        elif name == "line":
+            self._renumber(file, strip(self._macros.expand(arguments)))
         elif name == "error":
             self._diagnostics.error(place, text)
         elif name == "warning":
@@ -204,6 +215,18 @@ class _Driver:
             known = [f"#{known}" for known in sorted(_CONDITIONALS | _OTHERS | _IGNORED)]
             hint = did_you_mean(f"#{name}", known) or "a comment is written '// ...' or '/* ... */'"
             raise DirectiveError(f"unknown directive '#{name}'", hint=hint)
+
+    def _renumber(self, file: _File, arguments: list[Token]) -> None:
+        """Obey ``#line NUMBER ["FILE"]`` (C11 6.10.4): the next line has that number, in a file of that name."""
+        words = [token for token in arguments if token.kind != "blank"]
+        is_number = bool(words) and words[0].kind == "number" and words[0].text.isdecimal()
+        number = int(words[0].text) if is_number and len(words[0].text) <= len(str(_LINE_MAX)) else 0
+        if not 1 <= number <= _LINE_MAX or (len(words) > 1 and words[1].kind != "string"):
+            hint = f"write '#line NUMBER' or '#line NUMBER \"FILE\"', with a number from 1 to {_LINE_MAX}"
+            raise DirectiveError("malformed #line directive", hint=hint)
+        name = re.sub(r"\\(.)", r"\1", words[1].text[1:-1]) if len(words) > 1 else file.presented.name
+        file.presented = file.source.renamed(name, file.source_offset(file.position), number)
+        file.cleaned = file.cleaned.presented_as(file.presented)
 
     def _conditional(self, file: _File, name: str, arguments: list[Token], place: Span) -> None:
         groups = file.groups

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 __all__ = ["read_result"]
 
 _MARKER = re.compile(r'#(?:line)? (\d+) "((?:[^"\\]|\\.)*)"[ \d]*')
+# Directives that a preprocessor hands on to the compiler; here there is none.
+_DIRECTIVE = re.compile(r"[ \t]*#[ \t]*(?:pragma|ident|sccs)\b.*")
 _MESSAGE = re.compile(r"(.+?):(\d+):(?:(\d+):)? (?:fatal )?(error|warning): (.*)")
 
 
@@ -41,6 +43,10 @@ class _Files:
 
     def __init__(self, source: SourceFile) -> None:
         self._known = {"<stdin>": source, "-": source, "": source, source.name: source}
+
+    def has(self, name: str) -> bool:
+        """Return whether the file's text is known."""
+        return bool(self[name].text) or name in ("", "-", "<stdin>")
 
     def __getitem__(self, name: str) -> SourceFile:
         if name not in self._known:
@@ -78,15 +84,21 @@ def _line_span(file: SourceFile, number: int, column: int = 1) -> Span:
 def _map(output: str, files: _Files) -> Preprocessed:
     file, number = files[""], 1
     out = TextBuilder(file)
+    written = SourceFile("", output)
     lines = output.split("\n")
     last = len(lines) - 1
+    position = 0
     for index, line in enumerate(lines):
+        start, position = position, position + len(line) + 1
         marker = _MARKER.fullmatch(line)
         if marker is not None:
-            file, number = files[re.sub(r"\\(.)", r"\1", marker.group(2))], int(marker.group(1))
+            name, number = re.sub(r"\\(.)", r"\1", marker.group(2)), int(marker.group(1))
+            # Of a file that is not there (#line may name any) the lines that the preprocessor wrote are all there is.
+            file = files[name] if files.has(name) else written.renamed(name.removeprefix("./"), position, number)
             continue
-        span = _line_span(file, number)
-        out.put(line, span)
+        span = _line_span(file, number) if file.text is not output else Span(file, start, start + len(line))
+        if not _DIRECTIVE.fullmatch(line):
+            out.put(line, span)
         if index < last:
             out.put("\n", Span(file, span.end, min(span.end + 1, len(file.text))))
         number += 1

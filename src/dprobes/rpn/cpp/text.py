@@ -32,13 +32,18 @@ class Piece(NamedTuple):
 
 
 class Preprocessed:
-    """Hold preprocessed text and answer where its characters came from."""
+    """
+    Hold preprocessed text and answer where its characters came from.
 
-    __slots__ = ("_pieces", "_starts", "text")
+    All pieces of a text that has a ``presented_as`` come from one file, and messages show that one in its place.
+    """
 
-    def __init__(self, text: str, pieces: Sequence[Piece]) -> None:
+    __slots__ = ("_pieces", "_presented_as", "_starts", "text")
+
+    def __init__(self, text: str, pieces: Sequence[Piece], presented_as: SourceFile | None = None) -> None:
         self.text = text
         self._pieces = pieces
+        self._presented_as = presented_as
         self._starts: list[int] | None = None  # made when a place is asked for: most programs have no errors
 
     @classmethod
@@ -46,12 +51,18 @@ class Preprocessed:
         """Return the text of ``source`` up to ``end`` as it is."""
         return cls(source.text[:end], [Piece(0, source, 0, None)])
 
+    def presented_as(self, file: SourceFile) -> Preprocessed:
+        """Return the same text, whose places are in ``file``: another view of the file that all of it comes from."""
+        text = Preprocessed(self.text, self._pieces, file)
+        text._starts = self._starts
+        return text
+
     def pieces(self, start: int, end: int) -> Iterator[tuple[Piece, int, int]]:
         """Yield each piece that overlaps the range, with the part of the range that it covers."""
         index = self._index(start)
         while start < end:
             stop = min(end, self._end(index))
-            yield self._pieces[index], start, stop
+            yield self._piece(index), start, stop
             start = stop
             index += 1
 
@@ -71,8 +82,15 @@ class Preprocessed:
     def _end(self, index: int) -> int:
         return self._pieces[index + 1].start if index + 1 < len(self._pieces) else len(self.text)
 
+    def _piece(self, index: int) -> Piece:
+        piece, file = self._pieces[index], self._presented_as
+        if file is None:
+            return piece
+        span = None if piece.span is None else Span(file, piece.span.start, piece.span.end)
+        return Piece(piece.start, file, piece.source, span)
+
     def _clip(self, index: int, start: int, end: int) -> Span:
-        piece = self._pieces[index]
+        piece = self._piece(index)
         if piece.span is not None:
             return piece.span
         shift = piece.source - piece.start

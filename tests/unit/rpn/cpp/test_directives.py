@@ -84,6 +84,42 @@ def test_a_bad_condition_is_an_error_where_it_is_bad(expression: str, expected: 
     assert expected == messages(f"#if {expression}\n#endif\n")
 
 
+def test_line_directives_give_the_lines_behind_them_other_numbers_and_names() -> None:
+    text = (
+        '#define N 90\n#line N "gen\\"1.y"\npush __LINE__ \\\n __FILE__ \\\n+ x\n'
+        '# 7\ny __LINE__\n#line 5 "z" junk\n__FILE__ z"\n'
+    )
+    result, errors = run(text)
+    assert result.text == '\n\npush 90  "gen\\"1.y" + x\n\n\n\ny 7\n\n"z" z"\n'
+    assert [str(origin(result, word)) for word in ("push", "x\n", "y 7", 'z"\n')] == [
+        'gen"1.y:90:1',
+        'gen"1.y:92:3',
+        'gen"1.y:7:1',
+        "z:5:10",
+    ]
+    assert (
+        errors
+        == """\
+z:5:11: error: unterminated string
+    __FILE__ z"
+              ^"""
+    )
+
+
+def test_a_line_directive_does_not_change_where_include_files_are(tmp_path: Path) -> None:
+    (tmp_path / "i.h").write_text("included\n")
+    result, errors = run('#line 3 "elsewhere/x"\n#include "i.h"\n', name=f"{tmp_path}/t.rpn")
+    assert (errors, result.text) == ("", "\nincluded\n\n")
+
+
+@pytest.mark.parametrize("arguments", ["", "0", "x", "1.5", "2147483648", "9" * 5000, "7 gen.y"])
+def test_a_malformed_line_directive_says_what_it_should_be(arguments: str) -> None:
+    text = f"#line {arguments}".rstrip()
+    first = messages(f"{text}\n").splitlines()
+    assert first[0] == "t.rpn:1:1: error: malformed #line directive"
+    assert first[-1] == "hint: write '#line NUMBER' or '#line NUMBER \"FILE\"', with a number from 1 to 2147483647"
+
+
 def test_error_and_warning_directives_become_diagnostics() -> None:
     expected = """\
 t.rpn:1:1: warning: #warning old

@@ -28,7 +28,13 @@ def test_line_markers_lead_back_to_the_source(tmp_path: Path) -> None:
 
 def test_a_line_of_a_file_that_cannot_be_read_has_its_name() -> None:
     result, _ = run("x", external=writes('# 5 "./no/such.h"\ny\n'))
-    assert origin(result, "y").file.name == "no/such.h"
+    assert (str(origin(result, "y")), origin(result, "y").text) == ("no/such.h:5:1", "y")
+
+
+def test_what_is_meant_for_a_compiler_is_left_out() -> None:
+    made = '# 1 "<stdin>"\n#pragma pack(1)\nx\n  # ident "1"\n#pragmatic\n'
+    result, errors = run("#pragma pack(1)\nx\n", external=writes(made))
+    assert (errors, result.text) == ("", "\nx\n\n#pragmatic\n")
 
 
 def test_messages_become_diagnostics_and_failure_is_reported_only_without_them() -> None:

@@ -49,6 +49,12 @@ PROGRAMS = {
         "#define A B\n#define B 2\n"
         "V(1) V(1,) V(1, A) W() W(A, 1) W( x ,y )\n"
     ),
+    "optional tokens of variadic macros": (
+        "#define F(a, ...) f(a __VA_OPT__(,) __VA_ARGS__)\n#define E\n#define G(x, ...) x ## __VA_OPT__(y z) ## w\n"
+        "#define H(x, ...) __VA_OPT__(x ## _) x __VA_OPT__ ( ) end\n#define K(...) a __VA_OPT__(__VA_ARGS__ ## z) b\n"
+        "#define L(...) #__VA_ARGS__ __VA_OPT__(; #__VA_ARGS__ ())\n#define J(x) __VA_OPT__(x)\n"
+        "F(1) F(1,2) F(1,2,3) F(1,) F(1,E) G(a) G(a,b) H(q) H(q,1) K() K(1) K(1,2) L() L(a  b) J(2)\n"
+    ),
     "arguments with parentheses": "#define F(x) <x>\nF((1,2)) F(()) F(F(F(3)))\n",
     "names of other macros as arguments": "#define A(x) B(x)\n#define B(x) [x]\n#define L A\nL(1) L(L)(2) A(B)(3)\n",
     "no accidental tokens": "#define P +\n#define M -\n#define N 1\n#define I(x) x\n+P -M xN I(a)I(b) N I(1)2\n",
@@ -121,6 +127,29 @@ t.rpn:2:1: error: the arguments of macro 'F' have no ')'
     F(1
     ^"""
     assert expected == messages("#define F(a) a\nF(1\npop\n")
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("__VA_OPT__", "'__VA_OPT__' needs tokens in parentheses behind it"),
+        ("__VA_OPT__ x", "'__VA_OPT__' needs tokens in parentheses behind it"),
+        ("__VA_OPT__(x", "'__VA_OPT__' needs tokens in parentheses behind it"),
+        ("__VA_OPT__(__VA_OPT__(x))", "'__VA_OPT__' inside '__VA_OPT__'"),
+    ],
+)
+def test_optional_tokens_stand_in_parentheses_and_once(body: str, message: str) -> None:
+    text = f"#define F(...) {body}\n"
+    expected = f"t.rpn:1:16: error: {message}\n    {text}    {' ' * 15}^~~~~~~~~~"
+    assert expected == messages(text)
+
+
+def test_optional_tokens_do_not_begin_or_end_with_a_paste() -> None:
+    expected = """\
+t.rpn:1:29: error: '##' cannot be at either end of '__VA_OPT__'
+    #define F(...) __VA_OPT__(x ##) y
+                                ^~"""
+    assert expected == messages("#define F(...) __VA_OPT__(x ##) y\n")
 
 
 def test_another_definition_of_a_macro_is_a_warning() -> None:
