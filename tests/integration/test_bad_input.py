@@ -45,7 +45,7 @@ def bad_offsets(program: Path) -> dict[str, tuple[str, str]]:
     return {
         "inside": ("tick + 1", f"offset {tick + 1:#x} is inside an instruction of '{program}'"),
         "data": (f"{data:#x}", f"offset {data:#x} is not in the code of '{program}'"),
-        "variable": ("sum", f"address {symbols_of(program)['sum']:#x} is not in the file '{program}'"),
+        "variable": ("sum", f"'sum' in '{program}' is data, not code"),
         "header": ("0", f"offset 0x0 is not in the code of '{program}'"),
         "beyond": (f"{beyond:#x}", f"offset {beyond:#x} is not in the code of '{program}'"),
         "huge": ("0xffffffffffffffff", f"offset 0xffffffffffffffff is not in the code of '{program}'"),
@@ -77,7 +77,7 @@ def test_a_module_that_is_mapped_but_not_executable_has_no_probepoints(build: Bu
     result = run(f'name = "{program}"\noffset = tick\nexit\n', ["--", sys.executable, *target])
     assert result.stdout == f"{sum(program.read_bytes())}\n"
     assert result.stderr.endswith(
-        f"dprobes: error: no probepoint was inserted: no process mapped '{program}' in a fitting form\n"
+        f"dprobes: error: no probepoint was inserted: no process mapped '{program}' as code\n"
     )
     assert result.status == 1
 

@@ -140,7 +140,9 @@ def test_an_engine_that_finds_no_form_of_its_own_refuses_the_program(
     install(look="look")
     result = run_on_look(build, run, "callk look", "--engine", "ebpf")
     assert result.status == 2
-    assert result.stderr.split("\n", 1)[1] == ("    callk look\n    ^~~~~~~~~~\nhint: use --engine ptrace\n")
+    assert result.stderr.split("\n", 1)[1] == (
+        "    callk look\n    ^~~~~~~~~~\nhint: use --engine ptrace with -c COMMAND or -p PID\n"
+    )
     assert "'callk look' needs extensions that have no form for eBPF, which the ebpf engine lacks" in result.stderr
 
 

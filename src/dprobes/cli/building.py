@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dprobes.engines.building import build_ppdf
+from dprobes.engines.here import open_named_module
 from dprobes.formatters.templates.carrying import carried_templates
 from dprobes.ppdf import encode
 from dprobes.rpn.load import parse_file
@@ -43,6 +44,8 @@ def compiled_here(
 
             pid = living_thread(scope.pid)
         module = find_module(program.name, pid=pid, command=scope.command[0] if scope.command else None)
+        if module is not None:
+            open_named_module(program, module, diagnostics)
     ppdf = build_ppdf(
         program,
         [module] if module is not None else [],

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dprobes.cli import console
-from dprobes.cli.engines import NAMES
+from dprobes.cli.engines import NAMES, note_engine, note_uprobe_holders, verbose_option
 from dprobes.cli.items import log_items_of
 from dprobes.cli.log_target import absolute_target
 from dprobes.cli.logoptions import has_structure, log_format_option
@@ -67,7 +67,7 @@ def insertion_options(function: Callable[..., Any]) -> Callable[..., Any]:
         )
     ):  # fmt: skip
         function = option(function)
-    return selection_options(verification_options(function))
+    return selection_options(verification_options(verbose_option(function)))
 
 
 def scope_from(options: dict[str, Any], arguments: tuple[str, ...]) -> Scope:
@@ -121,19 +121,20 @@ def insert(ppdf: bytes, scope: Scope, options: dict[str, Any], **more: Any) -> i
     finally:
         if command is not None:
             command.close()
-    return _report(result, as_json=options["as_json"])
+    return _report(result, as_json=options["as_json"], verbose=options["verbose"])
 
 
-def _report(result: Insertion, *, as_json: bool) -> int:
+def _report(result: Insertion, *, as_json: bool, verbose: bool) -> int:
     """Print what was inserted; return the exit status."""
     program = result.program
-    if result.reason is not None:
-        console.note(f"engine {program.engine}: {result.reason}")
+    note_engine(program.engine, result.reason, verbose=verbose)
     probes = program.probepoints
     active = sum(probe.state is ProbeState.ACTIVE for probe in probes)
     for probe in probes:
         if probe.state in _NOT_INSERTED and probe.detail:
             console.warning(f"{probe.state.value} at {probe.where}: {probe.detail}; not inserted")
+    if any(probe.state is ProbeState.CONFLICT for probe in probes):
+        note_uprobe_holders()
     waits = program.not_resolved or any(probe.state is ProbeState.COMPILED for probe in probes)
     text = f"inserted '{program.name}': {active} of {len(probes)} probepoints active"
     if not probes or (waits and not active):

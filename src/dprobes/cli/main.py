@@ -115,19 +115,19 @@ def _open_standard_files() -> None:
     sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123
 
 
-def _ours(arguments: Sequence[str]) -> Sequence[str]:
-    """Return our line for one that is written for the original."""
+def _ours(arguments: Sequence[str]) -> tuple[Sequence[str], bool]:
+    """Return our line for one that may be written for the original, and whether it was."""
     from dprobes.cli.original import OriginalLineError, is_original, translate
 
     if not is_original(arguments):
-        return arguments
+        return arguments, False
     try:
         translated = translate(arguments, klog_is_writable=os.access("/dev/kmsg", os.W_OK))
     except OriginalLineError as error:
         raise click.UsageError(str(error)) from None
     for note in translated.notes:
         console.note(note)
-    return translated.arguments
+    return translated.arguments, True
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -135,9 +135,10 @@ def run(arguments: Sequence[str]) -> int:
     from dprobes.errors import DprobesError, InternalError, SourceError
 
     _open_standard_files()
+    is_translated = False
     try:
         if arguments and arguments[0].startswith("-"):
-            arguments = _ours(arguments)
+            arguments, is_translated = _ours(arguments)
         if COMPLETE_VARIABLE in os.environ:
             from dprobes.cli.completing import register
 
@@ -153,12 +154,14 @@ def run(arguments: Sequence[str]) -> int:
         return 130
     except SourceError as error:
         console.write(error.message)
+        _show_translation(arguments, is_shown=is_translated)
         return 2
     except InternalError as error:
         console.error(f"internal error: {error.message}", "this is a bug in dprobes; please report it with this output")
         return 1
     except DprobesError as error:
         console.error(error.message, error.hint)
+        _show_translation(arguments, is_shown=is_translated)
         return 1
     except OSError as error:
         if error.filename is not None:
@@ -174,6 +177,14 @@ def run(arguments: Sequence[str]) -> int:
             console.error(f"standard output: {(error.strerror or str(error)).lower()}")
         return 1
     return result if isinstance(result, int) else 0
+
+
+def _show_translation(arguments: Sequence[str], *, is_shown: bool) -> None:
+    """Say what our form of the original's line is: what hints advise may be an option of that form only."""
+    if is_shown:
+        import shlex
+
+        console.note(f"in today's form, which takes all options, this line is: dprobes {shlex.join(arguments)}")
 
 
 def _is_of_output(error: OSError) -> bool:

@@ -11,7 +11,7 @@ import click
 
 from dprobes.cli import console
 from dprobes.cli.compile import load_program
-from dprobes.cli.engines import NAMES, EngineOptions, check_scope, settle
+from dprobes.cli.engines import NAMES, EngineOptions, check_scope, settle, verbose_option
 from dprobes.cli.interrupts import EarlyInterrupt
 from dprobes.cli.items import LOG_ITEMS, log_items_of
 from dprobes.cli.logoptions import has_structure, log_format_option
@@ -123,6 +123,7 @@ _GDB = ("gdb", "-q", "-p", "%p", "-ex", "handle SIGSTOP nostop noprint nopass")
     help="Room for records that nobody has taken yet, in MiB (ebpf).",
 )
 @click.option("--allow-self", is_flag=True, help="Allow -p to name a process of another dprobes.")
+@verbose_option
 @click.option("--exit-status", is_flag=True, help="End with the exit status of the command.")
 def command(
     file: Path,
@@ -157,6 +158,7 @@ def command(
     exact: bool,
     ring_size: int,
     allow_self: bool,
+    verbose: bool,
     exit_status: bool,
 ) -> int:
     """
@@ -209,7 +211,7 @@ def command(
         options=replace(options, symbols=loaded.symbols),
     )
     compiled = prepared.compiled
-    engine = settle(prepared.selection, compiled)
+    engine = settle(prepared.selection, compiled, verbose=verbose)
     # That the module is not there yet is of interest where it may still come.
     waits = compiled.resolved is None and engine.name == "ptrace"
     if text := compiled.render(Severity.WARNING, *((Severity.NOTE,) if waits else ())):

@@ -9,8 +9,10 @@ import time
 from typing import TYPE_CHECKING
 
 from dprobes.cli import console
+from dprobes.cli.engines import note_uprobe_holders
 from dprobes.cli.summary import summary
 from dprobes.engines.base import Finished, Notice, Pause, ProbeState, RecordBatch, RecordEvent, StateEvent
+from dprobes.target.modules import advice_on_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -60,6 +62,7 @@ class Run:
         self._inserted = False
         self._last_signal = float("-inf")
         self._asked_to_stop = False
+        self._named_holders = False
         self._is_early = False
         self._reader_is_gone = False
         self._ended_by: int | None = None
@@ -141,6 +144,9 @@ class Run:
         if event.state in _NOT_INSERTED:
             where, there = (f" in process {event.pid}", " there") if event.pid else ("", "")
             console.warning(f"{event.state.value}{where}: {event.detail}; not inserted{there}")
+        if event.state is ProbeState.CONFLICT and not self._named_holders:
+            self._named_holders = True
+            note_uprobe_holders()
 
     def conclude(self, finished: Finished | None) -> int:
         """Say what has happened, and return the exit status."""
@@ -156,8 +162,12 @@ class Run:
             console.note("the run was ended before a probepoint was inserted")
         elif not self._inserted:
             # Why those that were found were not inserted has been said.
-            reason = "" if self._session.probes else f": no process mapped '{self._program.name}' in a fitting form"
-            console.error(f"no probepoint was inserted{reason}")
+            if self._session.probes:
+                console.error("no probepoint was inserted")
+            else:
+                name = self._program.name
+                message = f"no probepoint was inserted: no process mapped '{name}' as code"
+                console.error(message, advice_on_name(name, self._session.mapped_files))
         if self._exit_status and finished.exit_status is not None:
             code = os.waitstatus_to_exitcode(finished.exit_status)
             return code if code >= 0 else 128 - code

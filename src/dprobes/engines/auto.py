@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dprobes.engines.base import Scope
     from dprobes.engines.capabilities import Requirement
 
-__all__ = ["FOUND_BY_TRYING", "Choice", "KernelSupport", "choose", "missing_privilege"]
+__all__ = ["FOUND_BY_TRYING", "USUAL_REASON", "Choice", "KernelSupport", "choose", "missing_privilege"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +38,10 @@ class KernelSupport:
     tree_problem: str | None = None
     tree_remedy: str | None = None
     capabilities: Container[Capability] = frozenset()
+
+
+USUAL_REASON = "handlers run in the kernel, and nothing in the program needs ptrace"
+"""Why the eBPF engine is taken where nothing speaks against it: what a user need not hear."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +98,7 @@ def choose(
         return Choice("ptrace", f"the ebpf engine cannot work here: {problem}")
     if (problem := support().tree_problem) is not None:
         return Choice("ptrace", f"the ebpf engine cannot follow processes here: {problem}")
-    return Choice("ebpf", "handlers run in the kernel, and nothing in the program needs ptrace")
+    return Choice("ebpf", USUAL_REASON)
 
 
 _CAP_SYS_ADMIN, _CAP_PERFMON, _CAP_BPF = 21, 38, 39  # capability(7)

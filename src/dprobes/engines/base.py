@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
 from dprobes.record.layout import Item
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterator, Sequence
+    from collections.abc import Collection, Container, Iterator, Sequence
 
     from dprobes.engines.capabilities import Capability
     from dprobes.engines.globals import GlobalVariables
@@ -216,6 +216,10 @@ class Session(Protocol):
     @property
     def left_out(self) -> Sequence[LeftOutProbe]:
         """What matches a pattern and has no probepoint."""
+
+    @property
+    def mapped_files(self) -> Collection[str]:
+        """The names, without directories, of files that processes in scope mapped as code, as far as it was told."""
 
     def __enter__(self) -> Self: ...
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dprobes.diagnostics import Diagnostics
+from dprobes.engines.here import open_named_module
 from dprobes.engines.resolve import resolve
 from dprobes.engines.samplers import samples_everything
 from dprobes.errors import TargetError
@@ -80,7 +81,8 @@ def module_here(program: Program, advice: str) -> Sequence[Path]:
     """
     Return the file of a program's module on this machine, nothing for a program that needs none.
 
-    Raise ``TargetError`` if there is none; ``advice`` is what to do about it.
+    Raise ``TargetError`` if there is none; ``advice`` is what to do about it. Raise ``SourceError`` if the file that
+    the name stands for is no module.
     """
     if program.modtype is not ModuleType.USER or samples_everything(program):
         return ()
@@ -91,6 +93,7 @@ def module_here(program: Program, advice: str) -> Sequence[Path]:
         near = near_modules(program.name)
         hint = advice + (f"; did you mean '{near[0]}'?" if near else "")
         raise TargetError(f"there is no module '{program.name}' on this machine", hint=hint)
+    open_named_module(program, path, Diagnostics())
     return (path,)
 
 

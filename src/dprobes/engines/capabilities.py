@@ -97,6 +97,9 @@ ENGINES: Mapping[str, frozenset[Capability]] = {
 """What each engine can where it works at all; some kernels let one do more."""
 
 
+_HOW_TO_USE = {"ptrace": "use --engine ptrace with -c COMMAND or -p PID", "ebpf": "use --engine ebpf"}
+
+
 @dataclass(frozen=True, slots=True)
 class Requirement:
     """Say that ``what``, which stands at ``span``, needs a capability; ``hurdle`` is why engines can hardly have it."""
@@ -220,7 +223,7 @@ def refuse_unsupported(
         if requirement.capability in capabilities:
             continue
         able = [other for other, has in ENGINES.items() if requirement.capability in has and other != engine]
-        hint = f"use --engine {able[0]}" if able else requirement.hurdle or "no engine of this version provides that"
+        hint = _HOW_TO_USE[able[0]] if able else requirement.hurdle or "no engine of this version provides that"
         diagnostics.error(
             requirement.span,
             f"'{requirement.what}' needs {requirement.capability.value}, which the {engine} engine lacks",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.engines.capabilities import refuse_unsupported, watches_user_addresses
 from dprobes.engines.samplers import resolve_samplers, samples_everything
+from dprobes.errors import TargetError
 from dprobes.rpn.load import CompileOptions, check_program
 from dprobes.rpn.program import ModuleType, calls_extensions
 from dprobes.target.arch import architecture, host_architecture
@@ -21,9 +22,10 @@ if TYPE_CHECKING:
     from dprobes.engines.resolve import Probepoint, ResolvedModule
     from dprobes.rpn.program import Program
     from dprobes.target.arch import Architecture
+    from dprobes.target.elf import ElfFile
     from dprobes.target.symbolproviders import SymbolProvider
 
-__all__ = ["Compiled", "resolve_here"]
+__all__ = ["Compiled", "open_named_module", "resolve_here"]
 
 
 @dataclass(frozen=True)
@@ -82,13 +84,28 @@ def resolve_here(
             diagnostics.raise_if_errors()
         return Compiled(program, arch, None, diagnostics, everywhere)
     from dprobes.engines.resolve import architecture_of, resolve
-    from dprobes.target.elf import ElfFile
 
-    loaded = symbols.module_of(ElfFile.open(module))
-    arch = architecture_of(loaded)
+    elf = open_named_module(program, module, diagnostics)
+    loaded = symbols.module_of(elf)
+    arch = architecture_of(elf)
     _refuse(program, arch, engine, diagnostics)
     resolved = resolve(program, loaded, diagnostics, allow_write=allow_write)
     return Compiled(program, arch, resolved, diagnostics)
+
+
+def open_named_module(program: Program, path: Path, diagnostics: Diagnostics) -> ElfFile:
+    """Return the file that ``name =`` of a program stands for; raise ``SourceError`` there if it is no module."""
+    from dprobes.engines.resolve import architecture_of
+    from dprobes.target.elf import ElfFile
+
+    try:
+        elf = ElfFile.open(path)
+        architecture_of(elf)
+    except TargetError as error:
+        diagnostics.error(program.spans.get("name"), error.message, hint=error.hint)
+        diagnostics.raise_if_errors()
+        raise
+    return elf
 
 
 def _refuse(
@@ -107,7 +124,7 @@ def _find_module(
 ) -> Path | None:
     if program.modtype is not ModuleType.USER or samples_everything(program):
         return None
-    from dprobes.target.modules import find_module, is_made_by_kernel, near_modules
+    from dprobes.target.modules import advice_on_name, find_module, is_made_by_kernel, near_modules
 
     if is_made_by_kernel(program.name):
         diagnostics.error(
@@ -123,8 +140,9 @@ def _find_module(
     if architecture_name is not None and find_module(program.name) is not None:
         message, hint = f"there is no module '{program.name}' for {architecture_name} on this machine; {later}", None
     else:
-        near = near_modules(program.name, pid=pid, command=command)
         message = f"there is no module '{program.name}' on this machine; {later}"
-        hint = f"did you mean '{near[0]}'?" if near else None
+        hint = advice_on_name(program.name, ())
+        if hint is None and (near := near_modules(program.name, pid=pid, command=command)):
+            hint = f"did you mean '{near[0]}'?"
     diagnostics.note(program.spans.get("name"), message, hint=hint)
     return None

@@ -11,7 +11,16 @@ from pathlib import Path
 from dprobes.engines.procfs import process_field, thread_state, threads_of
 from dprobes.errors import EngineError, PrivilegeError
 
-__all__ = ["TRACER", "YAMA_REMEDY", "attach_error", "check_process", "check_traceable", "yama_scope"]
+__all__ = [
+    "TRACER",
+    "YAMA_REMEDY",
+    "attach_error",
+    "check_process",
+    "check_traceable",
+    "is_dprobes",
+    "probed_by",
+    "yama_scope",
+]
 
 _YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
 
@@ -36,7 +45,7 @@ def check_process(pid: int, *, allow_self: bool = False) -> None:
         raise EngineError(f"there is no process {pid}")
     if pid == os.getpid():
         raise EngineError(f"EXCLUDED: process {pid} is dprobes itself")
-    if not allow_self and _is_dprobes(pid):
+    if not allow_self and is_dprobes(pid):
         raise EngineError(
             f"EXCLUDED: process {pid} ({process_field(pid, 'Name')}) belongs to a dprobes",
             hint="--allow-self lets one dprobes probe another one",
@@ -83,7 +92,7 @@ def _closed_error(pid: int) -> PrivilegeError:
     )
 
 
-def _is_dprobes(pid: int) -> bool:
+def is_dprobes(pid: int) -> bool:
     """Return whether a process is a client or a tracer, by its command line."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
@@ -105,7 +114,7 @@ def _traced(pid: int, tracers: frozenset[int] = frozenset()) -> EngineError | No
         tracer = int(process_field(tid, "TracerPid") or 0)
         if tracer in tracers:
             continue
-        if (module := _probed_by(tracer)) is not None:
+        if (module := probed_by(tracer)) is not None:
             name, owner = process_field(pid, "Name"), process_field(tracer, "PPid")
             return EngineError(
                 f"process {pid} ({name}) is followed already by the dprobes of process {owner}, "
@@ -122,7 +131,7 @@ def _traced(pid: int, tracers: frozenset[int] = frozenset()) -> EngineError | No
     return None
 
 
-def _probed_by(tracer: int) -> str | None:
+def probed_by(tracer: int) -> str | None:
     """Return the name of the module that a tracer of dprobes was started for, None if it is none."""
     with contextlib.suppress(OSError):
         words = Path(f"/proc/{tracer}/cmdline").read_bytes().split(b"\0")

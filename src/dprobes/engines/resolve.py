@@ -31,6 +31,7 @@ from dprobes.target.place import instruction_at
 if TYPE_CHECKING:
     from dprobes.diagnostics import Diagnostic, Diagnostics
     from dprobes.rpn.program import ProbeDefinition, Program
+    from dprobes.target.elf import ElfFile
     from dprobes.target.location import Module
 
 __all__ = ["LeftOutProbe", "Probepoint", "ResolvedModule", "ResolvedProbe", "architecture_of", "resolve"]
@@ -92,19 +93,19 @@ class ResolvedModule:
     """What was warned of that is due to the file and not to the program alone."""
 
 
-def architecture_of(module: Module) -> Architecture:
-    """Return the architecture of a module; raise ``TargetError`` if we know nothing of it."""
-    machine = module.elf.machine
+def architecture_of(elf: ElfFile) -> Architecture:
+    """Return the architecture of a module's file; raise ``TargetError`` if we know nothing of it."""
+    machine = elf.machine
     if machine not in ARCHITECTURE_NAMES:
         raise TargetError(
-            f"'{module.path}' is for the processor '{machine}'", hint="known are " + ", ".join(ARCHITECTURE_NAMES)
+            f"'{elf.path}' is for the processor '{machine}'", hint="known are " + ", ".join(ARCHITECTURE_NAMES)
         )
     return architecture(machine)
 
 
 def resolve(program: Program, module: Module, diagnostics: Diagnostics, *, allow_write: bool = False) -> ResolvedModule:
     """Check a program for a module's processor and find its places; raise ``SourceError`` if something is wrong."""
-    arch = architecture_of(module)
+    arch = architecture_of(module.elf)
     check(program, arch, diagnostics, allow_write=allow_write)
     if calls_extensions(program):
         from dprobes.extensions.registry import check_extensions
@@ -344,7 +345,7 @@ class _Resolver:
                 return addend
             case Offset(Expression(addend, str(symbol))) | Address(Expression(addend, str(symbol))):
                 try:
-                    return self._module.file_offset(self._module.address_of(symbol) + addend)
+                    return self._module.code_offset_of(symbol, addend)
                 except TargetError as error:
                     self._diagnostics.error(self._span, error.message, hint=error.hint)
         return None

@@ -7,6 +7,7 @@ addresses, offsets are file offsets.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,6 @@ from dprobes.errors import TargetError
 from dprobes.target.elf import ElfFile
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Iterable, Mapping
 
     from dprobes.target.symbols import Symbol, SymbolTable
@@ -87,6 +87,17 @@ class Module:
             raise TargetError(f"'{symbol_name}' in '{self.path}' is thread-local: each thread has its own address")
         return symbol.address
 
+    def code_offset_of(self, symbol_name: str, addend: int) -> int:
+        """Return the file offset of the byte ``addend`` bytes from a symbol; raise ``TargetError`` for one of data."""
+        address = self.address_of(symbol_name)
+        (symbol,) = self.symbols.lookup(symbol_name)
+        if symbol.kind in ("object", "common"):
+            raise TargetError(
+                f"'{symbol_name}' in '{self.path}' is data, not code",
+                hint=f"to see who uses it, write 'address = {symbol_name}' and 'watchpoint = w' (or rw)",
+            )
+        return self.file_offset(address + addend)
+
     def file_offset(self, address: int) -> int:
         """Return the file offset of the byte at a link address; raise ``TargetError`` if the file does not hold it."""
         offset = self.elf.file_offset(address)
@@ -129,13 +140,30 @@ class Module:
                 + (f"; this module needs {libraries}" if libraries else ""),
             )
         near = self.symbols.near(name)
-        if near:
+        if mangled := self.symbols.mangled(name):
+            more = f" and {len(mangled) - _LISTED} more" if len(mangled) > _LISTED else ""
+            hint = f"write the name that the linker has for it: {_quoted(mangled[:_LISTED])}{more}"
+        elif self._is_described(name):
+            return TargetError(
+                f"'{name}' is in the debug information of '{self.path}', but not among its symbols",
+                hint="a function of that name was inlined, or left out: probe the one that it was inlined into",
+            )
+        elif near:
             hint = f"did you mean {_alternatives(near)}?"
         elif not self.symbols.complete:
             hint = "the file is stripped: give its symbols with --sym FILE, install its debug file, or write a number"
         else:
             hint = None
         return TargetError(f"'{self.path}' has no symbol '{name}'", hint=hint)
+
+    def _is_described(self, name: str) -> bool:
+        """Return whether the debug information of the file itself has a name, in a section that is not compressed."""
+        wanted = b"\0" + os.fsencode(name) + b"\0"
+        return any(
+            wanted in self.elf.data[section.offset : section.offset + section.size]
+            for section in self.elf.sections
+            if section.name == ".debug_str" and section.in_file
+        )
 
     def _ambiguous(self, name: str, found: list[Symbol]) -> TargetError:
         places = [(s, self.elf.file_offset(s.address)) for s in found]

@@ -21,11 +21,11 @@ from dprobes.target.maps import executable_mappings, read_maps
 from dprobes.target.programs import executable_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
     from dprobes.target.maps import Mapping
 
-__all__ = ["find_module", "is_made_by_kernel", "matches", "near_modules", "root_of"]
+__all__ = ["advice_on_name", "find_module", "is_made_by_kernel", "matches", "near_modules", "root_of"]
 
 _TRIPLETS = {
     "x86_64": "x86_64-linux-gnu",
@@ -91,15 +91,32 @@ def matches(name: str, path: str | os.PathLike[str], soname: str | None) -> bool
 
 def near_modules(name: str, *, pid: int | None = None, command: str | None = None) -> list[str]:
     """Return up to three names of modules that ``name`` may have been meant to be, the nearest first."""
-    from difflib import get_close_matches  # only after a mistake: the module takes 5 ms to import
-
     known: dict[str, None] = {}
     if pid is not None:
         known.update(dict.fromkeys(Path(m.path).name for m in _code_of(pid)))
     if command is not None:
         known[Path(command).name] = None
     known.update(dict.fromkeys(library.name for library in read_ld_cache()))
-    base = Path(name).name
+    return _alike(Path(name).name, known)
+
+
+def advice_on_name(name: str, mapped: Collection[str]) -> str | None:
+    """Return what to do about a name that no process maps; ``mapped`` are the names of files that were mapped."""
+    if "/" in name:
+        if name.startswith("/"):
+            return None
+        return f"a relative path is taken from the current directory: '{name}' is '{Path(name).absolute()}'"
+    like = _alike(name, mapped)
+    if like:
+        return f"processes mapped {', '.join(repr(other) for other in like)}: is one of them meant?"
+    if Path(name).is_file():
+        return f"a name without '/' is not looked for in the current directory: write name = \"./{name}\""
+    return None
+
+
+def _alike(base: str, known: Collection[str]) -> list[str]:
+    from difflib import get_close_matches  # only after a mistake: the module takes 5 ms to import
+
     starts = (f"{base}.so", f"lib{base}.so", f"{base}-", f"lib{base}-")
     near = sorted((n for n in known if n.startswith(starts)), key=lambda n: (not n.startswith(starts[:2]), len(n), n))
     near += [n for n in get_close_matches(base, list(known), n=_NEAR, cutoff=0.75) if n not in near]

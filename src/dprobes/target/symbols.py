@@ -7,6 +7,7 @@ This module knows no file format.
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -169,6 +170,24 @@ class SymbolTable:
         likely = sorted(n for n in names if abs(len(_plain(n)) - len(plain)) <= slack and _plain(n)[:1] == plain[:1])
         near = [n for n in get_close_matches(name, likely, n=_NEAR, cutoff=0.7) if n not in same and n != name]
         return (same + near)[:_NEAR]
+
+    def mangled(self, name: str) -> list[str]:
+        """
+        Return the names that the linker knows for a C++ or old Rust name such as ``shop::Cart::add``, in order.
+
+        In the Itanium C++ ABI each part of a nested name stands behind its length: ``_ZN4shop4Cart3addEi``.
+        """
+        parts = re.sub(r"\(.*", "", name).split("::")
+        if not all(part.isidentifier() for part in parts):
+            return []
+        self._load_later()
+        nested = "".join(f"{len(part)}{part}" for part in parts)
+        names = {n for source in self._sources for n in source.names() if n.startswith("_Z") and nested in n}
+        # What follows the name is no further part of it; what comes before may be the scopes that were left out.
+        is_whole = re.compile(
+            rf"_ZNK?.*(?<!\d){nested}(?:E|C[1-3]E|17h)" if len(parts) > 1 else rf"_Z(?:NK?.*)?(?<!\d){nested}(?!\d)"
+        )
+        return sorted(n for n in names if is_whole.match(n))
 
     def _code_index(self) -> _CodeIndex:
         self._load_later()

@@ -44,15 +44,23 @@ def chosen(engine: str, reason: str) -> str:
 
 
 def test_a_command_is_for_the_kernel(build: Builder, run: Runner) -> None:
-    result = run.command(TICK.format(name="hotloop"), build("hotloop.c"), 5, options=AUTO)
+    result = run.command(TICK.format(name="hotloop"), build("hotloop.c"), 5, options=(*AUTO, "-v"))
     assert result.stderr.startswith(chosen("ebpf", KERNEL))
+    assert result.counts[1].hits == 5
+
+
+def test_what_a_user_expects_is_said_only_when_asked_for(build: Builder, run: Runner) -> None:
+    result = run.command(TICK.format(name="hotloop"), build("hotloop.c"), 5, options=AUTO)
+    assert "engine" not in result.stderr
     assert result.counts[1].hits == 5
 
 
 def test_a_process_is_for_the_kernel(build: Builder, run: Runner) -> None:
     with running(build("many.c"), 1, "wait", stdin=subprocess.PIPE) as target:
         await_line(target)
-        client, output = run.start("name = many\noffset = many_7\nminor = 1\nexit\n", ["-p", str(target.pid)], AUTO)
+        client, output = run.start(
+            "name = many\noffset = many_7\nminor = 1\nexit\n", ["-p", str(target.pid)], (*AUTO, "-v")
+        )
         await_attached(client)
         assert not is_traced(target.pid)
         assert target.stdin is not None

@@ -104,6 +104,8 @@ def test_the_tracer_finds_the_breakpoint_of_the_kernel(build: Builder, run: Runn
         assert run.end(client, output).counts[1].hits > 0
     message = f"CONFLICT in process {target.pid}: a breakpoint of another tool is at offset {OFFSET} of '{path}'"
     expect_conflict(result, message)
+    holder = f"process {client.pid} is a dprobes that holds uprobes: such a breakpoint may be one of its own"
+    assert f"dprobes: note: {holder}\n" in result.stderr
 
 
 OFFSET = "0x[0-9a-f]+"
@@ -121,9 +123,10 @@ def test_the_kernel_leaves_the_breakpoint_of_the_tracer_alone(build: Builder, ru
     with running(path, 600, 1) as target:
         await_line(target)
         client, output = run.start(EMULATED.format(path=path), ["-p", str(target.pid)], ["--engine", "ptrace"])
-        tracer = await_traced(target.pid)
+        await_traced(target.pid)
         await_breakpoint(target.pid, path, "emulated")
-        where = rf"process {tracer} \(dprobes-tracer\) is there: offset {OFFSET} of '{path}'"
+        owner = rf"the dprobes of process {client.pid}, which began with a program for '{path}'"
+        where = rf"{owner}, is there: offset {OFFSET} of '{path}'"
         for scope in ([], ["-p", str(target.pid)]):
             other = end_after(run, run.start(EMULATED.format(path=path), scope, ENGINE), "CONFLICT")
             expect_conflict(other, f"CONFLICT in process {target.pid}: a breakpoint of {where}")

@@ -216,6 +216,30 @@ def test_each_failure_has_its_message_and_status_1(
     assert message in err
 
 
+def test_a_module_that_is_none_is_an_error_of_the_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "a.rpn"
+    file.write_text('major = 1\nname = "/etc/passwd"\noffset = main\nexit\n')
+    expected = f"""\
+{file}:2:1: error: '/etc/passwd' is not an ELF file
+    name = "/etc/passwd"
+    ^~~~~~~~~~~~~~~~~~~~
+"""
+    for arguments in (["check", str(file)], ["show", str(file)], ["build", str(file)], ["insert", str(file)]):
+        assert outcome(capsys, *arguments) == (2, "", expected)
+    assert outcome(capsys, "run", str(file), "-c", "true")[0::2] == (2, expected)
+
+
+def test_a_refused_line_of_the_original_is_shown_in_our_form(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "a b.rpn"
+    file.write_text("name = x\nexit\n")
+    status, _, err = outcome(capsys, "--insert", str(file), "--log-target=KLOG")
+    assert status == 2
+    form = f"dprobes insert '{file}' --log-target KLOG"
+    assert err.endswith(f"dprobes: note: in today's form, which takes all options, this line is: {form}\n")
+
+
 def test_every_verb_has_help(capsys: pytest.CaptureFixture[str]) -> None:
     for verb in VERBS:
         status, out, _ = outcome(capsys, verb, "--help")

@@ -68,4 +68,4 @@ def test_a_refusal_names_the_engine_that_can() -> None:
     assert found.message == (
         "'push r, ds' needs the segment registers other than cs and ss, which the other engine lacks"
     )
-    assert found.hint == "use --engine ptrace"
+    assert found.hint == "use --engine ptrace with -c COMMAND or -p PID"

@@ -72,6 +72,45 @@ def test_unknown_symbol_is_an_error_with_near_names(pie: Path, stripped: Path, e
     assert (f"'{stripped}' has no symbol 'work'", hint) == error_of(lambda: bare.address_of("work"))
 
 
+SHOP = """
+namespace shop {
+struct Cart { int n; void add(int); };
+int total(int a) { return a; }
+int total(double a) { return int(a); }
+static inline __attribute__((always_inline)) int inlined(int x) { return x * 3; }
+void Cart::add(int k) { n += inlined(k); }
+}
+int counter;
+int main() { shop::Cart c{0}; c.add(1); return c.n + counter + shop::total(2); }
+"""
+
+
+def test_names_that_the_linker_does_not_know_have_what_it_knows_as_a_hint(tools: Toolbox, error_of: ErrorOf) -> None:
+    shop = tools.directory / "shop"
+    (tools.directory / "shop.cc").write_text(SHOP)
+    tools.run("g++", "-g", "-O0", "-o", shop, tools.directory / "shop.cc")
+    module = Module.load(shop)
+    written = "write the name that the linker has for it: "
+    for name, linked in (
+        ("shop::Cart::add", "'_ZN4shop4Cart3addEi'"),
+        ("Cart::add(int)", "'_ZN4shop4Cart3addEi'"),
+        ("add", "'_ZN4shop4Cart3addEi'"),
+        ("shop::total", "'_ZN4shop5totalEd', '_ZN4shop5totalEi'"),
+    ):
+        assert (f"'{shop}' has no symbol '{name}'", written + linked) == error_of(partial(module.address_of, name))
+    message = f"'inlined' is in the debug information of '{shop}', but not among its symbols"
+    hint = "a function of that name was inlined, or left out: probe the one that it was inlined into"
+    assert (message, hint) == error_of(lambda: module.address_of("inlined"))
+    assert (f"'{shop}' has no symbol 'shop::Cart'", None) == error_of(lambda: module.address_of("shop::Cart"))
+
+
+def test_data_is_no_place_of_code(pie: Path, error_of: ErrorOf) -> None:
+    module = Module.load(pie)
+    hint = "to see who uses it, write 'address = zeroed' and 'watchpoint = w' (or rw)"
+    assert (f"'zeroed' in '{pie}' is data, not code", hint) == error_of(lambda: module.code_offset_of("zeroed", 4))
+    assert module.file_offset(module.address_of("work") + 4) == module.code_offset_of("work", 4)
+
+
 def test_ambiguous_symbol_lists_the_offsets(tools: Toolbox, twice: Path, error_of: ErrorOf) -> None:
     listed = sorted(int(a, 16) for a in re.findall(r"^(\w+) t helper$", tools.run("nm", twice), re.MULTILINE))
     first, second = (ElfFile.open(twice).file_offset(address) for address in listed)

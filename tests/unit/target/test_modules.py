@@ -15,7 +15,7 @@ import pytest
 
 from dprobes.target import modules
 from dprobes.target.ldcache import CachedLibrary, parse_ld_cache, read_ld_cache
-from dprobes.target.modules import find_module, matches, near_modules
+from dprobes.target.modules import advice_on_name, find_module, matches, near_modules
 from dprobes.target.programs import executable_of
 
 if TYPE_CHECKING:
@@ -156,6 +156,19 @@ def test_matching_a_mapped_file(tmp_path: Path, pie: Path) -> None:
     assert not matches("real-1", real, "libother.so")
     assert not matches("/real-1.0", real, None)
     assert matches("gone", "/no/such/gone", None)
+
+
+def test_a_name_that_nobody_maps_has_advice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own").touch()
+    mapped = ["libc.so.6", "ld-linux-x86-64.so.2", "own"]
+    assert advice_on_name("libc", mapped) == "processes mapped 'libc.so.6': is one of them meant?"
+    here = "a name without '/' is not looked for in the current directory: write name = \"./own\""
+    assert advice_on_name("own", ()) == here
+    relative = f"a relative path is taken from the current directory: 'bin/own' is '{tmp_path}/bin/own'"
+    assert advice_on_name("bin/own", mapped) == relative
+    assert advice_on_name("/bin/own", mapped) is None
+    assert advice_on_name("nothing", mapped) is None
 
 
 def test_near_modules_are_suggested(libc: Path) -> None:

@@ -18,6 +18,7 @@ from bisect import bisect_left
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Self
 
+from dprobes.engines.breakpointowners import tracer_text
 from dprobes.engines.ebpf.mappings import find_mappers
 from dprobes.engines.procfs import process_field, threads_of
 from dprobes.target.maps import PAGE_SIZE, parse_maps
@@ -97,9 +98,7 @@ def find_conflicts(path: str, places: Iterable[Place], pids: Iterable[int] | Non
     found: list[Conflict] = []
     for mapper, breakpoints, patched in differing:
         if others := tuple(offset for offset in breakpoints if offset not in uprobes):
-            tracer = tracers[mapper.pid]
-            name = process_field(tracer, "Name")
-            found.append(Conflict(mapper.pid, others, f"a breakpoint of process {tracer} ({name}) is there"))
+            found.append(Conflict(mapper.pid, others, tracer_text(tracers[mapper.pid])))
         if patched:
             found.append(Conflict(mapper.pid, tuple(patched), PATCHED))
     return Conflicts(tuple(found), tuple(hidden))

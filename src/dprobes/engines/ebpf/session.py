@@ -50,7 +50,7 @@ from dprobes.engines.procfs import living_thread
 from dprobes.errors import DprobesError, EngineError, TargetError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from dprobes.engines.base import Counts, Event, Job
     from dprobes.engines.ebpf.engine import EbpfEngine
@@ -129,6 +129,11 @@ class EbpfSession:
     def left_out(self) -> Sequence[LeftOutProbe]:
         """What matches a pattern and has no probepoint."""
         return self._left_out
+
+    @property
+    def mapped_files(self) -> Collection[str]:
+        """Nothing: the kernel is not asked for files with other names than the module's."""
+        return ()
 
     @property
     def _installed(self) -> Installation:

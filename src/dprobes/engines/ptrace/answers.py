@@ -59,6 +59,10 @@ _UNWINDING = (
 """The functions that leave other functions without their return, and the files where they are."""
 
 
+_NAMES_MAX = 4096
+"""How many names of mapped files are kept: a program may map any number."""
+
+
 class Answers:
     """
     Answer the tracer's questions about one program.
@@ -83,6 +87,8 @@ class Answers:
         self.probes: list[Probepoint] = []
         """The probepoints in the order of their numbers."""
         self.left_out: list[LeftOutProbe] = []
+        self.mapped_files: dict[str, None] = {}
+        """The names of the files that were asked about, in the order in which they were mapped."""
 
     def sites(self, mapped: ModuleMapped) -> tuple[Sites, list[Event]]:
         """Return the sites in a file that a process has mapped, and what the user should hear of it."""
@@ -111,6 +117,8 @@ class Answers:
         """Return whether there may be anything in a file; false for most without opening them."""
         if self._program.modtype is not ModuleType.USER:
             return False  # nothing in it is about files
+        if len(self.mapped_files) < _NAMES_MAX:
+            self.mapped_files[mapped.path.rpartition("/")[2]] = None
         return _is_linker(mapped) or self._unwinds(mapped) or self._may_match(mapped.path)
 
     def _unwinds(self, mapped: ModuleMapped) -> bool:

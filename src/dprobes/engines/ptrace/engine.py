@@ -23,7 +23,7 @@ from dprobes.rpn.program import Glob
 from dprobes.target.symbolproviders import OWN_SYMBOLS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from dprobes.engines.base import Job
     from dprobes.engines.globals import GlobalVariables
@@ -106,6 +106,11 @@ class PtraceSession:
     def left_out(self) -> Sequence[LeftOutProbe]:
         """What matches a pattern and has no probepoint."""
         return self._run.answers.left_out
+
+    @property
+    def mapped_files(self) -> Collection[str]:
+        """The names of files that processes mapped as code."""
+        return self._run.answers.mapped_files
 
     def __enter__(self) -> Self:
         if self._job.replaces is not None:
