@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 DATE = "2026-11-20"
 
 DESCRIPTION = """
-Dynamic Probes put a *probepoint* on any instruction of a running program, library or kernel, without its source and
+Dynamic Probes put a *probepoint* on any instruction of a running program or library, without its source and
 without restarting it. When it is hit, a small safe program runs, its *probe handler*: it reads registers and memory,
 keeps variables, and logs. The language is described in **dprobes.lang**(8).
 
