@@ -125,13 +125,13 @@ def die_in_a_call(pid: int, word_size: int, stops: int) -> None:
         thread = seize(pid, word_size)
         resume, left = syscalls.resume_to_syscall, stops
 
-        def resume_or_die(tid: int) -> None:
+        def resume_or_die(tid: int, number: int = 0) -> None:
             nonlocal left
             if not left:
                 resume(tid)
                 os.kill(os.getpid(), signal.SIGKILL)
             left -= 1
-            resume(tid)
+            resume(tid, number)
 
         syscalls.resume_to_syscall = resume_or_die
         with inject.injecting(thread) as call:

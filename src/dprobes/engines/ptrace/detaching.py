@@ -147,6 +147,8 @@ class Detacher:
                 self._signals[tid] = number
             elif kind is StopKind.SYSCALL or (kind is StopKind.EVENT and number != Event.STOP):
                 with contextlib.suppress(OSError):
+                    if kind is StopKind.SYSCALL:
+                        self._stopper.waits.on_system_call(thread)
                     self._let_finish(thread, number)
 
     def _let_finish(self, thread: Thread, event: int) -> None:
@@ -205,7 +207,9 @@ class Detacher:
             if self._trap_is_queued(thread):
                 number = self._await_trap(thread)
             else:
-                self._stopper.hide_interruption(thread)
+                self._stopper.waits.hide_interruption(thread)
+        else:
+            self._stopper.waits.hide_interruption(thread, number)
         with_signal = self._stepper.leave_slot(thread, self._registers, number)
         if with_signal is None:  # stopped for something else, with the signal queued again
             with_signal = self._stepper.leave_slot(thread, self._registers)

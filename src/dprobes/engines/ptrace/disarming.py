@@ -64,7 +64,7 @@ def disarm_processes(watches: Mapping[int, tuple[Watch, ...]]) -> tuple[int, int
             tid, status = stopper.oldest_deferred()
             thread = threads.pop(tid)
             with contextlib.suppress(OSError):
-                disarmed += _let_go_at(thread, status, watches[thread.pid])
+                disarmed += _let_go_at(thread, status, watches[thread.pid], stopper)
         for thread in [t for t in threads.values() if t.state is ThreadState.ENDED]:
             del threads[thread.tid]
         if time.monotonic() > until:
@@ -95,13 +95,13 @@ def _let_go(thread: Thread, watches: tuple[Watch, ...], stopper: Stopper) -> boo
         # The trap comes before the thread runs any code.
         syscalls.resume(thread.tid)
         status = await_stop(thread.tid)
-        return _let_go_at(thread, status, watches) or armed
-    stopper.hide_interruption(thread)
+        return _let_go_at(thread, status, watches, stopper) or armed
+    stopper.waits.hide_interruption(thread)
     syscalls.detach(thread.tid)
     return armed
 
 
-def _let_go_at(thread: Thread, status: int, watches: tuple[Watch, ...]) -> bool:
+def _let_go_at(thread: Thread, status: int, watches: tuple[Watch, ...], stopper: Stopper) -> bool:
     """Disarm and detach a thread that stopped for a reason of its own; return whether it was armed."""
     kind, number = classify_stop(status)
     if kind is StopKind.EXITED:
@@ -112,6 +112,7 @@ def _let_go_at(thread: Thread, status: int, watches: tuple[Watch, ...]) -> bool:
         code = syscalls.get_signal_info(thread.tid, syscalls.SignalInfo())
         if code == syscalls.TRAP_HWBKPT:
             deliver = 0
+    stopper.waits.hide_interruption(thread, deliver)
     syscalls.detach(thread.tid, deliver)
     return armed
 

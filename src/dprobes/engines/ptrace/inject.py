@@ -23,6 +23,7 @@ from dprobes.engines.ptrace.processes import ThreadGoneError
 from dprobes.engines.ptrace.sigframe import frame_32, frame_64
 from dprobes.engines.ptrace.stopping import await_stop
 from dprobes.engines.ptrace.syscalls import TRAP_FLAG, Event, Register, StopKind, classify_stop
+from dprobes.engines.ptrace.timedwaits import RESTART_NO_HANDLER, is_restarted
 from dprobes.errors import TargetError
 from dprobes.target.maps import parse_maps, read_maps
 
@@ -124,10 +125,13 @@ def _frame(thread: Thread, registers: ctypes.Array[ctypes.c_ulong], mask: int, r
     xstate = syscalls.get_register_set(thread.tid, syscalls.RegisterSet.XSTATE)
     if not xstate:
         raise InjectionError("the state of the floating-point unit cannot be read")
+    values = list(registers)
+    if is_restarted(registers, thread.space):
+        values[Register.RAX] = RESTART_NO_HANDLER
     if thread.space.word_size == 8:
-        return frame_64(list(registers), mask, xstate, return_to)
+        return frame_64(values, mask, xstate, return_to)
     fsave = syscalls.get_register_set(thread.tid, syscalls.RegisterSet.FLOATING_POINT)
-    return frame_32(list(registers), mask, xstate, fsave, return_to)
+    return frame_32(values, mask, xstate, fsave, return_to)
 
 
 def _exchange(space: AddressSpace, frame: Frame) -> bytes:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.records import Header
     from dprobes.engines.ptrace.sites import Site
     from dprobes.engines.ptrace.slots import Slot
+    from dprobes.engines.ptrace.timedwaits import InterruptedWait
     from dprobes.vm import Outcome, Point
 
 __all__ = [
@@ -159,8 +160,8 @@ class Thread:
     leaving: Leaving | None = None
     """What a handler ended with, if the process is to be handed over for that."""
     debug: DebugState = field(default_factory=DebugState)
-    deadline: tuple[int, float] | None = None
-    """For an interrupted wait with a timeout: the stack pointer that tells it from others, and when it is over."""
+    wait: InterruptedWait | None = None
+    """A wait with a timeout that a stop has interrupted, until it returns."""
     returns: list[PendingReturn] = field(default_factory=list)
     """The returns that are still to come of functions that were left by a tail call, the innermost last."""
 
@@ -304,6 +305,18 @@ class AddressSpace:
             self.memory = -1
         self.breakpoints.clear()
         self.by_probe.clear()
+
+    def read(self, address: int, size: int) -> bytes:
+        """Return up to ``size`` bytes at any address; raise OSError if there is no memory."""
+        if address >> 63:
+            raise OSError(errno.EFAULT, os.strerror(errno.EFAULT))  # what no file offset can say
+        return os.pread(self.memory, size, address)
+
+    def write(self, address: int, data: bytes) -> int:
+        """Write bytes at any address, and return how many; raise OSError if there is no memory."""
+        if address >> 63:
+            raise OSError(errno.EFAULT, os.strerror(errno.EFAULT))
+        return os.pwrite(self.memory, data, address)
 
     def place(self, breakpoint_: Breakpoint) -> None:
         """Write the breakpoint byte; raise OSError if that is not possible."""

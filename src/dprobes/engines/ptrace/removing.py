@@ -84,7 +84,7 @@ class Remover:
         held = self._stopper.stop(threads)
         for thread in held[:1]:
             try:
-                self._stopper.hide_interruption(thread)
+                self._stopper.waits.hide_interruption(thread)
                 give_back_pages(space, thread, addresses)
             except ThreadGoneError as gone:
                 self._stopper.defer(thread.tid, gone.status)

@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING
 from dprobes.engines.procfs import children_of, system_call_of, thread_state
 from dprobes.engines.ptrace import syscalls
 from dprobes.engines.ptrace.processes import ThreadState
-from dprobes.engines.ptrace.syscalls import Event, Register, StopKind, classify_stop
+from dprobes.engines.ptrace.syscalls import Event, StopKind, classify_stop
+from dprobes.engines.ptrace.waits import Waits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,18 +49,6 @@ _PROCESS_MAKING = {8: frozenset({57, 58, 56, 435}), 4: frozenset({2, 190, 120, 4
 
 _STUCK = 0.1
 """Seconds after which a thread that sleeps in the middle of a step is left to itself."""
-
-_MASK_64 = (1 << 64) - 1
-_EINTR = -4 & _MASK_64
-_ERESTARTNOHAND = -514 & _MASK_64
-
-# Linux fails these with EINTR just because the thread stopped (signal(7), "Interruption of system calls ... by stop
-# signals", and measured): epoll_wait, epoll_pwait, epoll_pwait2, accept, accept4, recvfrom, recvmsg, recvmmsg, sendto,
-# sendmsg (with a timeout), rt_sigtimedwait, semop, semtimedop, io_getevents, io_pgetevents.
-_FAILING_64 = frozenset({232, 281, 441, 43, 288, 45, 47, 299, 44, 46, 128, 65, 220, 208, 333})
-# The same, and socketcall and ipc, in the numbers of i386.
-_FAILING_32 = frozenset({256, 319, 441, 102, 364, 371, 372, 337, 417, 369, 370, 177, 421, 117, 420, 247, 385, 416})
-_EPOLL_WAITS = frozenset({232, 281, 256, 319})
 
 
 def await_stop(tid: int) -> int:
@@ -91,6 +80,8 @@ class Stopper:
         self._turns = 0
         self.deferred: dict[int, int] = {}
         """Reported stops (wait statuses by tid, in order of arrival) that nobody has handled yet."""
+        self.waits = Waits()
+        """The calls that threads were in when they were stopped."""
 
     # Waiting
 
@@ -244,9 +235,14 @@ class Stopper:
         if number:
             self.give_up_hit(thread)
         try:
+            if number:
+                self.waits.hide_interruption(thread, number)
             if thread.debug.armed is not thread.space.watchpoints:
                 self._armer.bring_in_line(thread)
-            syscalls.resume(thread.tid, number)
+            if thread.wait is None:
+                syscalls.resume(thread.tid, number)
+            else:
+                syscalls.resume_to_syscall(thread.tid, number)
         except ProcessLookupError:
             pass  # killed meanwhile: its end is reported by waitpid
 
@@ -269,43 +265,5 @@ class Stopper:
     def release(self, thread: Thread) -> None:
         """Let a thread run on that stopped only because we asked for it."""
         with contextlib.suppress(ProcessLookupError):
-            self.hide_interruption(thread)
+            self.waits.hide_interruption(thread)
         self.resume(thread)
-
-    def hide_interruption(self, thread: Thread) -> None:
-        """
-        See to it that a thread at an event stop of ours goes on with the system call that it was in.
-
-        Most calls restart by themselves; a few fail with EINTR unless told otherwise. The kernel looks at the registers
-        when the thread goes on, and acts as if no signal had come.
-        """
-        registers = self._held_registers
-        syscalls.get_registers(thread.tid, registers)
-        call = registers[Register.ORIG_RAX]
-        if call >= syscalls.NO_SYSTEM_CALL:
-            thread.deadline = None
-            return
-        result = registers[Register.RAX]
-        failing = _FAILING_32 if syscalls.word_size(registers) == 4 else _FAILING_64
-        if result == _EINTR and call in failing:
-            if self._timeout_is_over(thread, call):
-                registers[Register.RAX] = result = 0
-            else:
-                registers[Register.RAX] = result = _ERESTARTNOHAND
-            syscalls.set_registers(thread.tid, registers)
-        if result in syscalls.RESTARTS:
-            thread.restarting = registers[Register.RIP] - 2
-
-    def _timeout_is_over(self, thread: Thread, call: int) -> bool:
-        """Return whether an epoll_wait, whose timeout begins anew with each restart, has waited long enough."""
-        registers = self._held_registers
-        if call not in _EPOLL_WAITS:
-            return False
-        source = Register.RSI if syscalls.word_size(registers) == 4 else Register.R10
-        timeout = registers[source] & 0xFFFFFFFF
-        if timeout >= 1 << 31:
-            return False
-        now, stack = time.monotonic(), registers[Register.RSP]
-        if thread.deadline is None or thread.deadline[0] != stack:
-            thread.deadline = (stack, now + timeout / 1000)
-        return now >= thread.deadline[1]

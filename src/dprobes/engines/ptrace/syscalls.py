@@ -35,6 +35,7 @@ __all__ = [
     "StopKind",
     "allow_tracer",
     "classify_stop",
+    "copy_descriptor",
     "detach",
     "end_with_parent",
     "event_message",
@@ -46,6 +47,7 @@ __all__ = [
     "get_signal_mask",
     "get_thread_area",
     "interrupt",
+    "is_local_socket",
     "listen",
     "resume",
     "resume_to_syscall",
@@ -59,6 +61,7 @@ __all__ = [
     "set_signal_info",
     "set_signal_mask",
     "single_step",
+    "socket_timeout",
     "word_size",
 ]
 
@@ -235,9 +238,9 @@ def single_step(tid: int) -> None:
     _check(_ptrace(_SINGLESTEP, tid, None, None))
 
 
-def resume_to_syscall(tid: int) -> None:
-    """Let a stopped thread run until it enters or leaves a system call (PTRACE_SYSCALL)."""
-    _check(_ptrace(_SYSCALL, tid, None, None))
+def resume_to_syscall(tid: int, number: int = 0) -> None:
+    """Let a stopped thread run, with a signal or 0, until it enters or leaves a system call (PTRACE_SYSCALL)."""
+    _check(_ptrace(_SYSCALL, tid, None, number))
 
 
 def detach(tid: int, number: int = 0) -> None:
@@ -461,6 +464,50 @@ def same_memory(pid: int, other: int) -> bool | None:
     """Return whether two tasks share their memory (kcmp(2), KCMP_VM); None if the kernel does not say."""
     result = _libc.syscall(_SYS_KCMP, pid, other, _KCMP_VM, 0, 0)
     return None if result < 0 else result == 0
+
+
+_SYS_PIDFD_GETFD = 438
+_PIDFD_THREAD = os.O_EXCL
+
+
+def copy_descriptor(tid: int, pid: int, number: int) -> int:
+    """
+    Return a descriptor for a file that a thread of a process has open as ``number``; raise OSError if that fails.
+
+    A thread may have files of its own, and the first one may have ended; Linux before 6.9 knows only that one.
+    """
+    try:
+        process = os.pidfd_open(tid, _PIDFD_THREAD)
+    except OSError:
+        process = os.pidfd_open(pid)
+    try:
+        return _check(_libc.syscall(_SYS_PIDFD_GETFD, process, number, 0))
+    finally:
+        os.close(process)
+
+
+_SOL_SOCKET = 1
+_SO_RCVTIMEO = 20
+_SO_SNDTIMEO = 21
+_SO_DOMAIN = 39
+_AF_UNIX = 1
+
+
+def socket_timeout(descriptor: int, *, sending: bool) -> float:
+    """Return the seconds for which a socket lets its user wait, 0 for ever; raise OSError if it is no socket."""
+    value = (ctypes.c_long * 2)()  # struct timeval
+    size = ctypes.c_uint(ctypes.sizeof(value))
+    option = _SO_SNDTIMEO if sending else _SO_RCVTIMEO
+    _check(_libc.getsockopt(descriptor, _SOL_SOCKET, option, ctypes.byref(value), ctypes.byref(size)))
+    return float(value[0] + value[1] / 1e6)
+
+
+def is_local_socket(descriptor: int) -> bool:
+    """Return whether a socket connects processes of one machine (unix(7))."""
+    domain = ctypes.c_int()
+    size = ctypes.c_uint(ctypes.sizeof(domain))
+    _libc.getsockopt(descriptor, _SOL_SOCKET, _SO_DOMAIN, ctypes.byref(domain), ctypes.byref(size))
+    return domain.value == _AF_UNIX
 
 
 _PR_SET_PDEATHSIG = 1

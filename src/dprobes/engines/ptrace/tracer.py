@@ -158,6 +158,7 @@ class Tracer:
                 continue  # killed between two of our requests: its end is reported by waitpid
         self._check_signals(0)
         self._hits.pending.look_after()
+        self._stopper.waits.look_after()
         self._connection.flush_if_due()
         return True
 
@@ -167,7 +168,7 @@ class Tracer:
             self._family.adopt_orphans(ORPHAN_AGE)
         if self._connection.has_messages:
             self._take_messages()
-        delays = [self._connection.flush_if_due(), self._hits.pending.look_after()]
+        delays = [self._hits.pending.look_after(), self._stopper.waits.look_after(), self._connection.flush_if_due()]
         if self._family.has_strangers:
             delays.append(_RETRY)
         delay = min((delay for delay in delays if delay is not None), default=None)
@@ -269,6 +270,7 @@ class Tracer:
                 thread.state = ThreadState.LISTENING
                 syscalls.listen(tid)
             case StopKind.SYSCALL:
+                self._stopper.waits.on_system_call(thread)
                 self._stopper.resume(thread)
             case StopKind.EVENT:
                 self._on_event(thread, Event(number))
@@ -323,7 +325,8 @@ class Tracer:
         thread.rseq = 0
         thread.debug = DebugState()  # the kernel has cleared the registers
         thread.uid = None
-        thread.unfinished = thread.deadline = thread.written = None
+        thread.unfinished = thread.written = None
+        self._stopper.waits.forget(thread)
         thread.restarting = 0
         thread.returns = []
         thread.leaving = None

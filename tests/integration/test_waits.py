@@ -1,0 +1,90 @@
+"""System calls that wait are neither cut short nor prolonged by stops; each is held against the program's own clock."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+
+from integration.support import PATIENCE, TIMEOUT, await_line, await_traced, await_true, is_traced, running
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from integration.support import Builder, Runner
+
+PERIOD = 300
+"""For how long each call waits, in milliseconds."""
+
+PROLONGED = 5 * PERIOD * PATIENCE
+"""From here on a wait is longer than a busy machine makes it."""
+
+
+class Waited(NamedTuple):
+    """The shortest and the longest wait in a call, and how many ended otherwise than expected."""
+
+    shortest: int
+    longest: int
+    failed: int
+
+
+def waits_in(output: str) -> dict[str, Waited]:
+    rows = [line.split() for line in output.splitlines()]
+    found = {row[0]: Waited(*map(int, row[1:])) for row in rows if len(row) == 4}
+    assert len(found) + sum(row[0] == "skip" for row in rows) >= 60, output
+    return found
+
+
+def assert_exact(waits: dict[str, Waited], period: int = PERIOD, prolonged: int = PROLONGED) -> None:
+    assert {name: wait for name, wait in waits.items() if wait.failed} == {}
+    assert {name: wait for name, wait in waits.items() if wait.shortest < 0.95 * period} == {}
+    assert {name: wait for name, wait in waits.items() if wait.longest > prolonged} == {}
+
+
+def probe_at(symbol: str) -> str:
+    return f"name = timedwaits\noffset = {symbol}\nminor = 1\nexit\n"
+
+
+def await_hit(output: Path) -> None:
+    await_true(lambda: output.exists() and output.stat().st_size > 0, "records")
+
+
+@pytest.mark.parametrize("i386", [False, True], ids=["x86_64", "i386"])
+def test_no_wait_notices_that_other_threads_are_stopped_at_each_hit(build: Builder, run: Runner, *, i386: bool) -> None:
+    program = build("timedwaits.c", i386=i386)
+    assert_exact(waits_in(subprocess.run([program, str(PERIOD), "1"], stdout=subprocess.PIPE, text=True, check=True,
+                                         timeout=TIMEOUT).stdout))  # fmt: skip
+    result = run.command(probe_at("tick"), program, PERIOD, 2)
+    assert result.counts[1].executed == "in place"
+    assert result.counts[1].hits > 50
+    assert_exact(waits_in(result.stdout))
+
+
+def test_no_wait_notices_signals_that_the_program_ignores(build: Builder, run: Runner) -> None:
+    result = run.command(probe_at("main"), build("timedwaits.c"), PERIOD, 2)
+    assert_exact(waits_in(result.stdout))
+
+
+def test_waits_of_event_loops_last_their_time_while_probes_come_and_go(build: Builder, run: Runner) -> None:
+    program = build("timedwaits.c")
+    period = 2 * PERIOD
+    with running(program, period, 8) as target:
+        await_line(target)
+        rounds = 0
+        until = time.monotonic() + 6 * period / 1000
+        while time.monotonic() < until:
+            client, output = run.start(probe_at("tick"), ["-p", str(target.pid)])
+            await_traced(target.pid)
+            await_hit(output)
+            assert run.end(client, output).status == 0
+            assert not is_traced(target.pid)
+            rounds += 1
+        assert rounds > 1
+        assert target.stdout is not None
+        waits = waits_in(target.stdout.read())
+    # When the tracer goes, connect is called once more by the kernel, which then has another name for the time out.
+    assert waits.pop("tcp_connect").shortest >= 0.95 * period
+    # A wait begins anew when it is first interrupted, and once more when the tracer goes.
+    assert_exact(waits, period, prolonged=2 * PROLONGED)
