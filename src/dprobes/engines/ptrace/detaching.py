@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from dprobes.engines.procfs import process_field
 from dprobes.engines.ptrace import syscalls
 from dprobes.engines.ptrace.givingback import give_back_all
-from dprobes.engines.ptrace.processes import AddressSpace, Thread, ThreadGoneError, ThreadState
+from dprobes.engines.ptrace.processes import STRANGE, AddressSpace, Thread, ThreadGoneError, ThreadState
 from dprobes.engines.ptrace.stopping import await_stop
 from dprobes.engines.ptrace.syscalls import NEW_TASK_EVENTS, Event, Register, StopKind, classify_stop
 
@@ -173,8 +173,14 @@ class Detacher:
         """Put stopped threads where the program itself would be; return the signals with which they are to go on."""
         signals: dict[Thread, int] = {}
         for thread in threads:
-            with contextlib.suppress(OSError, ThreadGoneError):
+            number = self._signals.get(thread.tid, 0)
+            try:
                 signals[thread] = self._settle(thread)
+            except (ProcessLookupError, ThreadGoneError):
+                pass
+            except STRANGE:
+                # All others are still to be settled, and none may stay behind.
+                signals[thread] = 0 if number == signal.SIGTRAP else number
         if give_back:
             for space in {id(t.space): t.space for t in threads}.values():
                 self._give_back(space, signals)
@@ -192,7 +198,7 @@ class Detacher:
         if not all(t in signals for t in mine) or not space.lent <= {t.pid for t in mine}:
             return
         for thread in ready:
-            with contextlib.suppress(OSError, ThreadGoneError):
+            with contextlib.suppress(*STRANGE, ThreadGoneError):
                 if give_back_all(space, thread):
                     return
 

@@ -63,6 +63,10 @@ _ARGUMENTS = {
     4: (Register.RBX, Register.RCX, Register.RDX, Register.RSI, Register.RDI, Register.RBP),
 }
 
+_FRAME_SIZE = 4096
+"""More than a signal frame takes besides the state of the floating-point unit."""
+
+_NO_ROOM = "the stack has no room for a signal frame"
 
 _REST = (StopKind.EVENT, int(Event.STOP))
 
@@ -117,7 +121,7 @@ def injecting(thread: Thread) -> Iterator[Call]:
             syscalls.set_registers(thread.tid, registers)
             syscalls.set_signal_mask(thread.tid, mask)
             with contextlib.suppress(OSError):
-                os.pwrite(space.memory, overwritten, frame.address)
+                space.write(frame.address, overwritten)
             session.send_stops()
 
 
@@ -126,6 +130,8 @@ def _frame(thread: Thread, registers: ctypes.Array[ctypes.c_ulong], mask: int, r
     if not xstate:
         raise InjectionError("the state of the floating-point unit cannot be read")
     values = list(registers)
+    if values[Register.RSP] & _MASKS[thread.space.word_size] < len(xstate) + _FRAME_SIZE:
+        raise InjectionError(_NO_ROOM)  # there is nothing below: the program uses the register for something else
     if is_restarted(registers, thread.space):
         values[Register.RAX] = RESTART_NO_HANDLER
     if thread.space.word_size == 8:
@@ -137,11 +143,11 @@ def _frame(thread: Thread, registers: ctypes.Array[ctypes.c_ulong], mask: int, r
 def _exchange(space: AddressSpace, frame: Frame) -> bytes:
     """Write a frame, and return what was there."""
     try:
-        former = os.pread(space.memory, len(frame.data), frame.address)
-        if len(former) < len(frame.data) or os.pwrite(space.memory, frame.data, frame.address) < len(frame.data):
-            raise InjectionError("the stack has no room for a signal frame")
+        former = space.read(frame.address, len(frame.data))
+        if len(former) < len(frame.data) or space.write(frame.address, frame.data) < len(frame.data):
+            raise InjectionError(_NO_ROOM)
     except OSError as error:
-        raise InjectionError("the stack has no room for a signal frame") from error
+        raise InjectionError(_NO_ROOM) from error
     return former
 
 

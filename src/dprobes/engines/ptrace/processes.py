@@ -10,6 +10,7 @@ import contextlib
 import enum
 import errno
 import os
+import struct
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "INT3",
+    "STRANGE",
     "AddressSpace",
     "Changes",
     "DebugState",
@@ -111,6 +113,10 @@ class ThreadGoneError(Exception):
     def __init__(self, status: int) -> None:
         super().__init__(status)
         self.status = status
+
+
+STRANGE = (OSError, ArithmeticError, ValueError, struct.error)
+"""What a thread with something unforeseen in its registers or its memory brings about: calls and numbers that fail."""
 
 
 @dataclass(slots=True, eq=False)

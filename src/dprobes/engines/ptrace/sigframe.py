@@ -113,7 +113,7 @@ def _restarting(registers: Sequence[int]) -> list[int]:
     values = list(registers)
     if values[Register.ORIG_RAX] < NO_SYSTEM_CALL and values[Register.RAX] in RESTARTS:
         values[Register.RAX] = values[Register.ORIG_RAX]
-        values[Register.RIP] -= 2
+        values[Register.RIP] = values[Register.RIP] - 2 & (1 << 64) - 1
     return values
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import enum
+import errno
 import functools
 import os
 import signal
@@ -255,7 +256,24 @@ def get_registers(tid: int, registers: ctypes.Array[ctypes.c_ulong]) -> None:
 
 def set_registers(tid: int, registers: ctypes.Array[ctypes.c_ulong]) -> None:
     """Write the integer registers of a stopped thread."""
-    _check(_ptrace(_SETREGS, tid, None, ctypes.addressof(registers)))
+    if _ptrace(_SETREGS, tid, None, ctypes.addressof(registers)) < 0:
+        if ctypes.get_errno() != errno.EIO:
+            _check(-1)
+        _set_changed_registers(tid, registers)
+
+
+def _set_changed_registers(tid: int, registers: ctypes.Array[ctypes.c_ulong]) -> None:
+    """
+    Write the registers that differ from what they are, each by itself.
+
+    A program may set what PTRACE_SETREGS refuses: a null selector that is not 0, a segment base of the kernel's half
+    (``putreg`` and ``invalid_selector`` in ``arch/x86/kernel/ptrace.c``). Such a register stays as it is.
+    """
+    present = Registers()
+    get_registers(tid, present)
+    for index, (value, wanted) in enumerate(zip(present, registers, strict=True)):
+        if value != wanted:
+            _check(_ptrace(_POKEUSER, tid, 8 * index, wanted))
 
 
 def set_instruction_pointer(tid: int, address: int) -> None:

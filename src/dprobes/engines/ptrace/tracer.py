@@ -15,7 +15,7 @@ import signal
 import sys
 import traceback
 
-from dprobes.engines.procfs import living_thread
+from dprobes.engines.procfs import living_thread, thread_state
 from dprobes.engines.ptrace import syscalls
 from dprobes.engines.ptrace.arming import Armer
 from dprobes.engines.ptrace.connection import ClientGoneError, Connection
@@ -29,7 +29,14 @@ from dprobes.engines.ptrace.hits import HitHandler
 from dprobes.engines.ptrace.inserting import Inserter
 from dprobes.engines.ptrace.localtable import LocalTables
 from dprobes.engines.ptrace.modules import ModuleWatcher
-from dprobes.engines.ptrace.processes import AddressSpace, DebugState, Thread, ThreadGoneError, ThreadState
+from dprobes.engines.ptrace.processes import (
+    STRANGE,
+    AddressSpace,
+    DebugState,
+    Thread,
+    ThreadGoneError,
+    ThreadState,
+)
 from dprobes.engines.ptrace.programs import InsertedProgram
 from dprobes.engines.ptrace.removing import Remover
 from dprobes.engines.ptrace.replacing import Replacer
@@ -156,6 +163,9 @@ class Tracer:
                 self._stopper.defer(tid, gone.status)
             except ProcessLookupError:
                 continue  # killed between two of our requests: its end is reported by waitpid
+            except STRANGE as problem:
+                if not self._let_alone(tid, status, problem):
+                    raise
         self._check_signals(0)
         self._hits.pending.look_after()
         self._stopper.waits.look_after()
@@ -274,6 +284,23 @@ class Tracer:
                 self._stopper.resume(thread)
             case StopKind.EVENT:
                 self._on_event(thread, Event(number))
+
+    def _let_alone(self, tid: int, status: int, problem: Exception) -> bool:
+        """
+        Let the process of a thread go that cannot be served, and go on with all others; return whether it went.
+
+        The process, not the thread: a thread that is not traced dies at the first breakpoint.
+        """
+        thread = self._threads.get(tid)
+        if thread is None:
+            return False
+        thread.state = ThreadState.RUNNING
+        if thread_state(tid) == "t":
+            self._stopper.defer(tid, status)
+        reason = getattr(problem, "strerror", None) or str(problem) or type(problem).__name__
+        message = f"process {thread.pid} cannot be probed any more: thread {tid} cannot be served ({reason})"
+        self._warn(None, message, "it goes on without probes; this may be a bug in dprobes: please report it")
+        return self._detacher.detach_process(thread.pid)
 
     def _on_event(self, thread: Thread, event: Event) -> None:
         if event is Event.STOP:
