@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from draining import draining
 from endurance import endurance
 from kernel_hits import kernel_hits, papers_experiments
+from latency import latency
 from managing import managing
 from manyplaces import many_places
 from ptrace_costs import by_ptrace
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
     Sections = dict[str, Callable[[Path], list[Measurement]]]
 
-PTRACE: Sections = {"ptrace": by_ptrace}
+PTRACE: Sections = {"ptrace": by_ptrace, "latency": latency}
 RECORDS: Sections = {"records": records, "sinks": sinks, "tables": tables}
 EBPF: Sections = {
     "hits": kernel_hits,

@@ -20,6 +20,7 @@ __all__ = [
     "BUFFERS",
     "CPUS",
     "DPROBES",
+    "HERE",
     "Loop",
     "Tracer",
     "Usage",

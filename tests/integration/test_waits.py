@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import statistics
 import subprocess
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
+import dprobes
+from integration.ebpf.insessions import on_demand
 from integration.support import PATIENCE, TIMEOUT, await_line, await_traced, await_true, is_traced, running
 
 if TYPE_CHECKING:
@@ -88,3 +92,25 @@ def test_waits_of_event_loops_last_their_time_while_probes_come_and_go(build: Bu
     assert waits.pop("tcp_connect").shortest >= 0.95 * period
     # A wait begins anew when it is first interrupted, and once more when the tracer goes.
     assert_exact(waits, period, prolonged=2 * PROLONGED)
+
+
+@pytest.mark.parametrize(
+    "engine", ["ptrace", pytest.param("ebpf", marks=pytest.mark.skipif(os.geteuid() != 0, reason="it needs root"))]
+)
+def test_records_do_not_wait_for_threads_that_wait(build: Builder, engine: str) -> None:
+    path = build("ondemand.c")
+    program = dprobes.ProgramBuilder(str(path))
+    with program.probe("stepped", minor=1) as handler:
+        handler.push_r("arg0").log(1).exit()
+    delays = []
+    with on_demand(path) as target:
+        with dprobes.attach(target.process.pid, engine=engine, items=dprobes.Item.TIME) as session:
+            session.insert(program)
+            for _ in range(5):
+                target.say("call 1")  # now it reads its standard input
+                record = next(session.records(timeout=20))
+                assert record.time is not None
+                delays.append(time.monotonic() - record.time / 1e9)
+        assert target.end() == 0
+    # Some milliseconds, up to a second when nobody looks for what became of the instruction.
+    assert statistics.median(delays) < 0.5

@@ -178,6 +178,7 @@ class Tracer:
             self._family.adopt_orphans(ORPHAN_AGE)
         if self._connection.has_messages:
             self._take_messages()
+        # What is found out about hits makes records, which have to be sent in time: so that comes last.
         delays = [self._hits.pending.look_after(), self._stopper.waits.look_after(), self._connection.flush_if_due()]
         if self._family.has_strangers:
             delays.append(_RETRY)
