@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -91,8 +93,12 @@ def insert(ppdf: bytes, scope: Scope, options: dict[str, Any], **more: Any) -> i
     try:
         if scope.command:
             from dprobes.engines.ptrace.syscalls import allow_tracer
+            from dprobes.target.programs import executable_of
 
+            executable_of(scope.command[0])
+            program = os.path.abspath(shutil.which(scope.command[0]) or scope.command[0])  # noqa: PTH100 - text
             command = Command(scope.command, allow_tracer)
+            scope = Scope(command.pid, follow=scope.follow, program=program)
         with client(starts=True) as manager:
             result = manager.insert(
                 ppdf,
@@ -100,8 +106,7 @@ def insert(ppdf: bytes, scope: Scope, options: dict[str, Any], **more: Any) -> i
                 name=options["as_name"],
                 merges=options["merges"],
                 replaces=options["replaces"],
-                scope=scope if command is None else Scope(command.pid, follow=scope.follow),
-                launching=command is not None,
+                scope=scope,
                 engine=options["engine_name"],
                 groups=names_of(options["groups"]),
                 types=names_of(options["types"]),
@@ -115,30 +120,36 @@ def insert(ppdf: bytes, scope: Scope, options: dict[str, Any], **more: Any) -> i
                 core_directory=options["core_directory"],
                 ring_size=options["ring_size"] << 20,
             )
+        status = _report(
+            result, as_json=options["as_json"], verbose=options["verbose"], program=scope.program
+        )
         if command is not None:
             command.go()
             command.check_started()
     finally:
         if command is not None:
             command.close()
-    return _report(result, as_json=options["as_json"], verbose=options["verbose"])
+    return status
 
 
-def _report(result: Insertion, *, as_json: bool, verbose: bool) -> int:
-    """Print what was inserted; return the exit status."""
-    program = result.program
-    note_engine(program.engine, result.reason, verbose=verbose)
-    probes = program.probepoints
+def _report(result: Insertion, *, as_json: bool, verbose: bool, program: str | None) -> int:
+    """Print what was inserted, before ``program`` is executed if there is one; return the exit status."""
+    inserted = result.program
+    note_engine(inserted.engine, result.reason, verbose=verbose)
+    probes = inserted.probepoints
     active = sum(probe.state is ProbeState.ACTIVE for probe in probes)
     for probe in probes:
         if probe.state in _NOT_INSERTED and probe.detail:
             console.warning(f"{probe.state.value} at {probe.where}: {probe.detail}; not inserted")
     if any(probe.state is ProbeState.CONFLICT for probe in probes):
         note_uprobe_holders()
-    waits = program.not_resolved or any(probe.state is ProbeState.COMPILED for probe in probes)
-    text = f"inserted '{program.name}': {active} of {len(probes)} probepoints active"
+    waits = inserted.not_resolved or any(probe.state is ProbeState.COMPILED for probe in probes)
+    text = f"inserted '{inserted.name}': {active} of {len(probes)} probepoints active"
     if not probes or (waits and not active):
-        text = f"inserted '{program.name}': it waits for the module '{program.module}'"
+        text = f"inserted '{inserted.name}': it waits for the module '{inserted.module}'"
+        if program is not None:
+            name = os.path.basename(program)  # noqa: PTH119 - text
+            text = f"inserted '{inserted.name}': active as soon as '{name}' maps the module '{inserted.module}'"
     if as_json:
         print_json(result.answer)
     else:

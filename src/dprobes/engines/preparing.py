@@ -27,7 +27,11 @@ class Vantage:
 
 
 def look_around(scope: Scope, *, allow_self: bool = False) -> Vantage:
-    """Return the point of view of a scope; raise an error of ours if no engine can take its process or command."""
+    """
+    Return the point of view of a scope; raise an error of ours if no engine can take its process or command.
+
+    ``allow_self`` allows a process of dprobes, which one that is about to execute a program may be.
+    """
     if scope.command:
         from dprobes.target.programs import executable_of
 
@@ -37,8 +41,11 @@ def look_around(scope: Scope, *, allow_self: bool = False) -> Vantage:
         return Vantage()
     from dprobes.engines.procfs import living_thread
     from dprobes.engines.refusals import check_process
+    from dprobes.target.modules import root_of
 
-    check_process(scope.pid, allow_self=allow_self)
+    check_process(scope.pid, allow_self=allow_self or scope.program is not None)
+    if scope.program is not None and not root_of(scope.pid):
+        return Vantage(command=scope.program)  # what the process has mapped now says nothing about that
     return Vantage(tid=living_thread(scope.pid))
 
 

@@ -193,7 +193,7 @@ class Selection:
             core_directory=options.core_directory,
             pid_namespace=options.pid_namespace,
             exact=options.exact,
-            command=next(iter(self._scope.command), ""),
+            command=self._scope.program or next(iter(self._scope.command), ""),
             ring_size=options.ring_size,
             replaceable=options.replaceable,
             features=options.features,

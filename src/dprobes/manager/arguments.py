@@ -26,9 +26,8 @@ class Insertion:
     Say what is to be inserted, and how.
 
     ``name`` is the one that the user gives it, None for the module's. ``uses_own_symbols`` allows modules of which the
-    PPDF knows nothing. ``directory`` is the client's current one. ``is_launching`` says that the process in scope has
-    not executed its program yet. ``targets`` get the records, in ``format``. ``reason`` is filled in by whoever chooses
-    the engine.
+    PPDF knows nothing. ``directory`` is the client's current one. ``targets`` get the records, in ``format``.
+    ``reason`` is filled in by whoever chooses the engine.
     """
 
     ppdf: Ppdf
@@ -46,7 +45,6 @@ class Insertion:
     verifies_build_id: bool = True
     uses_own_symbols: bool = False
     directory: str = "/"
-    is_launching: bool = False
     targets: tuple[str, ...] = ()
     format: str = "text"
     reason: str | None = None
@@ -180,7 +178,6 @@ class Arguments:
             verifies_build_id=self.flag("verify_build_id", default=True),
             uses_own_symbols=self.flag("own_symbols"),
             directory=self.text("directory") or "/",
-            is_launching=self.flag("launching"),
             targets=self.texts("targets"),
             format=self.format(),
         )
@@ -193,8 +190,11 @@ class Arguments:
             cgroup=inner.text("cgroup"),
             uid=inner.number("uid", high=0xFFFF_FFFF),
             follow=inner.flag("follow", default=True),
+            program=inner.text("program"),
         )
         inner.check_all_used()
+        if scope.program is not None and (scope.pid is None or not scope.program.startswith("/")):
+            raise ManagerError("'program' of a scope is the path of what its process 'pid' is about to execute")
         if sum(each is not None for each in (scope.pid, scope.cgroup, scope.uid)) > 1:
             raise ManagerError("a scope is one of a process, a cgroup, and a user")
         return scope

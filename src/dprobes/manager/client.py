@@ -54,6 +54,9 @@ _INTERVAL = 0.02
 _LOG_MAX = 1 << 20
 """Bytes of what managers have said, after which a new one begins anew."""
 
+_SCOPE = ("pid", "cgroup", "uid", "follow", "program")
+"""What of a scope the manager is told: it starts no commands."""
+
 _NOBODY = (FileNotFoundError, ConnectionRefusedError)
 
 
@@ -143,7 +146,7 @@ class ManagerClient:
             ppdf=base64.b64encode(ppdf).decode("ascii"),
             merge=merges,
             replace=replaces,
-            scope=_given({"pid": where.pid, "cgroup": where.cgroup, "uid": where.uid, "follow": where.follow}),
+            scope=_given({name: getattr(where, name) for name in _SCOPE}),
             engine=engine,
             groups=list(groups),
             types=list(types),

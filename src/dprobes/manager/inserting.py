@@ -63,7 +63,7 @@ class Inserter:
             program = without_opcodes(program)
         if (problem := scope_problem(request.engine, request.scope, request.options)) is not None:
             raise EngineError(problem)
-        vantage = look_around(request.scope, allow_self=request.is_launching)
+        vantage = look_around(request.scope)
         symbols = self._symbols_of(request)
         replaced = present[0] if request.replaces and present else None
         options = replace(

@@ -16,7 +16,7 @@ from dprobes.engines.ebpf.kerneltypes import KernelTypes
 from dprobes.engines.ebpf.links import attach_uprobes, uprobe_attach_type
 from dprobes.engines.ebpf.loader import load
 from dprobes.engines.ebpf.ring import wait
-from dprobes.engines.ebpf.scope import follow_processes, own_process
+from dprobes.engines.ebpf.scope import awaiting_key, follow_processes, own_process
 from dprobes.engines.ebpf.syscalls import ProgramType
 from integration.ebpf.kernel import (
     Memory,
@@ -24,7 +24,7 @@ from integration.ebpf.kernel import (
     hit_program,
     memory,
 )
-from integration.support import TIMEOUT, Builder
+from integration.support import TIMEOUT, Builder, await_line
 
 pytestmark = pytest.mark.usefixtures("typed_tracepoints", "leaves_no_descriptor")
 
@@ -35,6 +35,16 @@ def start_in_scope(shared: Memory, *command: str) -> subprocess.Popen[str]:
     process = subprocess.Popen(waiting, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     shared.status.words[Status.ALIVE // 8] = 1
     shared.scope[struct.pack("=I", process.pid)] = bytes(4)
+    return process
+
+
+def start_awaited(shared: Memory, *command: str) -> subprocess.Popen[str]:
+    """Start a command that comes into scope when it executes its program."""
+    waiting = ["sh", "-c", 'echo ready; read line; exec "$@"', "sh", *command]
+    process = subprocess.Popen(waiting, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert await_line(process) == "ready\n"  # the exec of the shell is over
+    shared.status.words[Status.ALIVE // 8] = 1
+    shared.scope[struct.pack("=I", awaiting_key(process.pid))] = bytes(4)
     return process
 
 
@@ -119,6 +129,37 @@ def test_a_process_without_its_first_thread_is_still_alive(build: Builder) -> No
         assert ended(shared) == [process.pid]
         assert shared.word(Status.ALIVE) == 0
         process.communicate(timeout=TIMEOUT)
+
+
+def test_a_process_comes_into_scope_when_it_executes_its_program(build: Builder) -> None:
+    with (
+        memory() as shared,
+        KernelTypes() as types,
+        follow_processes(shared.maps, types, children=True, awaits_exec=True),
+    ):
+        process = start_awaited(shared, str(build("family.c")), "system", "2")
+        subprocess.run(["true"], check=True)  # another process that executes something
+        assert struct.pack("=I", process.pid) not in shared.scope
+        process.communicate("\n", timeout=TIMEOUT)
+        gone = ended(shared)
+        assert gone[-1] == process.pid
+        assert len(gone) > 1
+        assert shared.word(Status.ALIVE) == 0
+        assert list(shared.scope) == []
+
+
+def test_a_process_that_ends_before_it_executes_its_program_is_not_alive() -> None:
+    with (
+        memory() as shared,
+        KernelTypes() as types,
+        follow_processes(shared.maps, types, children=True, awaits_exec=True),
+    ):
+        process = start_awaited(shared, "true")
+        process.kill()
+        process.communicate(timeout=TIMEOUT)
+        assert ended(shared) == [process.pid]
+        assert shared.word(Status.ALIVE) == 0
+        assert list(shared.scope) == []
 
 
 def test_other_processes_are_not_in_scope() -> None:

@@ -82,7 +82,7 @@ def test_arguments_are_those_that_are_documented(
     for verb in VERBS:
         assert set(documented(section(verb), "argument")) == taken.get(verb, set()), verb
     scope = documented(section("insert"), "argument")["scope"]
-    assert taken["insert.scope"] == {"pid", "cgroup", "uid", "follow"}
+    assert taken["insert.scope"] == {"pid", "cgroup", "uid", "follow", "program"}
     assert all(f"`{name}`" in scope for name in taken["insert.scope"])
 
 

@@ -26,7 +26,7 @@ from dprobes.engines.procfs import living_thread
 from dprobes.engines.resolve import resolve
 from dprobes.errors import EngineError, SourceError, TargetError
 from dprobes.target.elf import ElfFile
-from dprobes.target.modules import find_module, near_modules
+from dprobes.target.modules import find_module, near_modules, root_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -203,7 +203,8 @@ def _files(job: Job, found: Path | None) -> list[ModuleFile]:
     """Return the file ``found``, what the name means for the other word size, and what processes in scope execute."""
     name, scope = job.program.name, job.scope
     paths = [] if found is None else [found]
-    thread = None if scope.pid is None else living_thread(scope.pid)
+    is_about_to_exec = bool(scope.command) or (scope.program is not None and not root_of(scope.pid or 0))
+    thread = None if scope.pid is None or is_about_to_exec else living_thread(scope.pid)
     # What the name means for the processor of the file that was found is that file.
     known = job.resolved.architecture.name if job.resolved is not None else None
     for architecture in {"x86_64", "i386"} - {known}:
@@ -211,7 +212,7 @@ def _files(job: Job, found: Path | None) -> list[ModuleFile]:
         # A program in PATH is found for whatever processor.
         if path is not None and path not in paths and ElfFile.open(path).machine == architecture:
             paths.append(path)
-    pids: list[int] | None = [] if scope.command else None
-    if scope.pid is not None:
+    pids: list[int] | None = [] if is_about_to_exec else None
+    if scope.pid is not None and not is_about_to_exec:
         pids = [scope.pid, *(descendants(scope.pid) if scope.follow else ())]
     return module_files(name, paths, pids)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.bpf.lower.request import Filter
 from dprobes.engines.ebpf.refused import explained
-from dprobes.engines.ebpf.scope import follow_processes, own_process
+from dprobes.engines.ebpf.scope import awaiting_key, follow_processes, own_process
 from dprobes.engines.procfs import children_of, process_field, thread_state, threads_of
 from dprobes.errors import EngineError, NotSupportedError
 
@@ -115,15 +115,17 @@ class ProcessTree:
     """
     Keep the processes of a tree in SCOPE, with ``follow`` also what they start; ``alive`` says how many are left.
 
-    It is empty until ``plant``.
+    It is empty until ``plant``, or with ``awaits_exec`` until ``await_exec``.
     """
 
-    def __init__(self, maps: SharedMaps, types: KernelTypes, *, follow: bool) -> None:
+    def __init__(self, maps: SharedMaps, types: KernelTypes, *, follow: bool, awaits_exec: bool = False) -> None:
         self._maps = maps
         self._follow = follow
         self._extra = 0
         with explained("what follows the processes of a tree"):
-            self._links: Descriptors = follow_processes(maps.descriptors, types, children=follow)
+            self._links: Descriptors = follow_processes(
+                maps.descriptors, types, children=follow, awaits_exec=awaits_exec
+            )
 
     def plant(self, pid: int) -> None:
         """Put a process in scope, and what it has started so far."""
@@ -138,11 +140,16 @@ class ProcessTree:
                 self._extra += 1
                 self._add(each)
 
+    def await_exec(self, pid: int) -> None:
+        """Put a process in scope when it executes a program; until then it counts as alive only."""
+        self._maps.set_alive(1)
+        self._add(pid, awaiting_key(pid))
+
     def _started_by(self, pid: int) -> list[int]:
         return descendants(pid) if self._follow else []
 
-    def _add(self, pid: int) -> None:
-        key = _KEY.pack(pid)
+    def _add(self, pid: int, number: int | None = None) -> None:
+        key = _KEY.pack(pid if number is None else number)
         with explained("to have more processes in scope"):
             self._maps.scope[key] = key
         # One that ended before had no key that its end could take away.
@@ -151,7 +158,8 @@ class ProcessTree:
 
     def pids(self) -> list[int]:
         """Return the processes that are in scope now."""
-        return sorted(_KEY.unpack(key)[0] for key in set(self._maps.scope))
+        numbers = [_KEY.unpack(key)[0] for key in set(self._maps.scope)]
+        return sorted(pid for pid in numbers if pid != awaiting_key(pid))
 
     def release(self, pid: int) -> None:
         """Take a process out of scope; what it starts from now on is not in scope either."""

@@ -44,7 +44,6 @@ from dprobes.engines.ebpf.replacing import Replacement, session_to_replace
 from dprobes.engines.ebpf.ring import wait
 from dprobes.engines.ebpf.scoping import ProcessTree, filter_of, is_initial_namespace
 from dprobes.engines.ebpf.signals import watch_signals
-from dprobes.engines.ebpf.starting import start_command
 from dprobes.engines.launch import Command
 from dprobes.engines.procfs import living_thread
 from dprobes.errors import DprobesError, EngineError, TargetError
@@ -171,9 +170,12 @@ class EbpfSession:
                 self._command = Command(scope.command)
                 stack.callback(self._command.close)
             if scope.is_tree:
-                self._tree = ProcessTree(installed.maps, types, follow=scope.follow)
+                waiting = scope.pid if scope.program is not None else self._command.pid if self._command else None
+                self._tree = ProcessTree(installed.maps, types, follow=scope.follow, awaits_exec=waiting is not None)
                 stack.callback(self._tree.close)
-                if scope.pid is not None:
+                if waiting is not None:
+                    self._tree.await_exec(waiting)
+                elif scope.pid is not None:
                     self._tree.plant(scope.pid)
             if faulting:
                 self._watch_faults(stack, types)
@@ -186,8 +188,8 @@ class EbpfSession:
                 self._notices.append(StateEvent(installed.attached, 0, ProbeState.ACTIVE))
             if Feature.UPROBE_MULTI not in self._engine.features and (count := installed.breakpoint_count):
                 self._notices.append(_said_of_single(count))
-            if self._command is not None and self._tree is not None:
-                start_command(self._command, self._tree.plant)
+            if self._command is not None:
+                self._command.go()
             self._notices.append(Begun())
             self._readings = Readings(installed, self._counts_of)
             stack.callback(self._readings.close)

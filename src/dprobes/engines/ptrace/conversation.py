@@ -122,7 +122,7 @@ class Conversation:
     def attach(self, scope: Scope) -> None:
         """Let the tracer take over a process, or a command that is started for that."""
         if scope.pid is not None:
-            self.outbox.send(Attach(scope.pid, launching=False))
+            self.outbox.send(Attach(scope.pid, launching=scope.program is not None))
             return
         # The Yama module extends this to our descendants: the tracer, and a debugger after ``exit 1``.
         self._command = Command(scope.command, allow_tracer)
