@@ -137,9 +137,9 @@ class InsertedProgram:
         """Return its per-CPU variables (``cv``), a list for each CPU."""
         return self.session.cpu_variables()
 
-    def reset_variables(self) -> None:
-        """Set its local and per-CPU variables to zero."""
-        self.session.reset_variables()
+    def reset_variables(self, first: int = 0, last: int | None = None) -> None:
+        """Set its local and per-CPU variables with the indices from ``first`` to ``last``, by default all, to zero."""
+        self.session.reset_variables(first, last)
 
     def notices(self) -> list[str]:
         """Return what its engine had to say, the latest at the end."""

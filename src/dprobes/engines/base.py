@@ -260,8 +260,8 @@ class ControlledSession(Session, Protocol):
     def cpu_variables(self) -> list[list[int]]:
         """Return its CPU variables, a list for each CPU."""
 
-    def reset_variables(self) -> None:
-        """Set its local and CPU variables to zero."""
+    def reset_variables(self, first: int = 0, last: int | None = None) -> None:
+        """Set its local and CPU variables with the indices from ``first`` to ``last``, by default all, to zero."""
 
 
 class Engine(Protocol):

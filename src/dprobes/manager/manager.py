@@ -219,7 +219,7 @@ class Manager:
                 self._cells[index] = 0
         if resets:
             for inserted in chosen:
-                inserted.session.reset_variables()
+                inserted.session.reset_variables(first, last)
         return result
 
     def _describe_globals(self, first: int, last: int) -> dict[str, Any]:

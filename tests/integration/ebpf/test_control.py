@@ -55,6 +55,9 @@ def test_counts_and_variables_can_be_read_at_any_time(path: Path) -> None:
         assert [counts.hits for counts in session.counts()] == [12, 12, 1]
         assert session.local_variables() == [0, 7]
         assert sum(map(sum, session.cpu_variables())) == 7
+        session.reset_variables(0, 0)
+        assert session.local_variables() == [0, 7]
+        assert sum(map(sum, session.cpu_variables())) == 7
         session.reset_variables()
         assert session.local_variables() == [0, 0]
         assert session.cpu_variables() == [[0, 0, 0]] * len(cpus)

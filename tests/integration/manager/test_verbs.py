@@ -143,6 +143,34 @@ def test_getvars(sandbox: Sandbox, target: Service, source: Path, options: str) 
     assert sandbox("dprobes getvars") == "no global variables\n"
 
 
+def test_variables_are_reset_by_their_indices(sandbox: Sandbox, target: Service, engine: str) -> None:
+    increments = "".join(f"inc lv, {n}\ninc gv, {n}\ninc cv, {n}\n" for n in range(3))
+    text = f'name = "{target.library}"\nvars = 3\ngvars = 3\ncvars = 3\noffset = write_file\n{increments}exit\n'
+    source = sandbox.write("variables.rpn", text)
+    sandbox(f"dprobes insert {source} --engine {engine} -p {target.pid} --as svc")
+    target.call("write_file", 5)
+
+    def values() -> tuple[list[int], list[int], list[int]]:
+        found = sandbox.json("dprobes getvars --json")
+        program = found["programs"][0]
+        return found["globals"]["values"], program["locals"], [sum(each) for each in zip(*program["cpu"], strict=True)]
+
+    five = [5, 5, 5]
+    await_true(lambda: values() == (five, five, five), "five hits")
+    sandbox("dprobes getvars --reset --local --index 1")
+    assert values() == (five, [5, 0, 5], [5, 0, 5])
+    target.call("write_file", 2)
+    await_true(lambda: values() == ([7, 7, 7], [7, 2, 7], [7, 2, 7]), "two more hits")
+    sandbox("dprobes getvars --reset --all --index 1-2")
+    assert values() == ([7, 0, 0], [7, 0, 0], [7, 0, 0])
+    sandbox("dprobes getvars --reset --global --index 0")
+    assert values() == ([0, 0, 0], [7, 0, 0], [7, 0, 0])
+    sandbox("dprobes getvars --reset --index 3")
+    assert values() == ([0, 0, 0], [7, 0, 0], [7, 0, 0])
+    sandbox("dprobes getvars --reset --name svc")
+    assert values() == ([0, 0, 0], [0, 0, 0], [0, 0, 0])
+
+
 def test_one_probepoint_is_removed_by_its_codes(sandbox: Sandbox, target: Service, source: Path, options: str) -> None:
     sandbox(f"dprobes insert {source} {options} --as svc")
     assert sandbox("dprobes remove 5,1") == "removed 1 probepoint 5,1\n"

@@ -78,6 +78,28 @@ def test_a_reset_shows_at_once_and_is_made_between_two_handlers(client: Ledger, 
     assert client.counts(4)[3].hits == 9
 
 
+def test_a_reset_of_some_variables_leaves_the_others_as_they_are(client: Ledger, tracer: Ledger) -> None:
+    fill(tracer.variables.local, 1)
+    fill(tracer.variables.by_cpu[0], 5)
+    client.ask_for_reset(1, 1)
+    assert client.local_variables() == [1, 0, 3]
+    assert client.cpu_variables()[0] == [5, 0]
+    tracer.variables.local[0] += 10
+    tracer.variables.local[1] += 10
+    assert client.local_variables() == [11, 0, 3]
+    client.ask_for_reset(2, 100)
+    assert client.local_variables() == [11, 0, 0]
+    assert client.cpu_variables()[0] == [5, 0]
+    tracer.reset_if_asked()
+    assert list(tracer.variables.local) == client.local_variables() == [11, 0, 0]
+    tracer.variables.local[1] += 1
+    # What was made is not made again.
+    client.ask_for_reset(0, 0)
+    tracer.reset_if_asked()
+    assert list(tracer.variables.local) == client.local_variables() == [0, 1, 0]
+    assert client.cpu_variables()[0] == [0, 0]
+
+
 def test_a_program_may_have_no_variables() -> None:
     ledger = Ledger.new(0, 0)
     ledger.ask_for_reset()

@@ -100,14 +100,15 @@ class Readings:
             self._read_variables()
             return [list(variables) for variables in self._cpu_variables]
 
-    def reset_variables(self) -> None:
-        """Set the local and CPU variables to zero."""
+    def reset_variables(self, first: int, last: int | None) -> None:
+        """Set the local and CPU variables with the indices from ``first`` to ``last`` to zero."""
+        some = slice(first, None if last is None else last + 1)
         with self._lock:
             if self._is_closed:
-                self._locals = [0] * len(self._locals)
-                self._cpu_variables = [[0] * len(variables) for variables in self._cpu_variables]
+                for variables in (self._locals, *self._cpu_variables):
+                    variables[some] = [0] * len(variables[some])
             else:
-                self._installed.maps.reset_variables()
+                self._installed.maps.reset_variables(some)
 
     def _read_counts(self) -> None:
         if not self._is_closed:

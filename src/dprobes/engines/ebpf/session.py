@@ -289,10 +289,10 @@ class EbpfSession:
         """Return its CPU variables, a list for each CPU up to the last one that is online."""
         return self._readings.cpu_variables() if self._readings is not None else []
 
-    def reset_variables(self) -> None:
-        """Set its local and CPU variables to zero; what handlers add at that moment may be lost."""
+    def reset_variables(self, first: int = 0, last: int | None = None) -> None:
+        """Set its local and CPU variables with these indices to zero; what is added at that moment may be lost."""
         if self._readings is not None:
-            self._readings.reset_variables()
+            self._readings.reset_variables(first, last)
 
     # Events
 

@@ -233,11 +233,14 @@ class SharedMaps:
         cpus = min(len(words) // stride, self._cpus)
         return [list(words[cpu * stride : cpu * stride + count]) for cpu in range(cpus)]
 
-    def reset_variables(self) -> None:
-        """Set the local and CPU variables to zero."""
+    def reset_variables(self, some: slice) -> None:
+        """Set the local and CPU variables with these indices to zero."""
         for each, count in zip((self._locals, self._cpu), self._counts, strict=True):
             if count:
-                each.memory[:] = bytes(len(each.memory))
+                words = each.words
+                for start in range(0, len(words), power_of_two(count)):
+                    for index in range(*some.indices(count)):
+                        words[start + index] = 0
 
     @property
     def unfollowed(self) -> int:

@@ -236,9 +236,9 @@ class PtraceSession:
         """Return its CPU variables, a list for each CPU."""
         return self._run.ledger.cpu_variables()
 
-    def reset_variables(self) -> None:
-        """Set its local and CPU variables to zero, between two handlers."""
-        self._run.ledger.ask_for_reset()
+    def reset_variables(self, first: int = 0, last: int | None = None) -> None:
+        """Set its local and CPU variables with these indices to zero, between two handlers."""
+        self._run.ledger.ask_for_reset(first, last)
 
     # The conversation
 

@@ -5,6 +5,7 @@ The memory is a file that the client makes. So nobody has to ask the tracer, whi
 is known also after its end. The file holds 64-bit cells::
 
     resets asked for | resets made | local variables | CPU variables of CPU 0 | of CPU 1 | ...
+    the number of the last reset of each local variable | of each CPU variable
     from the next page on: a Tally for each probepoint
 """
 
@@ -84,15 +85,18 @@ class Ledger:
         self._lock = threading.Lock()
         self._chunks: list[ctypes.Array[Tally]] = []
         cpus = _possible_cpus()
-        count = _FIRST_VARIABLE + local_count + cpus * cpu_count
+        end = _FIRST_VARIABLE + local_count + cpus * cpu_count
+        count = end + local_count + cpu_count
         self._tallies = -(-count * _CELL // mmap.PAGESIZE) * mmap.PAGESIZE
         self._cells = self._map(0, self._tallies)
-        self._all = self._cells[_FIRST_VARIABLE:count]
+        variables = self._cells[_FIRST_VARIABLE:end]
         starts = [local_count + cpu * cpu_count for cpu in range(cpus)]
-        by_cpu = [self._all[start : start + cpu_count] for start in starts]
+        by_cpu = [variables[start : start + cpu_count] for start in starts]
         self.variables = Variables(
-            cast("MutableSequence[int]", self._all[:local_count]), cast("list[MutableSequence[int]]", by_cpu)
+            cast("MutableSequence[int]", variables[:local_count]), cast("list[MutableSequence[int]]", by_cpu)
         )
+        self._local_resets = self._cells[end : end + local_count]
+        self._cpu_resets = self._cells[end + local_count : count]
         self._resets = self._cells[_MADE]
 
     @classmethod
@@ -116,16 +120,24 @@ class Ledger:
     # A reset: the client asks for it, and the tracer makes it before the next handler runs. So no handler that runs at
     # that moment can put an old value back.
 
-    def ask_for_reset(self) -> None:
-        """Let variables be zero from now on, as far as anybody sees."""
+    def ask_for_reset(self, first: int = 0, last: int | None = None) -> None:
+        """Let the variables with the indices from ``first`` to ``last`` be zero from now on, as far as anybody sees."""
+        some = slice(first, None if last is None else last + 1)
         with self._lock:
-            self._cells[_ASKED] += 1
+            number = self._cells[_ASKED] + 1
+            for resets in (self._local_resets, self._cpu_resets):
+                for index in range(*some.indices(len(resets))):
+                    resets[index] = number
+            self._cells[_ASKED] = number
 
     def reset_if_asked(self) -> None:
-        """Set the variables to zero if somebody wants that; only between two handlers."""
+        """Set variables to zero if somebody wants that; only between two handlers."""
         asked = self._cells[_ASKED]
         if asked != self._resets:
-            self._all[:] = memoryview(bytes(self._all.nbytes)).cast("Q")
+            for values in (self.variables.local, *self.variables.by_cpu):
+                for index, number in enumerate(self._resets_of(values)):
+                    if number > self._resets:
+                        values[index] = 0
             self._cells[_MADE] = self._resets = asked
 
     def local_variables(self) -> list[int]:
@@ -137,11 +149,16 @@ class Ledger:
         return [self._shown(values) for values in self.variables.by_cpu]
 
     def _shown(self, values: MutableSequence[int]) -> list[int]:
-        while (asked := self._cells[_ASKED]) == self._cells[_MADE]:
-            shown = list(values)
-            if self._cells[_ASKED] == asked:
-                return shown
-        return [0] * len(values)
+        resets = self._resets_of(values)
+        while True:
+            made = self._cells[_MADE]
+            # In this order: what is reset meanwhile is not shown as it was before that.
+            shown = list(zip(list(values), resets, strict=True))
+            if self._cells[_MADE] == made:
+                return [0 if number > made else value for value, number in shown]
+
+    def _resets_of(self, values: MutableSequence[int]) -> memoryview:
+        return self._local_resets if values is self.variables.local else self._cpu_resets
 
     # Memory
 
