@@ -110,6 +110,8 @@ def _remarks(program: ManagedProgram) -> Iterator[str]:
     for probe in program.probepoints:
         if probe.detail:
             yield f"{probe.major},{probe.minor}  {probe.state.value} at {probe.where}: {probe.detail}"
+    if program.pending:
+        yield f"{program.pending} of the records are pending: they are not in the trace file yet"
     for number in program.not_resolved:
         yield f"definition {number + 1} is not resolved: no file of the module '{program.module}' has been found"
     if left_out := program.answer["left_out"]:

@@ -251,6 +251,9 @@ class ControlledSession(Session, Protocol):
     def counts(self) -> tuple[Counts, ...]:
         """Return what happened so far, in the order of ``probes``."""
 
+    def wake(self) -> None:
+        """Have ``events`` look at once what has come, and give it out."""
+
     def remove(self, probes: Sequence[int]) -> None:
         """Take probepoints away, as the instruction ``remove`` does; ``events`` reports them as REMOVED."""
 

@@ -7,6 +7,7 @@ The thread takes records and states as they come; everything else may be asked b
 from __future__ import annotations
 
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections import deque
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ from dprobes.engines.base import (
     Counts,
     Finished,
     Notice,
+    Pause,
     ProbeState,
     RecordBatch,
     RecordEvent,
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
     from dprobes.engines.resolve import LeftOutProbe, Probepoint
     from dprobes.rpn.program import Program
 
-__all__ = ["GONE", "FollowedProgram"]
+__all__ = ["GONE", "FollowedProgram", "settled_counts"]
 
 _NOTICES_MAX = 50
 """How many of the latest notices are kept."""
@@ -40,6 +42,9 @@ GONE = (ProbeState.DISABLED, ProbeState.REMOVED)
 
 _END_PATIENCE = 20.0
 """Seconds that a session may take to end."""
+
+_LOOK = 0.005
+"""Seconds between two looks whether records have been taken."""
 
 
 class FollowedProgram(ABC):
@@ -61,6 +66,10 @@ class FollowedProgram(ABC):
         self._lock = threading.Lock()
         self._begun = threading.Event()
         self._failure: DprobesError | None = None
+        self._taken = 0
+        """How many records have been taken."""
+        self._pauses = 0
+        """How often all that had come was taken."""
         self._thread = threading.Thread(target=self._follow, name=f"program {name}", daemon=True)
 
     # The thread
@@ -101,8 +110,12 @@ class FollowedProgram(ABC):
         match event:
             case RecordBatch(records):
                 self.take_records(records)
+                self._taken += len(records)
             case RecordEvent():
                 self.take_records([(event.probe, event.record)])
+                self._taken += 1
+            case Pause():
+                self._pauses += 1
             case StateEvent():
                 self._on_state(event)
             case Notice():
@@ -176,6 +189,11 @@ class FollowedProgram(ABC):
         """Return what happened at each probepoint so far."""
         return self._finished.counts if self._finished is not None else self.session.counts()
 
+    @property
+    def taken(self) -> tuple[int, int]:
+        """How many records were taken, and how often that was all that had come."""
+        return self._taken, self._pauses
+
     def notices(self) -> list[Notice]:
         """Return the latest notices."""
         with self._lock:
@@ -195,3 +213,50 @@ class FollowedProgram(ABC):
         """Wait until nothing of it is inserted any more; return whether that is so."""
         self._thread.join(patience)
         return self.has_ended
+
+
+class _Settlement:
+    """Hold the counts of a program at a moment, until their records have been taken."""
+
+    def __init__(self, program: FollowedProgram) -> None:
+        self._program = program
+        self._counts = program.counts()
+        self._records = _records_of(self._counts)
+        # What had come by now is taken before the second pause: the first one may be about to begin.
+        self._pauses = program.taken[1] + 2
+
+    def is_reached(self) -> bool:
+        taken, pauses = self._program.taken
+        if self._program.has_ended:
+            self._counts = self._program.counts()
+            self._records = taken
+        elif taken < self._records and _records_of(now := self._program.counts()) < self._records:
+            # Records of instructions that have turned out to fault will not come.
+            self._counts, self._records = now, _records_of(now)
+        return self._program.has_ended or (taken >= self._records and pauses >= self._pauses)
+
+    @property
+    def result(self) -> tuple[Sequence[Counts], int]:
+        return self._counts, max(0, self._records - self._program.taken[0])
+
+
+def settled_counts(programs: Sequence[FollowedProgram], until: float) -> list[tuple[Sequence[Counts], int]]:
+    """
+    Return the counts of programs as they are now, each with how many of its records have not been taken yet.
+
+    Wait for these, and for what has become of probepoints until now, but not beyond the time ``until`` of the monotonic
+    clock.
+    """
+    settlements = [_Settlement(program) for program in programs]
+    waiting = dict(zip(programs, settlements, strict=True))
+    while waiting := {program: each for program, each in waiting.items() if not each.is_reached()}:
+        if time.monotonic() > until:
+            break
+        for program in waiting:
+            program.session.wake()
+        time.sleep(_LOOK)
+    return [each.result for each in settlements]
+
+
+def _records_of(counts: Sequence[Counts]) -> int:
+    return sum(each.records for each in counts)

@@ -10,6 +10,8 @@ from dprobes.engines.samplers import ResolvedSampler
 from dprobes.manager.programs import describe_scope
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from dprobes.engines.base import Counts, ProbeState
     from dprobes.engines.resolve import Probepoint
     from dprobes.manager.programs import InsertedProgram
@@ -20,10 +22,14 @@ __all__ = ["describe_program", "describe_variables"]
 _COUNTS = ("hits", "records", "lost", "passed", "recursed", "missed")
 
 
-def describe_program(inserted: InsertedProgram) -> dict[str, Any]:
-    """Return what ``query`` shows of a program."""
+def describe_program(
+    inserted: InsertedProgram, counts: Sequence[Counts] | None = None, pending: int = 0
+) -> dict[str, Any]:
+    """Return what ``query`` shows of a program; ``counts`` are of now by default, ``pending`` records on their way."""
     program = inserted.program
-    states, counts = inserted.states(), inserted.counts()
+    states = inserted.states()
+    if counts is None:
+        counts = inserted.counts()
     return {
         "name": inserted.name,
         "module": program.name,
@@ -56,6 +62,7 @@ def describe_program(inserted: InsertedProgram) -> dict[str, Any]:
             set(range(len(program.definitions))) - {probe.number for probe in inserted.probes},
         ),
         "left_out": [asdict(left_out) for left_out in inserted.left_out],
+        "pending": pending,
         "notices": [notice.message for notice in inserted.notices()],
         "locals": inserted.session.local_variables(),
     }

@@ -14,7 +14,7 @@ import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Self
 
-from dprobes.engines.following import GONE
+from dprobes.engines.following import GONE, settled_counts
 from dprobes.engines.globals import GlobalVariables
 from dprobes.errors import ManagerError
 from dprobes.manager.arguments import Arguments
@@ -34,6 +34,9 @@ __all__ = ["GLOBALS_MAX", "Manager"]
 
 GLOBALS_MAX = 65536
 """How many global variables there are: as many as a program may ask for."""
+
+_RECORDS_PATIENCE = 1.0
+"""Seconds that ``query`` waits for the records that it counts to be written."""
 
 _PATIENCE = 5.0
 """Seconds that the end waits for a verb."""
@@ -193,8 +196,10 @@ class Manager:
         name, extended = given.text("name"), given.flag("extended")
         given.check_all_used()
         result = []
-        for inserted in self._chosen(name, everything=name is None):
-            described = describe_program(inserted)
+        chosen = self._chosen(name, everything=name is None)
+        settled = settled_counts(chosen, time.monotonic() + _RECORDS_PATIENCE)
+        for inserted, (counts, pending) in zip(chosen, settled, strict=True):
+            described = describe_program(inserted, counts, pending)
             if extended:
                 described["ppdf"] = given.encoded(inserted.data)
                 described["selected"] = {"groups": list(inserted.groups), "types": list(inserted.types)}

@@ -73,6 +73,7 @@ class ManagedProgram:
 
     ``name`` is what it is called, ``module`` what it probes. ``since`` is in seconds since 1970. ``problem`` says why
     it has ended, if not because it was asked to. ``not_resolved`` are the numbers of definitions without a probepoint.
+    ``pending`` of the records that are counted are not in the trace file yet.
     """
 
     name: str
@@ -85,6 +86,7 @@ class ManagedProgram:
     local_variables: tuple[int, ...]
     notices: tuple[str, ...]
     not_resolved: tuple[int, ...]
+    pending: int
     answer: Mapping[str, Any] = field(repr=False, compare=False)
 
 
@@ -147,6 +149,7 @@ def managed_program(message: dict[str, Any]) -> ManagedProgram:
         local_variables=tuple(message["locals"]),
         notices=tuple(message["notices"]),
         not_resolved=tuple(message["not_resolved"]),
+        pending=message.get("pending", 0),
         answer=message,
     )
 

@@ -41,6 +41,15 @@ def test_only_the_command_is_probed(sandbox: Sandbox, engine: str, way: str) -> 
     assert sizes == [json.loads(line)["data"] for line in run.splitlines() if line.startswith("{")]
 
 
+def test_what_query_counts_is_in_the_log(sandbox: Sandbox, engine: str) -> None:
+    sandbox.write("m.rpn", MALLOC)
+    for turn in range(3):
+        sandbox(f'dprobes insert m.rpn --engine {engine} --as svc{turn} -c "ls m.rpn"')
+        (probe,) = sandbox.probes(f"svc{turn}")
+        assert len(records(sandbox)) == 5 * turn + probe["counts"]["records"]
+        assert probe["counts"]["records"] < 5 or probe["state"] == "DISABLED"
+
+
 def test_what_the_command_starts_is_probed_as_well_unless_that_is_not_wanted(
     sandbox: Sandbox, build: Builder, engine: str
 ) -> None:

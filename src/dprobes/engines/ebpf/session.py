@@ -274,6 +274,10 @@ class EbpfSession:
         """Return what happened so far, in the order of ``probes``; records on their way to ``events`` included."""
         return self._readings.counts() if self._readings is not None else ()
 
+    def wake(self) -> None:
+        """Have ``events`` look at the ring at once."""
+        self._wishes.wake()
+
     def remove(self, probes: Sequence[int]) -> None:
         """Take probepoints away; ``events`` reports those that were there as REMOVED."""
         for probe in probes:

@@ -214,6 +214,10 @@ class PtraceSession:
         """Return what happened so far, in the order of ``probes``."""
         return self._run.counts()
 
+    def wake(self) -> None:
+        """Have ``events`` look at once what the tracer has sent."""
+        self._run.wake()
+
     def remove(self, probes: Sequence[int]) -> None:
         """
         Take probepoints away, in processes of later on as well; ``events`` reports those that were there as REMOVED.
