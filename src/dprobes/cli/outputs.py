@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from dprobes.cli import console
 from dprobes.engines.places import places_of, with_files
+from dprobes.errors import SinkError
 from dprobes.record.clock import WallClock
 from dprobes.record.tracenames import is_trace_name
 from dprobes.sinks.base import Batch, SinkOptions
@@ -49,6 +51,10 @@ class Outputs:
         self._stream: StreamOutlet | None = None
         self._targets: LogTargets | None = None
         self._direct = list(views)
+        self._failed: Sink | None = None
+        self._lost = 0
+        self.problem: str | None = None
+        """Why standard output or the file takes no more; None if that is not so."""
         try:
             if (first := self._open_first(output, format_name, is_needed=not targets and not views)) is not None:
                 self._direct.append(first)
@@ -98,8 +104,12 @@ class Outputs:
         if self._targets is not None:
             self._targets.create_event(self._source)
 
-    def write(self, probes: Sequence[Probepoint], records: Sequence[tuple[int, bytes]]) -> None:
-        """Write records; ``probes`` are those of the session, which may have grown."""
+    def write(self, probes: Sequence[Probepoint], records: Sequence[tuple[int, bytes]]) -> int:
+        """
+        Write records, and return how many of the last ones are lost because standard output or the file has failed.
+
+        ``probes`` are those of the session, which may have grown.
+        """
         places = self._places
         if len(probes) > len(places):
             new = probes[len(places) :]
@@ -112,15 +122,34 @@ class Outputs:
             [places[probe] for probe, _ in records],
             self._clock.look(),
         )
-        for sink in self._direct:
-            sink.log_events(batch)
+        lost = len(records) if self._failed is not None else 0
+        for sink in tuple(self._direct):
+            try:
+                sink.log_events(batch)
+            except SinkError as error:
+                lost += len(records) - error.taken + error.lost
+                self._fail(sink, error)
         if self._targets is not None:
             self._targets.log_events(batch)
+        self._lost += lost
+        return lost
 
-    def flush(self) -> None:
-        """Make visible what was written."""
-        for sink in self._direct:
-            sink.flush()
+    def flush(self) -> int:
+        """Make visible what was written, and return how many of the last records are lost, as ``write`` does."""
+        lost = 0
+        for sink in tuple(self._direct):
+            try:
+                sink.flush()
+            except SinkError as error:
+                lost += error.lost
+                self._fail(sink, error)
+        self._lost += lost
+        return lost
+
+    def _fail(self, sink: Sink, error: SinkError) -> None:
+        self._direct.remove(sink)
+        self._failed = sink
+        self.problem = error.message
 
     def abandon(self) -> None:
         """Give up standard output, which nobody reads any more."""
@@ -138,6 +167,12 @@ class Outputs:
                     console.warning(f"log target {status.name} has lost {status.lost} record{plural}{why}")
                 elif status.problem:
                     console.warning(f"log target {status.name}: {status.problem}")
+        if self._failed is not None:
+            with contextlib.suppress(SinkError):  # there may be room for a note
+                self._failed.log_events(Batch(self._source, [], [], self._clock.look(), self._lost))
+                self._failed.destroy_event(self._source)
+            with contextlib.suppress(SinkError):
+                self._failed.close()
         while self._direct:
             sink = self._direct.pop()
             sink.destroy_event(self._source)

@@ -112,6 +112,8 @@ def _remarks(program: ManagedProgram) -> Iterator[str]:
             yield f"{probe.major},{probe.minor}  {probe.state.value} at {probe.where}: {probe.detail}"
     if program.pending:
         yield f"{program.pending} of the records are pending: they are not in the trace file yet"
+    if program.unwritten:
+        yield f"{program.unwritten} records were lost because the trace file could not be written"
     for number in program.not_resolved:
         yield f"definition {number + 1} is not resolved: no file of the module '{program.module}' has been found"
     if left_out := program.answer["left_out"]:

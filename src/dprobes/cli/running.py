@@ -6,6 +6,8 @@ import gc
 import os
 import signal
 import time
+from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dprobes.cli import console
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 
     from dprobes.cli.interrupts import EarlyInterrupt
     from dprobes.cli.outputs import Outputs
-    from dprobes.engines.base import Event, Scope, Session
+    from dprobes.engines.base import Counts, Event, Scope, Session
     from dprobes.rpn.program import Program
 
 __all__ = ["Run"]
@@ -65,6 +67,11 @@ class Run:
         self._named_holders = False
         self._is_early = False
         self._reader_is_gone = False
+        self._unflushed: list[Sequence[tuple[int, bytes]]] = []
+        """What was written since the outputs were flushed."""
+        self._lost: Counter[int] = Counter()
+        """The records of probepoints that could not be written."""
+        self._has_failed = False
         self._ended_by: int | None = None
 
     def follow(self, early: EarlyInterrupt) -> Finished | None:
@@ -94,15 +101,15 @@ class Run:
             case RecordEvent():
                 self._write([event])
             case Pause() if not self._reader_is_gone:
-                self._outputs.flush()
+                self._flush()
             case StateEvent():
                 self._on_state(event)
             case Notice(message, hint, is_warning):
                 (console.warning if is_warning else console.note)(message, hint)
             case Finished():
                 if not self._reader_is_gone:
-                    self._outputs.flush()
-                return event
+                    self._flush()
+                return replace(event, counts=self._without_lost(event.counts)) if self._lost else event
         return None
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
@@ -127,7 +134,31 @@ class Run:
     def _write(self, records: Sequence[tuple[int, bytes]]) -> None:
         if self._reader_is_gone:
             return
-        self._outputs.write(self._session.probes, records)
+        self._unflushed.append(records)
+        self._note(self._outputs.write(self._session.probes, records))
+
+    def _flush(self) -> None:
+        self._note(self._outputs.flush())
+        self._unflushed.clear()
+
+    def _note(self, lost: int) -> None:
+        """Note that so many of the last records could not be written; the first time, have the run end."""
+        for records in reversed(self._unflushed):
+            if lost <= 0:
+                break
+            self._lost.update(probe for probe, _ in records[-lost:])
+            lost -= len(records)
+        if self._outputs.problem is not None and not self._has_failed:
+            self._has_failed = True
+            console.error(f"{self._outputs.problem}; the probepoints are taken away")
+            self._session.stop()
+
+    def _without_lost(self, counts: Sequence[Counts]) -> tuple[Counts, ...]:
+        """Return the counts, where records that were not written are lost ones."""
+        return tuple(
+            replace(each, records=each.records - self._lost[probe], lost=each.lost + self._lost[probe])
+            for probe, each in enumerate(counts)
+        )
 
     def _stop_writing(self) -> None:
         """Nobody reads our records any more, as in ``| head``: take the probepoints away, and say what there was."""
@@ -168,6 +199,8 @@ class Run:
                 name = self._program.name
                 message = f"no probepoint was inserted: no process mapped '{name}' as code"
                 console.error(message, advice_on_name(name, self._session.mapped_files))
+        if self._has_failed:
+            return 1
         if self._exit_status and finished.exit_status is not None:
             code = os.waitstatus_to_exitcode(finished.exit_status)
             return code if code >= 0 else 128 - code

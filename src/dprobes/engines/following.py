@@ -187,6 +187,14 @@ class FollowedProgram(ABC):
 
     def counts(self) -> Sequence[Counts]:
         """Return what happened at each probepoint so far."""
+        return self.seen(self.session_counts())
+
+    def seen(self, counts: Sequence[Counts]) -> Sequence[Counts]:
+        """Return counts of the session as others are to see them: a subclass may know what became of records."""
+        return counts
+
+    def session_counts(self) -> Sequence[Counts]:
+        """Return what the session has counted."""
         return self._finished.counts if self._finished is not None else self.session.counts()
 
     @property
@@ -220,7 +228,7 @@ class _Settlement:
 
     def __init__(self, program: FollowedProgram) -> None:
         self._program = program
-        self._counts = program.counts()
+        self._counts = program.session_counts()
         self._records = _records_of(self._counts)
         # What had come by now is taken before the second pause: the first one may be about to begin.
         self._pauses = program.taken[1] + 2
@@ -228,16 +236,16 @@ class _Settlement:
     def is_reached(self) -> bool:
         taken, pauses = self._program.taken
         if self._program.has_ended:
-            self._counts = self._program.counts()
+            self._counts = self._program.session_counts()
             self._records = taken
-        elif taken < self._records and _records_of(now := self._program.counts()) < self._records:
+        elif taken < self._records and _records_of(now := self._program.session_counts()) < self._records:
             # Records of instructions that have turned out to fault will not come.
             self._counts, self._records = now, _records_of(now)
         return self._program.has_ended or (taken >= self._records and pauses >= self._pauses)
 
     @property
     def result(self) -> tuple[Sequence[Counts], int]:
-        return self._counts, max(0, self._records - self._program.taken[0])
+        return self._program.seen(self._counts), max(0, self._records - self._program.taken[0])
 
 
 def settled_counts(programs: Sequence[FollowedProgram], until: float) -> list[tuple[Sequence[Counts], int]]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from dprobes.engines.following import FollowedProgram
@@ -10,7 +13,7 @@ from dprobes.engines.following import FollowedProgram
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dprobes.engines.base import ControlledSession, Scope
+    from dprobes.engines.base import ControlledSession, Counts, Scope
     from dprobes.manager.recording import ProgramRecords
     from dprobes.rpn.program import Program
 
@@ -46,10 +49,32 @@ class InsertedProgram(FollowedProgram):
         self.types = tuple(types)
         self.since = time.time()
         self._records = records
+        self._counting = threading.Lock()
+        self._unwritten: Counter[int] = Counter()
+        """The records of probepoints that the trace file has not taken."""
 
     def take_records(self, records: Sequence[tuple[int, bytes]]) -> None:
         """Write records to the trace file and the targets."""
-        self._records.write(self.probes, list(records))
+        if not self._records.write(self.probes, list(records)):
+            with self._counting:
+                self._unwritten.update(probe for probe, _ in records)
+
+    def seen(self, counts: Sequence[Counts]) -> Sequence[Counts]:
+        """Return the counts, where records that are not in the trace file are lost ones."""
+        with self._counting:
+            unwritten = self._unwritten.copy()
+        if not unwritten:
+            return counts
+        return tuple(
+            replace(each, records=each.records - unwritten[probe], lost=each.lost + unwritten[probe])
+            for probe, each in enumerate(counts)
+        )
+
+    @property
+    def unwritten(self) -> int:
+        """How many records the trace file has not taken."""
+        with self._counting:
+            return self._unwritten.total()
 
     def take_end(self, lost: int) -> None:
         """Note the end, and how many records were lost."""

@@ -103,13 +103,18 @@ class Recording:
         self._targets.create_event(source)
         return ProgramRecords(self, source)
 
-    def write(self, source: RecordSource, records: list[tuple[int, bytes]], places: Sequence[Place]) -> None:
-        """Write records of a program, the places of whose probepoints are ``places``."""
+    def write(self, source: RecordSource, records: list[tuple[int, bytes]], places: Sequence[Place]) -> bool:
+        """
+        Write records of a program, the places of whose probepoints are ``places``.
+
+        Return whether they are in the trace file; log targets see to themselves.
+        """
         with self._lock:
-            self._writer.write(source.number, records)
+            is_written = self._writer.write(source.number, records)
             offset = self._clock.look()
         encoded, wheres = [record for _, record in records], [places[probe] for probe, _ in records]
         self._targets.log_events(Batch(source, encoded, wheres, offset))
+        return is_written
 
     def announce(self, source: RecordSource, places: Sequence[Place]) -> None:
         """Announce more probepoints of a program, and what else there is to be said of it."""
@@ -141,15 +146,15 @@ class ProgramRecords:
         self._source = source
         self._recording = recording
 
-    def write(self, probes: Sequence[Probepoint], records: list[tuple[int, bytes]]) -> None:
-        """Write records; ``probes`` are those of the session, which may have grown."""
+    def write(self, probes: Sequence[Probepoint], records: list[tuple[int, bytes]]) -> bool:
+        """Write as ``Recording.write``; ``probes`` are those of the session, which may have grown."""
         if len(probes) > len(self.places):
             new = probes[len(self.places) :]
             more = places_of(self._source.module, probes, len(self.places))
             self.places += more
             self._source = with_files(self._source, new)
             self._recording.announce(self._source, more)
-        self._recording.write(self._source, records, self.places)
+        return self._recording.write(self._source, records, self.places)
 
     def end(self, lost: int) -> None:
         """Say that no more records come."""

@@ -73,7 +73,8 @@ class ManagedProgram:
 
     ``name`` is what it is called, ``module`` what it probes. ``since`` is in seconds since 1970. ``problem`` says why
     it has ended, if not because it was asked to. ``not_resolved`` are the numbers of definitions without a probepoint.
-    ``pending`` of the records that are counted are not in the trace file yet.
+    ``pending`` of the records that are counted are not in the trace file yet. ``unwritten`` could not be written to it:
+    they are among those that are lost.
     """
 
     name: str
@@ -87,6 +88,7 @@ class ManagedProgram:
     notices: tuple[str, ...]
     not_resolved: tuple[int, ...]
     pending: int
+    unwritten: int
     answer: Mapping[str, Any] = field(repr=False, compare=False)
 
 
@@ -150,6 +152,7 @@ def managed_program(message: dict[str, Any]) -> ManagedProgram:
         notices=tuple(message["notices"]),
         not_resolved=tuple(message["not_resolved"]),
         pending=message.get("pending", 0),
+        unwritten=message.get("unwritten", 0),
         answer=message,
     )
 

@@ -138,10 +138,12 @@ class TraceFileWriter:
         self._ended.add(program)
         self.flush()
 
-    def write(self, program: int, records: list[tuple[int, bytes]]) -> None:
-        """Append records; if that fails, they are lost."""
-        if not self.append(program, records):
+    def write(self, program: int, records: list[tuple[int, bytes]]) -> bool:
+        """Append records, and return whether that was possible; if not, they are lost."""
+        is_written = self.append(program, records)
+        if not is_written:
             self._programs[program].lost += len(records)
+        return is_written
 
     def append(self, program: int, records: list[tuple[int, bytes]]) -> bool:
         """

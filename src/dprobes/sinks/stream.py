@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import os
 import sys
 from typing import TYPE_CHECKING, TextIO
@@ -57,22 +58,32 @@ class ConsoleOutlet:
 
 
 class StreamOutlet:
-    """Write text to a stream; what is written is visible at once."""
+    """
+    Write text to a stream, where it is visible after ``flush``.
+
+    A stream that fails takes nothing more. A file of our own ends behind the last whole record then.
+    """
 
     def __init__(self, stream: TextIO, name: str, *, owned: bool) -> None:
         self._stream = stream
         self._name = name
         self._owned = owned
+        self._unflushed: list[Sequence[str]] = []
+        self._start = self._position()
+        """Where what is not flushed begins, None where nobody can tell."""
 
     def write(self, texts: Sequence[str]) -> None:
         """Write records; raise ``SinkError`` if the stream fails, BrokenPipeError if nobody reads it any more."""
+        before = self._unflushed
+        self._unflushed = [*before, texts]
         try:
             self._stream.write("\n".join(texts) + "\n")
         except BrokenPipeError:
             raise
         except (OSError, ValueError) as error:
-            self.abandon()
-            raise SinkError(f"{self._name}: {getattr(error, 'strerror', None) or error}") from error
+            there = self._give_up()
+            earlier = sum(map(len, before))
+            raise self._failure(error, taken=max(0, there - earlier), lost=max(0, earlier - there)) from error
 
     def flush(self) -> None:
         """Make what was written visible; raises as ``write``."""
@@ -81,14 +92,47 @@ class StreamOutlet:
         except BrokenPipeError:
             raise
         except OSError as error:
-            self.abandon()
-            raise SinkError(f"{self._name}: {error.strerror}") from error
+            count = sum(map(len, self._unflushed))
+            raise self._failure(error, lost=count - self._give_up()) from error
+        if self._unflushed:
+            self._unflushed = []
+            self._start = self._position()
+
+    def _failure(self, error: OSError | ValueError, *, taken: int = 0, lost: int = 0) -> SinkError:
+        reason = reason_of(error) if isinstance(error, OSError) else str(error)
+        return SinkError(f"{self._name}: {reason}", taken=taken, lost=lost)
+
+    def _position(self) -> int | None:
+        try:
+            return os.lseek(self._stream.fileno(), 0, os.SEEK_CUR)
+        except (OSError, ValueError):
+            return None
+
+    def _give_up(self) -> int:
+        """Write nothing more, and return how many of the records that were not flushed are there nevertheless."""
+        there, end = 0, self._start
+        position = self._position()
+        encoding, errors = self._stream.encoding or "utf-8", self._stream.errors or "strict"
+        if end is not None and position is not None:
+            for text in itertools.chain.from_iterable(self._unflushed):
+                size = len(text.encode(encoding, errors)) + 1
+                if end + size > position:
+                    break
+                there, end = there + 1, end + size
+            if self._owned:
+                with contextlib.suppress(OSError):
+                    os.ftruncate(self._stream.fileno(), end)
+        self.abandon()
+        return there
 
     def abandon(self) -> None:
         """Give up: nobody reads the stream any more or it takes no more, and nothing more may be written to it."""
-        if not self._owned:
-            # Python flushes standard output at exit; let what is left go nowhere.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+        self._unflushed = []
+        # Python writes what it has kept when it closes the stream; let that go nowhere.
+        with contextlib.suppress(ValueError):
+            nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+            os.dup2(nowhere, self._stream.fileno())
+            os.close(nowhere)
 
     def close(self) -> None:
         """Flush, and close the stream if it is the outlet's own; raises as ``write``."""
