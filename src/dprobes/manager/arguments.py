@@ -19,6 +19,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Arguments", "Insertion"]
 
+_NAME_MAX = 255
+"""Bytes of a program's name, as of a file's (NAME_MAX of limits.h)."""
+
+_SHOWN = 40
+"""Characters of a name that is refused that are shown."""
+
 
 @dataclass(slots=True)
 class Insertion:
@@ -83,6 +89,18 @@ class Arguments:
             is_fine = False
         if not is_fine:
             raise ManagerError(f"argument '{name}' of '{self._verb}' has a character no name has")
+
+    def _program_name(self, name: str) -> str | None:
+        """Return the name that a program is to have, which is printed in tables; None if it was not given."""
+        value = self.text(name)
+        if value is None:
+            return None
+        if not value.isprintable() or not 0 < len(os.fsencode(value)) <= _NAME_MAX:
+            raise ManagerError(
+                f"a program cannot be named {_shortened(value)!r}",
+                hint=f"a name is a text of 1 to {_NAME_MAX} bytes without control characters",
+            )
+        return value
 
     def required_text(self, name: str) -> str:
         """Return a text that must be there."""
@@ -149,7 +167,7 @@ class Arguments:
         from dprobes.ppdf import decode
 
         data = self.binary("ppdf")
-        engine = self.text("engine") or "auto"
+        engine = "auto" if (engine := self.text("engine")) is None else engine
         if engine not in NAMES:
             raise ManagerError(f"there is no engine '{engine}'", hint=f"engines are {', '.join(NAMES)}")
         merges, replaces = self.flag("merge"), self.flag("replace")
@@ -167,7 +185,7 @@ class Arguments:
                 exact=self.flag("exact"),
                 ring_size=self.number("ring_size", 4 << 20, low=1 << 12, high=1 << 30) or 0,
             ),
-            name=self.text("as"),
+            name=self._program_name("as"),
             merges=merges,
             replaces=replaces,
             groups=self.texts("groups"),
@@ -201,10 +219,14 @@ class Arguments:
 
     def format(self) -> str:
         """Return the name of a formatter."""
-        name = self.text("format") or "text"
+        name = "text" if (name := self.text("format")) is None else name
         if name not in LOG_FORMATS:
             raise ManagerError(f"there is no format '{name}'", hint=f"formats are {', '.join(LOG_FORMATS)}")
         return name
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 def _is_count(value: object) -> bool:

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from dprobes.engines.base import Notice, Scope
+from dprobes.engines.procfs import thread_state
 from dprobes.errors import ManagerError, reason_of
 from dprobes.manager.paths import (
     ALREADY,
@@ -54,6 +55,12 @@ _INTERVAL = 0.02
 _LOG_MAX = 1 << 20
 """Bytes of what managers have said, after which a new one begins anew."""
 
+_STOPPED_LOOK = 2.0
+"""Seconds of silence after which a client looks whether the manager is stopped."""
+
+_SILENCE = 10.0
+"""Seconds of silence after which a client says that it is waiting."""
+
 _SCOPE = ("pid", "cgroup", "uid", "follow", "program")
 """What of a scope the manager is told: it starts no commands."""
 
@@ -65,8 +72,9 @@ class ManagerClient:
     Talk to this user's manager; use it as a context manager.
 
     With ``starts`` a manager is started where none runs. ``notify`` is called with each notice that an answer brings.
-    ``patience`` is how many seconds it may be silent before it is taken for one that does not answer, None for ever.
-    Every method raises the error that the manager reports, or ``ManagerError`` if it cannot be reached.
+    ``patience`` is how many seconds it may be silent before it is taken for one that does not answer; None is for ever,
+    but a manager that is stopped is noticed. Every method raises the error that the manager reports, or
+    ``ManagerError`` if it cannot be reached.
     """
 
     def __init__(
@@ -82,6 +90,9 @@ class ManagerClient:
         self._starts = starts
         self._notify = notify
         self._connection: Connection | None = None
+        self._interval = _STOPPED_LOOK if patience is None else patience
+        self._silent = 0.0
+        """Seconds for which nothing has come."""
 
     def __enter__(self) -> Self:
         end = self._connect() or (self._start() if self._starts else None)
@@ -89,7 +100,7 @@ class ManagerClient:
             if (pid := self._living()) is not None:
                 raise ManagerError(f"the probe manager, process {pid}, is starting or ending")
             raise ManagerError("no probe manager runs, so nothing is inserted", hint="'dprobes insert FILE' starts one")
-        self._connection = Connection(end)
+        self._connection = Connection(end, self._on_silence)
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -101,6 +112,9 @@ class ManagerClient:
         """Have the manager carry out a verb; return its result (docs/manager.md)."""
         assert self._connection is not None, "the client has not been entered"
         try:
+            self._silent = 0.0
+            if self._patience is None:
+                self._check_not_stopped()  # what is sent now would be carried out at any time
             with contextlib.suppress(BrokenPipeError):  # a manager that hung up has said why
                 self._connection.send({"dprobes": VERSION, "verb": verb, "arguments": _given(arguments)})
             while (message := self._connection.receive()) is not None:
@@ -115,6 +129,24 @@ class ManagerClient:
         except OSError as error:
             raise ManagerError(f"the probe manager does not answer: {reason_of(error)}") from error
         raise ManagerError("the probe manager has ended; all probepoints have been taken away with it")
+
+    def _on_silence(self) -> None:
+        """Raise ``ManagerError`` if the manager is stopped, and TimeoutError if it has been silent for too long."""
+        self._silent += self._interval
+        if self._patience is not None:
+            raise TimeoutError("timed out")
+        self._check_not_stopped()
+        if self._silent - self._interval < _SILENCE <= self._silent and self._notify is not None:
+            text = f"the probe manager has said nothing for {self._silent:.0f} seconds; Ctrl-C ends the waiting"
+            self._notify(Notice(text))
+
+    def _check_not_stopped(self) -> None:
+        pid = self._locked_by()
+        if pid is not None and thread_state(pid) in ("T", "t"):
+            raise ManagerError(
+                f"the probe manager, process {pid}, does not answer: it is stopped",
+                hint=f"'kill -CONT {pid}' lets it go on; 'dprobes stop' ends it",
+            )
 
     def insert(
         self,
@@ -231,6 +263,9 @@ class ManagerClient:
     def _living(self) -> int | None:
         """Return the process that holds the lock; what is in the directory of somebody else is not believed."""
         check_private(self._paths.runtime, RUNTIME)
+        return self._locked_by()
+
+    def _locked_by(self) -> int | None:
         with contextlib.suppress(OSError, ValueError):
             pid = int(self._paths.lock.read_text(encoding="ascii"))
             if pid > 1 and _holds_lock(self._paths):
@@ -244,22 +279,34 @@ class ManagerClient:
         if os.geteuid() != 0:  # root may look after the manager of another user
             check_private(self._paths.runtime, RUNTIME)
         end = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        if self._patience is not None:
-            # Unlike a timeout of Python's, this waits for room in the queue of a listener.
-            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", math.ceil(self._patience), 0))
+        # Unlike a timeout of Python's, this waits for room in the queue of a listener.
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", math.ceil(self._interval), 0))
         try:
             with socket_address(self._paths.socket) as address:
-                end.connect(address)
-            end.settimeout(self._patience)
+                self._connect_end(end, address)
+            end.settimeout(self._interval)
         except _NOBODY:
             end.close()
             return None
+        except ManagerError:
+            end.close()
+            raise
         except OSError as error:
             end.close()
             raise ManagerError(
                 f"the probe manager cannot be reached: '{self._paths.socket}': {reason_of(error)}"
             ) from error
         return end
+
+    def _connect_end(self, end: socket.socket, address: str) -> None:
+        """Wait for room in the queue of the manager's socket."""
+        while True:
+            try:
+                end.connect(address)
+            except BlockingIOError:
+                self._on_silence()
+            else:
+                return
 
     def _start(self) -> socket.socket:
         """Start a manager, or wait for the one that somebody else is starting."""

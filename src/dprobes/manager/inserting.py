@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from dprobes.diagnostics import Diagnostics, Note, Severity
 from dprobes.engines.base import Job, Notice
 from dprobes.engines.ebpf.features import Features
+from dprobes.engines.following import GONE
 from dprobes.engines.preparing import look_around, prepare
 from dprobes.engines.resolve import ResolvedProbe
 from dprobes.engines.selection import scope_problem
@@ -157,11 +158,12 @@ def _with_absolute_name(program: Program, directory: str) -> Program:
 
 
 def _places(inserted: InsertedProgram) -> Iterator[ResolvedProbe]:
-    return (probe for probe in inserted.probes if isinstance(probe, ResolvedProbe))
+    states = zip(inserted.probes, inserted.states(), strict=False)
+    return (probe for probe, (state, _) in states if isinstance(probe, ResolvedProbe) and state not in GONE)
 
 
 def _check_apart(compiled: Compiled, present: Iterable[InsertedProgram]) -> None:
-    """Raise ``SourceError`` if a program has a probepoint where one of its name has one already."""
+    """Raise ``SourceError`` if a program has a probepoint where one of its name has one that is not gone."""
     if compiled.resolved is None:
         return
     taken = {

@@ -21,6 +21,7 @@ from dprobes.errors import DprobesError, FormatError, ManagerError
 
 if TYPE_CHECKING:
     import socket
+    from collections.abc import Callable
 
 __all__ = ["LINE_MAX", "VERSION", "Connection", "Message", "error_of", "line_of", "message_of"]
 
@@ -36,11 +37,17 @@ Message = dict[str, Any]
 
 
 class Connection:
-    """Send and receive lines; use it as a context manager. ``timeout`` of the socket holds for each piece."""
+    """
+    Send and receive lines; use it as a context manager.
 
-    def __init__(self, end: socket.socket) -> None:
+    ``timeout`` of the socket holds for a line that is sent, and for each piece that is received; ``TimeoutError`` is
+    raised then. With ``on_silence`` that is called instead, and the waiting goes on.
+    """
+
+    def __init__(self, end: socket.socket, on_silence: Callable[[], None] | None = None) -> None:
         self._socket = end
         self._buffer = bytearray()
+        self._on_silence = on_silence
 
     def __enter__(self) -> Self:
         return self
@@ -50,7 +57,15 @@ class Connection:
 
     def send(self, message: Message) -> None:
         """Send a line; raises ``OSError``."""
-        self._socket.sendall(line_of(message))
+        if self._on_silence is None:
+            self._socket.sendall(line_of(message))
+            return
+        left = memoryview(line_of(message))
+        while left:
+            try:
+                left = left[self._socket.send(left) :]
+            except TimeoutError:
+                self._on_silence()
 
     @property
     def has_more(self) -> bool:
@@ -64,7 +79,13 @@ class Connection:
             start = len(self._buffer)
             if start > LINE_MAX:
                 raise FormatError(f"a line of the manager's protocol is longer than {LINE_MAX} bytes")
-            piece = self._socket.recv(_PIECE)
+            try:
+                piece = self._socket.recv(_PIECE)
+            except TimeoutError:
+                if self._on_silence is None:
+                    raise
+                self._on_silence()
+                continue
             if not piece:
                 if self._buffer:
                     raise FormatError("a line of the manager's protocol has no end")

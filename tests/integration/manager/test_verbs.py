@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
 import signal
 import subprocess
 from pathlib import Path
@@ -247,8 +249,6 @@ def test_stop_takes_everything_away_at_once(sandbox: Sandbox, target: Service, s
 
 
 def test_stop_kills_a_manager_that_hangs(sandbox: Sandbox, target: Service, source: Path, options: str) -> None:
-    import os
-
     sandbox(f"dprobes insert {source} {options} --as svc")
     pid = sandbox.manager
     assert pid is not None
@@ -260,6 +260,57 @@ def test_stop_kills_a_manager_that_hangs(sandbox: Sandbox, target: Service, sour
     target.call("write_file", 2)
     assert sandbox(f"dprobes insert {source} {options} --as svc").startswith("inserted 'svc'")
     target.end()
+
+
+def test_a_manager_that_is_stopped_is_not_waited_for(sandbox: Sandbox, target: Service, source: Path) -> None:
+    sandbox(f"dprobes insert {source} --engine ptrace -p {target.pid} --as svc")
+    pid = sandbox.manager
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        for line in (
+            "query",
+            "getvars",
+            "log-target list",
+            "remove --all",
+            f"insert {source} -p {target.pid} --as b",
+        ):
+            assert sandbox.refused(f"dprobes {line}") == (
+                f"dprobes: error: the probe manager, process {pid}, does not answer: it is stopped\n"
+                f"hint: 'kill -CONT {pid}' lets it go on; 'dprobes stop' ends it\n"
+            )
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    # Nothing of that is carried out later.
+    assert [program["name"] for program in sandbox.json("dprobes query --json")["programs"]] == ["svc"]
+
+
+@pytest.mark.parametrize("name", ["", "two\nlines", "a\x1b[2Jb", "x" * 256, "\udcff"])
+def test_a_program_has_a_name_that_can_be_printed(sandbox: Sandbox, target: Service, source: Path, name: str) -> None:
+    line = shlex.join(["dprobes", "insert", str(source), "-p", str(target.pid), "--as", name])
+    said = sandbox.refused(line)
+    shown = repr(name if len(name) < 50 else name[:40] + "...")
+    assert said == (
+        f"dprobes: error: a program cannot be named {shown}\n"
+        "hint: a name is a text of 1 to 255 bytes without control characters\n"
+    )
+    assert sandbox("dprobes query") == "no program is inserted\n"
+
+
+def test_what_is_gone_is_in_the_way_of_no_program_that_is_merged(
+    sandbox: Sandbox, target: Service, source: Path, options: str
+) -> None:
+    sandbox(f"dprobes insert {source} {options} --as svc")
+    sandbox("dprobes remove 5,1")
+    target.call("allocate_memory", 6)  # as many as maxhits allows
+    await_true(lambda: [p["state"] for p in sandbox.probes("svc")] == ["REMOVED", "DISABLED"], "the ends")
+    said = sandbox(f"dprobes insert {source} {options} --as svc --merge")
+    assert said == "inserted 'svc': 2 of 2 probepoints active\n"
+    target.call("write_file", 2)
+    programs = sandbox.json("dprobes query --json")["programs"]
+    assert [[probe["counts"]["hits"] for probe in program["probes"]] for program in programs] == [[0, 5], [2, 0]]
+    refusal = sandbox.refused(f"dprobes insert {source} {options} --as svc --merge", status=2)
+    assert "error: the program that is inserted already has a probepoint at offset 0x" in refusal
 
 
 def test_a_second_program_for_a_module_is_refused(sandbox: Sandbox, target: Service, source: Path, engine: str) -> None:
