@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from dprobes.record.codec import decode_record, encode_record
     from dprobes.record.items import LogItem
     from dprobes.record.layout import Item, LogRecord
+    from dprobes.record.logged import LoggedItems
     from dprobes.record.place import Place
     from dprobes.rpn.program import Program
     from dprobes.sinks.target import TargetStatus
@@ -77,6 +78,7 @@ __all__ = [
     "Item",
     "LogItem",
     "LogRecord",
+    "LoggedItems",
     "ManagedProbepoint",
     "ManagedProgram",
     "ManagedVariables",
@@ -143,6 +145,7 @@ _HOMES = {
     "sinks.target": ("TargetStatus",),
     "record.codec": ("decode_record", "encode_record"),
     "record.items": ("LogItem",),
+    "record.logged": ("LoggedItems",),
     "record.layout": ("Item", "LogRecord"),
     "record.place": ("Place",),
     "rpn.program": ("Program",),

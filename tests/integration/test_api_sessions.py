@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import itertools
 import os
 import signal
@@ -17,7 +19,7 @@ from integration.ebpf.insessions import on_demand
 from integration.support import await_true, code_is_original, is_traced, running
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from integration.support import Builder
@@ -239,15 +241,57 @@ def test_records_that_nobody_reads_are_counted(path: Path) -> None:
         assert session.lost == 50 - len(kept)
 
 
+def test_a_task_that_reads_records_can_be_cancelled_and_loses_none(path: Path) -> None:
+    async def read(session: dprobes.ProbeSession, found: list[tuple[int, ...]], limit: int | None = None) -> None:
+        async with contextlib.aclosing(session.async_records()) as records:
+            async for record in records:
+                found.append(record.words())
+                if len(found) == limit:
+                    return
+
+    async def go_through(session: dprobes.ProbeSession, say: Callable[[str], object]) -> list[tuple[int, ...]]:
+        found: list[tuple[int, ...]] = []
+        idle = asyncio.create_task(read(session, found))
+        await asyncio.sleep(0.05)  # the loop goes on while the task waits
+        assert not idle.done()
+        idle.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await idle
+        await asyncio.to_thread(say, "call 100")
+        await asyncio.wait_for(read(session, found, 30), 60)
+        assert len(found) == 30
+        rest = asyncio.create_task(read(session, found))
+        session.stop()
+        await asyncio.wait_for(rest, 60)
+        return found
+
+    with on_demand(path) as target, dprobes.attach(target.process.pid, engine="ptrace") as session:
+        session.insert(arguments_of(path))
+        assert asyncio.run(go_through(session, target.say)) == [(n,) for n in range(100)]
+
+
+def test_items_that_were_logged_are_numbers(path: Path) -> None:
+    with on_demand(path) as target, dprobes.attach(target.process.pid, engine="ptrace", items=Item.PID) as session:
+        session.insert(arguments_of(path))
+        target.say("call 1")
+        (record,) = itertools.islice(session.records(), 1)
+        pid: int = record.logged.pid
+        assert (pid, record.logged.major, record.logged.minor) == (target.process.pid, 7, 1)
+        with pytest.raises(dprobes.FormatError) as caught:
+            _ = record.logged.process_name
+        assert caught.value.message == "the record carries no item 'process_name'"
+        assert caught.value.hint == "have it logged: items=Item.PROCESS_NAME, or --log of the command line"
+
+
 def test_refusals_come_before_anything_is_done(path: Path) -> None:
     with pytest.raises(dprobes.EngineError, match="there is no process 4194305"):
-        dprobes.attach(4194305).insert(arguments_of(path))
+        dprobes.attach(4194305)
     with pytest.raises(dprobes.TargetError, match="no-such-command"):
-        dprobes.launch(["no-such-command"]).insert(arguments_of(path))
+        dprobes.launch(["no-such-command"])
     with pytest.raises(dprobes.EngineError, match="there is no engine 'magic'"):
         dprobes.attach(1, engine="magic")
     with pytest.raises(dprobes.EngineError, match="EXCLUDED"):
-        dprobes.attach(os.getpid()).insert(arguments_of(path))
+        dprobes.attach(os.getpid())
     with running("sleep", "60") as target, dprobes.attach(target.pid, engine="ptrace") as session:
         writing = dprobes.ProgramBuilder("libc.so.6")
         writing.probe("malloc").push(0).pop_r("arg0")

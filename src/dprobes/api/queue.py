@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import deque
@@ -9,7 +10,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from dprobes.record.place import Place
 
@@ -30,6 +31,28 @@ class RecordQueue:
         self._writers = 0
         self._batches: deque[tuple[int, Sequence[tuple[bytes, Place]]]] = deque()
         self._changed = threading.Condition()
+        self._listeners: list[Callable[[], None]] = []
+
+    @contextlib.contextmanager
+    def listener(self, tell: Callable[[], None]) -> Iterator[None]:
+        """Have ``tell`` called, by any thread, when there may be something to take or the end has come."""
+        with self._changed:
+            self._listeners.append(tell)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._listeners.remove(tell)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is left, and nothing will come."""
+        with self._changed:
+            return not self._writers and not self._batches
+
+    def _tell(self) -> None:
+        for tell in self._listeners:
+            tell()
 
     def open(self) -> None:
         """Expect records of one writer more."""
@@ -41,6 +64,7 @@ class RecordQueue:
         with self._changed:
             self._writers -= 1
             self._changed.notify_all()
+            self._tell()
 
     def put(self, batch: Sequence[tuple[bytes, Place]]) -> None:
         """Add records; from the first one that finds no room they are lost."""
@@ -57,6 +81,7 @@ class RecordQueue:
             self._size += size
             self._batches.append((size, batch))
             self._changed.notify()
+            self._tell()
 
     def take(self, timeout: float | None) -> Sequence[tuple[bytes, Place]]:
         """Wait for records and return them; nothing at the end, and if none came for ``timeout`` seconds."""
@@ -79,3 +104,4 @@ class RecordQueue:
                 self._size += size
                 self._batches.appendleft((size, batch))
                 self._changed.notify()
+                self._tell()

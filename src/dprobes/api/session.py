@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING, Self
@@ -21,7 +22,7 @@ from dprobes.record.layout import Item
 from dprobes.target.symbolproviders import FileSymbols
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
     from pathlib import Path
 
     from dprobes.engines.base import Engine
@@ -54,6 +55,7 @@ class ProbeSession:
             raise EngineError(f"there is no engine '{engine}'", hint=f"engines are {', '.join(NAMES)}")
         if (problem := scope_problem(engine, scope, options)) is not None:
             raise EngineError(problem)
+        look_around(scope)
         self._scope = scope
         self._options = options
         self._engine = engine
@@ -141,6 +143,41 @@ class ProbeSession:
                     yield decode_record(record, place)
             finally:
                 self._queue.put_back(batch[read:])
+        for program in self.programs:
+            program.raise_problem()
+
+    async def async_records(self) -> AsyncGenerator[LogRecord, None]:
+        """
+        Iterate over records as ``records`` does, in an asyncio event loop, which is not held up meanwhile.
+
+        When the task is cancelled, or the iterator closed (``contextlib.aclosing``), nothing is lost: what was not read
+        yet comes in the next iteration.
+        """
+        import asyncio
+
+        loop, changed = asyncio.get_running_loop(), asyncio.Event()
+
+        def tell() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(changed.set)
+
+        with self._queue.listener(tell):
+            while True:
+                await asyncio.sleep(0)  # others have a turn, and a task is cancelled here, however many records come
+                changed.clear()
+                batch = self._queue.take(0)
+                if not batch:
+                    if self._queue.is_over:
+                        break
+                    await changed.wait()
+                    continue
+                read = 0
+                try:
+                    for record, place in batch:
+                        read += 1
+                        yield decode_record(record, place)
+                finally:
+                    self._queue.put_back(batch[read:])
         for program in self.programs:
             program.raise_problem()
 
@@ -269,6 +306,8 @@ def attach(
     """
     Return a session for a running process, and with ``follow`` for all that it starts.
 
+    Raise ``EngineError`` if there is no such process, or none that can be probed.
+
     ``engine`` is "ptrace", "ebpf", or "auto", which takes the one that can do what a program needs, and is cheapest.
     ``items`` are the header items of records: fewer make them smaller. ``allow_write`` allows programs to change or
     stop the target. ``exact``, ``pid_namespace``, ``core_directory`` and ``ring_size`` (in bytes) are those of
@@ -301,7 +340,7 @@ def launch(
     Return a session for a command, a list of words, which is started when its program is inserted.
 
     It is probed from its first instruction on; leaving the session does not end it. ``ProbeSession.wait`` returns its
-    exit status. The other arguments are those of ``attach``.
+    exit status. Raise ``TargetError`` if there is no such command. The other arguments are those of ``attach``.
     """
     return ProbeSession(
         Scope(command=tuple(command), follow=follow),

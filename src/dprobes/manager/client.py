@@ -163,16 +163,29 @@ class ManagerClient:
         targets: Iterable[str] = (),
         log_format: str = "text",
         core_directory: str | Path = ".",
-        **more: Any,
+        allow_write: bool = False,
+        exact: bool = False,
+        pid_namespace: bool = False,
+        ring_size: int | None = None,
+        verify_opcodes: bool = True,
+        verify_build_id: bool = True,
+        own_symbols: bool = False,
     ) -> Insertion:
         """
         Insert a compiled program (``CompiledProgram.to_bytes``), by default into all processes.
 
         ``name`` is its name if not the module's (``--as``); ``merges`` and ``replaces`` say what is done with one that
-        has that name. ``items`` are the header items of its records, ``targets`` log targets for them, besides the
-        manager's trace file. ``more`` are the other arguments of the protocol (docs/manager.md), as ``allow_write``.
+        has that name. ``groups`` and ``types`` choose among its definitions. ``items`` are the header items of its
+        records, ``targets`` log targets for them, besides the manager's trace file. ``verify_opcodes`` and
+        ``verify_build_id`` compare the module with the one that the program was built for; ``own_symbols`` allows
+        modules of which the program knows nothing. The others are as for ``attach``.
         """
         where = Scope() if scope is None else scope
+        if where.command:
+            raise ManagerError(
+                "the probe manager starts no commands",
+                hint="'dprobes insert -c COMMAND' and 'dprobes.launch' do",
+            )
         answer = self.ask(
             "insert",
             ppdf=base64.b64encode(ppdf).decode("ascii"),
@@ -187,8 +200,14 @@ class ManagerClient:
             format=log_format,
             core_directory=os.path.abspath(core_directory),  # noqa: PTH100 - text
             directory=str(Path.cwd()),
+            allow_write=allow_write,
+            exact=exact,
+            pid_namespace=pid_namespace,
+            ring_size=ring_size,
+            verify_opcodes=verify_opcodes,
+            verify_build_id=verify_build_id,
+            own_symbols=own_symbols,
             **{"as": name},
-            **more,
         )
         return insertion(answer)
 

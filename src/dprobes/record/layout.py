@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
     from dprobes.record.items import LogItem
+    from dprobes.record.logged import LoggedItems
     from dprobes.record.place import Place
 
 __all__ = ["PROCESS_NAME_MAX", "ByteOrder", "Item", "LogRecord", "header_struct"]
@@ -105,6 +106,13 @@ class LogRecord(NamedTuple):
     byte_order: ByteOrder = "little"
     is_stack_trace: bool = False
     place: Place | None = None
+
+    @property
+    def logged(self) -> LoggedItems:
+        """The header items as what they are, not as what may be missing: an error says that one was not logged."""
+        from dprobes.record.logged import LoggedItems
+
+        return LoggedItems(self)
 
     def words(self, size: int | None = None) -> tuple[int, ...]:
         """

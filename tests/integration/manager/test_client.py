@@ -53,6 +53,10 @@ def test_a_program_is_inserted_looked_at_and_removed(
         assert manager.remove_probepoints(5, 1) == 1
         with pytest.raises(dprobes.ManagerError, match="a program for 'svc' is inserted already"):
             manager.insert(ppdf, name="svc", scope=scope)
+        with pytest.raises(dprobes.ManagerError, match="the probe manager starts no commands"):
+            manager.insert(ppdf, name="command", scope=dprobes.Scope(command=("true",)))
+        with pytest.raises(TypeError, match="allow_writes"):
+            manager.insert(ppdf, name="misspelt", scope=scope, allow_writes=True)  # type: ignore[call-arg]
         (extended,) = manager.programs(extended=True)
         assert base64.b64decode(extended.answer["ppdf"]) == ppdf
         assert manager.stop() == dprobes.Stopped(1, ())
