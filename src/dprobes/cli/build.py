@@ -64,6 +64,8 @@ def command(
 
     if is_compiled(file):
         raise click.UsageError(f"'{file}' is compiled already")
+    if output is None and str(file) == "-":
+        raise click.UsageError("a program from standard input needs a name for what is built: -o OUT")
     output = Path(file.stem + SUFFIX) if output is None else output
     if output.exists() and file.exists() and output.samefile(file):
         raise click.UsageError(f"'{output}' is the program itself; name another file with -o")

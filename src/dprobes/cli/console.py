@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["error", "note", "table", "warning", "write"]
+__all__ = ["error", "note", "table", "warning", "width", "write"]
 
 
 def write(text: str) -> None:
@@ -36,6 +37,14 @@ def warning(message: str, hint: str | None = None) -> None:
 def note(message: str, hint: str | None = None) -> None:
     """Print what helps to understand the command's output."""
     _message("note", message, hint)
+
+
+def width() -> int | None:
+    """Return how many columns the terminal has that messages go to; None if they go somewhere else."""
+    try:
+        return os.get_terminal_size(sys.stderr.fileno()).columns or None
+    except (OSError, ValueError, AttributeError):
+        return None
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -120,9 +120,7 @@ def insert(ppdf: bytes, scope: Scope, options: dict[str, Any], **more: Any) -> i
                 core_directory=options["core_directory"],
                 ring_size=options["ring_size"] << 20,
             )
-        status = _report(
-            result, as_json=options["as_json"], verbose=options["verbose"], program=scope.program
-        )
+        status = _report(result, as_json=options["as_json"], verbose=options["verbose"], program=scope.program)
         if command is not None:
             command.go()
             command.check_started()

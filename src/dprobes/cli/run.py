@@ -164,9 +164,9 @@ def command(
     """
     Run the probe program FILE on a command or a process and all that it starts, or on all processes.
 
-    FILE is the text of a program, or a compiled one (dprobes build). Records go to standard output, everything else to
-    standard error, with a summary at the end. Ctrl-C takes the probepoints away; processes that were there before go
-    on.
+    FILE is the text of a program, - that on standard input, or a compiled program (dprobes build). Records go to
+    standard output, everything else to standard error, with a summary at the end. Ctrl-C takes the probepoints away;
+    processes that were there before go on.
     """  # fmt: skip
     scope = scope_of(command_line, arguments, pid, cgroup, user, follow=follow)
     if exit_status and not scope.command:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from dprobes.cli import console
 from dprobes.cli.engines import note_uprobe_holders
 from dprobes.cli.summary import summary
-from dprobes.engines.base import Finished, Notice, Pause, ProbeState, RecordBatch, RecordEvent, StateEvent
+from dprobes.engines.base import Begun, Finished, Notice, Pause, ProbeState, RecordBatch, RecordEvent, StateEvent
 from dprobes.target.modules import advice_on_name
 
 if TYPE_CHECKING:
@@ -59,7 +59,9 @@ class Run:
         self._session = session
         self._outputs = outputs
         self._argv = scope.command
-        self._announces = not scope.is_tree
+        self._announces = not scope.command
+        self._has_begun = False
+        self._active = 0
         self._exit_status = exit_status
         self._inserted = False
         self._last_signal = float("-inf")
@@ -104,6 +106,9 @@ class Run:
                 self._flush()
             case StateEvent():
                 self._on_state(event)
+            case Begun():
+                self._has_begun = True
+                self._announce()
             case Notice(message, hint, is_warning):
                 (console.warning if is_warning else console.note)(message, hint)
             case Finished():
@@ -167,11 +172,10 @@ class Run:
         self._session.stop()
 
     def _on_state(self, event: StateEvent) -> None:
-        if event.state is ProbeState.ACTIVE and not self._inserted:
+        if event.state is ProbeState.ACTIVE:
             self._inserted = True
-            if self._announces and not self._asked_to_stop:
-                count = len(event.probes)
-                console.note(f"{count} probepoint{'s are' if count > 1 else ' is'} active; Ctrl-C ends the run")
+            self._active += len(event.probes)
+            self._announce()
         if event.state in _NOT_INSERTED:
             where, there = (f" in process {event.pid}", " there") if event.pid else ("", "")
             console.warning(f"{event.state.value}{where}: {event.detail}; not inserted{there}")
@@ -179,11 +183,18 @@ class Run:
             self._named_holders = True
             note_uprobe_holders()
 
+    def _announce(self) -> None:
+        """Say once that what happens from now on is recorded, as soon as all is probed that was there."""
+        if self._announces and self._has_begun and self._active and not self._asked_to_stop:
+            self._announces = False
+            are = "s are" if self._active > 1 else " is"
+            console.note(f"{self._active} probepoint{are} active; Ctrl-C ends the run")
+
     def conclude(self, finished: Finished | None) -> int:
         """Say what has happened, and return the exit status."""
         if finished is None:
             return 1
-        console.write(summary(self._program, self._session, finished.counts))
+        console.write(summary(self._program, self._session, finished.counts, console.width()))
         if finished.cut_short:
             console.error("the run was cut short; more may have happened than the summary shows")
             return 1

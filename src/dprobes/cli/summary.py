@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dprobes.cli import console
@@ -24,17 +25,29 @@ _NAMED = 3
 
 _MISSED = "there was no room for one more at that moment, or the process was changing its mappings"
 
+_PLACE = 1
+"""The column of places."""
+
+_RARE = ("passed over", "recursed")
+"""Columns that are left out where the table is too wide and they hold zeros."""
+
 _HEADER = ("probe", "place", "hits", "records", "lost", "passed over", "recursed", "executed")
 
 
-def summary(program: Program, session: Session, counts: Sequence[Counts]) -> str:
-    """Return a table of the probepoints in the order of their definitions, and of the definitions without any."""
+def summary(program: Program, session: Session, counts: Sequence[Counts], width: int | None = None) -> str:
+    """
+    Return a table of the probepoints in the order of their definitions, and of the definitions without any.
+
+    It is made to fit into ``width`` columns.
+    """
     probes = session.probes
+    unused = _unused_files(probes, counts)
     # A place is said with its file only where the same name may mean several.
-    paths = {probe.path for probe in probes}
+    paths = list(dict.fromkeys(probe.path for probe in probes if probe.path not in unused))
     lines = [
         (probe.number, f"{place_of(probe)} in {probe.path}" if len(paths) > 1 else place_of(probe), count)
         for probe, count in zip(probes, counts, strict=True)
+        if probe.path not in unused
     ]
     missing = set(range(len(program.definitions))) - {probe.number for probe in probes}
     lines += [(number, "not resolved", Counts()) for number in missing]
@@ -49,7 +62,9 @@ def summary(program: Program, session: Session, counts: Sequence[Counts]) -> str
         for number, place, count in lines
         if count.hits or len(lines) <= _SHOWN
     ]
-    text = console.table(_HEADER, rows)
+    text = _table(rows, paths if len(paths) > 1 else [], width)
+    if unused:
+        text += f"\nnothing was hit in {', '.join(unused)}"
     if hidden := len(lines) - len(rows):
         text += f"\nand {hidden} probepoints that were not hit"
     for number, place, count in lines:
@@ -63,6 +78,46 @@ def summary(program: Program, session: Session, counts: Sequence[Counts]) -> str
         for line in left_out_lines(mine, names=_NAMED):
             text += f"\n{program.major},{definition.minor}  {line}"
     return text
+
+
+def _unused_files(probes: Sequence[Probepoint], counts: Sequence[Counts]) -> list[str]:
+    """Return the files in which nothing happened, where something did in another one."""
+    used = {probe.path for probe, count in zip(probes, counts, strict=True) if replace(count, executed=()) != Counts()}
+    return [path for path in dict.fromkeys(probe.path for probe in probes) if path not in used] if used else []
+
+
+def _table(rows: Sequence[tuple[str, ...]], paths: Sequence[str], width: int | None) -> str:
+    """
+    Return the table; if it is too wide, without columns that say nothing, and with the files below it.
+
+    What is too wide even so has places on lines of their own.
+    """
+    text = console.table(_HEADER, rows)
+    if width is None or _width(text) <= width:
+        return text
+    kept = [n for n, name in enumerate(_HEADER) if name not in _RARE or any(row[n] != "0" for row in rows)]
+    header = [_HEADER[n] for n in kept]
+    narrow = [[row[n] for n in kept] for row in rows]
+    below = ""
+    for number, path in enumerate(paths, 1):
+        below += f"\n[{number}] {path}"
+        for row in narrow:
+            if row[_PLACE].endswith(f" in {path}"):
+                row[_PLACE] = f"{row[_PLACE].removesuffix(f' in {path}')} [{number}]"
+    text = console.table(header, narrow)
+    over = _width(text) - width
+    if over <= 0:
+        return text + below
+    room = max(max(len(row[_PLACE]) for row in narrow) - over, len("place"))
+    is_long = [len(row[_PLACE]) > room for row in narrow]
+    cells = [["", "", *row[_PLACE + 1 :]] if long else row for row, long in zip(narrow, is_long, strict=True)]
+    head, *lines = console.table(header, cells).splitlines()
+    broken = [f"{row[0]}  {row[_PLACE]}\n" if long else "" for row, long in zip(narrow, is_long, strict=True)]
+    return "\n".join([head, *(place + line for place, line in zip(broken, lines, strict=True))]) + below
+
+
+def _width(text: str) -> int:
+    return max(map(len, text.splitlines()))
 
 
 def place_of(probe: Probepoint) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import stat
+import sys
 from typing import TYPE_CHECKING
 
 from dprobes.diagnostics import Diagnostic, Note, Severity
@@ -12,19 +13,27 @@ from dprobes.source import SourceFile
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["FILE_LIMIT", "read_source"]
+__all__ = ["FILE_LIMIT", "STANDARD_INPUT", "read_source"]
 
 FILE_LIMIT = 16 << 20
 """The size in bytes beyond which a file is refused."""
+
+STANDARD_INPUT = "-"
+"""The path that means standard input."""
 
 
 def read_source(path: Path, *, allow_pipe: bool = True) -> SourceFile:
     """
     Return the file as text; raise ``SourceError`` if it cannot be read, is not UTF-8, or is too large.
 
-    A pipe is read if ``allow_pipe`` is set, for the shell's ``<(...)``; devices, which may never end, are not.
+    A pipe is read if ``allow_pipe`` is set, for the shell's ``<(...)``; devices, which may never end, are not. The path
+    ``-`` is standard input, whatever that is.
     """
     try:
+        if str(path) == STANDARD_INPUT:
+            if sys.stdin is None:
+                raise _unreadable("standard input is closed")
+            return _source("<standard input>", sys.stdin.buffer.read(FILE_LIMIT + 1))
         mode = path.stat().st_mode
         if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode) and not (allow_pipe and stat.S_ISFIFO(mode)):
             raise _unreadable(f"'{path}' is not a regular file")
@@ -33,15 +42,19 @@ def read_source(path: Path, *, allow_pipe: bool = True) -> SourceFile:
     except (OSError, ValueError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
         raise _unreadable(f"cannot read '{path}': {reason[:1].lower()}{reason[1:]}") from error
+    return _source(str(path), data)
+
+
+def _source(name: str, data: bytes) -> SourceFile:
     if len(data) > FILE_LIMIT:
-        raise _unreadable(f"'{path}' is larger than {FILE_LIMIT >> 20} MiB")
+        raise _unreadable(f"'{name}' is larger than {FILE_LIMIT >> 20} MiB")
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise _unreadable(f"'{path}' is not a text file", f"invalid UTF-8 at byte {error.start}") from error
+        raise _unreadable(f"'{name}' is not a text file", f"invalid UTF-8 at byte {error.start}") from error
     if (nul := data.find(b"\0")) >= 0:
-        raise _unreadable(f"'{path}' is not a text file", f"NUL at byte {nul}")
-    return SourceFile(str(path), text)
+        raise _unreadable(f"'{name}' is not a text file", f"NUL at byte {nul}")
+    return SourceFile(name, text)
 
 
 def _unreadable(message: str, note: str | None = None) -> SourceError:
