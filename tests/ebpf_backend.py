@@ -325,6 +325,7 @@ class EbpfRunner:
         self.lowered, scratch, program = self._programs[start, point]
         self._write_variables()
         self._write_probe(point)
+        scratch.memory[:] = _LEFT_BEHIND * len(scratch.memory)
         scratch.words[Field.ENDING // 8] = _NOT_RUN
         self._execute(program)
         self._read_variables()
@@ -448,6 +449,8 @@ class EbpfRunner:
 
 
 _NOT_RUN = 0xFFFF_FFFF
+_LEFT_BEHIND = b"\xa5"
+"""What the slot is full of before a hit, for that of other hits: nobody may see it."""
 
 
 class Stage:

@@ -1,9 +1,9 @@
 """
 What a program does as far as it is specified.
 
-The value of a cell that a hit has not written, or has popped, is not, nor that of fresh bytes of the heap, the log
-buffer and the stack-trace buffer: programs whose outcome depends on it are found by running them with such cells
-forgotten and such bytes changed.
+The value of a cell that a hit has popped is not, nor what a string, or a log instruction that failed, leaves in the
+log buffer behind LP: programs whose outcome depends on it are found by running them with such cells forgotten and such
+bytes changed. What a hit has never written is 0.
 """
 
 from __future__ import annotations
@@ -56,24 +56,19 @@ class Unspecified:
 UNSPECIFIED = cast("int", Unspecified())
 
 
-def _malloc(machine: Machine) -> None:
-    at = machine.tsp % RPN_STACK_CELLS
-    RULES["malloc"](machine, 0)
-    handle = machine.cells[at]
-    size = machine.heap.block_size(handle) or 0
-    machine.heap.memory[handle : handle + size] = _SPOILED * size
+def _spoils(rule: Rule, *, always: bool) -> Callable[[Machine], None]:
+    """Return a rule of logging that spoils what is behind LP: if it fails, or always."""
 
+    def spoiling(machine: Machine) -> None:
+        failed = True
+        try:
+            rule(machine, 0)
+            failed = False
+        finally:
+            if failed or always:
+                machine.log[machine.lp :] = _SPOILED * max(0, len(machine.log) - machine.lp)
 
-def _pop_lp(machine: Machine) -> None:
-    start = machine.lp
-    RULES["pop lp"](machine, 0)
-    machine.log[start : machine.lp] = _SPOILED * max(0, machine.lp - start)
-
-
-def _pop_stp(machine: Machine) -> None:
-    start = machine.trace.position
-    RULES["pop stp"](machine, 0)
-    machine.trace._data[start : machine.trace.position] = _SPOILED * max(0, machine.trace.position - start)
+    return spoiling
 
 
 def _push_relative(name: str) -> Callable[[Machine], None]:
@@ -107,18 +102,17 @@ def _log(machine: Machine) -> None:
 _SPOILED = b"\xa5"
 _STRICT: dict[Rule, Callable[[Machine], None]] = {
     RULES["log"]: _log,
-    RULES["malloc"]: _malloc,
-    RULES["pop lp"]: _pop_lp,
-    RULES["pop stp"]: _pop_stp,
+    RULES["log mrf"]: _spoils(RULES["log mrf"], always=False),
+    RULES["log str"]: _spoils(RULES["log str"], always=True),
     RULES["restore tsp"]: _restore_tsp,
     RULES["push sbp"]: _push_relative("sbp"),
     RULES["push tsp"]: _push_relative("tsp"),
 }
-"""What takes the place of rules that show what nothing wrote: bytes are others than the usual zeros."""
+"""What takes the place of rules behind which something is not specified: bytes are others than the usual ones."""
 
 
 class Forgetting(Steps):
-    """Let every instruction forget the cells that it popped, and spoil bytes that nothing wrote."""
+    """Let every instruction forget the cells that it popped, and spoil bytes that may be any."""
 
     def __missing__(self, offset: int) -> Step:
         rule, operand, end = super().__missing__(offset)
@@ -141,12 +135,11 @@ class Forgetting(Steps):
 
 
 def specified_results(image: CodeImage, target: Architecture, hits: list[Hit], context: FakeContext) -> Result | None:
-    """Return what must come of some hits; None if one reads a cell that it has not written, or has popped."""
+    """Return what must come of some hits; None if one reads a cell that it has popped."""
     interpreter = Interpreter(image, target)
     interpreter.steps = Forgetting(image, target)
     found: Result = []
     for hit in hits:
-        interpreter._cells[:] = [UNSPECIFIED] * RPN_STACK_CELLS
         try:
             found += results(interpreter, [hit], context)
         except TypeError:

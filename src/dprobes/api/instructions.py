@@ -264,7 +264,7 @@ class Instructions(ABC):
 
     def pop_lp(self) -> Self:
         """
-        Pop LP: back a partial item out, or go forward again.
+        Pop LP: back a partial item out, or go forward again; bytes that this hit has not logged are 0.
 
         pop lp: stack ``position --``; raises LOG_OVERFLOW.
         """
@@ -1087,7 +1087,7 @@ class Instructions(ABC):
 
     def pop_stp(self) -> Self:
         """
-        Pop STP.
+        Pop STP; bytes that no trace of this hit has written are 0.
 
         pop stp: stack ``position --``; raises LOG_OVERFLOW.
         """
@@ -1095,7 +1095,7 @@ class Instructions(ABC):
 
     def malloc(self) -> Self:
         """
-        Allocate size bytes of this hit's heap.
+        Allocate size bytes of this hit's heap; they are 0.
 
         malloc: stack ``size -- handle``; raises HEAP_NOMEM.
         """

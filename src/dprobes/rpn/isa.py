@@ -311,7 +311,7 @@ _LOGGING = (
     Row(0x9A, "log cv", "start range --", Group.LOGGING, "Log range variables of the current CPU from start on, behind token 8 and their number.", (_E.INVALID_OPERAND, _E.LOG_OVERFLOW), since=OURS),
     Row(0x70, "push lp", "-- position", Group.LOGGING, "Push LP, the position of the next byte in the log buffer."),
     Row(0x71, "push plp", "-- position", Group.LOGGING, "Push PLP, the value that LP had before the last log instruction if that failed."),
-    Row(0x72, "pop lp", "position --", Group.LOGGING, "Pop LP: back a partial item out, or go forward again.", _OVERFLOW),
+    Row(0x72, "pop lp", "position --", Group.LOGGING, "Pop LP: back a partial item out, or go forward again; bytes that this hit has not logged are 0.", _OVERFLOW),
 )  # fmt: skip
 
 _VARIABLES = (
@@ -445,11 +445,11 @@ _TRACE = (
     Row(0x76, "trace gv", "index range --", Group.TRACE, "Let traces of this call frame show range global variables from index on.", (_E.INVALID_OPERAND,)),
     Row(0x77, "trace pv", "index range --", Group.TRACE, "Let traces of this call frame show range RPN stack cells from cell index on."),
     Row(0x82, "push stp", "-- position", Group.TRACE, "Push STP, the position of the next byte in the stack-trace buffer."),
-    Row(0x83, "pop stp", "position --", Group.TRACE, "Pop STP.", _OVERFLOW),
+    Row(0x83, "pop stp", "position --", Group.TRACE, "Pop STP; bytes that no trace of this hit has written are 0.", _OVERFLOW),
 )  # fmt: skip
 
 _HEAP = (
-    Row(0x8E, "malloc", "size -- handle", Group.HEAP, "Allocate size bytes of this hit's heap.", (_E.HEAP_NOMEM,), since="5.0"),
+    Row(0x8E, "malloc", "size -- handle", Group.HEAP, "Allocate size bytes of this hit's heap; they are 0.", (_E.HEAP_NOMEM,), since="5.0"),
     Row(0x8F, "free", "handle --", Group.HEAP, "Free a block of the heap.", (_E.HEAP_INVALID_HANDLE,), since="5.0"),
     *(
         Row(0x91 + n, f"push h, u{8 << n}, <values>", "handle offset -- value*?", Group.HEAP, f"Push that many {8 << n}-bit values of a block, the first on top.", _HEAP_ACCESS, since="5.0")

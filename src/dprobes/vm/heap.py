@@ -7,7 +7,7 @@ Blocks lie one behind the other from the start of the heap; each is a header of 
              ^ handle: the offset of the data from the start of the heap
 
 A block is allocated first-fit, and what is left of a larger one is split off if a header and a word fit into it. Free
-neighbours are joined at once. Fresh data is unspecified (here: zero).
+neighbours are joined at once. Fresh data is zero.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ class Heap:
                 self._blocks.insert(position + 1, following)
                 block.size = size
             block.used = True
+            self.memory[block.handle : block.handle + block.size] = bytes(block.size)
             return block.handle
         raise HeapExhaustedError
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dprobes.rpn.decode import EncodedInstruction, decode_one
-from dprobes.rpn.isa import HANDLER_DISPATCH_MAX, NON_MASKABLE, RPN_STACK_CELLS, ExceptionCode, OperandKind
+from dprobes.rpn.isa import HANDLER_DISPATCH_MAX, NON_MASKABLE, ExceptionCode, OperandKind
 from dprobes.target.arch import Direction
 from dprobes.vm import rules_flow, rules_log, rules_stack, rules_world
 from dprobes.vm.context import AddressFault, SelectorFault
@@ -33,16 +33,10 @@ RULES: dict[str, Rule] = {**rules_flow.RULES, **rules_log.RULES, **rules_stack.R
 
 
 class Interpreter:
-    """
-    Run the handlers of one program.
-
-    An interpreter keeps the cells of the RPN stack between hits, as each CPU of the original did; use one for each
-    thread that runs handlers at the same time.
-    """
+    """Run the handlers of one program. No hit sees what another one left."""
 
     def __init__(self, image: CodeImage, architecture: Architecture) -> None:
         self._architecture = architecture
-        self._cells = [0] * RPN_STACK_CELLS
         self.steps = Steps(image, architecture)
 
     def run(self, start: int, point: Point, context: Context) -> Outcome:
@@ -55,7 +49,7 @@ class Interpreter:
 
     def machine(self, start: int, point: Point, context: Context) -> Machine:
         """Return a machine that is about to run a handler."""
-        return Machine(self._architecture, point, context, self._cells, start)
+        return Machine(self._architecture, point, context, start)
 
     def finish(self, machine: Machine) -> Machine:
         """Run a machine on from the state that it is in until it has ended, and return it."""

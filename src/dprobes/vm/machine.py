@@ -85,7 +85,7 @@ class Machine:
     Hold the state of a run.
 
     ``tsp`` and ``sbp`` are plain integers; a cell's index is taken modulo 1024, so their value modulo the word is
-    what counts. Cells keep what earlier hits left in them: reading a cell that this hit has not written is unspecified.
+    what counts. A cell that this hit has not written is 0; one that it has popped is unspecified.
     ``ip`` is a byte offset in the encoded program.
     """
 
@@ -117,9 +117,7 @@ class Machine:
         "word_size",
     )
 
-    def __init__(
-        self, architecture: Architecture, point: Point, context: Context, cells: list[int], start: int
-    ) -> None:
+    def __init__(self, architecture: Architecture, point: Point, context: Context, start: int) -> None:
         self.architecture = architecture
         self.word_size = word_size = architecture.word_size
         self.bits = 8 * word_size
@@ -129,7 +127,7 @@ class Machine:
         self.major = point.major
         self.minor = point.minor
         self.ip = start
-        self.cells = cells
+        self.cells = [0] * RPN_STACK_CELLS
         self.tsp = RPN_STACK_CELLS
         self.sbp = RPN_STACK_CELLS
         self.log = bytearray()
@@ -220,7 +218,7 @@ class Machine:
         self.lp = end
 
     def move_lp(self, position: int) -> None:
-        """Set LP; bytes between that nothing wrote are unspecified (here: zero)."""
+        """Set LP; bytes between that nothing wrote are zero."""
         self.log.extend(bytes(max(0, position - len(self.log))))
         self.lp = position
 

@@ -54,7 +54,7 @@ class TraceBuffer:
         self._count_at = None
 
     def move(self, position: int) -> None:
-        """Set STP; bytes that nothing wrote are unspecified (here: zero)."""
+        """Set STP; bytes that nothing wrote are zero."""
         self._data.extend(bytes(max(0, position - len(self._data))))
         self.position = position
 

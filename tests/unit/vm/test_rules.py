@@ -138,7 +138,7 @@ def _compare(random: Random, row: Row, operand: Operand, target: Architecture, p
     context = random_context(random, target)
     for variables in (context.local_variables, context.global_variables, context.cpu_variables()):
         variables.extend(random.randrange(1 << 32) for _ in range(4))
-    machine = Machine(target, Point(ex_logmax=0xFFFF, logmax=0xFFFF), context, [0] * isa.RPN_STACK_CELLS, 0)
+    machine = Machine(target, Point(ex_logmax=0xFFFF, logmax=0xFFFF), context, 0)
     if row.syntax == "ret":
         machine.enter(0)
     machine.cells[:] = random.choices((0, 1, 2, 3, 8, 16, 0x1000, 0x1010), k=isa.RPN_STACK_CELLS)

@@ -42,6 +42,7 @@ from dprobes.bpf.lower.request import (
     Watched,
 )
 from dprobes.bpf.lower.slot import SlotLayout
+from dprobes.bpf.lower.unwritten import may_read_unwritten
 from dprobes.bpf.lower.writer import Writer
 from dprobes.errors import NotSupportedError
 from dprobes.record.layout import Item
@@ -202,6 +203,7 @@ class _Handler:
         )
         self._host = host(asm, architecture, request, **_host_uses(architecture, flow, request))
         self._writer = Writer(asm, flow, architecture, point, request, self.slot, self._host)
+        self._writer.reads_unwritten = may_read_unwritten(image, architecture, flow)
         self._writer.relocated = dict(_relocated(image, flow, request))
         self._autostacktrace = point.autostacktrace
 

@@ -18,6 +18,7 @@ from dprobes.rpn.program import Instruction
 
 if TYPE_CHECKING:
     from dprobes.rpn.decode import EncodedInstruction
+    from dprobes.rpn.effects import StackEffect
     from dprobes.rpn.encode import CodeImage
     from dprobes.target.arch import Architecture
 
@@ -55,6 +56,7 @@ class HandlerFlow:
     catches: set[int] = field(default_factory=set)
     returns: set[int] = field(default_factory=set)
     has_cycle: bool = False
+    _effects: dict[int, StackEffect] = field(default_factory=dict)
 
     @cached_property
     def _syntaxes(self) -> frozenset[str]:
@@ -63,6 +65,15 @@ class HandlerFlow:
     def uses(self, *syntaxes: str) -> bool:
         """Return whether an instruction with one of these syntaxes can be reached."""
         return not self._syntaxes.isdisjoint(syntaxes)
+
+    def effect(self, instruction: EncodedInstruction, architecture: Architecture) -> StackEffect:
+        """Return what an instruction of the handler does to the depth of the stack."""
+        effect = self._effects.get(instruction.offset)
+        if effect is None:
+            assert instruction.row is not None
+            effect = stack_effect(Instruction(instruction.row, instruction.operand), architecture)
+            self._effects[instruction.offset] = effect
+        return effect
 
     def loop_heads(self) -> set[int]:
         """Return the instructions to which another one goes back that stands behind them, or itself."""
@@ -206,7 +217,7 @@ class _Analysis:
         if row.syntax in _LOSES_DEPTH:
             depth = None
         elif depth is not None:
-            effect = stack_effect(Instruction(row, instruction.operand), self._architecture)
+            effect = self._found.effect(instruction, self._architecture)
             depth += effect.pushed - effect.popped
         if row.syntax in _LOG_WIDTHS and lp is not None:
             width = _LOG_WIDTHS[row.syntax] or self._architecture.word_size

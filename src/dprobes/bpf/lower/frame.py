@@ -160,11 +160,19 @@ class EntryAndEnd:
             asm.store(SCRATCH, Field.MOVED, _R.R8)
         if self._request.maxhits:
             asm.store(SCRATCH, Field.IS_LAST, _R.R9)
+        if self._w.reads_unwritten:
+            asm.mov(_R.R1, SCRATCH)
+            asm.mov(_R.R2, 8 * RPN_STACK_CELLS)
+            self._w.host.clear_memory()
         zero = [Field.LP, Field.ENDING, Field.UNHANDLED, FRAMES + Frame.HANDLER]
         if self._w.counts_jumps:
             zero.append(Field.JUMPS)
         if flow.uses("push plp"):
             zero.append(Field.PLP)
+        if flow.uses("pop lp"):
+            zero.append(Field.LOGGED)
+        if flow.uses("pop stp"):
+            zero.append(Field.TRACED)
         if flow.uses("call <procname>", "ret") or self._takes_traces:
             zero.append(Field.DEPTH)
         if flow.catches:

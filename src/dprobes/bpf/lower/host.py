@@ -249,6 +249,16 @@ class Host:
         """
         self._asm.call(Helper.PROBE_READ_USER_STR)
 
+    def clear_memory(self) -> None:
+        """
+        Set R2 bytes at R1 to zero; takes R0-R5.
+
+        A helper must "fill all bytes or clear them in error case" where it takes memory that nobody has written before
+        (ARG_PTR_TO_UNINIT_MEM in the kernel's include/linux/bpf.h), and no user memory is at the last address.
+        """
+        self._asm.mov(Register.R3, -1)
+        self._asm.call(Helper.PROBE_READ_USER)
+
     def vma_flags(self) -> None:
         """Load the flags of what is mapped at the address in R2 to R1; R0 is 0, ``BUSY``, or another error."""
         assert self._vmas is not None

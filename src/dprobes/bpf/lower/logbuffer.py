@@ -25,6 +25,8 @@ __all__ = [
     "begin",
     "check_prefix",
     "end",
+    "move_back",
+    "move_to",
     "overflow",
     "overflow_if",
     "room",
@@ -114,3 +116,40 @@ def advance(w: Writer, field: int) -> None:
     w.asm.load(_R.R2, SCRATCH, field)
     w.asm.alu(Alu.ADD, _R.R1, _R.R2)
     w.asm.store(SCRATCH, Field.LP, _R.R1)
+
+
+# A position that a handler moves: ``highest`` is a field that says up to where the buffer is of this hit
+
+
+def move_back(w: Writer, position: Field, highest: Field) -> None:
+    """Note how far a position has come, before it is moved; takes R1 and R2."""
+    asm, known = w.asm, w.asm.label()
+    asm.load(_R.R1, SCRATCH, position)
+    asm.load(_R.R2, SCRATCH, highest)
+    asm.jump_if(Jump.JLE, _R.R1, _R.R2, known)
+    asm.store(SCRATCH, highest, _R.R1)
+    asm.place(known)
+
+
+def move_to(w: Writer, target: int, position: Field, highest: Field, area: int, mask: int) -> None:
+    """
+    Move a position of the buffer at ``area`` to where a field says, and clear what nothing of this hit lies in.
+
+    Takes R0-R5; nothing of the stack is in registers.
+    """
+    asm, length, done = w.asm, w.work(1), w.asm.label()
+    move_back(w, position, highest)
+    asm.load(_R.R1, SCRATCH, target)
+    asm.store(SCRATCH, position, _R.R1)
+    asm.load(_R.R2, SCRATCH, highest)
+    asm.jump_if(Jump.JLE, _R.R1, _R.R2, done)
+    asm.alu(Alu.SUB, _R.R1, _R.R2)
+    asm.store(SCRATCH, length, _R.R1)
+    asm.load(_R.R1, SCRATCH, highest)
+    w.pointer(_R.R1, area, mask)
+    asm.load(_R.R2, SCRATCH, length)
+    asm.alu(Alu.AND, _R.R2, mask)
+    w.host.clear_memory()
+    asm.load(_R.R1, SCRATCH, target)
+    asm.store(SCRATCH, highest, _R.R1)
+    asm.place(done)

@@ -13,6 +13,7 @@ from dprobes.bpf.lower.logbuffer import (
     begin,
     check_prefix,
     end,
+    move_to,
     overflow,
     overflow_if,
     room,
@@ -209,11 +210,13 @@ def _push_field(field: Field) -> Template:
 
 def _pop_lp(w: Writer, i: EncodedInstruction) -> None:
     w.lp = None
-    position, done = w.stack.pop_register(), w.asm.label()
-    w.stack.flush()
+    target, done = w.work(0), w.asm.label()
+    w.asm.store(SCRATCH, target, w.stack.pop_register())
+    w.stack.settle()
+    w.asm.load(_R.R1, SCRATCH, target)
     w.asm.mov(_R.R9, w.point.logmax)
-    overflow_if(w, Jump.JGT, position, _R.R9, done)
-    w.asm.store(SCRATCH, Field.LP, position)
+    overflow_if(w, Jump.JGT, _R.R1, _R.R9, done)
+    move_to(w, target, Field.LP, Field.LOGGED, LOG, w.slot.log_mask)
     w.asm.place(done)
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from dprobes.bpf.isa import Alu, Jump, Register, Size
 from dprobes.bpf.layout import MapName, power_of_two
 from dprobes.bpf.lower.exceptions import frame_address, ranges_address
+from dprobes.bpf.lower.logbuffer import move_back, move_to
 from dprobes.bpf.lower.loops import switch
 from dprobes.bpf.lower.slot import FRAMES, RANGES, Field, Frame
 from dprobes.bpf.lower.stack import SCRATCH
@@ -270,6 +271,9 @@ def _log_st(w: Writer, i: EncodedInstruction) -> None:
 
 
 def _purge_st(w: Writer, i: EncodedInstruction) -> None:
+    if w.flow.uses("pop stp"):
+        w.stack.settle()
+        move_back(w, Field.STP, Field.TRACED)
     w.asm.store(SCRATCH, Field.STP, 0)
     w.asm.store(SCRATCH, Field.TRACE_COUNT_AT, 0)
 
@@ -279,14 +283,16 @@ def _push_stp(w: Writer, i: EncodedInstruction) -> None:
 
 
 def _pop_stp(w: Writer, i: EncodedInstruction) -> None:
-    position, limit, ignored = w.stack.pop_register(), w.point.ex_logmax, w.asm.label()
-    w.stack.flush()
+    target, limit, ignored = w.work(0), w.point.ex_logmax, w.asm.label()
+    w.asm.store(SCRATCH, target, w.stack.pop_register())
+    w.stack.settle()
+    w.asm.load(_R.R1, SCRATCH, target)
     w.asm.mov(_R.R9, limit)
     if w.is_ignored(ExceptionCode.LOG_OVERFLOW):
-        w.asm.jump_if(Jump.JGT, position, _R.R9, ignored)
+        w.asm.jump_if(Jump.JGT, _R.R1, _R.R9, ignored)
     else:
-        w.throw_if(Jump.JGT, position, _R.R9, ExceptionCode.LOG_OVERFLOW, limit, wide=True)
-    w.asm.store(SCRATCH, Field.STP, position)
+        w.throw_if(Jump.JGT, _R.R1, _R.R9, ExceptionCode.LOG_OVERFLOW, limit, wide=True)
+    move_to(w, target, Field.STP, Field.TRACED, w.slot.trace, w.slot.trace_mask)
     w.asm.place(ignored)
 
 

@@ -5,10 +5,10 @@ The state of one running handler: an element of the SCRATCH map.
 
          0  cells    the RPN stack, 1024 * 8 bytes
       8192  fields   ``Field``, 8 bytes each
-      8720  frames   64 * 32 bytes: called address | return address | saved SBP | exception handler + 1, or 0
-     10768  ranges   64 * 64 bytes: what traces of a frame show: first | count of cells, local and global variables
-     14864  record   the header of a record, which ends where the log buffer begins
-     14992  log      twice the power of two above logmax
+      8736  frames   64 * 32 bytes: called address | return address | saved SBP | exception handler + 1, or 0
+     10784  ranges   64 * 64 bytes: what traces of a frame show: first | count of cells, local and global variables
+     14880  record   the header of a record, which ends where the log buffer begins
+     15008  log      twice the power of two above logmax
       ...   trace    likewise for ex_logmax, with a record header before it
       ...   heap     blocks and data
 
@@ -43,7 +43,7 @@ CELLS = 0
 FIELDS = CELLS + 8 * RPN_STACK_CELLS
 FRAME_COUNT = 64
 FRAME_SIZE = 32
-FRAMES = FIELDS + 8 * 66
+FRAMES = FIELDS + 8 * 68
 RANGE_SIZE = 64
 RANGES = FRAMES + FRAME_COUNT * FRAME_SIZE
 RECORD_SPACE = 128
@@ -101,6 +101,10 @@ class Field(enum.IntEnum):
     """The file offset of a sample in its module."""
     WORK = FIELDS + 264
     """32 words for the instruction that is being carried out."""
+    LOGGED = FIELDS + 520
+    """The end of the part of the log buffer that is of this hit, where ``pop lp`` is used: LP may be further on."""
+    TRACED = FIELDS + 528
+    """The same of the trace buffer, STP and ``pop stp``."""
 
 
 class Frame(enum.IntEnum):

@@ -79,6 +79,8 @@ class Writer:
         self.masked_label = asm.label()
         self.return_label = asm.label()
         self.counts_jumps = flow.has_cycle or flow.jumps > point.jmpmax
+        self.reads_unwritten = False
+        """Whether cells may be read that the handler has not written."""
         self.relocated: dict[int, int] = {}
         """Link addresses by the place in the encoded program where their run-time addresses belong."""
         self.trace = TraceRoutine(self)

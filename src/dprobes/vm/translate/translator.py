@@ -2,7 +2,7 @@
 Run handlers as Python functions.
 
 A handler is translated when it is first run. ``Translator`` and ``Interpreter`` agree on everything that is specified;
-what is not, the value of a cell that a hit has not written, or has popped, may differ.
+what is not, the value of a cell that a hit has popped, may differ.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Translator:
     """
     Run the handlers of one program, as ``Interpreter`` does.
 
-    As there, use one for each thread that runs handlers at the same time.
+    Use one for each thread that runs handlers at the same time.
     """
 
     def __init__(self, image: CodeImage, architecture: Architecture) -> None:
@@ -97,7 +97,7 @@ def _support(architecture: Architecture) -> dict[str, object]:
     """Return what the functions of a processor's handlers call."""
     mask, word_size = architecture.word_mask, architecture.word_size
     prefix = struct.Struct((">" if architecture.byte_order == "big" else "<") + "BH")
-    machine = Machine(architecture, Point(), None, [0] * RPN_STACK_CELLS, 0)  # type: ignore[arg-type]
+    machine = Machine(architecture, Point(), None, 0)  # type: ignore[arg-type]
 
     def apply(step: Step, context: Context, *cells: int) -> list[int]:
         """Apply a rule that touches only stack and context; ``cells`` and the result have the top first."""
