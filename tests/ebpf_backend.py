@@ -20,6 +20,7 @@ from dprobes.bpf.isa import Register
 from dprobes.bpf.layout import (
     ENTRY_HEAD,
     NAME_SIZE,
+    NOTE_SIZE,
     PROBE_ENTRY_SIZE,
     STATUS_SIZE,
     Entry,
@@ -34,7 +35,7 @@ from dprobes.bpf.lower.slot import CELLS, Field
 from dprobes.engines.ebpf.features import Feature, Features
 from dprobes.engines.ebpf.kerneltypes import KernelTypes
 from dprobes.engines.ebpf.loader import load, with_descriptors
-from dprobes.engines.ebpf.maps import ArrayMap
+from dprobes.engines.ebpf.maps import ArrayMap, LruHashMap
 from dprobes.engines.ebpf.ring import RingBuffer
 from dprobes.engines.ebpf.syscalls import Program, ProgramFlag, ProgramRunner, ProgramType, verifier_log
 from dprobes.engines.ebpf.vmas import vma_layout
@@ -254,7 +255,7 @@ class EbpfRunner:
         self._host = host
         if not self._request.link:  # so that link addresses are those of the made-up world
             self._request = replace(self._request, link=self._written)
-        self._maps: dict[MapName, ArrayMap | RingBuffer] = {}
+        self._maps: dict[MapName, ArrayMap | LruHashMap | RingBuffer] = {}
         self._programs: dict[tuple[int, Point], tuple[Lowered, ArrayMap, int]] = {}
         self.lowered: Lowered | None = None
 
@@ -268,6 +269,7 @@ class EbpfRunner:
             MapName.GLOBALS: ArrayMap(8 * power_of_two(gv)),
             MapName.CPU_VARIABLES: ArrayMap(8 * power_of_two(cv) * 8),
             MapName.RING: RingBuffer(1 << 18),
+            MapName.NOTES: LruHashMap(4, NOTE_SIZE, 64),
         }
         return self
 

@@ -206,6 +206,7 @@ def total(counts: Iterable[Counts]) -> Counts:
         result.passed += each.passed
         result.recursed += each.recursed
         result.missed += each.missed
+        result.faulted += each.faulted
         executed |= dict.fromkeys(each.executed)
     result.executed = tuple(executed)
     return result

@@ -16,10 +16,14 @@ __all__ = [
     "ENTRY_HEAD",
     "KIND_SHIFT",
     "NAME_SIZE",
+    "NOTE_HITS",
+    "NOTE_SIZE",
     "PROBE_ENTRY_SIZE",
     "PROBE_MAX",
+    "REMOVED_BY",
     "SAMPLE_SIZE",
     "STATUS_SIZE",
+    "TICKETS_SHIFT",
     "Entry",
     "MapName",
     "ProbeField",
@@ -53,6 +57,12 @@ class MapName(enum.Enum):
     """Per-CPU variables, 8 bytes each: those of CPU n from n * power_of_two(cvars) on."""
     RING = "ring"
     """Where records go."""
+    NOTES = "notes"
+    """
+    What the last hit of each thread has taken from a limit, in case its instruction faults: u32 thread id (of the
+    initial namespace) to ``NOTE_HITS`` pairs of u64 instruction pointer and u64 entry of the probe table. A hit may
+    concern two probepoints, an instruction's and that of a return; a pair that says nothing has the pointer 0.
+    """
     SCOPE = "scope"
     """A hash of the processes in scope: u32 process id (of the initial namespace) to u32."""
     MAPPERS = "mappers"
@@ -82,7 +92,7 @@ class ProbeField(enum.IntEnum):
          8 u64 records     records emitted, stack traces included
         16 u64 lost        records for which the ring had no room
         24 u64 missed      hits that ran no handler because all slots of SCRATCH were in use
-        32 u32 disabled    not 0: no handler runs any more
+        32 u32 disabled    not 0: no handler runs any more; REMOVED_BY and a thread id if 'remove' of a hit said so
         40 u64 link        the link address of the written place
         48 u64 unhandled   the bits of the exceptions that ended handlers, and that nothing caught
         56 u64 offset      the file offset of the written place
@@ -99,6 +109,12 @@ class ProbeField(enum.IntEnum):
 
 
 PROBE_ENTRY_SIZE = 64
+
+NOTE_HITS = 2
+NOTE_SIZE = 16 * NOTE_HITS
+
+REMOVED_BY = 1 << 31
+"""What is in ``disabled`` besides the id of the thread whose hit may still turn out not to count."""
 
 PROBE_MAX = 1 << 20
 """How many probepoints a table can hold."""
@@ -170,7 +186,12 @@ class Entry(enum.IntEnum):
     ENDED = 2
     """The probepoint is to be taken away: u32 exit code, or ``LIMIT`` or ``REMOVE``; u32 process id."""
     SIGNAL = 3
-    """The thread got a signal for what its instruction did: u64 ip, u32 signal, u32 code."""
+    """
+    The thread got a signal for what its instruction did: u64 ip, u32 signal (low 8 bits) and the number of tickets
+    that were given back (above), u32 code.
+
+    The records of a probepoint that gives tickets back (NOTES) are concerned only if there were any.
+    """
     PROCESS = 4
     """A process left the scope: u32 process id."""
 
@@ -178,6 +199,8 @@ class Entry(enum.IntEnum):
 ENTRY_HEAD = struct.Struct("=II")
 KIND_SHIFT = 24
 """Where the kind is in the first word of an entry."""
+TICKETS_SHIFT = 8
+"""Where the number of tickets is in a SIGNAL entry's word for the signal."""
 
 NAME_SIZE = 16
 

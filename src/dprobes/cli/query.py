@@ -10,6 +10,7 @@ import click
 
 from dprobes.cli import console
 from dprobes.cli.managed import client, name_option, one_of, print_json
+from dprobes.cli.summary import faulted_runs
 from dprobes.cli.tables import print_table
 from dprobes.engines.base import ProbeState
 
@@ -110,6 +111,8 @@ def _remarks(program: ManagedProgram) -> Iterator[str]:
     for probe in program.probepoints:
         if probe.detail:
             yield f"{probe.major},{probe.minor}  {probe.state.value} at {probe.where}: {probe.detail}"
+        if probe.counts.faulted:
+            yield f"{probe.major},{probe.minor}  {faulted_runs(probe.counts, probe.where)}"
     if program.pending:
         yield f"{program.pending} of the records are pending: they are not in the trace file yet"
     if program.unwritten:

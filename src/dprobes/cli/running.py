@@ -199,7 +199,9 @@ class Run:
             console.error("the run was cut short; more may have happened than the summary shows")
             return 1
         if self._inserted and not any(count.hits for count in finished.counts):
-            console.note("the probepoints were inserted, but never reached")
+            is_reached = any(count.faulted for count in finished.counts)
+            but = "but whenever one was hit, its instruction faulted" if is_reached else "but never reached"
+            console.note(f"the probepoints were inserted, {but}")
         if not self._inserted and self._is_early:
             console.note("the run was ended before a probepoint was inserted")
         elif not self._inserted:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from dprobes.engines.resolve import LeftOutProbe, Probepoint
     from dprobes.rpn.program import Program
 
-__all__ = ["left_out_lines", "place_of", "summary"]
+__all__ = ["faulted_runs", "left_out_lines", "place_of", "summary"]
 
 _SHOWN = 20
 """Up to so many probepoints, those without a hit are listed as well."""
@@ -73,6 +73,8 @@ def summary(program: Program, session: Session, counts: Sequence[Counts], width:
             text += (
                 f"\n{program.major},{program.definitions[number].minor}  {what} of {place} ran no handler: {_MISSED}"
             )
+        if count.faulted:
+            text += f"\n{program.major},{program.definitions[number].minor}  {faulted_runs(count, place)}"
     for number, definition in enumerate(program.definitions):
         mine = [left_out for left_out in session.left_out if left_out.number == number]
         for line in left_out_lines(mine, names=_NAMED):
@@ -118,6 +120,12 @@ def _table(rows: Sequence[tuple[str, ...]], paths: Sequence[str], width: int | N
 
 def _width(text: str) -> int:
     return max(map(len, text.splitlines()))
+
+
+def faulted_runs(counts: Counts, place: str) -> str:
+    """Return what to say of handler runs that left no record because of a fault."""
+    runs = f"{counts.faulted} handler run{'s' if counts.faulted > 1 else ''}"
+    return f"{runs} at {place} left no record, because the instruction faulted"
 
 
 def place_of(probe: Probepoint) -> str:

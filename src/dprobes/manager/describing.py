@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["describe_program", "describe_variables"]
 
 
-_COUNTS = ("hits", "records", "lost", "passed", "recursed", "missed")
+_COUNTS = ("hits", "records", "lost", "passed", "recursed", "missed", "faulted")
 
 
 def describe_program(

@@ -40,26 +40,30 @@ def can_run() -> None:
 
 
 def runner_of(
-    handler: str, context: FakeContext, passcount: int, maxhits: int, *, by_table: bool
+    handler: str, context: FakeContext, passcount: int, maxhits: int, *, by_table: bool, note: int | None
 ) -> tuple[EbpfRunner, int, Point]:
     text = f"name = x; vars = 1\noffset = 0\n{handler}"
     program = parse_source(SourceFile("x.rpn", text), Diagnostics(), CompileOptions(allow_write=True))
     target = architecture("x86_64")
     image = encode(program, target)
     point = prepare(program, 0, context)
-    request = Request(probe=None if by_table else 2, passcount=passcount, maxhits=maxhits)
+    request = Request(probe=None if by_table else 2, passcount=passcount, maxhits=maxhits, note=note)
     return EbpfRunner(image, target, context, request=request), image.handlers[0], point
 
 
 BY_TABLE = pytest.mark.parametrize("by_table", [False, True])
+NOTES = pytest.mark.parametrize("note", [None, 0, 1])  # with and without tickets that come back
 
 
 @BY_TABLE
+@NOTES
 @pytest.mark.parametrize("handler", HANDLERS)
-def test_the_same_hits_run_the_handler_and_the_same_one_is_the_last(handler: str, by_table: bool) -> None:
+def test_the_same_hits_run_the_handler_and_the_same_one_is_the_last(
+    handler: str, by_table: bool, note: int | None
+) -> None:
     for passcount, maxhits in LIMITS:
         context = FakeContext("x86_64")
-        runner, start, point = runner_of(HANDLERS[handler], context, passcount, maxhits, by_table=by_table)
+        runner, start, point = runner_of(HANDLERS[handler], context, passcount, maxhits, by_table=by_table, note=note)
         interpreter, traced = Interpreter(runner._image, context.architecture), FakeContext("x86_64")
         traced.local_variables[:] = [0]
         limits = ProbeLimits(passcount, maxhits, keep_on_fault=False, keep_ip=False)
@@ -90,15 +94,17 @@ def test_the_same_hits_run_the_handler_and_the_same_one_is_the_last(handler: str
 
 
 @BY_TABLE
-def test_the_last_hit_ends_the_probepoint_even_if_no_slot_is_free(by_table: bool) -> None:
+@NOTES
+def test_the_last_hit_ends_the_probepoint_even_if_no_slot_is_free(by_table: bool, note: int | None) -> None:
     context = FakeContext("x86_64", pid=4711)
-    runner, start, point = runner_of("exit", context, 0, 3, by_table=by_table)
+    runner, start, point = runner_of("exit", context, 0, 3, by_table=by_table, note=note)
     with runner:
         assert runner.hit(start, point) is not None
         assert runner.miss(start, point) == []
         entries = runner.miss(start, point)
         assert [(kind, body) for kind, _, body in entries] == [(Entry.ENDED, ENTRY_HEAD.pack(LIMIT, 4711))]
-        assert (runner.count(ProbeField.MISSED), runner.count(ProbeField.DISABLED)) == (2, 1)
+        assert (runner.count(ProbeField.MISSED), runner.count(ProbeField.DISABLED)) == (2, note is None)
+        assert runner.hit(start, point) is None
 
 
 @pytest.mark.parametrize("name", ["i386", "x86_64"])

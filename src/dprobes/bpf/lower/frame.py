@@ -13,11 +13,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dprobes.bpf.isa import Alu, Atomic, Helper, Jump, Register, Size
-from dprobes.bpf.layout import ENTRY_HEAD, KIND_SHIFT, LIMIT, NAME_SIZE, REMOVE, Entry, MapName, ProbeField
+from dprobes.bpf.layout import (
+    ENTRY_HEAD,
+    KIND_SHIFT,
+    LIMIT,
+    NAME_SIZE,
+    REMOVE,
+    Entry,
+    MapName,
+    ProbeField,
+)
 from dprobes.bpf.lower.filtering import write_filter
 from dprobes.bpf.lower.host import CONTEXT
 from dprobes.bpf.lower.slot import FRAMES, LOG, RANGES, Field, Frame
 from dprobes.bpf.lower.stack import SCRATCH
+from dprobes.bpf.lower.tickets import ticket_of
 from dprobes.bpf.lower.turns import write_turn
 from dprobes.record.layout import Item
 from dprobes.rpn.isa import RPN_STACK_CELLS
@@ -54,6 +64,7 @@ class EntryAndEnd:
         self._flow = writer.flow
         self._out = writer.asm.label()
         self._busy = writer.asm.label()
+        self._ticket = ticket_of(writer)
         self._items = self._request.items | Item.MAJOR | Item.MINOR | (Item.WIDE if writer.wide else Item(0))
         self._places = dict(_item_places(self._items))
         self.header_size = max(offset + size for offset, size in self._places.values())
@@ -72,23 +83,30 @@ class EntryAndEnd:
         self._initialise()
 
     def _count_hit(self) -> None:
-        """Write the counting; R8 keeps the attach cookie and R9 whether it is the last hit."""
+        """Write the counting; R8 keeps the attach cookie and R9 whether it is the last hit. R7 is still free."""
         asm, request, host = self._asm, self._request, self._w.host
         if request.probe is None:
             host.cookie()
             asm.mov(_R.R8, _R.R0)
+        if self._ticket is not None:
+            self._ticket.open(self._busy)
+        if request.probe is None:
+            asm.mov(_R.R0, _R.R8)
             host.entry_at(_R.R1, _R.R0)
         else:
             host.probe_entry(_R.R1)
         asm.load(_R.R2, _R.R1, ProbeField.DISABLED, Size.W)
         asm.jump_if(Jump.JNE, _R.R2, 0, self._out)
-        asm.mov(_R.R2, 1)
-        limited = bool(request.passcount or request.maxhits)
-        asm.atomic(Atomic.ADD, _R.R1, ProbeField.HITS, _R.R2, fetch=limited)
+        last = request.passcount + request.maxhits - 1
+        if self._ticket is not None:
+            self._ticket.draw(last if request.maxhits else None, self._out)
+        else:
+            asm.mov(_R.R2, 1)
+            limited = bool(request.passcount or request.maxhits)
+            asm.atomic(Atomic.ADD, _R.R1, ProbeField.HITS, _R.R2, fetch=limited)
         if request.passcount:
             asm.jump_if(Jump.JLT, _R.R2, request.passcount, self._out)
         if request.maxhits:
-            last = request.passcount + request.maxhits - 1
             asm.mov(_R.R3, last)
             asm.jump_if(Jump.JGT, _R.R2, _R.R3, self._out)
             asm.alu(Alu.SUB, _R.R3, _R.R2)
@@ -114,7 +132,7 @@ class EntryAndEnd:
             asm.jump_if(Jump.JEQ, _R.R4, 0, claimed)
         if self._request.maxhits:
             self._miss_last()
-        if self._request.module is not None:
+        if self._request.module is not None or self._ticket is not None:
             asm.place(self._busy)
         self._count_missed()
         asm.jump(self._out)
@@ -133,8 +151,9 @@ class EntryAndEnd:
         """Write what happens if the last hit finds no slot: the probepoint is to be taken away all the same."""
         asm, other = self._asm, self._asm.label()
         asm.jump_if(Jump.JNE, _R.R9, 0, other)
-        self._entry_without_slot()
-        asm.store(_R.R1, ProbeField.DISABLED, 1, Size.W)
+        if self._ticket is None:
+            self._entry_without_slot()
+            asm.store(_R.R1, ProbeField.DISABLED, 1, Size.W)
         self._ended_entry(_R.R10, _ENDED, LIMIT, cookie=_R.R8)
         asm.place(other)
 
@@ -377,8 +396,11 @@ class EntryAndEnd:
             asm.jump_if(Jump.JNE, _R.R1, 0, release)
             asm.mov(_R.R8, LIMIT)
         asm.place(wish)
-        self._w.host.probe_entry(_R.R1)
-        asm.store(_R.R1, ProbeField.DISABLED, 1, Size.W)
+        if self._ticket is not None:
+            self._ticket.disable()
+        else:
+            self._w.host.probe_entry(_R.R1)
+            asm.store(_R.R1, ProbeField.DISABLED, 1, Size.W)
         self._ended_entry(SCRATCH, at, _R.R8)
 
 

@@ -147,6 +147,7 @@ class Request:
     holds the rest. ``symbols`` are link addresses. ``namespace`` is the device and inode of the PID namespace in which
     processes are to be named, None for the initial one. ``return_bytes`` is what a RET_SITE takes from the stack
     besides the return address. ``wants_tid`` puts the thread id into ring entries.
+    ``note`` is given where a hit does not count if its instruction faults: the pair in NOTES that is this handler's.
     ``extensions`` are the eBPF forms of what ``callk`` may call.
 
     An EVENT has one probepoint (``probe``). With a ``module`` only those events count that interrupt its code, which
@@ -176,6 +177,7 @@ class Request:
     cvars: int = 0
     return_bytes: int = 0
     wants_tid: bool = False
+    note: int | None = None
     extensions: Mapping[str, Callable[[Composer], None]] = field(default_factory=dict)
     replaceable: bool = False
     replaces: bool = False

@@ -66,6 +66,7 @@ class Attachments:
         self._link = link
         self._groups: set[Group] = set()
         self._groups_of: dict[int, list[Group]] = {}
+        self._last_groups: dict[int, list[Group]] = {}
         self._ended: set[int] = set()
         self._dirty: set[Group] = set()
         self._left_behind: dict[int, int] = {}
@@ -94,6 +95,15 @@ class Attachments:
             self._maps.disable(group.bank * self._bank_size + probe)
             self._dirty.add(group)
         return True
+
+    def is_there(self, probe: int) -> bool:
+        """Return whether a probepoint is attached, and nobody has begun to take it away."""
+        return probe in self._groups_of and probe not in self._ended
+
+    def is_disabled(self, probe: int) -> bool:
+        """Return whether no handler of a probepoint runs any more."""
+        groups = (self._last_groups if self.is_closed else self._groups_of).get(probe, ())
+        return any(self._maps.is_disabled(group.bank * self._bank_size + probe) for group in groups)
 
     def expired(self) -> set[int]:
         """Return the probepoints that handlers have disabled, and that nobody has taken away."""
@@ -171,6 +181,7 @@ class Attachments:
 
     def close(self) -> None:
         """Take everything away; it is gone when this returns."""
+        self._last_groups = dict(self._groups_of)
         self.is_closed = True
         waiting = [group.link for group in self._groups if group.link is not None]
         self._groups.clear()

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from dprobes.bpf.layout import KIND_SHIFT, NAME_SIZE, PROBE_MAX, Entry
+from dprobes.bpf.layout import KIND_SHIFT, NAME_SIZE, PROBE_MAX, TICKETS_SHIFT, Entry
 from dprobes.engines.base import RecordBatch, RecordEvent
 from dprobes.engines.ebpf.overflow import Overflow
 from dprobes.engines.ebpf.waiting import Thread, Waiting
@@ -23,7 +23,7 @@ from dprobes.record.layout import Item, header_struct
 from dprobes.target.maps import PAGE_SIZE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
 __all__ = ["HOLDING", "SETTLING", "Ended", "Happening", "Left", "Progress", "Spool"]
 
@@ -126,13 +126,19 @@ class Spool:
     that instruction. ``limit`` is how many bytes are kept in memory before ``is_full``, where no file can take more.
     ``bank_size``, a power of two, is the distance of the entries that a probepoint has in the probe table; entries of
     the ring name one of them. ``progress`` is asked of a thread from which nothing has come for ``SETTLING`` seconds;
-    without it they are enough.
+    without it they are enough. Of those in ``ticketed`` the kernel says whether the instruction of a hit faulted.
     """
 
     def __init__(
-        self, faulting: dict[int, int], limit: int, bank_size: int = PROBE_MAX, progress: Progress | None = None
+        self,
+        faulting: dict[int, int],
+        limit: int,
+        bank_size: int = PROBE_MAX,
+        progress: Progress | None = None,
+        ticketed: Collection[int] = (),
     ) -> None:
         self._faulting = faulting
+        self._ticketed = ticketed
         self._limit = limit
         self._progress = progress
         self._probe_mask = bank_size - 1
@@ -380,13 +386,13 @@ class Spool:
         held = self._last[tid] = _Held(event, stamp, tid, place, last)
         return held
 
-    def _drop(self, tid: int, ip: int, _signal: int, _code: int) -> None:
+    def _drop(self, tid: int, ip: int, signal: int, _code: int) -> None:
         """Drop the last records of a thread if the instruction at ``ip`` can be that of their probepoints."""
         last = self._last.pop(tid, None)
         if last is None:
             return
         # Where the file is in the process is not known, but it is mapped by whole pages.
-        if (last.place - ip) % PAGE_SIZE:
+        if (last.place - ip) % PAGE_SIZE or not (signal >> TICKETS_SHIFT or self._may_be_of(last)):
             for held in last.of_hit():
                 held.is_certain = True
             return
@@ -399,6 +405,10 @@ class Spool:
                 held.happening = None
         for probe in faulted:
             self.faults[probe] = self.faults.get(probe, 0) + 1
+
+    def _may_be_of(self, last: _Held) -> bool:
+        """Return whether a fault for which no ticket came back can be that of a thread's last records."""
+        return any(held.happening is None or held.happening.probe not in self._ticketed for held in last.of_hit())
 
     def _canonical(self, record: bytes) -> bytes:
         """Return a record with the process name as long as it is, instead of with zeros behind it."""

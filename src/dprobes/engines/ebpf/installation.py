@@ -7,10 +7,11 @@ Probepoints are numbered through all files; the number is the index in the probe
 from __future__ import annotations
 
 import os
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from dprobes.bpf.layout import PROBE_MAX, Turn, power_of_two
+from dprobes.bpf.layout import LIMIT, NOTE_HITS, PROBE_MAX, REMOVE, MapName, Turn, power_of_two
 from dprobes.bpf.lower import lower
 from dprobes.bpf.lower.request import Placement, Tables
 from dprobes.engines.base import Counts, Notice, ProbeState, StateEvent
@@ -38,11 +39,13 @@ if TYPE_CHECKING:
     from dprobes.bpf.lower.request import Filter, Lowered
     from dprobes.engines.base import Event, Job
     from dprobes.engines.ebpf.engine import EbpfEngine
+    from dprobes.engines.ebpf.entries import Ended
     from dprobes.engines.ebpf.events import EventProbe
     from dprobes.engines.ebpf.finding import Findings
     from dprobes.engines.ebpf.modulewatch import ModuleWatch
     from dprobes.engines.ebpf.planning import FilePlan
     from dprobes.engines.resolve import Probepoint, ResolvedModule
+    from dprobes.rpn.program import Program
 
 __all__ = ["Installation", "PlannedFile"]
 
@@ -122,6 +125,9 @@ class Installation:
         self.probes: list[Probepoint] = []
         self._unavailable: dict[int, str] = {}
         self._sites: dict[int, tuple[Site, ...]] = {}
+        self.notes_tickets = _has_tickets(self._program)
+        self.giving_back: set[int] = set()
+        """The probepoints whose hits give their ticket back if the instruction faults; those of late files join."""
         owned = [(file, self._enter(file)) for file in found.files]
         self._events: dict[int, EventProbe] = {}
         events = self._enter_events(found.events)
@@ -149,7 +155,7 @@ class Installation:
             Sizes(
                 2 * self.bank_size, slot, engine.ring_size, self._tables.slots, cpus,
                 program.vars, program.gvars if shared is None else 0, program.cvars,
-                bool(self._events), engine.replaceable, job.replaces is not None,
+                bool(self._events), engine.replaceable, job.replaces is not None, self.notes_tickets,
             ),
             shared.descriptor if shared is not None else None,
         )  # fmt: skip
@@ -172,6 +178,7 @@ class Installation:
     def _make_parts(self, file: PlannedFile, numbers: range) -> Iterator[_Part]:
         """Group the sites of a file's probepoints, and compile the handler of each group."""
         grouped: dict[tuple[int, Placement, int], list[tuple[int, Site]]] = {}
+        notes: Counter[int] = Counter()
         for number in numbers:
             for site in self._sites[number]:
                 key = (self.probes[number].number, site.placement, site.return_bytes)
@@ -194,9 +201,12 @@ class Installation:
                 maxhits=definition.maxhits,
                 return_bytes=return_bytes,
                 wants_tid=self._is_uncertain(number, sites_of),
+                note=self._note_of(number, sites_of, notes),
             )
             point = Point.of(self._program, definition, offset)
             lowered = lower(resolved.image, resolved.architecture, resolved.image.handlers[number], point, request)
+            if any(reference.map is MapName.NOTES for reference in lowered.assembled.maps):
+                self.giving_back |= {probe for probe, _ in sites_of}
             yield _Part(file, number, placement, sites_of, lowered)
 
     def _enter_events(self, events: Sequence[EventProbe]) -> range:
@@ -227,6 +237,36 @@ class Installation:
         """Return whether records are to be dropped should the instruction fault."""
         definition = self._program.definitions[number]
         return not self._program.keeps_log_on_fault(definition) and any(site.may_fault for _, site in sites)
+
+    def _note_of(self, number: int, sites: Sequence[tuple[int, Site]], used: Counter[int]) -> int | None:
+        """Return which pair of a note is that of a handler; ``used`` counts those that are taken at an offset."""
+        if not (self.notes_tickets and self._is_uncertain(number, sites)):
+            return None
+        note = max(used[site.offset] for _, site in sites)
+        used.update({site.offset: note + 1 - used[site.offset] for _, site in sites})
+        return note if note < NOTE_HITS else None
+
+    def is_void(self, ended: Ended) -> bool:
+        """Return whether the hit that was to end a probepoint turned out not to count: its instruction has faulted."""
+        if ended.probe not in self.giving_back:
+            return False
+        if ended.reason == REMOVE:
+            return not self._attachments.is_disabled(ended.probe)
+        return ended.reason == LIMIT and self._attachments.hits(ended.probe) < self._limit(ended.probe)
+
+    def expired(self) -> set[int]:
+        """Return the probepoints that have come to their end in the kernel, and that nobody has taken away."""
+        exhausted = {
+            probe
+            for probe in self.giving_back
+            if self._attachments.is_there(probe) and 0 < self._limit(probe) <= self._attachments.hits(probe)
+        }
+        return self._attachments.expired() | exhausted
+
+    def _limit(self, probe: int) -> int:
+        """Return how many hits a probepoint takes, 0 if as many as there are."""
+        definition = self.probes[probe].definition
+        return definition.passcount + definition.maxhits if definition.maxhits else 0
 
     @property
     def faulting(self) -> dict[int, int]:
@@ -391,6 +431,11 @@ class Installation:
         return tuple(number for number, sites in self._sites.items() if sites and number not in absent)
 
     @property
+    def entries(self) -> int:
+        """How many entries the probe table has."""
+        return 2 * self.bank_size
+
+    @property
     def attachments(self) -> Attachments:
         """The links."""
         return self._attachments
@@ -405,13 +450,16 @@ class Installation:
         entries = [self.maps.counters(bank + number) for bank in (0, self.bank_size)]
         hits = self._attachments.hits(number)
         if definition.maxhits:
-            hits = min(hits, definition.passcount + definition.maxhits)
+            hits = min(hits, self._limit(number))
+        if number not in self.giving_back:
+            hits -= faults
         return Counts(
-            hits=hits - faults,
+            hits=hits,
             records=sum(entry.records for entry in entries) - dropped,
             lost=sum(entry.lost for entry in entries),
             passed=min(hits, definition.passcount),
             missed=sum(entry.missed for entry in entries),
+            faulted=faults,
             executed=tuple(sorted({site.executed for site in self._sites.get(number, ())})),
         )
 
@@ -443,3 +491,10 @@ class Installation:
         self._watches.close()
         self._programs.close()
         self.maps.close()
+
+
+def _has_tickets(program: Program) -> bool:
+    """Return whether what a hit has drawn is to be given back if its instruction faults."""
+    return any(definition.passcount or definition.maxhits for definition in program.definitions) or any(
+        instruction.row.operator == "remove" for code in program.bodies() for instruction in code.instructions
+    )

@@ -98,6 +98,13 @@ class MapSlot(Descriptor):
         update_element(self.fd, bytes(4), descriptor.to_bytes(4, "little"))
 
 
+class LruHashMap(Descriptor):
+    """Hold a hash that programs alone use, and that forgets what was not used for longest when it is full."""
+
+    def __init__(self, key_size: int, value_size: int, entries: int, name: str = "") -> None:
+        super().__init__(create_map(MapType.LRU_HASH, key_size, value_size, entries, MapFlag.NONE, name))
+
+
 class HashMap(Descriptor):
     """
     Hold a hash from keys to values of fixed sizes in bytes, with room for so many entries.

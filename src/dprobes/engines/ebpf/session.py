@@ -162,7 +162,7 @@ class EbpfSession:
             stack.callback(installed.close)
             faulting = installed.faulting
             look = progress if is_initial_namespace() else None  # the ids of threads are not ours elsewhere
-            self._spool = Spool(faulting, _SPOOL_SIZE, installed.bank_size, look)
+            self._spool = Spool(faulting, _SPOOL_SIZE, installed.bank_size, look, installed.giving_back)
             stack.callback(self._spool.close)
             types = self._engine.features.types
             stack.callback(types.close)
@@ -206,7 +206,10 @@ class EbpfSession:
             )
             return
         try:
-            link = watch_signals(self._installed.maps.descriptors, types, in_scope=self._job.scope.is_tree)
+            installed = self._installed
+            entries = installed.entries if installed.notes_tickets else None
+            scoped = self._job.scope.is_tree
+            link = watch_signals(installed.maps.descriptors, types, in_scope=scoped, entries=entries)
         except (OSError, TargetError):
             self._notices.append(
                 Notice(
@@ -441,6 +444,8 @@ class EbpfSession:
 
     def _ended(self, ended: Ended) -> Iterator[Event]:
         attachments = self._installed.attachments
+        if self._installed.is_void(ended):
+            return
         if not attachments.take_away(ended.probe):
             if ended.reason in (DEBUGGER, CORE_DUMP) and ended.pid not in self._stopped:
                 # Another process has come here before the first one's wish was seen; it was stopped, too.
@@ -469,7 +474,7 @@ class EbpfSession:
         installed = self._installed
         # Links are gone when this returns, and with them the last handler: what is in the ring then is all.
         with self._changing:
-            unheard = installed.attachments.expired()  # with no room in the ring for the entry, or still in it
+            unheard = installed.expired()  # with no room in the ring for the entry, or still in it
             installed.attachments.close()
         yield from installed.happened()
         patience: float | None = time.monotonic() + _PATIENCE
@@ -485,7 +490,7 @@ class EbpfSession:
                 else:
                     self._given_up[happening.probe] += 1
             elif isinstance(happening, Ended):
-                if installed.attachments.take_away(happening.probe):
+                if not installed.is_void(happening) and installed.attachments.take_away(happening.probe):
                     yield _state_after(happening)
                 if happening.reason in (DEBUGGER, CORE_DUMP):
                     yield from self._leaving.leave(happening)

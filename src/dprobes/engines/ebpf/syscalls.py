@@ -96,6 +96,7 @@ class MapType(enum.IntEnum):
 
     HASH = 1
     ARRAY = 2
+    LRU_HASH = 9
     ARRAY_OF_MAPS = 12
     RINGBUF = 27
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Self
 
 from dprobes.bpf.layout import (
     CROSSED_SIZE,
+    NOTE_SIZE,
     PROBE_ENTRY_SIZE,
     SAMPLE_SIZE,
     STATUS_SIZE,
@@ -20,7 +21,7 @@ from dprobes.bpf.layout import (
     power_of_two,
 )
 from dprobes.engines.ebpf.links import online_cpus
-from dprobes.engines.ebpf.maps import ArrayMap, HashMap, MapSlot
+from dprobes.engines.ebpf.maps import ArrayMap, HashMap, LruHashMap, MapSlot
 from dprobes.engines.ebpf.refused import TOO_MANY_FILES
 from dprobes.engines.ebpf.ring import RingBuffer
 from dprobes.errors import EngineError
@@ -37,6 +38,8 @@ _LOCKED = "kernels before 5.11 count them as locked memory: raise its limit (uli
 _HINTS = {errno.EPERM: _LOCKED, errno.EMFILE: TOO_MANY_FILES}
 _SCOPE_SIZE = 1 << 16
 """How many processes a scope can hold at a time."""
+_NOTES = 1 << 12
+"""How many threads can be between a hit and the end of its instruction; if more are, the oldest ones are forgotten."""
 
 
 def slot_count() -> int:
@@ -62,6 +65,8 @@ class Sizes:
     """Whether another program may take the place of this one."""
     replaces: bool = False
     """Whether this program takes the place of another one."""
+    notes: bool = False
+    """Whether hits do not count whose instruction faults, where there is a limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +105,9 @@ class SharedMaps:
                 for each, count in ((self._locals, sizes.locals), (self._cpu, sizes.cpu_variables)):
                     if count:
                         _ = each.words
+                self._notes: LruHashMap | None = None
+                if sizes.notes:
+                    self._notes = stack.enter_context(LruHashMap(4, NOTE_SIZE, _NOTES, "dprobes_notes"))
                 self._crossed: ArrayMap | None = None
                 self._successor: MapSlot | None = None
                 if sizes.replaces:
@@ -142,6 +150,8 @@ class SharedMaps:
             MapName.RING: self.ring.fd,
             MapName.SCOPE: self.scope.fd,
         }
+        if self._notes is not None:
+            descriptors[MapName.NOTES] = self._notes.fd
         if self._crossed is not None:
             descriptors[MapName.CROSSED] = self._crossed.fd
         if self._successor is not None:
@@ -192,6 +202,10 @@ class SharedMaps:
     def disable(self, probe: int) -> None:
         """Let no handler of a probepoint run any more."""
         self._probes.halves[(probe * PROBE_ENTRY_SIZE + ProbeField.DISABLED) // 4] = 1
+
+    def is_disabled(self, entry: int) -> bool:
+        """Return whether no handler of an entry runs any more, be it by ``disable`` or by the handler itself."""
+        return bool(self._probes.halves[(entry * PROBE_ENTRY_SIZE + ProbeField.DISABLED) // 4])
 
     def hand_over(self, old: int, new: int) -> tuple[int, int]:
         """

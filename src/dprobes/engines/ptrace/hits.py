@@ -325,6 +325,8 @@ class HitHandler:
                     records.append((probe, builder.record(header, outcome)))
                     if outcome.trace:
                         records.append((probe, builder.stack_trace(header, outcome)))
+            elif outcome is not None and outcome.ending is not Ending.ABORT:
+                probe.counts.faulted += 1
             if was_active and not probe.is_active:
                 gone.append(probe)
         self._emitter.emit(records, turn)

@@ -43,7 +43,8 @@ class Tally(ctypes.Structure):
     """Count what happens at one probepoint (``base.Counts``); ``placements`` is a set of ``Placement`` as bits."""
 
     _fields_ = tuple(
-        (name, ctypes.c_uint64) for name in ("hits", "records", "lost", "passed", "recursed", "missed", "placements")
+        (name, ctypes.c_uint64)
+        for name in ("hits", "records", "lost", "passed", "recursed", "missed", "faulted", "placements")
     )
     hits: int
     records: int
@@ -51,6 +52,7 @@ class Tally(ctypes.Structure):
     passed: int
     recursed: int
     missed: int
+    faulted: int
     placements: int
 
     def note(self, placement: Placement) -> None:
@@ -61,7 +63,9 @@ class Tally(ctypes.Structure):
         """Return the counts of now."""
         placements = self.placements
         executed = tuple(sorted(place.value for place, bit in _PLACEMENTS.items() if placements & bit))
-        return Counts(self.hits, self.records, self.lost, self.passed, self.recursed, self.missed, executed)
+        return Counts(
+            self.hits, self.records, self.lost, self.passed, self.recursed, self.missed, self.faulted, executed
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,8 +28,8 @@ def record(probe: int, tid: int = 0, log: bytes = b"", kind: Entry = Entry.RECOR
     return entry(kind, probe, tid, struct.pack("=III", Item.MAJOR | Item.MINOR | Item.WIDE, 1, probe) + log)
 
 
-def signal(tid: int, ip: int) -> bytes:
-    return entry(Entry.SIGNAL, 0, tid, struct.pack("=QII", ip, 11, 1))
+def signal(tid: int, ip: int, tickets: int = 0) -> bytes:
+    return entry(Entry.SIGNAL, 0, tid, struct.pack("=QII", ip, 11 | tickets << 8, 1))
 
 
 class CountingSpool(Spool):
@@ -128,6 +128,15 @@ def test_a_fault_drops_the_records_of_all_probepoints_on_the_instruction() -> No
     spool.put(record(3, 5, b"before") + hit + record(1, 6, b"other") + signal(5, 0x7F0000000234), 1.0)
     spool.put(hit, 1.0)
     assert logs(spool, everything=True) == [b"before", b"other", b"one", b"two"]
+    assert spool.faults == {1: 1, 2: 1}
+
+
+def test_a_fault_after_which_no_ticket_came_back_is_of_a_later_hit_than_the_record() -> None:
+    """Max hits were reached with the record, so that the hit which faulted ran no handler."""
+    spool = CountingSpool({1: 0x1234, 2: 0x2234}, LIMIT_BYTES, ticketed={1})
+    spool.put(record(1, 5, b"last") + record(1, 6, b"other") + record(2, 7, b"without"), 1.0)
+    spool.put(signal(5, 0x7F0000000234) + signal(6, 0x7F0000000234, 1) + signal(7, 0x7F0000000234), 1.0)
+    assert logs(spool, everything=True) == [b"last"]
     assert spool.faults == {1: 1, 2: 1}
 
 
