@@ -119,7 +119,7 @@ def _describe_place(module: Module, expression: Expression) -> str:
         _verdict(module, decoded, unprobeable(decoded)),
     ]
     if not certain:
-        lines.append("It is not certain that an instruction starts here: no function is known at this offset.")
+        lines.append("No function is known at this offset: there may be data. A probe goes here only with 'opcode ='.")
     return "\n".join(lines)
 
 

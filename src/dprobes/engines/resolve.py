@@ -356,16 +356,26 @@ class _Resolver:
         except TargetError as error:
             self._diagnostics.error(self._span, error.message, hint=error.hint)
             return None
-        if not certain:
-            self._diagnostics.warning(
-                self._span,
-                f"no function is known at offset {offset:#x}: it is not certain that an instruction starts there",
-                hint="look at it with 'dprobes locate', and give its first byte with 'opcode ='",
-            )
+        if not certain and not self._is_vouched_for(decoded):
+            return None
         if not self._definition.at_return and (reason := unprobeable(decoded)) is not None:
             self._diagnostics.error(self._span, f"'{decoded.text}' can never carry a probe: {reason}")
             return None
         return decoded
+
+    def _is_vouched_for(self, decoded: DecodedInstruction) -> bool:
+        """Return whether 'opcode' says that there is code at a place of which nothing else is known; say so."""
+        what = f"no function is known at offset {decoded.offset:#x}"
+        if self._definition.opcode is None:
+            self._diagnostics.error(
+                self._span,
+                f"{what} of '{self._module.path}': there may be data, which a breakpoint would change",
+                hint="look at it with 'dprobes locate'; if an instruction starts there, say so by its first byte: "
+                f"opcode = {decoded.opcode_byte:#04x}",
+            )
+            return False
+        self._diagnostics.warning(self._span, f"{what}: only 'opcode' says that an instruction starts there")
+        return True
 
     def _opcode_state(self, decoded: DecodedInstruction) -> ProbeState:
         expected = self._definition.opcode

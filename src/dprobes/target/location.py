@@ -119,7 +119,24 @@ class Module:
         if address is None:
             return None
         symbol = self.symbols.covering(address)
-        return symbol.address if symbol is not None else self.elf.frames.covering(self.elf, address)
+        if symbol is None or not symbol.is_code:
+            described = self.elf.frames.covering(self.elf, address)
+            return described if described is not None or symbol is None else symbol.address
+        return symbol.address
+
+    def is_known_code(self, file_offset: int) -> bool:
+        """
+        Return whether something says that there is code at a file offset, and not data between functions.
+
+        That is a function, the unwind table, or the program's entry; a label without a type says nothing.
+        """
+        address = self.elf.link_address(file_offset)
+        if address is None:
+            return False
+        symbol = self.symbols.covering(address)
+        if (symbol is not None and symbol.is_code) or address == self.elf.entry:
+            return True
+        return self.elf.frames.extent(self.elf, address) is not None
 
     def difference_at(self, file_offset: int) -> str | None:
         """Return how the instruction at a file offset differs from the expected one, None if it does not."""

@@ -17,7 +17,7 @@ class ProbedInstruction(NamedTuple):
     """
     Hold the instruction at a place.
 
-    ``certain`` is False where no function is known there, so that nothing tells whether an instruction starts there.
+    ``certain`` is False where nothing tells whether an instruction starts there, or that there is code at all.
     """
 
     decoded: DecodedInstruction
@@ -28,6 +28,10 @@ def instruction_at(module: Module, offset: int) -> ProbedInstruction:
     """Return the instruction at a file offset; raise ``TargetError`` if it is no place where one starts."""
     if not module.elf.is_executable_offset(offset):
         raise _not_code(module, offset)
+    if not module.is_known_code(offset):
+        decoded = decode_at(module, offset)
+        _refuse_padding(module, decoded)
+        return ProbedInstruction(decoded, certain=False)
     boundary = check_boundary(module, offset)
     if boundary.status is Boundary.INSIDE:
         raise TargetError(
@@ -35,7 +39,7 @@ def instruction_at(module: Module, offset: int) -> ProbedInstruction:
             hint=f"instructions start at {boundary.before:#x} and {boundary.after:#x}",
         )
     decoded = decode_at(module, offset)
-    certain = boundary.status is Boundary.ON_BOUNDARY
+    certain = boundary.status is Boundary.ON_BOUNDARY or decoded.address == module.elf.entry
     if not certain:
         _refuse_padding(module, decoded)
     return ProbedInstruction(decoded, certain)
