@@ -80,10 +80,10 @@ def _check_location(program: Program, definition: ProbeDefinition, diagnostics: 
     if isinstance(location, Address):
         if definition.watchpoint is None and location.high is not None:
             diagnostics.warning(span, "the upper address means nothing for a breakpoint probe")
-        if definition.watchpoint is None and program.modtype is ModuleType.USER and location.low.symbol is None:
+        if definition.watchpoint is None and program.modtype is ModuleType.USER:
             diagnostics.error(
                 span,
-                "an absolute address in a user program",
+                "'address =' in a user program is for watchpoints only",
                 hint="a module lies elsewhere in each process: write 'offset =' with a symbol or a file offset",
             )
         _check_range(location, definition, diagnostics)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from dprobes.diagnostics import Diagnostics
     from dprobes.rpn.cpp import Preprocessed
     from dprobes.rpn.isa import Alias
+    from dprobes.rpn.keywords import Keyword
     from dprobes.rpn.lexer import WordToken
     from dprobes.source import Span
 
@@ -162,6 +163,14 @@ class _Parser:
             if keyword is None or not starts_definition(keyword):
                 return
             self._close_procedure()
+        if keyword is not None and (first := self._location_beside(keyword)) is not None:
+            self._error(
+                self._lexer.span(key, statement[-1]),
+                f"'{keyword.name} =' beside '{first} =': a probepoint has only one of them",
+                notes=(Note("the first one is here", self._section.spans[first]),),
+                hint="a definition ends with its handler, which is at least 'exit'",
+            )
+            return
         if keyword is not None and starts_definition(keyword):
             # A definition in error is one all the same: what follows belongs to it.
             self._section = _Section(Header.POINT)
@@ -183,6 +192,12 @@ class _Parser:
             return
         self._section.values[keyword.attribute] = value
         self._section.spans[keyword.name] = span
+
+    def _location_beside(self, keyword: Keyword) -> str | None:
+        """Return the other keyword that says already where the probepoint is whose header goes on."""
+        if not starts_definition(keyword) or self._section.handler.instructions:
+            return None
+        return next((name for name in LOCATION_KEYWORDS if name != keyword.name and name in self._section.spans), None)
 
     # Procedures
 
