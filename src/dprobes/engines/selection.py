@@ -27,6 +27,17 @@ __all__ = ["NAMES", "Checked", "EngineOptions", "Selection", "scope_problem"]
 
 NAMES = ("auto", "ebpf", "ptrace")
 
+MANY_PLACES = 500
+"""From so many probepoints on it is asked who maps their file."""
+
+MANY_BREAKPOINTS = 50_000
+"""
+So many breakpoints in processes that do not count are too many for a command alone.
+
+To write one and to take it away took 4 us in processes that slept, and 77 us in those of a busy machine. Whoever runs
+into one meanwhile has a hit that counts nowhere. With ptrace they are in the command only.
+"""
+
 
 class Checked(Protocol):
     """Hold a program that was checked, and where its probes are if its module was found."""
@@ -149,6 +160,11 @@ class Selection:
                 return engine
             self._choice = Choice("ptrace", f"there is no module '{compiled.program.name}' on this machine yet")
             return self._make("ptrace")
+        if self._choice is not None and self._may_trace(compiled):
+            costly = self._cost_elsewhere(compiled.resolved)
+            if costly is not None:
+                self._choice = Choice("ptrace", costly)
+                return self._make("ptrace")
         try:
             engine.plan(compiled.program, compiled.resolved, compiled.diagnostics)
         except SourceError as error:
@@ -158,6 +174,21 @@ class Selection:
             self._choice = Choice("ptrace", refusal.message)
             return self._make("ptrace")
         return engine
+
+    def _cost_elsewhere(self, resolved: ResolvedModule) -> str | None:
+        """Return why it costs too much to put the breakpoints for a command into all processes; None if it does not."""
+        count = len(resolved.probes)
+        if not self._scope.command or count < MANY_PLACES:
+            return None
+        from dprobes.engines.ebpf.mappings import find_mappers
+
+        mappers = len(find_mappers(resolved.module.path).found)
+        if count * mappers < MANY_BREAKPOINTS:
+            return None
+        return (
+            f"{count} breakpoints would be in each of {mappers} other processes that map the module as well, "
+            "which takes longer than most commands run"
+        )
 
     def _may_trace(self, compiled: Checked) -> bool:
         """Return whether the ptrace engine can take the place of the other one."""
