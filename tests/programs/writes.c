@@ -16,11 +16,11 @@ int patched(void);
 
 /* The tracer steps cmp and emulates mov between registers. */
 #ifdef __x86_64__
-__asm__(".text\n.globl stepped\nstepped: cmp $0, %rdi\nmov %rdi, %rax\nret\n"
-	".globl emulated\nemulated: mov %rdi, %rax\nret\n");
+__asm__(".text\n.globl stepped\n.type stepped, @function\nstepped: cmp $0, %rdi\nmov %rdi, %rax\nret\n"
+	".globl emulated\n.type emulated, @function\nemulated: mov %rdi, %rax\nret\n");
 #else
-__asm__(".text\n.globl stepped\nstepped: cmp $0, %ebx\nmov %ebx, %eax\nret\n"
-	".globl emulated\nemulated: mov %ebx, %eax\nret\n");
+__asm__(".text\n.globl stepped\n.type stepped, @function\nstepped: cmp $0, %ebx\nmov %ebx, %eax\nret\n"
+	".globl emulated\n.type emulated, @function\nemulated: mov %ebx, %eax\nret\n");
 #endif
 __asm__(".text\n.balign 64\n.globl patched\n.type patched, @function\npatched: mov $1, %eax\nret\n.size patched, . - patched\n");
 
