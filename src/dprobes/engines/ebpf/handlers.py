@@ -25,6 +25,7 @@ from dprobes.engines.ebpf.scoping import refuse_stops
 from dprobes.engines.ebpf.support import abilities_of
 from dprobes.engines.ebpf.syscalls import AttachType, LogLevel, ProgramFlag, ProgramType, verifier_log
 from dprobes.errors import DprobesError, EngineError, InternalError, NotSupportedError, PrivilegeError
+from dprobes.rpn.isa import Group
 from dprobes.rpn.point import Point
 from dprobes.rpn.program import Sampler, calls_extensions
 
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from dprobes.diagnostics import Diagnostics
     from dprobes.engines.ebpf.descriptors import Descriptors
     from dprobes.rpn.encode import CodeImage
-    from dprobes.rpn.program import Program
+    from dprobes.rpn.program import Instruction, Program
     from dprobes.target.arch import Architecture
 
 __all__ = ["attach_nothing", "basic_request", "check_handlers", "load_handler"]
@@ -69,6 +70,7 @@ def check_handlers(
 ) -> None:
     """Add an error for each handler that cannot be compiled for a processor, or not be obeyed from here."""
     refuse_stops(program, diagnostics)
+    _warn_of_breakpoints(program, architecture, diagnostics)
     for definition, start in zip(program.definitions, image.handlers, strict=True):
         is_event = definition.watchpoint is not None or isinstance(definition.location, Sampler)
         placed = replace(request, placement=Placement.EVENT if is_event else Placement.BREAKPOINT)
@@ -77,6 +79,30 @@ def check_handlers(
         except NotSupportedError as error:
             span = definition.span("offset") or definition.span("address")
             diagnostics.error(span, f"the ebpf engine cannot run this handler: {error.message}", hint=error.hint)
+
+
+def _warn_of_breakpoints(program: Program, architecture: Architecture, diagnostics: Diagnostics) -> None:
+    """Warn of handlers that may read the code at their own place, where the kernel's breakpoint is to be seen."""
+    for definition in program.definitions:
+        if definition.watchpoint is not None or isinstance(definition.location, Sampler):
+            continue
+        instructions = definition.handler.instructions
+        reads = any(i.row.syntax in ("log mrf", "log str") or i.row.syntax.startswith("push mem") for i in instructions)
+        place = next((i for i in instructions if _pushes_ip(i, architecture)), None)
+        if reads and place is not None:
+            diagnostics.warning(
+                place.span,
+                "code that is read at a probepoint shows breakpoints (0xcc) with the ebpf engine",
+                hint="--engine ptrace shows what the program itself would see",
+            )
+
+
+def _pushes_ip(instruction: Instruction, architecture: Architecture) -> bool:
+    row, operand = instruction.row, instruction.operand
+    if row.group is not Group.REGISTER or row.operator != "push" or not isinstance(operand, (str, int)):
+        return False
+    register = architecture.register(operand)
+    return register is not None and register.name == "eip"
 
 
 def load_handler(
