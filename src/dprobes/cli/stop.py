@@ -11,7 +11,7 @@ from dprobes.errors import ManagerError
 __all__ = ["command"]
 
 _PATIENCE = 10.0
-"""Seconds that the manager has to take everything away, until it is killed."""
+"""Seconds that the manager has to answer, and then to end by itself, until it is killed."""
 
 
 @click.command("stop")
@@ -20,19 +20,20 @@ def command(ends: bool) -> int:
     """
     Remove every probepoint at once: the emergency key.
 
-    A manager that does not answer is killed; the kernel and the tracers take its probepoints away then.
+    A manager that does not answer is ended, and killed if that takes longer than it should; the kernel and the tracers
+    take its probepoints away then.
     """
     manager = client(patience=_PATIENCE)
     try:
         with manager:
             stopped = manager.stop(ends=ends)
     except ManagerError as error:
-        if (pid := manager.kill()) is None:
+        if (killed := manager.kill(_PATIENCE)) is None:
             raise
-        console.warning(f"{error.message}; killed process {pid}")
+        console.warning(f"{error.message}; {'killed' if killed.by_force else 'ended'} process {killed.pid}")
         return 0
     click.echo(f"stopped {stopped.count} program{'s' if stopped.count != 1 else ''}")
     if stopped.unfinished:
-        manager.kill()
-        console.warning(f"these did not end, and the manager was killed: {', '.join(stopped.unfinished)}")
+        manager.kill(_PATIENCE)
+        console.warning(f"these did not end in time, so the manager was ended: {', '.join(stopped.unfinished)}")
     return 0

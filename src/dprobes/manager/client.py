@@ -35,7 +35,7 @@ from dprobes.manager.paths import (
     socket_address,
 )
 from dprobes.manager.protocol import VERSION, Connection, error_of
-from dprobes.manager.results import ManagerStatus, Stopped, insertion, managed_program, parsed, variables
+from dprobes.manager.results import Killed, ManagerStatus, Stopped, insertion, managed_program, parsed, variables
 from dprobes.record.layout import Item
 
 if TYPE_CHECKING:
@@ -271,13 +271,27 @@ class ManagerClient:
         answer = self.ask("stop", manager=ends)
         return Stopped(answer["stopped"], tuple(answer["unfinished"]))
 
-    def kill(self) -> int | None:
-        """Kill the manager, and with it everything that is inserted; return its process id, None if there is none."""
+    def kill(self, patience: float = 0.0) -> Killed | None:
+        """
+        End the manager, and with it everything that is inserted; return what it came to, None if there is no manager.
+
+        One that is silent may be busy, or stopped. So it is asked first (SIGTERM), and killed if it is there still
+        after ``patience`` seconds.
+        """
         pid = self._living()
-        if pid is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        return pid
+        if pid is None:
+            return None
+        numbers = (signal.SIGTERM, signal.SIGCONT) if patience else ()
+        until = time.monotonic() + patience
+        with contextlib.suppress(ProcessLookupError):
+            for number in numbers:
+                os.kill(pid, number)
+            while time.monotonic() < until:
+                if self._living() != pid:
+                    return Killed(pid, by_force=False)
+                time.sleep(_INTERVAL)
+            os.kill(pid, signal.SIGKILL)
+        return Killed(pid, by_force=True)
 
     def _living(self) -> int | None:
         """Return the process that holds the lock; what is in the directory of somebody else is not believed."""

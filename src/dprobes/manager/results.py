@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Insertion",
+    "Killed",
     "ManagedProbepoint",
     "ManagedProgram",
     "ManagedVariables",
@@ -131,6 +132,14 @@ class Stopped:
 
     count: int
     unfinished: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Killed:
+    """Say which process was the manager, and whether it had to be killed because it did not end when asked to."""
+
+    pid: int
+    by_force: bool
 
 
 def parsed(kind: type[_T], message: dict[str, Any]) -> _T:

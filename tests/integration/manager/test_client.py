@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import base64
+import signal
+import subprocess
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import dprobes
+from dprobes.engines.ptrace import syscalls
 from dprobes.manager.paths import ManagerPaths
-from integration.manager.test_manager import by_hand
-from integration.support import await_true
+from dprobes.manager.results import Killed
+from integration.manager.test_manager import MANAGER, by_hand
+from integration.support import TIMEOUT, await_true
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -61,3 +65,23 @@ def test_a_program_is_inserted_looked_at_and_removed(
         assert base64.b64decode(extended.answer["ppdf"]) == ppdf
         assert manager.stop() == dprobes.Stopped(1, ())
     target.end()
+
+
+def test_a_manager_that_does_not_end_when_asked_to_is_killed(sandbox: Sandbox) -> None:
+    client = dprobes.ManagerClient(paths=ManagerPaths(sandbox.runtime, sandbox.state))
+    with subprocess.Popen(MANAGER, env=sandbox.environment) as process:
+        await_true((sandbox.runtime / "manager.sock").exists, "the manager")
+        syscalls.seize(process.pid)
+        syscalls.interrupt(process.pid)
+        assert client.kill(patience=0.5) == Killed(process.pid, by_force=True)
+        assert process.wait(TIMEOUT) == -signal.SIGKILL
+    assert client.kill(patience=0.5) is None
+
+
+def test_a_manager_that_was_stopped_ends_by_itself(sandbox: Sandbox) -> None:
+    client = dprobes.ManagerClient(paths=ManagerPaths(sandbox.runtime, sandbox.state))
+    with subprocess.Popen(MANAGER, env=sandbox.environment) as process:
+        await_true((sandbox.runtime / "manager.sock").exists, "the manager")
+        process.send_signal(signal.SIGSTOP)
+        assert client.kill(patience=TIMEOUT) == Killed(process.pid, by_force=False)
+        assert process.wait(TIMEOUT) == 0

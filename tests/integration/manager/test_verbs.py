@@ -248,14 +248,16 @@ def test_stop_takes_everything_away_at_once(sandbox: Sandbox, target: Service, s
     target.end()
 
 
-def test_stop_kills_a_manager_that_hangs(sandbox: Sandbox, target: Service, source: Path, options: str) -> None:
+def test_stop_lets_a_manager_that_was_stopped_end(
+    sandbox: Sandbox, target: Service, source: Path, options: str
+) -> None:
     sandbox(f"dprobes insert {source} {options} --as svc")
     pid = sandbox.manager
     assert pid is not None
     os.kill(pid, signal.SIGSTOP)
     done = sandbox.shell("dprobes stop")
     assert done.returncode == 0
-    assert done.stderr == f"dprobes: warning: the probe manager does not answer: timed out; killed process {pid}\n"
+    assert done.stderr == f"dprobes: warning: the probe manager does not answer: timed out; ended process {pid}\n"
     await_true(lambda: code_is_original(target.pid, target.library), "the original code")
     target.call("write_file", 2)
     assert sandbox(f"dprobes insert {source} {options} --as svc").startswith("inserted 'svc'")

@@ -15,6 +15,7 @@ from dprobes.engines.ebpf import perf
 from dprobes.engines.ebpf.descriptors import Descriptors
 from dprobes.engines.ebpf.features import Feature
 from dprobes.engines.ebpf.loader import load
+from dprobes.engines.ebpf.proxy import close_in_proxy
 from dprobes.engines.ebpf.refused import TOO_MANY_FILES
 from dprobes.engines.ebpf.syscalls import (
     AttachType,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ACCESSES",
     "SINGLE_UPROBES_MAX",
+    "UprobeLinks",
     "attach_breakpoint",
     "attach_clock",
     "attach_typed_tracepoint",
@@ -59,6 +61,15 @@ How many uprobes are attached one by one, where the kernel has no uprobe_multi.
 
 Each takes the kernel about 0.1 s to detach, one after the other, because each waits for all CPUs.
 """
+
+
+class UprobeLinks(Descriptors):
+    """Own the links of uprobes, which are taken away whole whoever is killed meanwhile."""
+
+    def close(self) -> None:
+        """Take the uprobes away."""
+        close_in_proxy(self.detach())
+
 
 _ENOTSUPP = 524  # include/linux/errno.h; not for user space, but uprobes let it out
 
@@ -91,7 +102,7 @@ def attach_uprobes(
         flags = UprobeMulti.RETURN if at_return else UprobeMulti.NONE
         offsets, cookies = [offset for offset, _ in places], [cookie for _, cookie in places]
         try:
-            return Descriptors((link_uprobes(program, path, offsets, cookies, flags, process),))
+            return UprobeLinks((link_uprobes(program, path, offsets, cookies, flags, process),))
         except OSError as error:
             raise _uprobe_error(error, shown, offsets) from error
     if len(places) > SINGLE_UPROBES_MAX:
@@ -105,8 +116,8 @@ def attach_uprobes(
 
 def _single_uprobes(
     program: int, path: str, places: Sequence[tuple[int, int]], pid: int | None, *, at_return: bool, shown: str
-) -> Descriptors:
-    links = Descriptors()
+) -> UprobeLinks:
+    links = UprobeLinks()
     offset = 0
     try:
         unit = perf.uprobe_unit()

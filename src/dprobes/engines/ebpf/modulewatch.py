@@ -21,10 +21,10 @@ from dprobes.bpf.layout import ARRIVAL, MapName, Status
 from dprobes.engines.base import Notice, StateEvent
 from dprobes.engines.ebpf.arrivals import arrival_program, departure_program, exec_program, fork_program, leave_program
 from dprobes.engines.ebpf.breakpoints import IN_USE, Watch
-from dprobes.engines.ebpf.descriptors import Descriptors
 from dprobes.engines.ebpf.features import Feature
 from dprobes.engines.ebpf.kerneltypes import KernelTypes
 from dprobes.engines.ebpf.links import (
+    UprobeLinks,
     attach_typed_tracepoint,
     attach_uprobes,
     uprobe_attach_type,
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
     from dprobes.bpf.lower.request import Filter
     from dprobes.engines.base import Event, Scope
+    from dprobes.engines.ebpf.descriptors import Descriptors
     from dprobes.engines.ebpf.features import Features
     from dprobes.engines.ebpf.mappings import Mapper
     from dprobes.engines.ebpf.tables import SharedMaps
@@ -96,7 +97,7 @@ class ModuleWatch:
         self._events: list[Event] = []
         self._late = 0
         self._thread: threading.Thread | None = None
-        self._links = Descriptors()
+        self._links = UprobeLinks()
         with explained("the maps for watching a module"), contextlib.ExitStack() as stack:
             self._mappers = stack.enter_context(
                 HashMap(_PID.size, _BIAS.size, _PROCESSES, "dprobes_mappers", preallocated=True)

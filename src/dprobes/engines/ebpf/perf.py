@@ -15,6 +15,8 @@ import os
 import struct
 from dataclasses import dataclass
 
+from dprobes.engines.ebpf.proxy import call_in_proxy
+
 __all__ = [
     "Access",
     "UprobeUnit",
@@ -112,14 +114,11 @@ def uprobe_unit() -> UprobeUnit:
 def open_uprobe(unit: UprobeUnit, path: str | bytes, offset: int, *, pid: int = -1, is_return: bool = False) -> int:
     """Return the event of a uprobe at a file offset, in one process or (-1) all; one descriptor stands for all CPUs."""
     name = ctypes.create_string_buffer(os.fsencode(path))
-    return _open(
-        unit.type,
-        pid=pid,
-        cpu=-1 if pid >= 0 else 0,
-        config=is_return << unit.return_bit,
-        config1=ctypes.addressof(name),
-        config2=offset,
-    )
+    config = is_return << unit.return_bit
+    attributes = _attributes(unit.type, config, 1, _DISABLED, 0, ctypes.addressof(name), offset)
+    cpu = -1 if pid >= 0 else 0
+    # Who is killed while it attaches uprobes would leave them.
+    return call_in_proxy(_SYS_PERF_EVENT_OPEN, ctypes.addressof(attributes), pid, cpu, -1, _FLAG_FD_CLOEXEC)
 
 
 class Access(enum.IntFlag):

@@ -16,6 +16,8 @@ import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dprobes.engines.ebpf.proxy import call_in_proxy
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
@@ -441,7 +443,8 @@ def link_uprobes(
         flags,
         pid,
     )
-    return _bpf(_Command.LINK_CREATE, attributes)
+    # Who is killed while it attaches uprobes would leave them.
+    return call_in_proxy(_SYS_BPF, _Command.LINK_CREATE, ctypes.addressof(attributes), len(attributes))
 
 
 def link_perf_event(program_fd: int, event_fd: int, cookie: int = 0) -> int:
