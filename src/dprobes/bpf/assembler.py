@@ -89,6 +89,7 @@ class Assembler:
         self._maps: dict[int, MapName] = {}
         self._places: list[int | None] = []
         self._functions: list[Label] = []
+        self._included: list[range] = []
 
     def __len__(self) -> int:
         return len(self._code)
@@ -219,6 +220,15 @@ class Assembler:
         self.emit(WIDE_LOAD, dst, kind, imm=_signed32(low))
         self.emit(0, imm=_signed32(high))
 
+    def include(self, assembled: Assembled) -> None:
+        """Append code that was assembled already, and that has no functions; it begins here."""
+        first = len(self._code)
+        self._code += assembled.code
+        self._origins += assembled.origins
+        self._included.append(range(first, len(self._code)))
+        for reference in assembled.maps:
+            self._maps[first + reference.index] = reference.map
+
     # The result
 
     def assemble(self) -> Assembled:
@@ -257,6 +267,9 @@ class Assembler:
         """Return a 1 for each instruction that can be reached, the second slots of 64-bit loads included."""
         code, targets = self._code, self._targets
         reached = bytearray(len(code) + 1)
+        for included in self._included:
+            # All of it can be, or else it would not be there; its jumps have their distances.
+            reached[included.start : included.stop] = b"\1" * len(included)
         pending = [0]
         while pending:
             index = pending.pop()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.bpf.isa import Alu, Atomic, Helper, Jump, Register, RingOutput, Size
 from dprobes.bpf.layout import NAME_SIZE, PROBE_ENTRY_SIZE, MapName, ProbeField, Status
+from dprobes.bpf.lower.dispatch import COOKIE
 from dprobes.bpf.lower.request import Placement, Watched
 from dprobes.bpf.lower.slot import Field
 from dprobes.bpf.lower.stack import SCRATCH
@@ -75,6 +76,9 @@ class Host:
 
     def cookie(self) -> None:
         """Load the attach cookie (``layout.ProbeField``) to R0; takes R1-R5."""
+        if self._request.shared:
+            self._asm.load(Register.R0, Register.R10, COOKIE)
+            return
         self._asm.mov(Register.R1, CONTEXT)
         self._asm.call(Helper.GET_ATTACH_COOKIE)
 

@@ -181,6 +181,8 @@ class Request:
     extensions: Mapping[str, Callable[[Composer], None]] = field(default_factory=dict)
     replaceable: bool = False
     replaces: bool = False
+    shared: bool = False
+    """Whether the code becomes part of a program with other handlers (``dispatch``); ``probe`` is None then."""
     keeps_stack: bool = False
     """Whether the stack is in memory at the end: for tests that look at it."""
 

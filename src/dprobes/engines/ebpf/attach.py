@@ -33,7 +33,7 @@ _CLOSERS = 64
 @dataclass(eq=False, slots=True)
 class Group:
     """
-    Hold the sites that share a program: those of one definition in one file that are placed alike.
+    Hold the sites that share a program: in one file, those of one definition that are placed alike, or of many.
 
     ``program`` is its descriptor, ``path`` leads to the file, which is ``shown`` to people by another name. ``sites``
     are pairs of a probepoint and one of its sites.

@@ -13,16 +13,19 @@ from typing import TYPE_CHECKING
 
 from dprobes.bpf.layout import LIMIT, NOTE_HITS, PROBE_MAX, REMOVE, MapName, Turn, power_of_two
 from dprobes.bpf.lower import lower
+from dprobes.bpf.lower.dispatch import can_share
 from dprobes.bpf.lower.request import Placement, Tables
 from dprobes.engines.base import Counts, Notice, ProbeState, StateEvent
 from dprobes.engines.ebpf.attach import Attachments, Group
 from dprobes.engines.ebpf.conflicts import Place, find_conflicts
 from dprobes.engines.ebpf.descriptors import Descriptors
 from dprobes.engines.ebpf.events import attach_event, events_in, lower_event
+from dprobes.engines.ebpf.features import Feature
 from dprobes.engines.ebpf.files import descriptor_path
 from dprobes.engines.ebpf.handlers import basic_request, load_handler
 from dprobes.engines.ebpf.links import attach_uprobes, uprobe_attach_type
 from dprobes.engines.ebpf.modulewatch import ModuleWatches
+from dprobes.engines.ebpf.parts import ALONE_MAX, Part, batches, joined
 from dprobes.engines.ebpf.planning import Site
 from dprobes.engines.ebpf.tables import SharedMaps, Sizes, slot_count
 from dprobes.engines.resolve import ResolvedProbe
@@ -36,7 +39,7 @@ from dprobes.target.insn import first_instructions
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from dprobes.bpf.lower.request import Filter, Lowered
+    from dprobes.bpf.lower.request import Filter
     from dprobes.engines.base import Event, Job
     from dprobes.engines.ebpf.engine import EbpfEngine
     from dprobes.engines.ebpf.entries import Ended
@@ -87,21 +90,6 @@ class PlannedFile:
     def all_reached(self) -> tuple[str, ...]:
         """Paths to the very file, and to those that show the same contents."""
         return tuple(str(descriptor_path(descriptor)) for descriptor in self.descriptors)
-
-
-@dataclass(slots=True)
-class _Part:
-    """
-    Hold what becomes a group: the sites of one definition in one file that are placed alike, or an event.
-
-    ``file`` is None for an event. ``lowered`` is the code until it is loaded: some KiB for each definition.
-    """
-
-    file: PlannedFile | None
-    number: int
-    placement: Placement
-    sites: list[tuple[int, Site]]
-    lowered: Lowered | None
 
 
 class Installation:
@@ -175,7 +163,7 @@ class Installation:
             self.probes.append(probe)
         return range(first, len(self.probes))
 
-    def _make_parts(self, file: PlannedFile, numbers: range) -> Iterator[_Part]:
+    def _make_parts(self, file: PlannedFile, numbers: range) -> Iterator[Part]:
         """Group the sites of a file's probepoints, and compile the handler of each group."""
         grouped: dict[tuple[int, Placement, int], list[tuple[int, Site]]] = {}
         notes: Counter[int] = Counter()
@@ -183,6 +171,8 @@ class Installation:
             for site in self._sites[number]:
                 key = (self.probes[number].number, site.placement, site.return_bytes)
                 grouped.setdefault(key, []).append((number, site))
+        written = [key for key in grouped if not isinstance(self._program.definitions[key[0]].location, Glob)]
+        are_many = len(written) > ALONE_MAX and Feature.UPROBE_MULTI in self._engine.features
         for (number, placement, return_bytes), sites_of in grouped.items():
             resolved = file.plan.resolved
             definition = self._program.definitions[number]
@@ -204,10 +194,14 @@ class Installation:
                 note=self._note_of(number, sites_of, notes),
             )
             point = Point.of(self._program, definition, offset)
-            lowered = lower(resolved.image, resolved.architecture, resolved.image.handlers[number], point, request)
+            handler = resolved.image, resolved.architecture, resolved.image.handlers[number], point
+            shared = are_many and not is_glob
+            lowered = lower(*handler, replace(request, probe=None, shared=True) if shared else request)
+            if shared and not can_share(lowered.assembled):
+                shared, lowered = False, lower(*handler, request)
             if any(reference.map is MapName.NOTES for reference in lowered.assembled.maps):
                 self.giving_back |= {probe for probe, _ in sites_of}
-            yield _Part(file, number, placement, sites_of, lowered)
+            yield Part(file, number, placement, sites_of, lowered, shared=shared)
 
     def _enter_events(self, events: Sequence[EventProbe]) -> range:
         first = len(self.probes)
@@ -216,7 +210,7 @@ class Installation:
             self.probes.append(event.probe)
         return range(first, len(self.probes))
 
-    def _make_events(self, numbers: range) -> Iterator[_Part]:
+    def _make_events(self, numbers: range) -> Iterator[Part]:
         for number in numbers:
             event = self._events[number]
             if event.probe.state is ProbeState.COMPILED:
@@ -224,7 +218,7 @@ class Installation:
                 self._sites[number] = (site,)
                 request = replace(self._request, items=self._items)
                 lowered = lower_event(event, self._program, number, request)
-                yield _Part(None, event.probe.number, Placement.EVENT, [(number, site)], lowered)
+                yield Part(None, event.probe.number, Placement.EVENT, [(number, site)], lowered)
 
     def _offset(self, number: int) -> int:
         probe = self.probes[number]
@@ -304,7 +298,7 @@ class Installation:
         """
         return self._attach(self._parts)
 
-    def _attach(self, parts: Sequence[_Part]) -> list[StateEvent]:
+    def _attach(self, parts: Sequence[Part]) -> list[StateEvent]:
         states = self._find_conflicts(parts)
         for part in parts:
             if part.file is None:
@@ -313,29 +307,36 @@ class Installation:
                 link = self._link_address(probe, part.file.plan.resolved)
                 for bank in (0, self.bank_size):
                     self.maps.set_place(bank + probe, link, self._offset(probe))
-        attach_type = uprobe_attach_type(self._engine.features)
-        for part in parts:
-            name = f"{self._program.major},{self._program.definitions[part.number].minor}"
-            watching = self._watching_of(part)
-            maps = watching.maps if watching is not None else self.maps.descriptors
-            assert part.lowered is not None, "a part is attached twice"
-            program = self._programs.add(load_handler(part.lowered, part.placement, maps, attach_type, name))
-            part.lowered = None
-            sites = [(probe, site) for probe, site in part.sites if probe not in self._conflicting]
-            if not sites:
-                continue
-            reached, shown = (part.file.reached, part.file.path) if part.file is not None else ("", "")
-            group = Group(program, reached, shown, part.placement, sites)
-            if self._is_postponed(sites[0][0]):
-                self._postponed.append(group)
-                continue
-            self._attachments.attach(group)
-            if part.file is not None and len({probe for probe, _ in sites}) == 1:
-                # It is never attached again, and the link keeps it.
-                os.close(self._programs.remove(program))
+        for batch in batches(parts):
+            self._attach_batch(batch)
         if not self._postponed:
             self._watches.start()
         return states + self._unavailable_of(number for part in parts for number, _ in part.sites)
+
+    def _attach_batch(self, batch: Sequence[Part]) -> None:
+        """Load the program of some parts, and attach it."""
+        first = batch[0]
+        watching = self._watching_of(first)
+        maps = watching.maps if watching is not None else self.maps.descriptors
+        minors = [self._program.definitions[part.number].minor for part in (first, *batch[1:][-1:])]
+        name = " to ".join(f"{self._program.major},{minor}" for minor in minors)
+        attach_type = uprobe_attach_type(self._engine.features)
+        lowered = joined(batch, self.bank_size)
+        program = self._programs.add(load_handler(lowered, first.placement, maps, attach_type, name))
+        for part in batch:
+            part.lowered = None
+        sites = [pair for part in batch for pair in part.sites if pair[0] not in self._conflicting]
+        if not sites:
+            return
+        reached, shown = (first.file.reached, first.file.path) if first.file is not None else ("", "")
+        group = Group(program, reached, shown, first.placement, sites)
+        if self._is_postponed(sites[0][0]):
+            self._postponed.append(group)
+            return
+        self._attachments.attach(group)
+        if first.file is not None and len({probe for probe, _ in sites}) == 1:
+            # It is never attached again, and the link keeps it.
+            os.close(self._programs.remove(program))
 
     def _unavailable_of(self, numbers: Iterable[int]) -> list[StateEvent]:
         found = self._unavailable
@@ -366,7 +367,7 @@ class Installation:
             events.append(Notice(f"memory is not watched in all processes: {error.message}", error.hint))
         return events
 
-    def _watching_of(self, part: _Part) -> ModuleWatch | None:
+    def _watching_of(self, part: Part) -> ModuleWatch | None:
         """Return what watches the module of a watchpoint's part; None for other parts."""
         event = self._events.get(part.sites[0][0])
         if event is None or event.module is None or not isinstance(event.probe, ResolvedWatchpoint):
@@ -377,7 +378,7 @@ class Installation:
         """Iterate over what happened to watchpoints in single processes."""
         yield from self._watches.happened()
 
-    def _find_conflicts(self, parts: Sequence[_Part]) -> list[StateEvent]:
+    def _find_conflicts(self, parts: Sequence[Part]) -> list[StateEvent]:
         events: list[StateEvent] = []
         for file in {id(part.file): part.file for part in parts if part.file is not None}.values():
             probes: dict[int, set[int]] = {}

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TOO_MANY_FILES", "explained"]
 
-TOO_MANY_FILES = "each probe definition takes a descriptor or two: raise the limit of open files (ulimit -n)"
+TOO_MANY_FILES = "maps, handlers and links take a descriptor each: raise the limit of open files (ulimit -n)"
 
 
 @contextlib.contextmanager
