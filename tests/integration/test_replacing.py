@@ -206,6 +206,33 @@ def test_a_program_that_cannot_be_inserted_leaves_the_old_one(path: Path, chain:
         assert target.end() == 0
 
 
+def test_a_program_of_which_nothing_can_be_inserted_leaves_the_old_one(path: Path, chain: Chain) -> None:
+    mismatch = "offset = {}\nopcode = 0x0f\nminor = {}\nexit\n\n"
+    with on_demand(path) as target:
+        scope = Scope(pid=target.process.pid)
+        old = chain.enter(job_for(path, both(1), scope))
+        await_active(old, 0, 1)
+        nothing = mismatch.format("both", 1) + mismatch.format("emulated", 2)
+        with (
+            pytest.raises(EngineError) as caught,
+            PtraceEngine().run(job_for(path, nothing, scope, replaces=old.session)),
+        ):
+            pass
+        assert caught.value.message == (
+            "no probepoint of the new program can be inserted; the program before goes on: MISMATCH at both"
+        )
+        target.say("call 3")
+        await_true(lambda: old.hits == [3, 3], "the hits of the old program")
+        assert old.finished is None
+        partly = mismatch.format("emulated", 2) + "offset = both\nminor = 3\nexit\n"
+        new = chain.enter(job_for(path, partly, scope, replaces=old.session))
+        await_active(new, 1)
+        target.say("call 4")
+        await_true(lambda: new.hits == [0, 4], "the hits of the new program")
+        chain.finish()
+        assert target.end() == 0
+
+
 def symbol_address(pid: int, path: Path, symbol: str) -> int:
     return load_bias(pid, path) + symbols_of(path)[symbol]
 

@@ -54,6 +54,11 @@ class ProbeState(enum.Enum):
     DEBUGREG_UNAVAIL = "DEBUGREG_UNAVAIL"
     WATCHPOINT_LEN_INVALID = "WATCHPOINT_LEN_INVALID"
 
+    @property
+    def is_obstacle(self) -> bool:
+        """Whether a probepoint in this state has never been there."""
+        return self not in (ProbeState.COMPILED, ProbeState.ACTIVE, ProbeState.DISABLED, ProbeState.REMOVED)
+
 
 @dataclass(slots=True)
 class Counts:

@@ -207,6 +207,7 @@ class _Resolver:
                     f"two watchpoints of the same kind at address {watchpoint.address:#x}",
                     notes=(Note("the first one is here", other.definition.span("address")),),
                 )
+                return
 
 
 def _suggestion(access: Access, low: Expression, address: int, length: int) -> str:

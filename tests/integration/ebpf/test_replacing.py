@@ -316,6 +316,27 @@ def test_a_program_that_cannot_be_inserted_leaves_the_old_one(path: Path, monkey
         assert target.end() == 0
 
 
+MISMATCHES = "offset = emulated\nopcode = 0x0f\nexit\n\noffset = stepped\nopcode = 0x0f\nminor = 1\nexit\n"
+PARTLY = MISMATCHES + "\noffset = both\nminor = 2\nexit\n"
+
+
+def test_a_program_of_which_nothing_can_be_inserted_leaves_the_old_one(path: Path) -> None:
+    engine = engine_with()
+    with on_demand(path) as target, followed(engine, job_for(path, THREE)) as old:
+        with pytest.raises(EngineError) as caught:
+            engine.run(job_for(path, MISMATCHES, replaces=old.session)).__enter__()
+        assert caught.value.message == (
+            "no probepoint of the new program can be inserted; the program before goes on: MISMATCH at emulated"
+        )
+        target.say("call 3")
+        await_true(lambda: old.hits == [3, 3, 3], "the hits of the old program")
+        assert old.finished is None
+        with followed(engine, job_for(path, PARTLY, replaces=old.session)) as new:
+            target.say("call 4")
+            assert (old.hits, new.hits) == ([3, 3, 3], [0, 0, 4])
+        assert target.end() == 0
+
+
 def test_a_program_takes_the_place_of_one_that_has_ended(path: Path) -> None:
     with on_demand(path) as target, followed(engine_with(), job_for(path, THREE)) as old:
         old.session.stop()

@@ -113,6 +113,13 @@ def test_what_means_nothing_is_an_error(module: Module, places: list[tuple[str, 
     assert diagnostic.message == message.format(path=module.path, data=module.address_of("data"))
 
 
+def test_each_of_many_equal_watchpoints_is_one_error(module: Module) -> None:
+    _, diagnostics = resolved(module, *[("data", "w")] * 4)
+    assert [diagnostic.message for diagnostic in diagnostics] == [
+        f"two watchpoints of the same kind at address {module.address_of('data'):#x}"
+    ] * 3
+
+
 class Stack:
     """Remember what was written, and read it."""
 

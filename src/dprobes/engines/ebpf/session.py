@@ -46,6 +46,7 @@ from dprobes.engines.ebpf.scoping import ProcessTree, filter_of, is_initial_name
 from dprobes.engines.ebpf.signals import watch_signals
 from dprobes.engines.launch import Command
 from dprobes.engines.procfs import living_thread
+from dprobes.engines.replacement import nothing_to_insert
 from dprobes.errors import DprobesError, EngineError, TargetError
 
 if TYPE_CHECKING:
@@ -180,8 +181,13 @@ class EbpfSession:
             if faulting:
                 self._watch_faults(stack, types)
             with Replacement.of(replaced, self._engine.features) as replacement:
-                self._notices += installed.attach()
+                states = installed.attach()
+                self._notices += states
                 if replacement is not None:
+                    if not installed.attached:
+                        raise nothing_to_insert(
+                            installed.probes, (f"{each.state.value}: {each.detail}" for each in states)
+                        )
                     replacement.take_over(installed)
             self._notices += installed.attach_postponed()
             if installed.attached:

@@ -51,6 +51,7 @@ from dprobes.engines.ptrace.wire import (
     load_message,
     unpack_record,
 )
+from dprobes.engines.replacement import nothing_to_insert
 from dprobes.errors import EngineError, SourceError, TargetError
 
 if TYPE_CHECKING:
@@ -191,6 +192,9 @@ class Conversation:
                 if former.is_over:
                     raise EngineError(_ENDED)
                 _prepare(run, self._asked, known)
+                probes = run.answers.probes
+                if probes and all(probe.state.is_obstacle for probe in probes):
+                    raise nothing_to_insert(probes)
                 self._enter(run, former)
                 message = Replace(dataclasses.replace(start, number=run.number), former.number, known)
                 self.outbox.send(message)
