@@ -62,8 +62,8 @@ def insertion_options(function: Callable[..., Any]) -> Callable[..., Any]:
                 metavar="DIR", help="Where 'exit 3' writes core.dprobes.PID.",
             ),
             click.option(
-                "--ring-size", type=click.IntRange(min=1, max=1024), default=4, show_default=True, metavar="MIB",
-                help="Room for records that nobody has taken yet, in MiB (ebpf).",
+                "--ring-size", type=click.IntRange(min=1, max=1024), metavar="MIB",
+                help="Room for records that nobody has taken yet, in MiB (ebpf; 4, and less beside many programs).",
             ),
             click.option("--json", "as_json", is_flag=True, help="Print what is inserted, and was replaced, as JSON."),
         )
@@ -118,7 +118,7 @@ def insert(ppdf: bytes, scope: Scope, options: dict[str, Any], **more: Any) -> i
                 exact=options["exact"],
                 pid_namespace=options["pid_namespace"],
                 core_directory=options["core_directory"],
-                ring_size=options["ring_size"] << 20,
+                ring_size=None if options["ring_size"] is None else options["ring_size"] << 20,
             )
         status = _report(result, as_json=options["as_json"], verbose=options["verbose"], program=scope.program)
         if command is not None:

@@ -183,7 +183,7 @@ class Arguments:
                 core_directory=self.text("core_directory") or ".",
                 pid_namespace=self.flag("pid_namespace"),
                 exact=self.flag("exact"),
-                ring_size=self.number("ring_size", 4 << 20, low=1 << 12, high=1 << 30) or 0,
+                ring_size=self.number("ring_size", None, low=1 << 12, high=1 << 30) or 0,
             ),
             name=self._program_name("as"),
             merges=merges,

@@ -29,10 +29,23 @@ if TYPE_CHECKING:
     from dprobes.manager.recording import Recording
     from dprobes.rpn.program import Program
 
-__all__ = ["Inserter"]
+__all__ = ["Inserter", "ring_size"]
 
 _BEGINNING = 20.0
 """Seconds that an insertion waits until what is there has been probed."""
+
+
+_RING_MAX, _RING_MIN = 4 << 20, 1 << 18
+"""Bytes of a ring where the user does not say how many: in one beside no others, and in one beside hundreds."""
+
+_RING_SHARE = 32 << 20
+"""Bytes that the rings of as many programs as there are would take, if all were as large as the newest one."""
+
+
+def ring_size(others: int) -> int:
+    """Return the size of the ring for a program beside so many others: the kernel takes the memory for it at once."""
+    share = _RING_SHARE // (others + 1)
+    return max(_RING_MIN, min(_RING_MAX, 1 << (share.bit_length() - 1)))
 
 
 class Inserter:
@@ -72,6 +85,7 @@ class Inserter:
             symbols=symbols,
             features=self._features,
             replaceable=True,
+            ring_size=request.options.ring_size or ring_size(len(beside)),
             traces_already=replaced is not None and replaced.engine == "ptrace",
             tracers=frozenset(each.session.tracer for each in beside if each.session.tracer is not None),
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import resource
 import subprocess
 from collections import Counter
@@ -12,9 +14,9 @@ import pytest
 
 from dprobes.engines.ebpf.engine import EbpfEngine
 from dprobes.engines.ebpf.features import Feature, Features
+from dprobes.manager.inserting import ring_size
 from integration.ebpf.insessions import job_for
-from integration.ebpf.kernel import descriptors, require_bpf, require_initial_namespace
-from integration.ebpf.objects import await_attached
+from integration.ebpf.kernel import descriptors, has_begun, require_bpf, require_initial_namespace
 from integration.support import TIMEOUT, await_true
 
 if TYPE_CHECKING:
@@ -54,7 +56,7 @@ def test_many_definitions_share_links_and_each_keeps_its_own_handler_and_limits(
     count = 300
     program = build("many.c")
     client, output = run.start(definitions(count).format(path=program), [], ENGINE)
-    await_attached(client)
+    await_true(lambda: has_begun(client.pid), "the beginning")
     assert len(list(Path(f"/proc/{client.pid}/fd").iterdir())) < 150
     subprocess.run([program, str(CALLS)], check=True, timeout=TIMEOUT, stdout=subprocess.DEVNULL)
     expected = {number + 1: HANDLERS[number % len(HANDLERS)][2] for number in range(count)}
@@ -84,6 +86,32 @@ def test_many_definitions_take_the_place_of_as_many_with_few_descriptors(build: 
             assert not any(counts.hits for counts in old.counts())
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_program_takes_little_memory_besides_its_ring(build: Builder) -> None:
+    job = job_for(build("many.c"), "offset = many_0\npush 1\nlog 1\nexit\n")
+    ring = 1 << 18
+    before = locked_memory()
+    with EbpfEngine(replaceable=True, ring_size=ring).run(job):
+        assert ring < locked_memory() - before < 2 * ring + (1 << 17) * (os.cpu_count() or 1)
+
+
+def locked_memory() -> int:
+    """Return the bytes of the maps that this process holds, as the kernel accounts for them."""
+    sizes = {}
+    for each in list(Path("/proc/self/fdinfo").iterdir()):
+        with contextlib.suppress(FileNotFoundError):
+            fields = dict(line.split(":\t") for line in each.read_text().splitlines() if ":\t" in line)
+            if "map_id" in fields:  # a mapping of a map has a descriptor as well
+                sizes[fields["map_id"]] = int(fields["memlock"])
+    return sum(sizes.values())
+
+
+@pytest.mark.parametrize(
+    ("others", "size"), [(0, 4 << 20), (7, 4 << 20), (8, 2 << 20), (60, 512 << 10), (500, 256 << 10)]
+)
+def test_rings_become_smaller_beside_many_programs(others: int, size: int) -> None:
+    assert ring_size(others) == size
 
 
 def run_records(output: Path) -> int:

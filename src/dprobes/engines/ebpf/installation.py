@@ -143,7 +143,7 @@ class Installation:
             Sizes(
                 2 * self.bank_size, slot, engine.ring_size, self._tables.slots, cpus,
                 program.vars, program.gvars if shared is None else 0, program.cvars,
-                bool(self._events), engine.replaceable, job.replaces is not None, self.notes_tickets,
+                scope.processes, bool(self._events), engine.replaceable, job.replaces is not None, self.notes_tickets,
             ),
             shared.descriptor if shared is not None else None,
         )  # fmt: skip

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ProbeCounters", "SharedMaps", "Sizes", "slot_count"]
 
-_SLOTS_MIN = 64
+_SLOTS_MIN = 8
 _SLOTS_FOR_CPU = 4
 _TOO_MUCH = "a smaller --ring-size needs less, and so do a smaller 'logmax' and fewer variables"
 _LOCKED = "kernels before 5.11 count them as locked memory: raise its limit (ulimit -l unlimited)"
@@ -44,7 +43,8 @@ _NOTES = 1 << 12
 
 def slot_count() -> int:
     """Return how many handlers can run at once: a few on each CPU, because handlers may sleep and be preempted."""
-    return max(_SLOTS_MIN, power_of_two(_SLOTS_FOR_CPU * (os.cpu_count() or 1)))
+    # A handler takes one of those of its CPU (``bpf.lower.frame``).
+    return max(_SLOTS_MIN, power_of_two(_SLOTS_FOR_CPU * (max(online_cpus()) + 1)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +59,8 @@ class Sizes:
     locals: int = 0
     globals: int = 0
     cpu_variables: int = 0
+    for_tree: bool = False
+    """Whether the processes in scope are a tree, of which SCOPE holds the ids."""
     for_events: bool = False
     """Whether handlers of perf events use the maps."""
     replaceable: bool = False
@@ -84,11 +86,12 @@ class SharedMaps:
 
     def __init__(self, sizes: Sizes, shared_globals: int | None = None) -> None:
         """Make the maps; ``shared_globals`` is the descriptor of the global variables, where others have them, too."""
+        scope_size = _SCOPE_SIZE if sizes.for_tree else 1
         with contextlib.ExitStack() as stack:
             try:
                 self.ring = stack.enter_context(RingBuffer(sizes.ring, "dprobes_ring"))
                 self.scope = stack.enter_context(
-                    HashMap(4, 4, _SCOPE_SIZE, "dprobes_scope", preallocated=sizes.for_events)
+                    HashMap(4, 4, scope_size, "dprobes_scope", preallocated=sizes.for_events)
                 )
                 self._scratch = stack.enter_context(ArrayMap(sizes.slot, sizes.slots, "dprobes_scratch"))
                 self._claims = stack.enter_context(ArrayMap(8 * sizes.slots, name="dprobes_claims"))
