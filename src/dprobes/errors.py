@@ -11,6 +11,7 @@ All exceptions of DProbes, in one place so that no module imports another for it
     │   ├── NotSupportedError   the engine, kernel or processor lacks the feature
     │   └── PrivilegeError      the feature exists, but not for this user
     ├── SinkError           a place where log records go
+    │   └── RecordsRefusedError     it works, but does not want some of the records
     ├── ManagerError        the probe manager, or the way to it
     └── InternalError       a bug in DProbes
 
@@ -35,6 +36,7 @@ __all__ = [
     "ManagerError",
     "NotSupportedError",
     "PrivilegeError",
+    "RecordsRefusedError",
     "SinkError",
     "SourceError",
     "TargetError",
@@ -95,14 +97,34 @@ class SinkError(DprobesError):
     """
     Report a failure to open or write a sink.
 
-    ``taken`` is how many records of a batch it had taken before; ``lost`` how many that it had taken, of this or of
-    earlier batches, are known to be lost with the failure.
+    ``taken`` is how many records of a batch it had taken before: the first ones, unless ``left`` has the positions of
+    all others. ``lost`` is how many that it had taken, of this or of earlier batches, are known to be lost. ``wait`` is
+    for how many seconds what is outside asks to be left alone.
     """
 
-    def __init__(self, message: str, *, hint: str | None = None, taken: int = 0, lost: int = 0) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        hint: str | None = None,
+        taken: int = 0,
+        lost: int = 0,
+        left: Sequence[int] | None = None,
+        wait: float = 0.0,
+    ) -> None:
         super().__init__(message, hint=hint)
         self.taken = taken
         self.lost = lost
+        self.left = left
+        self.wait = wait
+
+
+class RecordsRefusedError(SinkError):
+    """
+    Report that what is outside does not want ``lost`` records, of this or of earlier batches.
+
+    The sink works as before: no record of the batch comes again, and the next batch may come at once.
+    """
 
 
 class ManagerError(DprobesError):

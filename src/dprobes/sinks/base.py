@@ -67,7 +67,9 @@ class Sink(Protocol):
 
     A sink that has failed is closed and opened again, and told of the programs that are active; so it begins anew
     where that is without harm, and goes on with what is there where it is not. One that may wait for long should have a
-    method ``abort`` as well: it is called by another thread when nobody waits any more, and lets what waits fail.
+    method ``abort`` as well: it is called by another thread when nobody waits any more, and lets what waits fail. One
+    that gets things done within a call, as by several requests, should show that by an attribute ``steps``, a growing
+    number; it gets more records at once.
     """
 
     def create_event(self, source: RecordSource) -> None:
@@ -78,7 +80,8 @@ class Sink(Protocol):
         Take the records of a batch.
 
         ``SinkError.taken`` says how many have been taken: these never come again, the others do. ``SinkError.lost``
-        says how many of those that were taken, now or before, never arrived.
+        says how many of those that were taken, now or before, never arrived. ``RecordsRefusedError`` says only that:
+        all have been taken, and the sink goes on.
         """
 
     def destroy_event(self, source: RecordSource) -> None:

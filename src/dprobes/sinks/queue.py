@@ -15,7 +15,7 @@ from dprobes.record.clock import wall_offset
 from dprobes.sinks.base import Batch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from dprobes.record.source import RecordSource
 
@@ -55,7 +55,7 @@ class RecordQueue:
         self._bytes = 0
         self._lost_before: dict[int, int] = {}
         """Records of each source that were lost since its last batch in the queue."""
-        self._is_given_up = False
+        self.is_given_up = False
         self.waiting = self.lost = 0
 
     def __bool__(self) -> bool:
@@ -79,7 +79,7 @@ class RecordQueue:
             self._lost_before[number] = self._lost_before.get(number, 0) + count - taken
 
     def _room(self, batch: Batch) -> int:
-        if self._is_given_up:
+        if self.is_given_up:
             return 0
         count = min(self._records_max - self.waiting, len(batch.records))
         room = self._bytes_max - self._bytes
@@ -93,7 +93,7 @@ class RecordQueue:
 
     def tell(self, messages: Iterable[Created | Destroyed]) -> None:
         """Add what is to be said of programs; before the end of one, how many of its last records were lost."""
-        if self._is_given_up:
+        if self.is_given_up:
             return
         for message in messages:
             if isinstance(message, Destroyed) and (lost := self._lost_before.pop(message.source.number, 0)):
@@ -101,13 +101,37 @@ class RecordQueue:
             self._messages.append(message)
 
     def first(self, count: int) -> Message:
-        """Return the first message, of a batch ``count`` records at most; it stays until it is taken or dropped."""
+        """
+        Return the first message; it stays until it is taken or dropped.
+
+        Of a batch these are ``count`` records at most, and if it has less, those of the next batches of the same
+        program as well: what costs a sink a request is not to be done for each handful of records.
+        """
         message = self._messages[0]
-        if isinstance(message, Batch) and len(message.records) > count:
+        if not isinstance(message, Batch):
+            return message
+        if len(message.records) > count:
             self._messages[0] = message.after(count)
             message = replace(message, records=message.records[:count], places=message.places[:count])
             self._messages.appendleft(message)
+        elif len(message.records) < count and len(self._messages) > 1:
+            message = self._joined(message, count)
         return message
+
+    def _joined(self, first: Batch, count: int) -> Batch:
+        """Put batches into one of up to ``count`` records, as long as there is nothing to be said between them."""
+        records, places = list(first.records), list(first.places)
+        self._messages.popleft()
+        while (room := count - len(records)) and self._messages and _goes_on(first, self._messages[0]):
+            other = self._messages.popleft()
+            assert isinstance(other, Batch)
+            records += other.records[:room]
+            places += other.places[:room]
+            if len(other.records) > room:
+                self._messages.appendleft(other.after(room))
+        joined = replace(first, records=records, places=places)
+        self._messages.appendleft(joined)
+        return joined
 
     def take(self, message: Message, count: int) -> bool:
         """Take away the first message, or ``count`` records of it; return False if it has been given up meanwhile."""
@@ -122,6 +146,21 @@ class RecordQueue:
         self._messages.popleft()
         return True
 
+    def keep(self, message: Message, left: Sequence[int]) -> bool:
+        """Take the first message away but for the records at some positions; return as ``take`` does."""
+        if not self._messages or self._messages[0] is not message:
+            return False
+        assert isinstance(message, Batch)
+        records = [message.records[position] for position in left]
+        places = [message.places[position] for position in left]
+        lost = message.lost if left and left[0] == 0 else 0
+        self._bytes -= sum(map(len, message.records)) - sum(map(len, records))
+        self.waiting -= len(message.records) - len(records)
+        self._messages[0] = replace(message, records=records, places=places, lost=lost)
+        if not records:
+            self._messages.popleft()
+        return True
+
     def drop(self, message: Message) -> None:
         """Lose the first message."""
         count = len(message.records) if isinstance(message, Batch) else 0
@@ -133,7 +172,17 @@ class RecordQueue:
 
     def give_up(self) -> None:
         """Lose everything that waits, and whatever comes."""
-        self._is_given_up = True
+        self.is_given_up = True
         self._messages.clear()
         self.lost += self.waiting
         self.waiting = self._bytes = 0
+
+
+def _goes_on(batch: Batch, message: Message) -> bool:
+    """Return whether a message has nothing but more records for a batch."""
+    return (
+        isinstance(message, Batch)
+        and message.source is batch.source
+        and message.wall_offset == batch.wall_offset
+        and not message.lost
+    )

@@ -9,7 +9,9 @@ program had read, is not known; neither is anything of UDP.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
+import os
 import socket
 import ssl
 import struct
@@ -18,7 +20,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from dprobes.errors import SinkError, reason_of
+from dprobes.errors import RecordsRefusedError, SinkError, reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -75,13 +77,18 @@ class Datagrams:
                 return end
         raise SinkError(f"{self._name}: {problem}")
 
-    def send(self, messages: Sequence[bytes], *, are_records: bool = True) -> None:  # noqa: ARG002 - as below
-        """Send messages; ``SinkError.taken`` says how many were sent."""
+    def send(self, messages: Sequence[bytes], *, are_records: bool = True) -> None:
+        """Send messages; ``taken`` of a ``SinkError`` counts those that were sent or too long, ``lost`` the latter."""
+        too_long = 0
         for taken, message in enumerate(messages):
             try:
                 self._socket.send(message)
             except OSError as error:
-                raise SinkError(f"{self._name}: {_reason(error)}", taken=taken) from error
+                if error.errno != errno.EMSGSIZE:
+                    raise SinkError(f"{self._name}: {_reason(error)}", taken=taken, lost=too_long) from error
+                too_long += are_records
+        if too_long:
+            raise RecordsRefusedError(f"{self._name}: {os.strerror(errno.EMSGSIZE).lower()}", lost=too_long)
 
     def close(self) -> None:
         """Close the socket."""

@@ -3,7 +3,8 @@ A log target: a sink, a thread that feeds it, and a bounded queue between that a
 
 So a slow or broken sink never holds up a program. What finds no room is counted as lost. A sink that fails is closed,
 and opened again after a while that gets longer; records that it had not taken wait for that. A batch that a sink
-cannot take for a mistake of its own is given up: it would make the same mistake again.
+cannot take for a mistake of its own is given up: it would make the same mistake again. Records that are refused by
+what is behind a sink are lost, and are no failure.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dprobes.errors import FormatError, SinkError, reason_of
+from dprobes.errors import FormatError, RecordsRefusedError, SinkError, reason_of
 from dprobes.sinks.base import Batch
 from dprobes.sinks.pacing import Pace, Problems
 from dprobes.sinks.queue import Created, Destroyed, RecordQueue
@@ -87,12 +88,13 @@ class LogTarget:
         self._problem: str | None = None
         self._problems = Problems()
         self._pace = Pace()
+        self._pace.tried()
         self._flushed = 0.0
         self._changed = threading.Condition()
         """Guards the queue, the counts and the problem."""
         self._closing = False
-        self._tried_at_end = False
-        """At the end a failure is not waited out, but everything is tried once more; the thread's own."""
+        self._is_down = False
+        """Whether the thread waits until it opens a sink again that has failed."""
         self._steps = 0
         """Counts what the thread gets done."""
         self._ended = threading.Event()
@@ -153,8 +155,9 @@ class LogTarget:
         """
         Write what waits, as long as the sink takes something, and give it up; return the last status.
 
-        ``patience`` is how many seconds it may take nothing, ``limit`` how many all that may take. What then still
-        waits is lost. To be interrupted is to run out of patience. ``on_wait`` is called if this takes its time.
+        ``patience`` is how many seconds it may take nothing, and how many it may be out of order in all; ``limit`` how
+        many all that may take. What then still waits is lost. To be interrupted is to run out of patience. ``on_wait``
+        is called if this takes its time.
         """
         self.finish()
         try:
@@ -162,6 +165,7 @@ class LogTarget:
         finally:
             with self._changed:
                 self._queue.give_up()
+                self._changed.notify_all()
             if not self._ended.is_set():
                 self._abort()
         return self.status()
@@ -176,51 +180,57 @@ class LogTarget:
 
     def _await_end(self, patience: float, limit: float | None, on_wait: Callable[[TargetStatus], None] | None) -> None:
         begun = last = time.monotonic()
-        steps = self._steps
+        steps, down = self._progress(), 0.0
         while not self._ended.wait(_LOOK):
             now = time.monotonic()
-            if self._steps != steps:
-                steps, last = self._steps, now
+            if (found := self._progress()) != steps:
+                steps, last = found, now
+            down += _LOOK if self._is_down else 0.0  # one that comes back for a moment again and again is not repaired
             if on_wait is not None and now - begun > _SILENCE:
                 on_wait(self.status())
                 on_wait = None
-            if now - last > patience or (limit is not None and now - begun > limit):
+            if max(now - last, down) > patience or (limit is not None and now - begun > limit):
                 break
+
+    def _progress(self) -> tuple[int, int]:
+        """Return what changes when something gets done, also within a call of the sink if that can be seen."""
+        return self._steps, getattr(self._sink, "steps", 0)
 
     # The thread
 
     def _run(self) -> None:
         try:
-            while (message := self._next()) is not None and self._serve(message):
-                pass
+            while (message := self._next()) is not None:
+                self._serve(message)
             self._give_up()
         finally:
             self._ended.set()
 
-    def _serve(self, message: Message) -> bool:
-        """Have the sink take a message; return False at the end of all patience."""
+    def _serve(self, message: Message) -> None:
+        """Have the sink take a message; after a failure, wait until it can be tried again."""
         try:
             sink = self._opened()
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a plug-in's mistake must not be ours
-            return self._wait_after(error)
+            self._wait_after(error)
+            return
         try:
             self._hand_over(sink, message)
             self._flush(sink)
         except (SinkError, OSError) as error:
-            return self._wait_after(error, message)
+            self._wait_after(error, message)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a plug-in's, or a record's that is none
             self._drop(message)
-            return self._wait_after(error)
-        return True
+            self._wait_after(error)
 
     def _next(self) -> Message | None:
         with self._changed:
             while not self._queue and not self._closing:
                 self._changed.wait()
-            return self._queue.first(self._pace.piece) if self._queue else None
+            return self._queue.first(self._pace.piece(self._sink)) if self._queue else None
 
     def _opened(self) -> Sink:
         if self._sink is None:
+            self._pace.tried()
             self._sink = self._open()
             for source in self._active.values():
                 self._sink.create_event(source)
@@ -228,11 +238,15 @@ class LogTarget:
 
     def _hand_over(self, sink: Sink, message: Message) -> None:
         count = 0
+        refusal: RecordsRefusedError | None = None
         match message:
             case Batch():
                 count = len(message.records)
                 begun = time.monotonic()
-                sink.log_events(message)
+                try:
+                    sink.log_events(message)
+                except RecordsRefusedError as error:
+                    refusal = error
                 self._pace.took(count, time.monotonic() - begun)
             case Created(source):
                 self._active[source.number] = source
@@ -246,38 +260,58 @@ class LogTarget:
                 self._written += count
             self._steps += 1
         self._pace.succeeded()
+        if refusal is not None:
+            self._note(refusal)
 
     def _flush(self, sink: Sink) -> None:
         with self._changed:
             more = bool(self._queue)
         now = time.monotonic()
         if not more or now - self._flushed > _FLUSH_INTERVAL:
-            sink.flush()
+            try:
+                sink.flush()
+            except RecordsRefusedError as refusal:
+                self._note(refusal)
             self._flushed = now
 
     def _drop(self, message: Message) -> None:
         with self._changed:
             self._queue.drop(message)
 
-    def _wait_after(self, error: BaseException, message: Message | None = None) -> bool:
-        """Note a failure, and wait until the next try; return False if there is none."""
+    def _wait_after(self, error: BaseException, message: Message | None = None) -> None:
+        """Note a failure, close the sink, and wait until the next try."""
+        self._note(error, message)
+        self._give_up()
+        wait = error.wait if isinstance(error, SinkError) else 0.0
+        with self._changed:
+            was_closing = self._closing
+            if was_closing and not self._queue.waiting:
+                self._queue.give_up()  # there is nothing to wait for
+            self._is_down = True
+            self._changed.wait_for(
+                # At the end it is tried at once, unless there is nobody who would want that.
+                lambda: self._queue.is_given_up or (self._closing and not was_closing and not wait),
+                self._pace.failed(wait, at_end=was_closing),
+            )
+            self._is_down = False
+
+    def _note(self, error: BaseException, message: Message | None = None) -> None:
+        """Note what is wrong, and what a sink has taken of a message, or lost of earlier ones, all the same."""
         said = _text_of(error)
         with self._changed:
             self._problem = said
             if isinstance(error, SinkError):
-                if error.taken and message is not None and self._queue.take(message, error.taken):
+                if message is not None and self._take(message, error):
                     self._written += error.taken
                     self._steps += 1
                 self._lose_written(error.lost)
         if self._on_problem is not None and self._problems.is_new(said):
             self._on_problem(said)
-        self._give_up()
-        with self._changed:
-            self._changed.wait_for(lambda: self._closing, self._pace.failed())
-            if not self._closing:
-                return True
-            is_first, self._tried_at_end = not self._tried_at_end, True
-            return is_first
+
+    def _take(self, message: Message, error: SinkError) -> bool:
+        if error.left is not None:
+            return self._queue.keep(message, error.left)
+        return error.taken > 0 and self._queue.take(message, error.taken)
 
     def _lose_written(self, count: int) -> None:
         """Count records as lost that were taken for written before."""

@@ -118,6 +118,7 @@ class Rsyslog:
         self._configuration = directory / "rsyslog.conf"
         self._configuration.write_text(self._text(certificates, asks=asks))
         self._read = 0
+        self._was_killed = False
         self._received: list[dict[str, Any]] = []
         self._process: subprocess.Popen[bytes] | None = None
         self.start()
@@ -143,6 +144,9 @@ class Rsyslog:
 
     def start(self) -> None:
         """Start it, and wait until it listens."""
+        if self._was_killed and self._output.exists():
+            with self._output.open("ab") as file:
+                file.write(b"\n")  # what it writes now must not go on a line that is torn
         for path in (self.socket, self.old_socket):
             path.unlink(missing_ok=True)
         log = self.directory / "rsyslogd.log"
@@ -172,6 +176,7 @@ class Rsyslog:
         if process is None:
             return
         if kill:
+            self._was_killed = True
             process.kill()
         else:
             process.terminate()
@@ -189,9 +194,18 @@ class Rsyslog:
                 file.seek(self._read)
                 lines, end, _ = file.read().rpartition(b"\n")
             self._read += len(lines) + len(end)
-            messages = [json.loads(line) for line in lines.splitlines()]
+            messages = [message for line in lines.splitlines() if line and (message := self._message(line)) is not None]
             self._received += [message for message in messages if message["app"] == "dprobes"]
         return self._received
+
+    def _message(self, line: bytes) -> dict[str, Any] | None:
+        """Return what a line says, or None for one that was torn when rsyslogd was killed."""
+        try:
+            found: dict[str, Any] = json.loads(line)
+        except ValueError:
+            assert self._was_killed, line
+            return None
+        return found
 
     def await_count(self, count: int) -> list[dict[str, Any]]:
         """Wait until there are as many messages, and return them."""

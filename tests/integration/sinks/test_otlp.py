@@ -13,12 +13,13 @@ import struct
 import subprocess
 import threading
 import time
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dprobes.errors import SinkError
+from dprobes.errors import RecordsRefusedError, SinkError
 from dprobes.record.codec import encode_record
 from dprobes.record.layout import LogRecord
 from dprobes.record.place import Place
@@ -30,7 +31,7 @@ from dprobes.sinks.target import LogTarget
 from integration.support import TIMEOUT, Builder, Runner, await_true
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from dprobes.sinks.base import Sink
@@ -61,8 +62,9 @@ class Collector:
     """
     Take log records over HTTP, and keep them as plain data.
 
-    ``answers`` are statuses and headers of the next requests before all is well again; ``reject`` is how many records
-    of each request are refused in an answer that says that all is well.
+    ``answers`` are statuses and headers of the next requests before all is well again; ``judge`` is asked for them
+    then, with the numbers of the records. ``reject`` is how many records of each request are refused in an answer that
+    says that all is well. ``waiting`` requests wait at the gate.
     """
 
     def __init__(self, port: int = 0, context: ssl.SSLContext | None = None) -> None:
@@ -71,7 +73,8 @@ class Collector:
         self.requests: list[tuple[str, dict[str, str]]] = []
         self.answers: list[tuple[int, dict[str, str]]] = []
         self.connections: list[socket.socket] = []
-        self.reject = 0
+        self.judge: Callable[[list[int]], int] = lambda numbers: 200
+        self.reject = self.waiting = 0
         self.gate = threading.Event()
         self.gate.set()
         collector = self
@@ -85,7 +88,9 @@ class Collector:
 
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
+                collector.waiting += 1
                 collector.gate.wait(TIMEOUT)
+                collector.waiting -= 1
                 collector.answer(self, body)
 
             def log_message(self, format: str, *arguments: Any) -> None:  # noqa: A002 - its name
@@ -110,10 +115,15 @@ class Collector:
         )
 
         self.requests.append((handler.path, {name.lower(): value for name, value in handler.headers.items()}))
-        status, headers = self.answers.pop(0) if self.answers else (200, {})
+        groups = ExportLogsServiceRequest.FromString(body).resource_logs
+        records = [record for group in groups for scope in group.scope_logs for record in scope.log_records]
+        if self.answers:
+            status, headers = self.answers.pop(0)
+        else:
+            status, headers = self.judge([record.time_unix_nano - 10**18 for record in records]), {}
         response = ExportLogsServiceResponse()
         if status == 200:
-            for group in ExportLogsServiceRequest.FromString(body).resource_logs:
+            for group in groups:
                 self.resources.append(attributes_of(group.resource.attributes))
                 for scope in group.scope_logs:
                     self.records += (plain(record) for record in scope.log_records[self.reject :])
@@ -248,17 +258,34 @@ def test_lost_records_are_said_once_with_those_that_follow(collector: Collector)
 
 def test_large_batches_go_in_several_requests(collector: Collector) -> None:
     sink = opened(collector.port)
-    sink.log_events(batch(0, 1200))
+    sink.log_events(batch(0, 5000))
     assert len(collector.requests) == 3
-    collector.answers = [(200, {}), (500, {})]
+    collector.judge = lambda numbers: 500 if 5020 in numbers else 200
+    large = batch(5000, 40, size=60_000)
     with pytest.raises(SinkError) as caught:
-        sink.log_events(batch(1200, 40, size=60_000))
+        sink.log_events(large)
+    left = caught.value.left
+    assert left is not None
     assert (caught.value.message, caught.value.taken, caught.value.lost) == (
-        f"'http://127.0.0.1:{collector.port}/v1/logs' answers 500 Internal Server Error", 17, 0,
+        f"'http://127.0.0.1:{collector.port}/v1/logs' answers 500 Internal Server Error", 40 - len(left), 0,
     )  # fmt: skip
-    sink.log_events(batch(1200, 40, size=60_000).after(caught.value.taken))
+    assert {n - 5000 for n in collector.numbers() if n >= 5000} == set(range(40)) - set(left)
+    collector.judge = lambda numbers: 200
+    sink.log_events(replace(large, records=[large.records[n] for n in left], places=[PLACE] * len(left)))
     sink.close()
-    assert collector.numbers() == list(range(1240))
+    assert collector.numbers() == list(range(5040))
+
+
+def test_several_requests_are_under_way_at_once(collector: Collector) -> None:
+    sink = opened(collector.port)
+    collector.gate.clear()
+    sender = threading.Thread(target=sink.log_events, args=(batch(0, 8000),))
+    sender.start()
+    await_true(lambda: collector.waiting == 4, "four requests")
+    collector.gate.set()
+    sender.join()
+    sink.close()
+    assert collector.numbers() == list(range(8000))
 
 
 def test_a_busy_collector_is_asked_again_when_it_says(collector: Collector, capfd: pytest.CaptureFixture[str]) -> None:
@@ -285,14 +312,79 @@ def test_what_is_no_success_is_an_error(collector: Collector, status: int) -> No
     sink.close()
 
 
-def test_records_that_the_collector_cannot_read_are_lost(collector: Collector) -> None:
+def answering_by_turns(turns: int, answer: tuple[int, dict[str, str]]) -> list[tuple[int, dict[str, str]]]:
+    """Return answers of which one in so many is not the usual one."""
+    return [*[(200, {})] * (turns - 1), answer] * 100
+
+
+@pytest.mark.parametrize("answer", [(400, {}), (413, {}), (429, {"Retry-After": "0"}), (503, {"Retry-After": "1"})])
+def test_every_fourth_request_is_not_taken_and_no_record_is_lost(
+    collector: Collector, answer: tuple[int, dict[str, str]]
+) -> None:
+    collector.answers = answering_by_turns(4, answer)
+    name = f"otlp:http://127.0.0.1:{collector.port}"
+    target = LogTarget(name, lambda: parse_target(name).open(SinkOptions()))
+    target.create([SOURCE])
+    for first in range(0, 10_000, 500):
+        target.put(batch(first, 500))
+    status = target.close(patience=60)
+    assert (status.written, status.lost, status.waiting) == (10_000, 0, 0)
+    assert collector.numbers() == list(range(10_000))
+
+
+def test_only_the_records_that_the_collector_cannot_read_are_lost(collector: Collector) -> None:
+    bad = {0, 700, 701, 1999}
+    collector.judge = lambda numbers: 400 if bad & set(numbers) else 200
     sink = opened(collector.port)
-    collector.answers = [(400, {})]
-    with pytest.raises(SinkError) as caught:
-        sink.log_events(batch(0, 10))
-    assert caught.value.message.endswith("answers 400 Bad Request: it does not take these records")
-    assert (caught.value.taken, caught.value.lost) == (10, 10)
+    with pytest.raises(RecordsRefusedError) as caught:
+        sink.log_events(batch(0, 2000))
+    url = f"http://127.0.0.1:{collector.port}/v1/logs"
+    assert (caught.value.message, caught.value.lost) == (f"'{url}' has rejected records: 400 Bad Request", 4)
+    assert collector.numbers() == [n for n in range(2000) if n not in bad]
     sink.close()
+
+
+def test_a_collector_that_takes_nothing_is_not_asked_for_each_record(collector: Collector) -> None:
+    collector.judge = lambda numbers: 422
+    sink = opened(collector.port)
+    for first in (0, 2000, 4000):
+        with pytest.raises(RecordsRefusedError) as caught:
+            sink.log_events(batch(first, 2000))
+        assert caught.value.lost == 2000
+    assert len(collector.requests) < 200
+    collector.judge = lambda numbers: 200
+    sink.log_events(batch(6000, 10))
+    sink.close()
+
+
+def test_requests_get_smaller_for_a_collector_that_finds_them_too_large(collector: Collector) -> None:
+    sizes: list[int] = []
+
+    def judge(numbers: list[int]) -> int:
+        sizes.append(len(numbers))
+        return 413 if len(numbers) > 100 else 200
+
+    collector.judge = judge
+    sink = opened(collector.port)
+    sink.log_events(batch(0, 3000))
+    sizes.clear()
+    sink.log_events(batch(3000, 3000))
+    assert max(sizes) <= 100
+    sink.close()
+    assert collector.numbers() == list(range(6000))
+
+
+def test_a_wait_for_a_busy_collector_can_be_aborted(collector: Collector) -> None:
+    collector.judge = lambda numbers: 503
+    name = f"otlp:http://127.0.0.1:{collector.port}"
+    target = LogTarget(name, lambda: parse_target(name).open(SinkOptions()))
+    target.create([SOURCE])
+    target.put(batch(0, 10))
+    await_true(lambda: len(collector.requests) > 0, "a request")
+    status = target.close(patience=0.2)
+    assert (status.written, status.lost) == (0, 10)
+    await_true(lambda: not target._thread.is_alive(), "the end of the thread")
+    assert len(collector.requests) < 4
 
 
 def test_rejected_records_are_counted_as_lost_and_said(collector: Collector) -> None:

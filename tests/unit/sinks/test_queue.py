@@ -83,8 +83,10 @@ def test_a_batch_is_given_in_pieces_and_keeps_what_was_not_taken() -> None:
     assert not queue.take(first, 1)  # it is another one now
     again = queue.first(2)
     assert isinstance(again, Batch)
-    assert (records_of(again), again.lost) == ([record(2)], 0)
+    assert (records_of(again), again.lost) == ([record(2), record(3)], 0)
     assert queue.take(again, 1)
+    first = queue.first(1)
+    assert records_of(first) == [record(3)]
     rest = queue.first(100)
     assert records_of(rest) == [record(3), record(4), record(5)]
     queue.drop(rest)
@@ -93,6 +95,45 @@ def test_a_batch_is_given_in_pieces_and_keeps_what_was_not_taken() -> None:
     assert created == Created(OTHER)
     assert queue.take(created, 0)
     assert not queue
+
+
+def test_small_batches_are_given_as_one_unless_there_is_something_to_be_said_between_them() -> None:
+    queue = RecordQueue()
+    for each in (batch(1), batch(2, 3), batch(4, 5, 6), batch(7, lost=2), batch(8)):
+        queue.put(each)
+    queue.put(batch(9, source=OTHER))
+    first = queue.first(5)
+    assert records_of(first) == [record(n) for n in range(1, 6)]
+    assert queue.take(first, 5)
+    given = []
+    while queue:
+        message = queue.first(100)
+        assert isinstance(message, Batch)
+        given.append((message.source.name, records_of(message), message.lost))
+        assert queue.take(message, len(message.records))
+    assert given == [
+        ("app", [record(6)], 0), ("app", [record(7), record(8)], 2), ("other", [record(9)], 0),
+    ]  # fmt: skip
+    assert queue.waiting == 0
+
+
+def test_what_is_left_anywhere_in_a_batch_stays() -> None:
+    queue = RecordQueue(records_max=6)
+    queue.put(batch(1, 2, 3, 4, 5, 6, lost=9))
+    first = queue.first(4)
+    assert queue.keep(first, [0, 2])
+    assert not queue.keep(first, [0, 2])  # it is another one now
+    again = queue.first(2)
+    assert isinstance(again, Batch)
+    assert (records_of(again), again.lost, queue.waiting) == ([record(1), record(3)], 9, 4)
+    assert queue.keep(again, [1])
+    again = queue.first(1)
+    assert isinstance(again, Batch)
+    assert (records_of(again), again.lost, queue.waiting) == ([record(3)], 0, 3)
+    assert queue.keep(again, [])
+    assert records_of(queue.first(9)) == [record(5), record(6)]
+    queue.put(batch(7, 8, 9, 10, 11))
+    assert (queue.waiting, queue.lost) == (6, 1)
 
 
 def test_what_is_given_up_is_lost_once() -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dprobes.errors import SinkError
+from dprobes.errors import RecordsRefusedError, SinkError
 from dprobes.sinks import syslogtransports
 from dprobes.sinks.base import Batch, SinkOptions
 from dprobes.sinks.kinds import parse_target
@@ -318,3 +318,16 @@ def test_a_port_that_nobody_listens_at_is_noticed_one_datagram_later() -> None:
     await_true(is_noticed)
     assert errors[0].message == f"syslog at 'udp://127.0.0.1:{port}': connection refused"
     sink.close()
+
+
+def test_a_message_that_is_too_long_for_a_datagram_is_lost_alone(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as server:
+        server.bind(str(path))
+        end = Datagrams("syslog", str(path))
+        end._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        with pytest.raises(RecordsRefusedError) as caught:
+            end.send([b"first", bytes(60_000), b"last"])
+        assert (caught.value.message, caught.value.lost) == ("syslog: message too long", 1)
+        assert [server.recv(100) for _ in range(2)] == [b"first", b"last"]
+        end.close()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dprobes.errors import FormatError, SinkError
+from dprobes.errors import FormatError, RecordsRefusedError, SinkError
 from dprobes.sinks import kinds
 from dprobes.sinks.base import Batch, SinkOptions
 from dprobes.sinks.kinds import LogTargetName, SinkKind, parse_target
@@ -130,17 +130,124 @@ def test_what_a_plug_in_cannot_take_is_lost_and_the_rest_goes_on() -> None:
     assert target.close().lost == 2
 
 
-def test_what_still_waits_at_the_end_is_written_and_a_failure_is_not_waited_out() -> None:
+def test_a_sink_that_fails_at_the_end_is_tried_until_the_patience_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dprobes.sinks.pacing._RETRY", 0.01)
     receiver = Receiver()
     target = LogTarget("broken", receiver.open)
+    receiver.gate.clear()
     receiver.failures.extend([SinkError("it is broken")] * 10)
     target.put(batch(1))
+    target.finish()
+    receiver.gate.set()
+    status = target.close(patience=60)
+    assert (status.written, status.lost, status.problem) == (1, 0, None)
+
+
+def test_a_sink_that_stays_broken_at_the_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dprobes.sinks.pacing._RETRY", 0.01)
+    receiver = Receiver()
+    target = LogTarget("broken", receiver.open)
+    receiver.failures.extend([SinkError("it is broken")] * 100_000)
+    target.put(batch(1))
+    status = target.close(patience=0.5)
+    assert (status.written, status.lost, status.problem) == (0, 1, "it is broken")
+    assert len(receiver.failures) < 100_000 - 5
+
+
+def test_a_sink_that_comes_back_for_a_moment_again_and_again_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dprobes.sinks.pacing._RETRY", 0.2)
+    receiver = Receiver()
+    target = LogTarget("broken", receiver.open)
+    receiver.gate.clear()
+    receiver.failures.extend([SinkError("it is broken", taken=1)] * 1000)
+    target.put(batch(*[1] * 1000))
+    receiver.gate.set()
+    status = target.close(patience=0.5)
+    assert status.lost > 0
+    assert status.written + status.lost == 1000
+
+
+def test_a_broken_sink_that_nothing_waits_for_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dprobes.sinks.pacing._RETRY", 20)
+    receiver = Receiver()
+    target = LogTarget("broken", receiver.open)
+    target.create([SOURCE])
+    receiver.failures.append(SinkError("it has gone", taken=1))
+    target.put(batch(1))
     await_true(lambda: target.status().problem is not None)
+
+    def fail() -> Receiver:
+        raise SinkError("it has gone for good")
+
+    target._open = fail
+    target.destroy(SOURCE)
     begun = time.monotonic()
     status = target.close(patience=60)
     assert time.monotonic() - begun < 30
-    assert (status.written, status.lost, status.problem) == (0, 1, "it is broken")
-    assert len(receiver.failures) == 8  # once more at the end
+    assert (status.written, status.lost, status.problem) == (1, 0, "it has gone for good")
+
+
+def test_refused_records_are_lost_and_the_sink_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dprobes.sinks.pacing._RETRY", 1000)  # whoever waits would wait for long
+
+    class Picky(Receiver):
+        def log_events(self, batch: Batch) -> None:
+            super().log_events(batch)
+            raise RecordsRefusedError("it wants other records", lost=1)
+
+        def flush(self) -> None:
+            if len(self.taken) == 4:
+                raise RecordsRefusedError("it is full", lost=1)
+
+    receiver = Picky()
+    problems: list[str] = []
+    target = LogTarget("picky", receiver.open, on_problem=problems.append)
+    target.create([SOURCE])
+    for number in (1, 2):
+        target.put(batch(number, number))
+        await_true(lambda n=number: target.status().waiting == 0 and len(receiver.taken) == 2 * n)  # type: ignore[misc]
+    status = target.close()
+    assert (status.written, status.lost, status.problem) == (1, 3, "it is full")
+    assert receiver.told == ["open", "create app", "close"]
+    assert problems == ["it wants other records", "it is full"]
+
+
+def test_what_a_sink_has_not_taken_out_of_the_middle_comes_again() -> None:
+    receiver = Receiver()
+    target = LogTarget("broken", receiver.open)
+    receiver.failures.append(SinkError("it is broken", taken=2, left=[1, 3]))
+    target.put(batch(1, 2, 3, 4))
+    status = target.close()
+    assert (status.written, status.lost, status.problem) == (4, 0, None)
+    assert receiver.taken == [record(n) for n in (1, 2, 2, 4)]  # the first two are what this receiver keeps
+
+
+def test_a_sink_that_asks_to_be_left_alone_is() -> None:
+    receiver = Receiver()
+    target = LogTarget("busy", receiver.open)
+    receiver.failures.append(SinkError("it is busy", wait=3000))
+    target.put(batch(1))
+    await_true(lambda: target.status().problem is not None)
+    status = target.close(patience=0.2)
+    assert (status.written, status.lost, receiver.told) == (0, 1, ["open", "close"])
+
+
+def test_records_that_come_one_by_one_are_handed_over_together() -> None:
+    sizes = []
+
+    class Counting(Receiver):
+        def log_events(self, batch: Batch) -> None:
+            super().log_events(batch)
+            sizes.append(len(batch.records))
+
+    receiver = Counting()
+    receiver.gate.clear()
+    target = LogTarget("slow", receiver.open)
+    for _ in range(200):
+        target.put(batch(1))
+    receiver.gate.set()
+    assert target.close().written == 200
+    assert len(sizes) < 10
 
 
 def test_what_turns_out_to_be_lost_later_is_no_longer_counted_as_written() -> None:
