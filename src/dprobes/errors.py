@@ -24,7 +24,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from dprobes.diagnostics import Diagnostic
 
@@ -98,8 +98,9 @@ class SinkError(DprobesError):
     Report a failure to open or write a sink.
 
     ``taken`` is how many records of a batch it had taken before: the first ones, unless ``left`` has the positions of
-    all others. ``lost`` is how many that it had taken, of this or of earlier batches, are known to be lost. ``wait`` is
-    for how many seconds what is outside asks to be left alone.
+    all others. ``lost`` is how many that it had taken, of this or of earlier batches, are known to be lost;
+    ``unmarked`` how many of which source, by its number, are to be marked where they are missing, before what comes
+    next. ``wait`` is for how many seconds what is outside asks to be left alone.
     """
 
     def __init__(
@@ -110,12 +111,14 @@ class SinkError(DprobesError):
         taken: int = 0,
         lost: int = 0,
         left: Sequence[int] | None = None,
+        unmarked: Mapping[int, int] | None = None,
         wait: float = 0.0,
     ) -> None:
         super().__init__(message, hint=hint)
         self.taken = taken
         self.lost = lost
         self.left = left
+        self.unmarked = unmarked or {}
         self.wait = wait
 
 

@@ -41,7 +41,7 @@ _COMPRESSED_BYTES = 4 << 20
 
 @dataclass(slots=True)
 class _Program:
-    """A program, and how much of it the file knows; ``lost`` records are to be noted."""
+    """A program, and how much of it the file knows; ``lost`` records are to be noted, ``given`` of them by ``lose``."""
 
     name: str
     major: int
@@ -50,6 +50,7 @@ class _Program:
     is_announced: bool = False
     announced_places: int = 0
     lost: int = 0
+    given: int = 0
 
 
 @dataclass(slots=True)
@@ -60,6 +61,7 @@ class _Batch:
     size: int = 0
     since: int = 0
     records: Counter[int] = field(default_factory=Counter)
+    given: Counter[int] = field(default_factory=Counter)
     announced: set[int] = field(default_factory=set)
     places: dict[int, int] = field(default_factory=dict)
 
@@ -132,11 +134,11 @@ class TraceFileWriter:
         self._announce(program)
         self._flush_some()
 
-    def end_program(self, program: int) -> None:
-        """Forget a program that has no more records."""
+    def end_program(self, program: int) -> bool:
+        """Forget a program that has no more records; return whether all that was kept back could be written."""
         self._announce(program)
         self._ended.add(program)
-        self.flush()
+        return self.flush()
 
     def write(self, program: int, records: list[tuple[int, bytes]]) -> bool:
         """Append records, and return whether that was possible; if not, they are lost."""
@@ -173,14 +175,19 @@ class TraceFileWriter:
     def lose(self, program: int, count: int) -> None:
         """Note that records are missing here."""
         self._programs[program].lost += count
+        self._programs[program].given += count
 
-    def take_lost(self) -> int:
-        """Return how many records are lost without the file saying it, and leave that to the caller."""
-        count = 0
-        for program in self._programs.values():
-            count += program.lost
-            program.lost = 0
-        return count
+    def take_lost(self) -> dict[int, tuple[int, int]]:
+        """
+        Return how many records of each program are lost without the file saying it, and leave that to the caller.
+
+        The second number is that of those that the caller knows of, by ``lose``.
+        """
+        lost = {}
+        for number, program in self._programs.items():
+            lost[number] = program.lost, program.given
+            program.lost = program.given = 0
+        return lost
 
     def flush(self) -> bool:
         """Write what is kept back, and return whether that was possible; if not, it is lost."""
@@ -230,7 +237,8 @@ class TraceFileWriter:
             now = time.monotonic_ns()
             self._add(json_frame(FrameKind.LOST, {"id": number, "count": program.lost, "time": now}))
             batch.records[number] += program.lost
-            program.lost = 0
+            batch.given[number] += program.given
+            program.lost = program.given = 0
 
     def _add(self, frame: bytes) -> None:
         batch = self._batch
@@ -260,6 +268,7 @@ class TraceFileWriter:
         self._offset = None
         for number, count in batch.records.items():
             self._programs[number].lost += count
+            self._programs[number].given += batch.given[number]
         for number in batch.announced:
             self._programs[number].is_announced = False
         for number, first in batch.places.items():

@@ -170,6 +170,18 @@ class RecordQueue:
                 number = message.source.number
                 self._lost_before[number] = self._lost_before.get(number, 0) + count + message.lost
 
+    def mark_lost(self, source: RecordSource, count: int) -> None:
+        """Have what comes next of a program say that ``count`` records more were lost before."""
+        for at, message in enumerate(self._messages):
+            match message:
+                case Batch() if message.source.number == source.number:
+                    self._messages[at] = replace(message, lost=message.lost + count)
+                    return
+                case Destroyed(other) if other.number == source.number:
+                    self._messages.insert(at, Batch(source, (), (), wall_offset(), count))
+                    return
+        self._lost_before[source.number] = self._lost_before.get(source.number, 0) + count
+
     def give_up(self) -> None:
         """Lose everything that waits, and whatever comes."""
         self.is_given_up = True

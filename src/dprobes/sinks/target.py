@@ -252,8 +252,8 @@ class LogTarget:
                 self._active[source.number] = source
                 sink.create_event(source)
             case Destroyed(source):
-                self._active.pop(source.number, None)
                 sink.destroy_event(source)
+                self._active.pop(source.number, None)
         with self._changed:
             self._problem = None
             if self._queue.take(message, count):
@@ -304,7 +304,7 @@ class LogTarget:
                 if message is not None and self._take(message, error):
                     self._written += error.taken
                     self._steps += 1
-                self._lose_written(error.lost)
+                self._lose_written(error)
         if self._on_problem is not None and self._problems.is_new(said):
             self._on_problem(said)
 
@@ -313,11 +313,14 @@ class LogTarget:
             return self._queue.keep(message, error.left)
         return error.taken > 0 and self._queue.take(message, error.taken)
 
-    def _lose_written(self, count: int) -> None:
-        """Count records as lost that were taken for written before."""
-        count = min(count, self._written)
+    def _lose_written(self, error: SinkError) -> None:
+        """Count records as lost that were taken for written before, and have it said where they are missing."""
+        count = min(error.lost, self._written)
         self._written -= count
         self._queue.lost += count
+        for number, missing in error.unmarked.items():
+            if (source := self._active.get(number)) is not None:
+                self._queue.mark_lost(source, missing)
 
     def _give_up(self) -> None:
         sink, self._sink = self._sink, None
@@ -328,7 +331,7 @@ class LogTarget:
                 with self._changed:
                     self._problem = self._problem or _text_of(error)
                     if isinstance(error, SinkError):
-                        self._lose_written(error.lost)
+                        self._lose_written(error)
 
 
 def _text_of(error: BaseException) -> str:

@@ -49,13 +49,15 @@ class TraceFileSink:
             self._writer.lose(number, batch.lost)
         records = [(known[place], record) for place, record in zip(batch.places, batch.records, strict=True)]
         if not self._writer.append(number, records):
-            raise self._failure(besides=batch.lost)
+            raise self._failure(batch)
 
     def destroy_event(self, source: RecordSource) -> None:
         """Forget a program."""
-        self._places.pop(source.number, None)
-        if (number := self._numbers.pop(source.number, None)) is not None:
-            self._writer.end_program(number)
+        if (number := self._numbers.get(source.number)) is not None:
+            if not self._writer.end_program(number):
+                raise self._failure()
+            del self._numbers[source.number]
+            del self._places[source.number]
 
     def flush(self) -> None:
         """Write what is kept back to be compressed."""
@@ -68,7 +70,16 @@ class TraceFileSink:
         if self._writer.problem is not None:
             raise self._failure()
 
-    def _failure(self, besides: int = 0) -> SinkError:
-        """Return the error; what was kept back is lost, ``besides`` what comes again."""
+    def _failure(self, batch: Batch | None = None) -> SinkError:
+        """
+        Return the error: what was kept back is lost, and the notes in it are not in the file.
+
+        What was lost before ``batch`` is not among them, because it comes again with it.
+        """
         problem = self._writer.problem or f"'{self._writer.path}' cannot be written"
-        return SinkError(problem, lost=max(self._writer.take_lost() - besides, 0))
+        lost = self._writer.take_lost()
+        unmarked = {source: lost[number][0] for source, number in self._numbers.items() if number in lost}
+        if batch is not None:
+            unmarked[batch.source.number] -= batch.lost
+        count = sum(missing - given for missing, given in lost.values())
+        return SinkError(problem, lost=count, unmarked={source: n for source, n in unmarked.items() if n > 0})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import struct
 import subprocess
 from typing import TYPE_CHECKING
 
@@ -12,10 +13,12 @@ import pytest
 from dprobes.errors import SinkError
 from dprobes.record.tracecontent import LostRecords
 from dprobes.record.tracereader import TraceReader
-from dprobes.sinks.base import SinkOptions
+from dprobes.sinks.base import Batch, SinkOptions
 from dprobes.sinks.kinds import parse_target
+from dprobes.sinks.target import LogTarget
 from dprobes.sinks.tracefile import TraceFileSink
-from unit.sinks.records import OTHER, SOURCE, batch, record
+from unit.sinks.records import OTHER, PLACE, SOURCE, batch, record
+from unit.sinks.test_targets import await_true
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -60,7 +63,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         pytest.skip("needs root: a small file system is mounted")
     disk = tmp_path / "disk"
     disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", disk], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "none", disk], check=True)
     yield disk
     subprocess.run(["umount", "-l", disk], check=True)
 
@@ -91,9 +94,10 @@ def test_a_full_disk_is_an_error_that_says_how_many_records_it_cost(small_disk: 
             refused = error
     assert refused.message == f"'{path}': no space left on device"
     # What was refused comes again; what was kept back to be compressed is lost, and so is the note before it.
-    assert refused.lost == (51 if name.endswith("z") else 0)
+    assert (refused.lost, refused.unmarked) == ((50, {SOURCE.number: 51}) if name.endswith("z") else (0, {}))
     filler.unlink()
-    sink.log_events(batch(2, lost=refused.lost))
+    missing = sum(refused.unmarked.values())
+    sink.log_events(batch(2, lost=missing))
     sink.close()
     found = read(path)
     assert found[0] == ("app", record(1))
@@ -101,7 +105,7 @@ def test_a_full_disk_is_an_error_that_says_how_many_records_it_cost(small_disk: 
     if name.endswith("z"):
         accepted -= 50
     assert len([each for _, each in found if isinstance(each, bytes)]) == 2 + accepted
-    assert sum(each for _, each in found if isinstance(each, int)) == accepted // 50 + refused.lost
+    assert sum(each for _, each in found if isinstance(each, int)) == accepted // 50 + missing
 
 
 def test_what_finds_no_room_at_the_end_is_an_error(small_disk: Path) -> None:
@@ -116,3 +120,49 @@ def test_what_finds_no_room_at_the_end_is_an_error(small_disk: Path) -> None:
         sink.close()
     assert caught.value.message == f"'{path}': no space left on device"
     assert caught.value.lost == 200 * 256 - len(read(path))
+
+
+@pytest.mark.parametrize("name", ["trace.dpt", "trace.dptz"])
+def test_a_disk_that_is_full_now_and_then_leaves_a_note_for_each_record_that_is_missing(
+    small_disk: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dprobes.sinks.pacing._RETRY", 0.01)
+    path = small_disk / name
+    target = LogTarget(str(path), lambda: parse_target(str(path)).open(SinkOptions()))
+    target.create([SOURCE, OTHER])
+    count = 0
+
+    def put(records: int) -> None:
+        nonlocal count
+        for source in (SOURCE, OTHER):
+            each = [record(1, os.urandom(50) + struct.pack("<Q", count + n)) for n in range(records)]
+            target.put(Batch(source, each, [PLACE] * records, 0))
+        count += records
+
+    def is_failing() -> bool:
+        put(7)
+        return target.status().problem is not None
+
+    put(3)
+    await_true(lambda: target.status().waiting == 0)
+    for _ in range(4):
+        filler = fill(small_disk)
+        await_true(is_failing)
+        filler.unlink()
+        put(1)
+        await_true(lambda: target.status().waiting == 0 and target.status().problem is None)
+    for source in (SOURCE, OTHER):
+        target.destroy(source)
+    status = target.close()
+    assert status.written + status.lost == 2 * count
+    found = read(path)
+    assert sum(each for _, each in found if isinstance(each, int)) == status.lost
+    for source in (SOURCE, OTHER):
+        at = 0
+        for each in (each for who, each in found if who == source.name):
+            if isinstance(each, int):
+                at += each
+            else:
+                assert struct.unpack("<Q", each[-8:]) == (at,)
+                at += 1
+        assert at == count
