@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, BinaryIO
 import click
 
 from dprobes.cli import console
+from dprobes.cli.damage import DamageReport, skip_damaged_option
 from dprobes.cli.logprinting import Printer
 from dprobes.cli.templates import read_templates, templates_option
 from dprobes.errors import FormatError, reason_of
@@ -19,11 +20,14 @@ from dprobes.record.framing import Frame, FrameDecoder, Garbage, Lost
 from dprobes.record.source import RecordSource
 from dprobes.record.tracecontent import LostRecords, PlaceEntry, TraceOrigin, TraceProgram, TraceRecord
 from dprobes.record.traceframes import is_trace
+from dprobes.record.tracenames import is_trace_name
 from dprobes.record.traceparser import TraceParser
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
+
+    from dprobes.record.tracecontent import Damage
 
 __all__ = ["command"]
 
@@ -34,18 +38,23 @@ _PIECE = 1 << 20
 @click.argument("file", type=click.Path(path_type=Path, allow_dash=True))
 @templates_option("Print records by the templates in this directory before those that are in FILE.")
 @click.option("--format", "format_name", type=click.Choice(FORMATS), default="text", show_default=True)
-def command(file: Path, templates: Path | None, format_name: str) -> int:
+@skip_damaged_option()
+def command(file: Path, templates: Path | None, format_name: str, skip_damaged: bool) -> int:
     """
     Print the records of FILE, which may come from another machine: a trace file, or what --log-format binary gave.
 
     The templates that programs brought with them are in a trace file. With - for FILE standard input is read.
     """
     printer = Printer(format_name, read_templates(templates))
+    report = DamageReport()
     with _opened(file) as stream:
         try:
-            printer.print(_records(stream, "standard input" if file == _DASH else str(file)))
+            name = "standard input" if file == _DASH else str(file)
+            printer.print(_records(stream, name, report if skip_damaged else None))
         except KeyboardInterrupt:
             return 130
+        finally:
+            report.finish()
     return 0
 
 
@@ -61,7 +70,9 @@ def _opened(file: Path) -> AbstractContextManager[BinaryIO]:
         raise FormatError(f"'{file}': {reason_of(error)}") from error
 
 
-def _records(stream: BinaryIO, name: str) -> Iterator[TraceRecord | LostRecords]:
+def _records(
+    stream: BinaryIO, name: str, on_damage: Callable[[Damage], None] | None
+) -> Iterator[TraceRecord | LostRecords]:
     """Iterate over what is in a stream, as it comes."""
     pieces = _pieces(stream, name)
     begin = b""
@@ -71,8 +82,8 @@ def _records(stream: BinaryIO, name: str) -> Iterator[TraceRecord | LostRecords]
             break
     if not begin:
         return
-    if is_trace(begin):
-        yield from _trace(begin, pieces, name)
+    if is_trace(begin) or (on_damage is not None and is_trace_name(name)):
+        yield from _trace(begin, pieces, name, on_damage)
     else:
         yield from _frames(begin, pieces, name)
 
@@ -89,14 +100,34 @@ def _pieces(stream: BinaryIO, name: str) -> Iterator[bytes]:
         raise FormatError(f"'{name}': {reason_of(error)}") from error
 
 
-def _trace(begin: bytes, pieces: Iterator[bytes], name: str) -> Iterator[TraceRecord | LostRecords]:
-    parser = TraceParser(name)
-    for piece in chain((begin,), pieces):
-        for found in parser.feed(piece):
-            if isinstance(found, LostRecords):
-                yield found
-            else:
-                yield from found
+def _trace(
+    begin: bytes, pieces: Iterator[bytes], name: str, on_damage: Callable[[Damage], None] | None
+) -> Iterator[TraceRecord | LostRecords]:
+    parser = TraceParser(name, on_damage)
+    pieces = chain((begin,), pieces)
+    piece: bytes | None = b""
+    while piece is not None:
+        try:
+            for found in parser.feed(piece):
+                if isinstance(found, LostRecords):
+                    yield found
+                else:
+                    yield from found
+            if (piece := next(pieces, None)) is None:
+                parser.check_end()
+        except FormatError as error:
+            if on_damage is None or error.offset != parser.position:
+                raise
+            piece = b"" if _skip(parser, pieces) else None
+
+
+def _skip(parser: TraceParser, pieces: Iterator[bytes]) -> bool:
+    """Pass over damage, and return whether something sound follows."""
+    while not parser.skip(at_end=False):
+        if (piece := next(pieces, None)) is None:
+            return parser.skip(at_end=True)
+        parser.push(piece)
+    return True
 
 
 def _frames(begin: bytes, pieces: Iterator[bytes], name: str) -> Iterator[TraceRecord | LostRecords]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dprobes.cli import console
+from dprobes.cli.damage import DamageReport, skip_damaged_option
 from dprobes.cli.logprinting import Printer, warn_of_all
 from dprobes.cli.logtimes import TIME_FORMS, needs_bounds, parse_time
 from dprobes.cli.options import PROGRAM_FILE
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
     from dprobes.formatters.templates import Templates
     from dprobes.record.filter import RowFilter
-    from dprobes.record.tracecontent import TraceRecord
+    from dprobes.record.tracecontent import Damage, TraceRecord
 
 __all__ = ["command"]
 
@@ -58,6 +59,7 @@ _INTERVAL = 0.1
 )
 @click.option("--hist", "measured", multiple=True, metavar="FIELD", help="Print a histogram of the field.")
 @click.option("--format", "format_name", type=click.Choice(FORMATS), default="text", show_default=True)
+@skip_damaged_option()
 @templates_option("Print records by the templates in this directory before those that programs brought with them.")
 def command(
     files: tuple[Path, ...],
@@ -73,6 +75,7 @@ def command(
     measured: tuple[str, ...],
     format_name: str,
     templates: Path | None,
+    skip_damaged: bool,
 ) -> int:
     """
     Print the records of trace files, by default those of the manager's.
@@ -96,11 +99,12 @@ def command(
         chosen.append(program_filter(name))
     paths = _paths(files, follow=follow)
     if since is not None or until is not None:
-        chosen.append(_time_filter(since, until, paths))
+        chosen.append(_time_filter(since, until, paths, skip_damaged=skip_damaged))
     selection = Selection(chosen)
     own_templates = read_templates(templates)
     printer = Printer(format_name, own_templates)
-    followers = _followers(paths)
+    report = DamageReport()
+    followers = _followers(paths, report if skip_damaged else None)
     try:
         if total:
             _count(selection, followers)
@@ -116,6 +120,7 @@ def command(
     finally:
         for follower in followers:
             follower.close()
+        report.finish()
     return 0
 
 
@@ -130,18 +135,18 @@ def _paths(files: Sequence[Path], *, follow: bool) -> list[Path]:
     return [file]
 
 
-def _followers(paths: Sequence[Path]) -> list[TraceFollower]:
+def _followers(paths: Sequence[Path], on_damage: Callable[[Damage], None] | None) -> list[TraceFollower]:
     """Return the files; an older part that is named itself belongs to no other one."""
-    return [TraceFollower(path, with_older=older_part(path) not in paths) for path in paths]
+    return [TraceFollower(path, with_older=older_part(path) not in paths, on_damage=on_damage) for path in paths]
 
 
 # Times
 
 
-def _time_filter(since: str | None, until: str | None, paths: Sequence[Path]) -> RowFilter:
+def _time_filter(since: str | None, until: str | None, paths: Sequence[Path], *, skip_damaged: bool) -> RowFilter:
     bounds = None
     if any(text is not None and needs_bounds(text) for text in (since, until)):
-        bounds = _bounds(paths)
+        bounds = _bounds(paths, skip_damaged=skip_damaged)
     now = time.time_ns()
 
     def parsed(option: str, text: str | None) -> int | None:
@@ -156,10 +161,11 @@ def _time_filter(since: str | None, until: str | None, paths: Sequence[Path]) ->
     return time_filter(first, last)
 
 
-def _bounds(paths: Sequence[Path]) -> tuple[int, int] | None:
+def _bounds(paths: Sequence[Path], *, skip_damaged: bool) -> tuple[int, int] | None:
     """Return when the first record and the last one were written."""
     first = last = None
-    for each in _followers([path for path in paths if path.exists()]):
+    on_damage = (lambda _: None) if skip_damaged else None  # it is said when the records are read
+    for each in _followers([path for path in paths if path.exists()], on_damage):
         with each as follower:
             for found in follower.poll():
                 if isinstance(found, RecordBlock):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dprobes.cli import console
+from dprobes.cli.damage import DamageReport, skip_damaged_option
 from dprobes.cli.sqlerrors import error_of, query_error
 from dprobes.cli.tables import print_table
 
@@ -35,7 +36,8 @@ _PATIENCE = 1.0
 @click.option("--list", "lists", is_flag=True, help="Print the tables and their columns; there is no query then.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print the rows as CSV.")
 @click.option("--json", "as_json", is_flag=True, help="Print the rows as JSON lines.")
-def command(words: tuple[str, ...], lists: bool, as_csv: bool, as_json: bool) -> int:
+@skip_damaged_option()
+def command(words: tuple[str, ...], lists: bool, as_csv: bool, as_json: bool, skip_damaged: bool) -> int:
     """
     Ask for records in SQL (DuckDB's).
 
@@ -54,7 +56,9 @@ def command(words: tuple[str, ...], lists: bool, as_csv: bool, as_json: bool) ->
         raise click.UsageError(f"the query comes last, but '{query}' is a file; --list prints its tables")
     from dprobes.cli.sqltables import Database
 
-    with Database(_paths(names)) as database:
+    report = DamageReport()
+    with Database(_paths(names), report if skip_damaged else None) as database:
+        report.finish()
         if lists:
             _print_list(database.tables(), as_json=as_json)
             return 0

@@ -24,9 +24,11 @@ from dprobes.sinks.parquetjournals import journal_paths
 from dprobes.sinks.parquetschema import HEADER_COLUMNS, Partition, fixed_columns
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     import duckdb
+
+    from dprobes.record.tracecontent import Damage
 
 __all__ = ["Database", "TableInfo"]
 
@@ -72,7 +74,8 @@ class Database:
     Of trace files, temporary Parquet files are made: so memory stays small, whatever their length.
     """
 
-    def __init__(self, paths: Sequence[Path]) -> None:
+    def __init__(self, paths: Sequence[Path], on_damage: Callable[[Damage], None] | None = None) -> None:
+        self._on_damage = on_damage
         for library in ("duckdb", "pyarrow"):
             if importlib.util.find_spec(library) is None:
                 raise NotSupportedError(f"SQL needs {library}", hint="pip install 'dprobes[parquet]'")
@@ -131,7 +134,7 @@ class Database:
     def _of_trace(self, path: Path) -> list[Path]:
         directory = self._new("tables")
         directory.mkdir()
-        return write_tables(path, directory, "0", lasting=False, on_lost=_on_lost)
+        return write_tables(path, directory, "0", lasting=False, on_lost=_on_lost, on_damage=self._on_damage)
 
     # The database
 

@@ -103,6 +103,16 @@ class LostRecords:
 
 
 @dataclass(frozen=True, slots=True)
+class Damage:
+    """Say that ``size`` bytes of a file, from ``offset`` on, were passed over, and what is wrong with them."""
+
+    file: str
+    offset: int
+    size: int
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
 class RecordBlock:
     """
     Hold records of one program as they are in the file: ``body`` from ``start`` on.

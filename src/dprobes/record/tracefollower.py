@@ -11,10 +11,10 @@ from dprobes.record.tracefile import older_part
 from dprobes.record.tracereader import TraceReader
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from dprobes.record.tracecontent import LostRecords, RecordBlock
+    from dprobes.record.tracecontent import Damage, LostRecords, RecordBlock
 
 __all__ = ["MissingPart", "TraceFollower"]
 
@@ -32,10 +32,14 @@ class TraceFollower:
 
     Without ``with_older`` the older part that may be there is not read. A reader that is slow sees both files that a
     limited writer keeps, whenever these change; nothing is left out unless the writer has filled two files meanwhile.
+    With ``on_damage``, to which it is told, damage is passed over.
     """
 
-    def __init__(self, path: Path, *, with_older: bool = True) -> None:
+    def __init__(
+        self, path: Path, *, with_older: bool = True, on_damage: Callable[[Damage], None] | None = None
+    ) -> None:
         self.path = path
+        self._on_damage = on_damage
         self._with_older = with_older
         self._readers: list[TraceReader] = []
 
@@ -86,7 +90,7 @@ class TraceFollower:
     def _open(self, after: TraceReader | None) -> list[TraceReader]:
         """Open what has to be read, behind a reader if there is one: the file, and its older part before it."""
         while True:
-            reader = TraceReader(self.path)
+            reader = TraceReader(self.path, self._on_damage)
             older = self._older() if self._with_older or after is not None else None
             if not reader.was_replaced:  # else these two need not be neighbours
                 if older is None:
@@ -104,7 +108,7 @@ class TraceFollower:
         if not path.exists():
             return None
         try:
-            return TraceReader(path)
+            return TraceReader(path, self._on_damage)
         except FormatError:
             if path.exists():
                 raise

@@ -52,6 +52,7 @@ VERSION = 2
 
 FRAME_HEAD = struct.Struct("<IB3sI")
 _MARK = b"dpt"
+_MARK_AT = 5
 _CHECKED = 8
 """Bytes of the head that the check sum is about."""
 RECORDS_HEAD = struct.Struct("<IQ")
@@ -59,6 +60,8 @@ RECORD_HEAD = struct.Struct("<II")
 
 BODY_MAX = 64 << 20
 """Bytes of the longest body, and of the longest content of a compressed one; a longer one is damage."""
+_SEARCH_MAX = 2 << 30
+"""Bytes of which check sums are made at most, in all, to find sound frames behind damage."""
 JSON_MAX = 16 << 20
 """Bytes of the longest JSON body: what is made of it takes many times as much."""
 
@@ -91,7 +94,7 @@ def frame(kind: int, body: bytes) -> bytes:
     return FRAME_HEAD.pack(len(body), kind, _MARK, _checksum(len(body), kind, body)) + body
 
 
-def _checksum(size: int, kind: int, body: bytes) -> int:
+def _checksum(size: int, kind: int, body: bytes | memoryview) -> int:
     return zlib.crc32(body, zlib.crc32(FRAME_HEAD.pack(size, kind, _MARK, 0)[:_CHECKED]))
 
 
@@ -128,6 +131,9 @@ class FrameSplitter:
         self.position = position
         self._bytes = bytearray()
         self._at = 0
+        self._searched = 0
+        """Up to where ``skip`` has found nothing, in what was pushed."""
+        self._search_left = _SEARCH_MAX
 
     @property
     def rest(self) -> int:
@@ -137,13 +143,14 @@ class FrameSplitter:
     def push(self, data: bytes) -> None:
         """Add what comes next in the stream."""
         del self._bytes[: self._at]
+        self._searched = max(self._searched - self._at, 0)
         self._at = 0
         self._bytes += data
 
     def forget(self) -> None:
         """Drop everything behind ``position``, which will be pushed again."""
         self._bytes.clear()
-        self._at = 0
+        self._at = self._searched = 0
 
     def pull(self) -> Frame | None:
         """Return the next frame, or None if it is not there as a whole; raise ``FormatError`` at damage."""
@@ -163,6 +170,65 @@ class FrameSplitter:
         self._at = body_at + size
         self.position += FRAME_HEAD.size + size
         return Frame(kind, body, position)
+
+    @property
+    def is_hiding(self) -> bool:
+        """Whether a sound frame is behind ``position``, where there is no whole one: then this is no torn end."""
+        return self.rest > 0 and self._next_sound(at_end=True) is not None
+
+    def skip(self, *, at_end: bool) -> int | None:
+        """
+        Pass over what is damaged, to the next sound frame, and return how many bytes that were.
+
+        None means that there is no such frame: in the whole stream if ``at_end``, else in what was pushed so far.
+        """
+        at = self._next_sound(at_end=at_end)
+        if at is None:
+            return None
+        count = at - self._at
+        self._at = at
+        self.position += count
+        self._searched = 0
+        return count
+
+    def _next_sound(self, *, at_end: bool) -> int | None:
+        """
+        Return where the next sound frame begins in what was pushed.
+
+        Where a damaged frame says that it ends is looked first: there may be frames of other files in its records.
+        """
+        head = self._bytes[self._at : self._at + FRAME_HEAD.size].ljust(FRAME_HEAD.size)
+        size, _, mark, _ = FRAME_HEAD.unpack(head)
+        if mark == _MARK and size <= BODY_MAX:
+            end = self._at + FRAME_HEAD.size + size
+            is_sound = self._is_sound(end)
+            if is_sound or (is_sound is None and not at_end):
+                return end if is_sound else None
+        at = max(self._at + 1, self._searched)
+        while (mark_at := self._bytes.find(_MARK, at + _MARK_AT)) >= 0:
+            at = mark_at - _MARK_AT
+            is_sound = self._is_sound(at)
+            if is_sound:
+                return at
+            if is_sound is None and not at_end:
+                break  # it may become one
+            at += 1
+        self._searched = 0 if at_end else at
+        return None
+
+    def _is_sound(self, at: int) -> bool | None:
+        """Return whether a sound frame begins at some place of what was pushed; None if it is not there as a whole."""
+        body_at = at + FRAME_HEAD.size
+        if len(self._bytes) < body_at:
+            return None
+        size, kind, mark, checksum = FRAME_HEAD.unpack_from(self._bytes, at)
+        if mark != _MARK or size > min(BODY_MAX, self._search_left):
+            return False
+        if len(self._bytes) < body_at + size:
+            return None
+        self._search_left -= size
+        with memoryview(self._bytes) as view, view[body_at : body_at + size] as body:
+            return bool(_checksum(size, kind, body) == checksum)
 
 
 def torn_head(data: bytes, size: int) -> int | None:

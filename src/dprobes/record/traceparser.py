@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from dprobes.errors import FormatError
 from dprobes.record.source import RecordSource
-from dprobes.record.tracecontent import LostRecords, PlaceEntry, RecordBlock, TraceOrigin, TraceProgram
+from dprobes.record.tracecontent import Damage, LostRecords, PlaceEntry, RecordBlock, TraceOrigin, TraceProgram
 from dprobes.record.traceframes import (
     RECORDS_HEAD,
     VERSION,
@@ -18,7 +18,7 @@ from dprobes.record.traceframes import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 __all__ = ["TraceParser"]
 
@@ -31,10 +31,17 @@ class TraceParser:
 
     However the bytes are cut, what comes out is the same, and comes as soon as its frame is whole. ``name`` is what
     errors call the file. An error at ``position`` says that there is no frame; after any other one parsing must end.
+
+    With ``on_damage``, to which damage is told, frames that do not hold what they must are passed over, and ``skip``
+    passes over what is no frame. What is known of programs may be incomplete then.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, on_damage: Callable[[Damage], None] | None = None) -> None:
         self.name = name
+        self._on_damage = on_damage
+        self._was_damaged = False
+        self._told_end = -1
+        """Where damage begins that nothing sound followed when it was told."""
         self.origin = TraceOrigin(name)
         self._frames = FrameSplitter()
         self._inner: FrameSplitter | None = None
@@ -58,10 +65,49 @@ class TraceParser:
         Whoever stops iterating gets the rest with the next call.
         """
         self._frames.push(data)
-        while (frame := self._pull()) is not None:
-            found = self._of_frame(frame)
+        while True:
+            try:
+                if (frame := self._pull()) is None:
+                    return
+                found = self._of_frame(frame)
+            except FormatError as error:
+                if error.offset is None or error.offset >= self.position or self._on_damage is None:
+                    raise
+                self._inner = None
+                self._pass_over(error.offset, self.position - error.offset, error.message)
+                continue
             if found is not None:
                 yield found
+
+    def push(self, data: bytes) -> None:
+        """Add bytes for ``skip``."""
+        self._frames.push(data)
+
+    def skip(self, *, at_end: bool) -> bool:
+        """
+        Pass over what is no frame, to the next one, and return whether there is one in what was fed and pushed.
+
+        ``at_end`` says that no more comes.
+        """
+        offset = self.position
+        size = self._frames.skip(at_end=at_end)
+        if (size is not None or at_end) and offset != self._told_end:
+            if size is not None:
+                self._pass_over(offset, size, f"'{self.name}' is damaged")
+            else:
+                self._told_end = offset
+                self._pass_over(offset, self._frames.rest, f"'{self.name}' is damaged up to its end")
+        return size is not None
+
+    def check_end(self) -> None:
+        """Raise ``FormatError`` if what is not whole where the file ends at present hides sound frames."""
+        if self._frames.is_hiding:
+            raise FormatError(f"'{self.name}' is damaged", offset=self.position)
+
+    def _pass_over(self, offset: int, size: int, problem: str) -> None:
+        self._was_damaged = True
+        if self._on_damage is not None:
+            self._on_damage(Damage(self.name, offset, size, problem))
 
     def _pull(self) -> Frame | None:
         if self._inner is not None and (frame := self._pull_inner(self._inner)) is not None:
@@ -132,7 +178,10 @@ class TraceParser:
 
     def _program(self, number: int) -> TraceProgram:
         if (program := self._programs.get(number)) is None:
-            raise ValueError(f"no program has the number {number}")
+            if not self._was_damaged:
+                raise ValueError(f"no program has the number {number}")
+            name = f"program {number}"  # what says more of it was damaged
+            program = self._programs[number] = TraceProgram(RecordSource(number, name, name), origin=self.origin)
         return program
 
     def _on_header(self, said: dict[str, Any]) -> None:
@@ -158,7 +207,8 @@ class TraceParser:
         if not isinstance(name, str) or not isinstance(details, dict):
             raise TypeError("there is no name, or no details")
         source = RecordSource.from_details(number, name, number_in(said, "major", high=_ID_MAX), details)
-        if (program := self._programs.get(number)) is None:
+        program = self._programs.get(number)
+        if program is None or (self._was_damaged and program.name != name):  # a HEADER between them may be damaged
             self._programs[number] = TraceProgram(source, details, origin=self.origin)
         else:
             program.source, program.details = source, details  # there is more to be said of it

@@ -12,10 +12,10 @@ from dprobes.record.traceframes import FrameKind, FrameSplitter, number_in, spli
 from dprobes.record.traceparser import TraceParser
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from dprobes.record.tracecontent import TraceOrigin, TraceRecord
+    from dprobes.record.tracecontent import Damage, TraceOrigin, TraceRecord
 
 __all__ = ["TraceReader"]
 
@@ -26,12 +26,14 @@ class TraceReader:
     """
     Read a trace file; ``position`` is behind the last whole frame that was read.
 
-    ``read`` and ``blocks`` give what there is, and may be called again for what has come since.
+    ``read`` and ``blocks`` give what there is, and may be called again for what has come since. With ``on_damage``, to
+    which it is told, damage is passed over.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, on_damage: Callable[[Damage], None] | None = None) -> None:
         self.path = path
-        self._parser = TraceParser(str(path))
+        self._skips = on_damage is not None
+        self._parser = TraceParser(str(path), on_damage)
         try:
             self._file = path.open("rb", buffering=0)
         except OSError as error:
@@ -95,15 +97,31 @@ class TraceReader:
         while True:
             self._go_back()
             try:
+                yield from self._parser.feed(b"")
                 while data := self._next():
                     yield from self._parser.feed(data)
+                self._parser.check_end()
             except FormatError as error:
-                # What is no frame may become one: a writer whose disk is full takes back what it wrote meanwhile.
-                if error.offset != self.position or failed_at == self.position or not self._is_seekable:
+                if error.offset != self.position:
                     raise
-                failed_at = self.position
-                continue
+                # What is no frame may become one: a writer whose disk is full takes back what it wrote meanwhile.
+                if failed_at != self.position and self._is_seekable:
+                    failed_at = self.position
+                    continue
+                if not self._skips:
+                    raise
+                if self._skip():
+                    continue
             return
+
+    def _skip(self) -> bool:
+        """Pass over damage, and return whether something sound follows."""
+        while not self._parser.skip(at_end=False):
+            if data := self._next():
+                self._parser.push(data)
+                continue
+            return self._parser.skip(at_end=True)
+        return True
 
     def _go_back(self) -> None:
         """Go back behind the last whole frame: what followed it may have been cut off, and written anew."""

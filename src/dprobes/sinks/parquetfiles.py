@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from dprobes.record.tracecontent import Damage
     from dprobes.sinks.parquettables import Piece
 
 __all__ = ["convert", "description_of", "files_of", "locked", "write_tables"]
@@ -84,14 +85,16 @@ def write_tables(
     *,
     lasting: bool = True,
     on_lost: Callable[[str, int], None] | None = None,
+    on_damage: Callable[[Damage], None] | None = None,
 ) -> list[Path]:
     """
     Write the records of a trace file as temporary Parquet files, and return their paths.
 
-    Those that are not ``lasting`` are made faster. ``on_lost`` is told of records that no table tells of.
+    Those that are not ``lasting`` are made faster. ``on_lost`` is told of records that no table tells of, and
+    ``on_damage`` of what is passed over; without, damage is an error.
     """
     writers = _Writers(directory, stamp, lasting=lasting)
-    reader = TraceReader(trace)
+    reader = TraceReader(trace, on_damage)
     collects = gc.isenabled()
     gc.disable()  # it would look through all records again and again, and find nothing
     try:
