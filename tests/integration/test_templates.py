@@ -192,6 +192,23 @@ def test_a_run_says_what_its_templates_lack(places: Places) -> None:
     assert "packed_leaf is called" not in done.stdout
 
 
+@pytest.mark.parametrize("verb", ["format", "log"])
+def test_one_template_that_is_wrong_is_left_out(places: Places, verb: str) -> None:
+    places.dprobes("run", "p.rpn", "--engine", "ptrace", "-o", "t.dpt", "--", str(places.program), "3")
+    directory = places.home / "mixed"
+    shutil.copytree(places.home / "templates", directory)
+    (directory / "templates.lst").write_text("7 packed.fmt\n8 wrong.fmt\n")
+    (directory / "wrong.fmt").write_text('major = 8\nminor = 1\nfmt = "%y"\n')
+    done = subprocess.run(
+        [*DPROBES, verb, "t.dpt", "--templates", "mixed"], cwd=places.home, env=environment(), capture_output=True,
+        text=True, timeout=TIMEOUT, check=True,
+    )  # fmt: skip
+    assert done.stdout == places.dprobes(verb, "t.dpt", "--templates", "templates")
+    assert "is called" in done.stdout
+    said = "dprobes: warning: templates of 'mixed' are wrong, and left out\nmixed/wrong.fmt:3:9: error: "
+    assert done.stderr.startswith(said)
+
+
 def test_the_library_formats_what_a_serial_line_gets(places: Places) -> None:
     places.dprobes(
         "run", "p.rpn", "--engine", "ptrace", "--log-target", f"file:{places.home}/t.bin", "--log-format", "binary",

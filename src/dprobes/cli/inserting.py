@@ -20,7 +20,7 @@ from dprobes.engines.base import ProbeState, Scope
 from dprobes.engines.launch import Command
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from dprobes.manager.results import Insertion
 
@@ -49,7 +49,7 @@ def insertion_options(function: Callable[..., Any]) -> Callable[..., Any]:
                 "--log-target", "targets", multiple=True, metavar="TARGET",
                 help="Send its records there as well: KLOG, a file, ...; 'dprobes log-target kinds' lists all.",
             ),
-            log_format_option("dump"),
+            log_format_option(None, unset="dump, or text if the program has templates"),
             click.option(
                 "--unformatted-output", "-f", "unformatted", is_flag=True,
                 help="Send log targets the bytes in hex on one line, not as a dump.",
@@ -84,6 +84,15 @@ def scope_from(options: dict[str, Any], arguments: tuple[str, ...]) -> Scope:
     )
 
 
+def _log_format(ppdf: bytes, targets: Sequence[str]) -> str:
+    """Return how log targets get records if nobody says so: as the original had it, or by the program's templates."""
+    if not targets:
+        return "dump"
+    from dprobes.ppdf import decode
+
+    return "text" if decode(ppdf).templates else "dump"
+
+
 def insert(ppdf: bytes, scope: Scope, options: dict[str, Any], **more: Any) -> int:
     """Have the manager insert a compiled program, and print what has become of it."""
     targets = [absolute_target(target) for target in options["targets"]]
@@ -112,7 +121,7 @@ def insert(ppdf: bytes, scope: Scope, options: dict[str, Any], **more: Any) -> i
                 types=names_of(options["types"]),
                 items=log_items_of(options["log_items"], is_tree=scope.is_tree, all_by_default=has_structure(targets)),
                 targets=targets,
-                log_format="text" if options["unformatted"] else options["log_format"],
+                log_format="text" if options["unformatted"] else options["log_format"] or _log_format(ppdf, targets),
                 verify_build_id=not options["dont_verify_build_id"],
                 verify_opcodes=not options["dont_verify_opcodes"],
                 exact=options["exact"],

@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 __all__ = ["has_structure", "log_format_option"]
 
 
-def log_format_option(default: str | None, *names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return the option ``--log-format``, with other names where these mean nothing else."""
+def log_format_option(
+    default: str | None, *names: str, unset: str = ""
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return ``--log-format``, with other names where these mean nothing else; ``unset`` says what holds without it."""
     return click.option(
         "--log-format",
         *names,
@@ -25,7 +27,8 @@ def log_format_option(default: str | None, *names: str) -> Callable[[Callable[..
         type=click.Choice(LOG_FORMATS),
         default=default,
         show_default=default is not None,
-        help="How log targets without a structure of their own get records; binary: header and data as they are.",
+        help="How log targets without a structure of their own get records; binary: header and data as they are."
+        + (f" Without it: {unset}." if unset else ""),
     )
 
 

@@ -41,14 +41,19 @@ def templates_option(help_: str) -> Callable[[Callable[..., Any]], Callable[...,
 
 
 def read_templates(directory: Path | None) -> Templates | None:
-    """Return the templates of a directory, and print what is doubtful; raise an error of ours if one is wrong."""
+    """
+    Return the templates of a directory, and print what is doubtful or wrong; one with an error is left out.
+
+    Raise ``FormatError`` if that is no directory of templates.
+    """
     if directory is None:
         return None
     from dprobes.formatters.templates import Templates
 
     templates = Templates.from_directory(directory)
-    templates.diagnostics.raise_if_errors()
-    if text := templates.diagnostics.render():
+    if templates.diagnostics.has_errors:
+        say_problems(templates, f"'{directory}'")
+    elif text := templates.diagnostics.render():
         console.write(text)
     return templates
 

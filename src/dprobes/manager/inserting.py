@@ -155,6 +155,7 @@ class Inserter:
                 data=request.data,
                 groups=request.groups,
                 types=request.types,
+                targets=request.targets,
             )
         except BaseException as error:
             session.__exit__(type(error), error, error.__traceback__)  # nobody else knows of it

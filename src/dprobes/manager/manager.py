@@ -41,6 +41,9 @@ _RECORDS_PATIENCE = 1.0
 _PATIENCE = 5.0
 """Seconds that the end waits for a verb."""
 
+_STOPPING_LIMIT = 3.0
+"""Seconds that log targets have to write what waits when everything is stopped at once."""
+
 
 class Manager:
     """Own programs, global variables, and where records go; leaving the context manager takes everything away."""
@@ -140,15 +143,19 @@ class Manager:
                     f"a program for '{name}' is inserted already",
                     hint="--merge adds to it, --replace takes its place, --as NAME inserts another one beside it",
                 )
+            for ended in self._programs.get(name, ()):
+                if ended.has_ended:  # by itself: its log targets are not for this program
+                    self._recording.forget_targets(ended.targets, name)
+            added: list[str] = []
             try:
                 # First, so that nothing is inserted whose records cannot go where they are to go.
                 for target in request.targets:
-                    self._recording.add_target(target, name, request.format)
+                    if self._recording.add_target(target, name, request.format):
+                        added.append(target)  # noqa: PERF401 - those before one that fails are to be known
                 beside = [inserted for inserted in self._all() if not inserted.has_ended]
                 inserted = self._inserter.insert(name, request, present, beside, notify)
             except BaseException:
-                if not present:
-                    self._recording.forget_targets_of(name)
+                self._recording.forget_targets(added, name)
                 raise
             replaced = []
             if request.replaces:
@@ -262,7 +269,9 @@ class Manager:
             inserted.stop()
         with self._changing:
             unfinished = self._take_away(self._all())
+            names = list(self._programs)
             self._programs.clear()
+            self._recording.forget_targets_of(*names, limit=_STOPPING_LIMIT)
         if ends:
             self.end()
         return {"stopped": len(chosen), "unfinished": [inserted.name for inserted in unfinished]}

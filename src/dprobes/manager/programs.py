@@ -25,7 +25,7 @@ class InsertedProgram(FollowedProgram):
     Own a session that has been entered; ``start`` begins to follow it.
 
     ``name`` is what the user calls it, ``data`` the PPDF that it came from, ``groups`` and ``types`` what was selected
-    of that.
+    of that. ``targets`` are the log targets that it brought along.
     """
 
     def __init__(
@@ -40,6 +40,7 @@ class InsertedProgram(FollowedProgram):
         data: bytes,
         groups: Sequence[str] = (),
         types: Sequence[str] = (),
+        targets: Sequence[str] = (),
     ) -> None:
         super().__init__(name, program, session)
         self.engine = engine
@@ -47,6 +48,7 @@ class InsertedProgram(FollowedProgram):
         self.data = data
         self.groups = tuple(groups)
         self.types = tuple(types)
+        self.targets = tuple(targets)
         self.since = time.time()
         self._records = records
         self._counting = threading.Lock()

@@ -14,10 +14,10 @@ from dprobes.record.tracecontent import PlaceEntry
 from dprobes.record.tracefile import TraceFileWriter
 from dprobes.sinks.base import Batch, SinkOptions
 from dprobes.sinks.kinds import parse_target
-from dprobes.sinks.targets import LogTargets
+from dprobes.sinks.targets import LogTargets, close_all
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
     from dprobes.engines.resolve import Probepoint
@@ -31,7 +31,7 @@ TRACE_LIMIT = 256 << 20
 """Bytes that the trace file and its older part take together."""
 
 _CLOSING_LIMIT = 10.0
-"""Seconds that log targets have at most to write what waits, when somebody waits for their end."""
+"""Seconds that log targets have at most, all together, to write what waits when somebody waits for their end."""
 
 
 class Recording:
@@ -63,12 +63,12 @@ class Recording:
 
     # Log targets
 
-    def add_target(self, name: str, module: str | None, format_name: str) -> None:
-        """Add a log target; one that is there already stays as it is."""
+    def add_target(self, name: str, module: str | None, format_name: str) -> bool:
+        """Add a log target, and return whether that is new; one that is there already stays as it is."""
         target = parse_target(name)
         if target.kind.name == "console":
             raise ManagerError("the manager has no console", hint="'dprobes run --log-target console' has one")
-        self._targets.add(target, module, SinkOptions(format_name, self._directory))
+        return self._targets.add(target, module, SinkOptions(format_name, self._directory))
 
     def remove_target(self, name: str, module: str | None) -> list[TargetStatus]:
         """Take log targets away, with no ``module`` all of that name; return how they fared."""
@@ -77,12 +77,16 @@ class Recording:
         if not taken:
             known = ", ".join(self._targets.names()) or "none"
             raise ManagerError(f"there is no log target '{name}'", hint=f"log targets are: {known}")
-        return [target.close(limit=_CLOSING_LIMIT) for target in taken]
+        return close_all(taken, _CLOSING_LIMIT)
 
-    def forget_targets_of(self, module: str) -> None:
-        """Take the log targets away that are for one program only."""
-        for target in self._targets.take_of(module):
-            target.close(limit=_CLOSING_LIMIT)
+    def forget_targets_of(self, *modules: str, limit: float = _CLOSING_LIMIT) -> None:
+        """Take the log targets away that are for these programs only; that may take ``limit`` seconds."""
+        close_all([target for module in modules for target in self._targets.take_of(module)], limit)
+
+    def forget_targets(self, names: Iterable[str], module: str) -> None:
+        """Take some of the log targets away that are for one program only, if they are still there."""
+        texts = [parse_target(name).text for name in names]
+        close_all([target for text in texts for target in self._targets.take(text, module)], _CLOSING_LIMIT)
 
     def targets(self) -> list[TargetStatus]:
         """Return how the log targets fare."""
