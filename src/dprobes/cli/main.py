@@ -10,6 +10,7 @@ import contextlib
 import importlib
 import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -88,19 +89,35 @@ class _Verbs(click.Group):
             raise click.UsageError(f"there is no verb '{args[0]}'" + (f"; {hint}" if hint else ""))
         return super().resolve_command(ctx, args)
 
+    def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        super().format_help_text(ctx, formatter)
+        if (example := _example()) is not None:
+            formatter.write_paragraph()
+            with formatter.indentation():
+                formatter.write(f'{"":{formatter.current_indent}}A first probe:  dprobes run {example} -c "ls /"\n')
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Verbs"):
             formatter.write_dl(list(VERBS.items()))
 
 
+def _example() -> str | None:
+    """Return the path of an example as it is typed here: that of the checkout, or where a wheel has installed it."""
+    import shlex
+
+    for root in (Path(__file__).parents[3], Path(sys.prefix) / "share" / "dprobes"):
+        path = root / "examples" / "malloc.rpn"
+        if path.is_file():
+            with contextlib.suppress(OSError, ValueError):  # there is no working directory, or it is elsewhere
+                path = path.relative_to(Path.cwd())
+            return shlex.quote(str(path))
+    return None
+
+
 @click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, message="dprobes %(version)s")
 def command_group() -> None:
-    """
-    Dynamic Probes: a safe handler on any instruction of a running program.
-
-    A first probe:  dprobes run examples/malloc.rpn -c "ls /"
-    """
+    """Dynamic Probes: a safe handler on any instruction of a running program."""
 
 
 def _open_standard_files() -> None:
