@@ -2,7 +2,8 @@
 The bytes of a file, as something that can be sliced, searched and unpacked from.
 
 Knows nothing of what the bytes mean. A file up to ``READ_LIMIT`` is read, which costs less than a millisecond per few
-megabytes, leaves no descriptor open and cannot fault when someone truncates the file; a larger one is mapped.
+megabytes, leaves no descriptor open and cannot fault when someone truncates the file; a larger one is mapped, unless it
+is hardly more than a hole: anybody can make a file of any size that way, which takes no room and long to read.
 """
 
 from __future__ import annotations
@@ -12,20 +13,58 @@ import mmap
 import os
 import stat
 import sys
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, overload
 
 from dprobes.errors import TargetError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
-__all__ = ["READ_LIMIT", "Contents", "file_contents", "file_head"]
+__all__ = ["READ_LIMIT", "Contents", "KnownBytes", "file_contents", "file_head"]
 
-Contents: TypeAlias = bytes | mmap.mmap
-"""Bytes with slicing, ``find`` and the buffer protocol."""
+
+class KnownBytes:
+    """Stand for a file of ``size`` bytes of which only the ``pieces`` at some offsets are known."""
+
+    def __init__(self, size: int, pieces: Mapping[int, bytes]) -> None:
+        self._size = size
+        self._pieces = pieces
+
+    def __len__(self) -> int:
+        return self._size
+
+    @overload
+    def __getitem__(self, place: int) -> int: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> bytes: ...
+
+    def __getitem__(self, place: int | slice) -> int | bytes:
+        """Return what is known from the beginning of a piece on; nothing for a slice that begins elsewhere."""
+        if isinstance(place, int):
+            return self._pieces[place][0]
+        start, stop, _ = place.indices(self._size)
+        return self._pieces.get(start, b"")[: max(0, stop - start)]
+
+    def find(self, _sought: bytes, _start: int = 0, _end: int = 0) -> int:
+        """Return -1: nobody can search what is not known."""
+        return -1
+
+
+FileBytes: TypeAlias = bytes | mmap.mmap
+"""All bytes of a file, with slicing, ``find`` and the buffer protocol."""
+
+Contents: TypeAlias = FileBytes | KnownBytes
+"""The bytes of a file as far as they are known."""
 
 READ_LIMIT = 64 << 20
 """Size in bytes from which on a file is mapped instead of read."""
+
+_HOLE_SHARE = 8
+"""A larger file must have at least one part in so many of its bytes on disk; compression takes less away."""
+
+_BLOCK = 512  # bytes: the unit of st_blocks, whatever the file system's is
 
 _REASONS = {
     errno.ENOENT: "does not exist",
@@ -37,11 +76,20 @@ _REASONS = {
 }
 
 
-def file_contents(path: Path, expected: str) -> Contents:
-    """Return the bytes of the regular file ``path``; ``expected`` names in errors what it should have been."""
-    with _Opened(path, expected) as (descriptor, size):
-        if size <= READ_LIMIT:
-            return _read(descriptor, size)
+def file_contents(path: Path, expected: str, shown: Path | None = None) -> FileBytes:
+    """
+    Return the bytes of the regular file ``path``; ``expected`` names in errors what it should have been.
+
+    It is called ``shown`` there, if that is given.
+    """
+    with _Opened(path, expected, shown or path) as (descriptor, status):
+        if status.st_size <= READ_LIMIT:
+            return _read(descriptor, status.st_size)
+        if _is_hole(descriptor, status):
+            raise TargetError(
+                f"'{shown or path}' is a hole for the most part: {_BLOCK * status.st_blocks} of its {status.st_size} "
+                f"bytes are on disk, expected {expected}"
+            )
         if sys.version_info >= (3, 13):
             return mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ, trackfd=False)
         return mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
@@ -49,36 +97,49 @@ def file_contents(path: Path, expected: str) -> Contents:
 
 def file_head(path: Path, count: int) -> bytes:
     """Return the first ``count`` bytes of the regular file ``path``, fewer if it is shorter."""
-    with _Opened(path, "a file") as (descriptor, _):
+    with _Opened(path, "a file", path) as (descriptor, _):
         return _read(descriptor, count)
 
 
 class _Opened:
     """Open a regular file for the length of a ``with``, and turn every failure in it into ``TargetError``."""
 
-    def __init__(self, path: Path, expected: str) -> None:
+    def __init__(self, path: Path, expected: str, shown: Path) -> None:
         self._path = path
+        self._shown = shown
         self._expected = expected
         self._descriptor = -1
 
-    def __enter__(self) -> tuple[int, int]:
+    def __enter__(self) -> tuple[int, os.stat_result]:
         path = self._path
         try:
             # O_NONBLOCK: opening a FIFO must not wait for a writer.
             self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
             status = os.fstat(self._descriptor)
         except (OSError, ValueError) as e:
-            raise _unreadable(path, e) from e
+            raise _unreadable(self._shown, e) from e
         if not stat.S_ISREG(status.st_mode):
             os.close(self._descriptor)
             found = "a directory" if stat.S_ISDIR(status.st_mode) else "not a regular file"
-            raise TargetError(f"'{path}' is {found}, expected {self._expected}")
-        return self._descriptor, status.st_size
+            raise TargetError(f"'{self._shown}' is {found}, expected {self._expected}")
+        return self._descriptor, status
 
     def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
         os.close(self._descriptor)
         if isinstance(error, (OSError, ValueError)):
-            raise _unreadable(self._path, error) from error
+            raise _unreadable(self._shown, error) from error
+
+
+def _is_hole(descriptor: int, status: os.stat_result) -> bool:
+    """Return whether hardly anything of a file has been written."""
+    if status.st_blocks:
+        return _HOLE_SHARE * _BLOCK * status.st_blocks < status.st_size
+    # Not every file system counts blocks. One that knows no holes says that there is data at the beginning.
+    try:
+        os.lseek(descriptor, 0, os.SEEK_DATA)
+    except OSError as error:
+        return error.errno == errno.ENXIO
+    return False
 
 
 def _unreadable(path: Path, error: OSError | ValueError) -> TargetError:

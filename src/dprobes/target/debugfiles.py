@@ -6,6 +6,7 @@ Rules: GDB manual, "Debugging Information in Separate Files" (build-id and ``.gn
 
 from __future__ import annotations
 
+import os
 import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -41,10 +42,10 @@ def find_debug_file(module: ElfFile, directory: Path = DEBUG_DIRECTORY) -> ElfFi
     if link is None:
         return None
     name, checksum = link
-    own = module.path.resolve()
+    own = _real(module.path)
     beside = own.parent
     for path in (beside / name, beside / ".debug" / name, directory / beside.relative_to("/") / name):
-        if path.resolve() != own and _checksum(path) == checksum:
+        if _real(path) != own and _checksum(path) == checksum:
             found = _open_matching(path, module)
             if found is not None:
                 return found
@@ -112,6 +113,11 @@ def _debug_link(module: ElfFile) -> tuple[str, int] | None:
     if end <= 0 or len(data) < place + 4 or "/" in name or name in (".", ".."):
         return None
     return name, int.from_bytes(data[place : place + 4], module.byte_order)
+
+
+def _real(path: Path) -> Path:
+    # Path.resolve() raises RuntimeError where links lead in a circle.
+    return Path(os.path.realpath(path))
 
 
 def _checksum(path: Path) -> int | None:

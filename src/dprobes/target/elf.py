@@ -28,6 +28,14 @@ __all__ = ["ByteOrder", "Dynamic", "ElfFile"]
 
 ByteOrder = Literal["little", "big"]
 
+READ_MAX = 512 << 20
+"""Bytes of a file that are read as one table. The symbol tables of the largest programs have half of it."""
+
+_NAME_MAX = 4096  # bytes of a path: PATH_MAX
+_DYNAMIC_MAX = 1 << 20
+"""Bytes of a dynamic section: 65 536 entries, where the largest programs have some hundreds."""
+_NEEDED_MAX = 4096
+
 _DT_NEEDED, _DT_SONAME, _DT_STRTAB = 1, 14, 5
 
 
@@ -75,7 +83,7 @@ class ElfFile:
         ``reached`` leads to the file where ``path`` may not any more.
         """
         path = Path(path)
-        return cls.of_bytes(path, file_contents(reached or path, "an ELF file"))
+        return cls.of_bytes(path, file_contents(reached or path, "an ELF file", path))
 
     @classmethod
     def of_bytes(cls, path: Path, data: Contents) -> ElfFile:
@@ -144,6 +152,10 @@ class ElfFile:
         for segment in self.load_segments:
             start = link_address - segment.vaddr
             if start >= 0 and start + n <= segment.memsz:
+                if n > READ_MAX:
+                    self.malformed(
+                        f"{n} bytes at address 0x{link_address:x} are more than the {READ_MAX} that are read"
+                    )
                 in_file = max(0, min(n, segment.filesz - start))
                 data = self.data[segment.offset + start : segment.offset + start + in_file]
                 return data + bytes(n - len(data))
@@ -153,10 +165,13 @@ class ElfFile:
         """Return ``size`` bytes of the file at ``offset``; ``what`` names them if they are not all there."""
         if offset < 0 or size < 0 or offset + size > len(self.data):
             self.malformed(f"{what} lies outside the file")
+        if size > READ_MAX:
+            self.malformed(f"{what} has {size} bytes, more than the {READ_MAX} that are read")
         return self.data[offset : offset + size]
 
     def string_at(self, offset: int, end: int) -> str:
-        """Return the NUL-terminated string at file offset ``offset``; empty if it does not end before ``end``."""
+        """Return the NUL-terminated string at file offset ``offset``; empty if it does not end soon, before ``end``."""
+        end = min(end, offset + _NAME_MAX)
         stop = self.data.find(b"\0", offset, end) if 0 <= offset < end else -1
         return self.data[offset:stop].decode("utf-8", "surrogateescape") if stop >= 0 else ""
 
@@ -180,12 +195,16 @@ class ElfFile:
         if self._headers.interpreter is None or self.is_debug_only:
             return None
         offset, size = self._headers.interpreter
+        if size > _NAME_MAX:
+            self.malformed(f"the interpreter's name has {size} bytes, more than the {_NAME_MAX} that a path can have")
         return self.bytes_at(offset, size, "the interpreter's name").rstrip(b"\0").decode("utf-8", "surrogateescape")
 
     def _dynamic(self) -> Dynamic:
         if self._headers.dynamic is None or self.is_debug_only:
             return Dynamic({}, (), None)
         offset, size = self._headers.dynamic
+        if size > _DYNAMIC_MAX:
+            self.malformed(f"the dynamic section has {size} bytes, more than the {_DYNAMIC_MAX} that are read")
         word = "Q" if self.word_size == 8 else "I"
         entry = struct.Struct(f"{self.struct_prefix}2{word}")
         data = self.bytes_at(offset, size - size % entry.size, "the dynamic section")
@@ -195,7 +214,7 @@ class ElfFile:
             if tag == 0:
                 break
             values[tag] = value
-            if tag == _DT_NEEDED:
+            if tag == _DT_NEEDED and len(needed) < _NEEDED_MAX:
                 needed.append(value)
         strings = self.file_offset(values.get(_DT_STRTAB, -1))
         if strings is None:

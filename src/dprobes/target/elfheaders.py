@@ -2,7 +2,8 @@
 The headers of an ELF file, read and checked once, so that everything after can rely on them.
 
 Read here and not through a library, which takes a sixth of the start of a run for it. Every table is first shown to
-lie in the file. Rules: System V ABI chapters 4 and 5; the build-id note: ``ld --build-id``.
+lie in the file, and to be no larger than those of real programs are: a file may be anybody's. Rules: System V ABI
+chapters 4 and 5; the build-id note: ``ld --build-id``.
 """
 
 from __future__ import annotations
@@ -30,6 +31,15 @@ _MACHINES = {3: "i386", 20: "ppc", 21: "ppc64", 22: "s390", 62: "x86_64", 183: "
 _TYPES = {1: "rel", 2: "exec", 3: "dyn", 4: "core"}
 _HEADER_SIZES = {4: (52, 32, 40), 8: (64, 56, 64)}  # file, program and section header by word size
 _SHN_XINDEX = 0xFFFF
+
+_PROGRAM_HEADERS_MAX = 1 << 16
+"""Bytes of program headers; the kernel executes no program with more (``load_elf_phdrs``, ELF_MIN_ALIGN apart)."""
+_SECTIONS_MAX = 1 << 17
+"""Section headers; linked files have hundreds, object files with a section for each function tens of thousands."""
+_SECTION_NAME_MAX = 1024  # bytes
+_NOTES_MAX = 1 << 16
+"""Notes that are looked at for the build-id."""
+_OVERLAP_SIZE = 1 << 20
 _NT_GNU_BUILD_ID = 3
 
 # Elf32_Shdr, Elf64_Shdr: sh_name, type, flags, addr, offset, size, link, info, addralign, entsize
@@ -216,6 +226,10 @@ class _Parser:
                 raise TargetError(
                     f"'{self._path}' is a malformed ELF file: {name} headers of {size} bytes, expected {expected}"
                 )
+            if count * size > {"program": _PROGRAM_HEADERS_MAX, "section": _SECTIONS_MAX * section}[name]:
+                raise TargetError(
+                    f"'{self._path}' is a malformed ELF file: {count} {name} headers are more than are read"
+                )
             if offset + count * size > len(self._data):
                 raise TargetError(
                     f"'{self._path}' is truncated: its {name} headers end at byte {offset + count * size} "
@@ -245,10 +259,13 @@ class _Parser:
         )
 
     def _string(self, offset: int) -> str:
-        end = self._data.find(b"\0", offset)
+        end = self._data.find(b"\0", offset, max(0, offset) + _SECTION_NAME_MAX)
         return self._data[offset:end].decode(errors="replace") if end >= 0 else ""
 
     def _check_loaded(self, segments: tuple[LoadSegment, ...], *, in_file: bool) -> None:
+        # Segments may share a page or so; were they all the whole file, everything would be done once for each.
+        if in_file and sum(segment.filesz for segment in segments) > 2 * len(self._data) + _OVERLAP_SIZE:
+            raise TargetError(f"'{self._path}' is a malformed ELF file: its segments hold more than the file")
         for segment in segments:
             end = segment.offset + segment.filesz
             if in_file and end > len(self._data):
@@ -277,10 +294,14 @@ class _Parser:
     def _build_id(self, holders: list[tuple[int, int]]) -> str | None:
         """Return the build-id that is among the notes in these ranges of the file."""
         head = struct.Struct(self._order + "III")
+        left = _NOTES_MAX
         for start, size in holders:
+            if not left:
+                return None
             notes = self._data[start : start + size]
             position = 0
-            while position + head.size <= len(notes):
+            while left and position + head.size <= len(notes):
+                left -= 1
                 name_size, description_size, kind = head.unpack_from(notes, position)
                 name = position + head.size
                 description = name + (name_size + 3 & ~3)

@@ -27,6 +27,10 @@ _BINDINGS = {0: "local", 2: "weak"}  # everything else acts as global: GNU uniqu
 _NOTYPE, _FUNC, _IFUNC = 0, 2, 10
 _UNDEFINED = 0
 _HIDDEN_VERSION = 0x8000
+_SYMBOLS_MAX = 1 << 23
+"""Symbols of a table; the largest programs have three million."""
+_NAME_MAX = 1 << 20
+"""Bytes of a symbol's name; what is longer has none for us."""
 _MANY_OFFSETS = 64  # from here on one pass over all symbols beats one search per string
 _SHT_GNU_VERSYM, _SHT_GNU_HASH = 0x6FFFFFFF, 0x6FFFFFF6
 _DT_HASH, _DT_STRTAB, _DT_SYMTAB, _DT_STRSZ, _DT_GNU_HASH, _DT_VERSYM = 4, 5, 6, 10, 0x6FFFFEF5, 0x6FFFFFF0
@@ -107,6 +111,8 @@ class ElfSymbols:
         self._entry = struct.Struct(f"{prefix}IBBHQQ" if self._wide else f"{prefix}IIIBBH")
         offset, size = table
         self._count = size // self._entry.size
+        if self._count > _SYMBOLS_MAX:
+            elf.malformed(f"a table of {self._count} symbols is larger than the {_SYMBOLS_MAX} that are read")
         self._table = memoryview(elf.bytes_at(offset, self._count * self._entry.size, "a symbol table"))
         self._strings, string_size = strings
         self._strings_end = self._strings + string_size
@@ -190,7 +196,8 @@ class ElfSymbols:
 
     def _raw_name(self, index: int) -> bytes:
         start = self._strings + self._row(index)[0]
-        end = self._elf.data.find(b"\0", start, self._strings_end) if start < self._strings_end else -1
+        limit = min(self._strings_end, start + _NAME_MAX)
+        end = self._elf.data.find(b"\0", start, limit) if start < limit else -1
         return self._elf.data[start:end] if end >= 0 else b""
 
     def _address(self, value: int, section: int) -> int:

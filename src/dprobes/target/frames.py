@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 __all__ = ["FrameTable"]
 
+_ROWS_MAX = 1 << 22
+"""Functions of a table; the largest programs have a million."""
+
 _UDATA4, _DATAREL_SDATA4 = 0x03, 0x3B
 _PCREL_SDATA4 = 0x1B
 _POINTER_SIZES = {0x00: 0, 0x01: -1, 0x02: 2, 0x03: 4, 0x04: 8, 0x09: -1, 0x0A: 2, 0x0B: 4, 0x0C: 8}
@@ -53,6 +56,8 @@ class FrameTable:
             return cls()
         prefix = elf.struct_prefix
         (count,) = struct.unpack_from(f"{prefix}I", data, 4 + pointer_size)
+        if count > _ROWS_MAX:
+            return cls()
         table = data[8 + pointer_size : 8 + pointer_size + 8 * count]
         if len(table) != 8 * count:
             return cls()
@@ -67,9 +72,10 @@ class FrameTable:
         if section is None or elf.type == "rel":
             return cls()
         data = elf.bytes_at(section.offset, section.size, "the unwind table")
-        prefix, rows, position = elf.struct_prefix, [], 0
+        rows: list[tuple[int, int]] = []
+        prefix, position = elf.struct_prefix, 0
         encodings: dict[int, int | None] = {}
-        while position + 16 <= len(data):
+        while position + 16 <= len(data) and len(rows) < _ROWS_MAX:
             length, kind, begin = struct.unpack_from(f"{prefix}IIi", data, position)
             if length in (0, 0xFFFFFFFF):
                 break

@@ -74,7 +74,7 @@ class GnuHash:
             return
         data = self._elf.data
         while (offset := self._chains + 4 * (index - self._first)) + 4 <= len(data):
-            (value,) = self._word.unpack_from(data, offset)
+            (value,) = self._word.unpack(data[offset : offset + 4])
             yield index, value
             if value & 1:
                 return

@@ -85,7 +85,7 @@ class BoundaryCheck:
 
 def decode_at(module: Module, file_offset: int) -> DecodedInstruction:
     """Return the instruction whose first byte is at ``file_offset``, presuming that one starts there."""
-    return next(_decode(module, file_offset))
+    return next(first_instructions(module, (file_offset,)))
 
 
 def first_instructions(module: Module, file_offsets: Iterable[int]) -> Iterator[DecodedInstruction]:
@@ -96,6 +96,8 @@ def first_instructions(module: Module, file_offsets: Iterable[int]) -> Iterator[
     describe = _describer()
     for offset in file_offsets:
         data = module.elf.data[offset : min(offset + _MAX_LENGTH, _code_end(module, offset))]
+        if not data:
+            raise TargetError(f"'{module.path}' does not hold the instruction at offset {offset:#x}")
         instruction = Decoder(bits, data, ip=module.elf.link_address(offset) or 0).decode()
         yield describe(instruction, offset, data[: max(1, instruction.len)])
 

@@ -8,6 +8,7 @@ which are several times faster to make than dataclasses. Rules: proc(5), and ``s
 from __future__ import annotations
 
 import os
+import sys
 from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.errors import TargetError
@@ -79,14 +80,20 @@ def executable_mappings(text: str) -> list[Mapping]:
     return found
 
 
-def read_maps(pid: int) -> str:
-    """Return the text of ``/proc/PID/maps``; raise ``TargetError`` if the process is gone or not ours to see."""
+def read_maps(pid: int, limit: int | None = None) -> str:
+    """
+    Return the text of ``/proc/PID/maps``; raise ``TargetError`` if the process is gone or not ours to see.
+
+    Not much more than ``limit`` bytes are read, and only whole lines are returned.
+    """
     try:
         descriptor = os.open(f"/proc/{pid}/maps", os.O_RDONLY | os.O_CLOEXEC)
         try:
             parts = []
-            while part := os.read(descriptor, _READ_SIZE):
+            left = sys.maxsize if limit is None else limit
+            while left > 0 and (part := os.read(descriptor, _READ_SIZE)):
                 parts.append(part)
+                left -= len(part)
         finally:
             os.close(descriptor)
     except (FileNotFoundError, ProcessLookupError) as e:
@@ -98,7 +105,8 @@ def read_maps(pid: int) -> str:
         ) from e
     if not parts:
         raise TargetError(f"process {pid} has no memory: it is a kernel thread or has ended")
-    return os.fsdecode(b"".join(parts))
+    text = os.fsdecode(b"".join(parts))
+    return text if left > 0 else text[: text.rfind("\n") + 1]
 
 
 def run_time_address(mappings: Iterable[Mapping], file_offset: int) -> int | None:

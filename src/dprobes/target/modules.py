@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dprobes.errors import TargetError
-from dprobes.target.contents import file_contents, file_head
+from dprobes.target.contents import READ_LIMIT, file_contents, file_head
 from dprobes.target.elf import ElfFile
 from dprobes.target.ldcache import host_architecture, read_ld_cache
 from dprobes.target.maps import executable_mappings, read_maps
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from dprobes.target.maps import Mapping
 
-__all__ = ["advice_on_name", "find_module", "is_made_by_kernel", "matches", "near_modules", "root_of"]
+__all__ = ["advice_on_name", "find_module", "has_soname", "is_made_by_kernel", "matches", "near_modules", "root_of"]
 
 _TRIPLETS = {
     "x86_64": "x86_64-linux-gnu",
@@ -87,6 +87,19 @@ def matches(name: str, path: str | os.PathLike[str], soname: str | None) -> bool
         return True
     link = f"{directory}/{name}"
     return os.path.islink(link) and _same_file(link, path)  # noqa: PTH114 - called for every mapping of a process
+
+
+def has_soname(path: Path, name: str) -> bool:
+    """Return whether ``name`` is the ``DT_SONAME`` of the file ``path``; false for one that cannot be read."""
+    try:
+        data = file_contents(path, "a mapped file")
+        # Most files do not even hold the text; only the others are worth taking apart, and those that are long to
+        # search.
+        if len(data) <= READ_LIMIT and data.find(os.fsencode(name) + b"\0") < 0:
+            return False
+        return ElfFile.of_bytes(path, data).soname == name
+    except TargetError:
+        return False
 
 
 def near_modules(name: str, *, pid: int | None = None, command: str | None = None) -> list[str]:
@@ -173,17 +186,7 @@ def _mapped_through_path(name: str, code: list[Mapping]) -> Mapping | None:
 
 
 def _mapped_by_soname(name: str, code: list[Mapping], root: str) -> Mapping | None:
-    wanted = os.fsencode(name) + b"\0"
-    for mapping in code:
-        path = Path(root + mapping.path)
-        try:
-            data = file_contents(path, "a mapped file")
-            # Most files do not even hold the text; only the others are worth taking apart.
-            if data.find(wanted) >= 0 and ElfFile.of_bytes(path, data).soname == name:
-                return mapping
-        except TargetError:
-            continue
-    return None
+    return next((mapping for mapping in code if has_soname(Path(root + mapping.path), name)), None)
 
 
 def _command_named(name: str, command: str) -> Path | None:

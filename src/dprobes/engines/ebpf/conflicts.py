@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 
 from dprobes.engines.breakpointowners import tracer_text
 from dprobes.engines.ebpf.mappings import find_mappers
+from dprobes.engines.foreignusers import ForeignUsers
 from dprobes.engines.procfs import process_field, threads_of
 from dprobes.target.maps import PAGE_SIZE, parse_maps
 from dprobes.target.uprobes import is_replaced_by_call
@@ -75,18 +76,25 @@ class _Finding(enum.Enum):
 PATCHED = "memory differs from the file: another tool has patched this code"
 
 
-def find_conflicts(path: str, places: Iterable[Place], pids: Iterable[int] | None = None) -> Conflicts:
+def find_conflicts(
+    path: str, places: Iterable[Place], pids: Iterable[int] | None = None, users: ForeignUsers | None = None
+) -> Conflicts:
     """
     Return where the processes ``pids`` (by default all) that map the file ``path`` hold other code than it.
+
+    ``users`` bounds the time that is spent on processes of other users.
 
     A breakpoint in a process that nobody traces is taken for a uprobe, of which the kernel allows several; as a uprobe
     is in all processes, so are those at the same place in traced ones.
     """
     ordered = sorted(places)
-    mappers = find_mappers(path, pids)
+    users = users or ForeignUsers(os.path.basename(path))
+    mappers = find_mappers(path, pids, users)
     hidden = list(mappers.hidden)
     differing: list[tuple[Mapper, list[int], list[int]]] = []
-    for mapper in mappers.found:
+    found_by_pid = {mapper.pid: mapper for mapper in mappers.found}
+    for pid, _ in users.bounded(found_by_pid):
+        mapper = found_by_pid[pid]
         try:
             differing.append((mapper, *_certain_differences(path, mapper, ordered)))
         except PermissionError:

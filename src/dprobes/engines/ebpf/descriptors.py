@@ -18,6 +18,11 @@ class Descriptor:
     def __init__(self, fd: int) -> None:
         self.fd = fd
 
+    def detach(self) -> int:
+        """Leave the descriptor to the caller, and return it."""
+        fd, self.fd = self.fd, -1
+        return fd
+
     def close(self) -> None:
         """Give up the kernel object."""
         fd, self.fd = self.fd, -1

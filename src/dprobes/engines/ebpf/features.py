@@ -34,6 +34,8 @@ from dprobes.target.btf import Kind
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from dprobes.engines.examiner import Examiner
+
 __all__ = ["Feature", "Features"]
 
 R0, R1, R2, R3, R4, R5 = (Register(number) for number in range(6))
@@ -82,6 +84,13 @@ class Features:
         self._found: dict[Feature, OSError | None] = {}
         for feature, is_there in (overrides or {}).items():
             self._found[feature] = None if is_there else OSError(errno.EOPNOTSUPP, "switched off")
+
+    @cached_property
+    def examiner(self) -> Examiner:
+        """Who reads the files of other users, for all engines that share these features."""
+        from dprobes.engines.examiner import Examiner
+
+        return Examiner()
 
     @cached_property
     def runs_newest_first(self) -> bool:

@@ -10,26 +10,31 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import enum
 import mmap
 import os
+import stat
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Self
 
-from dprobes.engines.ebpf.mappings import RecentMaps, file_id, processes
-from dprobes.errors import TargetError
-from dprobes.target.contents import file_contents
-from dprobes.target.elf import ElfFile
+from dprobes.engines.ebpf.descriptors import Descriptor
+from dprobes.engines.ebpf.mappings import FileId, RecentMaps, file_id, processes
+from dprobes.engines.foreignusers import ForeignUsers
 from dprobes.target.maps import executable_mappings
-from dprobes.target.modules import is_made_by_kernel, matches
+from dprobes.target.modules import has_soname, is_made_by_kernel, matches
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
-    from dprobes.engines.ebpf.mappings import FileId
-    from dprobes.target.maps import Mapping
+    from dprobes.target.maps import Mapping as MemoryMapping
 
-__all__ = ["ModuleFile", "descriptor_path", "module_files"]
+__all__ = ["KEPT", "ModuleFile", "descriptor_path", "module_files"]
+
+
+KEPT = -1
+"""Stands for the time of a file that is kept open: no other one can have its number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +45,9 @@ class ModuleFile:
     ``descriptor`` is opened with O_PATH, for the process through which the file was found may end at once; the caller
     closes it. ``aliases`` are paths to files of their own that show the same contents, as overlay file systems have
     them for the containers of one image: a uprobe in one is in all of them. They are kept open likewise.
+
+    ``owner`` is who can change the file besides root and ourselves, and shall not keep us busy with it. Such a file is
+    only meant if ``soname`` is its SONAME, where that is given.
     """
 
     path: Path
@@ -47,6 +55,8 @@ class ModuleFile:
     descriptor: int = field(compare=False)
     aliases: tuple[Path, ...] = ()
     alias_descriptors: tuple[int, ...] = field(default=(), compare=False)
+    owner: str | None = None
+    soname: str | None = None
 
     @property
     def descriptors(self) -> tuple[int, ...]:
@@ -69,41 +79,57 @@ def module_files(
     known: Iterable[Path] = (),
     pids: Iterable[int] | None = None,
     recent: RecentMaps | None = None,
+    users: ForeignUsers | None = None,
+    passed_over: Mapping[FileId, int] = MappingProxyType({}),
 ) -> list[ModuleFile]:
     """
     Return the files ``known``, which ``find_module`` found, and the others that processes execute under the name.
 
     ``pids`` are the processes in scope, by default all. Files of other mount namespaces have paths through
     ``/proc/PID/root``; those that were removed or replaced, through ``/proc/PID/map_files``. A name with a slash is a
-    path as each process sees it. ``recent`` is asked what processes map, where others ask as well.
+    path as each process sees it. ``recent`` is asked what processes map, where others ask as well. ``users`` bounds
+    what is done for other users. Of the files ``passed_over`` only the ``known`` are returned; the number says when a
+    file was changed last (``st_ctime_ns``), lest it is another one by now, or is KEPT.
     """
-    found = _Collection()
+    users = users or ForeignUsers(name)
+    found = _Collection(users, passed_over)
     for own in known:
-        found.add(own)
+        found.add_known(own)
     if is_made_by_kernel(name):
         return found.files
     chosen = _ByPath(name) if "/" in name else _ByName(name)
     recent = recent or RecentMaps()
     seen: set[tuple[int, int, str]] = set()
-    for pid in processes() if pids is None else pids:
-        thread, text, root = recent.of(pid)
+    for pid, limit in users.bounded(processes() if pids is None else pids):
+        thread, text, root = recent.of(pid, limit)
         for mapping in chosen.candidates(text, root):
             key = (mapping.device, mapping.inode, mapping.path)
             if key in seen:
                 continue
             path = _reachable(thread, root, mapping)
+            if path is None:
+                continue
+            meaning = chosen.meaning(path, mapping)
             # Where a process has ended meanwhile, another one may show the same file.
-            if path is not None and (not chosen.is_meant(path, mapping) or found.add(path)):
+            if meaning is _Meaning.NONE or found.add(path, name if meaning is _Meaning.BY_SONAME else None):
                 seen.add(key)
     return found.files
 
 
-def _executed(text: str, *parts: str) -> list[Mapping]:
+def _executed(text: str, *parts: str) -> list[MemoryMapping]:
     """Return the mappings of code in whose lines one of ``parts`` stands."""
     # Most processes have none of them, which is quickly known.
     if not any(part in text for part in parts):
         return []
     return executable_mappings("\n".join(line for line in text.split("\n") if any(part in line for part in parts)))
+
+
+class _Meaning(enum.Enum):
+    """Say whether a file is meant by a module's name."""
+
+    NONE = "not at all"
+    BY_NAME = "by its name"
+    BY_SONAME = "if that is its SONAME"
 
 
 class _ByPath:
@@ -113,7 +139,7 @@ class _ByPath:
         self._name = name
         self._wanted: dict[str, FileId | None] = {}
 
-    def candidates(self, text: str, root: str) -> list[Mapping]:
+    def candidates(self, text: str, root: str) -> list[MemoryMapping]:
         if root and not self._name.startswith("/"):
             return []
         if root not in self._wanted:
@@ -126,8 +152,8 @@ class _ByPath:
         executed = _executed(text, *parts)
         return [m for m in executed if m.path == self._name or (m.device, m.inode) == wanted]
 
-    def is_meant(self, _path: Path, _mapping: Mapping) -> bool:
-        return True
+    def meaning(self, _path: Path, _mapping: MemoryMapping) -> _Meaning:
+        return _Meaning.BY_NAME
 
 
 class _ByName:
@@ -138,19 +164,19 @@ class _ByName:
         # A library is called libNAME.so.1.2 or libNAME-1.2.so where its SONAME is libNAME.so.1.
         self._stem = name.partition(".so")[0] or name
 
-    def candidates(self, text: str, _root: str) -> list[Mapping]:
+    def candidates(self, text: str, _root: str) -> list[MemoryMapping]:
         return _executed(text, f"/{self._stem}")
 
-    def is_meant(self, path: Path, mapping: Mapping) -> bool:
+    def meaning(self, path: Path, mapping: MemoryMapping) -> _Meaning:
         name = self._name
         base = mapping.path.rpartition("/")[2]
         if matches(name, mapping.path, None) or matches(name, path, None):
-            return True
+            return _Meaning.BY_NAME
         is_likely = base.startswith(self._stem) and not base[len(self._stem) : len(self._stem) + 1].isalpha()
-        return is_likely and ".so" in name and _soname(path, name) == name
+        return _Meaning.BY_SONAME if is_likely and ".so" in name else _Meaning.NONE
 
 
-def _reachable(thread: int, root: str, mapping: Mapping) -> Path | None:
+def _reachable(thread: int, root: str, mapping: MemoryMapping) -> Path | None:
     """Return a path that leads to the file of a mapping, and not to one that has taken its place."""
     exact = Path(f"/proc/{thread}/map_files/{mapping.start:x}-{mapping.end:x}")
     plain = Path(root + mapping.path)
@@ -167,42 +193,62 @@ def _reachable(thread: int, root: str, mapping: Mapping) -> Path | None:
         return exact
 
 
-def _soname(path: Path, wanted: str) -> str | None:
-    """Return the SONAME of a file if it may be ``wanted``."""
-    try:
-        data = file_contents(path, "a mapped file")
-        return ElfFile.of_bytes(path, data).soname if data.find(os.fsencode(wanted) + b"\0") >= 0 else None
-    except TargetError:
-        return None
-
-
 class _Collection:
     """Gather files, each once."""
 
-    def __init__(self) -> None:
+    def __init__(self, users: ForeignUsers, passed_over: Mapping[FileId, int]) -> None:
         self.files: list[ModuleFile] = []
+        self._users = users
+        self._passed_over = passed_over
         self._seen: set[FileId] = set()
 
-    def add(self, path: Path) -> bool:
-        """Add the file of ``path`` unless it is there already; return False if it has gone."""
+    def add_known(self, path: Path) -> None:
+        """Add the file of ``path``, whoever owns it."""
+        with contextlib.suppress(OSError), Descriptor(os.open(path, os.O_PATH | os.O_CLOEXEC)) as descriptor:
+            status = os.fstat(descriptor.fd)
+            self._add(path, descriptor, FileId(status.st_dev, status.st_ino), None, None)
+
+    def add(self, path: Path, soname: str | None) -> bool:
+        """
+        Add the file of ``path`` unless it is there already; return False if it has gone.
+
+        It may have to have a SONAME. Where its owner has had enough files looked at, it is left for later.
+        """
         try:
-            descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
+            opened = os.open(path, os.O_PATH | os.O_CLOEXEC)
         except OSError:
             return False
-        reached = descriptor_path(descriptor)
-        identity = file_id(reached)
+        with Descriptor(opened) as descriptor:
+            status = os.fstat(opened)
+            identity = FileId(status.st_dev, status.st_ino)
+            if identity in self._seen or self._passed_over.get(identity) in (KEPT, status.st_ctime_ns):
+                return True
+            if not stat.S_ISREG(status.st_mode):
+                return True
+            owner = self._users.owner_of(status)
+            if owner is None:
+                if soname is not None and not has_soname(descriptor_path(opened), soname):
+                    self._seen.add(identity)
+                    return True
+                soname = None
+            elif not self._users.may_have_file(owner):
+                return True
+            self._add(path, descriptor, identity, owner, soname)
+        return True
+
+    def _add(self, path: Path, opened: Descriptor, identity: FileId, owner: str | None, soname: str | None) -> None:
         if identity in self._seen:
-            os.close(descriptor)
-            return True
+            return
         self._seen.add(identity)
+        descriptor = opened.detach()
+        reached = descriptor_path(descriptor)
         for index, file in enumerate(self.files):
             if _share_pages(reached, file.reached):
                 self.files[index] = replace(
                     file, aliases=(*file.aliases, path), alias_descriptors=(*file.alias_descriptors, descriptor)
                 )
-                return True
-        self.files.append(ModuleFile(path, identity, descriptor))
-        return True
+                return
+        self.files.append(ModuleFile(path, identity, descriptor, owner=owner, soname=soname))
 
 
 _PAGE_FRAME = (1 << 55) - 1

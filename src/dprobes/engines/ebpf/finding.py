@@ -2,26 +2,26 @@
 Which files a run is about: those that the module's name means, for 64-bit and 32-bit programs, and in containers.
 
 A file is kept open from the time when it is found: the process through which it is reached may end, and its name may
-come to mean another file.
+come to mean another file. Files that other users can change are read by another process, within limits (``examiner``).
 """
 
 from __future__ import annotations
 
-import math
+import os
 import time
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from dprobes.diagnostics import Diagnostics
 from dprobes.engines.base import Notice
 from dprobes.engines.ebpf.descriptors import Descriptors
 from dprobes.engines.ebpf.events import events_everywhere, events_in, is_about_everything
-from dprobes.engines.ebpf.files import module_files
+from dprobes.engines.ebpf.files import KEPT, module_files
 from dprobes.engines.ebpf.handlers import basic_request
 from dprobes.engines.ebpf.installation import PlannedFile
-from dprobes.engines.ebpf.mappings import file_id
+from dprobes.engines.ebpf.mappings import FileId
 from dprobes.engines.ebpf.scoping import descendants
+from dprobes.engines.foreignusers import ForeignUsers
 from dprobes.engines.procfs import living_thread
 from dprobes.engines.resolve import resolve
 from dprobes.errors import EngineError, SourceError, TargetError
@@ -29,30 +29,45 @@ from dprobes.target.elf import ElfFile
 from dprobes.target.modules import find_module, near_modules, root_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from pathlib import Path
 
     from dprobes.engines.base import Event, Job
     from dprobes.engines.ebpf.engine import EbpfEngine
     from dprobes.engines.ebpf.events import EventProbe
     from dprobes.engines.ebpf.files import ModuleFile
+    from dprobes.engines.outlines import Question
     from dprobes.engines.resolve import ResolvedModule
 
-__all__ = ["Findings", "Latecomers", "find_probes"]
+__all__ = [
+    "Findings",
+    "doubts_about",
+    "find_probes",
+    "leave",
+    "plan_module_file",
+    "refused",
+    "states_of",
+]
 
-_FIRST_INTERVAL, _LOOK_INTERVAL = 0.1, 2.0
-"""Seconds between two looks for files at least, at first and later."""
-
-_LOOK_SHARE = 100
-"""A look takes at most one part in so many of the time."""
+_FOREIGN_TIME = 2.0
+"""Seconds that reading files of other users may take before the run begins; what is left waits until then."""
 
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """Hold the files that are to be probed, the events, and what the user should hear about others."""
+    """
+    Hold the files that are to be probed, the events, and what the user should hear about others.
+
+    ``known`` are all files that were looked at, as ``passed_over`` of ``module_files``. With ``is_partial`` some are
+    left to be looked at when the run has begun.
+    """
 
     files: Sequence[PlannedFile] = ()
     events: Sequence[EventProbe] = ()
     notices: Sequence[Event] = ()
+    known: Mapping[FileId, int] = field(default_factory=dict)
+    users: ForeignUsers | None = None
+    is_partial: bool = False
 
 
 def find_probes(engine: EbpfEngine, job: Job) -> Findings:
@@ -65,47 +80,102 @@ def find_probes(engine: EbpfEngine, job: Job) -> Findings:
         events, notices = events_everywhere(job.program, basic_request(engine.features, job.program))
         engine.plan_everywhere([event.probe for event in events], Diagnostics())
         return Findings((), events, notices)
-    files, notices = _planned_files(engine, job)
+    files, found = _planned_files(engine, job)
     sampled = ((file.plan.resolved, file.all_reached) for file in files)
-    return Findings(files, [event for resolved, paths in sampled for event in events_in(resolved, paths)], notices)
+    sampled_events = [event for resolved, paths in sampled for event in events_in(resolved, paths)]
+    return replace(found, files=files, events=sampled_events)
 
 
-def _planned_files(engine: EbpfEngine, job: Job) -> tuple[list[PlannedFile], list[Event]]:
+def _planned_files(engine: EbpfEngine, job: Job) -> tuple[list[PlannedFile], Findings]:
     files: list[PlannedFile] = []
     notices: list[Event] = []
     own = job.resolved.module.path if job.resolved is not None else None
     refusals: list[SourceError | TargetError] = []
-    found = _files(job, own)
+    users = ForeignUsers(job.program.name)
+    found = _files(job, own, users)
+    began, is_partial = time.monotonic(), False
+    known: dict[FileId, int] = {}
     with Descriptors(each for file in found for each in file.descriptors) as descriptors:
-        for file in found:
+        # Those that take unknown time come last.
+        for file in sorted(found, key=lambda file: file.owner is not None and file.path != own):
+            is_late = time.monotonic() - began > _FOREIGN_TIME
+            if file.owner is not None and file.path != own and is_late and files:
+                is_partial = True
+                continue
+            known |= states_of(file.descriptors)
             try:
-                planned = _planned(engine, job, file, job.resolved if file.path == own else None)
+                planned = plan_module_file(engine, job, file, users, job.resolved if file.path == own else None)
+                if planned is None:
+                    continue
                 files.append(planned)
+                known.update(dict.fromkeys(states_of(file.descriptors), KEPT))
                 if planned.plan.resolved is not job.resolved:
-                    notices += _doubts(planned)
+                    notices += doubts_about(planned)
             except (SourceError, TargetError) as error:
                 if file.path == own:
                     raise
                 refusals.append(error)
-                notices.append(_refused(file, error))
+                notices.append(refused(file, error))
         if not files:
             raise (refusals[0] if refusals else _missing(job.program.name))
         for planned in files:
-            _leave(descriptors, planned.descriptors)
-    return files, notices
+            leave(descriptors, planned.descriptors)
+    notices += users.notices()
+    return files, Findings((), (), notices, known, users, is_partial)
 
 
-def _planned(engine: EbpfEngine, job: Job, file: ModuleFile, resolved: ResolvedModule | None = None) -> PlannedFile:
-    """Plan a file, whose descriptor goes to what is returned; raise an error of ours if it cannot be served."""
+def plan_module_file(
+    engine: EbpfEngine,
+    job: Job,
+    file: ModuleFile,
+    users: ForeignUsers,
+    resolved: ResolvedModule | None = None,
+    is_wanted: Callable[[], bool] = lambda: True,
+) -> PlannedFile | None:
+    """
+    Plan a file, whose descriptor goes to what is returned; return None if it is not meant, or not wanted any more.
+
+    Raise an error of ours if it cannot be served.
+    """
     diagnostics = Diagnostics()
-    if resolved is None:
+    warnings: str | None = None
+    if resolved is None and file.owner is not None:
+        began = time.monotonic()
+        try:
+            examined = engine.features.examiner.examine(_question(engine, job, file), file.descriptor, is_wanted)
+        finally:
+            users.note_reading(file.owner, time.monotonic() - began)
+        if examined is None or examined.resolved is None:
+            return None
+        resolved, warnings = examined.resolved, examined.warnings
+    elif resolved is None:
         module = engine.symbols.module_of(ElfFile.open(file.path, file.reached))
         resolved = resolve(job.program, module, diagnostics, allow_write=engine.allow_write)
     plan = engine.plan(job.program, resolved, diagnostics, _kept(job, file), str(file.reached))
-    return PlannedFile(str(file.path), file.descriptor, plan, file.alias_descriptors)
+    if warnings is None:
+        warnings = "\n".join(warning.render() for warning in resolved.warnings)
+    return PlannedFile(str(file.path), file.descriptor, plan, file.alias_descriptors, file.owner, warnings)
 
 
-def _leave(owner: Descriptors, descriptors: Iterable[int]) -> None:
+def _question(engine: EbpfEngine, job: Job, file: ModuleFile) -> Question:
+    from dprobes.engines.outlines import Question
+
+    return Question(
+        str(file.path),
+        job.program,
+        engine.symbols,
+        allow_write=engine.allow_write,
+        soname=file.soname,
+        wants_moves=not engine.exact,
+    )
+
+
+def states_of(descriptors: Iterable[int]) -> dict[FileId, int]:
+    """Return which files are open, and when each was changed last, in nanoseconds."""
+    return {FileId(status.st_dev, status.st_ino): status.st_ctime_ns for status in map(os.fstat, descriptors)}
+
+
+def leave(owner: Descriptors, descriptors: Iterable[int]) -> None:
     """Leave descriptors to the caller."""
     for descriptor in descriptors:
         owner.remove(descriptor)
@@ -123,61 +193,6 @@ def _kept(job: Job, file: ModuleFile) -> frozenset[int]:
     return old.breakpoints_in(file.descriptor) if isinstance(old, EbpfSession) else frozenset()
 
 
-class Latecomers:
-    """
-    Look for files that the module's name means and that were not there when a run began.
-
-    A container that is started later brings its own C library, and an upgrade a new one.
-    """
-
-    def __init__(self, engine: EbpfEngine, job: Job, known: Sequence[PlannedFile]) -> None:
-        self._engine = engine
-        self._job = job
-        self._paths = [Path(file.reached) for file in known]
-        self._known = {file_id(path) for path in self._paths}
-        # What a tree is going to execute shows soon; elsewhere nobody waits for a certain process.
-        self._interval = _FIRST_INTERVAL if job.scope.is_tree else _LOOK_INTERVAL
-        self._next = time.monotonic() + self._interval
-
-    @property
-    def is_eager(self) -> bool:
-        """Whether it is worth while to look often."""
-        return self._interval < _LOOK_INTERVAL
-
-    def look(self, pids: Iterable[int] | None) -> Iterator[PlannedFile | Notice]:
-        """
-        Iterate over what processes, by default all, have come to execute; to be called often.
-
-        The caller closes the descriptors of files.
-        """
-        began = time.monotonic()
-        if began < self._next:
-            return
-        # A tree is small, and what it is about to execute changes fast.
-        recent = self._engine.features.maps if pids is None else None
-        found = module_files(self._job.program.name, self._paths, pids, recent)
-        with Descriptors(each for file in found for each in file.descriptors) as descriptors:
-            for file in found:
-                if file.identity in self._known:
-                    continue
-                self._known.add(file.identity)
-                try:
-                    planned = _planned(self._engine, self._job, file)
-                except (SourceError, TargetError) as error:
-                    yield _refused(file, error)
-                else:
-                    self._paths.append(file.reached)
-                    yield from _doubts(planned)
-                    _leave(descriptors, file.descriptors)
-                    yield planned
-        now = time.monotonic()
-        self._interval = min(2 * self._interval, _LOOK_INTERVAL)
-        self._next = now + max(self._interval, _LOOK_SHARE * (now - began))
-        if pids is None:
-            # All sessions look at the same moment, so that what one has read about processes serves the others.
-            self._next = math.ceil(self._next / _LOOK_INTERVAL) * _LOOK_INTERVAL
-
-
 def _missing(name: str) -> EngineError:
     near = near_modules(name)
     hint = "the ebpf engine probes files: one must be there when the run begins"
@@ -187,19 +202,20 @@ def _missing(name: str) -> EngineError:
     )
 
 
-def _doubts(planned: PlannedFile) -> list[Notice]:
+def doubts_about(planned: PlannedFile) -> list[Notice]:
     """Return what was warned of that is due to the file."""
-    text = "\n".join(warning.render() for warning in planned.plan.resolved.warnings)
+    text = planned.warnings
     return [Notice(f"{planned.path}: not everything in this file is as the program says\n{text}")] if text else []
 
 
-def _refused(file: ModuleFile, error: SourceError | TargetError) -> Notice:
+def refused(file: ModuleFile, error: SourceError | TargetError) -> Notice:
+    """Return what to say of a file that cannot be served."""
     if isinstance(error, TargetError):
         return Notice(f"{file.path}: {error.message}", error.hint)
     return Notice(f"{file.path}: the program cannot be inserted here\n{error.message}")
 
 
-def _files(job: Job, found: Path | None) -> list[ModuleFile]:
+def _files(job: Job, found: Path | None, users: ForeignUsers) -> list[ModuleFile]:
     """Return the file ``found``, what the name means for the other word size, and what processes in scope execute."""
     name, scope = job.program.name, job.scope
     paths = [] if found is None else [found]
@@ -215,4 +231,4 @@ def _files(job: Job, found: Path | None) -> list[ModuleFile]:
     pids: list[int] | None = [] if is_about_to_exec else None
     if scope.pid is not None and not is_about_to_exec:
         pids = [scope.pid, *(descendants(scope.pid) if scope.follow else ())]
-    return module_files(name, paths, pids)
+    return module_files(name, paths, pids, users=users)

@@ -41,16 +41,18 @@ if TYPE_CHECKING:
 
     from dprobes.bpf.lower.request import Filter
     from dprobes.engines.base import Event, Job
+    from dprobes.engines.ebpf.conflicts import Conflict
     from dprobes.engines.ebpf.engine import EbpfEngine
     from dprobes.engines.ebpf.entries import Ended
     from dprobes.engines.ebpf.events import EventProbe
     from dprobes.engines.ebpf.finding import Findings
     from dprobes.engines.ebpf.modulewatch import ModuleWatch
     from dprobes.engines.ebpf.planning import FilePlan
+    from dprobes.engines.foreignusers import ForeignUsers
     from dprobes.engines.resolve import Probepoint, ResolvedModule
     from dprobes.rpn.program import Program
 
-__all__ = ["Installation", "PlannedFile"]
+__all__ = ["Installation", "PlannedFile", "conflicts_in"]
 
 _LISTED = 3  # offsets named in a message
 
@@ -61,6 +63,9 @@ _WATCHED_LATE = (
 _ROOM = 2
 """How many times as many probepoints there may come to be, by files that are found late."""
 
+_ROOM_MIN = 64
+"""How many there may come to be at least."""
+
 
 @dataclass(frozen=True, slots=True)
 class PlannedFile:
@@ -68,13 +73,16 @@ class PlannedFile:
     Join a file's plan with how it is reached.
 
     ``path`` is for people, and may lead to another file later; ``descriptor`` is that of the file, opened with O_PATH.
-    ``aliases`` are such descriptors of files that show the same contents: a uprobe in one is in all of them.
+    ``aliases`` are such descriptors of files that show the same contents: a uprobe in one is in all of them. ``owner``
+    is who else can change the file, ``warnings`` what was warned of that is due to it.
     """
 
     path: str
     descriptor: int
     plan: FilePlan
     aliases: tuple[int, ...] = ()
+    owner: str | None = None
+    warnings: str = ""
 
     @property
     def reached(self) -> str:
@@ -90,6 +98,15 @@ class PlannedFile:
     def all_reached(self) -> tuple[str, ...]:
         """Paths to the very file, and to those that show the same contents."""
         return tuple(str(descriptor_path(descriptor)) for descriptor in self.descriptors)
+
+
+def conflicts_in(file: PlannedFile, users: ForeignUsers | None = None) -> Iterator[Conflict]:
+    """Iterate over the places where processes hold other code than a file; see ``find_conflicts`` for ``users``."""
+    offsets = dict.fromkeys(site.offset for _, sites in file.plan.probes for site in sites)
+    found = first_instructions(file.plan.resolved.module, offsets)
+    places = [Place(instruction.offset, instruction.raw) for instruction in found]
+    for path in file.all_reached if places else ():
+        yield from find_conflicts(path, places, users=users).found
 
 
 class Installation:
@@ -120,7 +137,8 @@ class Installation:
         self._events: dict[int, EventProbe] = {}
         events = self._enter_events(found.events)
         count = len(self.probes)
-        self.bank_size = power_of_two(_ROOM * count)
+        self.bank_size = power_of_two(max(_ROOM * count, _ROOM_MIN))
+        self._foreign_room = (self.bank_size - count) // 2
         if 2 * self.bank_size > PROBE_MAX:
             raise EngineError(f"{count} probepoints are too many: the ebpf engine can have {PROBE_MAX // 2 // _ROOM}")
         cpus = power_of_two(os.cpu_count() or 1)
@@ -276,15 +294,23 @@ class Installation:
         """Return whether a file that is found late can still be added."""
         resolved = file.plan.resolved
         more = len(file.plan.probes) + len(resolved.watchpoints) + len(resolved.samplers)
+        if file.owner is not None and more > self._foreign_room:
+            return False  # the other half is for those that other users do not make
         return len(self.probes) + more <= self.bank_size
 
-    def add(self, file: PlannedFile) -> list[StateEvent]:
-        """Attach the handlers to a file that was found late; return the states of its probepoints."""
+    def add(self, file: PlannedFile, conflicts: Iterable[Conflict]) -> list[StateEvent]:
+        """
+        Attach the handlers to a file that was found late; return the states of its probepoints.
+
+        ``conflicts`` says where processes hold other code.
+        """
+        if file.owner is not None:
+            self._foreign_room -= len(file.plan.probes)
         numbers = self._enter(file)
         events = self._enter_events(events_in(file.plan.resolved, file.all_reached))
         parts = [*self._make_parts(file, numbers), *self._make_events(events)]
         self._parts += parts
-        states = self._attach(parts)
+        states = self._attach(parts, self._refuse_conflicting(file, conflicts))
         present = set(self.attached)
         attached = tuple(number for number in (*numbers, *events) if number in present)
         return [*states, *([StateEvent(attached, 0, ProbeState.ACTIVE)] if attached else [])]
@@ -296,10 +322,13 @@ class Installation:
         Return what keeps probepoints from being inserted: code that is not the file's, in whatever process, or the lack
         of debug registers.
         """
-        return self._attach(self._parts)
+        files = {id(part.file): part.file for part in self._parts if part.file is not None}
+        states: list[StateEvent] = []
+        for file in files.values():
+            states += self._refuse_conflicting(file, conflicts_in(file))
+        return self._attach(self._parts, states)
 
-    def _attach(self, parts: Sequence[Part]) -> list[StateEvent]:
-        states = self._find_conflicts(parts)
+    def _attach(self, parts: Sequence[Part], states: list[StateEvent]) -> list[StateEvent]:
         for part in parts:
             if part.file is None:
                 continue
@@ -378,24 +407,21 @@ class Installation:
         """Iterate over what happened to watchpoints in single processes."""
         yield from self._watches.happened()
 
-    def _find_conflicts(self, parts: Sequence[Part]) -> list[StateEvent]:
+    def _refuse_conflicting(self, file: PlannedFile, conflicts: Iterable[Conflict]) -> list[StateEvent]:
+        """Keep the probepoints of a file from being attached that are in conflict; return their states."""
         events: list[StateEvent] = []
-        for file in {id(part.file): part.file for part in parts if part.file is not None}.values():
-            probes: dict[int, set[int]] = {}
-            for part in parts:
-                if part.file is file:
-                    for probe, site in part.sites:
-                        probes.setdefault(site.offset, set()).add(probe)
-            found = first_instructions(file.plan.resolved.module, probes)
-            places = [Place(instruction.offset, instruction.raw) for instruction in found]
-            for path in file.all_reached:
-                for conflict in find_conflicts(path, places).found:
-                    numbers = {probe for offset in conflict.offsets for probe in probes[offset]}
-                    self._conflicting |= numbers
-                    where = ", ".join(f"{offset:#x}" for offset in conflict.offsets[:_LISTED])
-                    more = f" and {len(conflict.offsets) - _LISTED} more" if len(conflict.offsets) > _LISTED else ""
-                    detail = f"{conflict.detail}: offset {where}{more} of '{file.path}'"
-                    events.append(StateEvent(tuple(sorted(numbers)), conflict.pid, ProbeState.CONFLICT, detail))
+        probes: dict[int, set[int]] = {}
+        for part in self._parts:
+            if part.file is file:
+                for probe, site in part.sites:
+                    probes.setdefault(site.offset, set()).add(probe)
+        for conflict in conflicts:
+            numbers = {probe for offset in conflict.offsets for probe in probes[offset]}
+            self._conflicting |= numbers
+            where = ", ".join(f"{offset:#x}" for offset in conflict.offsets[:_LISTED])
+            more = f" and {len(conflict.offsets) - _LISTED} more" if len(conflict.offsets) > _LISTED else ""
+            detail = f"{conflict.detail}: offset {where}{more} of '{file.path}'"
+            events.append(StateEvent(tuple(sorted(numbers)), conflict.pid, ProbeState.CONFLICT, detail))
         return events
 
     def _link(self, group: Group, places: Sequence[tuple[int, int]]) -> Descriptors:

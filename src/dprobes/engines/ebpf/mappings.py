@@ -14,6 +14,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from dprobes.engines.foreignusers import ForeignUsers
 from dprobes.engines.procfs import living_thread
 from dprobes.errors import TargetError
 from dprobes.target.maps import executable_mappings, read_maps
@@ -69,11 +70,11 @@ class RecentMaps:
         self._seen: dict[int, tuple[float, int, str, str]] = {}
         self._swept = 0.0
 
-    def of(self, pid: int) -> tuple[int, str, str]:
+    def of(self, pid: int, limit: int | None = None) -> tuple[int, str, str]:
         """
         Return what a process maps, nothing if it has ended, and its root directory as ``root_of`` does.
 
-        The number is that of the thread whose entries in ``/proc`` show both.
+        The number is that of the thread whose entries in ``/proc`` show both. ``limit`` is that of ``read_maps``.
         """
         with self._lock:
             now = time.monotonic()
@@ -82,12 +83,12 @@ class RecentMaps:
                 self._seen = {each: seen for each, seen in self._seen.items() if now - seen[0] <= self._age}
             seen = self._seen.get(pid)
             if seen is None:
-                thread, text = _maps_of(pid)
+                thread, text = _maps_of(pid, limit)
                 seen = self._seen[pid] = (now, thread, text, root_of(thread))
             return seen[1:]
 
 
-def _maps_of(pid: int) -> tuple[int, str]:
+def _maps_of(pid: int, limit: int | None) -> tuple[int, str]:
     """
     Return what ``/proc/PID/maps`` says of a process; nothing if it has ended or is not ours to see.
 
@@ -95,10 +96,10 @@ def _maps_of(pid: int) -> tuple[int, str]:
     """
     thread, text = pid, ""
     with contextlib.suppress(TargetError):
-        text = read_maps(pid)
+        text = read_maps(pid, limit)
     if not text and (thread := living_thread(pid)) != pid:
         with contextlib.suppress(TargetError):
-            text = read_maps(thread)
+            text = read_maps(thread, limit)
     return thread, text
 
 
@@ -113,15 +114,21 @@ def processes() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdecimal()]
 
 
-def find_mappers(path: str | os.PathLike[str], pids: Iterable[int] | None = None) -> Mappers:
-    """Return which of the processes ``pids`` (by default of all) map the file ``path`` executable."""
+def find_mappers(
+    path: str | os.PathLike[str], pids: Iterable[int] | None = None, users: ForeignUsers | None = None
+) -> Mappers:
+    """
+    Return which of the processes ``pids`` (by default of all) map the file ``path`` executable.
+
+    ``users`` bounds the time that is spent on those of other users.
+    """
     wanted = file_id(path)
     base = os.path.basename(os.path.realpath(path))
     found: list[Mapper] = []
     hidden: list[int] = []
-    for pid in processes() if pids is None else pids:
+    for pid, limit in (users or ForeignUsers(base)).bounded(processes() if pids is None else pids):
         try:
-            mapper = _mapper(pid, wanted, base)
+            mapper = _mapper(pid, wanted, base, limit)
         except PermissionError:
             hidden.append(pid)
             continue
@@ -130,22 +137,22 @@ def find_mappers(path: str | os.PathLike[str], pids: Iterable[int] | None = None
     return Mappers(tuple(found), tuple(hidden))
 
 
-def _mapper(pid: int, wanted: FileId, base: str) -> Mapper | None:
+def _mapper(pid: int, wanted: FileId, base: str, limit: int | None) -> Mapper | None:
     """Return a process's mappings of the file; raise ``PermissionError`` if they are not ours to see."""
-    thread, text = pid, _maps(pid)
+    thread, text = pid, _maps(pid, limit)
     if not text:
         # Of a process whose first thread has ended, the other threads show the memory. A kernel thread has none.
         thread = living_thread(pid)
-        text = _maps(thread) if thread != pid else ""
+        text = _maps(thread, limit) if thread != pid else ""
     if f" {wanted.inode} " not in text and base not in text:
         return None
     mappings = tuple(m for m in executable_mappings(text) if _shows(thread, m, wanted, base))
     return Mapper(pid, thread, mappings, text) if mappings else None
 
 
-def _maps(pid: int) -> str:
+def _maps(pid: int, limit: int | None) -> str:
     try:
-        return read_maps(pid)
+        return read_maps(pid, limit)
     except TargetError as error:
         if isinstance(error.__cause__, PermissionError):
             raise error.__cause__ from None

@@ -38,7 +38,7 @@ from dprobes.engines.ebpf.scoping import is_in_scope
 from dprobes.engines.ebpf.syscalls import ProgramFlag, ProgramType
 from dprobes.target.insn import decode_at
 from dprobes.target.maps import run_time_address
-from dprobes.target.starts import first_executed, last_executed
+from dprobes.target.outline import first_executed_in, last_executed_in
 from dprobes.target.uprobes import refusal
 
 if TYPE_CHECKING:
@@ -175,9 +175,9 @@ class ModuleWatch:
             name="dprobes_leave",
         )
         self._links.add(departure)
-        if leaving := self._places_of(last_executed(module.elf)):
+        if leaving := self._places_of(last_executed_in(module)):
             self._add_links(attach_uprobes(departure, self._reached, leaving, features, shown=shown))
-        if places := self._places_of(first_executed(module.elf)):
+        if places := self._places_of(first_executed_in(module)):
             self._add_links(attach_uprobes(program, self._reached, places, features, shown=shown))
         else:
             message = f"it is not known where '{shown}' starts: in processes that map it from now on it is not watched"

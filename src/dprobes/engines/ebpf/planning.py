@@ -15,10 +15,10 @@ from dprobes.bpf.lower.request import Placement
 from dprobes.engines.base import ProbeState
 from dprobes.engines.resolve import LeftOutProbe, ResolvedModule, ResolvedProbe
 from dprobes.rpn.program import Expression, Glob, Offset
-from dprobes.target.cheapsites import cheap_sites
 from dprobes.target.exits import ExitKind
 from dprobes.target.faults import may_fault
 from dprobes.target.insn import decode_at
+from dprobes.target.outline import cheap_sites_in
 from dprobes.target.uprobes import refusal, uprobe_class
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from dprobes.diagnostics import Diagnostics
     from dprobes.rpn.program import Program
 
-__all__ = ["FilePlan", "Site", "plan_file"]
+__all__ = ["FilePlan", "Site", "movable_probes", "plan_file"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,13 +129,8 @@ class _Planner:
 
     def _cheaper_places(self) -> dict[int, int]:
         """Return by how many bytes breakpoints may move to be cheaper, by the file offset of the written place."""
-        probes = [
-            probe
-            for probe in self._resolved.probes
-            if probe.exits is None and probe.state is ProbeState.COMPILED and _is_named(probe)
-            if probe.offset not in self._kept
-        ]
-        moves = cheap_sites(self._resolved.module, [probe.instruction for probe in probes])
+        probes = [probe for probe in movable_probes(self._resolved) if probe.offset not in self._kept]
+        moves = cheap_sites_in(self._resolved.module, [probe.instruction for probe in probes])
         return {probe.offset: moved for probe, moved in zip(probes, moves, strict=True) if moved}
 
     def _is_entry(self, probe: ResolvedProbe) -> bool:
@@ -181,6 +176,15 @@ class _Planner:
             f"the ebpf engine cannot probe {what}: {reason}",
             hint="use --engine ptrace with -c COMMAND or -p PID",
         )
+
+
+def movable_probes(resolved: ResolvedModule) -> list[ResolvedProbe]:
+    """Return the probepoints whose breakpoints may stand at a neighbouring instruction, if that is cheaper."""
+    return [
+        probe
+        for probe in resolved.probes
+        if probe.exits is None and probe.state is ProbeState.COMPILED and _is_named(probe)
+    ]
 
 
 def _is_named(probe: ResolvedProbe) -> bool:

@@ -35,9 +35,10 @@ from dprobes.engines.ebpf.descriptors import Descriptors
 from dprobes.engines.ebpf.dumping import breakpoints_in
 from dprobes.engines.ebpf.entries import SETTLING, Ended, Spool
 from dprobes.engines.ebpf.features import Feature
-from dprobes.engines.ebpf.finding import Latecomers, find_probes
+from dprobes.engines.ebpf.finding import find_probes
 from dprobes.engines.ebpf.inspecting import Inspector
 from dprobes.engines.ebpf.installation import Installation
+from dprobes.engines.ebpf.latecomers import Latecomers
 from dprobes.engines.ebpf.leaving import CORE_DUMP, DEBUGGER, Leaving
 from dprobes.engines.ebpf.progress import progress
 from dprobes.engines.ebpf.replacing import Replacement, session_to_replace
@@ -152,7 +153,8 @@ class EbpfSession:
             found = find_probes(self._engine, self._job)
             self._notices += found.notices
             if found.files:
-                self._latecomers = Latecomers(self._engine, self._job, found.files)
+                self._latecomers = Latecomers(self._engine, self._job, found)
+                stack.callback(self._latecomers.close)
             for file in found.files:
                 stack.enter_context(Descriptors(file.descriptors))
                 self._left_out += file.plan.left_out
@@ -417,20 +419,24 @@ class EbpfSession:
         """Insert the program into files that processes have come to execute."""
         if self._latecomers is None:
             return
-        scope = self._tree.pids() if self._tree is not None else None
-        for file in self._latecomers.look(scope):
-            if isinstance(file, Notice):
-                yield file
+        tree = self._tree
+        for found in self._latecomers.found(lambda: tree.pids() if tree is not None else None):
+            if isinstance(found, Notice):
+                yield found
                 continue
-            self._stack.enter_context(Descriptors(file.descriptors))
+            file = found.file
             if not self._installed.has_room_for(file):
-                yield Notice(f"{file.path} is not probed: it came when there was no room left for its probepoints")
+                yield from self._latecomers.lack_room(file)
+                self._latecomers.discard(file)
                 continue
             try:
-                states = self._installed.add(file)
+                states = self._installed.add(file, found.conflicts)
             except DprobesError as error:
                 yield Notice(f"{file.path} is not probed: {error.message}", error.hint)
+                self._latecomers.discard(file)
                 continue
+            self._stack.enter_context(Descriptors(file.descriptors))
+            self._latecomers.keep(file)
             faulting = self._installed.faulting
             if faulting and not self._watches_faults:
                 self._watch_faults(self._stack, self._engine.features.types)

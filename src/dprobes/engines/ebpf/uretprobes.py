@@ -6,21 +6,24 @@ What can be known of a file is in ``target.returnsafety``; here are the processe
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dprobes.engines.ebpf.mappings import file_id, find_mappers
+from dprobes.engines.ebpf.mappings import FileId, find_mappers
 from dprobes.engines.ebpf.trampoline import Trampoline, trampoline
 from dprobes.engines.procfs import process_field
 from dprobes.errors import DprobesError, TargetError
 from dprobes.target.contents import file_contents
+from dprobes.target.outline import return_address_user_in
+from dprobes.target.ownership import foreign_owner
 from dprobes.target.programs import executable_of
-from dprobes.target.returnsafety import return_address_user, stack_user
+from dprobes.target.returnsafety import stack_user
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from dprobes.engines.ebpf.mappings import FileId, Mapper
+    from dprobes.engines.ebpf.mappings import Mapper
     from dprobes.target.location import Module
 
 __all__ = ["process_hazard", "uretprobe_hazard"]
@@ -37,11 +40,11 @@ def uretprobe_hazard(
     other processes that start later, or confine themselves later, nobody can know. ``reached`` leads to the file where
     the module's path may not any more; ``TargetError`` if that does not.
     """
-    if (reason := return_address_user(module.elf)) is not None:
+    if (reason := return_address_user_in(module)) is not None:
         return reason
     if command and (reason := _command_hazard(command)) is not None:
         return f"'{command}' {reason}"
-    programs: dict[FileId, str | None] = {}
+    programs = _Programs()
     kind: Trampoline | None = None
     try:
         mappers = find_mappers(reached or module.path, pids)
@@ -50,7 +53,7 @@ def uretprobe_hazard(
     for mapper in mappers.found:
         if kind is None and process_field(mapper.thread, "Seccomp") not in ("", "0"):
             kind = trampoline()
-        if (reason := process_hazard(mapper.thread, kind) or _program_hazard(mapper, programs)) is not None:
+        if (reason := process_hazard(mapper.thread, kind) or programs.hazard(mapper)) is not None:
             return f"process {mapper.pid} ({process_field(mapper.thread, 'Name')}) {reason}"
     return None
 
@@ -74,17 +77,36 @@ def _command_hazard(command: str) -> str | None:
 _RUNTIMES = ("/libstdc++.so", "/libc++abi.so")
 
 
-def _program_hazard(mapper: Mapper, known: dict[FileId, str | None]) -> str | None:
-    """Return why the program or a library of a process may unwind or switch stacks, as a predicate."""
-    program = f"/proc/{mapper.thread}/exe"
-    try:
-        identity = file_id(program)
-        if identity not in known:
-            known[identity] = stack_user(file_contents(Path(program), "a program"))
-    except (OSError, TargetError):
-        return None  # it has ended
-    if (clause := known[identity]) is not None:
-        return clause
-    if any(library in mapper.text for library in _RUNTIMES):
-        return "uses C++ exceptions, and what meets a uretprobe on its way up the stack ends the program"
-    return None
+_FOREIGN_SIZE = 256 << 20
+"""Bytes of programs of other users that are searched, which takes about a second."""
+
+
+class _Programs:
+    """Look at the programs and libraries of processes, at each file once."""
+
+    def __init__(self) -> None:
+        self._known: dict[FileId, str | None] = {}
+        self._left = _FOREIGN_SIZE
+
+    def hazard(self, mapper: Mapper) -> str | None:
+        """Return why the program or a library of a process may unwind or switch stacks, as a predicate."""
+        program = f"/proc/{mapper.thread}/exe"
+        try:
+            status = os.stat(program)
+            identity = FileId(status.st_dev, status.st_ino)
+            if identity not in self._known:
+                self._known[identity] = self._clause(program, status)
+        except (OSError, TargetError):
+            return None  # it has ended
+        if (clause := self._known[identity]) is not None:
+            return clause
+        if any(library in mapper.text for library in _RUNTIMES):
+            return "uses C++ exceptions, and what meets a uretprobe on its way up the stack ends the program"
+        return None
+
+    def _clause(self, program: str, status: os.stat_result) -> str | None:
+        if (owner := foreign_owner(status)) is not None:
+            self._left -= status.st_size
+            if self._left < 0:
+                return f"executes a program of {owner}, which is too long to be searched for what unwinds stacks"
+        return stack_user(file_contents(Path(program), "a program"))

@@ -12,12 +12,15 @@ import dataclasses
 import mmap
 import os
 import re
+import time
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from dprobes.diagnostics import Diagnostics
 from dprobes.engines.base import Event, Notice, ProbeState
 from dprobes.engines.capabilities import watches_user_addresses
+from dprobes.engines.foreignusers import ForeignUsers
 from dprobes.engines.ptrace.debugregs import Watch
 from dprobes.engines.ptrace.plan import plan
 from dprobes.engines.ptrace.relocate import copy_of
@@ -34,12 +37,14 @@ from dprobes.target.exits import ExitKind
 from dprobes.target.insn import decode_at
 from dprobes.target.maps import PAGE_SIZE, parse_maps, read_maps
 from dprobes.target.modules import matches
+from dprobes.target.ownership import foreign_owner
 from dprobes.target.symbolproviders import OWN_SYMBOLS
 from dprobes.vm import Point
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from dprobes.engines.examiner import Examiner
     from dprobes.engines.ptrace.wire import ModuleMapped
     from dprobes.engines.resolve import Probepoint
     from dprobes.rpn.program import Program
@@ -84,6 +89,9 @@ class Answers:
         self._allow_write = allow_write
         self._symbols = symbols
         self._given: dict[tuple[int, int], Sites] = {}
+        self._users = ForeignUsers(program.name)
+        self.is_stopping = False
+        """Whether nobody waits for an answer any more."""
         self.probes: list[Probepoint] = []
         """The probepoints in the order of their numbers."""
         self.left_out: list[LeftOutProbe] = []
@@ -126,6 +134,8 @@ class Answers:
 
     def _find(self, mapped: ModuleMapped, path: Path) -> tuple[Sites, list[Event]]:
         known = self._known(path)
+        if known is None and (owner := foreign_owner(path.stat())) is not None:
+            return self._find_foreign(mapped, path, owner)
         elf = known.elf if known is not None else ElfFile.open(path)
         is_probed = matches(self._program.name, mapped.path, elf.soname)
         own = _own_sites(elf, (_LINKER_HOOK,), Role.LINKER) if _is_linker(mapped) else ()
@@ -140,6 +150,63 @@ class Answers:
         resolved = self._resolve(known or self._symbols.module_of(elf))
         self._given[key] = self._new_sites(resolved, mapped, own)
         return self._given[key], self._doubts(resolved, mapped.path)
+
+    def _find_foreign(self, mapped: ModuleMapped, path: Path, owner: str) -> tuple[Sites, list[Event]]:
+        """Do as ``_find`` for a file that another user can change: another process reads it, within limits."""
+        from dprobes.engines.outlines import Question
+
+        key = (mapped.device, mapped.inode)
+        if key in self._given:
+            return self._given[key], []
+        if not self._users.may_have_file(owner):
+            return Sites(), list(self._users.notices())
+        roles = dict.fromkeys((_LINKER_HOOK,), Role.LINKER) if _is_linker(mapped) else {}
+        if self._returns:
+            roles |= dict.fromkeys(_UNWINDING, Role.UNWINDING)
+        is_named = matches(self._program.name, mapped.path, None)
+        question = Question(
+            mapped.path,
+            self._program,
+            self._symbols,
+            allow_write=self._allow_write,
+            soname=None if is_named else self._program.name,
+            own_functions=tuple(roles),
+        )
+        began = time.monotonic()
+        try:
+            descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
+            try:
+                examined = self._examiner.examine(question, descriptor, lambda: not self.is_stopping)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise TargetError(f"'{mapped.path}' is not there any more") from error
+        finally:
+            self._users.note_reading(owner, time.monotonic() - began)
+        if examined is None:
+            return Sites(), []
+        module, resolved = examined.module, examined.resolved
+        places = {place: roles[name] for name, place in module.outline.own_places.items() if name in roles}
+        if resolved is None and not self._unwinds(mapped):
+            places = {place: role for place, role in places.items() if role is not Role.UNWINDING}
+        own = tuple(_own_site(module, place, role) for place, role in places.items())
+        if resolved is None:
+            return Sites(own), []
+        self._given[key] = self._new_sites(resolved, mapped, own)
+        text = examined.warnings
+        doubts = f"{mapped.path}: not everything in this file is as the program says\n{text}"
+        return self._given[key], [Notice(doubts)] if text else []
+
+    @cached_property
+    def _examiner(self) -> Examiner:
+        from dprobes.engines.examiner import Examiner
+
+        return Examiner()
+
+    def close(self) -> None:
+        """Answer no more."""
+        if "_examiner" in self.__dict__:
+            self._examiner.close()
 
     def everywhere(self) -> dict[int, Sites | str]:
         """Return what is watched in every process by word size, or why it cannot be; may be called once."""
@@ -265,10 +332,14 @@ def _own_sites(elf: ElfFile, names: tuple[str, ...], role: Role) -> tuple[Site, 
     for name in names:
         with contextlib.suppress(TargetError):
             offset = module.file_offset(module.address_of(name))
-            raw = decode_at(module, offset).raw
-            emulation, copy = plan(raw, module.word_size), copy_of(raw, module.word_size)
-            sites[offset] = Site(-1, -1, offset, raw, emulation, copy, role=role)
+            sites[offset] = _own_site(module, offset, role)
     return tuple(sites.values())
+
+
+def _own_site(module: Module, offset: int, role: Role) -> Site:
+    raw = decode_at(module, offset).raw
+    emulation, copy = plan(raw, module.word_size), copy_of(raw, module.word_size)
+    return Site(-1, -1, offset, raw, emulation, copy, role=role)
 
 
 def _padding(module: Module) -> tuple[tuple[int, int], ...]:

@@ -175,12 +175,13 @@ class PtraceSession:
             for _ in self.events():
                 pass
         conversation.leave(self._run)
+        self._run.answers.close()
 
     def stop(self) -> None:
         """Ask the tracer to take the program away, and to detach if it is the last; a signal handler may call it."""
         conversation = self._conversation
         if conversation is not None and not self._run.is_over:
-            self._run.is_stopping = True
+            self._run.is_stopping = self._run.answers.is_stopping = True
             conversation.outbox.end(self._run.number)
 
     def hurry(self) -> bool:
