@@ -65,7 +65,8 @@ ENVIRONMENT = (
         "DPROBES_RUNTIME_DIR",
         (
             "The directory of the manager's socket and lock. It is made with mode 0700 and must belong to the user. "
-            "Default: `/run/dprobes` for root, else `$XDG_RUNTIME_DIR/dprobes`, else `/tmp/dprobes-UID`."
+            "Default: `/run/dprobes` for root, else `$XDG_RUNTIME_DIR/dprobes`, else `/tmp/dprobes-UID`, "
+            "or `run` in the state directory where somebody else was the first to make that."
         ),
     ),
     (

@@ -3,18 +3,61 @@
 from __future__ import annotations
 
 import gc
+import os
+import signal
 import sys
 
 __all__ = ["main"]
+
+_INTERRUPTED = 130
+"""What shells return for a command that SIGINT has ended."""
 
 
 def main() -> None:
     """Run the command line and exit with its status."""
     # Nothing that is made while modules are imported is garbage: looking for it takes a tenth of the start.
     gc.disable()
+    interrupts = _Interrupts()
+    try:
+        status = _run()
+    except (MemoryError, ImportError) as error:
+        # The dynamic linker's words where a module that is machine code finds no room.
+        if isinstance(error, ImportError) and "failed to map" not in str(error):
+            raise
+        os.write(2, b"dprobes: error: there is not enough memory\nhint: ulimit -v says how much there may be\n")
+        status = 1
+    except BaseException:
+        # At the beginning, or while the end is on its way. Not everything hands on a KeyboardInterrupt as what it is.
+        if not interrupts.came:
+            raise
+        status = _INTERRUPTED
+    # Nothing is left to be done but what Python does at its end, which a Ctrl-C may cut short without a word.
+    interrupts.end()
+    sys.exit(status)
+
+
+class _Interrupts:
+    """Raise KeyboardInterrupt on SIGINT, as Python does, and remember that it came."""
+
+    def __init__(self) -> None:
+        self.came = False
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, self._note)
+
+    def _note(self, _number: int, _frame: object) -> None:
+        self.came = True
+        raise KeyboardInterrupt
+
+    def end(self) -> None:
+        """Let SIGINT end the process from now on, unless it is ignored."""
+        if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def _run() -> int:
     from dprobes.cli.main import run
 
-    sys.exit(run(sys.argv[1:]))
+    return run(sys.argv[1:])
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ Where a user's manager has its files.
 ::
 
     run-time directory      mode 0700; DPROBES_RUNTIME_DIR, else /run/dprobes for root, else $XDG_RUNTIME_DIR/dprobes,
-    ├── manager.sock        mode 0600  else /tmp/dprobes-UID
+    ├── manager.sock        mode 0600  else /tmp/dprobes-UID, else the directory run in the state directory
     ├── manager.lock        held (flock) as long as the manager lives; holds its process id
     └── manager.log         what it says on standard error
     state directory         mode 0700; DPROBES_STATE_DIR, else /var/lib/dprobes for root, else $XDG_STATE_HOME/dprobes,
@@ -93,13 +93,30 @@ def manager_paths() -> ManagerPaths:
     """Return where the manager of this user has its files; nothing is made."""
     user = os.geteuid()
     environment = os.environ
-    if (runtime := environment.get(RUNTIME)) is None:
-        parent = "/run" if user == 0 else environment.get("XDG_RUNTIME_DIR")
-        runtime = f"{parent}/dprobes" if parent else f"/tmp/dprobes-{user}"  # noqa: S108 - checked to be ours
     if (state := environment.get(STATE)) is None:
         home = environment.get("XDG_STATE_HOME") or str(Path("~/.local/state").expanduser())
         state = "/var/lib/dprobes" if user == 0 else f"{home}/dprobes"
+    if (runtime := environment.get(RUNTIME)) is None:
+        parent = "/run" if user == 0 else environment.get("XDG_RUNTIME_DIR")
+        runtime = f"{parent}/dprobes" if parent else _shared_directory(user, state)
     return ManagerPaths(Path(runtime), Path(state))
+
+
+def _shared_directory(user: int, state: str) -> str:
+    """
+    Return the run-time directory of a user who has been given no place for one.
+
+    In /tmp anybody can be the first to make it. Where somebody else was, it is in the state directory, and stays there:
+    a manager that is there must be found when the other one has gone.
+    """
+    common, own = Path(f"/tmp/dprobes-{user}"), Path(state, "run")  # noqa: S108 - checked to be ours
+    if (own / "manager.lock").exists():
+        return str(own)
+    try:
+        status = common.lstat()
+    except OSError:
+        return str(common)
+    return str(common if stat.S_ISDIR(status.st_mode) and status.st_uid == user else own)
 
 
 def private_directory(path: Path, variable: str) -> None:

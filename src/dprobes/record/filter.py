@@ -7,13 +7,12 @@ that it names. No comparison with an item that a record lacks holds, ``!=`` and 
 
 from __future__ import annotations
 
-import fnmatch
 import operator
-import re
 from typing import TYPE_CHECKING, Any
 
 from dprobes.diagnostics import Diagnostic, Severity
 from dprobes.errors import SourceError
+from dprobes.globs import compile_glob
 from dprobes.record.columns import ITEM_COLUMNS, TEXT_COLUMNS
 from dprobes.record.filtertext import And, Comparison, Condition, Membership, Name, Not, Number, Or, Text, Value, parse
 
@@ -176,7 +175,7 @@ def _glob(condition: Comparison) -> RowFilter:
     if not _is_text(left):
         _fail(left.span, f"'{left.name}' is a number, and only texts have a pattern", "compare it with ==, < or in")
     # What fnmatch makes of a pattern takes linear time, however many stars it has.
-    matches = re.compile(fnmatch.translate(right.value)).match
+    matches = compile_glob(right.value).match
     is_wanted = condition.operator == "=~"
     return _of_one(left.name, lambda value: (matches(value) is not None) is is_wanted)
 

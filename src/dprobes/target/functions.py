@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from dataclasses import dataclass
-from fnmatch import translate
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
+from dprobes.globs import compile_glob
 from dprobes.target.insn import instruction_starts
 from dprobes.target.symbols import familiarity
 
@@ -47,7 +47,7 @@ def matching_functions(module: Module, pattern: str) -> tuple[list[Function], li
 
     Upper and lower case differ. A function is given once, by the name that people are most likely to know.
     """
-    matches = re.compile(translate(pattern)).match
+    matches = compile_glob(pattern).match
     functions = list(module.symbols.functions())
     matching = [symbol for symbol in functions if matches(symbol.name)]
     left_out = [LeftOut(name, "it is not a function") for name in _others(module, functions, pattern)]
@@ -79,7 +79,7 @@ def matching_functions(module: Module, pattern: str) -> tuple[list[Function], li
 
 def _others(module: Module, functions: Sequence[Symbol], pattern: str) -> list[str]:
     """Return the matching names that are no function's, in order."""
-    matches = re.compile(translate(pattern)).match
+    matches = compile_glob(pattern).match
     names = {name for source in module.symbols.sources for name in source.names() if matches(name)}
     return sorted(names.difference(symbol.name for symbol in functions))
 

@@ -7,10 +7,9 @@ address did not cover it then and does not now; one that had none is settled by 
 
 from __future__ import annotations
 
-import re
-from fnmatch import translate
 from typing import TYPE_CHECKING
 
+from dprobes.globs import compile_glob
 from dprobes.target.symbols import Symbol, SymbolTable
 
 if TYPE_CHECKING:
@@ -70,7 +69,7 @@ class NeededSymbols(SymbolTable):
 
     def need_matching(self, pattern: str) -> None:
         """Remember all names that match a pattern, and the functions that reach over the beginnings of those."""
-        matches = re.compile(translate(pattern)).match
+        matches = compile_glob(pattern).match
         functions = self._functions = self._functions or list(self.functions())
         matching = [symbol for symbol in functions if matches(symbol.name)]
         self._need(matching)

@@ -12,6 +12,7 @@ from dprobes.source import SourceFile
 
 if TYPE_CHECKING:
     from pathlib import Path
+    from typing import BinaryIO
 
 __all__ = ["FILE_LIMIT", "STANDARD_INPUT", "read_source"]
 
@@ -20,6 +21,8 @@ FILE_LIMIT = 16 << 20
 
 STANDARD_INPUT = "-"
 """The path that means standard input."""
+
+_PIECE = 1 << 16
 
 
 def read_source(path: Path, *, allow_pipe: bool = True) -> SourceFile:
@@ -38,7 +41,7 @@ def read_source(path: Path, *, allow_pipe: bool = True) -> SourceFile:
         if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode) and not (allow_pipe and stat.S_ISFIFO(mode)):
             raise _unreadable(f"'{path}' is not a regular file")
         with path.open("rb") as file:
-            data = file.read(FILE_LIMIT + 1)
+            data = _read(file)
     except (OSError, ValueError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
         raise _unreadable(f"cannot read '{path}': {reason[:1].lower()}{reason[1:]}") from error
@@ -55,6 +58,15 @@ def _source(name: str, data: bytes) -> SourceFile:
     if (nul := data.find(b"\0")) >= 0:
         raise _unreadable(f"'{name}' is not a text file", f"NUL at byte {nul}")
     return SourceFile(name, text)
+
+
+def _read(file: BinaryIO) -> bytes:
+    """Return the bytes of a file, up to more than FILE_LIMIT; to read them at once takes memory for all of them."""
+    parts, size = [], 0
+    while size <= FILE_LIMIT and (part := file.read(_PIECE)):
+        parts.append(part)
+        size += len(part)
+    return b"".join(parts)
 
 
 def _unreadable(message: str, note: str | None = None) -> SourceError:
