@@ -36,7 +36,7 @@ def read_source(path: Path, *, allow_pipe: bool = True) -> SourceFile:
         if str(path) == STANDARD_INPUT:
             if sys.stdin is None:
                 raise _unreadable("standard input is closed")
-            return _source("<standard input>", sys.stdin.buffer.read(FILE_LIMIT + 1))
+            return _source("<standard input>", _read(sys.stdin.buffer))
         mode = path.stat().st_mode
         if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode) and not (allow_pipe and stat.S_ISFIFO(mode)):
             raise _unreadable(f"'{path}' is not a regular file")
