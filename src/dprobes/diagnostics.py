@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dprobes.errors import SourceError
+from dprobes.escapes import escaped, replaced
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -174,7 +175,7 @@ def _render_place(label: str, message: str, span: Span | None) -> str:
     line, column = span.file.line_and_column(span.start)
     text = span.file.line_text(line)
     first = max(0, column - 1 - _BEFORE_CARET) if len(text) > _LINE_LIMIT else 0
-    shown = _printable(text[first : first + _LINE_LIMIT])
+    shown = replaced(text[first : first + _LINE_LIMIT])
     caret = column - 1 - first
     length = max(1, min(span.end - span.start, len(shown) - caret))
     if first + _LINE_LIMIT < len(text):
@@ -183,18 +184,14 @@ def _render_place(label: str, message: str, span: Span | None) -> str:
         shown, caret = _ELLIPSIS + shown, caret + len(_ELLIPSIS)
     # The caret line repeats the tabs of the source line, so that it stands right whatever the tab width is.
     padding = "".join("\t" if c == "\t" else " " for c in shown[:caret])
-    return f"{span}: {label}: {message}\n    {shown}\n    {padding}^{'~' * (length - 1)}"
+    return f"{escaped(str(span))}: {label}: {message}\n    {shown}\n    {padding}^{'~' * (length - 1)}"
 
 
 _ELLIPSIS = "..."
-
-
-def _printable(text: str) -> str:
-    return "".join(c if c.isprintable() or c in "\t\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 def _clip(message: str) -> str:
     # A message quotes the user's words, which may be of any length and hold anything.
     if len(message) > _MESSAGE_LIMIT:
         message = message[: _MESSAGE_LIMIT // 2] + _ELLIPSIS + message[-_MESSAGE_LIMIT // 4 :]
-    return _printable(message)
+    return escaped(message)

@@ -17,11 +17,14 @@ All exceptions of DProbes, in one place so that no module imports another for it
 
 There is one class for each decision that a caller can make, not one for each message. A message is lower case,
 without full stop, names the thing in quotes, and says what was expected and what was found. ``hint`` says what to do.
+What is quoted may be anybody's, so a message has no character that disturbs a line or a terminal.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+
+from dprobes.escapes import escaped, escaped_lines
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -48,9 +51,12 @@ class DprobesError(Exception):
     """Base of every error that DProbes raises on purpose."""
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
+        self.message = self._shown(message)
+        self.hint = hint if hint is None else escaped(hint)
+        super().__init__(self.message)
+
+    def _shown(self, message: str) -> str:
+        return escaped(message)
 
 
 class SourceError(DprobesError):
@@ -64,9 +70,12 @@ class SourceError(DprobesError):
     def rendered(cls, text: str) -> SourceError:
         """Return the error of a program that another process has found wrong; only the text is known of it."""
         error = cls(())
-        error.message = text
-        error.args = (text,)
+        error.message = error._shown(text)
+        error.args = (error.message,)
         return error
+
+    def _shown(self, message: str) -> str:
+        return escaped_lines(message)
 
 
 class FormatError(DprobesError):
@@ -135,7 +144,10 @@ class ManagerError(DprobesError):
 
 
 class InternalError(DprobesError):
-    """Report a bug in DProbes itself."""
+    """Report a bug in DProbes itself; the message may have several lines."""
+
+    def _shown(self, message: str) -> str:
+        return escaped_lines(message)
 
 
 def reason_of(error: OSError) -> str:

@@ -49,7 +49,7 @@ def test_control_characters_are_not_passed_on() -> None:
     rendered = Diagnostic(
         Severity.ERROR, "no '\x1b[31m'", Span(SourceFile("f", "\x1b[31m"), 0, 1), hint="\x07"
     ).render()
-    assert rendered == "f:1:1: error: no '\ufffd[31m'\n    \ufffd[31m\n    ^\nhint: \ufffd"
+    assert rendered == "f:1:1: error: no '\\x1b[31m'\n    \ufffd[31m\n    ^\nhint: \\x07"
 
 
 def test_a_long_message_is_clipped_in_its_middle() -> None:

@@ -143,7 +143,7 @@ class InsertedProgram:
 
     def notices(self) -> list[str]:
         """Return what its engine had to say, the latest at the end."""
-        return [notice.message for notice in self._followed.notices()]
+        return [notice.text for notice in self._followed.notices()]
 
     def left_out(self) -> dict[str, str]:
         """Return the functions that match a pattern and have no probepoint, with the reason for each."""

@@ -6,9 +6,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import click
-
-from dprobes.cli.tables import print_table
+from dprobes.cli.tables import print_line, print_table
 from dprobes.errors import FormatError
 from dprobes.formatters.fieldvalues import HEADER_FIELDS
 from dprobes.formatters.templates.collection import templates_of
@@ -108,17 +106,17 @@ def _print_table(table: CountTable) -> None:
         blank = [""] * (len(table.fields) - 1)
         rows.append((what, *blank, str(hidden), f"{100 * hidden / total:.1f}%"))
     if not rows:
-        click.echo(f"no records to count {', '.join(table.fields)} of")
+        print_line(f"no records to count {', '.join(table.fields)} of")
         return
     print_table((*table.fields, "count", "share"), rows)
 
 
 def _print_histogram(histogram: Histogram) -> None:
-    click.echo(f"{histogram.field} at {histogram.place}" if histogram.place else histogram.field)
+    print_line(f"{histogram.field} at {histogram.place}" if histogram.place else histogram.field)
     for line in _lines(histogram.buckets):
-        click.echo(line)
+        print_line(line)
     if histogram.odd:
-        click.echo(f"and {histogram.odd} records with no number there")
+        print_line(f"and {histogram.odd} records with no number there")
 
 
 def _lines(buckets: Iterable[tuple[int, int]]) -> list[str]:

@@ -170,7 +170,9 @@ def prepare(command: click.Command, verb: str) -> None:
 
 def _complete_with(parameter: click.Parameter, function: Callable[[click.Context, str], Iterable[str]]) -> None:
     def complete(ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        return [CompletionItem(value) for value in function(ctx, incomplete) if value.startswith(incomplete)]
+        found = (value for value in function(ctx, incomplete) if value.startswith(incomplete))
+        # Names are anybody's: one with a line end would be two, and the shell prints what it gets.
+        return [CompletionItem(value) for value in found if value.isprintable()]
 
     parameter.shell_complete = complete  # type: ignore[method-assign]
 

@@ -1,4 +1,8 @@
-"""Messages for people, on standard error; standard output is for results."""
+"""
+Messages for people, on standard error; standard output is for results.
+
+What is quoted in them may be anybody's: nothing that disturbs a line or a terminal gets through.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,8 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+from dprobes.escapes import escaped, escaped_lines
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -14,14 +20,17 @@ __all__ = ["error", "note", "table", "warning", "width", "write"]
 
 
 def write(text: str) -> None:
-    """Print text as it is; where nobody takes it, it is lost, and the command goes on."""
+    """Print text of several lines of ours; where nobody takes it, it is lost, and the command goes on."""
     with contextlib.suppress(OSError, ValueError):
-        sys.stderr.write(text + "\n")
+        sys.stderr.write(escaped_lines(text) + "\n")
         sys.stderr.flush()
 
 
-def _message(severity: str, message: str, hint: str | None) -> None:
-    write(f"dprobes: {severity}: {message}" + (f"\nhint: {hint}" if hint else ""))
+def _message(severity: str, message: str, hint: str | None, details: str = "") -> None:
+    text = f"dprobes: {severity}: {escaped(message)}"
+    if details:
+        text += f"\n{details}"
+    write(text + (f"\nhint: {escaped(hint)}" if hint else ""))
 
 
 def error(message: str, hint: str | None = None) -> None:
@@ -29,14 +38,14 @@ def error(message: str, hint: str | None = None) -> None:
     _message("error", message, hint)
 
 
-def warning(message: str, hint: str | None = None) -> None:
-    """Print what the user should know although the command goes on."""
-    _message("warning", message, hint)
+def warning(message: str, hint: str | None = None, details: str = "") -> None:
+    """Print what the user should know although the command goes on; ``details`` are lines of ours below it."""
+    _message("warning", message, hint, details)
 
 
-def note(message: str, hint: str | None = None) -> None:
-    """Print what helps to understand the command's output."""
-    _message("note", message, hint)
+def note(message: str, hint: str | None = None, details: str = "") -> None:
+    """Print what helps to understand the command's output; ``details`` are lines of ours below it."""
+    _message("note", message, hint, details)
 
 
 def width() -> int | None:
@@ -48,7 +57,8 @@ def width() -> int | None:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return rows in aligned columns under a header; a column of numbers is aligned to the right."""
+    """Return rows in aligned columns under a header, each on one line; a column of numbers is aligned to the right."""
+    header, rows = [*map(escaped, header)], [[*map(escaped, row)] for row in rows]
     widths = [max(len(row[n]) for row in (header, *rows)) for n in range(len(header))]
     right = [bool(rows) and all(row[n].isdigit() for row in rows) for n in range(len(header))]
     lines = []

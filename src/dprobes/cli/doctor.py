@@ -6,7 +6,11 @@ from typing import TYPE_CHECKING
 
 import click
 
+from dprobes.cli.tables import print_lines
+
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from dprobes.engines.findings import Finding
 
 __all__ = ["command"]
@@ -24,14 +28,14 @@ def command() -> int:
 
     findings = [*ptrace.examine(), *ebpf.examine()]
     for finding in findings:
-        click.echo(_line(finding))
+        print_lines(_lines(finding))
     return 0 if all(finding.works for finding in findings if finding.essential) else 1
 
 
-def _line(finding: Finding) -> str:
+def _lines(finding: Finding) -> Iterator[str]:
     text = f"{'yes' if finding.works else 'no ':3}  {finding.what}"
     if finding.detail:
         text += f": {finding.detail}"
+    yield text
     if not finding.works and finding.remedy:
-        text += f"\n     remedy: {finding.remedy}"
-    return text
+        yield f"     remedy: {finding.remedy}"

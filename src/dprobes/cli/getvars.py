@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dprobes.cli.managed import client, name_option, one_of, print_json
-from dprobes.cli.tables import print_table
+from dprobes.cli.tables import print_line, print_table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -87,7 +87,7 @@ def _print(result: ManagedVariables) -> None:
 
 def _variables(title: str, kind: str, first: int, values: Sequence[int]) -> None:
     if not values:
-        click.echo(f"no {title}" + (f" from index {first} on" if first else ""))
+        print_line(f"no {title}" + (f" from index {first} on" if first else ""))
         return
     rows = [(f"{kind},{first + n}", str(value), f"{value:#x}") for n, value in enumerate(values)]
     print_table(("variable", "value", "hex"), rows, title)

@@ -16,6 +16,7 @@ from dprobes.cli.logoptions import has_structure, log_format_option
 from dprobes.cli.managed import client, print_json
 from dprobes.cli.options import names_of, selection_options, verification_options
 from dprobes.cli.scope import scope_of
+from dprobes.cli.tables import print_line
 from dprobes.engines.base import ProbeState, Scope
 from dprobes.engines.launch import Command
 
@@ -160,5 +161,5 @@ def _report(result: Insertion, *, as_json: bool, verbose: bool, program: str | N
     if as_json:
         print_json(result.answer)
     else:
-        click.echo(text)
+        print_line(text)
     return 0 if active or waits else 1

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dprobes.cli.options import PROCESS_ID, symbols_option
+from dprobes.cli.tables import print_lines
 from dprobes.errors import TargetError
 
 if TYPE_CHECKING:
@@ -34,10 +35,10 @@ def command(place: str, symbols: Path | None, pid: int | None) -> int:
     """
     name, expression = _split(place)
     module = _load(name, symbols, pid)
-    text = _describe_module(module)
+    lines = _describe_module(module)
     if expression is not None:
-        text += "\n" + _describe_place(module, expression)
-    click.echo(text)
+        lines += _describe_place(module, expression)
+    print_lines(lines)
     return 0
 
 
@@ -80,7 +81,7 @@ def _load(name: str, symbols: Path | None, pid: int | None) -> Module:
     return Module.load(path, symbols)
 
 
-def _describe_module(module: Module) -> str:
+def _describe_module(module: Module) -> list[str]:
     elf = module.elf
     lines = [
         f"module    {module.path}",
@@ -90,10 +91,10 @@ def _describe_module(module: Module) -> str:
     if elf.soname:
         lines.append(f"soname    {elf.soname}")
     lines.append(f"build-id  {elf.build_id or 'none'}")
-    return "\n".join(lines)
+    return lines
 
 
-def _describe_place(module: Module, expression: Expression) -> str:
+def _describe_place(module: Module, expression: Expression) -> list[str]:
     from dprobes.target.insn import disassemble_around, unprobeable
     from dprobes.target.place import instruction_at
 
@@ -116,11 +117,11 @@ def _describe_place(module: Module, expression: Expression) -> str:
         "",
         *(_instruction_line(module, instruction, offset) for instruction in around),
         "",
-        _verdict(module, decoded, unprobeable(decoded)),
+        *_verdict(module, decoded, unprobeable(decoded)),
     ]
     if not certain:
         lines.append("No function is known at this offset: there may be data. A probe goes here only with 'opcode ='.")
-    return "\n".join(lines)
+    return lines
 
 
 def _offset_text(expression: Expression, offset: int) -> str:
@@ -135,9 +136,9 @@ def _instruction_line(module: Module, instruction: DecodedInstruction, offset: i
     return f"{arrow} {instruction.offset:8x} {cheap} {instruction.raw.hex(' '):<30} {instruction.text}"
 
 
-def _verdict(module: Module, decoded: DecodedInstruction, unprobeable: str | None) -> str:
+def _verdict(module: Module, decoded: DecodedInstruction, unprobeable: str | None) -> list[str]:
     if unprobeable is not None:
-        return f"'{decoded.text}' can never carry a probe: {unprobeable}"
+        return [f"'{decoded.text}' can never carry a probe: {unprobeable}"]
     from dprobes.cli.uprobesite import in_kernel
     from dprobes.engines.ptrace.cost import execution_of
 
@@ -147,4 +148,4 @@ def _verdict(module: Module, decoded: DecodedInstruction, unprobeable: str | Non
         verdict += ": a hit stops the thread once."
     else:
         verdict += "; a hit at an instruction marked '+' near it costs less."
-    return f"{verdict}\nebpf: '{decoded.text}' is {in_kernel(module, decoded)}"
+    return [verdict, f"ebpf: '{decoded.text}' is {in_kernel(module, decoded)}"]

@@ -10,7 +10,7 @@ import click
 
 from dprobes.cli.logoptions import log_format_option
 from dprobes.cli.managed import client, print_json
-from dprobes.cli.tables import print_table
+from dprobes.cli.tables import print_line, print_table
 from dprobes.sinks.kinds import kinds, parse_target
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def list_targets(as_json: bool) -> int:
     elif targets:
         _print(targets)
     else:
-        click.echo("no log targets besides the manager's trace file")
+        print_line("no log targets besides the manager's trace file")
     return 0
 
 

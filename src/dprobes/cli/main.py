@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dprobes.cli import console
+from dprobes.escapes import escaped
 from dprobes.version import __version__
 
 if TYPE_CHECKING:
@@ -162,7 +163,7 @@ def run(arguments: Sequence[str]) -> int:
             register()
         result = command_group.main(list(arguments), prog_name="dprobes", standalone_mode=False)
     except click.UsageError as error:
-        error.show()
+        _show_usage_error(error)
         return 2
     except click.ClickException as error:
         console.error(error.format_message())
@@ -174,7 +175,8 @@ def run(arguments: Sequence[str]) -> int:
         _show_translation(arguments, is_shown=is_translated)
         return 2
     except InternalError as error:
-        console.error(f"internal error: {error.message}", "this is a bug in dprobes; please report it with this output")
+        console.write(f"dprobes: error: internal error: {error.message}")
+        console.write("hint: this is a bug in dprobes; please report it with this output")
         return 1
     except DprobesError as error:
         console.error(error.message, error.hint)
@@ -202,6 +204,14 @@ def _show_translation(arguments: Sequence[str], *, is_shown: bool) -> None:
         import shlex
 
         console.note(f"in today's form, which takes all options, this line is: dprobes {shlex.join(arguments)}")
+
+
+def _show_usage_error(error: click.UsageError) -> None:
+    """Print what click prints; what it quotes is escaped."""
+    if error.ctx is not None:
+        usage, path = error.ctx.get_usage(), error.ctx.command_path
+        console.write(f"{usage}\nTry '{path} --help' for help.\n")
+    console.write(f"Error: {escaped(error.format_message())}")
 
 
 def _is_of_output(error: OSError) -> bool:

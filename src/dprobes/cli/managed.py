@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from dprobes.cli import console
+from dprobes.escapes import json_text
 from dprobes.manager.client import ManagerClient
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def client(*, starts: bool = False, patience: float | None = None) -> ManagerCli
 
 
 def _print(notice: Notice) -> None:
-    (console.warning if notice.is_warning else console.note)(notice.message, notice.hint)
+    (console.warning if notice.is_warning else console.note)(notice.message, notice.hint, notice.details)
 
 
 def name_option(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -45,4 +45,4 @@ def one_of(name: str | None, *, everything: bool) -> None:
 
 def print_json(value: object) -> None:
     """Print a result as JSON."""
-    click.echo(json.dumps(value, indent=2))
+    click.echo(json_text(value, indent=2))

@@ -10,8 +10,8 @@ from dprobes.bpf.disasm import disassemble
 from dprobes.bpf.insn import decode as decode_insns
 from dprobes.bpf.layout import MapName
 from dprobes.cli.handlers import Disassembly
+from dprobes.escapes import escaped
 from dprobes.formatters.templates import Templates
-from dprobes.formatters.templates.escaping import escaped
 from dprobes.rpn.encode import encode
 from dprobes.rpn.needs import writing_instructions
 from dprobes.rpn.printer import print_header, print_instruction
@@ -28,20 +28,11 @@ __all__ = ["ppdf_listing"]
 
 
 def ppdf_listing(ppdf: Ppdf, machine: str | None, *, as_bpf: bool) -> Iterator[str]:
-    """
-    Iterate over the lines of a listing, by default for the first processor that the program is encoded for.
-
-    The file is somebody's: what cannot be printed does not reach the terminal.
-    """
+    """Iterate over the lines of a listing, by default for the first processor that the program is encoded for."""
     machine = machine or ppdf.machines[0]
     if machine not in ppdf.machines:
         raise click.UsageError(f"the program is compiled for {' and '.join(ppdf.machines)}, not for {machine}")
-    lines = _ebpf_lines(ppdf, machine) if as_bpf else _lines(ppdf, machine)
-    return (_printable(line) for line in lines)
-
-
-def _printable(line: str) -> str:
-    return "".join(c if c.isprintable() or c == "\t" else "\N{REPLACEMENT CHARACTER}" for c in line)
+    return _ebpf_lines(ppdf, machine) if as_bpf else _lines(ppdf, machine)
 
 
 def _lines(ppdf: Ppdf, machine: str) -> Iterator[str]:

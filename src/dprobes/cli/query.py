@@ -11,7 +11,7 @@ import click
 from dprobes.cli import console
 from dprobes.cli.managed import client, name_option, one_of, print_json
 from dprobes.cli.summary import faulted_runs
-from dprobes.cli.tables import print_table
+from dprobes.cli.tables import print_line, print_table
 from dprobes.engines.base import ProbeState
 
 if TYPE_CHECKING:
@@ -49,10 +49,10 @@ def command(name: str | None, everything: bool, extended: bool, as_json: bool) -
         print_json({"programs": [program.answer for program in programs]})
         return 0
     if not programs:
-        click.echo("no program is inserted")
+        print_line("no program is inserted")
     for number, program in enumerate(programs):
         if number:
-            click.echo()
+            print_line()
         if extended:
             _extended(program)
         else:
@@ -97,9 +97,9 @@ def counts_table(program: ManagedProgram, title: str) -> None:
     ]
     print_table(_HEADER, rows, title)
     if len(shown) < len(probes):
-        click.echo(f"and {len(probes) - len(shown)} active probepoints that were not hit")
+        print_line(f"and {len(probes) - len(shown)} active probepoints that were not hit")
     for line in _remarks(program):
-        click.echo(line)
+        print_line(line)
 
 
 def _place(probe: ManagedProbepoint, *, with_path: bool) -> str:
@@ -129,12 +129,12 @@ def _extended(program: ManagedProgram) -> None:
     from dprobes.rpn.select import select
     from dprobes.target.arch import architecture
 
-    click.echo(_title(program))
+    print_line(_title(program))
     answer = program.answer
-    click.echo("  " + ", ".join(f"{key} = {_value(value)}" for key, value in answer["header"].items()))
+    print_line("  " + ", ".join(f"{key} = {_value(value)}" for key, value in answer["header"].items()))
     for what in ("groups", "types", "locals", "notices"):
         if answer[what]:
-            click.echo(f"  {what}: " + ", ".join(str(value) for value in answer[what]))
+            print_line(f"  {what}: " + ", ".join(str(value) for value in answer[what]))
     ppdf = decode(base64.b64decode(answer["ppdf"]))
     machine = ppdf.builds[0].machine if ppdf.builds else ppdf.machines[0]
     # Offsets are those in the encoding of what was selected.
@@ -142,14 +142,14 @@ def _extended(program: ManagedProgram) -> None:
     code = Disassembly(selected, architecture(machine))
     for number in sorted({probe.definition for probe in program.probepoints} | set(program.not_resolved)):
         mine = [probe for probe in program.probepoints if probe.definition == number]
-        click.echo()
+        print_line()
         for probe in mine:
             for line in _extended_probe(probe):
-                click.echo(line)
+                print_line(line)
         for line in code.handler(number):
-            click.echo(line)
+            print_line(line)
     for line in _remarks(program):
-        click.echo(line)
+        print_line(line)
 
 
 def _value(value: object) -> str:

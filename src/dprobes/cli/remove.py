@@ -6,6 +6,7 @@ import click
 
 from dprobes.cli.managed import client, name_option, one_of
 from dprobes.cli.query import counts_table
+from dprobes.cli.tables import print_line
 
 __all__ = ["command"]
 
@@ -25,13 +26,13 @@ def command(probe: str | None, name: str | None, everything: bool) -> int:
     with client() as manager:
         if probe is not None:
             count = manager.remove_probepoints(*_codes(probe), name)
-            click.echo(f"removed {count} probepoint{'s' if count > 1 else ''} {probe}")
+            print_line(f"removed {count} probepoint{'s' if count > 1 else ''} {probe}")
             return 0
         removed = manager.remove(name)
     for program in removed:
         counts_table(program, f"removed {program.name}")
     if not removed:
-        click.echo("no program is inserted")
+        print_line("no program is inserted")
     return 0
 
 

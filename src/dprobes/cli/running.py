@@ -109,8 +109,8 @@ class Run:
             case Begun():
                 self._has_begun = True
                 self._announce()
-            case Notice(message, hint, is_warning):
-                (console.warning if is_warning else console.note)(message, hint)
+            case Notice(message, hint, is_warning, details):
+                (console.warning if is_warning else console.note)(message, hint, details)
             case Finished():
                 if not self._reader_is_gone:
                     self._flush()

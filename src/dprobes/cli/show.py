@@ -11,6 +11,7 @@ from dprobes.cli.compile import Compiled, compile_program, is_compiled, load_pro
 from dprobes.cli.handlers import Disassembly
 from dprobes.cli.options import PROCESS_ID, PROGRAM_FILE, compile_options, program_options, symbols_option
 from dprobes.cli.summary import left_out_lines, place_of
+from dprobes.cli.tables import print_lines
 from dprobes.diagnostics import Severity
 from dprobes.engines.resolve import ResolvedProbe
 from dprobes.engines.samplers import ResolvedSampler
@@ -63,7 +64,7 @@ def command(
 
         loaded = load_program(file, options, symbols=symbols)
         assert loaded.ppdf is not None
-        click.echo("\n".join(ppdf_listing(loaded.ppdf, arch, as_bpf=as_bpf)))
+        print_lines(ppdf_listing(loaded.ppdf, arch, as_bpf=as_bpf))
         return 0
     compiled = compile_program(file, options, symbols=symbols, pid=pid, architecture_name=arch)
     if text := compiled.render(Severity.WARNING, Severity.NOTE):
@@ -71,9 +72,9 @@ def command(
     if as_bpf:
         from dprobes.cli.ebpflisting import ebpf_listing
 
-        click.echo("\n".join(ebpf_listing(compiled)))
+        print_lines(ebpf_listing(compiled))
         return 0
-    click.echo("\n".join(listing(compiled)))
+    print_lines(listing(compiled))
     return 0
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import threading
@@ -14,7 +13,8 @@ import click
 from dprobes.cli import console
 from dprobes.cli.damage import DamageReport, skip_damaged_option
 from dprobes.cli.sqlerrors import error_of, query_error
-from dprobes.cli.tables import print_table
+from dprobes.cli.tables import print_line, print_lines, print_table
+from dprobes.escapes import json_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -123,7 +123,7 @@ def _answer(database: Database, query: str, *, as_csv: bool, as_json: bool) -> i
         statement = _checked(connection, query)
         if statement.type == duckdb.StatementType.EXPLAIN:
             for _, text in connection.execute(statement).fetchall():
-                click.echo(str(text).rstrip())
+                print_lines(str(text).rstrip().splitlines())
             return 0
         relation = connection.sql(query)
         assert relation is not None
@@ -186,14 +186,15 @@ def _print_list(tables: list[TableInfo], *, as_json: bool) -> None:
     if as_json:
         for table in tables:
             said = {"table": table.name, "program": table.program, "desc": table.desc, "rows": table.rows}
-            click.echo(json.dumps({**said, "columns": table.columns}, ensure_ascii=False))
+            click.echo(json_text({**said, "columns": table.columns}))
         return
     print_table(
         ("table", "rows", "program", "description"),
         [(table.name, str(table.rows), table.program, table.desc) for table in tables],
     )
-    click.echo()
+    print_line()
     rows = [(table.name, name, kind) for table in tables for name, kind in table.columns.items()]
     print_table(("table", "column", "type"), rows)
     if len(tables) > 1:
-        click.echo("\nAll tables have the columns of 'records'.")
+        print_line()
+        print_line("All tables have the columns of 'records'.")

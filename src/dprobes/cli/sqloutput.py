@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dprobes.formatters.templates.escaping import escaped
+from dprobes.escapes import escaped, escaped_lines, json_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -60,14 +60,17 @@ def print_csv(reader: pa.RecordBatchReader) -> None:
 def _print_csv_lines(rows: Sequence[Sequence[str]]) -> None:
     lines = io.StringIO()
     csv.writer(lines, lineterminator="\n").writerows(rows)
-    click.echo(lines.getvalue(), nl=False, color=True)  # escape sequences are data
+    text = lines.getvalue()
+    if sys.stdout.isatty():
+        text = escaped_lines(text)
+    click.echo(text, nl=False, color=True)  # elsewhere escape sequences are data
 
 
 def print_json(reader: pa.RecordBatchReader) -> None:
     """Print an object for each row, a line each; bytes are hexadecimal, times text."""
     names = _unique(reader.schema.names)
     for rows in _pieces(reader, lambda values: values):
-        lines = (json.dumps(dict(zip(names, row, strict=True)), ensure_ascii=False, default=str) for row in rows)
+        lines = (json_text(dict(zip(names, row, strict=True))) for row in rows)
         click.echo("\n".join(lines))
 
 

@@ -6,6 +6,7 @@ import click
 
 from dprobes.cli import console
 from dprobes.cli.managed import client
+from dprobes.cli.tables import print_line
 from dprobes.errors import ManagerError
 
 __all__ = ["command"]
@@ -32,7 +33,7 @@ def command(ends: bool) -> int:
             raise
         console.warning(f"{error.message}; {'killed' if killed.by_force else 'ended'} process {killed.pid}")
         return 0
-    click.echo(f"stopped {stopped.count} program{'s' if stopped.count != 1 else ''}")
+    print_line(f"stopped {stopped.count} program{'s' if stopped.count != 1 else ''}")
     if stopped.unfinished:
         manager.kill(_PATIENCE)
         console.warning(f"these did not end in time, so the manager was ended: {', '.join(stopped.unfinished)}")

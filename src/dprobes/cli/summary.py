@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.cli import console
 from dprobes.engines.base import Counts
+from dprobes.escapes import escaped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -64,21 +65,21 @@ def summary(program: Program, session: Session, counts: Sequence[Counts], width:
     ]
     text = _table(rows, paths if len(paths) > 1 else [], width)
     if unused:
-        text += f"\nnothing was hit in {', '.join(unused)}"
+        text += f"\nnothing was hit in {escaped(', '.join(unused))}"
     if hidden := len(lines) - len(rows):
         text += f"\nand {hidden} probepoints that were not hit"
     for number, place, count in lines:
         if count.missed:
             what = f"{count.missed} hit{'s' if count.missed > 1 else ''}"
-            text += (
-                f"\n{program.major},{program.definitions[number].minor}  {what} of {place} ran no handler: {_MISSED}"
-            )
+            codes = f"{program.major},{program.definitions[number].minor}"
+            text += f"\n{codes}  {what} of {escaped(place)} ran no handler: {_MISSED}"
         if count.faulted:
-            text += f"\n{program.major},{program.definitions[number].minor}  {faulted_runs(count, place)}"
+            codes = f"{program.major},{program.definitions[number].minor}"
+            text += f"\n{codes}  {faulted_runs(count, escaped(place))}"
     for number, definition in enumerate(program.definitions):
         mine = [left_out for left_out in session.left_out if left_out.number == number]
         for line in left_out_lines(mine, names=_NAMED):
-            text += f"\n{program.major},{definition.minor}  {line}"
+            text += f"\n{program.major},{definition.minor}  {escaped(line)}"
     return text
 
 
@@ -102,7 +103,7 @@ def _table(rows: Sequence[tuple[str, ...]], paths: Sequence[str], width: int | N
     narrow = [[row[n] for n in kept] for row in rows]
     below = ""
     for number, path in enumerate(paths, 1):
-        below += f"\n[{number}] {path}"
+        below += f"\n[{number}] {escaped(path)}"
         for row in narrow:
             if row[_PLACE].endswith(f" in {path}"):
                 row[_PLACE] = f"{row[_PLACE].removesuffix(f' in {path}')} [{number}]"
@@ -114,7 +115,7 @@ def _table(rows: Sequence[tuple[str, ...]], paths: Sequence[str], width: int | N
     is_long = [len(row[_PLACE]) > room for row in narrow]
     cells = [["", "", *row[_PLACE + 1 :]] if long else row for row, long in zip(narrow, is_long, strict=True)]
     head, *lines = console.table(header, cells).splitlines()
-    broken = [f"{row[0]}  {row[_PLACE]}\n" if long else "" for row, long in zip(narrow, is_long, strict=True)]
+    broken = [f"{row[0]}  {escaped(row[_PLACE])}\n" if long else "" for row, long in zip(narrow, is_long, strict=True)]
     return "\n".join([head, *(place + line for place, line in zip(broken, lines, strict=True))]) + below
 
 

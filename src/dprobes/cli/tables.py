@@ -1,4 +1,8 @@
-"""Tables on standard output: framed by rich at a terminal, aligned columns in a pipe."""
+"""
+Lines and tables on standard output: framed by rich at a terminal, aligned columns in a pipe.
+
+What is in them may be anybody's: nothing that disturbs a line or a terminal gets through.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +12,29 @@ from typing import TYPE_CHECKING
 import click
 
 from dprobes.cli.console import table
+from dprobes.escapes import escaped
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
-__all__ = ["print_table"]
+__all__ = ["print_line", "print_lines", "print_table"]
+
+
+def print_line(line: str = "") -> None:
+    """Print one line."""
+    click.echo(escaped(line))
+
+
+def print_lines(lines: Iterable[str]) -> None:
+    """Print lines, the whole at once."""
+    click.echo("\n".join(map(escaped, lines)))
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], title: str = "") -> None:
     """Print rows under a header, and a title above it."""
     if not sys.stdout.isatty():
         if title:
-            click.echo(title)
+            print_line(title)
         click.echo(table(header, rows))
         return
     from rich import box
@@ -28,18 +43,22 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], title: str
     from rich.table import Table
 
     shown = Table(
-        title=escape(title) or None, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False
+        title=escape(escaped(title)) or None,
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
     )
     for n, name in enumerate(header):
         numeric = bool(rows) and all(row[n].isdigit() for row in rows)
         # A number is not broken, nor is a word of the header.
         shown.add_column(
-            escape(name),
+            escape(escaped(name)),
             justify="right" if numeric else "left",
             overflow="fold",
             no_wrap=numeric and " " not in name,
             min_width=max(map(len, name.split()), default=0),
         )
     for row in rows:
-        shown.add_row(*(escape(cell) for cell in row))
+        shown.add_row(*(escape(escaped(cell)) for cell in row))
     Console().print(shown)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from dprobes.cli.summary import place_of
+from dprobes.escapes import escaped
 from dprobes.formatters.fieldvalues import FieldValues
 from dprobes.record.codec import decode_record
 from dprobes.sinks.aggregates import shown
@@ -159,7 +160,7 @@ class TopView:
         total = sum(row.hits for row in rows)
         rate = sum(row.rate for row in rows)
         lost = sum(row.lost for row in rows)
-        title = f"{escape(program.name)}   {seconds:.0f} s   {total} hits   {rate:.0f}/s"
+        title = f"{escape(escaped(program.name))}   {seconds:.0f} s   {total} hits   {rate:.0f}/s"
         if lost:
             title += f"   [red]{lost} records lost[/red]"
         table = Table(
@@ -174,12 +175,12 @@ class TopView:
         for row in rows[:room]:
             table.add_row(
                 row.probe,
-                escape(row.place),
+                escape(escaped(row.place)),
                 f"{row.rate:.0f}",
                 str(row.hits),
                 str(row.records),
                 str(row.lost) if row.lost else "",
-                escape(row.last),
+                escape(escaped(row.last)),
             )
         if len(rows) > room:
             table.caption = f"and {len(rows) - room} more"

@@ -10,6 +10,7 @@ import enum
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
 
+from dprobes.escapes import escaped, escaped_lines
 from dprobes.record.layout import Item
 
 if TYPE_CHECKING:
@@ -111,11 +112,22 @@ class StateEvent:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Tell the user something that belongs to no single probe; not every notice is a warning."""
+    """
+    Tell the user something that belongs to no single probe; not every notice is a warning.
+
+    ``message`` is one line; ``details`` are more of them, as diagnostics are rendered.
+    """
 
     message: str
     hint: str | None = None
     is_warning: bool = True
+    details: str = ""
+
+    @property
+    def text(self) -> str:
+        """All of it but the hint, harmless to lines and terminals."""
+        text = escaped(self.message)
+        return f"{text}\n{escaped_lines(self.details)}" if self.details else text
 
 
 @dataclass(frozen=True, slots=True)

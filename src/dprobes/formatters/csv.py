@@ -11,8 +11,8 @@ import csv
 import io
 from typing import TYPE_CHECKING
 
+from dprobes.escapes import escaped
 from dprobes.formatters.templated import template_of
-from dprobes.formatters.templates.escaping import escaped
 from dprobes.formatters.templates.rendering import render
 from dprobes.formatters.walltime import wall_time
 from dprobes.record.codec import decode_record

@@ -10,13 +10,14 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, NamedTuple
 
+from dprobes.escapes import escaped
 from dprobes.record.codec import flag_word
 from dprobes.record.layout import FIXED_ITEMS, Item, header_struct
 
 if TYPE_CHECKING:
     from dprobes.record.layout import ByteOrder
 
-__all__ = ["HeaderLine", "HeaderLines", "header_line_of", "printable"]
+__all__ = ["HeaderLine", "HeaderLines", "header_line_of"]
 
 _NANOSECONDS = 1_000_000_000
 
@@ -82,9 +83,4 @@ class HeaderLines:
             seconds, nanoseconds = divmod(values[-1] + wall_offset, _NANOSECONDS)
             values = (*values[:-1], seconds, nanoseconds // 1000)
         header = line.template % values
-        return f"{header} function={printable(function)}" if function else header, line.layout.size
-
-
-def printable(text: str) -> str:
-    """Return a name with everything that could disturb a line or a terminal replaced by '?'."""
-    return "".join(c if c.isprintable() and not c.isspace() else "?" for c in text)
+        return f"{header} function={escaped(function, blanks=True)}" if function else header, line.layout.size

@@ -14,9 +14,9 @@ hexadecimal, what is in none of them. A field may be null, if the data ended bef
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
+from dprobes.escapes import json_text
 from dprobes.formatters.templated import template_of
 from dprobes.formatters.templates.fields import Fault, FieldKind, decode_fields, fields_of
 from dprobes.formatters.templates.model import Conversion
@@ -72,7 +72,7 @@ class JsonFormatter:
             line |= _data(template, record)
         elif (items := split_items(record.data, record.word_size, record.byte_order)) is not None:
             line["items"] = [_item(item) for item in items]
-        return json.dumps({key: value for key, value in line.items() if value is not None}, ensure_ascii=False)
+        return json_text({key: value for key, value in line.items() if value is not None})
 
     def encoded(self, record: bytes, place: Place) -> str:
         """Return the text of an encoded record."""

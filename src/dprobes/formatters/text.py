@@ -14,8 +14,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dprobes.escapes import escaped
 from dprobes.formatters.dumping import hex_dump
-from dprobes.formatters.headerlines import HeaderLines, printable
+from dprobes.formatters.headerlines import HeaderLines
 from dprobes.record.codec import decode_record
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def header_line(record: LogRecord, wall_offset: int, function: str = "") -> str:
     if record.cpu is not None:
         parts.append(f"cpu={record.cpu}")
     if record.process_name is not None:
-        parts.append(f"name={printable(record.process_name)}")
+        parts.append(f"name={escaped(record.process_name, blanks=True)}")
     if record.pid is not None:
         parts.append(f"pid={record.pid}")
     if record.uid is not None:
@@ -53,7 +54,7 @@ def header_line(record: LogRecord, wall_offset: int, function: str = "") -> str:
     if record.tid is not None:
         parts.append(f"tid={record.tid}")
     if function:
-        parts.append(f"function={printable(function)}")
+        parts.append(f"function={escaped(function, blanks=True)}")
     return " ".join(parts)
 
 

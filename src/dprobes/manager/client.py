@@ -120,7 +120,7 @@ class ManagerClient:
             while (message := self._connection.receive()) is not None:
                 if "notice" in message:
                     if self._notify is not None:
-                        self._notify(Notice(**message["notice"]))
+                        self._notify(parsed(Notice, message["notice"]))
                 elif "error" in message:
                     raise error_of(message)
                 else:

@@ -64,7 +64,7 @@ def describe_program(
         "left_out": [asdict(left_out) for left_out in inserted.left_out],
         "pending": pending,
         "unwritten": inserted.unwritten,
-        "notices": [notice.message for notice in inserted.notices()],
+        "notices": [notice.text for notice in inserted.notices()],
         "locals": inserted.session.local_variables(),
     }
 

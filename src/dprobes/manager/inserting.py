@@ -98,7 +98,7 @@ class Inserter:
         request.reason = prepared.selection.reason
         if text := compiled.render(Severity.WARNING, *((Severity.NOTE,) if compiled.resolved is None else ())):
             has_warnings = any(d.severity is Severity.WARNING for d in compiled.diagnostics)
-            notify(Notice(f"the program '{name}' has {'warnings' if has_warnings else 'notes'}\n{text}"))
+            notify(Notice(f"the program '{name}' has {'warnings' if has_warnings else 'notes'}", details=text))
         sessions = tuple(each.session for each in beside)
         return self._run(name, program, engine, compiled, request, replaced, sessions)
 

@@ -4,7 +4,7 @@ What client and manager say to each other: one JSON object a line, UTF-8, on a s
 ::
 
     client   {"dprobes": 1, "verb": VERB, "arguments": {...}}
-    manager  {"notice": {"message": TEXT, "hint": TEXT or null, "is_warning": BOOL}}      any number of them, then
+    manager  {"notice": {"message": TEXT, "hint": TEXT or null, "is_warning": BOOL, "details": TEXT}}   any number, then
              {"result": {...}}   or   {"error": {"kind": NAME, "message": TEXT, "hint": TEXT or null}}
 
 Binary data is base64 text. A connection carries requests one after the other. The number after "dprobes" is the version

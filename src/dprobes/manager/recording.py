@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.engines.places import places_of, with_files
 from dprobes.errors import ManagerError
+from dprobes.escapes import escaped
 from dprobes.record.clock import WallClock
 from dprobes.record.tracecontent import PlaceEntry
 from dprobes.record.tracefile import TraceFileWriter
@@ -139,7 +140,7 @@ class Recording:
 
 def _say(target: str, problem: str) -> None:
     """Write to the manager's log."""
-    print(f"dprobes manager: log target {target}: {problem}", file=sys.stderr, flush=True)  # noqa: T201
+    print(f"dprobes manager: log target {escaped(target)}: {escaped(problem)}", file=sys.stderr, flush=True)  # noqa: T201
 
 
 class ProgramRecords:

@@ -19,6 +19,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from dprobes.errors import DprobesError, FormatError, InternalError, ManagerError, PrivilegeError, reason_of
+from dprobes.escapes import escaped_lines
 from dprobes.manager.protocol import VERSION, Connection, Message, line_of, message_of
 from dprobes.version import __version__
 
@@ -208,7 +209,7 @@ class Server:
     @staticmethod
     def _say(text: str) -> None:
         with contextlib.suppress(OSError):  # there may be no room for a log
-            print(f"dprobes manager: {text}", file=sys.stderr, flush=True)  # noqa: T201
+            print(f"dprobes manager: {escaped_lines(text)}", file=sys.stderr, flush=True)  # noqa: T201
 
 
 def _dismiss(end: socket.socket) -> None:

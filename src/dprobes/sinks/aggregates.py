@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dprobes.escapes import escaped
 from dprobes.formatters.fieldvalues import FieldValues
 from dprobes.formatters.templates.values import Fault
 from dprobes.record.codec import decode_record
@@ -33,7 +34,7 @@ def shown(value: Value) -> str:
         case None:
             return "-"
         case str():
-            return "".join(c if c.isprintable() else "?" for c in value[:_TEXT_MAX])
+            return escaped(value[:_TEXT_MAX])
         case bytes():
             return value[: _TEXT_MAX // 3].hex(" ")
         case tuple():

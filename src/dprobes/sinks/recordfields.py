@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from dprobes.escapes import escaped
 from dprobes.formatters.templated import template_of
 from dprobes.formatters.templates.collection import templates_of
-from dprobes.formatters.templates.escaping import escaped
 from dprobes.formatters.templates.fields import Fault, FieldKind, decode_fields, fields_of
 from dprobes.record.codec import decode_record
 

@@ -20,7 +20,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dprobes.errors import FormatError
-from dprobes.formatters.templates.escaping import escaped
+from dprobes.escapes import escaped
 from dprobes.sinks.recordfields import FieldReader, place_items, value_text
 from dprobes.sinks.texts import BatchFormatter
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Protocol
 
 from dprobes.errors import FormatError, SinkError
+from dprobes.escapes import escaped, json_text
 from dprobes.formatters import formatter
 
 if TYPE_CHECKING:
@@ -66,20 +66,20 @@ class BatchFormatter:
             problem, data = error.message, record.hex(" ")
         match self._format_name:
             case "json":
-                return json.dumps({"malformed": problem, "program": source.name, "data": record.hex()})
+                return json_text({"malformed": problem, "program": source.name, "data": record.hex()})
             case "csv":
                 from dprobes.formatters.csv import COLUMNS
 
                 return f'{"," * (len(COLUMNS) - 1)}"<malformed: {problem}: {data}>"\r'
-        return f"<a malformed record of '{source.name}': {problem}>\n{data}"
+        return f"<a malformed record of '{escaped(source.name)}': {problem}>\n{data}"
 
     def _lost_note(self, batch: Batch) -> str:
         match self._format_name:
             case "json":
-                return json.dumps({"lost": batch.lost, "program": batch.source.name})
+                return json_text({"lost": batch.lost, "program": batch.source.name})
             case "csv":
                 return ""  # each of its lines is a record
-        return f"<{batch.lost} records of '{batch.source.name}' were lost here>"
+        return f"<{batch.lost} records of '{escaped(batch.source.name)}' were lost here>"
 
 
 class Outlet(Protocol):

@@ -30,7 +30,7 @@ FULL = LogRecord(
 NARROW = LogRecord(major=0, minor=0, cs=0x23, ip=0x08048000, ss=0x2B, sp=0xFFFF0000, word_size=4)
 
 HEADER = (
-    "DProbes(1,2) cpu=0 name=my?prog? pid=42 uid=1000 cs=33 rip=00007f0000001234 ss=2b rsp=00007ffc00000010 "
+    "DProbes(1,2) cpu=0 name=my\\x20prog\\x1b pid=42 uid=1000 cs=33 rip=00007f0000001234 ss=2b rsp=00007ffc00000010 "
     "tsc=6553f101:00000002 tid=43"
 )
 

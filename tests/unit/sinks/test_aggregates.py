@@ -102,7 +102,7 @@ def test_a_field_that_no_record_can_have_is_refused() -> None:
 
 def test_what_disturbs_a_terminal_is_not_printed(capsys: pytest.CaptureFixture[str]) -> None:
     print_aggregates(filled(Aggregates([("name",)], []), [(READ, "a\x1b[2J\nb", 1)]))
-    assert capsys.readouterr().out == "name     count  share\na?[2J?b      1  100.0%\n"
+    assert capsys.readouterr().out == "name         count  share\na\\x1b[2J\\nb      1  100.0%\n"
 
 
 @given(st.integers(-(1 << 64), 1 << 64))

@@ -111,7 +111,7 @@ def events_everywhere(program: Program, request: Request) -> tuple[tuple[EventPr
             diagnostics.raise_if_errors()
         except SourceError as error:
             refusal = refusal or error
-            notices.append(Notice(f"the program cannot be inserted into {name} processes\n{error.message}"))
+            notices.append(Notice(f"the program cannot be inserted into {name} processes", details=error.message))
             continue
         forms.append((image, arch))
         probes = probes or (*watchpoints, *resolve_samplers(program, program.name))

@@ -204,15 +204,15 @@ def _missing(name: str) -> EngineError:
 
 def doubts_about(planned: PlannedFile) -> list[Notice]:
     """Return what was warned of that is due to the file."""
-    text = planned.warnings
-    return [Notice(f"{planned.path}: not everything in this file is as the program says\n{text}")] if text else []
+    message = f"{planned.path}: not everything in this file is as the program says"
+    return [Notice(message, details=planned.warnings)] if planned.warnings else []
 
 
 def refused(file: ModuleFile, error: SourceError | TargetError) -> Notice:
     """Return what to say of a file that cannot be served."""
     if isinstance(error, TargetError):
         return Notice(f"{file.path}: {error.message}", error.hint)
-    return Notice(f"{file.path}: the program cannot be inserted here\n{error.message}")
+    return Notice(f"{file.path}: the program cannot be inserted here", details=error.message)
 
 
 def _files(job: Job, found: Path | None, users: ForeignUsers) -> list[ModuleFile]:

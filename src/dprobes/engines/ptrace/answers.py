@@ -105,7 +105,7 @@ class Answers:
         except TargetError as error:
             return Sites(), [Notice(f"{mapped.path}: {error.message}", error.hint)]
         except SourceError as error:
-            return Sites(), [Notice(f"{mapped.path}: the program cannot be inserted here\n{error.message}")]
+            return Sites(), [Notice(f"{mapped.path}: the program cannot be inserted here", details=error.message)]
 
     def prepare(self, mapped: ModuleMapped) -> tuple[Sites, list[Event]] | None:
         """
@@ -257,7 +257,7 @@ class Answers:
         if resolved is self._resolved or not resolved.warnings:
             return []  # what was resolved before has been spoken of
         text = "\n".join(warning.render() for warning in resolved.warnings)
-        return [Notice(f"{path}: not everything in this file is as the program says\n{text}")]
+        return [Notice(f"{path}: not everything in this file is as the program says", details=text)]
 
     def _may_match(self, path: str) -> bool:
         """Return whether a file may be the program's module; false for most without opening them."""

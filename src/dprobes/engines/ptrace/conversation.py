@@ -325,8 +325,8 @@ class Conversation:
                     run.items += run.debuggers.add(process)
             case Dumped():
                 self._give(dump_notice(message), message.program)
-            case Warned(text, hint, program):
-                self._give(Notice(text, hint), program)
+            case Warned(text, hint, program, details):
+                self._give(Notice(text, hint, details=details), program)
             case Replaced():
                 self._on_replaced()
             case InPlace(number):

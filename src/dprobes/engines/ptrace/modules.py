@@ -49,8 +49,8 @@ class ModuleWatcher:
         """Return the program that the client gave a number, None if it is not there any more."""
         return next((program for program in self.programs if program.number == number), None)
 
-    def _warn(self, program: InsertedProgram, message: str, hint: str | None = None) -> None:
-        self._connection.send(Warned(message, hint, program.number))
+    def _warn(self, program: InsertedProgram, message: str, hint: str | None = None, details: str = "") -> None:
+        self._connection.send(Warned(message, hint, program.number, details))
 
     def learn(self, pid: int) -> None:
         """Ask the client about the files that a running process maps, so that it need not be stopped for that."""
@@ -96,7 +96,7 @@ class ModuleWatcher:
                 case str(problem):
                     del program.everywhere[space.word_size]
                     text = f"the program cannot be inserted into programs of {space.word_size} bytes"
-                    self._warn(program, f"{text}\n{problem}")
+                    self._warn(program, text, details=problem)
             for key in space.files.keys() - program.known.keys() - {_EVERYWHERE}:
                 answer = self._connection.await_answer(self._ask(program, key, min(space.pids)))
                 if answer is None:
@@ -270,7 +270,8 @@ class ModuleWatcher:
                 self._watch(space, thread, program, _EVERYWHERE, sites, [])
             case str(problem):
                 del program.everywhere[space.word_size]
-                self._warn(program, f"the program cannot be inserted into process {thread.pid}\n{problem}")
+                text = f"the program cannot be inserted into process {thread.pid}"
+                self._warn(program, text, details=problem)
 
     def _watch(
         self,

@@ -272,6 +272,8 @@ class Warned:
     message: str
     hint: str | None = None
     program: int | None = None
+    details: str = ""
+    """More lines below the message."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import struct
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
-from dprobes.formatters.templates.escaping import escaped
+from dprobes.escapes import escaped
 from dprobes.formatters.templates.model import Conversion, Placeholder, Skip, Text
 
 if TYPE_CHECKING:

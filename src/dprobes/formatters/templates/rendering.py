@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from dprobes.escapes import escaped
 from dprobes.formatters.dumping import hex_dump
 from dprobes.formatters.templates.compiled import compiled_of
-from dprobes.formatters.templates.escaping import escaped
 from dprobes.formatters.templates.model import HEADER_ITEMS, Conversion, HeaderValue, Placeholder, Skip, Text
 from dprobes.formatters.templates.reading import read
 from dprobes.formatters.templates.values import Fault

@@ -1,0 +1,76 @@
+r"""
+Text that comes from elsewhere, made harmless to lines and terminals: the one place that knows how.
+
+Names of files, symbols, sections, processes and programs, and whatever a file or another process says, may hold any
+character: a line end forges a line of ours, an escape sequence controls the terminal, a bidirectional override turns
+text around. What cannot be printed is written as an escape of Python's and C's::
+
+    \n \t \r \0     these characters
+    \x1b            another control character, or a byte that is no UTF-8
+    \u202e          any other character, by its code
+    \U000e0001
+
+A text without such characters stays as it is, so what is escaped may be escaped again. The backslash is no such
+character: ``\x1b`` in a result may be four characters that stood there.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+__all__ = ["escaped", "escaped_lines", "json_text", "replaced"]
+
+_NAMED = {"\n": "\\n", "\t": "\\t", "\r": "\\r", "\0": "\\0"}
+
+_BYTES = range(0xDC80, 0xDD00)
+"""What the error handler ``surrogateescape`` makes of bytes that are no UTF-8."""
+
+
+def escaped(text: str, keep: str = "", *, blanks: bool = False) -> str:
+    """
+    Return text with escapes for all that would disturb a line or a terminal, but for the characters of ``keep``.
+
+    With ``blanks`` a blank is escaped as well, where blanks separate what stands on a line.
+    """
+    if text.isprintable() and not (blanks and " " in text):
+        return text
+    return "".join(c if (c.isprintable() and not (blanks and c == " ")) or c in keep else _escape(c) for c in text)
+
+
+def escaped_lines(text: str) -> str:
+    """Return the same for text of several lines of ours, whose line ends and tabs stay."""
+    return escaped(text, "\n\t")
+
+
+def replaced(text: str) -> str:
+    """Return text, tabs included, with a replacement character for each that cannot be printed; it keeps its length."""
+    return "".join(c if c.isprintable() or c == "\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+def json_text(value: Any, *, indent: int | None = None) -> str:
+    """Return a value as JSON: on one line without ``indent``, and with JSON's escapes for what cannot be printed."""
+    text = json.dumps(value, ensure_ascii=False, indent=indent)
+    if text.isprintable():
+        return text
+    return _UNPRINTABLE_IN_JSON.sub(_json_escape, text)
+
+
+_UNPRINTABLE_IN_JSON = re.compile(r"[^\n -~]")
+"""All but ASCII, and but the line ends that stand between values: those in texts are escaped already."""
+
+
+def _json_escape(match: re.Match[str]) -> str:
+    return match[0] if match[0].isprintable() else json.dumps(match[0])[1:-1]
+
+
+def _escape(character: str) -> str:
+    if (named := _NAMED.get(character)) is not None:
+        return named
+    code = ord(character)
+    if code in _BYTES:
+        return f"\\x{code - _BYTES.start + 0x80:02x}"
+    if code <= 0xFF:
+        return f"\\x{code:02x}"
+    return f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"
