@@ -30,7 +30,7 @@ def places_of(module: str, probes: Sequence[Probepoint], first: int = 0) -> list
 
 def _place_of(module: str, probe: Probepoint, known: set[tuple[str, int, bool]]) -> Place:
     if not isinstance(probe, ResolvedProbe):
-        return Place(module, probe.where, probe.function)
+        return Place(module, probe.where, probe.function, is_code=False)
     placed = probe.offset + probe.moved if probe.moved else None
     at_return = probe.definition.at_return
     is_paired = (probe.path, probe.offset, not at_return) in known

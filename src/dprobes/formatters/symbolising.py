@@ -83,7 +83,7 @@ class AddressSymboliser:
 
     def name_of(self, address: int, record: LogRecord, place: Place | None) -> str | None:
         """Return ``symbol+0x4 [module]`` or ``module+offset in its file``; None if nothing is known of the address."""
-        if place is not None and address == record.ip and not place.at_return and not _OFFSET.fullmatch(place.symbol):
+        if place is not None and address == record.ip and place.is_at_ip and not _OFFSET.fullmatch(place.symbol):
             return _shown(place.symbol, place.module)
         if self._live and record.pid is not None:
             process = self._process(record.pid, record, place)
@@ -106,8 +106,8 @@ class AddressSymboliser:
     # Processes that are not
 
     def _from_probepoint(self, address: int, record: LogRecord, place: Place | None) -> str | None:
-        # Behind a return the address is the caller's, and nothing tells where that is.
-        if place is None or record.ip is None or place.at_return:
+        # Behind a return the address is the caller's, and nothing tells where that is; nor where a sample was taken.
+        if place is None or record.ip is None or not place.is_at_ip:
             return None
         module = self._own_module(place)
         bias = _bias(module, place, record.ip) if module is not None else None
@@ -153,7 +153,7 @@ class _Process:
         """Return whether this is the process that a record is of, and not one that has its number now."""
         if record.time is not None and _monotonic(self._started) > record.time + _START_TOLERANCE:
             return False
-        if record.ip is None or place is None or place.at_return:
+        if record.ip is None or place is None or not place.is_at_ip:
             return True
         mapping = self._mapping_at(record.ip)
         return mapping is not None and mapping.is_file

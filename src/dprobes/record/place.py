@@ -15,6 +15,7 @@ class Place:
     ``function`` is not empty where the probe stands for many functions, so that a record must say which. ``placed`` is
     the file offset of the breakpoint, if that is not at the place that was written. ``at_return`` says that it is the
     return of the function that is probed, ``is_paired`` that the program probes both its entry and its return.
+    ``is_code`` says that hits are at ``symbol``; ``99hz`` of a sampler and the variable of a watchpoint are no code.
     """
 
     module: str
@@ -23,3 +24,9 @@ class Place:
     placed: int | None = None
     at_return: bool = False
     is_paired: bool = False
+    is_code: bool = True
+
+    @property
+    def is_at_ip(self) -> bool:
+        """Whether the ip in a record is the address of ``symbol``."""
+        return self.is_code and not self.at_return

@@ -26,11 +26,12 @@ class PlaceEntry(NamedTuple):
     placed: int | None = None
     at_return: bool = False
     is_paired: bool = False
+    is_code: bool = True
 
     @classmethod
     def of(cls, place: Place) -> PlaceEntry:
         """Return what is to be said of a place."""
-        return cls(place.symbol, place.function, place.placed, place.at_return, place.is_paired)
+        return cls(place.symbol, place.function, place.placed, place.at_return, place.is_paired, place.is_code)
 
     def in_module(self, module: str) -> Place:
         """Return the place that this was made of."""

@@ -231,4 +231,6 @@ def _place(entry: Any) -> PlaceEntry:
             return PlaceEntry(where, function, placed)
         case [str() as where, str() as function, int() | None as placed, bool() as at_return, bool() as is_paired]:
             return PlaceEntry(where, function, placed, at_return, is_paired)
-    raise TypeError("a place is not [where, function, placed, at_return, is_paired]")
+        case [str(), str(), int() | None, bool(), bool(), bool()]:
+            return PlaceEntry(*entry)
+    raise TypeError("a place is not [where, function, placed, at_return, is_paired, is_code]")

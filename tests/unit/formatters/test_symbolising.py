@@ -120,6 +120,15 @@ def test_processes_of_another_time_or_machine_are_not_asked() -> None:
     assert AddressSymboliser(None, live=True).name_of(address_of("getppid"), record, LIBC) is None
 
 
+def test_a_sample_and_an_access_are_where_the_instruction_is_not_at_their_rate_or_variable() -> None:
+    symboliser = AddressSymboliser(None, live=True)
+    for place in (Place("*", "99hz", is_code=False), Place("libc.so.6", "environ", is_code=False)):
+        record = here()
+        assert record.ip is not None
+        assert symboliser.name_of(record.ip, record, place) == "getpid [libc.so.6]"
+        assert AddressSymboliser(None, live=False).name_of(record.ip, record, place) is None
+
+
 # Processes that are not
 
 
@@ -171,6 +180,7 @@ def test_without_certainty_there_is_no_name(libc: Module) -> None:
         ((), Place("libc.so.6", "malloc"), BASE + malloc),
         (right, Place("libc.so.6", "malloc"), BASE + malloc + 1),
         (right, Place("libc.so.6", "malloc", at_return=True), BASE + malloc),
+        (right, Place("libc.so.6", "malloc", is_code=False), BASE + malloc),
         (right, Place("libc.so.6", "no_such_function"), BASE + malloc),
         (right, Place("no such module", "malloc"), BASE + malloc),
     ):

@@ -29,7 +29,11 @@ from trace_files import header, program, records
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-PLACES = [PlaceEntry("malloc", is_paired=True), PlaceEntry("free+0x4", "free", 0x1234, at_return=True)]
+PLACES = [
+    PlaceEntry("malloc", is_paired=True),
+    PlaceEntry("free+0x4", "free", 0x1234, at_return=True),
+    PlaceEntry("99hz", is_code=False),
+]
 
 
 def read(path: Path) -> list[TraceRecord | LostRecords]:

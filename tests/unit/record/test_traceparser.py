@@ -187,7 +187,7 @@ def _packed(content: bytes, size: int | None = None) -> bytes:
         ),
         (
             HEADER + program() + json_frame(3, {"id": 1, "first": 0, "places": [["a", "b"]]}),
-            MUST + "a place is not [where, function, placed, at_return, is_paired]",
+            MUST + "a place is not [where, function, placed, at_return, is_paired, is_code]",
         ),
         (
             HEADER + frame(4, b"\0" * 11),
