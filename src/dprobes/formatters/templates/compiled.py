@@ -69,7 +69,7 @@ def _conversion(part: Placeholder) -> str | None:
     if part.conversion is Conversion.POINTER and not width.columns:
         return "0x%x"
     letter = _NUMBERS.get(part.conversion)
-    if letter is None:
+    if letter is None or part.precision == 0:  # of which C and Python make different things
         return None
     text = "%" + "-" * width.to_left + "0" * (width.with_zeros and not width.to_left and part.precision is None)
     text += str(width.columns) if width.columns else ""

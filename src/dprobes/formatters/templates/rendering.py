@@ -141,7 +141,8 @@ def _number(part: Placeholder, number: int, names: _Names) -> str:
             digits = str(abs(number))
     sign = "-" if number < 0 else ""
     if part.precision is not None:
-        return sign + digits.zfill(part.precision)
+        # Zero with a precision of zero has no digits (C17, 7.21.6.1, paragraph 8).
+        return sign + digits.zfill(part.precision) if number or part.precision else ""
     if part.width.with_zeros and not part.width.to_left:
         return sign + digits.zfill(part.width.columns - len(sign))
     return sign + digits
