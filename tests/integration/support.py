@@ -105,6 +105,11 @@ def command_line(program: Path, output: Path, target: Sequence[str], options: Se
     return [*DPROBES, "run", str(program), *engine, "--format", "json", "-o", str(output), *options, *target]
 
 
+def _with_numbers(line: dict[str, Any]) -> dict[str, Any]:
+    """Return a record with its addresses as numbers."""
+    return line | {name: int(line[name], 16) for name in ("ip", "sp") if name in line}
+
+
 def read_result(process: subprocess.Popen[str], output: Path, timeout: float = TIMEOUT) -> Result:
     """Wait for a client's end and read what it wrote; a client that does not end is killed, and the test fails."""
     try:
@@ -113,7 +118,11 @@ def read_result(process: subprocess.Popen[str], output: Path, timeout: float = T
         process.kill()
         stdout, stderr = process.communicate()
         raise AssertionError(f"dprobes did not end; it had printed:\n{stdout}\n{stderr}") from None
-    records = [json.loads(line) for line in output.read_text().splitlines()] if output.exists() else []
+    records = (
+        [json.loads(line, object_hook=_with_numbers) for line in output.read_text().splitlines()]
+        if output.exists()
+        else []
+    )
     counts = {}
     for row in _ROW.finditer(stderr):
         hits, emitted, lost, passed, recursed = (int(number) for number in row.groups()[3:8])

@@ -163,9 +163,9 @@ def test_records_are_printed_alike_where_they_are_made_and_elsewhere(places: Pla
         assert without_headers(places.there(verb, "t.dpt")) == places.texts(caller)
     fields = [json.loads(line)["fields"] for line in places.there("format", "t.dpt", "--format", "json").splitlines()]
     assert [(each["n"], each["total"], each["name"]) for each in fields] == [
-        (0, 1000, {"fault": 16}),
-        (2, 1000, {"fault": 16}),
-        (4, 1002, {"fault": 16}),
+        (0, 1000, {"fault": "0x10"}),
+        (2, 1000, {"fault": "0x10"}),
+        (4, 1002, {"fault": "0x10"}),
     ]
 
 

@@ -79,7 +79,7 @@ def aggregate_traces(
                 source = replace(source, templates=templates.over(templates_of(source.templates)))
             sources[program] = source
             try:
-                aggregates.create_event(source)
+                aggregates.create_event_of(source, program.origin.host)
             except FormatError as error:
                 refusals.append(error)
         place = program.place(each.probe).in_module(program.source.module)

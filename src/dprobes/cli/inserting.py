@@ -19,6 +19,7 @@ from dprobes.cli.scope import scope_of
 from dprobes.cli.tables import print_line
 from dprobes.engines.base import ProbeState, Scope
 from dprobes.engines.launch import Command
+from dprobes.record.layout import Item
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -99,6 +100,7 @@ def insert(ppdf: bytes, scope: Scope, options: dict[str, Any], **more: Any) -> i
     targets = [absolute_target(target) for target in options["targets"]]
     if options["merges"] and options["replaces"]:
         raise click.UsageError("give one of --merge and --replace")
+    items = log_items_of(options["log_items"], is_tree=scope.is_tree, all_by_default=has_structure(targets))
     command = None
     try:
         if scope.command:
@@ -120,7 +122,7 @@ def insert(ppdf: bytes, scope: Scope, options: dict[str, Any], **more: Any) -> i
                 engine=options["engine_name"],
                 groups=names_of(options["groups"]),
                 types=names_of(options["types"]),
-                items=log_items_of(options["log_items"], is_tree=scope.is_tree, all_by_default=has_structure(targets)),
+                items=items | _printed_items(ppdf),
                 targets=targets,
                 log_format="text" if options["unformatted"] else options["log_format"] or _log_format(ppdf, targets),
                 verify_build_id=not options["dont_verify_build_id"],
@@ -138,6 +140,18 @@ def insert(ppdf: bytes, scope: Scope, options: dict[str, Any], **more: Any) -> i
         if command is not None:
             command.close()
     return status
+
+
+def _printed_items(ppdf: bytes) -> Item:
+    """Return the header items that the templates in a compiled program print; the manager says if it is none."""
+    from dprobes.cli.templates import printed_items
+    from dprobes.errors import FormatError
+    from dprobes.ppdf import decode
+
+    try:
+        return printed_items(decode(ppdf).templates)
+    except FormatError:
+        return Item(0)
 
 
 def _report(result: Insertion, *, as_json: bool, verbose: bool, program: str | None) -> int:

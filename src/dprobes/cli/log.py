@@ -83,9 +83,9 @@ def command(
     That holds the latest records of all programs that were inserted, also of those that have been removed. Several
     files are merged in the order of time.
 
-    A condition compares major, minor, cpu, pid, tid, uid, cs, ip, ss, sp, time, stack_trace, name (of the process),
-    module, program, symbol, function or host by ==, !=, <, <=, >, >=, =~ "pattern*", !~ or in (1, 2); and, or, not and
-    parentheses join comparisons.
+    A condition compares major, minor, cpu, pid, tid, uid, cs, ip, ss, sp, word_size, time, stack_trace, name (of the
+    process), module, program, symbol, function or host by ==, !=, <, <=, >, >=, =~ "pattern*", !~ or in (1, 2); and,
+    or, not and parentheses join comparisons.
     """
     if head is not None and tail is not None:
         raise click.UsageError("--head and --tail exclude each other")

@@ -80,7 +80,7 @@ class Printer:
         if chosen is None or source is not program.source:
             is_live = bool(self._boot_id) and program.origin.boot_id == self._boot_id
             source = self._with_templates(program.source)
-            chosen = formatter(self._format_name, wall_offset=0, source=source, live=is_live)
+            chosen = formatter(self._format_name, wall_offset=0, source=source, live=is_live, host=program.origin.host)
             self._formatters[program] = program.source, chosen
         return chosen
 

@@ -8,6 +8,7 @@ import click
 
 from dprobes.cli import console
 from dprobes.escapes import json_text
+from dprobes.formatters.json import exact
 from dprobes.manager.client import ManagerClient
 
 if TYPE_CHECKING:
@@ -45,4 +46,4 @@ def one_of(name: str | None, *, everything: bool) -> None:
 
 def print_json(value: object) -> None:
     """Print a result as JSON."""
-    click.echo(json_text(value, indent=2))
+    click.echo(json_text(exact(value), indent=2))

@@ -27,7 +27,7 @@ from dprobes.cli.options import (
 from dprobes.cli.outputs import Outputs
 from dprobes.cli.running import Run
 from dprobes.cli.scope import scope_of, scope_options, words_of
-from dprobes.cli.templates import note_addresses, say_problems, templates_option
+from dprobes.cli.templates import note_addresses, printed_items, say_problems, templates_option
 from dprobes.cli.views import Views
 from dprobes.diagnostics import Severity
 from dprobes.engines.base import Job
@@ -36,10 +36,15 @@ from dprobes.formatters import FORMATS
 from dprobes.record.source import RecordSource
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
 
 __all__ = ["command"]
+
+_STANDARD_ERROR = 2
+_CONSOLE = "console"
+_FOR_PROGRAMS = ("json", "csv", "binary")
 
 _GDB = ("gdb", "-q", "-p", "%p", "-ex", "handle SIGSTOP nostop noprint nopass")
 """The debugger at a terminal. Attaching to a stopped process makes the kernel report the stop once more later."""
@@ -165,7 +170,8 @@ def command(
     Run the probe program FILE on a command or a process and all that it starts, or on all processes.
 
     FILE is the text of a program, - that on standard input, or a compiled program (dprobes build). Records go to
-    standard output, everything else to standard error, with a summary at the end. Ctrl-C takes the probepoints away;
+    standard output, everything else to standard error, with a summary at the end. With --format json and csv standard
+    output holds nothing but records: what the command prints goes to standard error. Ctrl-C takes the probepoints away;
     processes that were there before go on.
     """  # fmt: skip
     scope = scope_of(command_line, arguments, pid, cgroup, user, follow=follow)
@@ -173,6 +179,10 @@ def command(
         raise click.UsageError("--exit-status needs a command (-c COMMAND)")
     named = [*targets, *([f"file:{output}"] if output is not None else [])]
     wants_all = not {"json", "csv"}.isdisjoint((format_name, log_format)) or has_structure(named)
+    has_view = bool(counted or measured or top)
+    if scope.command and _is_for_programs(output, format_name, targets, log_format, has_view=has_view):
+        # Whoever reads records gets nothing else: what the command prints goes where our messages do.
+        scope = replace(scope, output=_STANDARD_ERROR)
     items = log_items_of(log_items, is_tree=scope.is_tree, all_by_default=wants_all)
     views = Views(counted, measured, top=top)
     items |= views.items
@@ -201,7 +211,10 @@ def command(
         from dprobes.formatters.templates.collection import templates_of
 
         say_problems(templates_of(loaded.templates), f"'{file}'")
+    items |= printed_items(loaded.templates)
     note_addresses(loaded.templates, items)
+    source = RecordSource(1, loaded.program.name, loaded.program.name, loaded.program.major, templates=loaded.templates)
+    views.check(source)
     prepared = prepare(
         loaded.program,
         loaded.diagnostics,
@@ -216,8 +229,6 @@ def command(
     waits = compiled.resolved is None and engine.name == "ptrace"
     if text := compiled.render(Severity.WARNING, *((Severity.NOTE,) if waits else ())):
         console.write(text)
-    program = compiled.program
-    source = RecordSource(1, program.name, program.name, program.major, templates=loaded.templates)
     with Outputs(source, output, format_name, targets, log_format or format_name, views.sinks) as outputs:
         job = Job(compiled.program, scope, items, compiled.resolved)
         with EarlyInterrupt(deferred=not scope.command) as early, engine.run(job) as session:
@@ -226,6 +237,15 @@ def command(
                 finished = run.follow(early)
             views.print()
             return run.conclude(finished)
+
+
+def _is_for_programs(
+    output: Path | None, format_name: str, targets: Sequence[str], log_format: str | None, *, has_view: bool
+) -> bool:
+    """Return whether records go to standard output in a form that programs read."""
+    if output is None and not targets and not has_view:
+        return format_name in _FOR_PROGRAMS
+    return _CONSOLE in targets and (log_format or format_name) in _FOR_PROGRAMS
 
 
 def _debugger(command_line: str | None) -> tuple[str, ...] | None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dprobes.escapes import escaped, escaped_lines, json_text
+from dprobes.formatters.json import exact
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -70,7 +71,7 @@ def print_json(reader: pa.RecordBatchReader) -> None:
     """Print an object for each row, a line each; bytes are hexadecimal, times text."""
     names = _unique(reader.schema.names)
     for rows in _pieces(reader, lambda values: values):
-        lines = (json_text(dict(zip(names, row, strict=True))) for row in rows)
+        lines = (json_text(exact(dict(zip(names, row, strict=True)))) for row in rows)
         click.echo("\n".join(lines))
 
 

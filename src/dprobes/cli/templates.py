@@ -101,6 +101,22 @@ def say_problems(templates: Templates, where: str) -> None:
         console.write(templates.diagnostics.render())
 
 
+def printed_items(files: Mapping[str, bytes]) -> Item:
+    """Return the header items that templates print (``%{name}``): records must carry them."""
+    if not files:
+        return Item(0)
+    from dprobes.formatters.fieldvalues import HEADER_FIELDS
+    from dprobes.formatters.templates.collection import templates_of
+    from dprobes.formatters.templates.model import HeaderValue
+
+    items = Item(0)
+    for template in templates_of(files).all():
+        for part in (part for line in template.lines for part in line):
+            if isinstance(part, HeaderValue):
+                items |= HEADER_FIELDS[part.name]
+    return items
+
+
 def note_addresses(files: Mapping[str, bytes], items: Item) -> None:
     """Say what records with certain items lack for the names of the addresses that their templates print."""
     if not files or items & _NEEDED == _NEEDED:

@@ -13,9 +13,8 @@ import click
 
 from dprobes.cli.summary import place_of
 from dprobes.escapes import escaped
-from dprobes.formatters.fieldvalues import FieldValues
+from dprobes.formatters.fieldvalues import FieldValues, shown
 from dprobes.record.codec import decode_record
-from dprobes.sinks.aggregates import shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

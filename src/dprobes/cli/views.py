@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from dprobes.cli.top import TopView
     from dprobes.engines.base import ControlledSession
+    from dprobes.record.source import RecordSource
     from dprobes.rpn.program import Program
     from dprobes.sinks.aggregates import Aggregates
     from dprobes.sinks.base import Sink
@@ -39,6 +40,11 @@ class Views:
 
             self._top = TopView()
             self.sinks.append(self._top)
+
+    def check(self, source: RecordSource) -> None:
+        """Raise ``FormatError`` if the program's records can have none of the fields that are asked for."""
+        if self._aggregates is not None:
+            self._aggregates.check(source)
 
     def shown(self, program: Program, session: ControlledSession) -> AbstractContextManager[None]:
         """Return the context in which the live table is drawn, if it was asked for."""

@@ -181,7 +181,8 @@ class Scope:
     At most one of ``pid``, a ``command`` that is to be started, the path ``cgroup`` of a directory in a cgroup file
     system, and the user id ``uid`` is given. ``follow`` says that what the process or command starts is in scope as
     well; with the others that follows by itself. ``program`` is the path of what the process ``pid`` is about to
-    execute: it comes into scope with that.
+    execute: it comes into scope with that. ``output`` is the descriptor that a command gets as its standard output, by
+    default ours.
     """
 
     pid: int | None = None
@@ -190,6 +191,7 @@ class Scope:
     uid: int | None = None
     follow: bool = True
     program: str | None = None
+    output: int | None = None
 
     @property
     def is_tree(self) -> bool:

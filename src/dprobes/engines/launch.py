@@ -23,18 +23,23 @@ __all__ = ["Command"]
 _CHANGED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 
 _READY = b"r"
+_STANDARD_OUTPUT = 1
 
 
 class Command:
     """
     Hold a child process that waits to become ``arguments``.
 
-    ``prepare`` is called in the child, with our process id, before that of the child is known to anybody.
+    ``prepare`` is called in the child, with our process id, before that of the child is known to anybody. Its standard
+    output is the descriptor ``output``, by default ours.
     """
 
-    def __init__(self, arguments: Sequence[str], prepare: Callable[[int], None] | None = None) -> None:
+    def __init__(
+        self, arguments: Sequence[str], prepare: Callable[[int], None] | None = None, output: int | None = None
+    ) -> None:
         self._arguments = list(arguments)
         self._prepare = prepare
+        self._output = output
         self._status: int | None = None
         client = os.getpid()
         go_read, self._go = os.pipe2(os.O_CLOEXEC)
@@ -98,6 +103,8 @@ class Command:
                 signal.signal(signal.SIGINT, signal.SIG_DFL)
             if self._prepare is not None:
                 self._prepare(client)
+            if self._output is not None:
+                os.dup2(self._output, _STANDARD_OUTPUT)
             os.write(failure, _READY)
             if os.read(go, 1):
                 os.execvp(self._arguments[0], self._arguments)  # noqa: S606 - no shell on purpose

@@ -40,12 +40,14 @@ class Formatter(Protocol):
         """Return the same for an encoded record; raises ``FormatError`` if it is none."""
 
 
-def formatter(name: str, *, wall_offset: int, source: RecordSource | None = None, live: bool = False) -> Formatter:
+def formatter(
+    name: str, *, wall_offset: int, source: RecordSource | None = None, live: bool = False, host: str = ""
+) -> Formatter:
     """
     Return the formatter called ``name``, one of ``FORMATS``, for records of one program.
 
     ``live`` says that the records are of processes of this machine that may still run: they are asked for the names of
-    addresses.
+    addresses. ``host`` is the name of the machine that they are of, if it is known.
     """
     match name:
         case "hex":
@@ -61,24 +63,25 @@ def formatter(name: str, *, wall_offset: int, source: RecordSource | None = None
 
             return HexFormatter(wall_offset)
         case "text" | "json" | "csv":
-            return _with_templates(name, wall_offset, source, live=live)
+            return _with_templates(name, wall_offset, source, live=live, host=host)
     raise KeyError(name)
 
 
-def _with_templates(name: str, wall_offset: int, source: RecordSource | None, *, live: bool) -> Formatter:
+def _with_templates(name: str, wall_offset: int, source: RecordSource | None, *, live: bool, host: str) -> Formatter:
     from dprobes.formatters.symbolising import AddressSymboliser
     from dprobes.formatters.templates.collection import templates_of
 
     templates = templates_of(source.templates if source is not None else {})
+    program = source.name if source is not None else ""
     if name == "json":
         from dprobes.formatters.json import JsonFormatter
 
-        return JsonFormatter(wall_offset, templates)
+        return JsonFormatter(wall_offset, templates, program, host)
     symboliser = AddressSymboliser(source, live=live)
     if name == "csv":
         from dprobes.formatters.csv import CsvFormatter
 
-        return CsvFormatter(wall_offset, templates, symboliser)
+        return CsvFormatter(wall_offset, templates, symboliser, program, host)
     from dprobes.formatters.templated import TextFormatter
 
     return TextFormatter(wall_offset, templates, symboliser)

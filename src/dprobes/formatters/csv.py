@@ -1,8 +1,9 @@
 """
 CSV as RFC 4180 has it: a heading, then one line for each record.
 
-The columns are ``COLUMNS``, most of which JSON lines have, too. ``stack_trace`` is 1 for one, and ``text`` is what the
-template says, which may have several lines. What a record lacks is empty.
+The columns are ``COLUMNS``, most of which JSON lines have, too, with the same values: addresses are hexadecimal.
+``stack_trace`` and ``at_return`` are 1 or empty, and ``text`` is what the template says, which may have several lines.
+What a record lacks is empty.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import io
 from typing import TYPE_CHECKING
 
 from dprobes.escapes import escaped
+from dprobes.formatters.json import address_text
 from dprobes.formatters.templated import template_of
 from dprobes.formatters.templates.rendering import render
 from dprobes.formatters.walltime import wall_time
@@ -26,8 +28,8 @@ if TYPE_CHECKING:
 __all__ = ["COLUMNS", "CsvFormatter"]
 
 COLUMNS = (
-    "major", "minor", "cpu", "pid", "tid", "uid", "name", "cs", "ip", "ss", "sp", "time", "wall_time",
-    "module", "symbol", "function", "placed", "stack_trace", "data", "text",
+    "major", "minor", "cpu", "pid", "tid", "uid", "name", "cs", "ip", "ss", "sp", "word_size", "time", "wall_time",
+    "host", "program", "module", "symbol", "function", "at_return", "placed", "stack_trace", "data", "text",
 )  # fmt: skip
 
 
@@ -36,10 +38,18 @@ class CsvFormatter:
 
     heading = ",".join(COLUMNS) + "\r"
 
-    def __init__(self, wall_offset: int, templates: TemplateFinder, symboliser: Symboliser | None = None) -> None:
+    def __init__(
+        self,
+        wall_offset: int,
+        templates: TemplateFinder,
+        symboliser: Symboliser | None = None,
+        program: str = "",
+        host: str = "",
+    ) -> None:
         self.wall_offset = wall_offset
         self._templates = templates
         self._symboliser = symboliser
+        self._program, self._host = escaped(program), escaped(host)
         self._line = io.StringIO()
         self._writer = csv.writer(self._line, lineterminator="\r\n")
 
@@ -61,14 +71,18 @@ class CsvFormatter:
                 record.uid,
                 escaped(record.process_name or ""),
                 record.cs,
-                record.ip,
+                address_text(record.ip),
                 record.ss,
-                record.sp,
+                address_text(record.sp),
+                record.word_size,
                 record.time,
                 wall_time(record.time, self.wall_offset),
+                self._host,
+                self._program,
                 escaped(place.module),
                 escaped(place.symbol),
-                escaped(place.function),
+                escaped(place.routine),
+                1 if place.at_return else None,
                 place.placed,
                 1 if record.is_stack_trace else None,
                 record.data.hex(),

@@ -6,21 +6,23 @@ import re
 from typing import TYPE_CHECKING
 
 from dprobes.errors import FormatError
+from dprobes.escapes import escaped
 from dprobes.formatters.templated import template_of
 from dprobes.formatters.templates.collection import templates_of
-from dprobes.formatters.templates.fields import decode_fields, fields_of
+from dprobes.formatters.templates.fields import FieldKind, decode_fields, fields_of
 from dprobes.record.layout import Item
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from dprobes.formatters.templates import Template
+    from dprobes.formatters.templates.fields import Field
     from dprobes.formatters.templates.values import Value
     from dprobes.record.layout import LogRecord
     from dprobes.record.place import Place
     from dprobes.record.source import RecordSource
 
-__all__ = ["HEADER_FIELDS", "FieldValues"]
+__all__ = ["HEADER_FIELDS", "FieldValues", "shown"]
 
 HEADER_FIELDS = {
     "major": Item.MAJOR,
@@ -38,9 +40,18 @@ HEADER_FIELDS = {
 }
 """The header items by name, as in JSON lines."""
 
+_TEXTS = ("name", "host", "program", "module", "symbol", "function")
 _PLACES = ("module", "symbol", "function")
+_OTHERS = ("word_size", "stack_trace", "host", "program")
+"""What else is known of a record, as in JSON lines and conditions, unless a template has a field of that name."""
+
+_ADDRESSES = ("ip", "sp")
+
+_NO_NUMBERS = (FieldKind.STRING, FieldKind.BYTES)
 
 _NUMBERED = re.compile(r"(word|item)(\d{1,4})\Z")
+
+_TEXT_MAX = 200
 
 _SHOWN = 6
 """Words that stand for data without a template."""
@@ -50,18 +61,29 @@ class FieldValues:
     """
     Find fields in the records of one program.
 
-    A name is one of HEADER_FIELDS, ``module``, ``symbol``, ``function``, a field of a template, ``word0`` (the first
-    word of the data), or ``item0`` (the first item, where the data describes itself).
+    A name is one of HEADER_FIELDS, ``word_size``, ``stack_trace`` (1 or 0), ``host``, ``program``, ``module``,
+    ``symbol``, ``function``, a field of a template, ``word0`` (the first word of the data), or ``item0`` (the first
+    item, where the data describes itself). ``host`` is the name of the machine that the records are of.
     """
 
-    def __init__(self, source: RecordSource) -> None:
+    def __init__(self, source: RecordSource, host: str = "") -> None:
+        self._program, self._host = source.name, host
         self._templates = templates_of(source.templates)
         self._names: dict[tuple[int, int, int], tuple[str, ...]] = {}
 
-    def check(self, name: str) -> None:
-        """Raise ``FormatError`` if no record of the program can have a field of this name."""
-        known = [*HEADER_FIELDS, *_PLACES, *dict.fromkeys(self._template_fields())]
+    def check(self, name: str, *, is_number: bool = False) -> None:
+        """
+        Raise ``FormatError`` if no record of the program can have a field of this name.
+
+        With ``is_number`` it must not be one that is a text in all records.
+        """
+        fields = [*self._template_fields()]
+        known = [*HEADER_FIELDS, *_PLACES, *_OTHERS, *dict.fromkeys(field.name for field in fields)]
         if name in known or _NUMBERED.match(name):
+            mine = [field for field in fields if field.name == name]
+            is_text = all(field.kind in _NO_NUMBERS for field in mine) if mine else name in _TEXTS
+            if is_number and is_text:
+                raise FormatError(f"'{name}' is no number", hint=f"count its values: --count {name}")
             return
         from dprobes.diagnostics import did_you_mean
 
@@ -71,9 +93,14 @@ class FieldValues:
             hint=did_you_mean(name, [*known, "word0", "item0"]) or f"fields are {listed}",
         )
 
-    def _template_fields(self) -> Iterator[str]:
+    def _template_fields(self) -> Iterator[Field]:
         for template in self._templates.all():
-            yield from (field.name for field in fields_of(template, 8))
+            yield from fields_of(template, 8)
+
+    def text(self, record: LogRecord, place: Place, name: str) -> str:
+        """Return the value of a field for people, on one line."""
+        value = self.find(record, place, name)
+        return f"{value:#x}" if name in _ADDRESSES and isinstance(value, int) else shown(value)
 
     def find(self, record: LogRecord, place: Place, name: str) -> Value:
         """Return the value of a field; None if this record has none of that name."""
@@ -81,12 +108,21 @@ class FieldValues:
             value: Value = getattr(record, "process_name" if name == "name" else name)
             return value
         if name in _PLACES:
-            return str(getattr(place, name))
+            return (place.routine if name == "function" else str(getattr(place, name))) or None
         template = template_of(self._templates, record)
         if template is not None and name in (names := self._names_of(template, record)):
             return decode_fields(template, record).values[names.index(name)]
         if (numbered := _NUMBERED.match(name)) is not None:
             return _numbered(record, numbered[1], int(numbered[2]))
+        match name:
+            case "word_size":
+                return record.word_size
+            case "stack_trace":
+                return int(record.is_stack_trace)
+            case "host":
+                return self._host or None
+            case "program":
+                return self._program
         return None
 
     def data(self, record: LogRecord) -> dict[str, Value]:
@@ -104,6 +140,20 @@ class FieldValues:
         if (names := self._names.get(key)) is None:
             names = self._names[key] = tuple(field.name for field in fields_of(template, record.word_size))
         return names
+
+
+def shown(value: Value) -> str:
+    """Return a value for people, on one line."""
+    match value:
+        case None:
+            return "-"
+        case str():
+            return escaped(value[:_TEXT_MAX])
+        case bytes():
+            return value[: _TEXT_MAX // 3].hex(" ")
+        case tuple():
+            return " ".join(map(str, value))[:_TEXT_MAX]
+    return str(value)
 
 
 def _numbered(record: LogRecord, kind: str, number: int) -> Value:

@@ -1,10 +1,13 @@
 """
 JSON lines: one object for each record.
 
-Keys: ``major minor cpu pid tid uid name ip sp time wall_time module symbol function placed data``; numbers are numbers,
-addresses too, ``time`` is CLOCK_MONOTONIC in nanoseconds and ``wall_time`` the time of day, ``data`` is hexadecimal.
-``function`` is there where a pattern matched it, ``placed`` (a file offset) where the breakpoint is not at the place
-that was written.
+Keys: ``major minor cpu pid tid uid name cs ip ss sp word_size time wall_time host program module symbol function
+at_return placed data``. Numbers are numbers, ``time`` is CLOCK_MONOTONIC in nanoseconds and ``wall_time`` the time of
+day. Many readers keep numbers as double floating-point ones, which are exact up to 2**53 only: so addresses are text,
+``"0x7f0000001234"``, also those of fields and faults, and any number of the data that is greater is a text, too, in
+decimal. Names are the same texts in all formats, with escapes for what cannot be printed. ``data`` is hexadecimal.
+``function`` is the function that the probepoint is in, as far as it is known; ``at_return`` is there, and true, at its
+return; ``placed`` (a file offset) is there where the breakpoint is not at the place that was written.
 
 Of data that has a template ``desc`` is its description, ``fields`` has the values by their names, and ``rest``, in
 hexadecimal, what is in none of them. A field may be null, if the data ended before it, or ``{"fault": address}``,
@@ -16,7 +19,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dprobes.escapes import json_text
+from dprobes.escapes import escaped, json_text
 from dprobes.formatters.templated import template_of
 from dprobes.formatters.templates.fields import Fault, FieldKind, decode_fields, fields_of
 from dprobes.formatters.templates.model import Conversion
@@ -32,9 +35,31 @@ if TYPE_CHECKING:
     from dprobes.record.layout import LogRecord
     from dprobes.record.place import Place
 
-__all__ = ["JsonFormatter"]
+__all__ = ["JsonFormatter", "address_text", "exact"]
 
 _UNICODE_MAX = 0x10FFFF
+
+_EXACT_MAX = (1 << 53) - 1
+"""Up to here each number is a double floating-point one; see RFC 8259, section 6."""
+
+
+def address_text(address: int | None) -> str | None:
+    """Return an address as formats with columns or names print it; None if there is none."""
+    return None if address is None else f"{address:#x}"
+
+
+def exact(value: Any) -> Any:
+    """Return a value of JSON with text, in decimal, for each number that readers may not keep exactly."""
+    match value:
+        case bool():
+            return value
+        case int():
+            return value if -_EXACT_MAX <= value <= _EXACT_MAX else str(value)
+        case list() | tuple():
+            return [exact(each) for each in value]
+        case dict():
+            return {key: exact(each) for key, each in value.items()}
+    return value
 
 
 class JsonFormatter:
@@ -42,9 +67,11 @@ class JsonFormatter:
 
     heading = ""
 
-    def __init__(self, wall_offset: int, templates: TemplateFinder) -> None:
+    def __init__(self, wall_offset: int, templates: TemplateFinder, program: str = "", host: str = "") -> None:
         self.wall_offset = wall_offset
         self._templates = templates
+        self._program = escaped(program) or None
+        self._host = escaped(host) or None
 
     def __call__(self, record: LogRecord, place: Place) -> str:
         """Return the text of a record."""
@@ -55,14 +82,20 @@ class JsonFormatter:
             "pid": record.pid,
             "tid": record.tid,
             "uid": record.uid,
-            "name": record.process_name,
-            "ip": record.ip,
-            "sp": record.sp,
+            "name": None if record.process_name is None else escaped(record.process_name),
+            "cs": record.cs,
+            "ip": address_text(record.ip),
+            "ss": record.ss,
+            "sp": address_text(record.sp),
+            "word_size": record.word_size,
             "time": record.time,
             "wall_time": wall_time(record.time, self.wall_offset),
-            "module": place.module,
-            "symbol": place.symbol,
-            "function": place.function or None,
+            "host": self._host,
+            "program": self._program,
+            "module": escaped(place.module),
+            "symbol": escaped(place.symbol),
+            "function": escaped(place.routine) or None,
+            "at_return": place.at_return or None,
             "placed": place.placed,
             "data": record.data.hex(),
         }
@@ -96,14 +129,18 @@ def _data(template: Template, record: LogRecord) -> dict[str, Any]:
 def _value(field: Field, value: Value) -> Any:
     match value:
         case Fault(address, is_selector):
-            return {"selector_fault" if is_selector else "fault": address}
+            return {"selector_fault": address} if is_selector else {"fault": address_text(address)}
         case bytes():
             return value.hex()
         case int() if field.kind is FieldKind.CHARACTER:
             return _characters((value,))
         case tuple() if field.kind is FieldKind.CHARACTER:
             return _characters(value)
-    return value
+        case int() if field.kind is FieldKind.ADDRESS:
+            return address_text(value)
+        case tuple() if field.kind is FieldKind.ADDRESS:
+            return [address_text(each) for each in value]
+    return exact(value)
 
 
 def _characters(codes: tuple[int, ...]) -> str:
@@ -116,5 +153,7 @@ def _item(item: LogItem) -> dict[str, Any]:
             return {"type": item.kind, "value": value.decode("utf-8", "backslashreplace")}
         case kind, bytes() as value:
             return {"type": kind, "value": value.hex()}
+        case "fault", int() as value:
+            return {"type": item.kind, "value": address_text(value)}
         case kind, value:
-            return {"type": kind, "value": value}
+            return {"type": kind, "value": exact(value)}

@@ -13,6 +13,7 @@ from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 
 from dprobes.errors import FormatError
+from dprobes.escapes import escaped
 from dprobes.record.codec import decode_record, flag_word
 from dprobes.record.layout import FIXED_ITEMS, PROCESS_NAME_MAX, Item, header_struct
 from dprobes.record.tracecontent import TraceRecord
@@ -29,11 +30,16 @@ __all__ = ["ITEM_COLUMNS", "TEXT_COLUMNS", "Column", "Rows", "rows_of"]
 ITEM_COLUMNS = {name: int(item) for item, name in FIXED_ITEMS} | {
     "tid": int(Item.TID),
     "stack_trace": int(Item.STACK_TRACE),
+    "word_size": int(Item.WIDE),
 }
 """The columns of numbers, with their flags."""
 
 TEXT_COLUMNS = ("name", "module", "program", "host", "symbol", "function")
-"""The columns of texts: the process name, then what the file says of the program and the probepoint."""
+"""
+The columns of texts: the process name, then what the file says of the program and the probepoint.
+
+They are what all formats print of these items, with the same escapes.
+"""
 
 Column = list[int] | list[str] | int | str | None
 """The values of all rows; one value if they are the same in all; None if none of them has any."""
@@ -89,14 +95,17 @@ class Rows:
         program = self.block.program
         match name:
             case "program":
-                return program.name
+                return escaped(program.name)
             case "module":
-                return program.source.module
+                return escaped(program.source.module)
             case "host":
-                return program.origin.host
+                return escaped(program.origin.host)
             case "symbol" | "function":
-                known = {probe: _said_of(name, *program.place(probe)[:2]) for probe in set(self._probes())}
+                places = {probe: program.place(probe) for probe in set(self._probes())}
+                known = {n: escaped(place.where if name == "symbol" else place.routine) for n, place in places.items()}
                 return [known[probe] for probe in self._probes()]
+            case "word_size":
+                return 8 if self._flags & Item.WIDE else 4
             case "stack_trace":
                 return int(bool(self._flags & Item.STACK_TRACE))
             case "name":
@@ -138,7 +147,7 @@ class Rows:
         except ValueError:
             self._refuse()
             raise
-        texts = {name: name.decode("utf-8", "surrogateescape") for name in set(names)}
+        texts = {name: escaped(name.decode("utf-8", "surrogateescape")) for name in set(names)}
         return [texts[name] for name in names]
 
     def _tids(self) -> list[int]:
@@ -250,8 +259,3 @@ def _padded(layout: str, stride: int) -> struct.Struct:
     """Return a structure with padding behind it, up to ``stride`` bytes."""
     padding = stride - struct.calcsize(layout)
     return struct.Struct(f"{layout}{padding}x")
-
-
-def _said_of(what: str, where: str, function: str) -> str:
-    """Return what a place says: as it was written, or the function that is in it."""
-    return where if what == "symbol" else function or where.partition("+")[0]

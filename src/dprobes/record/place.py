@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
-__all__ = ["Place"]
+__all__ = ["Place", "routine_of"]
+
+_NUMBER = re.compile(r"0x[0-9a-f]+")
+_DISTANCE = re.compile(r" *[+-] *(0x[0-9a-f]+|[0-9]+)\Z")
+
+
+def routine_of(symbol: str) -> str:
+    """Return the function in ``function+0x4``; nothing where there is only an offset in a file."""
+    return "" if _NUMBER.fullmatch(symbol) else _DISTANCE.sub("", symbol)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +34,11 @@ class Place:
     at_return: bool = False
     is_paired: bool = False
     is_code: bool = True
+
+    @property
+    def routine(self) -> str:
+        """The function that the probepoint is in, as far as the program or its symbols say; empty if they do not."""
+        return self.function or (routine_of(self.symbol) if self.is_code else "")
 
     @property
     def is_at_ip(self) -> bool:

@@ -33,6 +33,11 @@ class PlaceEntry(NamedTuple):
         """Return what is to be said of a place."""
         return cls(place.symbol, place.function, place.placed, place.at_return, place.is_paired, place.is_code)
 
+    @property
+    def routine(self) -> str:
+        """The function that the probepoint is in, as ``Place`` has it."""
+        return self.in_module("").routine
+
     def in_module(self, module: str) -> Place:
         """Return the place that this was made of."""
         return Place(module, *self)
@@ -69,7 +74,7 @@ class TraceProgram:
 
     def place(self, probe: int) -> PlaceEntry:
         """Return the place of a probepoint; one that the file says nothing of is named by its number."""
-        return self.places[probe] if probe < len(self.places) else PlaceEntry(f"probepoint {probe}")
+        return self.places[probe] if probe < len(self.places) else PlaceEntry(f"probepoint {probe}", is_code=False)
 
 
 @dataclass(frozen=True, slots=True)

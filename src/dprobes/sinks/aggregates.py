@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dprobes.escapes import escaped
 from dprobes.formatters.fieldvalues import FieldValues
 from dprobes.formatters.templates.values import Fault
 from dprobes.record.codec import decode_record
@@ -18,28 +18,12 @@ if TYPE_CHECKING:
     from dprobes.record.source import RecordSource
     from dprobes.sinks.base import Batch
 
-__all__ = ["Aggregates", "CountTable", "Histogram", "bucket_of", "bucket_text", "shown"]
+__all__ = ["Aggregates", "CountTable", "Histogram", "bucket_of", "bucket_text"]
 
 _VALUES_MAX = 100_000
 """Distinct values that are counted one by one; what comes beyond them is counted together."""
 
-_TEXT_MAX = 200
-
 _UNITS = ("", "K", "M", "G", "T", "P", "E")
-
-
-def shown(value: Value) -> str:
-    """Return a value for people, on one line."""
-    match value:
-        case None:
-            return "-"
-        case str():
-            return escaped(value[:_TEXT_MAX])
-        case bytes():
-            return value[: _TEXT_MAX // 3].hex(" ")
-        case tuple():
-            return " ".join(map(str, value))[:_TEXT_MAX]
-    return str(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,12 +89,22 @@ class Aggregates:
 
     def create_event(self, source: RecordSource) -> None:
         """Know a program; raise ``FormatError`` if its records can have none of the fields that are asked for."""
-        values = self._fields[source.number] = FieldValues(source)
-        for field in (
-            *(field for fields, _ in self._counted for field in fields),
-            *(field for field, _ in self._measured),
-        ):
+        self.create_event_of(source, os.uname().nodename)
+
+    def create_event_of(self, source: RecordSource, host: str) -> None:
+        """Know a program whose records are of another machine; raises as ``create_event``."""
+        self._fields[source.number] = values = FieldValues(source, host)
+        self._check(values)
+
+    def check(self, source: RecordSource) -> None:
+        """Raise as ``create_event``, without knowing the program afterwards."""
+        self._check(FieldValues(source))
+
+    def _check(self, values: FieldValues) -> None:
+        for field in (field for fields, _ in self._counted for field in fields):
             values.check(field)
+        for field, _ in self._measured:
+            values.check(field, is_number=True)
 
     def log_events(self, batch: Batch) -> None:
         """Count records."""
@@ -118,7 +112,7 @@ class Aggregates:
         for encoded, place in zip(batch.records, batch.places, strict=True):
             record = decode_record(encoded)
             for n, (fields, counter) in enumerate(self._counted):
-                key = tuple(shown(values.find(record, place, field)) for field in fields)
+                key = tuple(values.text(record, place, field) for field in fields)
                 if key in counter or len(counter) < _VALUES_MAX:
                     counter[key] += 1
                 else:

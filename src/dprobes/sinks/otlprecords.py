@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from dprobes.errors import FormatError
+from dprobes.escapes import escaped
 from dprobes.formatters.templates.fields import Fault, FieldKind
 from dprobes.sinks.recordfields import FieldReader
 from dprobes.sinks.texts import BatchFormatter
@@ -72,7 +73,7 @@ class LogRecords:
     def of_lost(self, batch: Batch) -> ReadableLogRecord:
         """Return the log record that says that records were lost."""
         text = f"<{batch.lost} records of '{batch.source.name}' were lost here>"
-        attributes = {"dprobes.program": _clean(batch.source.name), "dprobes.lost": _integer(batch.lost)}
+        attributes = {"dprobes.program": escaped(batch.source.name), "dprobes.lost": _integer(batch.lost)}
         return self._record(text, time.time_ns(), attributes, is_warning=True)
 
     def _record(
@@ -95,11 +96,12 @@ class LogRecords:
     def _known(self, batch: Batch, data: bytes, place: Place) -> tuple[int | None, dict[str, Any]]:
         """Return the time of a record in nanoseconds since 1970, and its attributes."""
         attributes: dict[str, Any] = {
-            "dprobes.program": _clean(batch.source.name),
-            "dprobes.module": _clean(place.module),
-            "dprobes.symbol": _clean(place.symbol),
-            "code.function.name": _clean(place.function or place.symbol.partition("+")[0]),
+            "dprobes.program": escaped(batch.source.name),
+            "dprobes.module": escaped(place.module),
+            "dprobes.symbol": escaped(place.symbol),
         }
+        if place.routine:
+            attributes["code.function.name"] = escaped(place.routine)
         if place.placed is not None:
             attributes["dprobes.placed"] = place.placed
         try:
@@ -113,7 +115,7 @@ class LogRecords:
             "process.pid": record.pid,
             "thread.id": record.tid,
             "user.id": None if record.uid is None else str(record.uid),
-            "dprobes.process_name": None if record.process_name is None else _clean(record.process_name),
+            "dprobes.process_name": None if record.process_name is None else escaped(record.process_name),
         }
         for name in ("cs", "ip", "ss", "sp"):
             value = getattr(record, name)

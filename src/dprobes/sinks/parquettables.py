@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dprobes.errors import FormatError
+from dprobes.escapes import escaped
 from dprobes.formatters.templates import Templates
 from dprobes.formatters.templates.fields import Fault, FieldKind, decode_fields
 from dprobes.record.codec import decode_record
@@ -186,7 +187,7 @@ class _Program:
         values: list[list[Any]] = [
             _clean([self.source.module] * len(places)),
             _clean([place.where or None for place in places]),
-            _clean([place.function or None for place in places]),
+            _clean([place.routine or None for place in places]),
             [None if place.placed is None else _unsigned(place.placed) for place in places],
             [place.at_return for place in places],
         ]
@@ -202,12 +203,9 @@ def _unsigned(number: int) -> int | None:
 
 
 def _clean(texts: Iterable[str | None]) -> list[str | None]:
-    """Return texts without what UTF-8 cannot hold: bytes that were none are shown as escapes."""
+    """Return names as all formats have them: with escapes for what cannot be printed."""
     texts = list(texts)
-    clean = {
-        text: text if text is None else text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
-        for text in set(texts)
-    }
+    clean = {text: text if text is None else escaped(text) for text in set(texts)}
     return [clean[text] for text in texts]
 
 

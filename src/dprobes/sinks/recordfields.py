@@ -67,13 +67,13 @@ class FieldReader:
 
 
 def place_items(source: RecordSource, place: Place) -> list[tuple[str, str]]:
-    """Return what is known of where records come from."""
+    """Return what is known of where records come from, names as all formats have them."""
     items = [("program", source.name), ("module", place.module), ("symbol", place.symbol)]
-    if place.function:
-        items.append(("function", place.function))
+    if place.routine:
+        items.append(("function", place.routine))
     if place.placed is not None:
         items.append(("placed", f"{place.placed:#x}"))
-    return items
+    return [(name, escaped(text)) for name, text in items]
 
 
 def _items(record: LogRecord) -> list[tuple[str, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Protocol
 
 from dprobes.errors import FormatError, SinkError
@@ -33,7 +34,9 @@ class BatchFormatter:
 
     def create_event(self, source: RecordSource) -> None:
         """Know a program, or more of it."""
-        self._formatters[source.number] = formatter(self._format_name, wall_offset=0, source=source, live=self._live)
+        self._formatters[source.number] = formatter(
+            self._format_name, wall_offset=0, source=source, live=self._live, host=os.uname().nodename
+        )
 
     def destroy_event(self, source: RecordSource) -> None:
         """Forget a program."""

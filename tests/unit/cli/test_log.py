@@ -118,7 +118,7 @@ def test_all_is_printed_in_the_order_of_the_file(trace: Path, log: Said) -> None
 
 def test_records_are_described_by_the_file(trace: Path, log: Said) -> None:
     first, second, *_ = (json.loads(line) for line in log(trace, "--format", "json").splitlines())
-    assert (first["module"], first["symbol"], "function" in first) == ("/usr/bin/service", "main", False)
+    assert (first["module"], first["symbol"], first["function"]) == ("/usr/bin/service", "main", "main")
     assert (second["symbol"], second["function"], second["placed"]) == ("wr*", "write_file", 0x1234)
     assert second["time"] == SECOND
     assert log(trace, "--format", "csv").splitlines()[0].startswith("major,minor,")
@@ -202,9 +202,13 @@ def test_a_damaged_record_is_named_with_its_file(trace: Path, log: Said) -> None
 def test_names_of_any_bytes_can_be_printed(trace: Path, log: Said) -> None:
     name = b"\xff\x1b[31m".decode("utf-8", "surrogateescape")
     trace.write_bytes(header() + program(1, "\udcff") + records(1, (0, record(1, process_name=name))))
-    for format_name in ("text", "dump", "hex", "csv"):
+    for format_name in ("text", "dump", "hex", "csv", "json"):
         assert "\x1b" not in log(trace, "--format", format_name)
-    assert json.loads(log(trace, "--format", "json"))["name"] == name
+    assert json.loads(log(trace, "--format", "json"))["name"] == r"\xff\x1b[31m"
+    assert r"\xff\x1b[31m" in log(trace, "--format", "csv")
+    assert r"name=\xff\x1b[31m" in log(trace)
+    assert r"\xff\x1b[31m" in log(trace, "--count", "name")
+    assert log(trace, "--total", "--filter", r"name == '\\xff\\x1b[31m'") == "1\n"
 
 
 @pytest.mark.parametrize(

@@ -77,10 +77,10 @@ def output(capsys: pytest.CaptureFixture[str], *arguments: str, status: int = 0)
 
 ALL = """\
 time                           program  major  minor  pid  symbol        function    placed  lost_before
-2025-11-22 12:00:00.000000001  service      1      1   42  main          NULL          NULL         NULL
+2025-11-22 12:00:00.000000001  service      1      1   42  main          main          NULL         NULL
 2025-11-22 12:00:01.000000000  service      1      1   43  wr*           write_file    4660            3
-2025-11-22 12:00:02.000000000  service      1      2   42  main          NULL          NULL         NULL
-2025-11-22 12:00:03.000000000  service      1      2   42  main          NULL          NULL         NULL
+2025-11-22 12:00:02.000000000  service      1      2   42  main          main          NULL         NULL
+2025-11-22 12:00:03.000000000  service      1      2   42  main          main          NULL         NULL
 2025-11-22 12:00:04.000000000  libc         1      1   44  probepoint 0  NULL          NULL         NULL
 """
 
@@ -122,11 +122,11 @@ def test_csv_and_json(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     query = "select time, process_name as name, fd, data, problems, [fd] as name from service.m1_1 order by time"
     assert output(capsys, "--csv", "trace.dpt", query) == (
         "time,name,fd,data,problems,name\n"
-        '2025-11-22 12:00:00.000000001,"a\x1b[31m\n",3,03000000000000006400000000000000,,[3]\n'
+        "2025-11-22 12:00:00.000000001,a\\x1b[31m\\n,3,03000000000000006400000000000000,,[3]\n"
         "2025-11-22 12:00:01.000000000,,-1,ffffffffffffffff0000000000000040,,[-1]\n"
     )
     assert [json.loads(line) for line in output(capsys, "--json", "trace.dpt", query).splitlines()] == [
-        {"time": "2025-11-22 12:00:00.000000001", "name": "a\x1b[31m\n", "fd": 3,
+        {"time": "2025-11-22 12:00:00.000000001", "name": "a\\x1b[31m\\n", "fd": 3,
          "data": "03000000000000006400000000000000", "problems": None, "name_2": [3]},
         {"time": "2025-11-22 12:00:01.000000000", "name": None, "fd": -1,
          "data": "ffffffffffffffff0000000000000040", "problems": None, "name_2": [-1]},
@@ -290,7 +290,7 @@ def test_hostile_names_of_programs(tmp_path: Path, capsys: pytest.CaptureFixture
     path.write_bytes(content)
     query = "select program from records order by minor"
     lines = output(capsys, "--json", str(path), query).splitlines()
-    assert [json.loads(line)["program"] for line in lines] == names
+    assert [json.loads(line)["program"] for line in lines] == [*names[:-1], r"\x1b"]
     listed = [json.loads(line)["table"] for line in output(capsys, "--list", "--json", str(path)).splitlines()]
     assert sorted(listed) == ["m1_0", "m1_1", "m1_2", "m1_3", "m1_4", "m1_5", "m1_6", "records"]
     assert output(

@@ -70,6 +70,7 @@ def test_names_that_can_be(name: str) -> None:
             "nowhere near",
             (
                 "fields are major, minor, cpu, pid, tid, uid, name, cs, ip, ss, sp, time, module, symbol, function, "
+                "word_size, stack_trace, host, program, "
                 "fd, path, word0, word1, ..., item0, item1, ..."
             ),
         ),

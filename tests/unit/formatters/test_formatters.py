@@ -65,15 +65,61 @@ def test_json_is_one_line_with_the_documented_keys() -> None:
         "pid": 42,
         "tid": 43,
         "uid": 1000,
-        "name": "my prog\x1b",
-        "ip": 0x7F0000001234,
-        "sp": 0x7FFC00000010,
+        "name": "my prog\\x1b",
+        "cs": 0x33,
+        "ip": "0x7f0000001234",
+        "ss": 0x2B,
+        "sp": "0x7ffc00000010",
+        "word_size": 8,
         "time": 1_000_002_000,
         "wall_time": "2023-11-14T22:13:21.000002000Z",
         "module": "libc.so.6",
         "symbol": "malloc+0x4",
+        "function": "malloc",
         "data": FULL.data.hex(),
     }
+
+
+def test_json_and_csv_name_the_program_and_the_machine() -> None:
+    of = RecordSource(1, "my\nprogram", "libc.so.6", 1)
+    place = Place("libc.so.6", "malloc", at_return=True)
+    line = json.loads(formatter("json", wall_offset=0, source=of, host="alpha")(NARROW, place))
+    assert (line["host"], line["program"], line["word_size"], line["at_return"]) == ("alpha", "my\\nprogram", 4, True)
+    form = formatter("csv", wall_offset=0, source=of, host="alpha")
+    (row,) = csv.DictReader(io.StringIO(f"{form.heading}\n{form(NARROW, place)}", newline=""))
+    assert (row["host"], row["program"], row["word_size"], row["at_return"]) == ("alpha", "my\\nprogram", "4", "1")
+    for name in ("json", "csv"):
+        assert "None" not in formatter(name, wall_offset=0)(NARROW, place)
+
+
+def test_json_has_numbers_only_as_far_as_all_readers_keep_them() -> None:
+    most = (1 << 53) - 1
+    data = b"".join(number.to_bytes(8, "little", signed=True) for number in (most, most + 1, -most, -most - 1))
+    record = LogRecord(major=1, minor=6, ip=0xFFFF_FFFF_8123_4567, time=1 << 60, data=data + b"\1" * 8)
+    line = json.loads(formatter("json", wall_offset=0, source=NUMBERS)(record, PLACE))
+    assert line["fields"] == {
+        "a": most, "b": "9007199254740992", "c": -most, "d": "-9007199254740992", "to": "0x101010101010101",
+    }  # fmt: skip
+    assert line["ip"] == "0xffffffff81234567"
+    assert line["time"] == 1 << 60  # one type for all, whatever the uptime is
+
+
+@pytest.mark.parametrize(
+    ("place", "function"),
+    [
+        (Place("m", "main"), "main"),
+        (Place("m", "main+0x1f"), "main"),
+        (Place("m", "main - 0x4"), "main"),
+        (Place("m", "operator+"), "operator+"),
+        (Place("m", "f*", "free"), "free"),
+        (Place("m", "0x1f00"), ""),
+        (Place("*", "99hz", is_code=False), ""),
+        (Place("m", "environ", is_code=False), ""),
+    ],
+)
+def test_the_function_is_that_of_the_place(place: Place, function: str) -> None:
+    line = json.loads(formatter("json", wall_offset=0)(NARROW, place))
+    assert line.get("function", "") == function
 
 
 def source(**files: str) -> RecordSource:
@@ -95,6 +141,8 @@ TEMPLATES = source(
         fmt = "lines"
         """,
 )
+
+NUMBERS = source(templates_lst="1 t.fmt", t_fmt='major = 1\nminor = 6\nfmt = "a=%d b=%d c=%d d=%d to=%a"')
 
 CALL = FULL._replace(
     data=bytes.fromhex(
@@ -135,8 +183,8 @@ def test_json_has_the_fields_of_a_template() -> None:
         "c": "A",
         "chars": "BC",
         "name": 'ä"\n,',
-        "words": [0xFFFF_FFFF_FFFF_FFFF],
-        "hole": {"fault": 0x1000},
+        "words": ["18446744073709551615"],
+        "hole": {"fault": "0x1000"},
         "gone": None,
         "to": None,
     }
@@ -148,7 +196,7 @@ def test_json_lists_the_items_of_a_field_that_takes_all_of_them() -> None:
     data = bytes.fromhex("01 0200 6c73 ff 0800 0010000000000000 07")
     record = LogRecord(major=1, minor=5, data=data)
     line = json.loads(formatter("json", wall_offset=0, source=TEMPLATES)(record, PLACE))
-    items = [{"type": "string", "value": "ls"}, {"type": "fault", "value": 0x1000}]
+    items = [{"type": "string", "value": "ls"}, {"type": "fault", "value": "0x1000"}]
     assert line["fields"] == {"argv": items, "arg1": "07"}
     assert "rest" not in line
 
@@ -156,18 +204,18 @@ def test_json_lists_the_items_of_a_field_that_takes_all_of_them() -> None:
 def test_csv_has_a_heading_and_a_line_for_each_record() -> None:
     form = formatter("csv", wall_offset=WALL, source=TEMPLATES)
     assert form.heading == (
-        "major,minor,cpu,pid,tid,uid,name,cs,ip,ss,sp,time,wall_time,"
-        "module,symbol,function,placed,stack_trace,data,text\r"
+        "major,minor,cpu,pid,tid,uid,name,cs,ip,ss,sp,word_size,time,wall_time,"
+        "host,program,module,symbol,function,at_return,placed,stack_trace,data,text\r"
     )
     assert form(FULL._replace(minor=3, data=b"\1\2"), Place("libc.so.6", "malloc+0x4", "malloc", 0x1234)) == (
-        "1,3,0,42,43,1000,my prog\\x1b,51,139637976732212,43,140720308486160,1000002000,"
-        "2023-11-14T22:13:21.000002000Z,libc.so.6,malloc+0x4,malloc,4660,,0102,\r"
+        "1,3,0,42,43,1000,my prog\\x1b,51,0x7f0000001234,43,0x7ffc00000010,8,1000002000,"
+        "2023-11-14T22:13:21.000002000Z,,p,libc.so.6,malloc+0x4,malloc,,4660,,0102,\r"
     )
     quoted = CALL_TEXT.replace('"', '""')
-    assert form(CALL, PLACE).endswith(f',libc.so.6,malloc+0x4,,,,{CALL.data.hex()},"{quoted}"\r')
-    assert form(NARROW, PLACE) == "0,0,,,,,,35,134512640,43,4294901760,,,libc.so.6,malloc+0x4,,,,,\r"
+    assert form(CALL, PLACE).endswith(f',libc.so.6,malloc+0x4,malloc,,,,{CALL.data.hex()},"{quoted}"\r')
+    assert form(NARROW, PLACE) == "0,0,,,,,,35,0x8048000,43,0xffff0000,4,,,,p,libc.so.6,malloc+0x4,malloc,,,,,\r"
     trace = LogRecord(major=1, minor=2, data=b"\1\2", is_stack_trace=True)
-    assert form(trace, PLACE) == "1,2,,,,,,,,,,,,libc.so.6,malloc+0x4,,,1,0102,\r"
+    assert form(trace, PLACE) == "1,2,,,,,,,,,,8,,,,p,libc.so.6,malloc+0x4,malloc,,,1,0102,\r"
 
 
 @given(st.lists(records(), max_size=5), st.text(max_size=20))
@@ -183,7 +231,7 @@ def test_csv_is_read_back_by_another_reader(some: list[LogRecord], symbol: str) 
         assert bytes.fromhex(row["data"]) == record.data
         assert row["stack_trace"] == ("1" if record.is_stack_trace else "")
         for column in ("major", "minor", "cpu", "pid", "tid", "uid", "cs", "ip", "ss", "sp", "time"):
-            assert row[column] == ("" if getattr(record, column) is None else str(getattr(record, column)))
+            assert (int(row[column], 0) if row[column] else None) == getattr(record, column)
 
 
 @given(records(), st.sampled_from(FORMATS))
@@ -207,7 +255,7 @@ def test_json_shows_the_items_of_data_that_describes_itself() -> None:
     assert line["items"] == [
         {"type": "string", "value": "ä"},
         {"type": "memory", "value": "ff"},
-        {"type": "fault", "value": 0x1000},
+        {"type": "fault", "value": "0x1000"},
         {"type": "lv", "value": [7]},
     ]
 

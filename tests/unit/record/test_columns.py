@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dprobes.errors import FormatError
+from dprobes.escapes import escaped
 from dprobes.record.codec import decode_record, encode_record
 from dprobes.record.columns import ITEM_COLUMNS, rows_of
 from dprobes.record.layout import LogRecord
@@ -38,7 +39,8 @@ def column(block: RecordBlock, name: str) -> list[Any]:
 
 def items_of(record: LogRecord) -> dict[str, Any]:
     fixed = {name: getattr(record, name) for name in ITEM_COLUMNS if name != "stack_trace"}
-    return fixed | {"stack_trace": int(record.is_stack_trace), "name": record.process_name}
+    name = record.process_name
+    return fixed | {"stack_trace": int(record.is_stack_trace), "name": None if name is None else escaped(name)}
 
 
 # Runs of one record many times, so that both ways through a block are taken.

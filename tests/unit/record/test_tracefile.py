@@ -76,7 +76,7 @@ def test_what_is_written_is_read(path: Path) -> None:
     first_record, second_record, third_record = (each for each in found if isinstance(each, TraceRecord))
     assert first_record.program.place(0) == PLACES[0]
     assert second_record.program.place(1) == PLACES[1]
-    assert third_record.program.place(7) == PlaceEntry("probepoint 7")
+    assert third_record.program.place(7) == PlaceEntry("probepoint 7", is_code=False)
     assert first_record.program.details == {"engine": "ebpf"}
     assert abs(first_record.wall_offset) > 1_000_000_000
     assert path.stat().st_mode & 0o777 == 0o600

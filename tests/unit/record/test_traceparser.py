@@ -66,7 +66,8 @@ def test_all_is_read_and_described(data: bytes) -> None:
     assert (app.source.module, app.source.build_ids) == ("/bin/app", ("ab",))
     assert app.source.templates == {"templates.lst": b"1 a.fmt\n"}
     assert [app.place(n) for n in range(4)] == [
-        PlaceEntry("main"), PlaceEntry("f*", "free", 0x10), PlaceEntry("late"), PlaceEntry("probepoint 3"),
+        PlaceEntry("main"), PlaceEntry("f*", "free", 0x10), PlaceEntry("late"),
+        PlaceEntry("probepoint 3", is_code=False),
     ]  # fmt: skip
     assert (app.origin.host, app.origin.kernel, app.origin.boot_id, app.origin.part) == ("alpha", "6.1", "b", 0)
 

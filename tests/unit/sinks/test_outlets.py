@@ -186,7 +186,7 @@ def test_a_pipe_that_nobody_reads_is_an_error_and_one_that_is_read_is_none(tmp_p
     [
         ("text", f"DProbes(1,1)\n01 02\n<a malformed record of 'app': {SHORT}>\n03 00 00 00\nDProbes(1,2)\n01 02\n"),
         ("json", f'{{"malformed": "{SHORT}", "program": "app", "data": "03000000"}}'),
-        ("csv", f'\n{"," * 19}"<malformed: {SHORT}: 03 00 00 00>"\r\n'),
+        ("csv", f'\n{"," * 23}"<malformed: {SHORT}: 03 00 00 00>"\r\n'),
     ],
 )  # fmt: skip
 def test_a_record_that_cannot_be_formatted_is_shown_and_holds_up_nobody(

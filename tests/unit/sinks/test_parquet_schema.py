@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dprobes.escapes import escaped
 from dprobes.formatters.templates import Template, Templates
 from dprobes.formatters.templates.fields import Fault, FieldKind, decode_fields
 from dprobes.record.codec import encode_record
@@ -141,8 +142,8 @@ def test_records_become_rows_of_the_tables_of_their_codes() -> None:
     first, second = rows(made[0])
     assert {name: value for name, value in first.items() if value is not None} == {
         "time": 10**18 + 5, "monotonic": 5, "pid": 7, "process_name": "a\\xff", "module": "lib", "symbol": "main",
-        "at_return": False, "ip": 2**64 - 1, "word_size": 8, "byte_order": "little", "stack_trace": False,
-        "lost_before": 4, "data": struct.pack("<qQ", -3, 2**64 - 1), "fd": -3, "flags": 2**64 - 1,
+        "function": "main", "at_return": False, "ip": 2**64 - 1, "word_size": 8, "byte_order": "little",
+        "stack_trace": False, "lost_before": 4, "data": struct.pack("<qQ", -3, 2**64 - 1), "fd": -3, "flags": 2**64 - 1,
     }  # fmt: skip
     assert (second["time"], second["fd"], second["lost_before"], second["symbol"]) == (None, 3, None, "main")
     (other,) = rows(made[1])
@@ -235,7 +236,7 @@ def check_row(row: dict[str, Any], record: LogRecord, template: Template) -> Non
     for name in ("cpu", "pid", "tid", "uid", "cs", "ip", "ss", "sp", "data", "word_size", "byte_order"):
         assert row[name] == getattr(record, name)
     assert row["monotonic"] == record.time
-    assert row["process_name"] == record.process_name
+    assert row["process_name"] == (None if record.process_name is None else escaped(record.process_name))
     assert row["stack_trace"] == record.is_stack_trace
     decoded = decode_fields(template, record)
     problems = {problem["field"] for problem in row["problems"] or ()}

@@ -170,7 +170,7 @@ class EbpfSession:
             types = self._engine.features.types
             stack.callback(types.close)
             if scope.command:
-                self._command = Command(scope.command)
+                self._command = Command(scope.command, output=scope.output)
                 stack.callback(self._command.close)
             if scope.is_tree:
                 waiting = scope.pid if scope.program is not None else self._command.pid if self._command else None

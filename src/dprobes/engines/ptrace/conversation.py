@@ -126,7 +126,7 @@ class Conversation:
             self.outbox.send(Attach(scope.pid, launching=scope.program is not None))
             return
         # The Yama module extends this to our descendants: the tracer, and a debugger after ``exit 1``.
-        self._command = Command(scope.command, allow_tracer)
+        self._command = Command(scope.command, allow_tracer, scope.output)
         self.outbox.send(Attach(self._command.pid, launching=True))
 
     def wait_for_command(self) -> int | None:

@@ -14,6 +14,7 @@ import struct
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
+from dprobes.escapes import escaped
 from dprobes.formatters.templates.fields import FieldKind
 from dprobes.record.layout import FIXED_ITEMS, Item, LogRecord
 
@@ -79,7 +80,7 @@ class HeaderItems:
         """Return the event context of a record."""
         data = self._layout.pack(*self._items(record))
         if self._has_name:
-            data += (record.process_name or "").encode("utf-8", "backslashreplace") + b"\0"
+            data += escaped(record.process_name or "").encode() + b"\0"
         if self._has_tid:
             data += _LENGTH.pack(record.tid)
         return data

@@ -97,7 +97,7 @@ def test_names_may_be_anything(tmp_path: Path) -> None:
     places = [Place(f"/usr/{name}", name), Place("m", long, at_return=True)]
     sink.log_events(Batch(source, [record] * 2, places, 0))
     names = [{"Complex": "Complex_"}.get(word, word) for word in words]
-    scopes = {"major": "1", "minor": "2", "procname": r'"\"\\\n"'}, dict.fromkeys(names, "0")
+    scopes = {"major": "1", "minor": "2", "procname": r'"\"\\\\n"'}, dict.fromkeys(names, "0")
     assert read_trace(tmp_path) == [
         event_line(1, r' é%s {};:a"b\c\x0a*/ é%s {};', *scopes),
         event_line(1, "m:" + "x" * 1022, *scopes),
