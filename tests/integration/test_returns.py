@@ -75,7 +75,10 @@ def test_the_handler_sees_the_state_just_after_the_return(build: Builder, run: R
     entries = [(stack + 8, address) for stack, address in result.words(1)]
     assert entries == [tuple(words) for words in result.words(2)]
     assert [r["minor"] for r in result.records] == [1, 2] * 20
-    assert {(r["symbol"], r.get("function")) for r in result.records} == {("tick", None), ("tick", "tick")}
+    assert {(r["symbol"], r["function"], r["minor"], r.get("at_return", False)) for r in result.records} == {
+        ("tick", "tick", 1, False),
+        ("tick", "tick", 2, True),
+    }
     assert re.search(r"^0,2 +tick \(return\) +20 +20 +0 +0 +0 +emulated$", result.stderr, re.MULTILINE)
 
 

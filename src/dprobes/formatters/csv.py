@@ -13,7 +13,7 @@ import io
 from typing import TYPE_CHECKING
 
 from dprobes.escapes import escaped
-from dprobes.formatters.json import address_text
+from dprobes.formatters.json import PLACES_MAX, address_text
 from dprobes.formatters.templated import template_of
 from dprobes.formatters.templates.rendering import render
 from dprobes.formatters.walltime import wall_time
@@ -49,7 +49,8 @@ class CsvFormatter:
         self.wall_offset = wall_offset
         self._templates = templates
         self._symboliser = symboliser
-        self._program, self._host = escaped(program), escaped(host)
+        self._program, self._host = program, host
+        self._known: dict[Place, tuple[object, ...]] = {}
         self._line = io.StringIO()
         self._writer = csv.writer(self._line, lineterminator="\r\n")
 
@@ -77,19 +78,22 @@ class CsvFormatter:
                 record.word_size,
                 record.time,
                 wall_time(record.time, self.wall_offset),
-                self._host,
-                self._program,
-                escaped(place.module),
-                escaped(place.symbol),
-                escaped(place.routine),
-                1 if place.at_return else None,
-                place.placed,
+                *(self._known.get(place) or self._know(place)),
                 1 if record.is_stack_trace else None,
                 record.data.hex(),
                 text,
             )
         )
         return self._line.getvalue()[:-1]
+
+    def _know(self, place: Place) -> tuple[object, ...]:
+        """Return the columns that are the same in all records of a place."""
+        if len(self._known) >= PLACES_MAX:
+            self._known.clear()
+        at_return = 1 if place.at_return else None
+        names = (self._host, self._program, place.module, place.symbol, place.routine)
+        self._known[place] = (*map(escaped, names), at_return, place.placed)
+        return self._known[place]
 
     def encoded(self, record: bytes, place: Place) -> str:
         """Return the text of an encoded record."""

@@ -35,9 +35,12 @@ if TYPE_CHECKING:
     from dprobes.record.layout import LogRecord
     from dprobes.record.place import Place
 
-__all__ = ["JsonFormatter", "address_text", "exact"]
+__all__ = ["PLACES_MAX", "JsonFormatter", "address_text", "exact"]
 
 _UNICODE_MAX = 0x10FFFF
+
+PLACES_MAX = 1 << 16
+"""Places that are remembered at most."""
 
 _EXACT_MAX = (1 << 53) - 1
 """Up to here each number is a double floating-point one; see RFC 8259, section 6."""
@@ -72,6 +75,7 @@ class JsonFormatter:
         self._templates = templates
         self._program = escaped(program) or None
         self._host = escaped(host) or None
+        self._known: dict[Place, dict[str, Any]] = {}
 
     def __call__(self, record: LogRecord, place: Place) -> str:
         """Return the text of a record."""
@@ -90,15 +94,10 @@ class JsonFormatter:
             "word_size": record.word_size,
             "time": record.time,
             "wall_time": wall_time(record.time, self.wall_offset),
-            "host": self._host,
-            "program": self._program,
-            "module": escaped(place.module),
-            "symbol": escaped(place.symbol),
-            "function": escaped(place.routine) or None,
-            "at_return": place.at_return or None,
-            "placed": place.placed,
-            "data": record.data.hex(),
         }
+        known = self._known.get(place)
+        line |= self._know(place) if known is None else known
+        line["data"] = record.data.hex()
         if record.is_stack_trace:
             line["stack_trace"] = True
         elif (template := template_of(self._templates, record)) is not None:
@@ -106,6 +105,21 @@ class JsonFormatter:
         elif (items := split_items(record.data, record.word_size, record.byte_order)) is not None:
             line["items"] = [_item(item) for item in items]
         return json_text({key: value for key, value in line.items() if value is not None})
+
+    def _know(self, place: Place) -> dict[str, Any]:
+        """Return what is the same in all records of a place."""
+        if len(self._known) >= PLACES_MAX:
+            self._known.clear()
+        self._known[place] = {
+            "host": self._host,
+            "program": self._program,
+            "module": escaped(place.module),
+            "symbol": escaped(place.symbol),
+            "function": escaped(place.routine) or None,
+            "at_return": place.at_return or None,
+            "placed": place.placed,
+        }
+        return self._known[place]
 
     def encoded(self, record: bytes, place: Place) -> str:
         """Return the text of an encoded record."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 __all__ = ["Place", "routine_of"]
 
@@ -11,6 +12,7 @@ _NUMBER = re.compile(r"0x[0-9a-f]+")
 _DISTANCE = re.compile(r" *[+-] *(0x[0-9a-f]+|[0-9]+)\Z")
 
 
+@lru_cache(4096)
 def routine_of(symbol: str) -> str:
     """Return the function in ``function+0x4``; nothing where there is only an offset in a file."""
     return "" if _NUMBER.fullmatch(symbol) else _DISTANCE.sub("", symbol)
