@@ -71,7 +71,7 @@ def test_strings_across_pages_and_at_the_end_of_a_page_are_read(build: Builder, 
 def test_unreadable_memory_is_a_fault_item_with_its_address(build: Builder, run: Runner) -> None:
     result = run.command(look_at("push 6\npush r, arg0\nlog mrf\n"), build("memory.c"))
     pages = int(result.stdout.split()[0])
-    assert result.records[2]["items"][0] == {"type": "fault", "value": pages + 2 * 4096}
+    assert result.records[2]["items"][0] == {"type": "fault", "value": hex(pages + 2 * 4096)}
 
 
 def test_code_under_a_breakpoint_reads_as_in_the_file(build: Builder, run: Runner) -> None:
