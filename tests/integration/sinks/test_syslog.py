@@ -106,7 +106,7 @@ def check_message(message: dict[str, Any], number: int) -> None:
 
 def text_of(number: int, path: str = PATH.replace("\n", "\\n")) -> str:
     return (
-        "DProbes(7,1) cpu=1 name=a?b pid=77 uid=5 rip=0000000000001234 tsc=6ab13b80:0001e240 tid=78 "
+        "DProbes(7,1) cpu=1 name=a\\x20b pid=77 uid=5 rip=0000000000001234 tsc=6ab13b80:0001e240 tid=78 "
         f"function=open_this | an open | fd={number} path={path} mode=644"
     )
 
@@ -214,7 +214,7 @@ def test_the_old_form_is_what_an_ordinary_local_socket_expects(
     time.tzset()
     send("syslog", batch_of([opened(1)]))
     (message,) = rsyslog.await_count(1)
-    assert message["message"].lstrip().startswith("DProbes(7,1) cpu=1 name=a?b pid=77")
+    assert message["message"].lstrip().startswith("DProbes(7,1) cpu=1 name=a\\x20b pid=77")
     assert message["message"].endswith("mode=644")
     assert (message["priority"], message["app"]) == ("14", "dprobes")
     assert message["process"].isdigit()
