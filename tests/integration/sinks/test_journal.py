@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 REMOTES = ("/lib/systemd/systemd-journal-remote", "/usr/lib/systemd/systemd-journal-remote")
 
 TEXT = (
-    "DProbes(7,1) cpu=1 name=a?b pid=77 uid=5 rip=0000000000001234 tsc=6ab13b80:0001e240 tid=78 function=open_this\n"
+    "DProbes(7,1) cpu=1 name=a\\x20b pid=77 uid=5 rip=0000000000001234 tsc=6ab13b80:0001e240 tid=78 "
+    "function=open_this\n"
     'an open\nfd={} path=/tmp/a]b"c\\d é\\n mode=644'
 )
 
