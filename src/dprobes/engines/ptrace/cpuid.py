@@ -45,13 +45,13 @@ def cpuid(leaf: int, subleaf: int = 0) -> tuple[int, int, int, int]:
     return eax, ebx, ecx, edx
 
 
-def cpuid_of_leaf(leaf: int) -> tuple[int, int, int, int]:
+def cpuid_of_leaf(leaf: int, subleaf: int = 0) -> tuple[int, int, int, int]:
     """Return (eax, ebx, ecx, edx) of a leaf, or zeros if the processor does not have it."""
     first = leaf & _RANGE
     if first == _HYPERVISOR_RANGE and not cpuid(1)[2] & _HYPERVISOR_PRESENT:
         return 0, 0, 0, 0
     last = cpuid(first)[0]
-    return cpuid(leaf) if first <= leaf <= last else (0, 0, 0, 0)
+    return cpuid(leaf, subleaf) if first <= leaf <= last else (0, 0, 0, 0)
 
 
 @cache

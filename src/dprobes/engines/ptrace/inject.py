@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Protocol
 
 from dprobes.engines.procfs import process_field
 from dprobes.engines.ptrace import syscalls
+from dprobes.engines.ptrace.cpuid import cpuid_of_leaf
 from dprobes.engines.ptrace.processes import ThreadGoneError
-from dprobes.engines.ptrace.sigframe import frame_32, frame_64
+from dprobes.engines.ptrace.sigframe import TILE_DATA, frame_32, frame_64, restorable
 from dprobes.engines.ptrace.stopping import await_stop
 from dprobes.engines.ptrace.syscalls import TRAP_FLAG, Event, Register, StopKind, classify_stop
 from dprobes.engines.ptrace.timedwaits import RESTART_NO_HANDLER, is_restarted
@@ -57,6 +58,9 @@ _ENOSYS = (1 << 64) - errno.ENOSYS
 
 _SEARCHED = 1 << 20
 """Bytes of code that are read at once in the search for gadgets."""
+
+_XSAVE_LEAF = 0xD
+"""The leaf of ``cpuid`` that says for each XSAVE component how long it is (eax) and where (ebx)."""
 
 _ARGUMENTS = {
     8: (Register.RDI, Register.RSI, Register.RDX, Register.R10, Register.R8, Register.R9),
@@ -129,6 +133,8 @@ def _frame(thread: Thread, registers: ctypes.Array[ctypes.c_ulong], mask: int, r
     xstate = syscalls.get_register_set(thread.tid, syscalls.RegisterSet.XSTATE)
     if not xstate:
         raise InjectionError("the state of the floating-point unit cannot be read")
+    with contextlib.suppress(OSError):
+        xstate = restorable(xstate, cpuid_of_leaf(_XSAVE_LEAF, TILE_DATA)[1])
     values = list(registers)
     if values[Register.RSP] & _MASKS[thread.space.word_size] < len(xstate) + _FRAME_SIZE:
         raise InjectionError(_NO_ROOM)  # there is nothing below: the program uses the register for something else

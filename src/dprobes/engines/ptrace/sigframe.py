@@ -28,12 +28,16 @@ from dprobes.engines.ptrace.syscalls import NO_SYSTEM_CALL, RESTARTS, Register
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Frame", "frame_32", "frame_64"]
+__all__ = ["TILE_DATA", "Frame", "frame_32", "frame_64", "restorable"]
 
 _MAGIC1 = 0x46505853  # FP_XSTATE_MAGIC1
 _MAGIC2 = struct.pack("<I", 0x46505845)
 _SW_RESERVED = 464  # struct _fpx_sw_bytes in the legacy area of an XSAVE image
+_STATE_BV = 512  # XSTATE_BV in the XSAVE header: which components are not in their initial state
 _FSAVE_SIZE = 112
+
+TILE_DATA = 18
+"""The number of the one XSAVE component that a thread has only once it has asked for it (the tiles of AMX)."""
 _RED_ZONE = 128
 
 # UC_FP_XSTATE | UC_SIGCONTEXT_SS | UC_STRICT_RESTORE_SS. A stack size of 1 makes the kernel's do_sigaltstack fail with
@@ -106,6 +110,20 @@ def frame_32(registers: Sequence[int], mask: int, xstate: bytes, fsave: bytes, r
     legacy = fsave[: _FSAVE_SIZE - 4].ljust(_FSAVE_SIZE - 4, b"\0") + fsave[4:6] + b"\0\0"
     data = data.ljust(fpu - address, b"\0") + legacy + _fpu_image(xstate, fpu_size)
     return Frame(address, data, address)
+
+
+def restorable(xstate: bytes, tiles: int) -> bytes:
+    """
+    Return what a signal frame may hold of an XSAVE image that ptrace gave; ``tiles`` is where the tiles begin, or 0.
+
+    ptrace gives every thread the tiles of AMX. The kernel takes a frame with them only from a thread that uses them:
+    from any other it restores the x87 unit and SSE, and clears the rest (``check_xstate_in_sigframe``).
+    """
+    bit = 1 << TILE_DATA
+    if not tiles or int.from_bytes(xstate[_STATE_BV : _STATE_BV + 8], "little") & bit:
+        return xstate
+    features = int.from_bytes(xstate[_SW_RESERVED : _SW_RESERVED + 8], "little") & ~bit
+    return xstate[:_SW_RESERVED] + features.to_bytes(8, "little") + xstate[_SW_RESERVED + 8 : tiles]
 
 
 def _restarting(registers: Sequence[int]) -> list[int]:
