@@ -12,6 +12,7 @@ import os
 from typing import TYPE_CHECKING
 
 from dprobes.engines.ptrace.processes import INT3
+from dprobes.engines.ptrace.wire import Kind, Placed, Removed, Watched, load_message
 
 if TYPE_CHECKING:
     from dprobes.engines.ptrace.debugregs import Watch
@@ -25,6 +26,22 @@ class Bystander:
     def __init__(self) -> None:
         self._breakpoints: dict[int, dict[int, int]] = {}
         self._watches: dict[int, tuple[Watch, ...]] = {}
+
+    def note_all(self, frames: list[tuple[Kind, bytes]]) -> None:
+        """Note what those of some frames say that are messages."""
+        for kind, payload in frames:
+            if kind is Kind.MESSAGE:
+                self.note(load_message(payload))
+
+    def note(self, message: object) -> None:
+        """Note what a message of the tracer says about breakpoints and watchpoints; others say nothing."""
+        match message:
+            case Placed(pid, breakpoints):
+                self.placed(pid, breakpoints)
+            case Removed(pid, addresses):
+                self.removed(pid, addresses)
+            case Watched(pid, watches):
+                self.watched(pid, watches)
 
     def placed(self, pid: int, breakpoints: tuple[tuple[int, int], ...]) -> None:
         """Note breakpoints (address, original byte) that the tracer is about to write."""
@@ -59,15 +76,16 @@ class Bystander:
     def restore(self) -> int:
         """Put the original bytes back wherever a breakpoint still is; return how many that were."""
         restored = 0
-        for pid, breakpoints in self._breakpoints.items():
+        # Somebody who waited for the tracer may be noting what it said last.
+        known, self._breakpoints = self._breakpoints, {}
+        for pid, breakpoints in known.items():
             with contextlib.suppress(OSError):
                 memory = os.open(f"/proc/{pid}/mem", os.O_RDWR | os.O_CLOEXEC)
                 try:
-                    for address, original in breakpoints.items():
+                    for address, original in list(breakpoints.items()):
                         with contextlib.suppress(OSError):
                             if os.pread(memory, 1, address) == INT3:
                                 restored += os.pwrite(memory, bytes([original]), address)
                 finally:
                     os.close(memory)
-        self._breakpoints.clear()
         return restored

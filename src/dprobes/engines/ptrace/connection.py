@@ -58,7 +58,8 @@ class Connection:
         self._waiting = bytearray()
         self._due = 0.0
         self._reader = FrameReader()
-        self._client = os.getppid()
+        self.client = os.getppid()
+        """The process id of the client."""
         self._messages: deque[object] = deque()
         self.is_the_end: Callable[[object], bool] = lambda _: False
         """Which messages ask for the end of everything, so that nothing is to be waited for."""
@@ -142,10 +143,10 @@ class Connection:
 
     def open(self, descriptor: int) -> int:
         """Open a file of the client's by its number there; raise OSError if we may not."""
-        return os.open(f"/proc/{self._client}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
+        return os.open(f"/proc/{self.client}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
 
     def _client_is_stopped(self) -> bool:
-        return thread_state(self._client) in ("T", "t")
+        return thread_state(self.client) in ("T", "t")
 
     def close(self) -> None:
         """Deliver what still waits, however long the client takes (the targets are free by now), and close."""

@@ -22,6 +22,8 @@ from dprobes.engines.base import Begun, Finished, Notice
 from dprobes.engines.debugger import LOOK
 from dprobes.engines.launch import Command
 from dprobes.engines.ptrace.bystander import Bystander
+from dprobes.engines.ptrace.guard import TracerGuard
+from dprobes.engines.ptrace.inbox import Inbox
 from dprobes.engines.ptrace.outbox import Outbox
 from dprobes.engines.ptrace.reports import death_notices, dump_notice, obstacle_text, state_event
 from dprobes.engines.ptrace.syscalls import allow_tracer
@@ -33,21 +35,17 @@ from dprobes.engines.ptrace.wire import (
     Dumped,
     Ended,
     Failed,
-    FrameReader,
     InPlace,
     Insert,
     Kind,
     Left,
     ModuleMapped,
     NotInserted,
-    Placed,
     ProbeStatus,
     Refused,
-    Removed,
     Replace,
     Replaced,
     Warned,
-    Watched,
     load_message,
     unpack_record,
 )
@@ -67,6 +65,9 @@ __all__ = ["Conversation", "NotFollowedError"]
 
 _PATIENCE = 10
 """Seconds that a tracer may take to end."""
+
+_PATIENCE_AT_DEATH = 0.5
+"""Seconds for which a dying tracer waits for what it has sent to be read."""
 
 _LONG = 1.0
 """Seconds until who waits for a bell looks again: where two follow one program, the other one may have taken it."""
@@ -102,7 +103,8 @@ class Conversation:
         self._asked: dict[tuple[int, int, str], ModuleMapped] = {}
         self._command: Command | None = None
         self._bystander = Bystander()
-        self._reader = FrameReader()
+        self._restored = 0
+        self._disarmed = (0, 0)
         self._is_over = False
         self._inserting = threading.Lock()
         """Taken by who inserts a program: one at a time."""
@@ -111,7 +113,9 @@ class Conversation:
         self._reading = threading.Lock()
         """Taken by who waits for the tracer."""
         self._waiting: set[ProgramRun] = set()
-        self._tracer, self._from_tracer, to_tracer = start_tracer(start, module)
+        self._tracer, from_tracer, to_tracer = start_tracer(start, module)
+        self._inbox = Inbox(from_tracer)
+        self._guard: TracerGuard | None = None
         self.outbox = Outbox(to_tracer)
         self.outbox.send(start)
 
@@ -122,12 +126,14 @@ class Conversation:
 
     def attach(self, scope: Scope) -> None:
         """Let the tracer take over a process, or a command that is started for that."""
-        if scope.pid is not None:
-            self.outbox.send(Attach(scope.pid, launching=scope.program is not None))
-            return
-        # The Yama module extends this to our descendants: the tracer, and a debugger after ``exit 1``.
-        self._command = Command(scope.command, allow_tracer, scope.output)
-        self.outbox.send(Attach(self._command.pid, launching=True))
+        if scope.pid is None:
+            # The Yama module extends this to our descendants: the tracer, and a debugger after ``exit 1``.
+            self._command = Command(scope.command, allow_tracer, scope.output)
+        # Not before: a process that is forked has no threads but one.
+        self._guard = TracerGuard(self._tracer, self._restore, self._disarm)
+        pid = self._command.pid if self._command is not None else scope.pid
+        assert pid is not None
+        self.outbox.send(Attach(pid, launching=self._command is not None or scope.program is not None))
 
     def wait_for_command(self) -> int | None:
         """Wait for the end of the command and return its wait status, None if there is none."""
@@ -148,7 +154,7 @@ class Conversation:
         self._members.clear()
         self.outbox.close()
         self.await_end()
-        os.close(self._from_tracer)
+        self._inbox.close()
         if self._command is not None:
             self._command.close()
 
@@ -157,7 +163,10 @@ class Conversation:
         if not self._is_over and self._members:
             return
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._tracer.wait(_PATIENCE)
+            self._wait_for_tracer(_PATIENCE)
+
+    def _wait_for_tracer(self, seconds: float | None = None) -> int:
+        return self._tracer.wait(seconds) if self._guard is None else self._guard.wait(seconds)
 
     # Other programs
 
@@ -252,7 +261,7 @@ class Conversation:
         try:
             if self._reading.acquire(blocking=False):
                 try:
-                    if self._from_tracer in readable([self._from_tracer, run.bell], seconds):
+                    if self._inbox.descriptor in readable([self._inbox.descriptor, run.bell], seconds):
                         with self._lock:
                             self._read(run)
                 finally:
@@ -276,12 +285,9 @@ class Conversation:
     def _read(self, reader: ProgramRun) -> None:
         if self._is_over:
             return
-        data = os.read(self._from_tracer, 1 << 16)
+        frames, ended = self._inbox.read()
         concerned: set[ProgramRun] = set()
-        if not data:
-            self._on_death()
-            concerned |= set(self._runs.values())
-        for kind, payload in self._reader.feed(data):
+        for kind, payload in frames:
             if kind is Kind.RECORD:
                 number, probe, record = unpack_record(payload)
                 if (run := self._runs.get(number)) is not None:
@@ -293,6 +299,9 @@ class Conversation:
                 self._on_message(load_message(payload))
             except Exception as error:  # noqa: BLE001 - whoever gives out the items shall raise it
                 reader.items.append(error)
+        if ended and not self._is_over:
+            concerned |= set(self._runs.values())
+            self._on_death()
         for run in concerned:
             if run is not reader:
                 run.wake()
@@ -314,12 +323,6 @@ class Conversation:
                 self._on_end(lambda _: error)
             case ProbeStatus():
                 self._give(state_event(message), message.program)
-            case Placed(pid, breakpoints):
-                self._bystander.placed(pid, breakpoints)
-            case Removed(pid, addresses):
-                self._bystander.removed(pid, addresses)
-            case Watched(pid, watches):
-                self._bystander.watched(pid, watches)
             case Left(number, process):
                 if (run := self._runs.get(number)) is not None:
                     run.items += run.debuggers.add(process)
@@ -342,6 +345,8 @@ class Conversation:
                     ended.end(message)
             case Done():
                 self._on_end(lambda _: message)
+            case _:
+                self._bystander.note(message)
 
     def _give(self, item: Item, program: int | None) -> None:
         """Let a program's run give something out, or with None those of all."""
@@ -364,11 +369,25 @@ class Conversation:
         for run in self._runs.values():
             run.end(item_for(run))
 
+    def _restore(self) -> None:
+        """Put the original bytes back."""
+        # Whoever has the lock may be waiting for a tracer that cannot answer any more.
+        if self._lock.acquire(timeout=_PATIENCE_AT_DEATH):
+            try:
+                self._bystander.note_all(self._inbox.read_ahead())
+            finally:
+                self._lock.release()
+        self._restored += self._bystander.restore()
+
+    def _disarm(self) -> None:
+        self._disarmed = self._bystander.disarm()
+
     def _on_death(self) -> None:
-        """Put the original bytes back, and say what happened."""
-        restored = self._bystander.restore()
-        disarmed, armed = self._bystander.disarm()
-        notices = death_notices(self._tracer.wait(), restored, disarmed, armed)
+        """Say what happened, and do what the guard could not do."""
+        self._restored += self._bystander.restore()
+        status = self._wait_for_tracer()
+        disarmed, armed = (sum(pair) for pair in zip(self._disarmed, self._bystander.disarm(), strict=True))
+        notices = death_notices(status, self._restored, disarmed, armed)
         for run in self._runs.values():
             run.items += notices
         self._on_end(lambda run: Finished(run.counts_of_received(), cut_short=True))

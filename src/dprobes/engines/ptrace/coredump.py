@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NoReturn
 from dprobes.engines.procfs import process_field
 from dprobes.engines.ptrace import syscalls
 from dprobes.engines.ptrace.corewriter import CoreRequest, ThreadState, write_core
+from dprobes.engines.ptrace.oomscore import copy_score
 from dprobes.engines.ptrace.processes import ThreadState as State
 from dprobes.engines.ptrace.syscalls import RegisterSet, StopKind, classify_stop
 from dprobes.engines.ptrace.wire import Dumped
@@ -136,6 +137,7 @@ class CoreDumps:
         text = "0"
         try:
             syscalls.end_with_parent()
+            copy_score(self._connection.client, os.getpid())
             self._connection.let_go()
             text = str(write_core(request, output))
         except OSError as error:

@@ -17,7 +17,6 @@ from dprobes.engines.procfs import process_field
 from dprobes.engines.ptrace import syscalls
 from dprobes.engines.ptrace.givingback import give_back_all
 from dprobes.engines.ptrace.processes import STRANGE, AddressSpace, Thread, ThreadGoneError, ThreadState
-from dprobes.engines.ptrace.stopping import await_stop
 from dprobes.engines.ptrace.syscalls import NEW_TASK_EVENTS, Event, Register, StopKind, classify_stop
 
 if TYPE_CHECKING:
@@ -121,7 +120,7 @@ class Detacher:
             for thread in threads:
                 if thread.state is ThreadState.NEWBORN and thread.tid not in deferred:
                     with contextlib.suppress(ChildProcessError, ProcessLookupError):
-                        self._stopper.defer(thread.tid, await_stop(thread.tid))
+                        self._stopper.defer(thread.tid, self._stopper.await_stop(thread))
             ours = {pid, *(thread.tid for thread in threads)}
             reported = [tid for tid in deferred if pid is None or tid in ours]
             if pid is not None and any(classify_stop(deferred[t]) == (StopKind.EVENT, Event.EXEC) for t in reported):
@@ -233,7 +232,7 @@ class Detacher:
         """Let a trap come before which the kernel reported our interrupt; return the signal to go on with."""
         for _ in range(_ATTEMPTS):
             syscalls.resume(thread.tid)
-            kind, number = classify_stop(await_stop(thread.tid))
+            kind, number = classify_stop(self._stopper.await_stop(thread))
             if kind is StopKind.EXITED:
                 raise ProcessLookupError
             if kind is StopKind.SIGNAL:
@@ -242,6 +241,10 @@ class Detacher:
 
     def _set_back(self, thread: Thread) -> bool:
         """Put a thread that trapped onto the original instruction; return False if the trap is the program's own."""
+        if thread.trapped:
+            syscalls.set_instruction_pointer(thread.tid, thread.trapped)
+            thread.trapped = 0
+            return True
         code = syscalls.get_signal_info(thread.tid, self._info)
         if code == syscalls.TRAP_TRACE and thread.unfinished is not None:
             # The end of a step of ours.
@@ -260,6 +263,5 @@ class Detacher:
             return True
         if address not in thread.space.former:
             return False
-        self._registers[Register.RIP] = address
-        syscalls.set_registers(thread.tid, self._registers)
+        syscalls.set_instruction_pointer(thread.tid, address)
         return True

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.returns import Hit
     from dprobes.engines.ptrace.stepping import Stepper
     from dprobes.engines.ptrace.stopping import Stopper
+    from dprobes.engines.ptrace.traps import Traps
 
 __all__ = ["HitHandler"]
 
@@ -66,6 +67,7 @@ class HitHandler:
         remover: Remover,
         armer: Armer,
         exits: Exits,
+        traps: Traps,
     ) -> None:
         self._connection = connection
         self._context = context
@@ -75,6 +77,7 @@ class HitHandler:
         self._remover = remover
         self._armer = armer
         self._exits = exits
+        self.traps = traps
         self._returns = Returns(connection, context)
         self._handlers = HandlerRunner(context)
         self._registers = syscalls.Registers()
@@ -95,6 +98,9 @@ class HitHandler:
 
     def on_trap(self, thread: Thread) -> None:
         """Handle a stop with SIGTRAP: a breakpoint, a watchpoint, the late end of a step, or the program's own trap."""
+        if thread.trapped:
+            self._on_breakpoint(thread)
+            return
         registers = self._registers
         syscalls.get_registers(thread.tid, registers)
         if thread.pending is not None and registers[_RIP] != thread.pending.slot.address:
@@ -102,22 +108,6 @@ class HitHandler:
         code = syscalls.get_signal_info(thread.tid, self._info)
         if code == syscalls.SI_KERNEL:
             address = registers[_RIP] - 1
-            breakpoint_ = thread.space.breakpoints.get(address)
-            if breakpoint_ is not None:
-                registers[_RIP] = address
-                thread.state = ThreadState.STOPPED
-                # Should we be killed now, the thread goes on, without the signal. Not in the middle of the instruction.
-                syscalls.set_instruction_pointer(thread.tid, self._stepper.way_on(thread, breakpoint_))
-                self._on_hit(thread, breakpoint_)
-                return
-            original = thread.space.former.get(address)
-            if original is not None:
-                # The thread ran into a breakpoint that was taken away a moment ago.
-                thread.space.restore_byte(address, original)
-                registers[_RIP] = address
-                syscalls.set_registers(thread.tid, registers)
-                self._stopper.resume(thread)
-                return
             slot = thread.space.slots.holding(address)
             if slot is not None and slot.trap == address and thread.unfinished is not None:
                 self._on_late_step(thread)
@@ -131,6 +121,29 @@ class HitHandler:
                 self._go_on(thread)
                 return
         self.deliver(thread, signal.SIGTRAP)
+
+    def _on_breakpoint(self, thread: Thread) -> None:
+        """Handle the stop of a thread that has run into a breakpoint, and stands where it could go on (``traps``)."""
+        address, thread.trapped = thread.trapped, 0
+        space = thread.space
+        registers = self._registers = self.traps.registers_of(thread, self._registers)
+        if thread.pending is not None:
+            self.pending.complete(thread)
+        thread.state = ThreadState.STOPPED
+        breakpoint_ = space.breakpoints.get(address)
+        if breakpoint_ is None:
+            # It was taken away a moment ago.
+            original = space.former.get(address)
+            if original is not None:
+                space.restore_byte(address, original)
+            syscalls.set_instruction_pointer(thread.tid, address)
+            self._stopper.resume(thread)
+            return
+        way_on = self._stepper.way_on(thread, breakpoint_)
+        if registers[_RIP] != way_on:  # of another thread that hit here meanwhile
+            syscalls.set_instruction_pointer(thread.tid, way_on)
+        registers[_RIP] = address
+        self._on_hit(thread, breakpoint_)
 
     def deliver(self, thread: Thread, number: int) -> None:
         """Let a thread run on with the signal that it has stopped for."""

@@ -67,8 +67,7 @@ class PendingHits:
         if kind is StopKind.EXITED:
             self.complete(thread)
             return
-        syscalls.get_registers(thread.tid, self._registers)
-        if self._registers[_RIP] != pending.slot.address:
+        if self._is_past(thread):
             self.complete(thread)
         elif kind is StopKind.SIGNAL and number in FAULTS and syscalls.get_signal_info(thread.tid, self._info) > 0:
             self.complete(thread, _FAULTED)
@@ -87,8 +86,7 @@ class PendingHits:
         if thread.pending is None:
             return
         with contextlib.suppress(OSError):
-            syscalls.get_registers(thread.tid, self._registers)
-            if self._registers[_RIP] != thread.pending.slot.address:
+            if self._is_past(thread):
                 self.complete(thread)
         self.drop(thread)
 
@@ -129,6 +127,14 @@ class PendingHits:
                 thread.pending is not None and (thread.state is ThreadState.RUNNING or pending.turn.is_queued)
             )
         return _PATIENCE if again else None
+
+    def _is_past(self, thread: Thread) -> bool:
+        """Return whether a stopped thread has executed the instruction: it is elsewhere, or has hit once more."""
+        assert thread.pending is not None
+        if thread.trapped:
+            return True
+        syscalls.get_registers(thread.tid, self._registers)
+        return bool(self._registers[_RIP] != thread.pending.slot.address)
 
     def _look_at(self, thread: Thread) -> None:
         where = system_call_of(thread.tid)

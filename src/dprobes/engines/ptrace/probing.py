@@ -14,6 +14,7 @@ from dprobes.engines.procfs import process_field
 from dprobes.engines.ptrace import syscalls
 from dprobes.engines.ptrace.debugregs import CONTROL, SLOTS, Watch, control_bits
 from dprobes.engines.ptrace.inject import InjectionError, injecting, may_inject
+from dprobes.engines.ptrace.oomscore import SPARED, set_score
 from dprobes.engines.ptrace.processes import AddressSpace, Thread, ThreadState
 from dprobes.engines.refusals import YAMA_REMEDY, yama_scope
 from dprobes.rpn.program import Access
@@ -58,6 +59,7 @@ def _trace(child: int) -> list[Finding]:
         _memory_read(child, registers[syscalls.Register.RSP]),
         _injected_call(child),
         _debug_registers(child, registers[syscalls.Register.RIP]),
+        _out_of_memory(child),
         _cpu_number(child),
     ]
 
@@ -125,6 +127,16 @@ def _cpu_number(child: int) -> Finding:
     return Finding(
         "learn a thread's CPU from its rseq area", works=works, detail=detail, remedy="glibc 2.35 or newer has it"
     )
+
+
+def _out_of_memory(child: int) -> Finding:
+    what = "keep the tracer from the out-of-memory killer"
+    remedy = "give CAP_SYS_RESOURCE: a tracer that is killed may end what it traces (docs/engines.md)"
+    try:
+        set_score(child, SPARED)
+    except OSError as error:
+        return Finding(what, works=False, detail=(error.strerror or "").lower(), remedy=remedy)
+    return Finding(what, works=True)
 
 
 def _other_processes() -> Finding:

@@ -156,6 +156,7 @@ class Stepper:
         original = os.pread(space.memory, 1, address)
         if original != INT3:
             self._connection.send(Placed(thread.pid, ((address, original[0]),)))
+            space.former[address] = original[0]
         os.pwrite(space.memory, INT3, address)
         try:
             yield
@@ -184,7 +185,7 @@ class Stepper:
         signals = HeldSignals(thread)
         while True:
             advance(tid)
-            status = self._stopper.wait_for_step(tid, may_leave=not signals)
+            status = self._stopper.wait_for_step(tid, may_leave=not signals, in_slot=slot is not None)
             if status is None:
                 # It sleeps, in a page fault that perhaps another thread has to answer. When it wakes up it executes the
                 # instruction (in place: it finds the breakpoint again, or has just got past it).
@@ -209,11 +210,14 @@ class Stepper:
                     syscalls.get_registers(tid, registers)
                     registers[_RIP] = breakpoint_.address + length
                     syscalls.set_registers(tid, registers)
+                    thread.trapped = 0
                     return Completion(CompletionKind.COMPLETED, signals.give_back())
                 if number == signal.SIGTRAP and code == syscalls.TRAP_HWBKPT and self.on_watchpoint(thread):
                     continue  # in the middle of a repeated string instruction
-                if number == signal.SIGTRAP and code == syscalls.SI_KERNEL and _leave_breakpoint(thread, registers):
+                if number == signal.SIGTRAP and thread.trapped:
                     # A step in place that took in two instructions, the second of which carries a probe itself.
+                    syscalls.set_instruction_pointer(tid, thread.trapped)
+                    thread.trapped = 0
                     return Completion(CompletionKind.COMPLETED, signals.give_back())
                 if number in FAULTS and code > 0 and _stands_at(thread, start, registers):
                     held = signals.give_back()
@@ -304,7 +308,7 @@ class Stepper:
             syscalls.get_signal_info(tid, self._info)
             signals.hold(number, self._info)
             syscalls.single_step(tid)
-            status = self._stopper.wait_for_step(tid, may_leave=False)
+            status = self._stopper.wait_for_step(tid, may_leave=False, in_slot=True)
             assert status is not None
             kind, number = classify_stop(status)
             if kind is StopKind.EXITED:
@@ -368,14 +372,3 @@ def _stands_at(thread: Thread, address: int, registers: ctypes.Array[ctypes.c_ul
     """Read ``registers`` anew, and return whether the thread is at ``address``."""
     syscalls.get_registers(thread.tid, registers)
     return bool(registers[_RIP] == address)
-
-
-def _leave_breakpoint(thread: Thread, registers: ctypes.Array[ctypes.c_ulong]) -> bool:
-    """Set a thread that has run into a breakpoint of ours back onto it, and return whether it has."""
-    syscalls.get_registers(thread.tid, registers)
-    address = registers[_RIP] - 1
-    if address not in thread.space.breakpoints:
-        return False
-    registers[_RIP] = address
-    syscalls.set_registers(thread.tid, registers)
-    return True

@@ -25,7 +25,7 @@ from dprobes.engines.ptrace.syscalls import Event, StopKind, classify_stop
 from dprobes.engines.ptrace.waits import Waits
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from dprobes.engines.ptrace.arming import Armer
     from dprobes.engines.ptrace.processes import AddressSpace, Thread
@@ -34,6 +34,9 @@ __all__ = ["Stopper", "await_stop"]
 
 _POLL = syscalls.WALL | os.WNOHANG
 """How to ask for a stop without waiting for it."""
+
+_LOOK = _POLL | os.WEXITED | os.WSTOPPED | os.WNOWAIT
+"""How to ask for a stop, and leave it with the kernel (waitid)."""
 
 _SPINS = 40
 """How many times to ask for a stop, about a microsecond each, before sleeping until there is one."""
@@ -51,18 +54,25 @@ _STUCK = 0.1
 """Seconds after which a thread that sleeps in the middle of a step is left to itself."""
 
 
-def await_stop(tid: int) -> int:
+_NOTHING = (0, 0)
+
+
+def _take_plainly(tid: int) -> tuple[int, int]:
+    return os.waitpid(tid, _POLL)
+
+
+def await_stop(tid: int, take: Callable[[int], tuple[int, int]] = _take_plainly) -> int:
     """
     Wait for the next stop or the end of a thread, and return its wait status.
 
     Raise ``ProcessLookupError`` if it has ended, and that is still to be reported: the kernel keeps the end of a
     process's first thread back until all others have been waited for.
     """
-    found, status = os.waitpid(tid, _POLL)
+    found, status = take(tid)
     while not found:
         signal.sigtimedwait([signal.SIGCHLD], 0.005)
         has_ended = thread_state(tid) in ("Z", "X")
-        found, status = os.waitpid(tid, _POLL)
+        found, status = take(tid)
         if has_ended and not found:
             raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
     return status
@@ -78,6 +88,8 @@ class Stopper:
         # Asking again makes sense only if the thread can run meanwhile.
         self._spins = _SPINS if len(os.sched_getaffinity(0)) > 1 else 1
         self._turns = 0
+        self.secure: Callable[[int], None] = lambda _: None
+        """What to do with a thread that has stopped with SIGTRAP, before its stop is taken from the kernel."""
         self.deferred: dict[int, int] = {}
         """Reported stops (wait statuses by tid, in order of arrival) that nobody has handled yet."""
         self.waits = Waits()
@@ -98,10 +110,10 @@ class Stopper:
             if self._turns % _TURNS == 0:
                 self.collect()
             return self.oldest_deferred()
-        waitpid, spins = os.waitpid, self._spins
+        take, spins = self._take, self._spins
         try:
             for _ in range(spins):
-                found = waitpid(-1, _POLL)
+                found = take()
                 if found[0]:
                     break
             else:
@@ -128,28 +140,43 @@ class Stopper:
         """Keep all stops that the kernel has to report now."""
         with contextlib.suppress(ChildProcessError):
             while True:
-                tid, status = os.waitpid(-1, _POLL)
+                tid, status = self._take()
                 if not tid:
                     return
                 self.defer(tid, status)
 
-    def wait_for_step(self, tid: int, *, may_leave: bool) -> int | None:
+    def _take(self, tid: int = 0) -> tuple[int, int]:
+        """Take a stop of a thread, or of any with 0, as ``waitpid`` does: (0, 0) if there is none."""
+        found = os.waitid(os.P_PID if tid else os.P_ALL, tid, _LOOK)
+        if found is None:
+            return _NOTHING
+        if found.si_status == signal.SIGTRAP and found.si_code == os.CLD_TRAPPED:
+            self.secure(found.si_pid)
+        return os.waitpid(found.si_pid, _POLL)
+
+    def await_stop(self, thread: Thread) -> int:
+        """Do as the function ``await_stop`` with a thread that may run into a breakpoint of ours."""
+        return await_stop(thread.tid, self._take)
+
+    def wait_for_step(self, tid: int, *, may_leave: bool, in_slot: bool = False) -> int | None:
         """
         Return the wait status of a thread that was let run for a moment, or None if it went to sleep instead.
 
-        Raise ``ProcessLookupError`` if it has ended, and that is still to be reported.
+        One that runs ``in_slot`` does not come to a breakpoint. Raise ``ProcessLookupError`` if it has ended, and that
+        is still to be reported.
         """
         status = self.deferred.pop(tid, None)
         if status is not None:
             return status
+        take = _take_plainly if in_slot else self._take
         for _ in range(self._spins):
-            found, status = os.waitpid(tid, _POLL)
+            found, status = take(tid)
             if found:
                 return status
         until = time.monotonic() + _STUCK
         while True:
             signal.sigtimedwait([signal.SIGCHLD], _STUCK / 4)
-            found, status = os.waitpid(tid, _POLL)
+            found, status = take(tid)
             if found:
                 return status
             state = thread_state(tid)
@@ -164,7 +191,7 @@ class Stopper:
         with contextlib.suppress(ChildProcessError):
             while True:
                 for _ in range(self._spins):
-                    found, status = os.waitpid(thread.tid, _POLL)
+                    found, status = self._take(thread.tid)
                     if found:
                         return status
                 if pause:

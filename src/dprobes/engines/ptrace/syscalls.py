@@ -55,6 +55,7 @@ __all__ = [
     "rseq_area",
     "same_memory",
     "seize",
+    "seize_for_exit",
     "send_signal",
     "set_debug_register",
     "set_process_name",
@@ -99,6 +100,7 @@ _O_TRACEVFORK = 0x04
 _O_TRACECLONE = 0x08
 _O_TRACEEXEC = 0x10
 _O_TRACEVFORKDONE = 0x20
+_O_TRACEEXIT = 0x40
 
 _OPTIONS = _O_TRACESYSGOOD | _O_TRACEFORK | _O_TRACEVFORK | _O_TRACECLONE | _O_TRACEEXEC | _O_TRACEVFORKDONE
 
@@ -118,6 +120,7 @@ class Event(enum.IntEnum):
     CLONE = 3
     EXEC = 4
     VFORK_DONE = 5
+    EXIT = 6
     STOP = 128
 
 
@@ -217,6 +220,11 @@ def _check(result: int) -> int:
 def seize(tid: int, *, follow: bool = True) -> None:
     """Start tracing a running thread without stopping it, and, to ``follow``, all that it creates (PTRACE_SEIZE)."""
     _check(_ptrace(_SEIZE, tid, None, _OPTIONS if follow else 0))
+
+
+def seize_for_exit(pid: int) -> None:
+    """Start tracing a process for one purpose: it stops when it is about to end (PTRACE_SEIZE, PTRACE_O_TRACEEXIT)."""
+    _check(_ptrace(_SEIZE, pid, None, _O_TRACEEXIT))
 
 
 def interrupt(tid: int) -> None:

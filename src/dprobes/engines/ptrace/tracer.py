@@ -10,7 +10,9 @@ Signals are blocked and taken with sigtimedwait, so that no event can slip in be
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import os
 import signal
 import sys
 import traceback
@@ -29,6 +31,7 @@ from dprobes.engines.ptrace.hits import HitHandler
 from dprobes.engines.ptrace.inserting import Inserter
 from dprobes.engines.ptrace.localtable import LocalTables
 from dprobes.engines.ptrace.modules import ModuleWatcher
+from dprobes.engines.ptrace.oomscore import SPARED, set_score
 from dprobes.engines.ptrace.processes import (
     STRANGE,
     AddressSpace,
@@ -45,6 +48,7 @@ from dprobes.engines.ptrace.sites import Sites
 from dprobes.engines.ptrace.stepping import Stepper
 from dprobes.engines.ptrace.stopping import Stopper
 from dprobes.engines.ptrace.syscalls import Event, StopKind, classify_stop
+from dprobes.engines.ptrace.traps import Traps
 from dprobes.engines.ptrace.watching import Watching
 from dprobes.engines.ptrace.wire import (
     Attach,
@@ -106,8 +110,10 @@ class Tracer:
             self._remover,
             self._armer,
             Exits(connection, HandOver(connection, self._detacher), self._dumps),
+            Traps(self._threads, stepper),
         )
         self._replacer = Replacer(connection, self._family, self._modules, self._stopper, self._watching, self._hits)
+        self._stopper.secure = self._hits.traps.secure
         self._inserter = Inserter(
             connection,
             self._family,
@@ -152,6 +158,7 @@ class Tracer:
         """Handle what the kernel has to report; return False if that was nothing."""
         handled = 0
         while handled < _CHECK_INTERVAL:
+            self._hits.traps.begin()
             found = self._stopper.next_stop()
             if found is None:
                 return bool(handled)
@@ -355,7 +362,7 @@ class Tracer:
         thread.uid = None
         thread.unfinished = thread.written = None
         self._stopper.waits.forget(thread)
-        thread.restarting = 0
+        thread.restarting = thread.trapped = 0
         thread.returns = []
         thread.leaving = None
         if not thread.is_outside:
@@ -370,6 +377,8 @@ def main(arguments: list[str]) -> int:
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     syscalls.set_process_name("dprobes-tracer")
+    with contextlib.suppress(OSError):  # not without the right to: ``dprobes doctor`` says so
+        set_score(os.getpid(), SPARED)
     connection = Connection(int(arguments[0]), int(arguments[1]))
     gc.freeze()  # what is loaded now lives as long as the process: collections need not look at it
     try:
