@@ -126,7 +126,6 @@ class HitHandler:
         """Handle the stop of a thread that has run into a breakpoint, and stands where it could go on (``traps``)."""
         address, thread.trapped = thread.trapped, 0
         space = thread.space
-        registers = self._registers = self.traps.registers_of(thread, self._registers)
         if thread.pending is not None:
             self.pending.complete(thread)
         thread.state = ThreadState.STOPPED
@@ -139,9 +138,14 @@ class HitHandler:
             syscalls.set_instruction_pointer(thread.tid, address)
             self._stopper.resume(thread)
             return
-        way_on = self._stepper.way_on(thread, breakpoint_)
-        if registers[_RIP] != way_on:  # of another thread that hit here meanwhile
-            syscalls.set_instruction_pointer(thread.tid, way_on)
+        registers = self.traps.take_registers(thread, self._registers)
+        if registers is None:
+            registers = self._registers
+            syscalls.get_registers(thread.tid, registers)
+            way_on = self._stepper.way_on(thread, breakpoint_)
+            if registers[_RIP] != way_on:  # of another thread that hit here meanwhile
+                syscalls.set_instruction_pointer(thread.tid, way_on)
+        self._registers = registers
         registers[_RIP] = address
         self._on_hit(thread, breakpoint_)
 

@@ -158,7 +158,8 @@ class Tracer:
         """Handle what the kernel has to report; return False if that was nothing."""
         handled = 0
         while handled < _CHECK_INTERVAL:
-            self._hits.traps.begin()
+            if self._stopper.deferred:
+                self._hits.traps.forget()
             found = self._stopper.next_stop()
             if found is None:
                 return bool(handled)

@@ -9,7 +9,6 @@ what is left of it). So its instruction pointer is put right before the stop is 
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING
 
 from dprobes.engines.ptrace import syscalls
@@ -37,7 +36,7 @@ class Traps:
         self._last: Thread | None = None
         """Whose registers were read last, and have not changed since."""
 
-    def begin(self) -> None:
+    def forget(self) -> None:
         """Forget the registers that were read before: their thread may have got others."""
         self._last = None
 
@@ -51,25 +50,31 @@ class Traps:
         thread = self._threads.get(tid)
         if thread is None:
             return
-        registers = self._registers
-        with contextlib.suppress(OSError):  # killed meanwhile
+        registers, space = self._registers, thread.space
+        try:
             syscalls.get_registers(tid, registers)
             address = registers[_RIP] - 1
-            breakpoint_ = thread.space.breakpoints.get(address)
-            if breakpoint_ is None and address not in thread.space.former:
+            breakpoint_ = space.breakpoints.get(address)
+            if breakpoint_ is None and address not in space.former:
                 return
             if syscalls.get_signal_info(tid, self._info) != syscalls.SI_KERNEL:
                 return
             way_on = address if breakpoint_ is None else self._stepper.way_on(thread, breakpoint_)
             syscalls.set_instruction_pointer(tid, way_on)
-            registers[_RIP] = way_on
-            thread.trapped = address
-            self._last = thread
+        except OSError:
+            return  # killed meanwhile
+        thread.trapped = address
+        self._last = thread
 
-    def registers_of(self, thread: Thread, scratch: ctypes.Array[ctypes.c_ulong]) -> ctypes.Array[ctypes.c_ulong]:
-        """Return the registers of a thread that trapped; ``scratch`` is what they may be read into, or is kept."""
-        if self._last is thread:
-            registers, self._registers, self._last = self._registers, scratch, None
-            return registers
-        syscalls.get_registers(thread.tid, scratch)
-        return scratch
+    def take_registers(
+        self, thread: Thread, scratch: ctypes.Array[ctypes.c_ulong]
+    ) -> ctypes.Array[ctypes.c_ulong] | None:
+        """
+        Return the registers of a thread that was secured just now, with ``scratch`` to be used in their place.
+
+        None says that they may have changed. The instruction pointer is that behind the breakpoint.
+        """
+        if self._last is not thread:
+            return None
+        registers, self._registers, self._last = self._registers, scratch, None
+        return registers
