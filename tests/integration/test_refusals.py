@@ -35,7 +35,7 @@ from integration.support import (
 )
 
 if TYPE_CHECKING:
-    from integration.support import Builder
+    from integration.support import Builder, Runner
 
 TORTURE = "name = torture\noffset = stepped\nminor = 1\npush 1\nlog 1\nexit\n"
 
@@ -400,3 +400,16 @@ def test_dprobes_itself_is_excluded(tmp_path: Path) -> None:
     result = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=TIMEOUT, check=False)
     assert re.fullmatch(r"dprobes: error: EXCLUDED: process \d+ is dprobes itself\n", result.stderr)
     assert result.returncode == 1
+
+
+def test_a_run_on_a_run_of_a_command_is_refused_by_the_inner_one(build: Builder, run: Runner, tmp_path: Path) -> None:
+    inner = tmp_path / "inner.rpn"
+    inner.write_text("name = hotloop\noffset = tick\nminor = 1\npush 1\nlog 1\nexit\n")
+    program = build("hotloop.c")
+    for _ in range(3):
+        command = [*DPROBES, "run", str(inner), "--engine", "ptrace", "--", str(program), "5"]
+        result = run("name = hotloop\noffset = tick\nminor = 1\nexit\n", ["--exit-status", "--", *command])
+        assert result.status == 1
+        assert ") is followed already by the dprobes of process " in result.stderr
+        assert "hint: a process has one tracer: insert all programs with 'dprobes insert'" in result.stderr
+        assert result.stdout == ""

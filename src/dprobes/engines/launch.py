@@ -63,6 +63,11 @@ class Command:
         # The other pipe ends with the exec, or holds the number of the error. Not waited for here: an engine may have
         # something to do about the new program before that.
 
+    @property
+    def has_gone(self) -> bool:
+        """Whether the child was let execute its program."""
+        return self._go < 0
+
     def wait(self) -> int:
         """Wait for the child's end and return its wait status; raise ``TargetError`` if it could not be started."""
         if self._status is None:

@@ -136,8 +136,8 @@ class Conversation:
         self.outbox.send(Attach(pid, launching=self._command is not None or scope.program is not None))
 
     def wait_for_command(self) -> int | None:
-        """Wait for the end of the command and return its wait status, None if there is none."""
-        return None if self._command is None else self._command.wait()
+        """Wait for the end of the command and return its wait status, None if there is none, or it never began."""
+        return None if self._command is None or not self._command.has_gone else self._command.wait()
 
     def leave(self, run: ProgramRun) -> None:
         """Note that a session is done with a program; with the last one the conversation is over."""
