@@ -14,6 +14,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from dprobes.engines.ptrace import syscalls
+from dprobes.engines.ptrace.copies import heal
 from dprobes.engines.ptrace.emission import Emitter
 from dprobes.engines.ptrace.emulate import Action, emulate, uses_return_addresses
 from dprobes.engines.ptrace.exits import hands_over
@@ -112,6 +113,11 @@ class HitHandler:
             if slot is not None and slot.trap == address and thread.unfinished is not None:
                 self._on_late_step(thread)
                 return
+            if thread.space.breakpoints and heal(thread, address, self._modules):
+                # A hit if it is a probepoint now.
+                syscalls.set_instruction_pointer(thread.tid, address)
+                self._stopper.resume(thread)
+                return
         elif code == syscalls.TRAP_TRACE and thread.unfinished is not None:
             self._on_late_step(thread)
             return
@@ -143,11 +149,30 @@ class HitHandler:
             registers = self._registers
             syscalls.get_registers(thread.tid, registers)
             way_on = self._stepper.way_on(thread, breakpoint_)
+            if not syscalls.runs_as(registers, space.word_size):
+                way_on = address
             if registers[_RIP] != way_on:  # of another thread that hit here meanwhile
                 syscalls.set_instruction_pointer(thread.tid, way_on)
         self._registers = registers
         registers[_RIP] = address
-        self._on_hit(thread, breakpoint_)
+        if syscalls.runs_as(registers, space.word_size):
+            self._on_hit(thread, breakpoint_)
+        else:
+            self._pass_by(thread, breakpoint_)
+
+    def _pass_by(self, thread: Thread, breakpoint_: Breakpoint) -> None:
+        """Let a thread execute code of the other word size, which is not the instruction that the probe is for."""
+        for probe in breakpoint_.probes():
+            other = 64 if thread.space.word_size == 4 else 32
+            self._context.on_warning(
+                probe.program,
+                f"process {thread.pid} executes {other}-bit code at offset {breakpoint_.site.offset:#x} of a "
+                f"{96 - other}-bit module: that is no hit",
+                "only code of the file's own word size can be probed",
+            )
+        completion = self._stepper.step_plainly(thread, breakpoint_, self._registers)
+        if completion.resumable:
+            self._go_on(thread, completion.signal)
 
     def deliver(self, thread: Thread, number: int) -> None:
         """Let a thread run on with the signal that it has stopped for."""

@@ -121,7 +121,13 @@ class Stepper:
                 return COMPLETED
             if may_pend and slot.leads_on:
                 return PENDING
-        return self._step_through(thread, breakpoint_, registers, slot)
+        return self._step_through(thread, breakpoint_, registers, slot, breakpoint_.site.emulation[0])
+
+    def step_plainly(
+        self, thread: Thread, breakpoint_: Breakpoint, registers: ctypes.Array[ctypes.c_ulong]
+    ) -> Completion:
+        """Let a thread execute in place whatever is under a breakpoint, without regard to what it was taken for."""
+        return self._step_in_place(thread, breakpoint_, registers, Action.STEP)
 
     def way_on(self, thread: Thread, breakpoint_: Breakpoint) -> int:
         """Return where a thread could execute the instruction under a breakpoint by itself, as far as that is known."""
@@ -129,20 +135,26 @@ class Stepper:
         return breakpoint_.address if slot is None else slot.address
 
     def _step_in_place(
-        self, thread: Thread, breakpoint_: Breakpoint, registers: ctypes.Array[ctypes.c_ulong]
+        self,
+        thread: Thread,
+        breakpoint_: Breakpoint,
+        registers: ctypes.Array[ctypes.c_ulong],
+        action: Action | None = None,
     ) -> Completion:
         space = thread.space
         address = breakpoint_.address
+        if action is None:
+            action = breakpoint_.site.emulation[0]
         with self._stopper.others_stopped(space, thread):
             os.pwrite(space.memory, bytes([breakpoint_.original]), address)
             if space.watchpoints:
                 registers[_EFLAGS] |= RESUME_FLAG  # an execute watchpoint here has been hit already
             try:
                 syscalls.set_registers(thread.tid, registers)
-                if breakpoint_.site.emulation[0] == Action.REPEAT:
+                if action == Action.REPEAT:
                     with self._temporary_breakpoint(thread, address + breakpoint_.site.emulation[1]):
-                        return self._step_through(thread, breakpoint_, registers, None)
-                return self._step_through(thread, breakpoint_, registers, None)
+                        return self._step_through(thread, breakpoint_, registers, None, action)
+                return self._step_through(thread, breakpoint_, registers, None, action)
             finally:
                 # After an exec the breakpoint is no longer one of this space, or the space is closed.
                 if space.breakpoints.get(address) is breakpoint_:
@@ -172,9 +184,10 @@ class Stepper:
         breakpoint_: Breakpoint,
         registers: ctypes.Array[ctypes.c_ulong],
         slot: Slot | None,
+        action: Action,
     ) -> Completion:
         tid = thread.tid
-        action, length = breakpoint_.site.emulation[:2]
+        length = breakpoint_.site.emulation[1]
         start = breakpoint_.address if slot is None else slot.address
         traps = bool(registers[_EFLAGS] & TRAP_FLAG)
         if action == Action.REPEAT and traps:

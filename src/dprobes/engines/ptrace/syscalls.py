@@ -53,6 +53,7 @@ __all__ = [
     "resume",
     "resume_to_syscall",
     "rseq_area",
+    "runs_as",
     "same_memory",
     "seize",
     "seize_for_exit",
@@ -181,6 +182,14 @@ USER_CS_32 = 0x23
 def word_size(registers: ctypes.Array[ctypes.c_ulong]) -> Literal[4, 8]:
     """Return the word size of the program that a thread with these registers runs."""
     return 4 if registers[Register.CS] == USER_CS_32 else 8
+
+
+_CS = int(Register.CS)
+
+
+def runs_as(registers: ctypes.Array[ctypes.c_ulong], size: int) -> bool:
+    """Return whether a thread with these registers runs code of a word size: a far jump leads to the other one's."""
+    return (registers[_CS] == USER_CS_32) == (size == 4)
 
 
 class StopKind(enum.Enum):

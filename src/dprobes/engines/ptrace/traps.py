@@ -59,7 +59,9 @@ class Traps:
                 return
             if syscalls.get_signal_info(tid, self._info) != syscalls.SI_KERNEL:
                 return
-            way_on = address if breakpoint_ is None else self._stepper.way_on(thread, breakpoint_)
+            way_on = address
+            if breakpoint_ is not None and syscalls.runs_as(registers, space.word_size):
+                way_on = self._stepper.way_on(thread, breakpoint_)
             syscalls.set_instruction_pointer(tid, way_on)
         except OSError:
             return  # killed meanwhile
