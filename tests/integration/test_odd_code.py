@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
 from typing import TYPE_CHECKING
+
+import pytest
+
+from dprobes.engines.ptrace import syscalls
+from dprobes.engines.ptrace.debugregs import CONTROL, Watch, control_bits
+from dprobes.rpn.program import Access
+from integration.support import TIMEOUT, await_breakpoint, await_line, read_result, running
 
 if TYPE_CHECKING:
     from integration.support import Builder, Runner
@@ -35,3 +44,53 @@ def test_narrow_code_in_a_wide_program_is_executed_as_it_is(build: Builder, run:
     assert " executes 32-bit code at offset 0x" in result.stderr
     assert " of a 64-bit module: that is no hit\n" in result.stderr
     assert "hint: only code of the file's own word size can be probed\n" in result.stderr
+
+
+def test_code_in_the_last_page_of_user_space_is_probed(build: Builder, run: Runner) -> None:
+    program = build("oddcode.c", "-no-pie")
+    with running(program, "top", stdin=subprocess.PIPE) as target:
+        assert await_line(target) == "0x7fffffffe000\n"
+        # The last instruction but one is executed out of line.
+        source = WORK + "offset = work + 7\nminor = 2\nmaxhits = 9\nexit\n"
+        process, output = run.start(source, ["-p", str(target.pid)])
+        await_breakpoint(target.pid, program, "work")
+        assert target.stdin is not None
+        target.stdin.write("\n")
+        target.stdin.flush()
+        assert target.wait(TIMEOUT) == 0
+        result = read_result(process, output)
+    assert [result.counts[minor].hits for minor in (1, 2)] == [3, 3]
+
+
+def watch(pid: int, address: int) -> None:
+    """Leave a watchpoint for reads and writes of 4 bytes in a process, as a debugger does that is killed."""
+    syscalls.seize(pid, follow=False)
+    syscalls.interrupt(pid)
+    os.waitpid(pid, syscalls.WALL)
+    watched = Watch(address, 4, Access.READ_WRITE)
+    syscalls.set_debug_register(pid, 0, address)
+    syscalls.set_debug_register(pid, CONTROL, control_bits(0, watched))
+    syscalls.detach(pid)
+
+
+@pytest.mark.parametrize("is_probed", [False, True])
+def test_the_watchpoint_of_a_debugger_on_a_probed_load_traps_right_behind_it(
+    build: Builder, run: Runner, *, is_probed: bool
+) -> None:
+    program = build("oddcode.c", "-no-pie")
+    with running(program, "watched", stdin=subprocess.PIPE) as target:
+        watch(target.pid, int(await_line(target), 16))
+        assert target.stdin is not None
+        if is_probed:
+            source = "name = oddcode\noffset = loads\nminor = 1\nmaxhits = 9\npush 1\nlog 1\nexit\n"
+            source += "offset = loads + 7\nminor = 2\npush 1\nlog 1\nexit\n"
+            process, output = run.start(source, ["-p", str(target.pid)])
+            await_breakpoint(target.pid, program, "loads")
+        target.stdin.write("\n")
+        target.stdin.flush()
+        # Six loads, six traps; none anywhere else.
+        assert await_line(target) == "6 0\n"
+        assert target.wait(TIMEOUT) == 0
+        if is_probed:
+            result = read_result(process, output)
+            assert [result.counts[minor].hits for minor in (1, 2)] == [3, 3]

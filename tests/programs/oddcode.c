@@ -1,10 +1,13 @@
 /*
- * oddcode copy | move | untraced | compat: calls work(), does something unusual with its code, and calls work() there.
+ * oddcode copy | move | untraced | top | watched | compat: calls work(), does something unusual with its code, and calls work() there.
  * copy: in a copy of the function. move: where mremap(2) has moved it to. untraced: in a child that is made with
- * CLONE_UNTRACED. compat: calls narrow(), 32-bit code in this 64-bit program, to be linked at a low address.
+ * CLONE_UNTRACED. top: in a second mapping, in the last page of user space; waits for input after that is there.
+ * watched: calls loads() three times after input, and prints how often the program was trapped right behind its load,
+ * and elsewhere; before that it prints the address of what is loaded. compat: calls narrow(), 32-bit code in this 64-bit program, to be linked at a low address.
  * Status 0 if all results were right.
  */
 #define _GNU_SOURCE
+#include <fcntl.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
@@ -12,6 +15,7 @@
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
+#include <ucontext.h>
 #include <unistd.h>
 
 #define SIZE 4096
@@ -35,6 +39,49 @@ __asm__(".text\n.globl narrow\n.type narrow, @function\n"
 	".data\nfar_narrow: .long narrow\n.word 0x23\n.text\n");
 function enter;
 
+/* Two instructions that load a number: one in the x87 unit. */
+long loaded = 14;
+int loads(void);
+__asm__(".text\n.globl loads\n.type loads, @function\n"
+	"loads: mov loaded, %eax\nbehind_first: fildl loaded\nbehind_second: fistpl -8(%rsp)\n add -8(%rsp), %eax\n"
+	" ret\n .size loads, . - loads\n");
+extern char behind_first[], behind_second[];
+
+static volatile int traps, strays;
+
+static void on_trap(int number, siginfo_t *info, void *context)
+{
+	char *place = (char *)((ucontext_t *)context)->uc_mcontext.gregs[REG_RIP];
+
+	if (place == behind_first || place == behind_second)
+		traps++;
+	else
+		strays++;
+}
+
+static void say(const char *format, unsigned long number)
+{
+	printf(format, number);
+	fflush(stdout);
+	getchar();
+}
+
+/* Map work() once more, at an address. */
+static void *map_again(unsigned long address)
+{
+	unsigned long start, end, offset;
+	char line[500];
+	FILE *maps = fopen("/proc/self/maps", "r");
+
+	while (fgets(line, sizeof line, maps)) {
+		sscanf(line, "%lx-%lx %*s %lx", &start, &end, &offset);
+		if ((unsigned long)work >= start && (unsigned long)work < end)
+			return mmap((void *)address, SIZE, PROT_READ | PROT_EXEC, MAP_PRIVATE | MAP_FIXED_NOREPLACE,
+				    open("/proc/self/exe", O_RDONLY), offset + (unsigned long)work - start);
+	}
+	return MAP_FAILED;
+}
+
 static void *room(int protection)
 {
 	return mmap(NULL, SIZE, protection, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -48,6 +95,21 @@ int main(int argc, char **argv)
 
 	if (!strcmp(how, "compat"))
 		return enter(10) != 14 || enter(20) != 24;
+	if (!strcmp(how, "watched")) {
+		struct sigaction action = { .sa_sigaction = on_trap, .sa_flags = SA_SIGINFO };
+
+		sigaction(SIGTRAP, &action, NULL);
+		say("%#lx\n", (unsigned long)&loaded);
+		for (int n = 0; n < 3; n++)
+			if (loads() != 28)
+				return 1;
+		printf("%d %d\n", traps, strays);
+		return 0;
+	}
+	if (!strcmp(how, "top")) {
+		there = map_again(0x7fffffffe000);
+		say("%#lx\n", (unsigned long)there);
+	}
 	if (work(1) != 10)
 		return 1;
 	if (!strcmp(how, "copy"))

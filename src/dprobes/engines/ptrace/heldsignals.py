@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 
     from dprobes.engines.ptrace.processes import Thread
 
-__all__ = ["FAULTS", "HeldSignals"]
+__all__ = ["FAULTS", "HeldSignals", "move_signal_address"]
+
+# Words of siginfo_t that hold si_addr.
+_ADDRESS_LOW, _ADDRESS_HIGH = 4, 5
 
 FAULTS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP)
 """
@@ -73,3 +76,15 @@ class HeldSignals:
             with contextlib.suppress(OSError):
                 syscalls.send_signal(self._thread.pid, self._thread.tid, number)
         self._mask = None
+
+
+def move_signal_address(info: ctypes.Array[ctypes.c_int32], former: int, address: int) -> None:
+    """Change the address in a ``siginfo`` if it is ``former``."""
+    low, high = info[_ADDRESS_LOW] & 0xFFFFFFFF, info[_ADDRESS_HIGH] & 0xFFFFFFFF
+    if low | high << 32 == former:
+        info[_ADDRESS_LOW] = _signed(address & 0xFFFFFFFF)
+        info[_ADDRESS_HIGH] = _signed(address >> 32)
+
+
+def _signed(word: int) -> int:
+    return word - (1 << 32) if word >> 31 else word

@@ -332,8 +332,10 @@ class HitHandler:
     def _complete(self, thread: Thread, breakpoint_: Breakpoint, *, may_pend: bool) -> Completion:
         """Carry the original instruction out, by emulation or by a step."""
         emulation = breakpoint_.site.emulation
-        may_emulate = not self._registers[_EFLAGS] & TRAP_FLAG and not (
-            thread.space.has_shadow_stack and uses_return_addresses(emulation)
+        may_emulate = not (
+            self._registers[_EFLAGS] & TRAP_FLAG
+            or thread.debug.has_foreign
+            or (thread.space.has_shadow_stack and uses_return_addresses(emulation))
         )
         space = thread.space
         memory = UnwatchedMemory(self._context, space) if space.watchpoints else self._context

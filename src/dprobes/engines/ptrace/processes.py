@@ -141,6 +141,8 @@ class DebugState:
     armed: tuple[Watchpoint, ...] = ()
     slots: dict[int, Watchpoint] = field(default_factory=dict)
     superseded: dict[int, Watchpoint] = field(default_factory=dict)
+    has_foreign: bool = False
+    """Whether a debugger had left watchpoints when the thread was seized: later nobody but us can set any."""
 
 
 @dataclass(slots=True, eq=False)

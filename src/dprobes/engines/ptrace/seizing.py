@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from typing import TYPE_CHECKING, Literal
 
 from dprobes.engines.procfs import children_of, process_field, thread_state, threads_of
 from dprobes.engines.ptrace import syscalls
+from dprobes.engines.ptrace.debugregs import CONTROL
 from dprobes.engines.ptrace.processes import AddressSpace, ThreadState
 
 if TYPE_CHECKING:
@@ -56,6 +58,9 @@ class Seizer:
             if not new:
                 break
             held += self._stopper.stop(new)
+            for thread in new:
+                with contextlib.suppress(OSError):  # it has not stopped
+                    thread.debug.has_foreign = bool(syscalls.get_debug_register(thread.tid, CONTROL))
             for thread in new:
                 if thread.state is ThreadState.RUNNING and thread.tid not in self._stopper.deferred:
                     held += self._seize_vfork_child(thread)

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dprobes.engines.ptrace import syscalls
+from dprobes.engines.ptrace.debugregs import STATUS, slots_hit
 from dprobes.engines.ptrace.emulate import Action
-from dprobes.engines.ptrace.heldsignals import FAULTS, HeldSignals
+from dprobes.engines.ptrace.heldsignals import FAULTS, HeldSignals, move_signal_address
 from dprobes.engines.ptrace.processes import INT3, ThreadGoneError, ThreadState
 from dprobes.engines.ptrace.slotmaking import SlotMaker
 from dprobes.engines.ptrace.slots import Placement
@@ -40,8 +41,7 @@ __all__ = ["COMPLETED", "PENDING", "Completion", "CompletionKind", "Stepper"]
 _RIP = int(Register.RIP)
 _EFLAGS = int(Register.EFLAGS)
 
-# Words of siginfo_t that hold si_addr.
-_ADDRESS_LOW, _ADDRESS_HIGH = 4, 5
+_CODE = 2  # the word of siginfo_t that holds si_code
 
 
 class CompletionKind(enum.Enum):
@@ -197,6 +197,8 @@ class Stepper:
         )
         signals = HeldSignals(thread)
         while True:
+            if thread.debug.has_foreign:
+                syscalls.set_debug_register(tid, STATUS, 0)  # an older hit is no trap of this instruction
             advance(tid)
             status = self._stopper.wait_for_step(tid, may_leave=not signals, in_slot=slot is not None)
             if status is None:
@@ -216,6 +218,8 @@ class Stepper:
                 if number == signal.SIGTRAP and code == syscalls.TRAP_TRACE:
                     if slot is not None:
                         self.settle(thread, slot, registers)
+                    if thread.debug.has_foreign and self._hits_foreign(thread, slot):
+                        return Completion(CompletionKind.COMPLETED, signals.give_back() or signal.SIGTRAP)
                     if traps:
                         return self._trap_of_its_own(thread, breakpoint_, slot, registers, signals)
                     return Completion(CompletionKind.COMPLETED, signals.give_back())
@@ -252,6 +256,20 @@ class Stepper:
                 self._stopper.defer(tid, status)
                 return Completion(CompletionKind.INTERRUPTED, resumable=False)
 
+    def _hits_foreign(self, thread: Thread, slot: Slot | None) -> bool:
+        """
+        Return whether a debugger's watchpoint was hit by a step, and make the signal one for that.
+
+        The kernel reports a step and a watchpoint as one trap, which says that it is a step.
+        """
+        if not any(s not in thread.debug.slots for s in slots_hit(syscalls.get_debug_register(thread.tid, STATUS))):
+            return False
+        self._info[_CODE] = syscalls.TRAP_HWBKPT
+        if slot is not None:
+            move_signal_address(self._info, slot.end, slot.following)
+        syscalls.set_signal_info(thread.tid, self._info)
+        return True
+
     def _trap_of_its_own(
         self,
         thread: Thread,
@@ -263,8 +281,8 @@ class Stepper:
         """Complete a step of a program that steps itself: the trap is its own as well."""
         if not signals and slot is not None:
             self._set_back(thread, slot, registers)
-            self._move_signal_address(slot.end, slot.following)
-            self._move_signal_address(slot.address, slot.site)  # between two turns of a repeated instruction
+            move_signal_address(self._info, slot.end, slot.following)
+            move_signal_address(self._info, slot.address, slot.site)  # between two turns of a repeated instruction
             syscalls.set_signal_info(thread.tid, self._info)
         syscalls.get_registers(thread.tid, registers)
         unfinished = registers[_RIP] == breakpoint_.address and breakpoint_.site.emulation[0] == Action.REPEAT
@@ -307,6 +325,10 @@ class Stepper:
             return number
         if registers[_RIP] != slot.address:
             self.settle(thread, slot, registers)
+            if number == signal.SIGTRAP:  # of a watchpoint
+                syscalls.get_signal_info(thread.tid, self._info)
+                move_signal_address(self._info, slot.end, slot.following)
+                syscalls.set_signal_info(thread.tid, self._info)
         elif number and (slot.is_free or thread.pending is not None):
             # Its handler has run; so let it be executed before the signal is delivered.
             return self._finish(thread, slot, registers, number)
@@ -356,15 +378,8 @@ class Stepper:
             return
         syscalls.get_signal_info(thread.tid, self._info)
         if self._info[2] > 0:
-            self._move_signal_address(slot.address, slot.site)
+            move_signal_address(self._info, slot.address, slot.site)
             syscalls.set_signal_info(thread.tid, self._info)
-
-    def _move_signal_address(self, former: int, address: int) -> None:
-        """Change the address in the signal that was read last, if it is ``former``."""
-        low, high = self._info[_ADDRESS_LOW] & 0xFFFFFFFF, self._info[_ADDRESS_HIGH] & 0xFFFFFFFF
-        if low | high << 32 == former:
-            self._info[_ADDRESS_LOW] = _signed(address & 0xFFFFFFFF)
-            self._info[_ADDRESS_HIGH] = _signed(address >> 32)
 
     def _enter_from_site(
         self, thread: Thread, breakpoint_: Breakpoint, registers: ctypes.Array[ctypes.c_ulong]
@@ -375,10 +390,6 @@ class Stepper:
         if breakpoint_.site.original == b"\x0f\x05":
             registers[Register.RCX] = registers[_RIP]  # where syscall leaves the return address
         syscalls.set_registers(thread.tid, registers)
-
-
-def _signed(word: int) -> int:
-    return word - (1 << 32) if word >> 31 else word
 
 
 def _stands_at(thread: Thread, address: int, registers: ctypes.Array[ctypes.c_ulong]) -> bool:
