@@ -131,9 +131,9 @@ class Conversation:
             self._command = Command(scope.command, allow_tracer, scope.output)
         # Not before: a process that is forked has no threads but one.
         self._guard = TracerGuard(self._tracer, self._restore, self._disarm)
-        pid = self._command.pid if self._command is not None else scope.pid
-        assert pid is not None
-        self.outbox.send(Attach(pid, launching=self._command is not None or scope.program is not None))
+        is_launching = self._command is not None or scope.program is not None
+        pid = scope.pid if self._command is None else self._command.pid
+        self.outbox.send(Attach(pid or 0, launching=is_launching))
 
     def wait_for_command(self) -> int | None:
         """Wait for the end of the command and return its wait status, None if there is none, or it never began."""
@@ -370,8 +370,7 @@ class Conversation:
             run.end(item_for(run))
 
     def _restore(self) -> None:
-        """Put the original bytes back."""
-        # Whoever has the lock may be waiting for a tracer that cannot answer any more.
+        """Put the original bytes back; whoever has the lock may wait for a tracer that cannot answer any more."""
         if self._lock.acquire(timeout=_PATIENCE_AT_DEATH):
             try:
                 self._bystander.note_all(self._inbox.read_ahead())

@@ -157,8 +157,7 @@ class Thread:
     uid: tuple[int, int] | None = None
     """The (effective, real) user ids when they were last looked up."""
     unfinished: UnfinishedHit | None = None
-    trapped: int = 0
-    """The address of the breakpoint into which the thread has run, until that is handled; see ``traps``."""
+    trapped: int = 0  # the address of the breakpoint into which it has run, until that is handled (``traps``)
     written: Changes | None = None
     """What handlers changed before an instruction that was not yet executed."""
     restarting: int = 0

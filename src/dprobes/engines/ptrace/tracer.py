@@ -10,9 +10,7 @@ Signals are blocked and taken with sigtimedwait, so that no event can slip in be
 
 from __future__ import annotations
 
-import contextlib
 import gc
-import os
 import signal
 import sys
 import traceback
@@ -31,7 +29,7 @@ from dprobes.engines.ptrace.hits import HitHandler
 from dprobes.engines.ptrace.inserting import Inserter
 from dprobes.engines.ptrace.localtable import LocalTables
 from dprobes.engines.ptrace.modules import ModuleWatcher
-from dprobes.engines.ptrace.oomscore import SPARED, set_score
+from dprobes.engines.ptrace.oomscore import spare_process
 from dprobes.engines.ptrace.processes import (
     STRANGE,
     AddressSpace,
@@ -378,8 +376,7 @@ def main(arguments: list[str]) -> int:
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     syscalls.set_process_name("dprobes-tracer")
-    with contextlib.suppress(OSError):  # not without the right to: ``dprobes doctor`` says so
-        set_score(os.getpid(), SPARED)
+    spare_process()
     connection = Connection(int(arguments[0]), int(arguments[1]))
     gc.freeze()  # what is loaded now lives as long as the process: collections need not look at it
     try:
