@@ -86,6 +86,8 @@ def mapped(*paths: Path) -> Iterator[int]:
     """Let another user, to whom the files are given, map them as code."""
     for path in paths:
         os.chown(path, USER, USER)
+        for directory in path.parents[:3]:  # pytest makes them for one user alone
+            directory.chmod(0o755)
     command = [sys.executable, "-c", MAPPER, *map(str, paths)]
     with ended(subprocess.Popen(command, stdout=subprocess.PIPE, text=True)) as process:
         assert process.stdout is not None

@@ -209,8 +209,8 @@ def test_a_file_that_may_not_be_read_is_named(build: Builder, tmp_path: Path) ->
     done = subprocess.run(
         [*words, *DPROBES, "run", source, *ENGINE], capture_output=True, text=True, timeout=TIMEOUT, check=False
     )
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == f"dprobes: error: '{program}' cannot be read: permission denied\n"
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"{source}:1:1: error: '{program}' cannot be read: permission denied\n")
 
 
 def test_a_return_that_no_uretprobe_can_serve_is_refused_with_the_reason(build: Builder, run: Runner) -> None:

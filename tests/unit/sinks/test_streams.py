@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import resource
 from typing import TYPE_CHECKING
 
@@ -15,37 +16,41 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-@pytest.fixture
-def limit() -> Iterator[int]:
-    """Files may be so large."""
+LIMIT = 100
+
+
+@contextlib.contextmanager
+def limited() -> Iterator[None]:
+    """Let no file become larger than LIMIT; not longer than needed, as pytest's own output may be a file."""
     old = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100, old[1]))
-    yield 100
-    resource.setrlimit(resource.RLIMIT_FSIZE, old)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (LIMIT, old[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, old)
 
 
-def test_a_file_that_is_full_ends_behind_a_whole_record(tmp_path: Path, limit: int) -> None:
+def test_a_file_that_is_full_ends_behind_a_whole_record(tmp_path: Path) -> None:
     path = tmp_path / "out"
     outlet = stream.file(path)
     outlet.write(["ä" * 9, "b" * 19])  # 19 and 20 bytes
     outlet.flush()
     outlet.write(["c" * 19])
     outlet.write(["d" * 19, "e" * 29, "f" * 19])
-    with pytest.raises(SinkError) as caught:
+    with limited(), pytest.raises(SinkError) as caught:
         outlet.flush()
     assert caught.value.message == f"'{path}': file too large"
     assert (caught.value.taken, caught.value.lost) == (0, 2)
     outlet.write(["g"])
     outlet.close()
     assert path.read_text() == "".join(f"{text}\n" for text in ("ä" * 9, "b" * 19, "c" * 19, "d" * 19))
-    assert path.stat().st_size <= limit
+    assert path.stat().st_size <= LIMIT
 
 
-@pytest.mark.usefixtures("limit")
 def test_what_a_write_that_fails_has_taken_is_told(tmp_path: Path) -> None:
     outlet = stream.file(tmp_path / "out")
     outlet.write(["a" * 19])
-    with pytest.raises(SinkError) as caught:
+    with limited(), pytest.raises(SinkError) as caught:
         outlet.write(["b" * 19, "c" * 9999])
     # What is written is written in whole, however it is kept before.
     assert (caught.value.taken, caught.value.lost) == (1, 0)
