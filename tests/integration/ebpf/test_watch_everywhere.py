@@ -124,7 +124,7 @@ def test_a_handler_that_is_none_for_i386_serves_the_others(build: Builder, run: 
     result, _ = everywhere(run, source, [program, "put"], [narrow, "put"])
     assert {minor: count.hits for minor, count in result.counts.items()} == {1: 1, 2: 0}
     assert "warning: the program cannot be inserted into i386 processes\n" in result.stderr
-    assert ":6:1: error: i386 has no register 'r8'" in result.stderr
+    assert ":6:9: error: i386 has no register 'r8'" in result.stderr
 
 
 def test_a_scope_is_kept(build: Builder, run: Runner) -> None:
@@ -154,6 +154,6 @@ def test_registers_that_others_have_are_left_to_them(build: Builder, run: Runner
 def test_what_engine_auto_takes(build: Builder, run: Runner) -> None:
     program, symbols = fixed(build)
     source = in_kernel_mode(watch("w", symbols["cell"]))
-    result = run(source, ["--", str(program), "fork", "3"], ["--engine", "auto"])
+    result = run(source, ["--", str(program), "fork", "3"], ["--engine", "auto", "-v"])
     assert "note: engine ebpf: " in result.stderr
     assert result.counts[1].hits == 3

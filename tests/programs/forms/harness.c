@@ -275,9 +275,14 @@ static void find_features(void)
 		return;
 	__asm__("xgetbv" : "=a"(a), "=d"(d) : "c"(0));
 	x_mask = a & 0xe7; /* x87, SSE, AVX, AVX-512; not MPX and not the protection keys */
-	__asm__("cpuid" : "=a"(a), "=b"(b), "=c"(c), "=d"(d) : "a"(0xd), "c"(0));
-	if (b > X_SIZE)
-		stop("the extended state is larger than expected");
+	/* What leaf 0xd says of all components together counts those that are not saved here, such as the tiles of AMX. */
+	for (unsigned component = 2; component < 8; component++) {
+		if (!(x_mask >> component & 1))
+			continue;
+		__asm__("cpuid" : "=a"(a), "=b"(b), "=c"(c), "=d"(d) : "a"(0xd), "c"(component));
+		if (b + a > X_SIZE)
+			stop("the extended state is larger than expected");
+	}
 }
 
 /* Give fs and gs bases of their own. */
