@@ -31,6 +31,17 @@ def test_a_storm_of_signals_loses_neither_signals_nor_hits(build: Builder, run: 
     assert [words[1] for words in result.words()] == list(range(1, len(result.records) + 1))
 
 
+@pytest.mark.parametrize("meanwhile", ["stepped", "stopped"])
+def test_signals_keep_what_was_sent_with_them_although_stops_come_in_between(
+    build: Builder, run: Runner, meanwhile: str
+) -> None:
+    source = "name = heldsignals\noffset = tick\nminor = 1\nexit\noffset = aside\nminor = 2\nexit\n"
+    result = run.command(source, build("heldsignals.c"), 300, meanwhile)
+    assert result.stdout == "300\n"
+    assert result.counts[1].hits > 0
+    assert result.counts[2].hits == (300 if meanwhile == "stepped" else 0)
+
+
 def test_a_fault_that_the_program_repairs_is_one_record(build: Builder, run: Runner) -> None:
     source = "name = repair\noffset = touch\nminor = 1\npush r, arg1\nlog 1\nexit\n"
     result = run.command(source, build("repair.c"), 50)

@@ -215,10 +215,7 @@ class Detacher:
                 self._stopper.waits.hide_interruption(thread)
         else:
             self._stopper.waits.hide_interruption(thread, number)
-        with_signal = self._stepper.leave_slot(thread, self._registers, number)
-        if with_signal is None:  # stopped for something else, with the signal queued again
-            with_signal = self._stepper.leave_slot(thread, self._registers)
-        return with_signal or 0
+        return self._stepper.leave_slot(thread, self._registers, number)
 
     def _trap_is_queued(self, thread: Thread) -> bool:
         """Return whether a thread ran into a breakpoint or watchpoint of ours and the signal for it still waits."""

@@ -32,8 +32,10 @@ class HeldSignals:
     """
     Keep back the signals that reach a thread before its instruction is done.
 
-    The first is held with its ``siginfo``; all others are blocked from then on and wait in the kernel. Only those that
-    cannot be blocked, and those like SIGSEGV that must not be, may follow; they are sent again.
+    The first is held with its ``siginfo``; all others are blocked from then on and wait in the kernel. Only those like
+    SIGSEGV may follow that must not be blocked; they are sent again. SIGSTOP is not kept back, because the SIGCONT that
+    takes it back could come first; but the stop that it makes of the whole process is, since a signal that is held then
+    could not be given back as what it was.
     """
 
     def __init__(self, thread: Thread) -> None:
@@ -41,21 +43,39 @@ class HeldSignals:
         self._first: tuple[int, list[int]] | None = None
         self._more: list[int] = []
         self._mask: int | None = None
+        self._unheld = 0
+        self._stops = False
 
     def __bool__(self) -> bool:
         return self._mask is not None
 
     def hold(self, number: int, info: ctypes.Array[ctypes.c_int32]) -> None:
         """Hold the signal that the thread has stopped for."""
-        if self._first is not None:
+        if number == signal.SIGSTOP:
+            self._unheld = number
+        elif self._first is not None:
             self._more.append(number)
-            return
-        self._first = (number, list(info))
-        self._mask = syscalls.get_signal_mask(self._thread.tid)
-        syscalls.set_signal_mask(self._thread.tid, self._mask | _ALL_BUT_FAULTS)
+        else:
+            self._first = (number, list(info))
+            self._mask = syscalls.get_signal_mask(self._thread.tid)
+            syscalls.set_signal_mask(self._thread.tid, self._mask | _ALL_BUT_FAULTS)
+
+    def take_unheld(self) -> int:
+        """Return the signal with which the thread is to go on with its step, or 0."""
+        number, self._unheld = self._unheld, 0
+        return number
+
+    def hold_stop(self) -> None:
+        """Hold a group stop: let the thread go on as if it had not been reported, and report it again afterwards."""
+        self._stops = True
 
     def give_back(self) -> int:
         """Return the signal with which to resume the thread, which has stopped for one, or 0."""
+        if self._stops:
+            # If it has ended meanwhile, this is one more stop that we asked for.
+            self._stops = False
+            with contextlib.suppress(OSError):
+                syscalls.interrupt(self._thread.tid)
         if self._first is None:
             return 0
         number, info = self._first
@@ -67,7 +87,11 @@ class HeldSignals:
         return number
 
     def send_again(self) -> None:
-        """Send what is held anew, with a ``siginfo`` of our own, and let the thread receive signals again."""
+        """
+        Send what is held anew, and let the thread receive signals again.
+
+        The kernel gives that a ``siginfo`` of our own: this is only for a thread that makes a process in its step.
+        """
         if self._mask is None:
             return
         with contextlib.suppress(OSError):

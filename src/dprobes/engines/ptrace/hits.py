@@ -177,10 +177,9 @@ class HitHandler:
     def deliver(self, thread: Thread, number: int) -> None:
         """Let a thread run on with the signal that it has stopped for."""
         number_now = self._stepper.leave_slot(thread, self._registers, number)
-        if number_now is not None:
-            if thread.pending is not None:
-                self.pending.complete(thread)
-            self._stopper.resume(thread, number_now)
+        if thread.pending is not None:
+            self.pending.complete(thread)
+        self._stopper.resume(thread, number_now)
 
     def _on_late_step(self, thread: Thread) -> None:
         """Count the hit of a thread that went to sleep in its step, and has got past the instruction after all."""

@@ -199,7 +199,7 @@ class Stepper:
         while True:
             if thread.debug.has_foreign:
                 syscalls.set_debug_register(tid, STATUS, 0)  # an older hit is no trap of this instruction
-            advance(tid)
+            advance(tid, signals.take_unheld())
             status = self._stopper.wait_for_step(tid, may_leave=not signals, in_slot=slot is not None)
             if status is None:
                 # It sleeps, in a page fault that perhaps another thread has to answer. When it wakes up it executes the
@@ -250,6 +250,8 @@ class Stepper:
                     self._set_back(thread, slot, registers)
                     return Completion(CompletionKind.INTERRUPTED, number)
                 signals.hold(number, self._info)
+            elif kind is StopKind.GROUP_STOP and signals:
+                signals.hold_stop()
             elif kind is StopKind.GROUP_STOP or number != Event.STOP:
                 signals.send_again()
                 self._set_back(thread, slot, registers)
@@ -309,12 +311,11 @@ class Stepper:
         if slot is not None:
             self.settle(thread, slot, registers)
 
-    def leave_slot(self, thread: Thread, registers: ctypes.Array[ctypes.c_ulong], number: int = 0) -> int | None:
+    def leave_slot(self, thread: Thread, registers: ctypes.Array[ctypes.c_ulong], number: int = 0) -> int:
         """
         Put a thread that stopped in a slot, with a signal to be delivered or 0, where the original would have it.
 
-        Return the signal to go on with, or None if another stop came first, which waits to be handled. Raise
-        ``ThreadGoneError`` if the thread ends in it.
+        Return the signal to go on with. Raise ``ThreadGoneError`` if the thread ends in it.
         """
         slots = thread.space.slots
         if not slots.by_address:
@@ -336,31 +337,32 @@ class Stepper:
             self._fault_at_site(thread, slot, registers, keep_info=not number)
         return number
 
-    def _finish(self, thread: Thread, slot: Slot, registers: ctypes.Array[ctypes.c_ulong], number: int) -> int | None:
+    def _finish(self, thread: Thread, slot: Slot, registers: ctypes.Array[ctypes.c_ulong], number: int) -> int:
         tid = thread.tid
         signals = HeldSignals(thread)
+        syscalls.get_signal_info(tid, self._info)
+        signals.hold(number, self._info)
         while True:
-            syscalls.get_signal_info(tid, self._info)
-            signals.hold(number, self._info)
-            syscalls.single_step(tid)
+            syscalls.single_step(tid, signals.take_unheld())
             status = self._stopper.wait_for_step(tid, may_leave=False, in_slot=True)
             assert status is not None
             kind, number = classify_stop(status)
             if kind is StopKind.EXITED:
                 raise ThreadGoneError(status)
-            if kind is StopKind.SIGNAL and number == signal.SIGTRAP:
+            if kind is StopKind.GROUP_STOP:
+                signals.hold_stop()
+            if kind is not StopKind.SIGNAL:
+                continue  # a stop that we asked for, when the thread had stopped for the signal already
+            if number == signal.SIGTRAP:
                 self.settle(thread, slot, registers)
                 return signals.give_back()
-            if kind is StopKind.SIGNAL and number in FAULTS and syscalls.get_signal_info(tid, self._info) > 0:
+            code = syscalls.get_signal_info(tid, self._info)
+            if number in FAULTS and code > 0:
                 # The signal came first: the instruction will be tried, and hit, again after its handler.
                 self.drop_pending(thread)
                 self._set_back(thread, slot, registers)
                 return signals.give_back()
-            if kind is not StopKind.SIGNAL:
-                # A group stop, or an event of ours: nobody sees the slot; it goes on from there.
-                signals.send_again()
-                self._stopper.defer(tid, status)
-                return None
+            signals.hold(number, self._info)
 
     def _set_back(self, thread: Thread, slot: Slot | None, registers: ctypes.Array[ctypes.c_ulong]) -> None:
         """Put a thread that has not executed the instruction in a slot onto the original."""

@@ -251,9 +251,9 @@ def listen(tid: int) -> None:
     _check(_ptrace(_LISTEN, tid, None, None))
 
 
-def single_step(tid: int) -> None:
-    """Let a stopped thread execute one instruction (PTRACE_SINGLESTEP)."""
-    _check(_ptrace(_SINGLESTEP, tid, None, None))
+def single_step(tid: int, number: int = 0) -> None:
+    """Let a stopped thread execute one instruction, with a signal or 0 (PTRACE_SINGLESTEP)."""
+    _check(_ptrace(_SINGLESTEP, tid, None, number))
 
 
 def resume_to_syscall(tid: int, number: int = 0) -> None:
