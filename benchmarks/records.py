@@ -42,6 +42,8 @@ def records(directory: Path) -> list[Measurement]:
     writing = _best(lambda: _write(plain, same))
     _write(ragged, various)
     compressing = _best(lambda: _write(packed, same, "zstd"))
+    single = directory / "single.dpt"
+    _write(single, same, together=1)
     loop = _best(lambda: _decode_and_count(plain))
     filtered = _best(lambda: _count(plain))
     text = directory / "same.txt"
@@ -59,6 +61,7 @@ def records(directory: Path) -> list[Measurement]:
         _row("trace file: the same, with making the text", filtered, "dprobes log, grep -c", formatting + grep),
         _row("trace file: the same", filtered, "babeltrace2 counts all" if babeltrace else "", babeltrace),
         _row("trace file: count, compressed", _best(lambda: _count(packed))),
+        _row("trace file: count, each record in a frame of its own", _best(lambda: _count(single))),
         _row("trace file: count, sizes and names vary", _best(lambda: _count(ragged)), "decode each",
              _best(lambda: _decode_and_count(ragged))),
         _row("trace file: count by process name", _best(lambda: _count(ragged, 'name =~ "*-7"'))),
@@ -101,11 +104,12 @@ def _run(*command: str) -> None:
     subprocess.run(command, check=True, capture_output=True)
 
 
-def _write(path: Path, encoded: list[bytes], compress: Literal["zstd"] | None = None) -> None:
+def _write(path: Path, encoded: list[bytes], compress: Literal["zstd"] | None = None, together: int = BATCH) -> None:
     path.unlink(missing_ok=True)
     writer = TraceFileWriter(path, compress=compress)
     program = writer.add_program("benchmark", 1, {})
-    batches = [[(0, record) for record in encoded[first : first + BATCH]] for first in range(0, DISTINCT, BATCH)]
+    firsts = range(0, DISTINCT, together)
+    batches = [[(0, record) for record in encoded[first : first + together]] for first in firsts]
     for _ in range(COUNT // DISTINCT):
         for batch in batches:
             writer.write(program, batch)

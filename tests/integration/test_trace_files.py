@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from dprobes.record.traceframes import FrameKind, FrameSplitter
 from integration.support import TIMEOUT, await_true, environment
 
 if TYPE_CHECKING:
@@ -68,6 +69,16 @@ def test_a_run_appends_its_records_which_are_shown_elsewhere(
     assert count_of(trace, "--until", "1h") == 0
     last = dprobes("log", trace, "--tail", 1, "--format", "json")
     assert last == dprobes("log", trace, "--format", "json").splitlines(keepends=True)[-1]
+
+
+def test_records_that_come_fast_are_written_together(build: Builder, tmp_path: Path, source: Path) -> None:
+    program, trace = build("hotloop.c"), tmp_path / "trace.dpt"
+    dprobes("run", source, "--engine", "ptrace", "-o", trace, "--", program, 10_000)
+    assert count_of(trace, "--filter", "major == 5") == 10_000
+    frames = FrameSplitter()
+    frames.push(trace.read_bytes())
+    found = sum(frame.kind == FrameKind.RECORDS for frame in iter(frames.pull, None))
+    assert found < 2_000
 
 
 def test_a_run_that_is_killed_leaves_a_file_that_is_read_and_continued(

@@ -169,9 +169,9 @@ def _bounds(paths: Sequence[Path], *, skip_damaged: bool) -> tuple[int, int] | N
         with each as follower:
             for found in follower.poll():
                 if isinstance(found, RecordBlock):
-                    written = found.written + found.wall_offset
-                    first = written if first is None else min(first, written)
-                    last = written if last is None else max(last, written)
+                    begin, end = found.written + found.wall_offset, found.last_written + found.wall_offset
+                    first = begin if first is None else min(first, begin)
+                    last = end if last is None else max(last, end)
     return None if first is None or last is None else (first, last)
 
 

@@ -78,10 +78,13 @@ class Rows:
 
     def record(self, row: int) -> TraceRecord:
         """Return one record."""
-        probe, begin, end = self.block.bounds(self._starts[row])
-        return TraceRecord(
-            self.block.program, probe, self.block.body[begin:end], self.block.wall_offset, self.block.written
-        )
+        block, at = self.block, self._starts[row]
+        probe, begin, end = block.bounds(at)
+        return TraceRecord(block.program, probe, block.body[begin:end], block.wall_offset, block.written_at(at))
+
+    def written(self) -> list[int]:
+        """Return when each record was written."""
+        return [self.block.written_at(start) for start in self._starts]
 
     def column(self, name: str) -> Column:
         """Return a column; raise ``FormatError`` if a record has no room for it."""
@@ -182,7 +185,7 @@ class Rows:
     def _refuse(self) -> None:
         """Raise what decoding raises about the first record that is none."""
         for row in range(len(self)):
-            _check_record(self.block, self.record(row).record)
+            _check_record(self.block, self._starts[row])
 
 
 _KNOWN = sum(Item)
@@ -196,7 +199,7 @@ def rows_of(block: RecordBlock) -> Iterator[Rows]:
     while at < end:
         _, begin, stop = block.bounds(at)
         if stop - begin < _FLAGS:
-            _check_record(block, body[begin:stop])
+            _check_record(block, at)
         flags, byte_order = flag_word(body[begin : begin + _FLAGS])
         stride = stop - at
         limit = min((end - at) // stride, window)
@@ -211,13 +214,14 @@ def rows_of(block: RecordBlock) -> Iterator[Rows]:
         yield Rows(block, starts, flags, byte_order)
 
 
-def _check_record(block: RecordBlock, record: bytes) -> None:
+def _check_record(block: RecordBlock, at: int) -> None:
+    _, begin, end = block.bounds(at)
     try:
-        decode_record(record)
+        decode_record(block.body[begin:end])
     except FormatError as error:
         file = block.program.origin.file
         raise FormatError(
-            f"a frame of '{file}' holds a damaged record: {error.message}", offset=block.position
+            f"a frame of '{file}' holds a damaged record: {error.message}", offset=block.position_at(at)
         ) from None
 
 

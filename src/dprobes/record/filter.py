@@ -63,6 +63,8 @@ def time_filter(since: int | None, until: int | None) -> RowFilter:
         match rows.column("time"):
             case list() as times:
                 return [first <= time < last for time in times]
+            case _ if rows.block.joints is not None:
+                return [first <= written < last for written in rows.written()]
             case _:
                 return first <= rows.block.written < last
 

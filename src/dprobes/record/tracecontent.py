@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -11,11 +12,11 @@ from dprobes.record.place import Place
 from dprobes.record.traceframes import RECORD_HEAD
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from dprobes.record.source import RecordSource
 
-__all__ = ["LostRecords", "PlaceEntry", "RecordBlock", "TraceOrigin", "TraceProgram", "TraceRecord"]
+__all__ = ["FrameJoints", "LostRecords", "PlaceEntry", "RecordBlock", "TraceOrigin", "TraceProgram", "TraceRecord"]
 
 
 class PlaceEntry(NamedTuple):
@@ -119,11 +120,25 @@ class Damage:
 
 
 @dataclass(frozen=True, slots=True)
+class FrameJoints:
+    """Say which frames were joined: where the records of each begin, when it was written, and its position."""
+
+    starts: Sequence[int]
+    written: Sequence[int]
+    positions: Sequence[int]
+
+    def frame_at(self, at: int) -> int:
+        """Return which of the frames the record is of whose head is at ``at``."""
+        return bisect_right(self.starts, at) - 1
+
+
+@dataclass(frozen=True, slots=True)
 class RecordBlock:
     """
     Hold records of one program as they are in the file: ``body`` from ``start`` on.
 
-    Iterating gives them one by one; ``columns`` looks at all of them at once. ``position`` is that of the frame.
+    Iterating gives them one by one; ``columns`` looks at all of them at once. ``written`` and ``position`` are those of
+    the frame; if ``joints`` says that there were several, with which ``body`` each begins, those of the first one.
     """
 
     program: TraceProgram
@@ -132,13 +147,27 @@ class RecordBlock:
     wall_offset: int
     written: int
     position: int
+    joints: FrameJoints | None = None
 
     def __iter__(self) -> Iterator[TraceRecord]:
         body, at = self.body, self.start
         while at < len(body):
             probe, begin, end = self.bounds(at)
-            yield TraceRecord(self.program, probe, body[begin:end], self.wall_offset, self.written)
+            yield TraceRecord(self.program, probe, body[begin:end], self.wall_offset, self.written_at(at))
             at = end
+
+    @property
+    def last_written(self) -> int:
+        """When the last one was written."""
+        return self.written if self.joints is None else self.joints.written[-1]
+
+    def written_at(self, at: int) -> int:
+        """Return when the record whose head is at ``at`` was written."""
+        return self.written if self.joints is None else self.joints.written[self.joints.frame_at(at)]
+
+    def position_at(self, at: int) -> int:
+        """Return the position of the frame of the record whose head is at ``at``."""
+        return self.position if self.joints is None else self.joints.positions[self.joints.frame_at(at)]
 
     def bounds(self, at: int) -> tuple[int, int, int]:
         """Return the probepoint of the record whose head is at ``at``, and where it begins and ends."""

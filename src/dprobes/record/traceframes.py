@@ -25,9 +25,14 @@ import enum
 import json
 import struct
 import zlib
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dprobes.errors import FormatError
+
+if TYPE_CHECKING:
+    from collections.abc import Container
 
 __all__ = [
     "BODY_MAX",
@@ -39,6 +44,7 @@ __all__ = [
     "Frame",
     "FrameKind",
     "FrameSplitter",
+    "SmallFrames",
     "frame",
     "is_trace",
     "json_frame",
@@ -57,6 +63,13 @@ _CHECKED = 8
 """Bytes of the head that the check sum is about."""
 RECORDS_HEAD = struct.Struct("<IQ")
 RECORD_HEAD = struct.Struct("<II")
+
+_RECORDS_FRAME = struct.Struct("<IB3sIIQ")
+"""The head of a RECORDS frame and that of its body."""
+_SMALL_MAX = 1 << 14
+"""Bytes of the longest frame that is put together with others."""
+_JOINED_MAX = 1 << 16
+"""Bytes of records after which no more are put to them."""
 
 BODY_MAX = 64 << 20
 """Bytes of the longest body, and of the longest content of a compressed one; a longer one is damage."""
@@ -120,6 +133,33 @@ def is_trace(begin: bytes) -> bool:
     return bool(mark == _MARK)
 
 
+@dataclass(slots=True)
+class SmallFrames:
+    """
+    Hold the records of RECORDS frames of a program that follow each other, put together.
+
+    Where those of each frame begin, when it was written, and its position are in lists.
+    """
+
+    program: int
+    body: bytearray = field(default_factory=bytearray)
+    starts: list[int] = field(default_factory=list)
+    written: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+
+
+@lru_cache(1024)
+def _checksum_of_head(size: int, kind: int) -> int:
+    return _checksum(size, kind, b"")
+
+
+def _is_filled(data: bytearray, at: int, end: int) -> bool:
+    """Return whether the records from ``at`` on end where their frame does."""
+    while at + RECORD_HEAD.size <= end:
+        at += RECORD_HEAD.size + RECORD_HEAD.unpack_from(data, at)[1]
+    return at == end
+
+
 class FrameSplitter:
     """
     Cut a stream of bytes, which comes in pieces of any size, into frames.
@@ -170,6 +210,41 @@ class FrameSplitter:
         self._at = body_at + size
         self.position += FRAME_HEAD.size + size
         return Frame(kind, body, position)
+
+    def pull_small(self, programs: Container[int]) -> SmallFrames | None:
+        """
+        Return the next RECORDS frames of one of some programs as far as they are small, and have come; None if none is.
+
+        To make a frame of each costs more than what is in it. What is in the least odd is left to ``pull``.
+        """
+        data, at, position = self._bytes, self._at, self.position
+        found: SmallFrames | None = None
+        least = FRAME_HEAD.size + RECORDS_HEAD.size
+        with memoryview(data) as view:
+            while at + least <= len(data):
+                size, kind, mark, checksum, number, written = _RECORDS_FRAME.unpack_from(data, at)
+                begin, end = at + least, at + FRAME_HEAD.size + size
+                if kind != FrameKind.RECORDS or mark != _MARK or not begin - at <= end - at <= _SMALL_MAX:
+                    break
+                if end > len(data) or not (number in programs if found is None else number == found.program):
+                    break
+                body = view[at + FRAME_HEAD.size : end]
+                is_sound = zlib.crc32(body, _checksum_of_head(size, kind)) == checksum
+                body.release()
+                if not is_sound or not _is_filled(data, begin, end):
+                    break
+                if found is None:
+                    found = SmallFrames(number)
+                found.starts.append(len(found.body))
+                found.written.append(written)
+                found.positions.append(position + at - self._at)
+                found.body += data[begin:end]
+                at = end
+                if len(found.body) > _JOINED_MAX:
+                    break
+        self.position += at - self._at
+        self._at = at
+        return found
 
     @property
     def is_hiding(self) -> bool:

@@ -6,7 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 from dprobes.errors import FormatError
 from dprobes.record.source import RecordSource
-from dprobes.record.tracecontent import Damage, LostRecords, PlaceEntry, RecordBlock, TraceOrigin, TraceProgram
+from dprobes.record.tracecontent import (
+    Damage,
+    FrameJoints,
+    LostRecords,
+    PlaceEntry,
+    RecordBlock,
+    TraceOrigin,
+    TraceProgram,
+)
 from dprobes.record.traceframes import (
     RECORDS_HEAD,
     VERSION,
@@ -67,9 +75,11 @@ class TraceParser:
         self._frames.push(data)
         while True:
             try:
-                if (frame := self._pull()) is None:
-                    return
-                found = self._of_frame(frame)
+                found: RecordBlock | LostRecords | None = self._pull_small()
+                if found is None:
+                    if (frame := self._pull()) is None:
+                        return
+                    found = self._of_frame(frame)
             except FormatError as error:
                 if error.offset is None or error.offset >= self.position or self._on_damage is None:
                     raise
@@ -108,6 +118,17 @@ class TraceParser:
         self._was_damaged = True
         if self._on_damage is not None:
             self._on_damage(Damage(self.name, offset, size, problem))
+
+    def _pull_small(self) -> RecordBlock | None:
+        """Return the records of the small frames that are next, None if there is none."""
+        inner = self._inner
+        small = (self._frames if inner is None else inner).pull_small(self._programs)
+        if small is None:
+            return None
+        positions = small.positions if inner is None else [self._outer_position] * len(small.positions)
+        joints = FrameJoints(small.starts, small.written, positions) if len(positions) > 1 else None
+        program, body = self._programs[small.program], bytes(small.body)
+        return RecordBlock(program, body, 0, self._wall_offset, small.written[0], positions[0], joints)
 
     def _pull(self) -> Frame | None:
         if self._inner is not None and (frame := self._pull_inner(self._inner)) is not None:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import trace_files
 from dprobes.errors import FormatError
 from dprobes.escapes import escaped
 from dprobes.record.codec import decode_record, encode_record
@@ -16,6 +17,7 @@ from dprobes.record.layout import LogRecord
 from dprobes.record.source import RecordSource
 from dprobes.record.tracecontent import PlaceEntry, RecordBlock, TraceOrigin, TraceProgram
 from dprobes.record.traceframes import RECORDS_HEAD, records_frame
+from dprobes.record.traceparser import TraceParser
 from record_strategies import records
 
 if TYPE_CHECKING:
@@ -129,3 +131,14 @@ def test_each_defect_is_named_with_the_file(record: bytes, name: str, message: s
     with pytest.raises(FormatError) as caught:
         column(block_of([sound] * count + [record]), name)
     assert caught.value.message == f"{message} (at byte 100)"
+
+
+def test_a_defect_is_at_its_own_frame_where_several_were_put_together() -> None:
+    sound, odd = encode_record(LogRecord(pid=1)), b"\0\x40\0\0"
+    start = trace_files.header() + trace_files.program(1)
+    frames = [trace_files.records(1, (0, sound))] * 40
+    (block,) = TraceParser("trace.dpt").feed(b"".join([start, *frames, trace_files.records(1, (0, odd)), *frames]))
+    assert isinstance(block, RecordBlock)
+    with pytest.raises(FormatError) as caught:
+        column(block, "pid")
+    assert caught.value.offset == len(start) + 40 * len(frames[0])

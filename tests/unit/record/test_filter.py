@@ -17,6 +17,8 @@ from dprobes.record.layout import LogRecord
 from dprobes.record.source import RecordSource
 from dprobes.record.tracecontent import PlaceEntry, RecordBlock, TraceOrigin, TraceProgram
 from dprobes.record.traceframes import RECORDS_HEAD, records_frame
+from dprobes.record.traceparser import TraceParser
+from trace_files import WALL_OFFSET, header, program, records
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,8 +36,8 @@ RECORD = LogRecord(
 )  # fmt: skip
 
 
-def block_of(records: list[tuple[int, LogRecord]], *, written: int = 9_000, wall_offset: int = 0) -> RecordBlock:
-    body = records_frame(1, written, [(probe, encode_record(record)) for probe, record in records])[12:]
+def block_of(found: list[tuple[int, LogRecord]], *, written: int = 9_000, wall_offset: int = 0) -> RecordBlock:
+    body = records_frame(1, written, [(probe, encode_record(record)) for probe, record in found])[12:]
     return RecordBlock(PROGRAM, body, RECORDS_HEAD.size, wall_offset, written, 100)
 
 
@@ -113,11 +115,21 @@ def test_a_name_that_is_no_text_can_be_compared() -> None:
 
 
 def test_times_are_of_the_wall_clock_and_those_of_writing_where_a_record_has_none() -> None:
-    records = [(0, RECORD._replace(time=time)) for time in (999, 1000, 1999, 2000, None)]
-    block = block_of(records, written=1500, wall_offset=10**18)
+    found = [(0, RECORD._replace(time=time)) for time in (999, 1000, 1999, 2000, None)]
+    block = block_of(found, written=1500, wall_offset=10**18)
     assert wanted(time_filter(10**18 + 1000, 10**18 + 2000), block) == [False, True, True, False, True]
     assert wanted(time_filter(None, 10**18 + 1500), block) == [True, True, False, False, False]
     assert wanted(time_filter(10**18 + 1501, None), block) == [False, False, True, True, False]
+
+
+def test_records_of_frames_that_were_put_together_have_each_the_time_of_its_own() -> None:
+    untimed = encode_record(RECORD._replace(time=None))
+    frames = [records(1, (0, untimed), written=written) for written in range(1000, 1100)]
+    (block,) = TraceParser("trace.dpt").feed(b"".join([header(), program(1), *frames]))
+    assert isinstance(block, RecordBlock)
+    within = wanted(time_filter(WALL_OFFSET + 1030, WALL_OFFSET + 1090), block)
+    assert within == [1030 <= written < 1090 for written in range(1000, 1100)]
+    assert block.last_written == 1099
 
 
 def test_filters_are_joined() -> None:

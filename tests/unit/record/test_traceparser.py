@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 
 from dprobes.errors import FormatError
 from dprobes.record.compression import compressor
-from dprobes.record.tracecontent import PlaceEntry
+from dprobes.record.tracecontent import PlaceEntry, RecordBlock
 from dprobes.record.traceframes import BODY_MAX, FRAME_HEAD, JSON_MAX, FrameKind, frame, json_frame
 from dprobes.record.traceparser import TraceParser
 from trace_files import WALL_OFFSET, Seen, clock, header, lost, places, program, records, seen
 
 if TYPE_CHECKING:
-    from dprobes.record.tracecontent import LostRecords, RecordBlock
+    from dprobes.record.tracecontent import Damage, LostRecords
 
 compress = compressor("zstd")
 
@@ -104,6 +104,82 @@ def test_who_stops_iterating_gets_the_rest_with_the_next_call(data: bytes, count
             if len(found) % count == 0:
                 break
     assert seen(found) == EXPECTED
+
+
+def _one_by_one(*frames: bytes) -> list[Seen]:
+    """Return what is read if each frame comes when the one before has been taken, so that none are put together."""
+    parser = TraceParser("trace.dpt")
+    return [each for piece in frames for found in parser.feed(piece) for each in seen([found])]
+
+
+SMALL = [records(1, (n % 3, bytes([n % 256]) * (n % 50)), written=1_000 + n) for n in range(2_000)]
+
+
+def test_small_frames_are_put_together() -> None:
+    start = [header(), program(1)]
+    found = parsed(b"".join([*start, *SMALL]))
+    assert len(found) < 5
+    assert seen(found) == _one_by_one(*start, *SMALL)
+    packed = parsed(b"".join(start) + compress(b"".join(SMALL)))
+    assert len(packed) < 5
+    assert seen(packed) == seen(found)
+
+
+def test_what_is_put_together_does_not_become_long() -> None:
+    long = [records(1, *[(n, bytes(1_000))] * 12) for n in range(40)]
+    found = parsed(b"".join([header(), program(1), *long]))
+    sizes = [len(each.body) for each in found if isinstance(each, RecordBlock)]
+    assert max(sizes) < 80_000
+    assert len(sizes) < len(long) / 2
+
+
+BETWEEN = st.sampled_from(
+    [records(1, (0, b"a"), written=2_000), records(1, (1, b"bc"), (0, b"")), records(1), records(2, (3, b"d")),
+     lost(1, 2), clock(WALL_OFFSET + 9), places(1, ("more", "", None)), program(1, "app", module="m"), frame(201, b"?"),
+     records(1, (5, bytes(20_000)))]
+)  # fmt: skip
+
+
+@given(st.lists(BETWEEN, max_size=30))
+def test_frames_put_together_say_what_each_of_them_says(frames: list[bytes]) -> None:
+    start = [header(), program(1, "app"), program(2, "other")]
+    assert seen(parsed(b"".join([*start, *frames]))) == _one_by_one(*start, *frames)
+
+
+@pytest.mark.parametrize(
+    ("odd", "message"),
+    [
+        (records(9, (0, b"x")), "does not hold what it must: no program has the number 9"),
+        (frame(FrameKind.RECORDS, b"\1\0\0\0"), "does not hold what it must: there is no program and time"),
+        (frame(FrameKind.RECORDS, struct.pack("<IQII", 1, 5, 0, 4) + b"abc"), "ends in a record"),
+        (frame(FrameKind.RECORDS, struct.pack("<IQI", 1, 5, 0)), "ends in the head of a record"),
+    ],
+    ids=["program", "head", "record", "head of a record"],
+)
+def test_an_odd_frame_between_small_ones_is_named_by_its_place(odd: bytes, message: str) -> None:
+    before = b"".join([header(), program(1), *SMALL[:10]])
+    parser = TraceParser("trace.dpt")
+    found = parser.feed(before + odd + SMALL[10])
+    assert len(seen([next(found)])) == 10
+    with pytest.raises(FormatError, match=message) as caught:
+        seen(list(found))
+    assert caught.value.offset == len(before)
+
+
+def test_damage_between_small_frames_costs_no_other() -> None:
+    damaged: list[Damage] = []
+    parser = TraceParser("trace.dpt", damaged.append)
+    torn = bytearray(SMALL[5])
+    torn[-1] ^= 1
+    before = b"".join([header(), program(1), *SMALL[:5]])
+    parts = before + bytes(torn) + b"".join(SMALL[6:20])
+    found: list[Seen] = []
+    with pytest.raises(FormatError):
+        found.extend(each for block in parser.feed(parts) for each in seen([block]))
+    assert parser.skip(at_end=True)
+    found += seen(parser.feed(b""))
+    assert found == _one_by_one(header(), program(1), *SMALL[:5], *SMALL[6:20])
+    assert [(each.offset, each.size) for each in damaged] == [(len(before), len(torn))]
 
 
 def test_more_may_be_said_of_a_program() -> None:
