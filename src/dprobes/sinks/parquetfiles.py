@@ -16,6 +16,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
 from dprobes.record.tracereader import TraceReader
+from dprobes.sinks.parquetschema import TIME_ZONE
 from dprobes.sinks.parquettables import pieces_of
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def convert(trace: Path, directory: Path, stamp: str) -> None:
 
 
 def description_of(path: Path) -> dict[str, Any]:
-    """Return what a file says of its table: program, major, minor, and the template's description."""
+    """Return what a file says of its table: program, major, minor, the template's description, the zone of times."""
     import pyarrow.parquet as pq
 
     try:
@@ -184,6 +185,7 @@ class _Writers:
             "major": piece.partition.major,
             "minor": piece.partition.minor,
             "desc": piece.desc,
+            "time_zone": TIME_ZONE,
         }
         path = place / f".part-{self._stamp}-{number}.parquet.tmp"
         return _File(path, piece.rows.schema, description, lasting=self._lasting)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "HEADER_COLUMNS",
+    "TIME_ZONE",
     "Partition",
     "field_columns",
     "field_type",
@@ -53,7 +54,15 @@ HEADER_COLUMNS = {
     "lost_before": "uint64",
     "data": "binary",
 }
-"""What every table has, and the types. ``time`` is UTC: a type with a time zone would lose nanoseconds in DuckDB."""
+"""
+What every table has, and the types.
+
+``time`` has no time zone in its type: DuckDB 1 reads one with a zone in microseconds; DuckDB 2 reads it exactly, but as
+a type (TIMESTAMPTZ_NS) that knows no intervals, differences, ``time_bucket`` or ``date_trunc``.
+"""
+
+TIME_ZONE = "UTC"
+"""What ``time`` is in; each file says so in its metadata."""
 
 PARTITION_COLUMNS = ("program", "major", "minor")
 ITEMS, PROBLEMS, REST = "items", "problems", "rest"

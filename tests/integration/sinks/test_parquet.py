@@ -10,6 +10,7 @@ import signal
 import struct
 import subprocess
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -328,3 +329,33 @@ def test_errors_say_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         "log target 'parquet' needs pyarrow", "pip install 'dprobes[parquet]'",
     )  # fmt: skip
     assert json.dumps(parse_target("parquet:x").text) == '"parquet:x"'
+
+
+def test_a_file_says_that_its_times_are_utc_and_duckdb_can_calculate_with_them(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
+
+    before = time.time_ns() - time.monotonic_ns()
+    sink = ParquetSink(tmp_path)
+    sink.create_event(SOURCE)
+    sink.log_events(batch(0, 2))
+    sink.log_events(batch(5_000_000_007, 1))
+    sink.close()
+    (file,) = tmp_path.rglob("*.parquet")
+    said = query(tmp_path, f"select decode(value) from parquet_kv_metadata('{file}') where decode(key) = 'dprobes'")
+    assert json.loads(said[0][0])["time_zone"] == "UTC"
+    column = pc.assume_timezone(pq.read_table(file, columns=["time"])["time"], "UTC")
+    assert column.type == pa.timestamp("ns", "UTC")
+    first, second, third = column.cast(pa.int64()).to_pylist()
+    assert (second - first, third - first) == (1, 5_000_000_007)
+    assert abs(first - before) < 10**9
+    assert query(tmp_path, "select epoch_ns(time) from {} order by 1") == [(first,), (second,), (third,)]
+    ((took, buckets, earlier),) = query(
+        tmp_path,
+        "select epoch_us(max(time) - min(time)), count(distinct time_bucket(interval 1 second, time)),"
+        " epoch_us(min(time) - interval 1 hour) from {}",
+    )
+    assert took == 5_000_000
+    assert buckets >= 2
+    assert abs(earlier - (first // 1000 - 3_600_000_000)) <= 1
