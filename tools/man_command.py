@@ -38,7 +38,18 @@ file, and a note says so.
 """
 
 EXAMPLES = (
-    ("Print how much memory a command asks for:", 'dprobes run examples/malloc.rpn -c "ls /"'),
+    (
+        "Print how much memory a command asks for:",
+        (
+            "dprobes run - -c \"ls /\" <<'END'\n"
+            'name = "libc.so.6"\n'
+            "offset = malloc\n"
+            "maxhits = 5       // then the probepoint takes itself away\n"
+            "    push r, arg0  // malloc's first argument: the number of bytes\n"
+            "    log 1\n"
+            "END"
+        ),
+    ),
     (
         "Insert a program, and look later:",
         "dprobes insert shells.rpn\ndprobes query\ndprobes log\ndprobes remove --all",
@@ -95,6 +106,13 @@ FILES = (
         (
             "units of systemd, for the system and for users: `systemctl enable --now dprobes.socket`, or "
             "`systemctl --user enable --now dprobes.socket`."
+        ),
+    ),
+    (
+        "share/dprobes/examples",
+        (
+            "below the place of installation: probe programs to begin with, in the documentation `examples/`. "
+            "`dprobes --help` names one of them."
         ),
     ),
     ("core.dprobes.PID", "the core file that `exit 3` writes to the directory of `--core-dir`."),

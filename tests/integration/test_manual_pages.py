@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import pytest
 
 from dprobes.rpn.isa import ROWS
 from dprobes.rpn.keywords import KEYWORDS
-from integration.support import DPROBES, TIMEOUT
+from integration.support import DPROBES, TIMEOUT, environment
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs" / "man").glob("*.8"))
@@ -75,6 +76,18 @@ def test_the_page_has_every_verb_and_option_that_help_shows() -> None:
         described = section[0] if section else text
         for option in set(options) - {"--help"}:
             assert option in described, f"{verb} {option}"
+
+
+def test_the_first_example_runs_wherever_it_is_typed(tmp_path: Path) -> None:
+    source = (ROOT / "docs" / "man" / "dprobes.8").read_text().partition(".SH EXAMPLES")[2]
+    lines = source.partition(".EX\n")[2].partition(".EE\n")[0].replace("\\-", "-").replace("\\(aq", "'")
+    command = lines.replace("\\&", "").replace("dprobes ", f"{shlex.join(DPROBES)} ", 1)
+    shell = ["sh", "-c", command]
+    done = subprocess.run(
+        shell, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=TIMEOUT, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert re.findall(r"^0,0 +malloc +5 +5 ", done.stderr, re.MULTILINE), done.stderr
 
 
 def test_the_language_has_every_instruction_and_keyword() -> None:
