@@ -8,7 +8,9 @@ import itertools
 import os
 import signal
 import subprocess
+import sys
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -20,7 +22,6 @@ from integration.support import await_true, code_is_original, is_traced, running
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from integration.support import Builder
 
@@ -84,8 +85,149 @@ def test_a_command_is_probed_from_its_start_to_its_end(path: Path, engine: str) 
         assert record.words() == (3,)
         assert record.pid is not None
         assert record.time is None
-        with pytest.raises(dprobes.NotSupportedError, match="the command 'sh' has been started with its program"):
+        assert session.programs[0].exit_status == session.exit_status == 3
+        with pytest.raises(dprobes.EngineError, match="the command 'sh' has ended"):
             session.insert(program)
+    assert session.exit_status == 3
+
+
+LOADER = Path("/lib64/ld-linux-x86-64.so.2")
+
+
+def entry_of(path: Path) -> int:
+    """Return ``e_entry`` of an ELF file, which is an offset in the loader's as well."""
+    return int.from_bytes(path.read_bytes()[24:32], "little")
+
+
+def exits() -> dprobes.ProgramBuilder:
+    program = dprobes.ProgramBuilder("libc.so.6", major=9)
+    program.probe("_exit", minor=1).push_r("arg0").log(1).exit()
+    return program
+
+
+def starts(path: Path) -> dprobes.ProgramBuilder:
+    program = dprobes.ProgramBuilder(str(path), major=8)
+    program.probe("_start", minor=1).exit()
+    program.probe("main", minor=2).push_r("arg0").log(1).exit()
+    return program
+
+
+MIXED = [
+    ("ptrace", "ptrace"),
+    pytest.param("ebpf", "ebpf", marks=needs_root),
+    pytest.param("ptrace", "ebpf", marks=needs_root),
+    pytest.param("ebpf", "ptrace", marks=needs_root),
+]
+
+
+@pytest.mark.parametrize(("one", "other"), MIXED)
+def test_several_programs_probe_a_command_from_its_first_instruction(path: Path, one: str, other: str) -> None:
+    loader = dprobes.ProgramBuilder(str(LOADER), major=7)
+    loader.probe(hex(entry_of(LOADER)), minor=1).exit()  # the first instruction of the process
+    with dprobes.launch([str(path), "0"]) as session:
+        inserted = [
+            session.insert(program, engine=engine)
+            for program, engine in ((exits(), one), (starts(path), other), (loader, one))
+        ]
+        assert [each.engine for each in inserted] == [one, other, one]
+        (pid,) = children()
+        assert Path(f"/proc/{pid}/exe").readlink() != path  # it waits
+        assert all(each.counts().hits == 0 for each in inserted)
+        found = [(record.major, record.minor, record.words()) for record in session.records()]
+        assert sorted(found) == [(7, 1, ()), (8, 1, ()), (8, 2, (2,)), (9, 1, (0,))]
+        assert session.wait(60) == 0
+        assert {codes: counts.hits for codes, counts in session.counts().items()} == dict.fromkeys(
+            [(7, 1), (8, 1), (8, 2), (9, 1)], 1
+        )
+    assert children() == set()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_program_is_inserted_into_a_command_that_has_begun(tmp_path: Path, engine: str) -> None:
+    go = tmp_path / "go"
+    code = f"import os, time\nwhile not os.path.exists({str(go)!r}): time.sleep(0.01)\nos.chdir('/'); os._exit(5)"
+    changes = dprobes.ProgramBuilder("libc.so.6", major=6)
+    changes.probe("chdir", minor=1).exit()
+    with dprobes.launch([sys.executable, "-c", code], engine=engine) as session:
+        session.insert(exits())
+        session.go()
+        session.go()
+        late = session.insert(changes)
+        go.touch()
+        assert session.wait(60) == 5
+        assert (session.counts()[9, 1].hits, late.counts().hits) == (1, 1)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_error_in_a_later_program_leaves_no_process_behind(path: Path, tmp_path: Path, engine: str) -> None:
+    ran = tmp_path / "ran"
+    wrong = dprobes.ProgramBuilder(str(path))
+    wrong.probe("no_such_function").exit()
+
+    def fail() -> None:
+        with dprobes.launch(["touch", str(ran)], engine=engine) as session:
+            session.insert(exits())
+            session.insert(wrong)
+
+    with pytest.raises(dprobes.SourceError, match="no_such_function"):
+        fail()
+    assert children() == set()
+    session = dprobes.launch(["touch", str(ran)], engine=engine)
+    with pytest.raises(dprobes.SourceError, match="no_such_function"):
+        session.insert(wrong)
+    assert children() == set()
+    assert session.wait(0) is None
+    assert not ran.exists()
+    with session:  # and the one that is right can be inserted still
+        first = session.insert(exits())
+        with pytest.raises(dprobes.SourceError, match="no_such_function"):
+            session.insert(wrong)
+        assert session.programs == (first,)
+        assert session.wait(60) == 0
+        assert first.counts().hits == 1
+    assert ran.exists()
+    assert children() == set()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_command_that_was_not_let_go_never_begins(tmp_path: Path, engine: str) -> None:
+    ran = tmp_path / "ran"
+    with dprobes.launch(["touch", str(ran)], engine=engine) as session:
+        with pytest.raises(dprobes.EngineError, match="no program is inserted: the command 'touch' does not begin"):
+            session.go()
+        session.insert(exits())
+        with dprobes.launch(["true"], engine=engine) as other:  # its child holds what the first one waits for
+            other.insert(exits())
+            session.close()
+        assert (session.wait(), list(session.records())) == (None, [])
+    with dprobes.launch(["touch", str(ran)], engine=engine) as session:
+        session.insert(exits())
+        session.stop()
+        assert (session.wait(20), list(session.records())) == (None, [])
+    assert children() == set()
+    assert not ran.exists()
+
+
+def test_a_command_that_cannot_be_executed_is_told_where_it_begins(tmp_path: Path) -> None:
+    file = tmp_path / "broken"
+    file.write_bytes(Path("/bin/true").read_bytes()[:64])
+    file.chmod(0o755)
+    with dprobes.launch([str(file)], engine="ptrace") as session:
+        session.insert(exits())
+        with pytest.raises(dprobes.TargetError, match="broken' cannot be started: "):
+            session.go()
+        assert session.wait(20) is None
+    assert children() == set()
+
+
+def children() -> set[int]:
+    """Return our children that are not helpers of dprobes."""
+    found = set()
+    for pid in map(int, Path("/proc/self/task", str(os.getpid()), "children").read_text().split()):
+        with contextlib.suppress(OSError):
+            if b"dprobes.engines" not in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found.add(pid)
+    return found
 
 
 def test_what_was_not_read_can_be_read_behind_the_block(path: Path) -> None:
@@ -317,8 +459,6 @@ def test_a_process_that_forgets_to_close_leaves_nothing_behind(path: Path) -> No
         "program.probe('stepped').exit()\n"
         "dprobes.attach(int(sys.argv[1]), engine='ptrace').insert(program)\n"
     )
-    import sys
-
     with on_demand(path) as target:
         subprocess.run([sys.executable, "-c", code, str(target.process.pid), str(path)], check=True, timeout=60)
         await_true(lambda: not is_traced(target.process.pid), "the end of the tracer")

@@ -13,6 +13,7 @@ from dprobes.errors import DprobesError, EngineError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from dprobes.api.command import LaunchedCommand
     from dprobes.api.queue import RecordQueue
     from dprobes.diagnostics import Diagnostics
     from dprobes.engines.base import ControlledSession, ProbeState
@@ -79,13 +80,16 @@ class InsertedProgram:
         engine: str,
         reason: str | None,
         diagnostics: Diagnostics,
+        command: LaunchedCommand | None = None,
     ) -> None:
         self.program = program
         self.engine = engine
         self.reason = reason
         self.diagnostics = diagnostics
         self.session = session
+        self._command = command
         self._is_reported = False
+        self._is_stopping = False
         self._followed = _Followed(program, session, queue)
 
     def begin(self) -> None:
@@ -105,6 +109,11 @@ class InsertedProgram:
     def has_ended(self) -> bool:
         """Whether nothing of it is inserted any more."""
         return self._followed.has_ended
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether somebody has asked for its end."""
+        return self._is_stopping
 
     @property
     def probepoints(self) -> list[Probepoint]:
@@ -166,6 +175,7 @@ class InsertedProgram:
 
     def stop(self) -> None:
         """Ask for its end, and do not wait."""
+        self._is_stopping = True
         self._followed.stop()
 
     def wait(self, timeout: float | None = None) -> bool:
@@ -180,12 +190,7 @@ class InsertedProgram:
     @property
     def exit_status(self) -> int | None:
         """The exit status of the command that was launched, negative for a signal; None if there is none (yet)."""
-        import os
-
-        finished = self._followed.finished
-        if finished is None or finished.exit_status is None:
-            return None
-        return os.waitstatus_to_exitcode(finished.exit_status)
+        return None if self._command is None else self._command.exit_status
 
     def raise_problem(self) -> None:
         """Raise ``EngineError`` if it ended because of one that nobody has been told of."""

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
 from dprobes.api.builder import ProgramBuilder
+from dprobes.api.command import LaunchedCommand
 from dprobes.api.compiling import CompiledProgram
 from dprobes.api.inserted import InsertedProgram, total
 from dprobes.api.queue import RecordQueue
@@ -16,7 +17,7 @@ from dprobes.engines.base import Counts, Job, Scope
 from dprobes.engines.globals import GlobalVariables
 from dprobes.engines.preparing import look_around, prepare
 from dprobes.engines.selection import NAMES, EngineOptions, scope_problem
-from dprobes.errors import EngineError, NotSupportedError
+from dprobes.errors import EngineError
 from dprobes.record.codec import decode_record
 from dprobes.record.layout import Item
 from dprobes.target.symbolproviders import FileSymbols
@@ -57,6 +58,7 @@ class ProbeSession:
             raise EngineError(problem)
         look_around(scope)
         self._scope = scope
+        self._command = LaunchedCommand(scope.command, follow=scope.follow) if scope.command else None
         self._options = options
         self._engine = engine
         self._items = items | Item.MAJOR | Item.MINOR
@@ -85,6 +87,8 @@ class ProbeSession:
             for program in self.programs:
                 program.join()
         finally:
+            if self._command is not None:
+                self._command.close()
             self._last_globals = self._read_globals()
             self._cells.close()
             self._globals.close()
@@ -102,8 +106,8 @@ class ProbeSession:
         Insert a program, and return when all that is in scope now is probed, as far as that can be.
 
         ``groups`` and ``types`` choose among its definitions. ``engine`` is for this program only. ``replaces`` is a
-        program of this session whose place it takes: no hit is lost, and none is seen by both. A session that launches
-        a command starts it now, and takes one program.
+        program of this session whose place it takes: no hit is lost, and none is seen by both. A command that was
+        launched does not begin yet (``go``).
 
         Raise ``SourceError`` if the program is wrong, or wrong for the module; ``TargetError`` if the process or
         command is not there; ``EngineError`` if no engine can insert it. What is inserted already stays then. That a
@@ -113,28 +117,56 @@ class ProbeSession:
         with self._changing:
             if self._is_closed:
                 raise EngineError("the session is closed: insert programs in its 'with' block")
-            if self._scope.command and self._programs:
-                raise NotSupportedError(
-                    f"the command '{self._scope.command[0]}' has been started with its program",
-                    hint="put all probes into one program",
-                )
-            inserted = self._prepared(compiled, engine, replaces)
-            self._programs.append(inserted)
+            inserted: InsertedProgram | None = None
             try:
+                inserted = self._prepared(compiled, engine, replaces)
+                self._programs.append(inserted)
                 inserted.begin()
             except BaseException:
-                inserted.stop()
-                self._programs.remove(inserted)
+                if inserted is not None:
+                    inserted.stop()
+                    self._programs.remove(inserted)
+                self._drop_command()
                 raise
             return inserted
+
+    def _drop_command(self) -> None:
+        """Leave no process behind for a command that has no program and has not begun; another one may come."""
+        if self._command is not None and not self._command.has_begun and not self._programs:
+            self._command.close()
+
+    def go(self) -> None:
+        """
+        Let the launched command execute its program now, instead of at the first ``records`` or ``wait``.
+
+        Does nothing if it has begun. Raise ``TargetError`` if it cannot be executed, ``EngineError`` if there is no
+        command, or no program is inserted for it.
+        """
+        if self._command is None:
+            raise EngineError("the session has no command that could begin")
+        if not self._begin_command() and not self._command.has_begun:
+            raise EngineError(f"no program is inserted: the command '{self._command.name}' does not begin")
+
+    def _begin_command(self) -> bool:
+        """Let a command begin that has a program; return whether there is one that has begun."""
+        command = self._command
+        if command is None:
+            return False
+        if not command.has_begun:
+            with self._changing:
+                if not self._is_closed and any(not each.is_stopping for each in self._programs):
+                    command.go()
+        return command.has_begun
 
     def records(self, timeout: float | None = None) -> Iterator[LogRecord]:
         """
         Iterate over the records of all programs as they come, each once.
 
         The iteration ends when no program is inserted any more, or if none came for ``timeout`` seconds; a later one
-        goes on behind it. Raise ``EngineError`` at the end for a program that ended by an error.
+        goes on behind it. Raise ``EngineError`` at the end for a program that ended by an error. A launched command
+        begins with the first iteration.
         """
+        self._begin_command()
         while batch := self._queue.take(timeout):
             read = 0
             try:
@@ -161,6 +193,7 @@ class ProbeSession:
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(changed.set)
 
+        await asyncio.to_thread(self._begin_command)
         with self._queue.listener(tell):
             while True:
                 await asyncio.sleep(0)  # others have a turn, and a task is cancelled here, however many records come
@@ -185,16 +218,19 @@ class ProbeSession:
         """
         Wait until all programs have ended by themselves: with the processes in scope, or removed by their handlers.
 
-        Return the exit status of a launched command, negative for a signal, else None, also if ``timeout`` seconds
-        have passed. Raise ``EngineError`` for a program that ended by an error.
+        Return the exit status of a launched command, which begins now if it has not, negative for a signal; else None,
+        also if ``timeout`` seconds have passed. Raise ``EngineError`` for a program that ended by an error.
         """
         import time
 
         until = None if timeout is None else time.monotonic() + timeout
+        has_begun = self._begin_command()
         for program in self.programs:
             program.wait(None if until is None else max(0.0, until - time.monotonic()))
         for program in self.programs:
             program.raise_problem()
+        if has_begun and self._command is not None and not any(each.is_stopping for each in self.programs):
+            self._command.wait(until)  # a process ends a moment later than it is seen to leave the scope
         return self.exit_status
 
     def stop(self) -> None:
@@ -210,7 +246,7 @@ class ProbeSession:
     @property
     def exit_status(self) -> int | None:
         """The exit status of a launched command, negative for a signal; None if there is none (yet)."""
-        return next((each.exit_status for each in self.programs if each.exit_status is not None), None)
+        return None if self._command is None else self._command.exit_status
 
     @property
     def lost(self) -> int:
@@ -252,6 +288,7 @@ class ProbeSession:
     ) -> InsertedProgram:
         beside = tuple(each.session for each in self._programs if not each.has_ended)
         diagnostics = Diagnostics()
+        scope = self._scope if self._command is None else self._command.scope()
         options = replace(
             self._options,
             symbols=compiled.symbols,
@@ -262,8 +299,8 @@ class ProbeSession:
         prepared = prepare(
             compiled.program,
             diagnostics,
-            self._scope,
-            look_around(self._scope),
+            scope,
+            look_around(scope),
             engine=engine or (replaces.engine if replaces is not None else self._engine),
             options=options,
         )
@@ -271,7 +308,7 @@ class ProbeSession:
         session = chosen.run(
             Job(
                 compiled.program,
-                self._scope,
+                scope,
                 self._items,
                 prepared.compiled.resolved,
                 self._globals,
@@ -287,6 +324,7 @@ class ProbeSession:
             engine=chosen.name,
             reason=prepared.selection.reason,
             diagnostics=diagnostics,
+            command=self._command,
         )
 
 
@@ -337,10 +375,12 @@ def launch(
     ring_size: int = _RING,
 ) -> ProbeSession:
     """
-    Return a session for a command, a list of words, which is started when its program is inserted.
+    Return a session for a command, a list of words.
 
-    It is probed from its first instruction on; leaving the session does not end it. ``ProbeSession.wait`` returns its
-    exit status. Raise ``TargetError`` if there is no such command. The other arguments are those of ``attach``.
+    It begins when its records are read for the first time, or waited for, or with ``ProbeSession.go``: all programs
+    that are inserted before probe it from its first instruction on. Leaving the session does not end it, but if it has
+    not begun, it never will. ``ProbeSession.wait`` returns its exit status. Raise ``TargetError`` if there is no such
+    command. The other arguments are those of ``attach``.
     """
     return ProbeSession(
         Scope(command=tuple(command), follow=follow),

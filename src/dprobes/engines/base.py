@@ -198,6 +198,11 @@ class Scope:
         """Whether it is one process, and what that starts."""
         return self.pid is not None or bool(self.command)
 
+    @property
+    def is_command(self) -> bool:
+        """Whether it is a command that has not begun yet."""
+        return bool(self.command) or self.program is not None
+
 
 @dataclass(frozen=True, slots=True)
 class Job:

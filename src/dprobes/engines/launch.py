@@ -23,6 +23,7 @@ __all__ = ["Command"]
 _CHANGED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 
 _READY = b"r"
+_GO, _END = b"g", b"e"
 _STANDARD_OUTPUT = 1
 
 
@@ -57,7 +58,7 @@ class Command:
         if self._go < 0:
             return
         with contextlib.suppress(BrokenPipeError):  # killed: its end will be seen
-            os.write(self._go, b"g")
+            os.write(self._go, _GO)
         os.close(self._go)
         self._go = -1
         # The other pipe ends with the exec, or holds the number of the error. Not waited for here: an engine may have
@@ -79,7 +80,7 @@ class Command:
     def check_started(self) -> None:
         """Wait until the child has executed its program; raise ``TargetError`` if it could not."""
         if number := os.read(self._failure, 16):
-            os.waitpid(self.pid, 0)
+            self._status = os.waitpid(self.pid, 0)[1]
             raise TargetError(f"'{self._arguments[0]}' cannot be started: {os.strerror(int(number)).lower()}")
 
     @property
@@ -92,6 +93,9 @@ class Command:
     def close(self) -> None:
         """Let go of the child; one that never started its program ends."""
         if self._go >= 0:
+            # Its pipe need not end with this: another child of ours that was forked meanwhile may hold it, too.
+            with contextlib.suppress(BrokenPipeError):
+                os.write(self._go, _END)
             os.close(self._go)
             self._go = -1
             with contextlib.suppress(ChildProcessError):
@@ -111,7 +115,7 @@ class Command:
             if self._output is not None:
                 os.dup2(self._output, _STANDARD_OUTPUT)
             os.write(failure, _READY)
-            if os.read(go, 1):
+            if os.read(go, 1) == _GO:
                 os.execvp(self._arguments[0], self._arguments)  # noqa: S606 - no shell on purpose
         except OSError as error:
             os.write(failure, str(error.errno or 0).encode())

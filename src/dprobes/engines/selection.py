@@ -178,7 +178,7 @@ class Selection:
     def _cost_elsewhere(self, resolved: ResolvedModule) -> str | None:
         """Return why it costs too much to put the breakpoints for a command into all processes; None if it does not."""
         count = len(resolved.probes)
-        if not self._scope.command or count < MANY_PLACES:
+        if not self._scope.is_command or count < MANY_PLACES:
             return None
         from dprobes.engines.ebpf.mappings import find_mappers
 

@@ -104,7 +104,7 @@ class EbpfSession:
         self._command: Command | None = None
         self._left_out: list[LeftOutProbe] = []
         self._notices: list[Event] = []
-        self._debuggers = Debuggers(engine.debugger, keep_input=not job.scope.command or os.isatty(0))
+        self._debuggers = Debuggers(engine.debugger, keep_input=not job.scope.is_command or os.isatty(0))
         self._leaving = Leaving(self._debuggers, engine.core_directory, self._hidden)
         self._taking: Iterator[Happening | None] | None = None
         self._stopping = False

@@ -83,7 +83,7 @@ class PtraceSession:
             Answers(job.program, allow_write=allow_write, symbols=symbols, resolved=job.resolved),
             Ledger.new(job.program.vars, job.program.cvars),
             # A command needs its input itself, unless it is the terminal, which people share.
-            Debuggers(debugger, keep_input=not job.scope.command or os.isatty(0)),
+            Debuggers(debugger, keep_input=not job.scope.is_command or os.isatty(0)),
         )
         self._conversation: Conversation | None = None
 

@@ -90,6 +90,8 @@ class ModuleWatcher:
     def complete(self, program: InsertedProgram, spaces: Iterable[AddressSpace]) -> bool:
         """Let a program know all files that are mapped now; return False if the client does not answer."""
         for space in spaces:
+            if _EVERYWHERE not in space.files:
+                continue  # its process has not executed its program yet, or has lent it
             match program.everywhere.get(space.word_size):
                 case Sites() as sites:
                     self.enter(program, sites, _EVERYWHERE)
