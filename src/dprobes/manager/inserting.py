@@ -14,6 +14,7 @@ from dprobes.engines.preparing import look_around, prepare
 from dprobes.engines.resolve import ResolvedProbe
 from dprobes.engines.selection import scope_problem
 from dprobes.errors import EngineError, ManagerError, NotSupportedError
+from dprobes.manager.files import HeldFiles, SharingSymbols
 from dprobes.manager.programs import InsertedProgram, describe_scope
 from dprobes.record.source import RecordSource
 from dprobes.rpn.select import select, without_opcodes
@@ -55,6 +56,7 @@ class Inserter:
         self._recording = recording
         self._globals = globals_
         self._features = Features()
+        self._files = HeldFiles()
 
     def insert(
         self,
@@ -78,7 +80,7 @@ class Inserter:
         if (problem := scope_problem(request.engine, request.scope, request.options)) is not None:
             raise EngineError(problem)
         vantage = look_around(request.scope)
-        symbols = self._symbols_of(request)
+        symbols = SharingSymbols(self._symbols_of(request), self._files)
         replaced = present[0] if request.replaces and present else None
         options = replace(
             request.options,

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import signal
 import subprocess
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from integration.ebpf.insessions import on_demand
 from integration.manager.sandbox import rows
 from integration.support import (
     DPROBES,
@@ -23,6 +27,7 @@ from integration.support import (
 
 if TYPE_CHECKING:
     from integration.manager.sandbox import Sandbox, Service
+    from integration.support import Builder
 
 OF_LIBRARY = 'name = "{0}"\nvars = 1\noffset = write_file\nminor = 1\ninc lv, 0\nexit\n'
 OF_PROGRAM = 'name = "{0}"\noffset = call\nminor = 2\nexit\n'
@@ -194,3 +199,29 @@ def test_the_process_of_another_dprobes_is_refused(sandbox: Sandbox, target: Ser
     insert(ticks(target), "--as svc")
     target.call("write_file", 1)
     await_true(lambda: sandbox.counts("svc") == {1: 1}, "the hit")
+
+
+def test_the_file_of_several_programs_is_in_memory_once(
+    sandbox: Sandbox, build: Builder, tmp_path: Path, engine: str
+) -> None:
+    size = 16 << 20
+    path = tmp_path / "large"
+    shutil.copy(build("ondemand.c", "-pthread"), path)
+    with path.open("ab") as file:
+        file.write(os.urandom(size))
+
+    def memory() -> int:
+        text = Path(f"/proc/{sandbox.manager}/smaps_rollup").read_text()
+        return int(re.findall(r"^Pss_Anon: +(\d+) kB$", text, re.MULTILINE)[0]) << 10
+
+    with on_demand(path) as target:
+        source = sandbox.write("p.rpn", f'name = "{path}"\noffset = stepped\nminor = 1\nexit\n')
+        line = f"dprobes insert {source} --engine {engine} -p {target.process.pid}"
+        sandbox(f"{line} --as first")
+        before = memory()
+        for number in range(4):
+            sandbox(f"{line} --as other{number}")
+        assert memory() - before < 2 * size
+        target.say("call 3")
+        assert {sandbox.counts(f"other{number}")[1] for number in range(4)} == {3}
+        assert target.end() == 0
