@@ -16,7 +16,7 @@ demo: .venv/run.stamp ## install what is needed and show probe records of a real
 test: .venv/dev.stamp .venv/tools.stamp ## run the whole test suite
 	$(PYTHON) -m pytest -q -m "not torture" --timeout=300 --timeout-method=signal
 
-torture: .venv/dev.stamp .venv/tools.stamp ## run the long forms of the torture and differential tests
+torture: .venv/dev.stamp .venv/tools.stamp .venv/selftests.stamp ## run the long forms of the torture and differential tests
 	$(PYTHON) -m pytest -q -m torture
 	DPROBES_EXAMPLES=torture $(PYTHON) -m pytest -q tests/unit tests/integration/ebpf/test_random_uprobes.py
 
@@ -48,6 +48,9 @@ clean: ## remove everything that can be made again
 
 .venv/tools.stamp: .venv/dev.stamp tools/setup.sh
 	@sh tools/setup.sh tools
+
+.venv/selftests.stamp: .venv/tools.stamp tools/setup.sh
+	@sh tools/setup.sh selftests
 
 .venv/bench.stamp: .venv/dev.stamp pyproject.toml tools/setup.sh
 	@sh tools/setup.sh bench

@@ -16,7 +16,7 @@ from iced_x86 import Decoder, Mnemonic
 from dprobes.target.elf import ElfFile
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
     from random import Random
 
@@ -46,16 +46,11 @@ class Place(NamedTuple):
     repeats: bool
 
 
-def all_places(path: Path, left_out: Iterable[tuple[int, int]] = ()) -> list[Place]:
-    """Return all instructions of a program's text section, but those in some ranges of addresses."""
+def all_places(path: Path) -> list[Place]:
+    """Return all instructions of a file's text section that may carry a probe."""
     elf = ElfFile.open(path)
     text = next(section for section in elf.sections if section.name == ".text")
-    ranges = tuple(left_out)
-    return [
-        place
-        for place in _decoded(elf, text.address, text.size)
-        if not any(start <= place.address < end for start, end in ranges)
-    ]
+    return list(_decoded(elf, text.address, text.size))
 
 
 def random_places(path: Path, count: int, random: Random) -> list[Place]:

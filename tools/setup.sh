@@ -4,6 +4,7 @@
 #   setup.sh dev     the same with the tools of development
 #   setup.sh bench   the other tracers that the benchmark measures, where they can be installed
 #   setup.sh tools   Debian packages that tests and benchmarks use, where we may install them
+#   setup.sh selftests   the sources of the kernel's selftests for x86, for "make torture"
 # Nothing is presumed but a shell and, for whatever is missing, apt-get and the right to use it.
 set -eu
 cd "$(dirname "$0")/.."
@@ -59,6 +60,20 @@ check_imports() {
     done
 }
 
+fetch_selftests() {
+    for tool in apt-get dpkg-deb tar xz; do
+        command -v "$tool" >/dev/null 2>&1 || { say "'$tool' is not installed"; return 1; }
+    done
+    (
+        cd "$1"
+        apt-get download -qq linux-source-6.1 || { as_root apt-get update -qq && apt-get download -qq linux-source-6.1; } || {
+            say "apt-get has no package linux-source-6.1"; exit 1; }
+        dpkg-deb -x linux-source-6.1_*.deb package && tar -xJf package/usr/src/linux-source-6.1.tar.xz --wildcards \
+            'linux-source-6.1/tools/testing/selftests/x86/*' 'linux-source-6.1/tools/testing/selftests/kselftest*.h' \
+            linux-source-6.1/arch/x86/include/asm/desc_defs.h || { say "linux-source-6.1 cannot be unpacked"; exit 1; }
+    ) >/dev/null
+}
+
 case "${1:-}" in
 run)
     make_venv
@@ -84,7 +99,7 @@ bench)
 tools)
     # What a test misses it says itself, with the name of the package.
     packages=""
-    for package in gcc libc6-dev libc6-dbg binutils gdb strace procps util-linux \
+    for package in gcc g++ libc6-dev libc6-dbg binutils gdb strace procps util-linux \
         sqlite3 openssl gzip xz-utils redis-tools \
         man-db groff-base zsh fish systemd \
         qemu-system-x86 lz4 zstd \
@@ -107,6 +122,26 @@ tools)
     fi
     touch .venv/tools.stamp
     ;;
+selftests)
+    # They are somebody else's: unpacked where what is downloaded is kept, and never part of this checkout. Why there are
+    # none is kept as well, for the tests that are skipped then.
+    cache="${XDG_CACHE_HOME:-$HOME/.cache}/dprobes/selftests"
+    mkdir -p "$cache"
+    if [ ! -d "$cache/sources" ]; then
+        say "fetching the sources of the kernel's selftests (Debian's linux-source-6.1, 140 MB), for $cache"
+        work=$(mktemp -d "$cache/work.XXXXXX")
+        trap 'rm -rf "$work"' EXIT
+        if fetch_selftests "$work" 2>"$work/error"; then
+            mv "$work/linux-source-6.1" "$cache/sources"
+            rm -f "$cache/reason"
+        else
+            tail -n 1 "$work/error" >"$cache/reason"
+            say "not fetched: $(cat "$cache/reason"); the tests that need them will say so"
+        fi
+    fi
+    # Without them the next run tries again.
+    [ ! -d "$cache/sources" ] || touch .venv/selftests.stamp
+    ;;
 *)
-    say "usage: setup.sh run|dev|bench|tools"; exit 2 ;;
+    say "usage: setup.sh run|dev|bench|tools|selftests"; exit 2 ;;
 esac

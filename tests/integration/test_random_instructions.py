@@ -62,7 +62,7 @@ _PERL = (
     "print join(',', map { qq($_=$h{$_}) } sort keys %h), qq(\\n);"
     "my $t = join ' ', @w; my $n = () = $t =~ /(\\w)\\1/g;"
     "printf qq(%d %.5f %s\\n), $n, atan2(1, 1) * 4, scalar reverse substr($t, 5, 30); $t =~ s/a+/<$&>/g; print $t;"
-    "print pack('N n w', 1e9, 77, 300), sprintf('%b %o %e', 77, 77, 77), qq(\\n);"
+    "print unpack('H*', pack('N n w', 1e9, 77, 300)), sprintf('%b %o %e', 77, 77, 77), qq(\\n);"
     "eval { die {code => 5} }; exit $@->{code}"
 )
 _OPENSSL = (

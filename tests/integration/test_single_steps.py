@@ -40,7 +40,7 @@ ADDR_NO_RANDOMIZE = 0x0040000
 COMMANDS = {
     "sort": ("sort", "--parallel=1", "-r", "/etc/passwd"),
     "perl": ("perl", "-e", "my %h = map { $_ => $_ * 7 } 1 .. 9; print join(q(,), map { $h{$_} } sort keys %h)"),
-    "sqlite3": ("sqlite3", ":memory:", "select upper(hex(randomblob(0))), sum(value) from json_each('[1,2.5,3]')"),
+    "sqlite3": ("sqlite3", ":memory:", "select upper(lower('Ab')), sum(value) from json_each('[1,2.5,3]')"),
     "standard": ("standard", "1"),
 }
 

@@ -1,0 +1,88 @@
+"""
+The kernel's selftests for x86 say the same with a probepoint on each of their instructions as without.
+
+Those that do not are listed with the reason: a test fails if another one differs, and if one of these no longer does.
+"""
+
+from __future__ import annotations
+
+import difflib
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+
+from instructions import accepted
+from integration.ebpf.kernel import require_bpf
+from integration.support import PATIENCE
+from kernel_selftests import SELFTESTS, Outcome, Selftest, UnavailableError, outcome_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from integration.support import Result, Runner
+
+PLAIN_RUNS = 3
+MORE_RUNS = 10
+"""How many runs without probepoints are made before a difference counts: some selftests print what varies."""
+
+PROGRAM_TIMEOUT = 60 * PATIENCE
+LIMIT = "maxhits = 2000;"
+
+DIFFERENT: dict[str, dict[str, str]] = {
+    "ptrace": {},
+    "ebpf": {},
+}
+"""Selftests that say something else with probepoints, for each engine, and why."""
+
+
+def outcomes(program: Path, count: int) -> Iterator[Outcome]:
+    for _ in range(count):
+        done = subprocess.run(
+            [program], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=PROGRAM_TIMEOUT, check=False
+        )
+        status = done.returncode if done.returncode >= 0 else 128 - done.returncode
+        yield outcome_of(status, done.stdout.decode(errors="replace"))
+
+
+def difference(program: Path, found: Outcome) -> str:
+    """Return how a run with probepoints differs from all of some without; nothing if it is like one."""
+    plain = set(outcomes(program, PLAIN_RUNS))
+    for more in outcomes(program, MORE_RUNS):
+        if found in plain:
+            return ""
+        plain.add(more)
+    nearest = min(plain, key=lambda one: len(list(difflib.ndiff(one.lines, found.lines))))
+    lines = difflib.unified_diff(nearest.lines, found.lines, "without", "with", lineterm="", n=0)
+    return f"status {nearest.status}, with probepoints {found.status}\n" + "\n".join(list(lines)[:40])
+
+
+@pytest.mark.torture
+@pytest.mark.parametrize("engine", ["ptrace", "ebpf"])
+@pytest.mark.parametrize("selftest", SELFTESTS, ids=[selftest.name for selftest in SELFTESTS])
+def test_a_selftest_with_every_instruction_probed(selftest: Selftest, engine: str, run: Runner, tmp_path: Path) -> None:
+    if engine == "ebpf":
+        require_bpf()
+    try:
+        program = selftest.build(tmp_path)
+    except UnavailableError as error:
+        pytest.skip(str(error))
+
+    def probed(source: str) -> Result:
+        # One that loops is ended, so that its output is closed.
+        command = ["--exit-status", "--", "sh", "-c", f"timeout --foreground -s KILL {PROGRAM_TIMEOUT} {program} 2>&1"]
+        return run(source, command, ["--engine", engine], timeout=2 * PROGRAM_TIMEOUT)
+
+    places = selftest.places(program)
+    taken, result = accepted(program, places, LIMIT, probed)
+    assert len(taken) >= len(places) * 0.8, result.stderr[-2000:]
+    hits = sum(counts.hits for counts in result.counts.values())
+    assert hits > 0, result.stderr[-2000:]
+    found = difference(program, outcome_of(result.status, result.stdout))
+    print(f"{selftest.name}, {engine}: {len(taken)} of {len(places)} instructions, {hits} hits\n{found}")
+    expected = DIFFERENT[engine].get(selftest.name)
+    if expected is None:
+        assert found == "", result.stderr[-1000:]
+    else:
+        assert found != "", f"no longer different: {expected}"
