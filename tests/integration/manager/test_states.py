@@ -63,8 +63,8 @@ def test_conflict_with_a_tracers_breakpoint(sandbox: Sandbox, target: Service) -
     done = sandbox.shell(f"dprobes insert {source} --engine ebpf -p {target.pid} --as svc")
     assert done.returncode == 1
     assert re.search(
-        rf"warning: CONFLICT at write_file: in process {target.pid}: a breakpoint of process \d+ \(dprobes-tracer\) "
-        "is there: offset",
+        rf"warning: CONFLICT at write_file: in process {target.pid}: a breakpoint of the dprobes of process \d+, "
+        ".*is there: offset",
         done.stderr,
     )
     assert state(sandbox, "svc")[0] == "CONFLICT"

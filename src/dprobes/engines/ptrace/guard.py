@@ -36,10 +36,9 @@ class TracerGuard:
 
     def __init__(self, process: subprocess.Popen[bytes], before: Callable[[], None], after: Callable[[], None]) -> None:
         self._process = process
-        self._before = before
-        self._after = after
-        # A request of ptrace(2) must come from the thread that began it.
-        self._thread = threading.Thread(target=self._watch, name="dprobes-guard", daemon=True)
+        # A request of ptrace(2) must come from the thread that began it. Only the thread knows whom to call: else who
+        # made the guard would live on in a cycle of references, with descriptors.
+        self._thread = threading.Thread(target=_watch, args=(process, before, after), name="dprobes-guard", daemon=True)
         self._thread.start()
 
     def wait(self, seconds: float | None = None) -> int:
@@ -50,31 +49,30 @@ class TracerGuard:
             raise subprocess.TimeoutExpired(self._process.args, seconds or 0)
         return self._process.wait(seconds)
 
-    def _watch(self) -> None:
-        pid = self._process.pid
-        try:
-            syscalls.seize_for_exit(pid)
-        except OSError:
-            return
-        while True:
-            found = os.waitid(os.P_PID, pid, os.WEXITED | os.WSTOPPED | os.WNOWAIT | syscalls.WALL)
-            if found is None or found.si_code not in _STOPS:
-                return
-            with contextlib.suppress(OSError):  # killed once more
-                os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOHANG | syscalls.WALL)
-                self._let_go_on(pid, *classify_stop(found.si_status << 8 | 0x7F))
 
-    def _let_go_on(self, pid: int, kind: StopKind, number: int) -> None:
-        if kind is StopKind.GROUP_STOP:
-            syscalls.listen(pid)
-        elif kind is StopKind.SIGNAL:
-            syscalls.resume(pid, number)
-        elif kind is StopKind.EVENT and number == Event.EXIT and syscalls.event_message(pid):
-            try:
-                self._before()
-            finally:
-                with contextlib.suppress(OSError):
-                    syscalls.resume(pid)
-            self._after()
-        else:
-            syscalls.resume(pid)
+def _watch(process: subprocess.Popen[bytes], before: Callable[[], None], after: Callable[[], None]) -> None:
+    pid = process.pid
+    try:
+        syscalls.seize_for_exit(pid)
+    except OSError:
+        return
+    while True:
+        found = os.waitid(os.P_PID, pid, os.WEXITED | os.WSTOPPED | os.WNOWAIT | syscalls.WALL)
+        if found is None or found.si_code not in _STOPS:
+            return
+        with contextlib.suppress(OSError):  # killed once more
+            os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOHANG | syscalls.WALL)
+            kind, number = classify_stop(found.si_status << 8 | 0x7F)
+            if kind is StopKind.GROUP_STOP:
+                syscalls.listen(pid)
+            elif kind is StopKind.SIGNAL:
+                syscalls.resume(pid, number)
+            elif kind is StopKind.EVENT and number == Event.EXIT and syscalls.event_message(pid):
+                try:
+                    before()
+                finally:
+                    with contextlib.suppress(OSError):
+                        syscalls.resume(pid)
+                after()
+            else:
+                syscalls.resume(pid)
