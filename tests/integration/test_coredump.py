@@ -15,6 +15,7 @@ import pytest
 from integration.support import (
     TIMEOUT,
     await_line,
+    await_message,
     await_traced,
     await_true,
     children_of,
@@ -158,7 +159,7 @@ def test_a_core_file_is_never_overwritten(build: Builder, run: Runner, tmp_path:
         core = directory / f"core.dprobes.{target.pid}.2"
         await_true(core.exists, "the core file")
         assert process.stderr is not None
-        assert "is in" in process.stderr.readline()
+        await_message(process, "is in")
         process.send_signal(signal.SIGINT)
         result = read_result(process, output)
         assert result.status == 0, result.stderr

@@ -97,8 +97,10 @@ def program_for(path: Path, functions: Sequence[int], instructions: int = INSTRU
         places += [address for address, text in found if text.split()[0] not in REFUSED and address not in places]
     segment = next(s for s in executable_segments(path) if s[1] <= places[0] < s[1] + s[2])
     offsets = [address - segment[1] + segment[0] for address in places]
+    data = path.read_bytes()
+    # Where no function is known, as in parts of stripped files, the opcode says that there is code.
     return f'name = "{path}"\n' + "".join(
-        f"offset = {offset:#x}\nmaxhits = {hits}\nminor = {n}\npush r, eip\nlog 1\nexit\n"
+        f"offset = {offset:#x}\nopcode = {data[offset]:#x}\nmaxhits = {hits}\nminor = {n}\npush r, eip\nlog 1\nexit\n"
         for n, offset in enumerate(offsets)
     )
 

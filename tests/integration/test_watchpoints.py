@@ -17,6 +17,7 @@ from integration.support import (
     TIMEOUT,
     await_breakpoint,
     await_line,
+    await_message,
     await_traced,
     await_true,
     code_is_original,
@@ -304,7 +305,7 @@ def test_free_registers_are_used_and_others_left_alone(build: Builder, run: Runn
         process, output = run.start(BOTH, ["-p", str(target.pid)])
         await_traced(target.pid)
         assert process.stderr is not None
-        assert "DEBUGREG_UNAVAIL" in process.stderr.readline()
+        await_message(process, "DEBUGREG_UNAVAIL")
         access(target)
         await_true(lambda: output.exists() and output.read_text().count("\n") == 1, "a record")
         process.send_signal(signal.SIGINT)
