@@ -218,7 +218,7 @@ def test_a_file_that_is_no_program(run: Runner, tmp_path: Path) -> None:
     file = tmp_path / "torture"
     file.write_bytes(b"\x7fELF" + bytes(100))
     file.chmod(0o755)
-    refused(run, ["--", str(file)], "ELF|cannot be started", source=TORTURE)
+    refused(run, ["--", str(file)], "ELF|cannot be started", status=2, source=TORTURE)
 
 
 def test_a_program_for_another_machine_cannot_be_started(build: Builder, run: Runner, tmp_path: Path) -> None:

@@ -44,6 +44,16 @@ def run_segments(build: Builder, run: Runner, *arguments: str) -> Result:
     return result
 
 
+def faults(seen: str, offset: int, size: int) -> set[int]:
+    """
+    Return the exceptions that an access may raise where the processor has seen this fault.
+
+    Which of the two it is where an access wraps around the end of a flat segment differs between processors (Intel SDM,
+    volume 3, "Limit checking": implementation-specific if the effective limit is 0xffffffff).
+    """
+    return set(FAULTS.values()) if offset + size > 1 << 32 else {FAULTS[seen]}
+
+
 @pytest.mark.parametrize("arguments", [(), ("ldt",)], ids=["gdt", "ldt"])
 def test_an_i386_program_sees_the_same(build: Builder, run: Runner, arguments: tuple[str, ...]) -> None:
     result = run_segments(build, run, *arguments)
@@ -60,14 +70,14 @@ def test_an_i386_program_sees_the_same(build: Builder, run: Runner, arguments: t
         else:
             assert converted == [(base + offset) & 0xFFFFFFFF], row
         if word in FAULTS:
-            assert fetched[0] == FAULTS[word], row
+            assert fetched[0] in faults(word, offset, 4), row
             assert fetched[3] == (byte in FAULTS), row
-            assert word == "pf" or fetched[1] == selector, row
+            assert fetched[0] == FAULTS["pf"] or fetched[1] == selector, row
         else:
             assert fetched == [0, int(word)], row
         if write in FAULTS:
-            assert stored[0] == FAULTS[write], row
-            assert write == "pf" or stored[1] == selector, row
+            assert stored[0] in faults(write, offset, 2), row
+            assert stored[0] == FAULTS["pf"] or stored[1] == selector, row
             assert held != str(0x4241), row
         else:
             assert stored == [], row

@@ -249,7 +249,7 @@ def test_an_exception_ends_only_the_handler_that_raises_it(path: Path, group: Gr
         await_true(lambda: right.words() == [(0,), (1,)], "the records of the other one")
         assert wrong.hits == [2]
         await_true(lambda: any(isinstance(event, Notice) for event in wrong.events), "the word of it")
-        notices = [event.message for event in wrong.events if isinstance(event, Notice)]
+        notices = [event.text for event in wrong.events if isinstance(event, Notice)]
         assert len(notices) == 1
         assert "was ended by" in notices[0]
         assert [event for event in right.events if isinstance(event, Notice)] == []
@@ -357,7 +357,7 @@ def test_a_program_that_cannot_be_inserted_leaves_the_others(path: Path, group: 
         missing = Job(compiled(f'name = "{path}"\noffset = missing\nexit\n'), Scope(pid=pid))
         wrong = group.enter(missing)
         wrong.await_begun()
-        notices = [event.message for event in wrong.events if isinstance(event, Notice)]
+        notices = [event.text for event in wrong.events if isinstance(event, Notice)]
         assert [f"'{path}' has no symbol 'missing'" in notice for notice in notices] == [True]
         wrong.end()
         target.say("call 3")

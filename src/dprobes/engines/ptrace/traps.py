@@ -51,6 +51,7 @@ class Traps:
         if thread is None:
             return
         registers, space = self._registers, thread.space
+        self._last = None  # whoever's they were: they are overwritten, also where this is no breakpoint of ours
         try:
             syscalls.get_registers(tid, registers)
             address = registers[_RIP] - 1
