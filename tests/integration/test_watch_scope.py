@@ -68,7 +68,7 @@ def test_a_handler_that_is_none_for_i386_is_inserted_into_the_others(build: Buil
     assert result.counts[1].hits == 1
     warnings = re.findall(r"warning: the program cannot be inserted into process \d+\n(.*)\n", result.stderr)
     assert len(warnings) == 1
-    assert warnings[0].endswith(":6:1: error: i386 has no register 'r8'")
+    assert warnings[0].endswith(":6:9: error: i386 has no register 'r8'")
 
 
 def access(target: subprocess.Popen[str]) -> bool:

@@ -142,6 +142,10 @@ def test_the_kernel_takes_exactly_what_the_tables_say(build: Builder, tmp_path: 
     assert wrong == []
 
 
+DEPENDS_ON_PROCESSOR = ("call_non_canonical",)
+"""Intel's processors fault at the call, with nothing pushed; AMD's, and the kernel that emulates it, at the target."""
+
+
 @dataclass(frozen=True)
 class Outcome:
     """Hold what a form said of itself: its digest and counts, and whether it has been stepped; None if it died."""
@@ -214,7 +218,7 @@ def test_a_form_that_may_carry_a_uprobe_does_the_same_with_one(
     for form in comparison.forms:
         reasons = [refusal(comparison.instruction(site), bits) for site in form.sites]
         # A program that sets its trap flag gets the same traps, but the siginfo tells a signal sent by a process.
-        if any(reasons) or form.traps:
+        if any(reasons) or form.traps or form.name in DEPENDS_ON_PROCESSOR:
             continue
         compared += 1
         plain, probed = comparison.plain[form.name], comparison.probed.get(form.name, Outcome())
@@ -269,6 +273,8 @@ def test_what_is_called_broken_is_broken(comparison_of: Callable[[int], Comparis
         answers = {uprobe_class(comparison.instruction(site).raw, bits) for site in form.sites}
         if UprobeClass.BROKEN not in answers or not has_features(form):
             continue
+        if form.name not in comparison.plain:
+            continue  # this processor does not get through it without uprobes: Intel's with sysenter in 64-bit code
         broken += 1
         if comparison.plain[form.name].line == comparison.probed.get(form.name, Outcome()).line:
             unharmed.add(form.name)
