@@ -152,7 +152,7 @@ def test_wrong_templates_of_a_directory_are_an_error(line: tuple[str, ...], caps
     # Who prints records does so without the templates that are wrong.
     prints = line[0] in ("format", "log")
     assert (status, bool(out)) == (0 if prints else 2, prints)
-    assert err.startswith(WRONG)
+    assert err.endswith(WRONG)
     status, out, err = outcome(capsys, *line, "--templates", "p.rpn")
     assert (status, out) == (2, "")
     assert "Directory 'p.rpn' is a file" in err
