@@ -116,9 +116,10 @@ def test_one_of_two_programs_is_replaced(sandbox: Sandbox, target: Service, inse
 
 
 def traced_below(pid: int) -> set[int]:
-    """Return the traced processes among those that a process has started."""
+    """Return the traced processes among those that a process has started, without tracers: a client watches over them."""
     below = set(children_of(pid))
-    return {child for child in below if is_traced(child)}.union(*(traced_below(child) for child in below))
+    traced = {child for child in below if is_traced(child)}.union(*(traced_below(child) for child in below))
+    return traced - {tracer_of(child) for child in traced}
 
 
 def test_a_started_command_takes_a_second_program(sandbox: Sandbox, target: Service, insert: Insertions) -> None:
