@@ -26,6 +26,9 @@ _STANDARD_OUTPUT = 1
 
 _PATIENCE = 10.0
 
+_UNFLUSHED_MAX = 10_000
+"""Records that are kept until they are flushed: should the stream fail, they say which of them are in it."""
+
 
 def open(argument: str, options: SinkOptions) -> Sink:  # noqa: A001 - the name that all sinks have
     """Open standard output as a log target."""
@@ -69,21 +72,24 @@ class StreamOutlet:
         self._name = name
         self._owned = owned
         self._unflushed: list[Sequence[str]] = []
+        self._unflushed_count = 0
         self._start = self._position()
         """Where what is not flushed begins, None where nobody can tell."""
 
     def write(self, texts: Sequence[str]) -> None:
         """Write records; raise ``SinkError`` if the stream fails, BrokenPipeError if nobody reads it any more."""
-        before = self._unflushed
-        self._unflushed = [*before, texts]
+        earlier = self._unflushed_count
+        self._unflushed.append(texts)
+        self._unflushed_count += len(texts)
         try:
             self._stream.write("\n".join(texts) + "\n")
         except BrokenPipeError:
             raise
         except (OSError, ValueError) as error:
             there = self._give_up()
-            earlier = sum(map(len, before))
             raise self._failure(error, taken=max(0, there - earlier), lost=max(0, earlier - there)) from error
+        if self._unflushed_count > _UNFLUSHED_MAX:
+            self.flush()
 
     def flush(self) -> None:
         """Make what was written visible; raises as ``write``."""
@@ -92,11 +98,15 @@ class StreamOutlet:
         except BrokenPipeError:
             raise
         except OSError as error:
-            count = sum(map(len, self._unflushed))
+            count = self._unflushed_count
             raise self._failure(error, lost=count - self._give_up()) from error
         if self._unflushed:
-            self._unflushed = []
+            self._forget()
             self._start = self._position()
+
+    def _forget(self) -> None:
+        self._unflushed = []
+        self._unflushed_count = 0
 
     def _failure(self, error: OSError | ValueError, *, taken: int = 0, lost: int = 0) -> SinkError:
         reason = reason_of(error) if isinstance(error, OSError) else str(error)
@@ -127,7 +137,7 @@ class StreamOutlet:
 
     def abandon(self) -> None:
         """Give up: nobody reads the stream any more or it takes no more, and nothing more may be written to it."""
-        self._unflushed = []
+        self._forget()
         # Python writes what it has kept when it closes the stream; let that go nowhere.
         with contextlib.suppress(ValueError):
             nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)

@@ -56,3 +56,13 @@ def test_what_a_write_that_fails_has_taken_is_told(tmp_path: Path) -> None:
     assert (caught.value.taken, caught.value.lost) == (1, 0)
     assert (tmp_path / "out").read_text() == "a" * 19 + "\n" + "b" * 19 + "\n"
     outlet.close()
+
+
+def test_an_outlet_that_nobody_flushes_keeps_few_records(tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    outlet = stream.file(path)
+    for number in range(300):
+        outlet.write([f"{number} {each}" for each in range(100)])
+        assert sum(map(len, outlet._unflushed)) <= 10_000
+    outlet.close()
+    assert len(path.read_text().splitlines()) == 30_000
