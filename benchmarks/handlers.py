@@ -9,18 +9,18 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, cast
 
+from dprobes.arch import architecture
 from dprobes.diagnostics import Diagnostics
+from dprobes.engines.hits.records import RecordBuilder
 from dprobes.engines.ptrace import syscalls
-from dprobes.engines.ptrace.context import ThreadContext
-from dprobes.engines.ptrace.ledger import Ledger
-from dprobes.engines.ptrace.processes import AddressSpace, Thread, ThreadState
-from dprobes.engines.ptrace.programs import InsertedProgram, Reach
-from dprobes.engines.ptrace.records import RecordBuilder
+from dprobes.engines.ptrace.sharedcounters import Ledger
+from dprobes.engines.ptrace.tracer.processes import AddressSpace, Thread, ThreadState
+from dprobes.engines.ptrace.tracer.programs import InsertedProgram, Reach
+from dprobes.engines.ptrace.tracer.threadcontext import ThreadContext
 from dprobes.record.layout import Item
-from dprobes.rpn.encode import encode
-from dprobes.rpn.load import CompileOptions, check_program, parse_source
+from dprobes.rpn.encoder import encode
+from dprobes.rpn.pipeline import CompileOptions, check_program, parse_source
 from dprobes.source import SourceFile
-from dprobes.target.arch import architecture
 from dprobes.vm import Interpreter, Point
 from dprobes.vm.translate import Translator
 

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING
 from table import Measurement
 from tracing import BUFFERS, Loop, Tracer, bpftrace, dprobes, has_bpftrace
 
-from dprobes.bpf.assembler import Assembler
-from dprobes.bpf.isa import Register
-from dprobes.engines.ebpf.features import Features
-from dprobes.engines.ebpf.links import attach_uprobes, uprobe_attach_type
-from dprobes.engines.ebpf.loader import load
-from dprobes.engines.ebpf.syscalls import ProgramType, enable_statistics, program_info
+from dprobes.bpf.asm.assembler import Assembler
+from dprobes.bpf.asm.isa import Register
+from dprobes.engines.ebpf.kernel.features import Features
+from dprobes.engines.ebpf.kernel.links import attach_uprobes, uprobe_attach_type
+from dprobes.engines.ebpf.kernel.loader import load
+from dprobes.engines.ebpf.kernel.syscalls import ProgramType, enable_statistics, program_info
 from dprobes.target.location import Module
 
 if TYPE_CHECKING:

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 from table import Measurement, Unit
 
 from dprobes.record.codec import decode_record, encode_record
-from dprobes.record.filter import compile_filter
 from dprobes.record.layout import LogRecord
-from dprobes.record.selection import Selection
-from dprobes.record.tracecontent import LostRecords, TraceRecord
-from dprobes.record.tracefile import TraceFileWriter
-from dprobes.record.tracereader import TraceReader
+from dprobes.trace.content import LostRecords, TraceRecord
+from dprobes.trace.filter import compile_filter
+from dprobes.trace.reader import TraceReader
+from dprobes.trace.selection import Selection
+from dprobes.trace.writer import TraceFileWriter
 
 if TYPE_CHECKING:
     from collections.abc import Callable

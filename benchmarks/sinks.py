@@ -12,10 +12,10 @@ from table import Measurement, Unit
 from dprobes.formatters.templates import DIRECTORY_FILE
 from dprobes.record.codec import encode_record
 from dprobes.record.layout import LogRecord
-from dprobes.record.place import Place
-from dprobes.record.source import RecordSource
+from dprobes.record.origin import RecordSource
+from dprobes.record.probeinfo import Place
 from dprobes.rpn.isa import Token
-from dprobes.sinks.base import Batch, SinkOptions
+from dprobes.sinks.interface import Batch, SinkOptions
 from dprobes.sinks.kinds import parse_target
 
 if TYPE_CHECKING:

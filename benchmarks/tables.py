@@ -13,10 +13,10 @@ from table import Measurement, Unit
 
 from dprobes.record.codec import encode_record
 from dprobes.record.layout import LogRecord
-from dprobes.record.place import Place
-from dprobes.sinks.base import Batch, SinkOptions
+from dprobes.record.probeinfo import Place
+from dprobes.sinks.interface import Batch, SinkOptions
 from dprobes.sinks.kinds import parse_target
-from dprobes.sinks.parquetfiles import write_tables
+from dprobes.tables.parquetfiles import write_tables
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

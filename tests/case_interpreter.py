@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from case_format import encode_items
+from dprobes.arch import architecture
 from dprobes.diagnostics import Diagnostics
 from dprobes.errors import SourceError
 from dprobes.extensions import Extension
-from dprobes.rpn.encode import CodeImage, encode
-from dprobes.rpn.load import CompileOptions, check_program, parse_source
+from dprobes.rpn.encoder import CodeImage, encode
+from dprobes.rpn.pipeline import CompileOptions, check_program, parse_source
 from dprobes.source import SourceFile
-from dprobes.target.arch import architecture
 from dprobes.testing import FakeContext, prepare, run_definition
 from dprobes.vm.translate import Translator
 from ebpf_backend import EbpfRunner, is_applicable, loop_forms

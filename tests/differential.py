@@ -11,12 +11,12 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
+from dprobes.arch import architecture
 from dprobes.bpf.lower import LoopForm, Placement, Request, is_supported
 from dprobes.errors import NotSupportedError
 from dprobes.record.layout import FIXED_ITEMS, Item, LogRecord
-from dprobes.rpn.encode import CodeImage, Relocation, encode
+from dprobes.rpn.encoder import CodeImage, Relocation, encode
 from dprobes.rpn.isa import ROWS, OperandKind
-from dprobes.target.arch import architecture
 from dprobes.testing import PAGE, FakeContext, prepare
 from dprobes.vm import Ending, Interpreter, Point
 from ebpf_backend import Stage, abilities, loop_forms
@@ -26,9 +26,9 @@ from specified import results, specified_results
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from dprobes.arch import Architecture, Register
     from dprobes.rpn.isa import Row
     from dprobes.rpn.program import Program
-    from dprobes.target.arch import Architecture, Register
     from dprobes.vm import Outcome
     from specified import Hit
 

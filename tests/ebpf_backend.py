@@ -16,7 +16,8 @@ import struct
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, Self
 
-from dprobes.bpf.isa import Register
+from dprobes.arch import architecture
+from dprobes.bpf.asm.isa import Register
 from dprobes.bpf.layout import (
     ENTRY_HEAD,
     NAME_SIZE,
@@ -32,18 +33,17 @@ from dprobes.bpf.lower import Abilities, LoopForm, Lowered, Placement, Request, 
 from dprobes.bpf.lower.frame import ABORT, EXIT_WITH, REMOVE_PROBE
 from dprobes.bpf.lower.host import REGISTER_OFFSETS, Host
 from dprobes.bpf.lower.slot import CELLS, Field
-from dprobes.engines.ebpf.features import Feature, Features
-from dprobes.engines.ebpf.kerneltypes import KernelTypes
-from dprobes.engines.ebpf.loader import load, with_descriptors
-from dprobes.engines.ebpf.maps import ArrayMap, LruHashMap
-from dprobes.engines.ebpf.ring import RingBuffer
-from dprobes.engines.ebpf.syscalls import Program, ProgramFlag, ProgramRunner, ProgramType, verifier_log
-from dprobes.engines.ebpf.vmas import vma_layout
+from dprobes.engines.ebpf.kernel.bpfmaps import ArrayMap, LruHashMap
+from dprobes.engines.ebpf.kernel.features import Feature, Features
+from dprobes.engines.ebpf.kernel.kerneltypes import KernelTypes
+from dprobes.engines.ebpf.kernel.loader import load, with_descriptors
+from dprobes.engines.ebpf.kernel.ring import RingBuffer
+from dprobes.engines.ebpf.kernel.syscalls import Program, ProgramFlag, ProgramRunner, ProgramType, verifier_log
+from dprobes.engines.ebpf.kernel.vmas import vma_layout
 from dprobes.record.codec import decode_record
 from dprobes.record.layout import PROCESS_NAME_MAX, Item, LogRecord
-from dprobes.rpn.encode import CodeImage
+from dprobes.rpn.encoder import CodeImage
 from dprobes.rpn.isa import RPN_STACK_CELLS
-from dprobes.target.arch import architecture
 from dprobes.target.btf import Kind
 from dprobes.testing import PAGE, FakeContext
 from dprobes.vm import Ending, Outcome, Point
@@ -51,8 +51,8 @@ from dprobes.vm import Ending, Outcome, Point
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from dprobes.arch import Architecture
     from dprobes.rpn.program import Program as ProbeProgram
-    from dprobes.target.arch import Architecture
 
 __all__ = [
     "EbpfRunner",

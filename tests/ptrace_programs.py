@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dprobes.engines.ptrace.ledger import Ledger
-from dprobes.engines.ptrace.probes import Probe
-from dprobes.engines.ptrace.programs import InsertedProgram, Reach
-from dprobes.engines.ptrace.records import RecordBuilder
+from dprobes.engines.hits.records import RecordBuilder
+from dprobes.engines.ptrace.sharedcounters import Ledger
 from dprobes.engines.ptrace.sites import ProbeLimits
+from dprobes.engines.ptrace.tracer.probes import Probe
+from dprobes.engines.ptrace.tracer.programs import InsertedProgram, Reach
 
 NO_LIMITS = ProbeLimits(0, 0, keep_on_fault=False, keep_ip=False)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dprobes.arch import Architecture, Direction, Register
 from dprobes.rpn import isa
 from dprobes.rpn.effects import stack_effect
 from dprobes.rpn.isa import Flow, OperandKind, Row
@@ -28,7 +29,6 @@ from dprobes.rpn.program import (
     Program,
     Sampler,
 )
-from dprobes.target.arch import Architecture, Direction, Register
 from dprobes.testing import FakeContext
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from dprobes.vm.translate import Translator
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dprobes.rpn.encode import CodeImage
-    from dprobes.target.arch import Architecture
+    from dprobes.arch import Architecture
+    from dprobes.rpn.encoder import CodeImage
     from dprobes.testing import FakeContext
     from dprobes.vm.interpreter import Rule, Step
     from dprobes.vm.machine import Machine

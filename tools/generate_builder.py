@@ -1,5 +1,5 @@
 """
-Write src/dprobes/api/instructions.py from the instruction table; with --check only compare.
+Write src/dprobes/api/mnemonics.py from the instruction table; with --check only compare.
 
 A method stands for one instruction, or for its two forms where the operand may also be popped from the stack.
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 from dprobes.rpn import isa
 from dprobes.rpn.isa import OperandKind, Row
 
-OUTPUT = Path(__file__).parent.parent / "src" / "dprobes" / "api" / "instructions.py"
+OUTPUT = Path(__file__).parent.parent / "src" / "dprobes" / "api" / "mnemonics.py"
 
 HEADER = '''\
 """

@@ -9,16 +9,16 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from dprobes.arch import ARCHITECTURE_NAMES, Architecture, Direction, architecture
 from dprobes.rpn import isa
 from dprobes.rpn.keywords import KEYWORD_ALIASES, Header, Keyword, keywords_of
-from dprobes.target.arch import ARCHITECTURE_NAMES, Architecture, Direction, architecture
 
 OUTPUT = Path(__file__).parent.parent / "docs" / "language.md"
 
 INTRODUCTION = """\
 # The RPN language
 
-*Written by `make docs` from `rpn/isa.py`, `rpn/keywords.py` and `target/arch/`; do not edit.*
+*Written by `make docs` from `rpn/isa.py`, `rpn/keywords.py` and `arch/`; do not edit.*
 
 A probe program is a file header, then probe definitions; a probe definition is a probepoint header, then the
 instructions of its handler. Everything but module names, file names and symbols is case-insensitive. A statement ends

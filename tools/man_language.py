@@ -11,16 +11,16 @@ from generate_docs import bounds, default
 from man_command import DATE
 from roff import Page, bold, escaped, italic
 
+from dprobes.arch import ARCHITECTURE_NAMES, Direction, architecture
 from dprobes.rpn import isa
 from dprobes.rpn.keywords import KEYWORD_ALIASES, KEYWORDS, Header, keywords_of
 from dprobes.rpn.program import MAX_INSTRUCTIONS
-from dprobes.target.arch import ARCHITECTURE_NAMES, Direction, architecture
 from dprobes.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dprobes.target.arch import Architecture
+    from dprobes.arch import Architecture
 
 DESCRIPTION = """
 A probe program is a text. It has a file header, which names the module to probe, then *probe definitions*. Each begins

@@ -16,7 +16,7 @@ from dprobes.errors import SinkError
 from dprobes.record.codec import decode_record
 
 if TYPE_CHECKING:
-    from dprobes.record.source import RecordSource
+    from dprobes.record.origin import RecordSource
     from dprobes.sinks import Batch, Sink, SinkOptions
 
 __all__ = ["TallySink", "open_tally"]

@@ -26,11 +26,11 @@ from dprobes.version import __version__
 TYPE_CHECKING = False  # what type checkers take for true; importing typing would take longer than all the rest
 if TYPE_CHECKING:
     from dprobes.api.builder import CodeBuilder, HandlerBuilder, ProcedureBuilder, ProgramBuilder
-    from dprobes.api.compiling import CompiledProgram, compile_file, compile_source, load_ppdf
-    from dprobes.api.inserted import InsertedProgram, Probepoint
+    from dprobes.api.compiledprogram import CompiledProgram, compile_file, compile_source, load_ppdf
+    from dprobes.api.insertedprogram import InsertedProgram, Probepoint
     from dprobes.api.session import ALL_ITEMS, ProbeSession, attach, everywhere, launch
     from dprobes.diagnostics import Diagnostic, Diagnostics, Severity
-    from dprobes.engines.base import Counts, ProbeState, Scope
+    from dprobes.engines.interface import Counts, Scope
     from dprobes.errors import (
         DprobesError,
         EngineError,
@@ -57,7 +57,8 @@ if TYPE_CHECKING:
     from dprobes.record.items import LogItem
     from dprobes.record.layout import Item, LogRecord
     from dprobes.record.logged import LoggedItems
-    from dprobes.record.place import Place
+    from dprobes.record.probeinfo import Place
+    from dprobes.resolve.probestate import ProbeState
     from dprobes.rpn.program import Program
     from dprobes.sinks.target import TargetStatus
 
@@ -115,11 +116,11 @@ __all__ = [
 
 _HOMES = {
     "api.builder": ("CodeBuilder", "HandlerBuilder", "ProcedureBuilder", "ProgramBuilder"),
-    "api.compiling": ("CompiledProgram", "compile_file", "compile_source", "load_ppdf"),
-    "api.inserted": ("InsertedProgram", "Probepoint"),
+    "api.compiledprogram": ("CompiledProgram", "compile_file", "compile_source", "load_ppdf"),
+    "api.insertedprogram": ("InsertedProgram", "Probepoint"),
     "api.session": ("ALL_ITEMS", "ProbeSession", "attach", "everywhere", "launch"),
     "diagnostics": ("Diagnostic", "Diagnostics", "Severity"),
-    "engines.base": ("Counts", "ProbeState", "Scope"),
+    "engines.interface": ("Counts", "Scope"),
     "errors": (
         "DprobesError",
         "EngineError",
@@ -147,7 +148,8 @@ _HOMES = {
     "record.items": ("LogItem",),
     "record.logged": ("LoggedItems",),
     "record.layout": ("Item", "LogRecord"),
-    "record.place": ("Place",),
+    "record.probeinfo": ("Place",),
+    "resolve.probestate": ("ProbeState",),
     "rpn.program": ("Program",),
 }
 """Where public names live. A module is imported when its first name is asked for, so that the command starts fast."""

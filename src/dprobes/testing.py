@@ -23,23 +23,23 @@ import re
 from typing import TYPE_CHECKING
 
 from dprobes.api.builder import ProgramBuilder
+from dprobes.arch import RegisterClass
+from dprobes.arch import architecture as architecture_called
 from dprobes.diagnostics import Diagnostics
 from dprobes.errors import DprobesError
 from dprobes.extensions.extension import call_extensions
 from dprobes.record.layout import LogRecord
-from dprobes.rpn.encode import encode
+from dprobes.rpn.encoder import encode
 from dprobes.rpn.keywords import Header, keywords_of
-from dprobes.rpn.load import CompileOptions, check_program, parse_source
+from dprobes.rpn.pipeline import CompileOptions, check_program, parse_source
 from dprobes.rpn.program import Address, Offset, Program
 from dprobes.source import SourceFile
-from dprobes.target.arch import RegisterClass
-from dprobes.target.arch import architecture as architecture_called
 from dprobes.vm import AddressFault, Ending, Interpreter, Outcome, Point, SelectorFault
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, MutableSequence, Sequence
 
-    from dprobes.api.compiling import CompiledProgram
+    from dprobes.api.compiledprogram import CompiledProgram
     from dprobes.extensions import Extension
     from dprobes.rpn.program import ProbeDefinition
     from dprobes.vm.machine import Machine

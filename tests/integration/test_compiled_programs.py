@@ -57,7 +57,7 @@ REFUSE = """
 import sys
 class Refuse:
     def find_spec(self, name, path=None, target=None):
-        if name in ("pcpp", "elftools", "dprobes.rpn.cpp", "dprobes.rpn.parser"):
+        if name in ("pcpp", "elftools", "dprobes.preprocessor", "dprobes.rpn.parser"):
             raise ModuleNotFoundError(f"there is no {name} here", name=name)
 sys.meta_path.insert(0, Refuse())
 """
@@ -143,7 +143,7 @@ def test_a_stripped_program_gives_the_records_of_the_original(machines: Machines
 
 
 def test_nothing_can_be_compiled_there(machines: Machines) -> None:
-    for module in ("elftools", "dprobes.rpn.cpp", "dprobes.rpn.parser"):
+    for module in ("elftools", "dprobes.preprocessor", "dprobes.rpn.parser"):
         assert f"there is no {module} here" in machines.python_there(f"import {module}").stderr
     (machines.target / "a.ppdf").write_text(PROGRAM)
     machines.run_there("ptrace", status=1)

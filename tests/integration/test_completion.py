@@ -194,7 +194,7 @@ def test_names_and_processes_of_what_is_inserted(shells: Shells, build: Builder,
 def test_completion_costs_nothing_where_nobody_asks_for_it() -> None:
     code = (
         "import sys; from dprobes.cli.main import run; run(['insert', '--help']); "
-        "sys.exit(any(name in sys.modules for name in ('dprobes.cli.completing', 'click.shell_completion')))"
+        "sys.exit(any(name in sys.modules for name in ('dprobes.cli.completions', 'click.shell_completion')))"
     )
     done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL, timeout=TIMEOUT, check=False)
     assert done.returncode == 0

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dprobes.cli.main import run
-from dprobes.engines.ebpf.session import EbpfSession
+from dprobes.engines.ebpf.read.session import EbpfSession
 from dprobes.engines.ptrace.engine import PtraceSession
 from integration.ebpf.kernel import descriptors, require_bpf, require_initial_namespace
 from integration.support import TIMEOUT, await_line, code_is_original, running

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dprobes.engines.ptrace import inject, syscalls
-from dprobes.engines.ptrace.processes import AddressSpace, Thread, ThreadGoneError, ThreadState
+from dprobes.engines.ptrace import syscalls
 from dprobes.engines.ptrace.syscalls import Event, Register, RegisterSet, StopKind, classify_stop
+from dprobes.engines.ptrace.tracer import injection
+from dprobes.engines.ptrace.tracer.injection import InjectionError
+from dprobes.engines.ptrace.tracer.processes import AddressSpace, Thread, ThreadGoneError, ThreadState
 from integration.support import await_line, await_true, kernel_state, running, status_field, symbols_of
 
 if TYPE_CHECKING:
@@ -92,7 +94,7 @@ def test_a_call_returns_what_the_kernel_says_and_leaves_no_trace(still: subproce
     with stopped(still, word_size) as thread:
         before, below = state_of(thread.tid), stack_below(thread)
         maps = Path(f"/proc/{still.pid}/maps").read_text()
-        with inject.injecting(thread) as call:
+        with injection.injecting(thread) as call:
             assert call(GETPID[word_size]) == still.pid
             assert call(KILL[word_size], 0x7FFFFFFF, 0) == -errno.ESRCH
             assert call(MMAP[word_size], 0, 0, 0, 0x22, -1, 0) == -errno.EINVAL
@@ -134,7 +136,7 @@ def die_in_a_call(pid: int, word_size: int, stops: int) -> None:
             resume(tid, number)
 
         syscalls.resume_to_syscall = resume_or_die
-        with inject.injecting(thread) as call:
+        with injection.injecting(thread) as call:
             call(GETPID[word_size])
             os.kill(os.getpid(), signal.SIGKILL)
     finally:
@@ -144,7 +146,7 @@ def die_in_a_call(pid: int, word_size: int, stops: int) -> None:
 def test_a_signal_that_comes_during_a_call_is_delivered_after_it(still: subprocess.Popen[str], word_size: int) -> None:
     with stopped(still, word_size) as thread:
         before = state_of(thread.tid)
-        with inject.injecting(thread) as call:
+        with injection.injecting(thread) as call:
             os.kill(still.pid, signal.SIGTERM)
             assert call(GETPID[word_size]) == still.pid
         assert state_of(thread.tid) == before
@@ -154,7 +156,7 @@ def test_a_signal_that_comes_during_a_call_is_delivered_after_it(still: subproce
 def test_a_stop_signal_that_comes_during_a_call_stops_the_process_after_it(
     still: subprocess.Popen[str], word_size: int
 ) -> None:
-    with stopped(still, word_size) as thread, inject.injecting(thread) as call:
+    with stopped(still, word_size) as thread, injection.injecting(thread) as call:
         os.kill(still.pid, signal.SIGSTOP)
         assert call(GETPID[word_size]) == still.pid
     await_true(lambda: kernel_state(still.pid) == "T", "the stop")
@@ -186,13 +188,13 @@ def test_the_end_of_a_first_thread_is_not_waited_for_while_others_are_not_reaped
 
 def pause_until_killed(thread: Thread) -> None:
     timer = threading.Timer(0.2, os.kill, (thread.pid, signal.SIGKILL))
-    with inject.injecting(thread) as call:
+    with injection.injecting(thread) as call:
         timer.start()
         call(PAUSE)
 
 
 def kill_in_a_call(thread: Thread, word_size: int) -> None:
-    with inject.injecting(thread) as call:
+    with injection.injecting(thread) as call:
         os.kill(thread.pid, signal.SIGKILL)
         call(GETPID[word_size])
 
@@ -202,11 +204,11 @@ def test_a_thread_in_the_middle_of_a_system_call_is_not_asked(still: subprocess.
         registers = syscalls.Registers()
         syscalls.get_registers(thread.tid, registers)
         before = list(registers)
-        with inject.injecting(thread) as call:
+        with injection.injecting(thread) as call:
             # As the registers are at the stop of clone, before the kernel has put its result there.
             registers[Register.ORIG_RAX], registers[Register.RAX] = GETPID[word_size], (1 << 64) - errno.ENOSYS
             syscalls.set_registers(thread.tid, registers)
-            with pytest.raises(inject.InjectionError, match="in the middle of a system call"), inject.injecting(thread):
+            with pytest.raises(InjectionError, match="in the middle of a system call"), injection.injecting(thread):
                 raise AssertionError
             assert call(GETPID[word_size]) == still.pid
         assert state_of(thread.tid)[0] == before

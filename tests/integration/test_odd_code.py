@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dprobes.engines.ptrace import syscalls
-from dprobes.engines.ptrace.debugregs import CONTROL, Watch, control_bits
+from dprobes.engines.x86.debugregs import CONTROL, Watch, control_bits
 from dprobes.rpn.program import Access
 from integration.support import TIMEOUT, await_breakpoint, await_line, read_result, running
 

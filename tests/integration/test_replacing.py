@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dprobes.engines.base import Begun, Finished, Job, ProbeState, Scope
-from dprobes.engines.globals import GlobalVariables
+from dprobes.engines.interface import Begun, Finished, Job, Scope
 from dprobes.engines.ptrace.engine import PtraceEngine
+from dprobes.engines.sharedglobals import GlobalVariables
 from dprobes.errors import EngineError, SourceError
+from dprobes.resolve.probestate import ProbeState
 from integration.ebpf.insessions import Followed, compiled, job_for, on_demand
 from integration.support import (
     TIMEOUT,
@@ -338,7 +339,7 @@ FOR_EVER = """
 import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
-from dprobes.engines.base import Begun, Scope
+from dprobes.engines.interface import Begun, Scope
 from dprobes.engines.ptrace.engine import PtraceEngine
 from integration.ebpf.insessions import job_for
 

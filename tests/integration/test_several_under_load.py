@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dprobes.engines.base import Counts, Finished, Job, ProbeState, RecordBatch, Scope, StateEvent
-from dprobes.engines.globals import GlobalVariables
-from dprobes.engines.ptrace import programrun
+from dprobes.engines.interface import Counts, Finished, Job, RecordBatch, Scope, StateEvent
+from dprobes.engines.ptrace.client import programrun
 from dprobes.engines.ptrace.engine import PtraceEngine
+from dprobes.engines.sharedglobals import GlobalVariables
 from dprobes.errors import EngineError
+from dprobes.resolve.probestate import ProbeState
 from integration.ebpf.insessions import compiled, job_for, on_demand
 from integration.several import BOTH, Group, Program, assert_complete, await_hits, before_exec, go, grouped
 from integration.support import (

@@ -79,7 +79,7 @@ def guest(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 def test_trial_loading_finds_what_the_kernel_has(guest: Guest) -> None:
     found = guest.run(
-        "from dprobes.engines.ebpf.features import Feature, Features\n"
+        "from dprobes.engines.ebpf.kernel.features import Feature, Features\n"
         "features = Features()\n"
         "print(*(feature.name for feature in Feature if feature not in features))\n"
     )

@@ -10,11 +10,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, Self
 
-from dprobes.api.instructions import Instructions
-from dprobes.api.places import CallPlaces
+from dprobes.api.callsites import CallPlaces
+from dprobes.api.mnemonics import Instructions
 from dprobes.diagnostics import Diagnostic, Diagnostics, Note
 from dprobes.errors import SourceError
-from dprobes.rpn.load import parse_source
+from dprobes.rpn.pipeline import parse_source
 from dprobes.source import SourceFile
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
-    from dprobes.api.compiling import CompiledProgram
+    from dprobes.api.compiledprogram import CompiledProgram
     from dprobes.rpn.program import Code, Program
     from dprobes.source import Span
 
@@ -300,7 +300,7 @@ class ProgramBuilder:
         modules: Iterable[str | Path] | None = None,
     ) -> CompiledProgram:
         """Build and check the program; the arguments and errors are those of ``compile_file``."""
-        from dprobes.api.compiling import compile_program
+        from dprobes.api.compiledprogram import compile_program
 
         return compile_program(self.build(), symbols=symbols, allow_write=allow_write, modules=modules)
 

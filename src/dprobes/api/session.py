@@ -8,15 +8,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
 from dprobes.api.builder import ProgramBuilder
-from dprobes.api.command import LaunchedCommand
-from dprobes.api.compiling import CompiledProgram
-from dprobes.api.inserted import InsertedProgram, total
-from dprobes.api.queue import RecordQueue
+from dprobes.api.childcommand import LaunchedCommand
+from dprobes.api.compiledprogram import CompiledProgram
+from dprobes.api.insertedprogram import InsertedProgram, total
+from dprobes.api.recordqueue import RecordQueue
 from dprobes.diagnostics import Diagnostics
-from dprobes.engines.base import Counts, Job, Scope
-from dprobes.engines.globals import GlobalVariables
-from dprobes.engines.preparing import look_around, prepare
-from dprobes.engines.selection import NAMES, EngineOptions, scope_problem
+from dprobes.engines.choice import NAMES, EngineOptions, scope_problem
+from dprobes.engines.insertion import look_around, prepare
+from dprobes.engines.interface import Counts, Job, Scope
+from dprobes.engines.sharedglobals import GlobalVariables
 from dprobes.errors import EngineError
 from dprobes.record.codec import decode_record
 from dprobes.record.layout import Item
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
     from pathlib import Path
 
-    from dprobes.engines.base import Engine
+    from dprobes.engines.interface import Engine
     from dprobes.record.layout import LogRecord
     from dprobes.rpn.program import Program
 

@@ -149,7 +149,7 @@ STATUS_SIZE = 64
 
 class Turn(enum.IntEnum):
     """
-    Say whose turn it is while a program replaces another one (``bpf.lower.turns``).
+    Say whose turn it is while a program replaces another one (``bpf.lower.switchover``).
 
     Both know it by the word of their own STATUS.
     """

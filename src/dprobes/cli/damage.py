@@ -12,7 +12,7 @@ from dprobes.cli import console
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dprobes.record.tracecontent import Damage
+    from dprobes.trace.content import Damage
 
 __all__ = ["DamageReport", "skip_damaged_option"]
 

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dprobes.record.tracenames import is_trace_name
-from dprobes.sinks.base import LOG_FORMATS
+from dprobes.sinks.interface import LOG_FORMATS
 from dprobes.sinks.kinds import parse_target
+from dprobes.trace.filenames import is_trace_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -52,7 +52,7 @@ COMPLETE_VARIABLE = "_DPROBES_COMPLETE"
 
 def command_of(verb: str) -> click.Command:
     """Return the command of a verb, whose module is imported for that."""
-    command = importlib.import_module(f"dprobes.cli.{verb.replace('-', '_')}").command
+    command = importlib.import_module(f"dprobes.cli.verbs.{verb.replace('-', '_')}").command
     assert isinstance(command, click.Command)
     return command
 
@@ -68,7 +68,7 @@ class _Verbs(click.Group):
             return None
         command = command_of(cmd_name)
         if COMPLETE_VARIABLE in os.environ:
-            from dprobes.cli.completing import prepare
+            from dprobes.cli.completions import prepare
 
             prepare(command, cmd_name)
         return command
@@ -158,7 +158,7 @@ def run(arguments: Sequence[str]) -> int:
         if arguments and arguments[0].startswith("-"):
             arguments, is_translated = _ours(arguments)
         if COMPLETE_VARIABLE in os.environ:
-            from dprobes.cli.completing import register
+            from dprobes.cli.completions import register
 
             register()
         result = command_group.main(list(arguments), prog_name="dprobes", standalone_mode=False)

@@ -14,7 +14,7 @@ from dprobes.manager.client import ManagerClient
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dprobes.engines.base import Notice
+    from dprobes.engines.interface import Notice
 
 __all__ = ["client", "name_option", "one_of", "print_json"]
 

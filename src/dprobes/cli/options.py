@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dprobes.rpn.load import CompileOptions
+from dprobes.rpn.pipeline import CompileOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -94,7 +94,7 @@ def compile_options(
     """Return the values of ``program_options``; a macro without value is 1, as for a C compiler."""
     external = None
     if cpp is not None:
-        from dprobes.cli.external_cpp import external_preprocessor
+        from dprobes.cli.externalcpp import external_preprocessor
 
         external = external_preprocessor(cpp)
     pairs = tuple(

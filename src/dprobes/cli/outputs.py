@@ -7,21 +7,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from dprobes.cli import console
-from dprobes.engines.places import places_of, with_files
 from dprobes.errors import SinkError
 from dprobes.record.clock import WallClock
-from dprobes.record.tracenames import is_trace_name
-from dprobes.sinks.base import Batch, SinkOptions
+from dprobes.resolve.probeplaces import places_of, with_files
+from dprobes.sinks.interface import Batch, SinkOptions
 from dprobes.sinks.kinds import parse_target
+from dprobes.trace.filenames import is_trace_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dprobes.engines.resolve import Probepoint
-    from dprobes.record.place import Place
-    from dprobes.record.source import RecordSource
-    from dprobes.sinks.base import Sink
-    from dprobes.sinks.stream import StreamOutlet
+    from dprobes.record.origin import RecordSource
+    from dprobes.record.probeinfo import Place
+    from dprobes.resolve.probepoints import Probepoint
+    from dprobes.sinks.interface import Sink
+    from dprobes.sinks.local.stream import StreamOutlet
     from dprobes.sinks.target import TargetStatus
     from dprobes.sinks.targets import LogTargets
 
@@ -66,11 +66,11 @@ class Outputs:
             raise
 
     def _open_first(self, output: Path | None, format_name: str, *, is_needed: bool) -> Sink | None:
-        from dprobes.sinks import stream
-        from dprobes.sinks.texts import TextSink
+        from dprobes.sinks.local import stream
+        from dprobes.sinks.textsinks import TextSink
 
         if output is not None and is_trace_name(output.name):
-            from dprobes.sinks.tracefile import TraceFileSink
+            from dprobes.sinks.local.tracefile import TraceFileSink
 
             return TraceFileSink(str(output))
         if output is None and not is_needed:

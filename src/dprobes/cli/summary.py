@@ -6,14 +6,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dprobes.cli import console
-from dprobes.engines.base import Counts
+from dprobes.engines.interface import Counts
 from dprobes.escapes import escaped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from dprobes.engines.base import Session
-    from dprobes.engines.resolve import LeftOutProbe, Probepoint
+    from dprobes.engines.interface import Session
+    from dprobes.resolve.probepoints import LeftOutProbe, Probepoint
     from dprobes.rpn.program import Program
 
 __all__ = ["faulted_runs", "left_out_lines", "place_of", "summary"]

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from dprobes.engines.base import ControlledSession
-    from dprobes.record.place import Place
-    from dprobes.record.source import RecordSource
+    from dprobes.engines.interface import ControlledSession
+    from dprobes.record.origin import RecordSource
+    from dprobes.record.probeinfo import Place
     from dprobes.rpn.program import Program
-    from dprobes.sinks.base import Batch
+    from dprobes.sinks.interface import Batch
 
 __all__ = ["Row", "TopView"]
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dprobes.target.insn import decode_at
+from dprobes.target.instructions import decode_at
 from dprobes.target.uprobes import UprobeClass, refusal, uprobe_class
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from dprobes.target.insn import DecodedInstruction
+    from dprobes.target.instructions import DecodedInstruction
     from dprobes.target.location import Module
 
 __all__ = ["in_kernel", "places_in_kernel"]

@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from dprobes.cli.top import TopView
-    from dprobes.engines.base import ControlledSession
-    from dprobes.record.source import RecordSource
+    from dprobes.engines.interface import ControlledSession
+    from dprobes.record.origin import RecordSource
     from dprobes.rpn.program import Program
     from dprobes.sinks.aggregates import Aggregates
-    from dprobes.sinks.base import Sink
+    from dprobes.sinks.interface import Sink
 
 __all__ = ["Views"]
 
@@ -30,7 +30,7 @@ class Views:
         self._aggregates: Aggregates | None = None
         self._top: TopView | None = None
         if counted or measured:
-            from dprobes.cli.aggregating import aggregates_of, items_of_fields
+            from dprobes.cli.aggregation import aggregates_of, items_of_fields
 
             self.items = items_of_fields(counted, measured)
             self._aggregates = aggregates_of(counted, measured)
@@ -53,6 +53,6 @@ class Views:
     def print(self) -> None:
         """Print what was counted, if anything was to be."""
         if self._aggregates is not None:
-            from dprobes.cli.aggregating import print_aggregates
+            from dprobes.cli.aggregation import print_aggregates
 
             print_aggregates(self._aggregates)

@@ -17,8 +17,8 @@ from dprobes.engines.procfs import process_field
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable
 
-    from dprobes.engines.base import Scope
     from dprobes.engines.capabilities import Requirement
+    from dprobes.engines.interface import Scope
 
 __all__ = ["FOUND_BY_TRYING", "USUAL_REASON", "Choice", "KernelSupport", "choose", "missing_privilege"]
 

@@ -11,18 +11,19 @@ import enum
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dprobes.arch import RegisterClass
 from dprobes.errors import EngineError
 from dprobes.rpn.isa import Group, OperandKind
-from dprobes.rpn.program import Access, Address, Expression, Glob, ModuleType, Sampler
-from dprobes.target.arch import RegisterClass
+from dprobes.rpn.needs import watches_user_addresses
+from dprobes.rpn.program import Access, Address, Glob, ModuleType, Sampler
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator, Mapping
 
+    from dprobes.arch import Architecture
     from dprobes.diagnostics import Diagnostics
     from dprobes.rpn.program import Instruction, Program
     from dprobes.source import Span
-    from dprobes.target.arch import Architecture
 
 __all__ = [
     "ENGINES",
@@ -30,7 +31,6 @@ __all__ = [
     "Requirement",
     "refuse_unsupported",
     "requirements",
-    "watches_user_addresses",
 ]
 
 
@@ -139,29 +139,6 @@ def requirements(program: Program, architecture: Architecture) -> Iterator[Requi
         for instruction in code.instructions:
             for capability in _needed_by(instruction, architecture):
                 yield Requirement(capability, str(instruction), instruction.span)
-
-
-_KERNEL_HALF = 1 << 63
-"""From here on addresses are the kernel's."""
-
-
-def watches_user_addresses(program: Program) -> bool:
-    """
-    Return whether a program for the kernel only watches addresses of user programs, and names nothing in the kernel.
-
-    Such a program is about every process, whatever that maps.
-    """
-    if program.modtype is not ModuleType.KERNEL:
-        return False
-    for definition in program.definitions:
-        match definition.location:
-            case Address(Expression(low, None), None | Expression(_, None)) if low < _KERNEL_HALF:
-                if definition.watchpoint is None:
-                    return False
-            case _:
-                return False
-    operands = (instruction.operand for code in program.bodies() for instruction in code.instructions)
-    return not any(isinstance(operand, Expression) and operand.symbol is not None for operand in operands)
 
 
 def _needed_to_watch(access: Access, span: Span | None, *, in_module: bool) -> Requirement:

@@ -21,13 +21,13 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
-from dprobes.engines.base import Notice
+from dprobes.engines.interface import Notice
 from dprobes.engines.procfs import process_field, thread_state, threads_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from dprobes.engines.base import Event, HandedOver
+    from dprobes.engines.interface import Event, HandedOver
 
 __all__ = ["LOOK", "Debuggers"]
 

@@ -25,7 +25,7 @@ __all__ = [
 _YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
 
 
-TRACER = "dprobes.engines.ptrace.tracer"
+TRACER = "dprobes.engines.ptrace.tracer.main"
 """The module that tracers of the ptrace engine run; the last word of their command line names the first one probed."""
 
 YAMA_REMEDY = "start the program with -c, run dprobes as root, or set kernel.yama.ptrace_scope to 0"

@@ -9,7 +9,7 @@ from dprobes.errors import EngineError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from dprobes.engines.resolve import Probepoint
+    from dprobes.resolve.probepoints import Probepoint
 
 __all__ = ["nothing_to_insert"]
 

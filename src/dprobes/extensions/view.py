@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
+from dprobes.arch import Direction
 from dprobes.rpn.isa import ExceptionCode, Token
-from dprobes.target.arch import Direction
 from dprobes.vm.machine import Raised, read_string
 
 if TYPE_CHECKING:
     from collections.abc import MutableSequence
 
-    from dprobes.target.arch import Architecture, Register
+    from dprobes.arch import Architecture, Register
     from dprobes.vm.machine import Machine
 
 __all__ = ["Variables", "View"]

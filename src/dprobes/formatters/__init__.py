@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from dprobes.record.place import Place
+from dprobes.record.probeinfo import Place
 
 if TYPE_CHECKING:
     from dprobes.record.layout import LogRecord
-    from dprobes.record.source import RecordSource
+    from dprobes.record.origin import RecordSource
 
 __all__ = ["FORMATS", "WITHOUT_TEMPLATES", "Formatter", "Place", "formatter"]
 
@@ -68,7 +68,7 @@ def formatter(
 
 
 def _with_templates(name: str, wall_offset: int, source: RecordSource | None, *, live: bool, host: str) -> Formatter:
-    from dprobes.formatters.symbolising import AddressSymboliser
+    from dprobes.formatters.addressnames import AddressSymboliser
     from dprobes.formatters.templates.collection import templates_of
 
     templates = templates_of(source.templates if source is not None else {})

@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING
 from dprobes.escapes import escaped
 from dprobes.formatters.json import PLACES_MAX, address_text
 from dprobes.formatters.templated import template_of
-from dprobes.formatters.templates.rendering import render
+from dprobes.formatters.templates.renderer import render
 from dprobes.formatters.walltime import wall_time
 from dprobes.record.codec import decode_record
 
 if TYPE_CHECKING:
-    from dprobes.formatters.symbolising import Symboliser
+    from dprobes.formatters.addressnames import Symboliser
     from dprobes.formatters.templates.collection import TemplateFinder
     from dprobes.record.layout import LogRecord
-    from dprobes.record.place import Place
+    from dprobes.record.probeinfo import Place
 
 __all__ = ["COLUMNS", "CsvFormatter"]
 

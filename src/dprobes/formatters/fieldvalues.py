@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from dprobes.formatters.templates.fields import Field
     from dprobes.formatters.templates.values import Value
     from dprobes.record.layout import LogRecord
-    from dprobes.record.place import Place
-    from dprobes.record.source import RecordSource
+    from dprobes.record.origin import RecordSource
+    from dprobes.record.probeinfo import Place
 
 __all__ = ["HEADER_FIELDS", "FieldValues", "shown"]
 

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 
 from dprobes.escapes import escaped, json_text
 from dprobes.formatters.templated import template_of
+from dprobes.formatters.templates.extraction import placeholders
 from dprobes.formatters.templates.fields import Fault, FieldKind, decode_fields, fields_of
 from dprobes.formatters.templates.model import Conversion
-from dprobes.formatters.templates.reading import placeholders
 from dprobes.formatters.walltime import wall_time
 from dprobes.record.codec import decode_record
 from dprobes.record.items import LogItem, split_items
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from dprobes.formatters.templates.fields import Field, Value
     from dprobes.formatters.templates.model import Template
     from dprobes.record.layout import LogRecord
-    from dprobes.record.place import Place
+    from dprobes.record.probeinfo import Place
 
 __all__ = ["PLACES_MAX", "JsonFormatter", "address_text", "exact"]
 

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 from dprobes.diagnostics import Diagnostics
 from dprobes.errors import FormatError
-from dprobes.formatters.symbolising import AddressSymboliser
+from dprobes.formatters.addressnames import AddressSymboliser
 from dprobes.formatters.templated import TextFormatter
 from dprobes.formatters.templates.collection import read_file, source_of
 from dprobes.formatters.templates.directory import DIRECTORY_FILE, Entry, parse_directory
 from dprobes.formatters.templates.parser import parse_file
 from dprobes.record.clock import wall_offset as current_wall_offset
-from dprobes.record.place import Place
+from dprobes.record.probeinfo import Place
 
 if TYPE_CHECKING:
     import os

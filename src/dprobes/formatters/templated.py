@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING
 
 from dprobes.formatters.headerlines import HeaderLines
 from dprobes.formatters.templates.compiled import compiled_of
-from dprobes.formatters.templates.rendering import render
+from dprobes.formatters.templates.renderer import render
 from dprobes.formatters.text import HexFormatter, header_line
 from dprobes.record.codec import decode_record, flag_word
 from dprobes.record.layout import Item
 
 if TYPE_CHECKING:
-    from dprobes.formatters.symbolising import Symboliser
+    from dprobes.formatters.addressnames import Symboliser
     from dprobes.formatters.templates.collection import TemplateFinder
     from dprobes.formatters.templates.compiled import Compiled
     from dprobes.formatters.templates.model import Template
     from dprobes.record.layout import LogRecord
-    from dprobes.record.place import Place
+    from dprobes.record.probeinfo import Place
 
 __all__ = ["TextFormatter", "template_of"]
 

@@ -15,13 +15,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dprobes.escapes import escaped
-from dprobes.formatters.dumping import hex_dump
 from dprobes.formatters.headerlines import HeaderLines
+from dprobes.formatters.hexdump import hex_dump
 from dprobes.record.codec import decode_record
 
 if TYPE_CHECKING:
     from dprobes.record.layout import LogRecord
-    from dprobes.record.place import Place
+    from dprobes.record.probeinfo import Place
 
 __all__ = ["DumpFormatter", "HexFormatter", "header_line"]
 

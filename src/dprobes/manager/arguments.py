@@ -8,11 +8,11 @@ import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from dprobes.engines.base import Scope
-from dprobes.engines.selection import NAMES, EngineOptions
+from dprobes.engines.choice import NAMES, EngineOptions
+from dprobes.engines.interface import Scope
 from dprobes.errors import ManagerError
 from dprobes.record.layout import Item
-from dprobes.sinks.base import LOG_FORMATS
+from dprobes.sinks.interface import LOG_FORMATS
 
 if TYPE_CHECKING:
     from dprobes.ppdf import Ppdf

@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from dprobes.engines.base import Notice, Scope
+from dprobes.engines.interface import Notice, Scope
 from dprobes.engines.procfs import thread_state
 from dprobes.errors import ManagerError, reason_of
 from dprobes.manager.paths import (

@@ -17,9 +17,9 @@ import sys
 from typing import TYPE_CHECKING
 
 from dprobes.errors import DprobesError, ManagerError, reason_of
+from dprobes.manager.lock import Place
 from dprobes.manager.manager import Manager
 from dprobes.manager.paths import ALREADY, READY, RUNTIME, STATE, manager_paths, private_directory
-from dprobes.manager.place import Place
 from dprobes.manager.protocol import message_of
 from dprobes.manager.server import Server
 

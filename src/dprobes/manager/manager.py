@@ -14,21 +14,21 @@ import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Self
 
-from dprobes.engines.following import GONE, settled_counts
-from dprobes.engines.globals import GlobalVariables
+from dprobes.engines.follower import GONE, settled_counts
+from dprobes.engines.sharedglobals import GlobalVariables
 from dprobes.errors import ManagerError
 from dprobes.manager.arguments import Arguments
-from dprobes.manager.describing import describe_program, describe_variables
-from dprobes.manager.inserting import Inserter
-from dprobes.manager.recording import TRACE_LIMIT, Recording
+from dprobes.manager.descriptions import describe_program, describe_variables
+from dprobes.manager.insertions import Inserter
+from dprobes.manager.recorder import TRACE_LIMIT, Recording
 from dprobes.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from dprobes.engines.base import Notice
-    from dprobes.manager.programs import InsertedProgram
+    from dprobes.engines.interface import Notice
+    from dprobes.manager.insertedprogram import InsertedProgram
 
 __all__ = ["GLOBALS_MAX", "Manager"]
 

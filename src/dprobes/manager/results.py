@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dprobes.engines.base import Counts, ProbeState
+from dprobes.engines.interface import Counts
+from dprobes.resolve.probestate import ProbeState
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -26,9 +26,9 @@ from dprobes.version import __version__
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dprobes.engines.base import Notice
+    from dprobes.engines.interface import Notice
+    from dprobes.manager.lock import Place
     from dprobes.manager.manager import Manager
-    from dprobes.manager.place import Place
 
 __all__ = ["Server"]
 

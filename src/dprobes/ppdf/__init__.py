@@ -7,8 +7,8 @@ returns a ``Ppdf`` or raises ``FormatError``. Knows nothing of processes and eng
 
 from __future__ import annotations
 
-from dprobes.ppdf.decode import decode
-from dprobes.ppdf.encode import encode
 from dprobes.ppdf.model import EbpfCode, EbpfMap, Ppdf
+from dprobes.ppdf.reader import decode
+from dprobes.ppdf.writer import encode
 
 __all__ = ["EbpfCode", "EbpfMap", "Ppdf", "decode", "encode"]

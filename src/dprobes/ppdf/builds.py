@@ -10,7 +10,7 @@ from dprobes.target.symbols import Symbol
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dprobes.ppdf.fields import Reader, Writer
+    from dprobes.ppdf.fieldcodec import Reader, Writer
 
 __all__ = ["BINDINGS", "KINDS", "read_builds", "write_builds"]
 

@@ -11,20 +11,20 @@ import enum
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dprobes.arch import architecture
 from dprobes.errors import FormatError
-from dprobes.rpn.decode import EncodedInstruction, decode_one
-from dprobes.rpn.encode import CodeImage, Relocation, encode
+from dprobes.rpn.decoder import EncodedInstruction, decode_one
+from dprobes.rpn.encoder import CodeImage, Relocation, encode
 from dprobes.rpn.isa import OperandKind
 from dprobes.rpn.program import Code, Expression, Instruction
-from dprobes.target.arch import architecture
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from dprobes.ppdf.fields import Reader, Writer
+    from dprobes.arch import Architecture
+    from dprobes.ppdf.fieldcodec import Reader, Writer
     from dprobes.rpn.program import Operand, Program
     from dprobes.source import Span
-    from dprobes.target.arch import Architecture
 
 __all__ = ["Block", "Note", "NoteKind", "Notes", "StoredImage", "check_images", "code_of", "notes_of", "read_images",
            "write_images"]  # fmt: skip

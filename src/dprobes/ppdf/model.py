@@ -48,7 +48,7 @@ class Ppdf:
     """
     Hold a compiled program, and what it needs to know of the builds of its module.
 
-    ``machines`` are the processors that the program is encoded for, named as in ``target.arch``. ``needs_write`` says
+    ``machines`` are the processors that the program is encoded for, named as in ``arch``. ``needs_write`` says
     that it changes or stops the target. ``templates`` maps the names of template files to their bytes. ``tool`` names
     what has made the file.
     """

@@ -9,13 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dprobes.ppdf.fields import NO_TEXT, NONE, Strings, Writer
+from dprobes.ppdf.fieldcodec import NO_TEXT, NONE, Strings, Writer
 from dprobes.source import Expansion, SourceFile, Span
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from dprobes.ppdf.fields import Reader
+    from dprobes.ppdf.fieldcodec import Reader
 
 __all__ = ["SPAN_SIZE", "Spans", "read_sources"]
 

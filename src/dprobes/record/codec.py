@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import struct
 
     from dprobes.record.layout import ByteOrder
-    from dprobes.record.place import Place
+    from dprobes.record.probeinfo import Place
 
 __all__ = ["decode_record", "encode_record", "flag_word", "time_of"]
 

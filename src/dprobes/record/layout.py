@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 if TYPE_CHECKING:
     from dprobes.record.items import LogItem
     from dprobes.record.logged import LoggedItems
-    from dprobes.record.place import Place
+    from dprobes.record.probeinfo import Place
 
 __all__ = ["PROCESS_NAME_MAX", "ByteOrder", "Item", "LogRecord", "header_struct"]
 

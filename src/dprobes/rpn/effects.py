@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from dprobes.rpn.isa import OperandKind
 
 if TYPE_CHECKING:
+    from dprobes.arch import Architecture
     from dprobes.rpn.program import Instruction
-    from dprobes.target.arch import Architecture
 
 __all__ = ["StackEffect", "stack_effect"]
 

@@ -8,25 +8,25 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dprobes.rpn import cfg
+from dprobes.rpn import controlflow
 from dprobes.rpn.isa import Flow
 
 if TYPE_CHECKING:
+    from dprobes.arch import Architecture
     from dprobes.diagnostics import Diagnostics
     from dprobes.rpn.program import Code, Instruction, Program
-    from dprobes.target.arch import Architecture
 
 __all__ = ["check_flow"]
 
 
 def check_flow(program: Program, architecture: Architecture, diagnostics: Diagnostics) -> None:
     """Add to ``diagnostics`` what is doubtful about the order in which a program's instructions are executed."""
-    gains = cfg.procedure_gains(program, architecture)
+    gains = controlflow.procedure_gains(program, architecture)
     writes_below = any(_writes_below_top(i) for code in program.bodies() for i in code.instructions)
     for definition in program.definitions:
         code = definition.handler
         _check_unreachable(code, diagnostics)
-        depths, underflows = cfg.depths(code, architecture, gains)
+        depths, underflows = controlflow.depths(code, architecture, gains)
         for index, depth in sorted(depths.items()):
             instruction = code.instructions[index]
             if instruction.row.flow is Flow.RETURN:
@@ -43,12 +43,12 @@ def check_flow(program: Program, architecture: Architecture, diagnostics: Diagno
             diagnostics.warning(instruction.span, f"'{instruction}' needs {needed}, but {pushed} pushed")
         if not code.instructions:
             diagnostics.note(definition.span("offset"), "the handler is empty: a hit gives a record without data")
-        elif cfg.runs_off_end(code):
+        elif controlflow.runs_off_end(code):
             span = code.instructions[-1].span
             diagnostics.note(span, "the handler has no 'exit' at its end; it acts as if it had one")
     for procedure in program.procedures:
         _check_unreachable(procedure.code, diagnostics)
-        if cfg.runs_off_end(procedure.code):
+        if controlflow.runs_off_end(procedure.code):
             diagnostics.warning(procedure.span, f"procedure '{procedure.name}' has no 'ret' at its end; one is added")
 
 
@@ -67,7 +67,7 @@ def _check_cell(instruction: Instruction, depth: int, diagnostics: Diagnostics) 
     of the stack, SBP-depth to SBP-1.
     """
     displacement = instruction.operand
-    if not isinstance(displacement, int) or depth >= cfg.UNKNOWN:
+    if not isinstance(displacement, int) or depth >= controlflow.UNKNOWN:
         return
     match instruction.row.syntax:
         case "push tsp, <n>":
@@ -84,7 +84,7 @@ def _check_cell(instruction: Instruction, depth: int, diagnostics: Diagnostics) 
 
 
 def _check_unreachable(code: Code, diagnostics: Diagnostics) -> None:
-    for run in cfg.unreachable(code):
+    for run in controlflow.unreachable(code):
         first = code.instructions[run.start]
         if first.row.flow in (Flow.END, Flow.RETURN) and len(run) == 1:
             continue  # an "exit" or "ret" behind a jump or another "exit" is a habit, not a mistake

@@ -15,7 +15,7 @@ from dprobes.diagnostics import did_you_mean
 from dprobes.rpn.expressions import ExpressionError, parse_expression, unquote
 from dprobes.rpn.keywords import KEYWORD_ALIASES, LOCATION_KEYWORDS, Header, Keyword, ValueKind, keywords_of
 from dprobes.rpn.lexer import TokenKind
-from dprobes.rpn.matching import StatementError
+from dprobes.rpn.operands import StatementError
 from dprobes.rpn.program import Access, Address, Expression, Glob, Location, ModuleType, Offset, Sampler
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from dprobes.rpn.cpp import Preprocessed
+    from dprobes.preprocessor import Preprocessed
     from dprobes.source import Span
 
 __all__ = ["Lexer", "Statement", "TokenKind", "WordToken"]

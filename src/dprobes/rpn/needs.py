@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dprobes.rpn.program import ModuleType
+from dprobes.rpn.program import Address, Expression, ModuleType
 
 if TYPE_CHECKING:
     from dprobes.rpn.program import Instruction, Program
 
-__all__ = ["record_majors", "sets_codes", "stops_target", "writing_instructions"]
+__all__ = ["record_majors", "sets_codes", "stops_target", "watches_user_addresses", "writing_instructions"]
 
 
 def stops_target(instruction: Instruction, modtype: ModuleType) -> bool:
@@ -48,3 +48,26 @@ def sets_codes(program: Program) -> bool:
         for code in program.bodies()
         for instruction in code.instructions
     )
+
+
+_KERNEL_HALF = 1 << 63
+"""From here on addresses are the kernel's."""
+
+
+def watches_user_addresses(program: Program) -> bool:
+    """
+    Return whether a program for the kernel only watches addresses of user programs, and names nothing in the kernel.
+
+    Such a program is about every process, whatever that maps.
+    """
+    if program.modtype is not ModuleType.KERNEL:
+        return False
+    for definition in program.definitions:
+        match definition.location:
+            case Address(Expression(low, None), None | Expression(_, None)) if low < _KERNEL_HALF:
+                if definition.watchpoint is None:
+                    return False
+            case _:
+                return False
+    operands = (instruction.operand for code in program.bodies() for instruction in code.instructions)
+    return not any(isinstance(operand, Expression) and operand.symbol is not None for operand in operands)

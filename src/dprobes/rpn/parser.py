@@ -20,12 +20,12 @@ from dprobes.diagnostics import Note
 from dprobes.rpn.headers import HeaderValue, find_keyword, is_keyword, parse_value, starts_definition
 from dprobes.rpn.keywords import LOCATION_KEYWORDS, Header
 from dprobes.rpn.lexer import Lexer, Statement, TokenKind
-from dprobes.rpn.matching import StatementError, match_statement, operators
+from dprobes.rpn.operands import StatementError, match_statement, operators
 from dprobes.rpn.program import MAX_INSTRUCTIONS, Code, Instruction, ProbeDefinition, Procedure, Program
 
 if TYPE_CHECKING:
     from dprobes.diagnostics import Diagnostics
-    from dprobes.rpn.cpp import Preprocessed
+    from dprobes.preprocessor import Preprocessed
     from dprobes.rpn.isa import Alias
     from dprobes.rpn.keywords import Keyword
     from dprobes.rpn.lexer import WordToken

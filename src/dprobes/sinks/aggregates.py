@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from dprobes.formatters.templates.values import Value
-    from dprobes.record.source import RecordSource
-    from dprobes.sinks.base import Batch
+    from dprobes.record.origin import RecordSource
+    from dprobes.sinks.interface import Batch
 
 __all__ = ["Aggregates", "CountTable", "Histogram", "bucket_of", "bucket_text"]
 

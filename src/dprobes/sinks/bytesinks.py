@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from dprobes.errors import FormatError, SinkError
-from dprobes.record.framing import lost_frame, record_frame
-from dprobes.sinks.texts import TextSink
+from dprobes.record.lineframes import lost_frame, record_frame
+from dprobes.sinks.textsinks import TextSink
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dprobes.record.source import RecordSource
-    from dprobes.sinks.base import Batch, Sink, SinkOptions
+    from dprobes.record.origin import RecordSource
+    from dprobes.sinks.interface import Batch, Sink, SinkOptions
 
 __all__ = ["ByteOutlet", "byte_sink", "refuse_binary"]
 
@@ -68,7 +68,7 @@ class _Lines:
 
 
 class _FrameSink:
-    """Write records as frames (``record.framing``)."""
+    """Write records as frames (``record.lineframes``)."""
 
     def __init__(self, outlet: ByteOutlet) -> None:
         self._outlet = outlet

@@ -10,8 +10,8 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING
 
+from dprobes.formatters.templates.extraction import data_parts
 from dprobes.formatters.templates.model import Conversion, Placeholder, Skip
-from dprobes.formatters.templates.reading import data_parts
 
 if TYPE_CHECKING:
     from dprobes.formatters.templates import Template

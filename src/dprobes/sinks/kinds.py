@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dprobes.errors import SinkError
-from dprobes.record.tracenames import is_trace_name
+from dprobes.trace.filenames import is_trace_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from importlib.metadata import EntryPoint
 
-    from dprobes.sinks.base import Sink, SinkOptions
+    from dprobes.sinks.interface import Sink, SinkOptions
 
 __all__ = ["ALIASES", "KINDS", "PLUGINS", "LogTargetName", "SinkKind", "kinds", "parse_target"]
 
@@ -50,28 +50,28 @@ class SinkKind:
 
 
 KINDS = (
-    SinkKind("console", "console", "standard output (run)", "dprobes.sinks.stream"),
+    SinkKind("console", "console", "standard output (run)", "dprobes.sinks.local.stream"),
     SinkKind("file", "file:PATH", "a file, appended to; a trace file if its name ends in .dpt, or .dptz (compressed); "
-             "a name with a slash needs no 'file:'", "dprobes.sinks.file", takes_path=True),
-    SinkKind("klog", "KLOG", "the kernel's log", "dprobes.sinks.klog"),
+             "a name with a slash needs no 'file:'", "dprobes.sinks.local.file", takes_path=True),
+    SinkKind("klog", "KLOG", "the kernel's log", "dprobes.sinks.local.klog"),
     SinkKind("syslog", "syslog[:unix|udp|tcp|tls://…]", "syslog (RFC 5424): syslog is /dev/log; syslog:unix:///PATH, "
-             "syslog:udp://HOST, syslog:tcp://HOST, syslog:tls://HOST?ca=FILE", "dprobes.sinks.syslog",
+             "syslog:udp://HOST, syslog:tcp://HOST, syslog:tls://HOST?ca=FILE", "dprobes.sinks.syslog.sink",
              has_structure=True),
     SinkKind("journal", "journal[:SOCKET]", "the systemd journal, with fields for items and templates",
-             "dprobes.sinks.journal", takes_path=True, has_structure=True),
+             "dprobes.sinks.local.journal", takes_path=True, has_structure=True),
     SinkKind("serial", "serial:DEVICE[@BAUD]", "a serial line; COM1 and COM2 are the first two",
-             "dprobes.sinks.serial", takes_path=True),
+             "dprobes.sinks.local.serial", takes_path=True),
     SinkKind("command", "command:CMD ARGS", "the standard input of a command, which is started without a shell",
-             "dprobes.sinks.command"),
+             "dprobes.sinks.local.command"),
     SinkKind("ctf", "ctf:DIR", "CTF traces in a directory, for babeltrace2 and Trace Compass; "
              "LTT is the directory 'ctf'",
              "dprobes.sinks.ctf.sink", takes_path=True, has_structure=True),
     SinkKind("perfetto", "perfetto:FILE", "a Perfetto trace, for ui.perfetto.dev: the calls of each thread",
              "dprobes.sinks.perfetto.sink", takes_path=True, has_structure=True),
     SinkKind("parquet", "parquet:DIR", "Parquet files in a directory, one table for each major and minor code",
-             "dprobes.sinks.parquet", takes_path=True, has_structure=True),
+             "dprobes.tables.parquet", takes_path=True, has_structure=True),
     SinkKind("otlp", "otlp:http://HOST:4318", "an OpenTelemetry collector, over HTTP or HTTPS",
-             "dprobes.sinks.otlp", has_structure=True),
+             "dprobes.sinks.otlp.sink", has_structure=True),
 )  # fmt: skip
 """What comes with DProbes."""
 

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from dprobes.formatters.templates import Template, Templates
     from dprobes.formatters.templates.fields import Field, Value
     from dprobes.record.layout import LogRecord
-    from dprobes.record.place import Place
-    from dprobes.record.source import RecordSource
+    from dprobes.record.origin import RecordSource
+    from dprobes.record.probeinfo import Place
 
 __all__ = ["FieldReader", "KnownRecord", "place_items", "value_text"]
 

@@ -16,16 +16,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dprobes.errors import FormatError, RecordsRefusedError, SinkError, reason_of
-from dprobes.sinks.base import Batch
-from dprobes.sinks.pacing import Pace, Problems
-from dprobes.sinks.queue import Created, Destroyed, RecordQueue
+from dprobes.sinks.backlog import Created, Destroyed, RecordQueue
+from dprobes.sinks.interface import Batch
+from dprobes.sinks.pace import Pace, Problems
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from dprobes.record.source import RecordSource
-    from dprobes.sinks.base import Sink
-    from dprobes.sinks.queue import Message
+    from dprobes.record.origin import RecordSource
+    from dprobes.sinks.backlog import Message
+    from dprobes.sinks.interface import Sink
 
 __all__ = ["LogTarget", "TargetStatus"]
 

@@ -11,8 +11,8 @@ from dprobes.sinks.target import LogTarget, TargetStatus
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from dprobes.record.source import RecordSource
-    from dprobes.sinks.base import Batch, SinkOptions
+    from dprobes.record.origin import RecordSource
+    from dprobes.sinks.interface import Batch, SinkOptions
     from dprobes.sinks.kinds import LogTargetName
 
 __all__ = ["LogTargets", "TargetKey", "close_all"]

@@ -18,13 +18,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dprobes.target.callframes import CallFrames
-from dprobes.target.insn import instructions_between
+from dprobes.target.instructions import instructions_between
 from dprobes.target.uprobes import UprobeClass, has_no_effect, uprobe_class
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from dprobes.target.insn import DecodedInstruction
+    from dprobes.target.instructions import DecodedInstruction
     from dprobes.target.location import Module
 
 __all__ = ["cheap_site", "cheap_sites"]

@@ -9,7 +9,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from dprobes.globs import compile_glob
-from dprobes.target.insn import instruction_starts
+from dprobes.target.instructions import instruction_starts
 from dprobes.target.symbols import familiarity
 
 if TYPE_CHECKING:

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING
 from dprobes.errors import TargetError
 from dprobes.target.contents import READ_LIMIT, file_contents, file_head
 from dprobes.target.elf import ElfFile
+from dprobes.target.executables import executable_of
 from dprobes.target.ldcache import host_architecture, read_ld_cache
-from dprobes.target.maps import executable_mappings, read_maps
-from dprobes.target.programs import executable_of
+from dprobes.target.processmaps import executable_mappings, read_maps
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-    from dprobes.target.maps import Mapping
+    from dprobes.target.processmaps import Mapping
 
 __all__ = ["advice_on_name", "find_module", "has_soname", "is_made_by_kernel", "matches", "near_modules", "root_of"]
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from dprobes.target.elfheaders import LoadSegment
-    from dprobes.target.insn import DecodedInstruction
+    from dprobes.target.instructions import DecodedInstruction
 
 __all__ = [
     "Outline",

@@ -17,10 +17,10 @@ import enum
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dprobes.target.insn import unprobeable
+from dprobes.target.instructions import unprobeable
 
 if TYPE_CHECKING:
-    from dprobes.target.insn import DecodedInstruction
+    from dprobes.target.instructions import DecodedInstruction
 
 __all__ = ["UprobeClass", "has_no_effect", "is_replaced_by_call", "refusal", "uprobe_class"]
 

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dprobes.rpn.decode import EncodedInstruction, decode_one
+from dprobes.arch import Direction
+from dprobes.rpn.decoder import EncodedInstruction, decode_one
 from dprobes.rpn.isa import HANDLER_DISPATCH_MAX, NON_MASKABLE, ExceptionCode, OperandKind
-from dprobes.target.arch import Direction
 from dprobes.vm import rules_flow, rules_log, rules_stack, rules_world
 from dprobes.vm.context import AddressFault, SelectorFault
 from dprobes.vm.machine import Ending, Machine, Raised
@@ -17,8 +17,8 @@ from dprobes.vm.rules_flow import Reraised
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dprobes.rpn.encode import CodeImage
-    from dprobes.target.arch import Architecture
+    from dprobes.arch import Architecture
+    from dprobes.rpn.encoder import CodeImage
     from dprobes.vm.context import Context
     from dprobes.vm.machine import Outcome, Point
 

@@ -18,7 +18,7 @@ from dprobes.vm.heap import Heap
 from dprobes.vm.tracebuffer import TraceBuffer
 
 if TYPE_CHECKING:
-    from dprobes.target.arch import Architecture
+    from dprobes.arch import Architecture
     from dprobes.vm.context import Context
 
 __all__ = ["Ending", "Frame", "Machine", "Outcome", "Point", "Raised", "read_string"]

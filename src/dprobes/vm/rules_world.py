@@ -11,7 +11,7 @@ from dprobes.vm.context import SelectorFault
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dprobes.target.arch import Register
+    from dprobes.arch import Register
     from dprobes.vm.machine import Machine
 
     Rule = Callable[[Machine, Any], None]

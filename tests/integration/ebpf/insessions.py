@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from dprobes.diagnostics import Diagnostics
-from dprobes.engines.base import Finished, Job, ProbeState, RecordBatch, RecordEvent, Scope, StateEvent
-from dprobes.engines.resolve import resolve
-from dprobes.rpn.load import CompileOptions, parse_source
+from dprobes.engines.interface import Finished, Job, RecordBatch, RecordEvent, Scope, StateEvent
+from dprobes.resolve.probepoints import resolve
+from dprobes.rpn.pipeline import CompileOptions, parse_source
 from dprobes.source import SourceFile
 from dprobes.target.location import Module
 from integration.support import TIMEOUT, await_line, running
@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from dprobes.engines.base import ControlledSession, Event
-    from dprobes.engines.globals import GlobalVariables
+    from dprobes.engines.interface import ControlledSession, Event
+    from dprobes.engines.sharedglobals import GlobalVariables
+    from dprobes.resolve.probestate import ProbeState
     from dprobes.rpn.program import Program
 
 

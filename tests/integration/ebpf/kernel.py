@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dprobes.bpf.assembler import Assembled, Assembler
-from dprobes.bpf.isa import Alu, Helper, Register, Size
+from dprobes.bpf.asm.assembler import Assembled, Assembler
+from dprobes.bpf.asm.isa import Alu, Helper, Register, Size
 from dprobes.bpf.layout import ENTRY_HEAD, STATUS_SIZE, Entry, MapName, Status
-from dprobes.engines.ebpf.maps import ArrayMap, HashMap
-from dprobes.engines.ebpf.ring import RingBuffer
-from dprobes.engines.ebpf.syscalls import (
+from dprobes.engines.ebpf.kernel.bpfmaps import ArrayMap, HashMap
+from dprobes.engines.ebpf.kernel.ring import RingBuffer
+from dprobes.engines.ebpf.kernel.syscalls import (
     AttachType,
     MapType,
     Program,

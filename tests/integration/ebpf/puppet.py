@@ -16,12 +16,12 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
-from dprobes.bpf.isa import Register
+from dprobes.bpf.asm.isa import Register
 from dprobes.bpf.lower import Placement
 from dprobes.bpf.lower.host import REGISTER_OFFSETS, Host
-from dprobes.engines.ebpf.features import Features
-from dprobes.engines.ebpf.handlers import load_handler
-from dprobes.engines.ebpf.links import attach_uprobes, uprobe_attach_type
+from dprobes.engines.ebpf.attach.handlers import load_handler
+from dprobes.engines.ebpf.kernel.features import Features
+from dprobes.engines.ebpf.kernel.links import attach_uprobes, uprobe_attach_type
 from dprobes.target.elf import ElfFile
 from dprobes.testing import PAGE, FakeContext
 from ebpf_backend import EbpfRunner, Stage
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from dprobes.bpf.lower import Lowered, Request
-    from dprobes.engines.ebpf.descriptors import Descriptors
-    from dprobes.engines.ebpf.maps import ArrayMap
+    from dprobes.engines.ebpf.kernel.bpfmaps import ArrayMap
+    from dprobes.engines.ebpf.kernel.descriptors import Descriptors
 
 __all__ = ["Puppet", "PuppetSite"]
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dprobes.bpf.layout import STATUS_SIZE, Status
-from dprobes.engines.ebpf.maps import ArrayMap, HashMap
-from dprobes.engines.ebpf.ring import RingBuffer, wait
-from dprobes.engines.ebpf.syscalls import (
+from dprobes.engines.ebpf.kernel.bpfmaps import ArrayMap, HashMap
+from dprobes.engines.ebpf.kernel.ring import RingBuffer, wait
+from dprobes.engines.ebpf.kernel.syscalls import (
     LogLevel,
     Program,
     ProgramFlag,

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dprobes.engines.ebpf.conflicts import PATCHED, Conflict, Conflicts, Place, _Memory, find_conflicts
-from dprobes.engines.ebpf.mappings import Mappers, find_mappers
-from dprobes.target.insn import decode_at
+from dprobes.engines.ebpf.attach.conflicts import PATCHED, Conflict, Conflicts, Place, _Memory, find_conflicts
+from dprobes.engines.ebpf.attach.mappers import Mappers, find_mappers
+from dprobes.target.instructions import decode_at
 from dprobes.target.location import Module
-from dprobes.target.maps import run_time_address
+from dprobes.target.processmaps import run_time_address
 from integration.ebpf.kernel import uprobes, waiting
 from integration.support import TIMEOUT, Builder, read_memory
 
@@ -203,7 +203,7 @@ def test_memory_that_goes_while_it_is_looked_at_is_no_conflict(module: Module, m
 
     monkeypatch.setattr(_Memory, "private_copies", look)
     monkeypatch.setattr(_Memory, "_page", lambda *_: b"")
-    monkeypatch.setattr("dprobes.engines.ebpf.conflicts.find_mappers", lambda *_: mappers)
+    monkeypatch.setattr("dprobes.engines.ebpf.attach.conflicts.find_mappers", lambda *_: mappers)
     with running(module) as other:
         stale = replace(mappers.found[0], pid=other.pid, thread=other.pid)
         mappers = Mappers((stale,))
@@ -216,7 +216,7 @@ def test_a_process_that_executes_another_program_meanwhile_is_looked_at_anew(
     with running(module) as target:
         target.patch("second", b"\xe9\x00\x01\x00\x00")
         answers = [find_mappers(module.path), Mappers()]
-        monkeypatch.setattr("dprobes.engines.ebpf.conflicts.find_mappers", lambda *_: answers.pop(0))
+        monkeypatch.setattr("dprobes.engines.ebpf.attach.conflicts.find_mappers", lambda *_: answers.pop(0))
         assert conflicts(module) == ()
         assert not answers
 

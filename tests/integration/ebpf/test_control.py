@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dprobes.engines.base import Counts, Finished, ProbeState, Scope, StateEvent
 from dprobes.engines.ebpf.engine import EbpfEngine
-from dprobes.engines.ebpf.features import Feature, Features
-from dprobes.engines.globals import GlobalVariables
+from dprobes.engines.ebpf.kernel.features import Feature, Features
+from dprobes.engines.interface import Counts, Finished, Scope, StateEvent
+from dprobes.engines.sharedglobals import GlobalVariables
 from dprobes.errors import EngineError
+from dprobes.resolve.probestate import ProbeState
 from integration.ebpf.insessions import THREE, followed, job_for, on_demand
 from integration.ebpf.kernel import descriptors, require_bpf, require_initial_namespace
 from integration.support import await_true, memory_at

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dprobes.diagnostics import Diagnostics
-from dprobes.engines.base import Finished, Job, ProbeState, Scope, StateEvent
 from dprobes.engines.ebpf.engine import EbpfEngine
-from dprobes.engines.resolve import resolve
-from dprobes.rpn.load import CompileOptions, parse_source
+from dprobes.engines.interface import Finished, Job, Scope, StateEvent
+from dprobes.resolve.probepoints import resolve
+from dprobes.resolve.probestate import ProbeState
+from dprobes.rpn.pipeline import CompileOptions, parse_source
 from dprobes.source import SourceFile
 from dprobes.target.location import Module
 from integration.ebpf.kernel import descriptors, require_bpf, require_initial_namespace

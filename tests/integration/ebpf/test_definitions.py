@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dprobes.engines.ebpf.engine import EbpfEngine
-from dprobes.engines.ebpf.features import Feature, Features
-from dprobes.manager.inserting import ring_size
+from dprobes.engines.ebpf.kernel.features import Feature, Features
+from dprobes.manager.insertions import ring_size
 from integration.ebpf.insessions import job_for
 from integration.ebpf.kernel import descriptors, has_begun, require_bpf, require_initial_namespace
 from integration.support import TIMEOUT, await_true

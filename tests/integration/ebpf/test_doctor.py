@@ -7,8 +7,8 @@ import subprocess
 
 import pytest
 
-from dprobes.engines.ebpf.features import Feature, Features
-from dprobes.engines.ebpf.probing import examine
+from dprobes.engines.ebpf.doctor import examine
+from dprobes.engines.ebpf.kernel.features import Feature, Features
 from integration.ebpf.kernel import require_bpf
 from integration.support import DPROBES, TIMEOUT
 

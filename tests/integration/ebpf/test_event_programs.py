@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from dprobes.arch import architecture
 from dprobes.bpf.layout import PROBE_ENTRY_SIZE, SAMPLE_SIZE, STATUS_SIZE, MapName
 from dprobes.bpf.lower import (
     Abilities,
@@ -24,17 +25,22 @@ from dprobes.bpf.lower import (
     lower,
     lower_for_word_sizes,
 )
-from dprobes.engines.ebpf.arrivals import arrival_program, departure_program, exec_program, fork_program, leave_program
-from dprobes.engines.ebpf.features import Feature, Features
-from dprobes.engines.ebpf.kerneltypes import KernelTypes
-from dprobes.engines.ebpf.links import attach_typed_tracepoint
-from dprobes.engines.ebpf.loader import load
-from dprobes.engines.ebpf.maps import ArrayMap, HashMap
-from dprobes.engines.ebpf.ring import RingBuffer
-from dprobes.engines.ebpf.syscalls import ProgramFlag, ProgramType
+from dprobes.engines.ebpf.attach.arrivals import (
+    arrival_program,
+    departure_program,
+    exec_program,
+    fork_program,
+    leave_program,
+)
+from dprobes.engines.ebpf.kernel.bpfmaps import ArrayMap, HashMap
+from dprobes.engines.ebpf.kernel.features import Feature, Features
+from dprobes.engines.ebpf.kernel.kerneltypes import KernelTypes
+from dprobes.engines.ebpf.kernel.links import attach_typed_tracepoint
+from dprobes.engines.ebpf.kernel.loader import load
+from dprobes.engines.ebpf.kernel.ring import RingBuffer
+from dprobes.engines.ebpf.kernel.syscalls import ProgramFlag, ProgramType
 from dprobes.record.layout import Item
-from dprobes.rpn.encode import encode
-from dprobes.target.arch import architecture
+from dprobes.rpn.encoder import encode
 from dprobes.testing import prepare
 from ebpf_backend import abilities, loop_forms
 from integration.ebpf.kernel import require_bpf
@@ -43,8 +49,8 @@ from random_programs import RandomPrograms, random_context
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from dprobes.arch import Register
     from dprobes.rpn.isa import Row
-    from dprobes.target.arch import Register
 
 PROGRAMS = 40
 EVERYTHING = ~(Item.WIDE | Item.STACK_TRACE)

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dprobes.engines.ebpf.descriptors import Descriptors
-from dprobes.engines.ebpf.files import ModuleFile, descriptor_path, module_files
-from dprobes.engines.ebpf.mappings import file_id, find_mappers
+from dprobes.engines.ebpf.attach.mappers import file_id, find_mappers
+from dprobes.engines.ebpf.attach.modulefiles import ModuleFile, descriptor_path, module_files
+from dprobes.engines.ebpf.kernel.descriptors import Descriptors
 from dprobes.target.elf import ElfFile
 from dprobes.target.location import Module
-from dprobes.target.maps import run_time_address
 from dprobes.target.modules import find_module
+from dprobes.target.processmaps import run_time_address
 from integration.ebpf.kernel import uprobes, waiting
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dprobes.bpf.layout import Entry
-from dprobes.engines.ebpf.features import Feature, Features
-from dprobes.engines.ebpf.links import (
+from dprobes.engines.ebpf.kernel.features import Feature, Features
+from dprobes.engines.ebpf.kernel.links import (
     SINGLE_UPROBES_MAX,
     attach_breakpoint,
     attach_clock,
@@ -22,10 +22,10 @@ from dprobes.engines.ebpf.links import (
     online_cpus,
     uprobe_attach_type,
 )
-from dprobes.engines.ebpf.loader import load
-from dprobes.engines.ebpf.perf import Access
-from dprobes.engines.ebpf.ring import wait
-from dprobes.engines.ebpf.syscalls import ProgramType
+from dprobes.engines.ebpf.kernel.loader import load
+from dprobes.engines.ebpf.kernel.perf import Access
+from dprobes.engines.ebpf.kernel.ring import wait
+from dprobes.engines.ebpf.kernel.syscalls import ProgramType
 from dprobes.errors import DprobesError, EngineError, NotSupportedError, TargetError
 from integration.ebpf.kernel import Memory, file_offset, hit_program, memory
 from integration.support import TIMEOUT, Builder

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dprobes.diagnostics import Diagnostics
-from dprobes.engines.base import Counts, Finished, Job, Notice, RecordBatch, RecordEvent, Scope
-from dprobes.engines.ebpf import loader, maps, ring
 from dprobes.engines.ebpf.engine import EbpfEngine
-from dprobes.engines.ebpf.features import Feature, Features
-from dprobes.engines.ebpf.syscalls import Program, create_map, load_program
-from dprobes.engines.resolve import resolve
+from dprobes.engines.ebpf.kernel import bpfmaps, loader, ring
+from dprobes.engines.ebpf.kernel.features import Feature, Features
+from dprobes.engines.ebpf.kernel.syscalls import Program, create_map, load_program
+from dprobes.engines.interface import Counts, Finished, Job, Notice, RecordBatch, RecordEvent, Scope
 from dprobes.errors import EngineError, NotSupportedError
 from dprobes.record.codec import decode_record
-from dprobes.rpn.load import CompileOptions, parse_source
+from dprobes.resolve.probepoints import resolve
+from dprobes.rpn.pipeline import CompileOptions, parse_source
 from dprobes.source import SourceFile
 from dprobes.target.location import Module
 from integration.ebpf.kernel import descriptors, require_bpf, require_initial_namespace
@@ -213,7 +213,7 @@ def test_maps_that_the_kernel_refuses_are_an_error(
             raise OSError(number, os.strerror(number))
         return create_map(*arguments, **keywords)
 
-    for module in (maps, ring):
+    for module in (bpfmaps, ring):
         monkeypatch.setattr(module, "create_map", refuse)
     with pytest.raises(EngineError) as caught:
         run(TICK, (str(build("hotloop.c")), "20"))

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from differential import Demand, compared, program_agrees, random_demand
+from dprobes.arch import architecture
 from dprobes.bpf.lower import Placement
 from dprobes.bpf.lower.host import REGISTER_OFFSETS
 from dprobes.diagnostics import Diagnostics
-from dprobes.rpn.encode import encode
-from dprobes.rpn.load import CompileOptions, parse_source
+from dprobes.rpn.encoder import encode
+from dprobes.rpn.pipeline import CompileOptions, parse_source
 from dprobes.source import SourceFile
-from dprobes.target.arch import architecture
 from dprobes.testing import prepare
 from integration.ebpf.kernel import descriptors, require_bpf, require_initial_namespace
 from integration.ebpf.puppet import Puppet

@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dprobes.engines.base import Finished, Notice, ProbeState, Scope
 from dprobes.engines.ebpf.engine import EbpfEngine
-from dprobes.engines.ebpf.features import Feature, Features
-from dprobes.engines.ebpf.ordering import runs_newest_first
-from dprobes.engines.ebpf.session import EbpfSession
-from dprobes.engines.globals import GlobalVariables
+from dprobes.engines.ebpf.kernel.features import Feature, Features
+from dprobes.engines.ebpf.kernel.programorder import runs_newest_first
+from dprobes.engines.ebpf.read.session import EbpfSession
+from dprobes.engines.interface import Finished, Notice, Scope
 from dprobes.engines.ptrace.engine import PtraceEngine
+from dprobes.engines.sharedglobals import GlobalVariables
 from dprobes.errors import EngineError, NotSupportedError
+from dprobes.resolve.probestate import ProbeState
 from integration.ebpf.insessions import Followed, followed, job_for, on_demand
 from integration.ebpf.kernel import require_bpf, require_initial_namespace
 from integration.support import TIMEOUT, await_true, code_is_original, running
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from dprobes.engines.base import ControlledSession
+    from dprobes.engines.interface import ControlledSession
     from integration.ebpf.insessions import OnDemand
     from integration.support import Builder
 
@@ -300,7 +301,7 @@ def test_a_program_that_cannot_be_inserted_leaves_the_old_one(path: Path, monkey
 
         engine = engine_with()
         assert engine.features.runs_newest_first
-        for place in ("links.link_uprobes", "tables.SharedMaps.set_successor"):
+        for place in ("kernel.links.link_uprobes", "attach.tables.SharedMaps.set_successor"):
             with monkeypatch.context() as patch:
                 patch.setattr(f"dprobes.engines.ebpf.{place}", refuse)
                 with pytest.raises(EngineError) as caught:

@@ -13,11 +13,11 @@ import pytest
 
 from dprobes.diagnostics import Diagnostics
 from dprobes.engines.ebpf.engine import EbpfEngine
-from dprobes.engines.ebpf.features import Feature, Features
-from dprobes.engines.ebpf.links import online_cpus
-from dprobes.engines.resolve import resolve
+from dprobes.engines.ebpf.kernel.features import Feature, Features
+from dprobes.engines.ebpf.kernel.links import online_cpus
 from dprobes.errors import SourceError
-from dprobes.rpn.load import CompileOptions, parse_file
+from dprobes.resolve.probepoints import resolve
+from dprobes.rpn.pipeline import CompileOptions, parse_file
 from dprobes.target.location import Module
 from integration.ebpf.kernel import require_bpf, require_initial_namespace
 from integration.support import await_line, await_true, executable_segments, running, symbols_of

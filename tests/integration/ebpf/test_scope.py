@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from dprobes.bpf.layout import Entry, Status
-from dprobes.engines.ebpf.features import Features
-from dprobes.engines.ebpf.kerneltypes import KernelTypes
-from dprobes.engines.ebpf.links import attach_uprobes, uprobe_attach_type
-from dprobes.engines.ebpf.loader import load
-from dprobes.engines.ebpf.ring import wait
-from dprobes.engines.ebpf.scope import awaiting_key, follow_processes, own_process
-from dprobes.engines.ebpf.syscalls import ProgramType
+from dprobes.engines.ebpf.attach.treeprograms import awaiting_key, follow_processes, own_process
+from dprobes.engines.ebpf.kernel.features import Features
+from dprobes.engines.ebpf.kernel.kerneltypes import KernelTypes
+from dprobes.engines.ebpf.kernel.links import attach_uprobes, uprobe_attach_type
+from dprobes.engines.ebpf.kernel.loader import load
+from dprobes.engines.ebpf.kernel.ring import wait
+from dprobes.engines.ebpf.kernel.syscalls import ProgramType
 from integration.ebpf.kernel import (
     Memory,
     file_offset,

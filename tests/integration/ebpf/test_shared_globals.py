@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dprobes.diagnostics import Diagnostics
-from dprobes.engines.base import Finished, Job, Scope
 from dprobes.engines.ebpf.engine import EbpfEngine
-from dprobes.engines.globals import GlobalVariables
+from dprobes.engines.interface import Finished, Job, Scope
 from dprobes.engines.ptrace.engine import PtraceEngine
-from dprobes.engines.resolve import resolve
+from dprobes.engines.sharedglobals import GlobalVariables
 from dprobes.errors import EngineError
-from dprobes.rpn.load import CompileOptions, parse_source
+from dprobes.resolve.probepoints import resolve
+from dprobes.rpn.pipeline import CompileOptions, parse_source
 from dprobes.source import SourceFile
 from dprobes.target.location import Module
 from integration.ebpf.kernel import require_bpf
@@ -22,7 +22,7 @@ from integration.ebpf.kernel import require_bpf
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from dprobes.engines.base import Engine
+    from dprobes.engines.interface import Engine
     from dprobes.rpn.program import Program
     from integration.support import Builder
 

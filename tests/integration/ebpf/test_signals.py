@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 
 from dprobes.bpf.layout import Entry, Status
-from dprobes.engines.ebpf import signals as signal_programs
-from dprobes.engines.ebpf.features import Features
-from dprobes.engines.ebpf.kerneltypes import KernelTypes
-from dprobes.engines.ebpf.links import attach_typed_tracepoint, attach_uprobes, uprobe_attach_type
-from dprobes.engines.ebpf.loader import load
-from dprobes.engines.ebpf.signals import watch_signals
-from dprobes.engines.ebpf.syscalls import ProgramType
+from dprobes.engines.ebpf.attach import signalprograms as signal_programs
+from dprobes.engines.ebpf.attach.signalprograms import watch_signals
+from dprobes.engines.ebpf.kernel.features import Features
+from dprobes.engines.ebpf.kernel.kerneltypes import KernelTypes
+from dprobes.engines.ebpf.kernel.links import attach_typed_tracepoint, attach_uprobes, uprobe_attach_type
+from dprobes.engines.ebpf.kernel.loader import load
+from dprobes.engines.ebpf.kernel.syscalls import ProgramType
 from dprobes.errors import TargetError
 from dprobes.target.btf import Kind
 from integration.ebpf.kernel import (

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dprobes.bpf.assembler import Assembler
-from dprobes.bpf.isa import Register
+from dprobes.bpf.asm.assembler import Assembler
+from dprobes.bpf.asm.isa import Register
 from dprobes.bpf.layout import CROSSED_SIZE, STATUS_SIZE, MapName, Status, Turn
 from dprobes.bpf.lower import Placement, Request
-from dprobes.bpf.lower.turns import write_turn
-from dprobes.engines.ebpf.loader import load
-from dprobes.engines.ebpf.maps import ArrayMap, MapSlot
-from dprobes.engines.ebpf.syscalls import ProgramFlag, ProgramRunner, ProgramType
+from dprobes.bpf.lower.switchover import write_turn
+from dprobes.engines.ebpf.kernel.bpfmaps import ArrayMap, MapSlot
+from dprobes.engines.ebpf.kernel.loader import load
+from dprobes.engines.ebpf.kernel.syscalls import ProgramFlag, ProgramRunner, ProgramType
 from integration.ebpf.kernel import require_bpf, require_initial_namespace
 
 if TYPE_CHECKING:

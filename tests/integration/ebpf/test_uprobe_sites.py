@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dprobes.engines.ebpf.maps import ArrayMap
-from dprobes.engines.ebpf.syscalls import AttachType, Program, ProgramType, link_uprobes, load_program
-from dprobes.target.insn import decode_at
+from dprobes.engines.ebpf.kernel.bpfmaps import ArrayMap
+from dprobes.engines.ebpf.kernel.syscalls import AttachType, Program, ProgramType, link_uprobes, load_program
+from dprobes.target.instructions import decode_at
 from dprobes.target.location import Module
 from dprobes.target.uprobes import UprobeClass, has_no_effect, refusal, uprobe_class
 from integration.ebpf.kernel import insn, load_map, require_bpf
@@ -32,7 +32,7 @@ from integration.test_forms import VARIANTS, processor_flags
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from dprobes.target.insn import DecodedInstruction
+    from dprobes.target.instructions import DecodedInstruction
     from form_table import Form
 
 GET_ATTACH_COOKIE, MAP_LOOKUP_ELEM = 174, 1

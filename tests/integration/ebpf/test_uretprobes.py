@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dprobes.engines.ebpf.syscalls import UprobeMulti
-from dprobes.engines.ebpf.trampoline import Trampoline, trampoline
-from dprobes.engines.ebpf.uretprobes import process_hazard, uretprobe_hazard
+from dprobes.engines.ebpf.attach.trampoline import Trampoline, trampoline
+from dprobes.engines.ebpf.attach.uretprobes import process_hazard, uretprobe_hazard
+from dprobes.engines.ebpf.kernel.syscalls import UprobeMulti
 from dprobes.target.location import Module
 from integration.ebpf.kernel import uprobes, waiting
 from integration.support import TIMEOUT, Builder

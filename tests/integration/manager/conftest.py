@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dprobes.diagnostics import Diagnostics
-from dprobes.engines.building import build_ppdf
 from dprobes.manager.manager import Manager
 from dprobes.ppdf import encode
-from dprobes.rpn.load import CompileOptions, parse_file
+from dprobes.resolve.portable import build_ppdf
+from dprobes.rpn.pipeline import CompileOptions, parse_file
 from integration.ebpf.kernel import require_bpf, require_initial_namespace
 from integration.manager.sandbox import Sandbox, service
 

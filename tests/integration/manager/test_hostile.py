@@ -17,7 +17,7 @@ import pytest
 from dprobes.errors import ManagerError
 from dprobes.manager.manager import Manager  # noqa: TC001
 from dprobes.manager.paths import RUNTIME, check_private, socket_address
-from dprobes.manager.recording import Recording
+from dprobes.manager.recorder import Recording
 from integration.manager.test_manager import TICKS, ask, by_hand, connected
 from integration.manager.test_protocol import ask as answer
 from integration.support import NOBODY, TIMEOUT, await_true, code_is_original, is_traced

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dprobes import errors
-from dprobes.engines.base import ProbeState
-from dprobes.engines.samplers import ResolvedSampler
-from dprobes.engines.watchpoints import ResolvedWatchpoint
 from dprobes.errors import ManagerError
-from dprobes.manager import describing
+from dprobes.manager import descriptions
 from dprobes.manager.arguments import Arguments
 from dprobes.manager.manager import Manager
 from dprobes.manager.protocol import VERSION
+from dprobes.resolve.probestate import ProbeState
+from dprobes.resolve.samplers import ResolvedSampler
+from dprobes.resolve.watchpoints import ResolvedWatchpoint
 from dprobes.rpn.program import Access, Code, ProbeDefinition, Sampler
 from integration.manager.conftest import PROGRAM
 
@@ -129,7 +129,7 @@ def check_probes(breakpoint_: dict[str, Any]) -> None:
     watchpoint = ResolvedWatchpoint(0, definition, "/lib", 16, 4, False, Access.WRITE, "place")
     sampler = ResolvedSampler(0, definition, "/lib", 99)
     state = (ProbeState.ACTIVE, "")
-    described = [breakpoint_, *(describing._describe_probe(1, each, state, None) for each in (watchpoint, sampler))]
+    described = [breakpoint_, *(descriptions._describe_probe(1, each, state, None) for each in (watchpoint, sampler))]
     common = set(described[0]) & set(described[1]) & set(described[2]) | {"counts"}
     for probe in described:
         kind = probe["kind"]

@@ -22,11 +22,11 @@ import pytest
 from dprobes.errors import RecordsRefusedError, SinkError
 from dprobes.record.codec import encode_record
 from dprobes.record.layout import LogRecord
-from dprobes.record.place import Place
-from dprobes.record.source import RecordSource
-from dprobes.sinks.base import Batch, SinkOptions
+from dprobes.record.origin import RecordSource
+from dprobes.record.probeinfo import Place
+from dprobes.sinks.interface import Batch, SinkOptions
 from dprobes.sinks.kinds import parse_target
-from dprobes.sinks.otlp import endpoint_of
+from dprobes.sinks.otlp.sink import endpoint_of
 from dprobes.sinks.target import LogTarget
 from integration.support import TIMEOUT, Builder, Runner, await_true
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from dprobes.sinks.base import Sink
+    from dprobes.sinks.interface import Sink
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="OpenTelemetry's exporter is not installed")
 

@@ -18,11 +18,11 @@ import pytest
 from dprobes.errors import SinkError
 from dprobes.record.codec import encode_record
 from dprobes.record.layout import LogRecord
-from dprobes.record.place import Place
-from dprobes.record.source import RecordSource
-from dprobes.sinks.base import Batch, SinkOptions
+from dprobes.record.origin import RecordSource
+from dprobes.record.probeinfo import Place
+from dprobes.sinks.interface import Batch, SinkOptions
 from dprobes.sinks.kinds import parse_target
-from dprobes.sinks.parquet import ParquetSink
+from dprobes.tables.parquet import ParquetSink
 from integration.support import TIMEOUT, Builder, Runner, await_true
 
 if TYPE_CHECKING:
@@ -193,7 +193,7 @@ def test_hostile_names_of_programs(directory: Path) -> None:
 WRITER = """
 import os, signal, sys
 from pathlib import Path
-from dprobes.sinks.parquet import ParquetSink
+from dprobes.tables.parquet import ParquetSink
 from integration.sinks.test_parquet import SOURCE, batch
 
 sink = ParquetSink(Path(sys.argv[1]))

@@ -10,11 +10,11 @@ import pytest
 
 import dprobes
 from dprobes import ProgramBuilder, SourceError
-from dprobes.api.instructions import Instructions
+from dprobes.api.mnemonics import Instructions
 from dprobes.diagnostics import Diagnostics
 from dprobes.rpn.isa import ROWS, OperandKind
 from dprobes.rpn.keywords import Header, keywords_of
-from dprobes.rpn.load import parse_source
+from dprobes.rpn.pipeline import parse_source
 from dprobes.source import SourceFile
 
 OPERANDS = {
@@ -69,7 +69,7 @@ def test_a_built_program_equals_the_written_one() -> None:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.syntax)
-def test_there_is_a_method_for_every_instruction(row: dprobes.api.instructions.Row) -> None:  # type: ignore[name-defined]
+def test_there_is_a_method_for_every_instruction(row: dprobes.api.mnemonics.Row) -> None:  # type: ignore[name-defined]
     name = "_".join([row.operator, *(o for o in row.operands if isinstance(o, str))])
     method = "and_" if name == "and" else "or_" if name == "or" else "not_" if name == "not" else name
     program = ProgramBuilder("test", vars=8, gvars=8, cvars=8)

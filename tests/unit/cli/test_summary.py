@@ -9,12 +9,12 @@ import pytest
 
 from dprobes.cli.summary import summary
 from dprobes.diagnostics import Diagnostics
-from dprobes.engines.base import Counts
-from dprobes.rpn.load import parse_source
+from dprobes.engines.interface import Counts
+from dprobes.rpn.pipeline import parse_source
 from dprobes.source import SourceFile
 
 if TYPE_CHECKING:
-    from dprobes.engines.base import Session
+    from dprobes.engines.interface import Session
 
 LIBC, LIBC32 = "/usr/lib/x86_64-linux-gnu/libc.so.6", "/usr/lib32/libc.so.6"
 PROGRAM = parse_source(SourceFile("p", "name = x\noffset = f\nexit\noffset = g\nexit\n"), Diagnostics())

@@ -353,7 +353,7 @@ def test_a_system_call_that_fails_is_not_taken_for_standard_output(
     def refuse() -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("dprobes.engines.ptrace.probing.examine", refuse)
+    monkeypatch.setattr("dprobes.engines.ptrace.doctor.examine", refuse)
     assert outcome(capsys, "doctor") == (
         1,
         "",

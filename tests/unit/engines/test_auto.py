@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from dprobes.engines.auto import Choice, KernelSupport, choose
-from dprobes.engines.base import Scope
 from dprobes.engines.capabilities import Capability, Requirement
+from dprobes.engines.interface import Scope
 
 TREE = Scope(pid=1)
 ALL = Scope()

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from dprobes.arch import architecture
 from dprobes.diagnostics import Diagnostics
 from dprobes.engines.capabilities import ENGINES, Capability, refuse_unsupported, requirements
-from dprobes.rpn.load import parse_source
+from dprobes.rpn.pipeline import parse_source
 from dprobes.source import SourceFile
-from dprobes.target.arch import architecture
 
 if TYPE_CHECKING:
     from dprobes.rpn.program import Program

@@ -10,8 +10,8 @@ from dprobes.errors import FormatError
 from dprobes.formatters.fieldvalues import FieldValues
 from dprobes.formatters.templates.values import Fault
 from dprobes.record.layout import LogRecord
-from dprobes.record.place import Place
-from dprobes.record.source import RecordSource
+from dprobes.record.origin import RecordSource
+from dprobes.record.probeinfo import Place
 from dprobes.rpn.isa import Token
 
 PLACE = Place("app", "main+4", "main")

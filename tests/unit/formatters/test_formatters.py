@@ -15,7 +15,7 @@ from dprobes.formatters import FORMATS, Place, formatter
 from dprobes.formatters.walltime import wall_time
 from dprobes.record.codec import decode_record, encode_record
 from dprobes.record.layout import LogRecord
-from dprobes.record.source import RecordSource
+from dprobes.record.origin import RecordSource
 from record_strategies import records
 
 PLACE = Place("libc.so.6", "malloc+0x4")

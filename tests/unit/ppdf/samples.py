@@ -7,10 +7,10 @@ import zlib
 from typing import TYPE_CHECKING
 
 from dprobes.diagnostics import Diagnostics
-from dprobes.engines.carriedebpf import ebpf_codes
 from dprobes.ppdf import Ppdf, encode
 from dprobes.ppdf.container import pack, unpack
-from dprobes.rpn.load import parse_source
+from dprobes.resolve.carriedebpf import ebpf_codes
+from dprobes.rpn.pipeline import parse_source
 from dprobes.source import SourceFile
 from dprobes.target.carriedsymbols import CarriedBuild, CarriedPlace
 from dprobes.target.symbols import Symbol

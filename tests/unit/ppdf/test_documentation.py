@@ -9,9 +9,9 @@ import pytest
 
 from dprobes.bpf.lower import LoopForm
 from dprobes.ppdf import builds, container, images, sources
-from dprobes.ppdf.encode import NEEDS_WRITE, STRING_MAX
+from dprobes.ppdf.definitions import LOCATIONS
 from dprobes.ppdf.images import NoteKind
-from dprobes.ppdf.programs import LOCATIONS
+from dprobes.ppdf.writer import NEEDS_WRITE, STRING_MAX
 from dprobes.target.identity import CODE_PREFIX
 from unit.ppdf.samples import SMALL, sections_of
 

@@ -12,17 +12,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dprobes.cli.ppdflisting import ppdf_listing
+from dprobes.cli.ppdfcontents import ppdf_listing
 from dprobes.diagnostics import Diagnostics
-from dprobes.engines.resolve import resolve
 from dprobes.errors import FormatError, SourceError, TargetError
 from dprobes.ppdf import Ppdf, decode, encode
 from dprobes.ppdf.container import MAGIC, SECTION_MAX, SIZE_MAX
+from dprobes.resolve.probepoints import resolve
 from dprobes.rpn.isa import rows_by_syntax
 from dprobes.rpn.program import Code, Expression, Instruction, Offset, ProbeDefinition, Procedure, Program
 from dprobes.target.carriedsymbols import CarriedSymbols, OtherBuild
 from dprobes.target.elf import ElfFile
-from dprobes.target.maps import executable_mappings, read_maps
+from dprobes.target.processmaps import executable_mappings, read_maps
 from unit.ppdf.samples import SMALL, repacked, sample, sections_of, with_header
 
 DATA = encode(sample())

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dprobes.arch import architecture
 from dprobes.ppdf import Ppdf, decode, encode
 from dprobes.rpn.needs import writing_instructions
-from dprobes.target.arch import architecture
 from random_programs import RandomPrograms
 
 SEEDS = st.integers(0, (1 << 32) - 1)

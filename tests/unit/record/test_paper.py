@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dprobes.cli.items import LOG_ITEMS, log_items_of
+from dprobes.cli.headeritems import LOG_ITEMS, log_items_of
 from dprobes.formatters import formatter
 from dprobes.record.codec import decode_record, encode_record
 from dprobes.record.layout import Item, LogRecord
-from dprobes.record.place import Place
+from dprobes.record.probeinfo import Place
 
 if TYPE_CHECKING:
     from typing import Literal

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from case_interpreter import compile_case
-from dprobes.rpn import check, expressions, flowcheck, headers, lexer, matching, parser
+from dprobes.rpn import checker, expressions, flowcheck, headers, lexer, operands, parser
 
 if TYPE_CHECKING:
     from types import FrameType, ModuleType
 
     from case_format import Case
 
-MODULES = (lexer, expressions, matching, headers, parser, check, flowcheck)
+MODULES = (lexer, expressions, operands, headers, parser, checker, flowcheck)
 
 _REPORTERS = {"StatementError", "ExpressionError", "error", "warning", "note", "_error", "_report"}
 

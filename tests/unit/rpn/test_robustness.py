@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dprobes.arch import architecture
 from dprobes.diagnostics import Diagnostics
 from dprobes.errors import SourceError
 from dprobes.rpn import isa
 from dprobes.rpn.keywords import KEYWORDS
 from dprobes.rpn.lexer import MAX_WORDS
-from dprobes.rpn.load import check_program, parse_source
+from dprobes.rpn.pipeline import check_program, parse_source
 from dprobes.source import SourceFile
-from dprobes.target.arch import architecture
 
 MEGABYTES_10 = 10_000_000
 HEADER = "name = a\noffset = main\n"

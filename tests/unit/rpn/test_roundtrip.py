@@ -9,17 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dprobes.arch import ARCHITECTURE_NAMES, Architecture, architecture
 from dprobes.diagnostics import Diagnostics
 from dprobes.errors import SourceError
 from dprobes.rpn import isa
-from dprobes.rpn.decode import decode_all, decode_one
-from dprobes.rpn.encode import CodeImage, encode
+from dprobes.rpn.decoder import decode_all, decode_one
+from dprobes.rpn.encoder import CodeImage, encode
 from dprobes.rpn.isa import OperandKind
-from dprobes.rpn.load import check_program, parse_file, parse_source
+from dprobes.rpn.pipeline import check_program, parse_file, parse_source
 from dprobes.rpn.printer import print_program
 from dprobes.rpn.program import Code, Expression, Instruction, Offset, ProbeDefinition, Program
 from dprobes.source import SourceFile
-from dprobes.target.arch import ARCHITECTURE_NAMES, Architecture, architecture
 from random_programs import RandomPrograms
 
 SEEDS = st.integers(0, (1 << 32) - 1)

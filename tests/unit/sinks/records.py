@@ -6,9 +6,9 @@ from typing import Any
 
 from dprobes.record.codec import encode_record
 from dprobes.record.layout import LogRecord
-from dprobes.record.place import Place
-from dprobes.record.source import RecordSource
-from dprobes.sinks.base import Batch
+from dprobes.record.origin import RecordSource
+from dprobes.record.probeinfo import Place
+from dprobes.sinks.interface import Batch
 
 PLACE = Place("app", "main")
 SOURCE = RecordSource(1, "app", "app", 1)

@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dprobes.cli.aggregating import print_aggregates
+from dprobes.cli.aggregation import print_aggregates
 from dprobes.errors import FormatError
-from dprobes.record.place import Place
+from dprobes.record.probeinfo import Place
 from dprobes.sinks import aggregates as module
 from dprobes.sinks.aggregates import Aggregates, bucket_of, bucket_text
-from dprobes.sinks.base import Batch
+from dprobes.sinks.interface import Batch
 from unit.sinks.records import SOURCE, record
 
 if TYPE_CHECKING:
-    from dprobes.record.source import RecordSource
+    from dprobes.record.origin import RecordSource
 
 READ, WRITE = Place("app", "do_read"), Place("app", "do_write")
 

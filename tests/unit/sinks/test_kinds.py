@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dprobes.errors import SinkError
-from dprobes.sinks.base import SinkOptions
+from dprobes.sinks.interface import SinkOptions
 from dprobes.sinks.kinds import parse_target
 
 

@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dprobes.errors import SinkError
-from dprobes.record.framing import Frame, FrameDecoder, Lost
-from dprobes.record.tracecontent import LostRecords, TraceRecord
-from dprobes.record.tracereader import TraceReader
-from dprobes.sinks import klog, serial
-from dprobes.sinks.base import Batch, SinkOptions
-from dprobes.sinks.file import FileOutlet
+from dprobes.record.lineframes import Frame, FrameDecoder, Lost
+from dprobes.sinks.interface import Batch, SinkOptions
 from dprobes.sinks.kinds import parse_target
-from dprobes.sinks.klog import DEVICE, KernelLogOutlet
-from dprobes.sinks.serial import SerialOutlet
+from dprobes.sinks.local import klog, serial
+from dprobes.sinks.local.file import FileOutlet
+from dprobes.sinks.local.klog import DEVICE, KernelLogOutlet
+from dprobes.sinks.local.serial import SerialOutlet
+from dprobes.trace.content import LostRecords, TraceRecord
+from dprobes.trace.reader import TraceReader
 from unit.sinks.records import PLACE, SOURCE, batch, record
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def test_a_kernel_log_that_takes_nothing_says_so(monkeypatch: pytest.MonkeyPatch
     def refuse(path: str, flags: int) -> int:
         raise PermissionError(1, "Operation not permitted")
 
-    monkeypatch.setattr("dprobes.sinks.klog.os.open", refuse)
+    monkeypatch.setattr("dprobes.sinks.local.klog.os.open", refuse)
     with pytest.raises(SinkError) as caught:
         KernelLogOutlet()
     assert caught.value.message == "'/proc/1/no/such' cannot be opened: operation not permitted"

@@ -11,7 +11,7 @@ import pytest
 
 from dprobes.errors import FormatError, RecordsRefusedError, SinkError
 from dprobes.sinks import kinds
-from dprobes.sinks.base import Batch, SinkOptions
+from dprobes.sinks.interface import Batch, SinkOptions
 from dprobes.sinks.kinds import LogTargetName, SinkKind, parse_target
 from dprobes.sinks.target import LogTarget
 from dprobes.sinks.targets import LogTargets
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from dprobes.record.source import RecordSource
+    from dprobes.record.origin import RecordSource
 
 
 def await_true(condition: Callable[[], bool]) -> None:
@@ -131,7 +131,7 @@ def test_what_a_plug_in_cannot_take_is_lost_and_the_rest_goes_on() -> None:
 
 
 def test_a_sink_that_fails_at_the_end_is_tried_until_the_patience_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dprobes.sinks.pacing._RETRY", 0.01)
+    monkeypatch.setattr("dprobes.sinks.pace._RETRY", 0.01)
     receiver = Receiver()
     target = LogTarget("broken", receiver.open)
     receiver.gate.clear()
@@ -144,7 +144,7 @@ def test_a_sink_that_fails_at_the_end_is_tried_until_the_patience_is_over(monkey
 
 
 def test_a_sink_that_stays_broken_at_the_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dprobes.sinks.pacing._RETRY", 0.01)
+    monkeypatch.setattr("dprobes.sinks.pace._RETRY", 0.01)
     receiver = Receiver()
     target = LogTarget("broken", receiver.open)
     receiver.failures.extend([SinkError("it is broken")] * 100_000)
@@ -155,7 +155,7 @@ def test_a_sink_that_stays_broken_at_the_end_is_given_up(monkeypatch: pytest.Mon
 
 
 def test_a_sink_that_comes_back_for_a_moment_again_and_again_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dprobes.sinks.pacing._RETRY", 0.2)
+    monkeypatch.setattr("dprobes.sinks.pace._RETRY", 0.2)
     receiver = Receiver()
     target = LogTarget("broken", receiver.open)
     receiver.gate.clear()
@@ -168,7 +168,7 @@ def test_a_sink_that_comes_back_for_a_moment_again_and_again_is_given_up(monkeyp
 
 
 def test_a_broken_sink_that_nothing_waits_for_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dprobes.sinks.pacing._RETRY", 20)
+    monkeypatch.setattr("dprobes.sinks.pace._RETRY", 20)
     receiver = Receiver()
     target = LogTarget("broken", receiver.open)
     target.create([SOURCE])
@@ -188,7 +188,7 @@ def test_a_broken_sink_that_nothing_waits_for_is_not_waited_for(monkeypatch: pyt
 
 
 def test_refused_records_are_lost_and_the_sink_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dprobes.sinks.pacing._RETRY", 1000)  # whoever waits would wait for long
+    monkeypatch.setattr("dprobes.sinks.pace._RETRY", 1000)  # whoever waits would wait for long
 
     class Picky(Receiver):
         def log_events(self, batch: Batch) -> None:
@@ -278,7 +278,7 @@ def test_what_would_fail_again_does_not_hold_up_the_rest(failure: Exception) -> 
 
 
 def test_what_cannot_be_opened_again_keeps_the_records(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dprobes.sinks.pacing._RETRY", 0.01)
+    monkeypatch.setattr("dprobes.sinks.pace._RETRY", 0.01)
     receiver = Receiver()
     fails = threading.Event()
     tries = 0
@@ -302,7 +302,7 @@ def test_what_cannot_be_opened_again_keeps_the_records(monkeypatch: pytest.Monke
 
 
 def test_a_problem_that_comes_and_goes_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dprobes.sinks.pacing._RETRY", 0.001)
+    monkeypatch.setattr("dprobes.sinks.pace._RETRY", 0.001)
     receiver = Receiver()
     problems: list[str] = []
     target = LogTarget("broken", receiver.open, on_problem=problems.append)

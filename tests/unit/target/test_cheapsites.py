@@ -10,7 +10,7 @@ import pytest
 
 from dprobes.target.cheapsites import _has_near_branch, _near_branch_targets, cheap_site, cheap_sites
 from dprobes.target.functions import matching_functions
-from dprobes.target.insn import decode_at, first_instructions
+from dprobes.target.instructions import decode_at, first_instructions
 from dprobes.target.location import Module
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from dprobes.target.contents import KnownBytes, file_contents
 from dprobes.target.debugfiles import find_debug_file
 from dprobes.target.elf import ElfFile
 from dprobes.target.elfsymbols import elf_symbols
-from dprobes.target.maps import parse_maps, read_maps
 from dprobes.target.ownership import foreign_owner
+from dprobes.target.processmaps import parse_maps, read_maps
 from foreign_files import DYNSYM, SYMTAB, claim
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dprobes.target import modules
+from dprobes.target.executables import executable_of
 from dprobes.target.ldcache import CachedLibrary, parse_ld_cache, read_ld_cache
 from dprobes.target.modules import advice_on_name, find_module, matches, near_modules
-from dprobes.target.programs import executable_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

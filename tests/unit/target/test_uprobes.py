@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dprobes.target.insn import DecodedInstruction
+from dprobes.target.instructions import DecodedInstruction
 from dprobes.target.uprobes import UprobeClass, has_no_effect, is_replaced_by_call, refusal, uprobe_class
 
 EMULATED, STEPPED, REFUSED, BROKEN = UprobeClass

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dprobes.arch import ARCHITECTURE_NAMES, architecture
 from dprobes.diagnostics import Diagnostics
-from dprobes.rpn.check import check
-from dprobes.rpn.encode import CodeImage, encode
-from dprobes.target.arch import ARCHITECTURE_NAMES, architecture
+from dprobes.rpn.checker import check
+from dprobes.rpn.encoder import CodeImage, encode
 from dprobes.testing import run_definition
 from dprobes.vm import Ending, Interpreter, Outcome, Point
 from random_programs import RandomPrograms, random_context

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from case_interpreter import compile_case, context_of
+from dprobes.arch import Architecture, Direction, architecture
 from dprobes.rpn import isa
 from dprobes.rpn.effects import stack_effect
 from dprobes.rpn.isa import Flow, OperandKind, Row
 from dprobes.rpn.program import Expression, Instruction, Operand
-from dprobes.target.arch import Architecture, Direction, architecture
 from dprobes.testing import run_definition
 from dprobes.vm import AddressFault, Point, SelectorFault, interpreter
 from dprobes.vm.machine import Machine, Raised

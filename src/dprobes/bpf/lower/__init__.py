@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dprobes.bpf.assembler import Assembler
-from dprobes.bpf.isa import Alu, Jump, Register
+from dprobes.bpf.asm.assembler import Assembler
+from dprobes.bpf.asm.isa import Alu, Jump, Register
 from dprobes.bpf.lower import (
     exceptions,
     rows_arithmetic,
@@ -51,12 +51,12 @@ from dprobes.rpn.isa import Group
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from dprobes.rpn.decode import EncodedInstruction
-    from dprobes.rpn.encode import CodeImage
+    from dprobes.arch import Architecture
+    from dprobes.arch import Register as CpuRegister
+    from dprobes.rpn.decoder import EncodedInstruction
+    from dprobes.rpn.encoder import CodeImage
     from dprobes.rpn.isa import Row
     from dprobes.rpn.point import Point
-    from dprobes.target.arch import Architecture
-    from dprobes.target.arch import Register as CpuRegister
 
 __all__ = [
     "Abilities",

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dprobes.bpf.isa import Alu, Jump, Register
+from dprobes.bpf.asm.isa import Alu, Jump, Register
 from dprobes.bpf.lower.rows_world import read_value
 from dprobes.bpf.lower.stack import SCRATCH, store_number
 from dprobes.errors import NotSupportedError
@@ -19,9 +19,9 @@ from dprobes.errors import NotSupportedError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from dprobes.bpf.assembler import Label
+    from dprobes.bpf.asm.assembler import Label
     from dprobes.bpf.lower.writer import Writer
-    from dprobes.rpn.decode import EncodedInstruction
+    from dprobes.rpn.decoder import EncodedInstruction
     from dprobes.rpn.isa import ExceptionCode
 
 __all__ = ["Composer", "Variable", "call_extensions"]

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dprobes.bpf.assembler import Assembled, Assembler
-from dprobes.bpf.isa import Alu, Helper, Jump, Register
+from dprobes.bpf.asm.assembler import Assembled, Assembler
+from dprobes.bpf.asm.isa import Alu, Helper, Jump, Register
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dprobes.bpf.assembler import Label
+    from dprobes.bpf.asm.assembler import Label
 
 __all__ = ["COOKIE", "SHARED_MAX", "can_share", "dispatch"]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dprobes.bpf.isa import Alu, Jump, Register
+from dprobes.bpf.asm.isa import Alu, Jump, Register
 from dprobes.bpf.lower.loops import switch
 from dprobes.bpf.lower.slot import CELLS, FRAME_COUNT, FRAME_SIZE, FRAMES, RANGE_SIZE, Field, Frame
 from dprobes.bpf.lower.stack import SCRATCH, TSP

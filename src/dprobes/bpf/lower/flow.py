@@ -11,16 +11,16 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
-from dprobes.rpn.decode import decode_one
+from dprobes.rpn.decoder import decode_one
 from dprobes.rpn.effects import stack_effect
 from dprobes.rpn.isa import Flow
 from dprobes.rpn.program import Instruction
 
 if TYPE_CHECKING:
-    from dprobes.rpn.decode import EncodedInstruction
+    from dprobes.arch import Architecture
+    from dprobes.rpn.decoder import EncodedInstruction
     from dprobes.rpn.effects import StackEffect
-    from dprobes.rpn.encode import CodeImage
-    from dprobes.target.arch import Architecture
+    from dprobes.rpn.encoder import CodeImage
 
 __all__ = ["HandlerFlow", "Known", "analyse"]
 

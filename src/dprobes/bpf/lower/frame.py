@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dprobes.bpf.isa import Alu, Atomic, Helper, Jump, Register, Size
+from dprobes.bpf.asm.isa import Alu, Atomic, Helper, Jump, Register, Size
 from dprobes.bpf.layout import (
     ENTRY_HEAD,
     KIND_SHIFT,
@@ -23,19 +23,19 @@ from dprobes.bpf.layout import (
     MapName,
     ProbeField,
 )
-from dprobes.bpf.lower.filtering import write_filter
 from dprobes.bpf.lower.host import CONTEXT
+from dprobes.bpf.lower.scopefilter import write_filter
 from dprobes.bpf.lower.slot import FRAMES, LOG, RANGES, Field, Frame
 from dprobes.bpf.lower.stack import SCRATCH
+from dprobes.bpf.lower.switchover import write_turn
 from dprobes.bpf.lower.tickets import ticket_of
-from dprobes.bpf.lower.turns import write_turn
 from dprobes.record.layout import Item
 from dprobes.rpn.isa import RPN_STACK_CELLS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dprobes.bpf.assembler import Label
+    from dprobes.bpf.asm.assembler import Label
     from dprobes.bpf.lower.writer import Writer
 
 __all__ = ["ABORT", "EXIT", "EXIT_WITH", "REMOVE_PROBE", "EntryAndEnd"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dprobes.bpf.isa import Alu, Atomic, Helper, Jump, Register, RingOutput, Size
+from dprobes.bpf.asm.isa import Alu, Atomic, Helper, Jump, Register, RingOutput, Size
 from dprobes.bpf.layout import NAME_SIZE, PROBE_ENTRY_SIZE, MapName, ProbeField, Status
 from dprobes.bpf.lower.dispatch import COOKIE
 from dprobes.bpf.lower.request import Placement, Watched
@@ -17,9 +17,9 @@ from dprobes.bpf.lower.stack import SCRATCH
 from dprobes.bpf.lower.vma import Answer, VmaQuestions, ask_once, write_module_test
 
 if TYPE_CHECKING:
-    from dprobes.bpf.assembler import Assembler, Label
+    from dprobes.arch import Architecture
+    from dprobes.bpf.asm.assembler import Assembler, Label
     from dprobes.bpf.lower.request import Request
-    from dprobes.target.arch import Architecture
 
 __all__ = ["CONTEXT", "REGISTER_OFFSETS", "Host"]
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dprobes.bpf.isa import Alu, Jump, Register, Size
+from dprobes.bpf.asm.isa import Alu, Jump, Register, Size
 from dprobes.bpf.lower.slot import LOG, Field
 from dprobes.bpf.lower.stack import SCRATCH
 from dprobes.rpn.isa import ExceptionCode, Token
 
 if TYPE_CHECKING:
-    from dprobes.bpf.assembler import Label
+    from dprobes.bpf.asm.assembler import Label
     from dprobes.bpf.lower.stack import Operand
     from dprobes.bpf.lower.writer import Writer
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
-from dprobes.bpf.isa import LOOPS_MAX, Alu, Helper, Jump, Register
+from dprobes.bpf.asm.isa import LOOPS_MAX, Alu, Helper, Jump, Register
 from dprobes.bpf.lower.host import CONTEXT
 from dprobes.bpf.lower.request import LoopForm
 from dprobes.bpf.lower.slot import Field
@@ -21,7 +21,7 @@ from dprobes.rpn.isa import ExceptionCode
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dprobes.bpf.assembler import Assembler, Label
+    from dprobes.bpf.asm.assembler import Assembler, Label
     from dprobes.bpf.lower.request import Abilities
 
 __all__ = ["Guards", "Loops", "Steps", "loops_of", "switch"]

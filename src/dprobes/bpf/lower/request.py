@@ -11,7 +11,7 @@ from dprobes.record.layout import Item
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from dprobes.bpf.assembler import Assembled
+    from dprobes.bpf.asm.assembler import Assembled
     from dprobes.bpf.lower.composer import Composer
     from dprobes.bpf.lower.slot import SlotLayout
 

@@ -6,14 +6,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dprobes.bpf.isa import Alu, Jump, Register
+from dprobes.bpf.asm.isa import Alu, Jump, Register
 from dprobes.bpf.lower.stack import ADDRESS
 from dprobes.rpn.isa import ExceptionCode
 
 if TYPE_CHECKING:
     from dprobes.bpf.lower.stack import Operand
     from dprobes.bpf.lower.writer import Template, Writer
-    from dprobes.rpn.decode import EncodedInstruction
+    from dprobes.rpn.decoder import EncodedInstruction
 
 __all__ = ["TEMPLATES"]
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dprobes.bpf.isa import Alu, Jump
+from dprobes.bpf.asm.isa import Alu, Jump
 from dprobes.bpf.lower.exceptions import frame_address, ranges_address
 from dprobes.bpf.lower.frame import ABORT, EXIT, EXIT_WITH, REMOVE_PROBE
 from dprobes.bpf.lower.slot import FRAMES, RANGES, Field, Frame
@@ -15,7 +15,7 @@ from dprobes.rpn.isa import CALL_DEPTH_MAX, ExceptionCode
 
 if TYPE_CHECKING:
     from dprobes.bpf.lower.writer import Template, Writer
-    from dprobes.rpn.decode import EncodedInstruction
+    from dprobes.rpn.decoder import EncodedInstruction
 
 __all__ = ["TEMPLATES", "invalid_opcode"]
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dprobes.bpf.isa import Alu, Jump, Register, Size
+from dprobes.bpf.asm.isa import Alu, Jump, Register, Size
 from dprobes.bpf.lower.logbuffer import (
     PREFIX_SIZE,
     append,
@@ -25,7 +25,7 @@ from dprobes.rpn.isa import Token
 
 if TYPE_CHECKING:
     from dprobes.bpf.lower.writer import Template, Writer
-    from dprobes.rpn.decode import EncodedInstruction
+    from dprobes.rpn.decoder import EncodedInstruction
 
 __all__ = ["TEMPLATES"]
 

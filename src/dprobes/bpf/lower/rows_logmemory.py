@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dprobes.bpf.isa import Alu, Jump, Register, Size
+from dprobes.bpf.asm.isa import Alu, Jump, Register, Size
 from dprobes.bpf.lower.logbuffer import (
     PREFIX_SIZE,
     advance,
@@ -24,9 +24,9 @@ from dprobes.bpf.lower.stack import SCRATCH
 from dprobes.rpn.isa import ExceptionCode, Token
 
 if TYPE_CHECKING:
-    from dprobes.bpf.assembler import Label
+    from dprobes.bpf.asm.assembler import Label
     from dprobes.bpf.lower.writer import Template, Writer
-    from dprobes.rpn.decode import EncodedInstruction
+    from dprobes.rpn.decoder import EncodedInstruction
 
 __all__ = ["TEMPLATES"]
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dprobes.bpf.isa import Alu, Jump, Register
+from dprobes.bpf.asm.isa import Alu, Jump, Register
 from dprobes.bpf.lower.slot import Field
 from dprobes.bpf.lower.stack import SCRATCH, TSP
 from dprobes.rpn.isa import RPN_STACK_CELLS
@@ -14,7 +14,7 @@ from dprobes.rpn.isa import RPN_STACK_CELLS
 if TYPE_CHECKING:
     from dprobes.bpf.lower.stack import Operand
     from dprobes.bpf.lower.writer import Template, Writer
-    from dprobes.rpn.decode import EncodedInstruction
+    from dprobes.rpn.decoder import EncodedInstruction
 
 __all__ = ["TEMPLATES"]
 

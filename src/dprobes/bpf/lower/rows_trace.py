@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dprobes.bpf.isa import Alu, Jump, Register, Size
+from dprobes.bpf.asm.isa import Alu, Jump, Register, Size
 from dprobes.bpf.layout import MapName, power_of_two
 from dprobes.bpf.lower.exceptions import frame_address, ranges_address
 from dprobes.bpf.lower.logbuffer import move_back, move_to
@@ -16,9 +16,9 @@ from dprobes.bpf.lower.stack import SCRATCH
 from dprobes.rpn.isa import RPN_STACK_CELLS, ExceptionCode, Token
 
 if TYPE_CHECKING:
-    from dprobes.bpf.assembler import Label
+    from dprobes.bpf.asm.assembler import Label
     from dprobes.bpf.lower.writer import Template, Writer
-    from dprobes.rpn.decode import EncodedInstruction
+    from dprobes.rpn.decoder import EncodedInstruction
 
 __all__ = ["TEMPLATES", "TraceRoutine"]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dprobes.bpf.isa import Alu, Atomic, Jump, Register
+from dprobes.bpf.asm.isa import Alu, Atomic, Jump, Register
 from dprobes.bpf.layout import MapName, power_of_two
 from dprobes.bpf.lower.logbuffer import PREFIX_SIZE, append, begin, check_prefix, end, overflow_if, room, write_prefix
 from dprobes.bpf.lower.stack import SCRATCH
@@ -16,7 +16,7 @@ from dprobes.rpn.isa import ExceptionCode, Token
 if TYPE_CHECKING:
     from dprobes.bpf.lower.stack import Operand
     from dprobes.bpf.lower.writer import Template, Writer
-    from dprobes.rpn.decode import EncodedInstruction
+    from dprobes.rpn.decoder import EncodedInstruction
 
 __all__ = ["TEMPLATES"]
 

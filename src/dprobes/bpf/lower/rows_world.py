@@ -6,7 +6,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dprobes.bpf.isa import Alu, Jump, Register, Size
+from dprobes.arch import Direction
+from dprobes.bpf.asm.isa import Alu, Jump, Register, Size
 from dprobes.bpf.layout import ProbeField
 from dprobes.bpf.lower.frame import ABORT
 from dprobes.bpf.lower.host import REGISTER_OFFSETS
@@ -14,15 +15,14 @@ from dprobes.bpf.lower.slot import Field
 from dprobes.bpf.lower.stack import SCRATCH
 from dprobes.bpf.lower.vma import BUSY, VM_WRITE
 from dprobes.rpn.isa import ExceptionCode
-from dprobes.target.arch import Direction
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from dprobes.arch import Register as CpuRegister
     from dprobes.bpf.lower.host import Host
     from dprobes.bpf.lower.writer import Template, Writer
-    from dprobes.rpn.decode import EncodedInstruction
-    from dprobes.target.arch import Register as CpuRegister
+    from dprobes.rpn.decoder import EncodedInstruction
 
 __all__ = ["PAGE", "TEMPLATES", "accessed_register", "next_page", "read_byte", "read_value"]
 

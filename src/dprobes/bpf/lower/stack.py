@@ -15,12 +15,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dprobes.bpf.isa import Alu, Register
+from dprobes.bpf.asm.isa import Alu, Register
 from dprobes.bpf.lower.slot import CELLS, Field
 from dprobes.rpn.isa import RPN_STACK_CELLS
 
 if TYPE_CHECKING:
-    from dprobes.bpf.assembler import Assembler
+    from dprobes.bpf.asm.assembler import Assembler
 
 __all__ = ["SCRATCH", "TSP", "Operand", "VirtualStack", "store_number"]
 

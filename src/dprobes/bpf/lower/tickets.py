@@ -2,21 +2,21 @@
 The tickets of pass count and max hits that come back if the instruction faults.
 
 ``hits`` of a probepoint is the number of tickets that are drawn. A hit notes in NOTES which one it drew, and where; if
-its thread gets a signal for a fault of that instruction, a program in the kernel (``engines.ebpf.signals``) gives the
-ticket back before the thread can run on. So whether a limit is reached says the number of tickets, never a flag; that
-the handler of such a hit executed ``remove`` is undone in the same way.
+its thread gets a signal for a fault of that instruction, a program in the kernel (the eBPF engine's signal programs)
+gives the ticket back before the thread can run on. So whether a limit is reached says the number of tickets, never a
+flag; that the handler of such a hit executed ``remove`` is undone in the same way.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dprobes.bpf.isa import Alu, Atomic, Helper, Jump, Register, Size
+from dprobes.bpf.asm.isa import Alu, Atomic, Helper, Jump, Register, Size
 from dprobes.bpf.layout import LIMIT, NOTE_SIZE, REMOVE, REMOVED_BY, MapName, ProbeField
 from dprobes.bpf.lower.host import CONTEXT, REGISTER_OFFSETS
 
 if TYPE_CHECKING:
-    from dprobes.bpf.assembler import Label
+    from dprobes.bpf.asm.assembler import Label
     from dprobes.bpf.lower.writer import Writer
 
 __all__ = ["Ticket", "ticket_of"]

@@ -15,10 +15,10 @@ from dprobes.rpn.isa import Flow
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from dprobes.arch import Architecture
     from dprobes.bpf.lower.flow import HandlerFlow
-    from dprobes.rpn.decode import EncodedInstruction
-    from dprobes.rpn.encode import CodeImage
-    from dprobes.target.arch import Architecture
+    from dprobes.rpn.decoder import EncodedInstruction
+    from dprobes.rpn.encoder import CodeImage
 
 __all__ = ["may_read_unwritten"]
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 import enum
 from typing import TYPE_CHECKING
 
-from dprobes.bpf.isa import Alu, Helper, Jump, Register, Size
+from dprobes.bpf.asm.isa import Alu, Helper, Jump, Register, Size
 from dprobes.bpf.layout import SAMPLE_SIZE, MapName
 
 if TYPE_CHECKING:
-    from dprobes.bpf.assembler import Assembler, Label
+    from dprobes.bpf.asm.assembler import Assembler, Label
     from dprobes.bpf.lower.request import MappedModule, VmaLayout
 
 __all__ = ["BUSY", "VM_WRITE", "Answer", "VmaQuestions", "ask_once", "write_module_test"]

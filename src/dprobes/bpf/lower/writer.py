@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dprobes.bpf.isa import Alu, Jump, Register, Size
+from dprobes.bpf.asm.isa import Alu, Jump, Register, Size
 from dprobes.bpf.lower.loops import loops_of
 from dprobes.bpf.lower.rows_trace import TraceRoutine
 from dprobes.bpf.lower.slot import Field
@@ -26,14 +26,14 @@ from dprobes.rpn.isa import NON_MASKABLE, RPN_STACK_CELLS, ExceptionCode
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dprobes.bpf.assembler import Assembler, Label
+    from dprobes.arch import Architecture
+    from dprobes.bpf.asm.assembler import Assembler, Label
     from dprobes.bpf.lower.flow import HandlerFlow
     from dprobes.bpf.lower.host import Host
     from dprobes.bpf.lower.request import Request
     from dprobes.bpf.lower.slot import SlotLayout
-    from dprobes.rpn.decode import EncodedInstruction
+    from dprobes.rpn.decoder import EncodedInstruction
     from dprobes.rpn.point import Point
-    from dprobes.target.arch import Architecture
 
     Template = Callable[["Writer", EncodedInstruction], None]
 

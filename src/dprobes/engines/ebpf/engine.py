@@ -7,11 +7,11 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 from dprobes.engines.capabilities import ENGINES
-from dprobes.engines.ebpf.features import Features
-from dprobes.engines.ebpf.handlers import basic_request, check_handlers
-from dprobes.engines.ebpf.planning import plan_file
+from dprobes.engines.ebpf.attach.handlers import basic_request, check_handlers
+from dprobes.engines.ebpf.attach.siteplan import plan_file
+from dprobes.engines.ebpf.attach.uretprobes import uretprobe_hazard
+from dprobes.engines.ebpf.kernel.features import Features
 from dprobes.engines.ebpf.support import kernel_support
-from dprobes.engines.ebpf.uretprobes import uretprobe_hazard
 from dprobes.target.symbolproviders import OWN_SYMBOLS
 
 if TYPE_CHECKING:
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
     from dprobes.diagnostics import Diagnostics
     from dprobes.engines.auto import KernelSupport
-    from dprobes.engines.base import Job
     from dprobes.engines.capabilities import Capability
-    from dprobes.engines.ebpf.planning import FilePlan
-    from dprobes.engines.ebpf.session import EbpfSession
-    from dprobes.engines.resolve import Probepoint, ResolvedModule
+    from dprobes.engines.ebpf.attach.siteplan import FilePlan
+    from dprobes.engines.ebpf.read.session import EbpfSession
+    from dprobes.engines.interface import Job
+    from dprobes.resolve.probepoints import Probepoint, ResolvedModule
     from dprobes.rpn.program import Program
     from dprobes.target.symbolproviders import SymbolProvider
 
@@ -127,12 +127,12 @@ class EbpfEngine:
 
     def _refuse_events(self, probes: Sequence[Probepoint], diagnostics: Diagnostics, *, everywhere: bool) -> None:
         if probes:
-            from dprobes.engines.ebpf.events import refuse_events
+            from dprobes.engines.ebpf.attach.perfevents import refuse_events
 
             refuse_events(probes, self.features, diagnostics, everywhere=everywhere)
 
     def run(self, job: Job) -> EbpfSession:
         """Return the session; entering it attaches the program, and starts the command if there is one."""
-        from dprobes.engines.ebpf.session import EbpfSession
+        from dprobes.engines.ebpf.read.session import EbpfSession
 
         return EbpfSession(self, job)

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 from dprobes.bpf.lower.request import Abilities, LoopForm, VmaLayout
 from dprobes.engines.auto import KernelSupport, missing_privilege
 from dprobes.engines.capabilities import Capability
-from dprobes.engines.ebpf.features import Feature, Features
-from dprobes.engines.ebpf.scoping import is_initial_namespace
-from dprobes.engines.ebpf.vmas import vma_layout
+from dprobes.engines.ebpf.attach.scope import is_initial_namespace
+from dprobes.engines.ebpf.kernel.features import Feature, Features
+from dprobes.engines.ebpf.kernel.vmas import vma_layout
 from dprobes.target.btf import Kind
 
 if TYPE_CHECKING:
-    from dprobes.engines.ebpf.kerneltypes import KernelTypes
+    from dprobes.engines.ebpf.kernel.kerneltypes import KernelTypes
     from dprobes.rpn.program import Program
 
 __all__ = ["abilities_of", "kernel_support"]

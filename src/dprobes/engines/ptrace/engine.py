@@ -7,14 +7,14 @@ import os
 import time
 from typing import TYPE_CHECKING, Self
 
-from dprobes.engines.base import Counts, Event, Finished, Notice, Pause, RecordEvent
 from dprobes.engines.capabilities import ENGINES
 from dprobes.engines.debugger import LOOK, Debuggers
+from dprobes.engines.interface import Counts, Event, Finished, Notice, Pause, RecordEvent
 from dprobes.engines.procfs import living_thread, process_field
-from dprobes.engines.ptrace.answers import Answers
-from dprobes.engines.ptrace.conversation import Conversation, NotFollowedError
-from dprobes.engines.ptrace.ledger import Ledger
-from dprobes.engines.ptrace.programrun import ProgramRun
+from dprobes.engines.ptrace.client.answers import Answers
+from dprobes.engines.ptrace.client.conversation import Conversation, NotFollowedError
+from dprobes.engines.ptrace.client.programrun import ProgramRun
+from dprobes.engines.ptrace.sharedcounters import Ledger
 from dprobes.engines.ptrace.sites import ProbeLimits
 from dprobes.engines.ptrace.wire import Done, Ended, Remove, Start
 from dprobes.errors import EngineError, InternalError
@@ -25,9 +25,9 @@ from dprobes.target.symbolproviders import OWN_SYMBOLS
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
-    from dprobes.engines.base import Job
-    from dprobes.engines.globals import GlobalVariables
-    from dprobes.engines.resolve import LeftOutProbe, Probepoint
+    from dprobes.engines.interface import Job
+    from dprobes.engines.sharedglobals import GlobalVariables
+    from dprobes.resolve.probepoints import LeftOutProbe, Probepoint
     from dprobes.target.symbolproviders import SymbolProvider
 
 __all__ = ["PtraceEngine", "PtraceSession"]

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dprobes.engines.ptrace.debugregs import Watch
-    from dprobes.engines.ptrace.relocate import Copy
-    from dprobes.rpn.encode import CodeImage
+    from dprobes.engines.x86.debugregs import Watch
+    from dprobes.engines.x86.relocation import Copy
+    from dprobes.rpn.encoder import CodeImage
     from dprobes.vm.machine import Point
 
 __all__ = ["Code", "ProbeLimits", "Role", "Site", "Sites", "WatchSite"]

@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dprobes.engines.base import HandedOver, ProbeState
-    from dprobes.engines.ptrace.debugregs import Watch
+    from dprobes.engines.interface import HandedOver
     from dprobes.engines.ptrace.sites import ProbeLimits, Sites
+    from dprobes.engines.x86.debugregs import Watch
     from dprobes.extensions.registry import Registration
+    from dprobes.resolve.probestate import ProbeState
 
 __all__ = [
     "Attach",

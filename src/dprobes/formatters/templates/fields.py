@@ -14,8 +14,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from dprobes.formatters.templates.compiled import compiled_of
+from dprobes.formatters.templates.extraction import data_parts, read
 from dprobes.formatters.templates.model import Conversion, Placeholder, Skip, Text
-from dprobes.formatters.templates.reading import data_parts, read
 from dprobes.formatters.templates.values import Fault, Value
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from dprobes.formatters.templates.fields import Field
-    from dprobes.sinks.arguments import ArgumentValue, Shape
+    from dprobes.sinks.typedvalues import ArgumentValue, Shape
 
 __all__ = ["EVENT_HEADER", "TYPES", "EventClass", "HeaderItems", "quoted"]
 

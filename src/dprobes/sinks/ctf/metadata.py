@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from uuid import UUID
 
-    from dprobes.record.source import RecordSource
+    from dprobes.record.origin import RecordSource
 
 __all__ = ["STREAM_CLASS", "STREAM_CLASS_WITHOUT_CPU", "Metadata"]
 

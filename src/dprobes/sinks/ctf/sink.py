@@ -17,17 +17,17 @@ from dprobes.errors import FormatError, SinkError, reason_of
 from dprobes.formatters.templates import Templates
 from dprobes.record.codec import decode_record
 from dprobes.record.layout import LogRecord
-from dprobes.sinks.arguments import ArgumentReader
 from dprobes.sinks.ctf.classes import HeaderItems
 from dprobes.sinks.ctf.trace import Trace
+from dprobes.sinks.typedvalues import ArgumentReader
 
 if TYPE_CHECKING:
-    from dprobes.record.place import Place
-    from dprobes.record.source import RecordSource
-    from dprobes.sinks.arguments import Shape
-    from dprobes.sinks.base import Batch, Sink, SinkOptions
+    from dprobes.record.origin import RecordSource
+    from dprobes.record.probeinfo import Place
     from dprobes.sinks.ctf.classes import EventClass
     from dprobes.sinks.ctf.trace import Events
+    from dprobes.sinks.interface import Batch, Sink, SinkOptions
+    from dprobes.sinks.typedvalues import Shape
 
 __all__ = ["CtfSink", "open"]
 

@@ -28,9 +28,9 @@ from dprobes.sinks.ctf.packets import Stream
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from dprobes.record.source import RecordSource
-    from dprobes.sinks.arguments import Shape
+    from dprobes.record.origin import RecordSource
     from dprobes.sinks.ctf.classes import HeaderItems
+    from dprobes.sinks.typedvalues import Shape
 
 __all__ = ["Events", "Trace"]
 

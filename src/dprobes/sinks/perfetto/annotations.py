@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from dprobes.formatters.templates.fields import Field
     from dprobes.record.layout import LogRecord
-    from dprobes.sinks.arguments import ArgumentValue, Shape
+    from dprobes.sinks.typedvalues import ArgumentValue, Shape
 
 __all__ = ["annotations_of", "header_of"]
 

@@ -16,18 +16,18 @@ from dprobes.errors import FormatError, SinkError
 from dprobes.formatters.templates import Templates
 from dprobes.record.codec import decode_record
 from dprobes.record.layout import LogRecord
-from dprobes.sinks.arguments import ArgumentReader
 from dprobes.sinks.perfetto import messages
 from dprobes.sinks.perfetto.annotations import annotations_of, header_of
 from dprobes.sinks.perfetto.calls import CallStack
-from dprobes.sinks.perfetto.file import PerfettoFile
 from dprobes.sinks.perfetto.messages import EventType, Packets
+from dprobes.sinks.perfetto.packetfile import PerfettoFile
 from dprobes.sinks.perfetto.tracks import Tracks
+from dprobes.sinks.typedvalues import ArgumentReader
 
 if TYPE_CHECKING:
-    from dprobes.record.place import Place
-    from dprobes.record.source import RecordSource
-    from dprobes.sinks.base import Batch, Sink, SinkOptions
+    from dprobes.record.origin import RecordSource
+    from dprobes.record.probeinfo import Place
+    from dprobes.sinks.interface import Batch, Sink, SinkOptions
 
 __all__ = ["PerfettoSink", "open"]
 

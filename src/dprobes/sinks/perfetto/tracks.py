@@ -13,7 +13,7 @@ from dprobes.sinks.perfetto.messages import named_track, process_track, thread_t
 
 if TYPE_CHECKING:
     from dprobes.record.layout import LogRecord
-    from dprobes.record.source import RecordSource
+    from dprobes.record.origin import RecordSource
     from dprobes.sinks.perfetto.messages import Packets
 
 __all__ = ["Tracks"]

@@ -40,15 +40,15 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
-from dprobes.rpn.decode import decode_one
+from dprobes.rpn.decoder import decode_one
 from dprobes.rpn.isa import Flow
 from dprobes.vm.translate.rows import write_instruction
 from dprobes.vm.translate.state import NotKnownError, State
 
 if TYPE_CHECKING:
-    from dprobes.rpn.decode import EncodedInstruction
-    from dprobes.rpn.encode import CodeImage
-    from dprobes.target.arch import Architecture
+    from dprobes.arch import Architecture
+    from dprobes.rpn.decoder import EncodedInstruction
+    from dprobes.rpn.encoder import CodeImage
     from dprobes.vm.interpreter import Steps
 
 __all__ = ["Function", "Writer"]

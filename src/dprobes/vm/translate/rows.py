@@ -21,8 +21,8 @@ from dprobes.vm.translate.state import Atom, Call, NotKnownError, Pointer
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from dprobes.arch import Register
     from dprobes.rpn.isa import Row
-    from dprobes.target.arch import Register
     from dprobes.vm.interpreter import Step
     from dprobes.vm.translate.function import Writer
 

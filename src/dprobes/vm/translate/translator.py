@@ -20,8 +20,8 @@ from dprobes.vm.translate.function import Function, Writer
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from dprobes.rpn.encode import CodeImage
-    from dprobes.target.arch import Architecture
+    from dprobes.arch import Architecture
+    from dprobes.rpn.encoder import CodeImage
     from dprobes.vm.context import Context
     from dprobes.vm.interpreter import Step
 

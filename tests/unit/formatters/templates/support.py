@@ -7,7 +7,7 @@ from typing import Any
 
 from dprobes.formatters.templates import Template, Templates
 from dprobes.formatters.templates.fields import decode_fields
-from dprobes.formatters.templates.rendering import render
+from dprobes.formatters.templates.renderer import render
 from dprobes.record.layout import LogRecord
 
 

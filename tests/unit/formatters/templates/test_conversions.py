@@ -191,7 +191,7 @@ def test_header_items(item_name: str, text: str) -> None:
 
 
 def test_the_time_is_that_of_the_day() -> None:
-    from dprobes.formatters.templates.rendering import render
+    from dprobes.formatters.templates.renderer import render
     from dprobes.record.layout import LogRecord
 
     template = template_of('fmt = "%{time}"')
@@ -261,7 +261,7 @@ def test_text_is_made_harmless_but_for_its_lines() -> None:
 
 
 def test_desc_comes_first() -> None:
-    from dprobes.formatters.templates.rendering import render
+    from dprobes.formatters.templates.renderer import render
     from dprobes.record.layout import LogRecord
 
     template = template_of('desc = "100% %d"\nfmt = "%bd"\nfmt = ""\nfmt = "%bd"')

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dprobes.formatters.templates.fields import Fault, decode_fields
-from dprobes.formatters.templates.rendering import render
+from dprobes.formatters.templates.renderer import render
 from dprobes.testing import FakeContext, record_of, run_handler
 from unit.formatters.templates.support import template_of
 

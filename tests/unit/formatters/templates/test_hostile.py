@@ -7,14 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dprobes.formatters import FORMATS, Place, formatter
-from dprobes.formatters.templates import Templates, rendering
+from dprobes.formatters.templates import Templates, renderer
 from dprobes.formatters.templates import fields as fields_module
 from dprobes.formatters.templates.compiled import compiled_of
 from dprobes.formatters.templates.fields import decode_fields, fields_of
-from dprobes.formatters.templates.rendering import render
+from dprobes.formatters.templates.renderer import render
 from dprobes.record.codec import encode_record
 from dprobes.record.layout import LogRecord
-from dprobes.record.source import RecordSource
+from dprobes.record.origin import RecordSource
 from record_strategies import records
 from unit.formatters.templates.support import formatted, item, template_of
 
@@ -97,7 +97,7 @@ def test_the_short_way_says_what_the_long_one_says(line: str, record: LogRecord,
         some = record._replace(data=(data * 5)[:size])
         text, decoded = render(template, some), decode_fields(template, some)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(rendering, "compiled_of", lambda *_: None)
+            patch.setattr(renderer, "compiled_of", lambda *_: None)
             patch.setattr(fields_module, "compiled_of", lambda *_: None)
             assert text == render(template, some)
             assert decoded == decode_fields(template, some)

@@ -6,7 +6,7 @@ import struct
 
 from dprobes.formatters.templates import Templates
 from dprobes.formatters.templates.fields import Decoded, Fault, Field, FieldKind, decode_fields, fields_of
-from dprobes.formatters.templates.rendering import render
+from dprobes.formatters.templates.renderer import render
 from dprobes.record.layout import LogRecord
 
 FILES = {

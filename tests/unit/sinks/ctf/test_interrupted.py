@@ -15,13 +15,13 @@ from babeltrace import NEEDS_BABELTRACE
 from dprobes.errors import SinkError
 from dprobes.record.codec import encode_record
 from dprobes.record.layout import LogRecord
-from dprobes.sinks.base import Batch
+from dprobes.sinks.interface import Batch
 from unit.sinks.ctf.traces import PLACE, SOURCE, batch, opened, times_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dprobes.record.place import Place
+    from dprobes.record.probeinfo import Place
 
 pytestmark = NEEDS_BABELTRACE
 

@@ -13,11 +13,11 @@ from dprobes.errors import SinkError
 from dprobes.formatters.templates import DIRECTORY_FILE
 from dprobes.record.codec import encode_record
 from dprobes.record.layout import LogRecord
-from dprobes.record.place import Place
-from dprobes.record.source import RecordSource
+from dprobes.record.origin import RecordSource
+from dprobes.record.probeinfo import Place
 from dprobes.rpn.isa import Token
-from dprobes.sinks.base import Batch, SinkOptions
 from dprobes.sinks.ctf.sink import CtfSink
+from dprobes.sinks.interface import Batch, SinkOptions
 from dprobes.sinks.kinds import parse_target
 from unit.sinks.ctf.traces import PLACE, SOURCE, batch, opened, times_in
 

@@ -11,10 +11,10 @@ from babeltrace import NEEDS_BABELTRACE, event_line, read_trace, text_of
 from dprobes.formatters.templates import Templates
 from dprobes.record.codec import encode_record
 from dprobes.record.layout import ByteOrder, LogRecord
-from dprobes.record.place import Place
-from dprobes.record.source import RecordSource
-from dprobes.sinks.base import Batch
+from dprobes.record.origin import RecordSource
+from dprobes.record.probeinfo import Place
 from dprobes.sinks.ctf.sink import CtfSink
+from dprobes.sinks.interface import Batch
 from unit.sinks.typed import Shown, TypedField, random_data, random_fields, template_files
 
 if TYPE_CHECKING:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 from babeltrace import read_trace
 from dprobes.record.codec import encode_record
 from dprobes.record.layout import LogRecord
-from dprobes.record.place import Place
-from dprobes.record.source import RecordSource
-from dprobes.sinks.base import Batch
+from dprobes.record.origin import RecordSource
+from dprobes.record.probeinfo import Place
 from dprobes.sinks.ctf.sink import CtfSink
+from dprobes.sinks.interface import Batch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

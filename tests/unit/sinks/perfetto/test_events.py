@@ -11,9 +11,9 @@ import pytest
 from dprobes.errors import SinkError
 from dprobes.record.codec import encode_record
 from dprobes.record.layout import ByteOrder, LogRecord
-from dprobes.record.place import Place
-from dprobes.record.source import RecordSource
-from dprobes.sinks.base import Batch, SinkOptions
+from dprobes.record.origin import RecordSource
+from dprobes.record.probeinfo import Place
+from dprobes.sinks.interface import Batch, SinkOptions
 from dprobes.sinks.kinds import parse_target
 from perfetto_reading import packets_of, read_perfetto
 from unit.sinks.perfetto.traces import SOURCE, WALL, batch, entry, leaving, opened

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from dprobes.record.codec import encode_record
 from dprobes.record.layout import LogRecord
-from dprobes.record.place import Place
-from dprobes.record.source import RecordSource
-from dprobes.sinks.base import Batch
+from dprobes.record.origin import RecordSource
+from dprobes.record.probeinfo import Place
+from dprobes.sinks.interface import Batch
 from dprobes.sinks.perfetto.sink import PerfettoSink
 
 if TYPE_CHECKING:

@@ -1,0 +1,48 @@
+"""
+Processors: word size, byte order, registers, and the opcodes that can never carry a probe.
+
+One file per family holds the table of its appendix in the man page as data. Nothing here touches a running system.
+"""
+
+from __future__ import annotations
+
+from dprobes.arch.processor import Architecture, Direction, Register, RegisterClass
+
+__all__ = [
+    "ARCHITECTURE_NAMES",
+    "Architecture",
+    "Direction",
+    "Register",
+    "RegisterClass",
+    "architecture",
+    "host_architecture",
+]
+
+ARCHITECTURE_NAMES = ("x86_64", "i386", "s390", "s390x", "ppc", "ppc64")
+"""The names that ``--arch`` takes; they are those of ``uname -m`` where that has one."""
+
+
+def architecture(name: str) -> Architecture:
+    """Return the architecture called ``name``; raise KeyError for any other."""
+    match name:
+        case "x86_64" | "i386":
+            from dprobes.arch import x86
+
+            return x86.X86_64 if name == "x86_64" else x86.I386
+        case "s390" | "s390x":
+            from dprobes.arch import s390
+
+            return s390.S390X if name == "s390x" else s390.S390
+        case "ppc" | "ppc64":
+            from dprobes.arch import ppc
+
+            return ppc.PPC64 if name == "ppc64" else ppc.PPC
+    raise KeyError(name)
+
+
+def host_architecture() -> Architecture:
+    """Return the architecture of this machine's kernel, or x86-64 where the machine has none in our tables."""
+    import os
+
+    machine = os.uname().machine
+    return architecture(machine if machine in ARCHITECTURE_NAMES else "x86_64")

@@ -1,0 +1,1 @@
+"""eBPF instructions: their table, their bytes, an assembler and a disassembler."""

@@ -1,0 +1,136 @@
+"""``--count`` and ``--hist``: the tables that stand for records at the end."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from dprobes.cli.textoutput import print_line, print_table
+from dprobes.errors import FormatError
+from dprobes.formatters.fieldvalues import HEADER_FIELDS
+from dprobes.formatters.templates.collection import templates_of
+from dprobes.record.layout import Item
+from dprobes.sinks.aggregates import Aggregates, bucket_text
+from dprobes.sinks.interface import Batch
+from dprobes.trace.content import LostRecords
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from dprobes.formatters.templates import Templates
+    from dprobes.record.origin import RecordSource
+    from dprobes.sinks.aggregates import CountTable, Histogram
+    from dprobes.trace.content import TraceProgram, TraceRecord
+
+__all__ = ["aggregates_of", "items_of_fields", "print_aggregates"]
+
+_ROWS = 50
+"""Rows of a table that are printed; the others are summed up."""
+
+_BAR = 40
+
+_GAP = 3
+"""Up to so many empty buckets in a row are printed."""
+
+
+def aggregates_of(counted: Sequence[str], measured: Sequence[str]) -> Aggregates:
+    """Return what counts as the options say."""
+    return Aggregates([_fields(text) for text in counted], [text.strip() for text in measured])
+
+
+def _fields(text: str) -> tuple[str, ...]:
+    return tuple(field.strip() for field in text.split(","))
+
+
+def items_of_fields(counted: Sequence[str], measured: Sequence[str]) -> Item:
+    """Return the header items that are needed for what is counted."""
+    items = Item(0)
+    for field in (*(field for text in counted for field in _fields(text)), *measured):
+        items |= HEADER_FIELDS.get(field.strip(), Item(0))
+    return items
+
+
+def aggregate_traces(
+    found: Iterable[TraceRecord | LostRecords],
+    counted: Sequence[str],
+    measured: Sequence[str],
+    templates: Templates | None = None,
+) -> Counter[str]:
+    """
+    Print what records of trace files come to; return how many were lost of each program.
+
+    ``templates`` are asked before those of the programs. Raise ``FormatError`` if there are records, but none of any
+    program can have one of the fields.
+    """
+    aggregates = aggregates_of(counted, measured)
+    sources: dict[TraceProgram, RecordSource] = {}
+    refusals: list[FormatError] = []
+    lost: Counter[str] = Counter()
+    for each in found:
+        program = each.program
+        if isinstance(each, LostRecords):
+            lost[program.name] += each.count
+            continue
+        if program not in sources:
+            # The numbers of several files may be the same.
+            source = replace(program.source, number=len(sources))
+            if templates is not None:
+                source = replace(source, templates=templates.over(templates_of(source.templates)))
+            sources[program] = source
+            try:
+                aggregates.create_event_of(source, program.origin.host)
+            except FormatError as error:
+                refusals.append(error)
+        place = program.place(each.probe).in_module(program.source.module)
+        aggregates.log_events(Batch(sources[program], [each.record], [place], each.wall_offset))
+    if sources and len(refusals) == len(sources):
+        raise refusals[0]
+    print_aggregates(aggregates)
+    return lost
+
+
+def print_aggregates(aggregates: Aggregates) -> None:
+    """Print tables and histograms on standard output."""
+    for table in aggregates.tables():
+        _print_table(table)
+    for histogram in aggregates.histograms():
+        _print_histogram(histogram)
+
+
+def _print_table(table: CountTable) -> None:
+    total = sum(count for _, count in table.rows) + table.others
+    rows = [(*values, str(count), f"{100 * count / total:.1f}%") for values, count in table.rows[:_ROWS]]
+    if (hidden := sum(count for _, count in table.rows[_ROWS:]) + table.others) > 0:
+        what = f"{len(table.rows) - _ROWS} others" if len(table.rows) > _ROWS else "others"
+        blank = [""] * (len(table.fields) - 1)
+        rows.append((what, *blank, str(hidden), f"{100 * hidden / total:.1f}%"))
+    if not rows:
+        print_line(f"no records to count {', '.join(table.fields)} of")
+        return
+    print_table((*table.fields, "count", "share"), rows)
+
+
+def _print_histogram(histogram: Histogram) -> None:
+    print_line(f"{histogram.field} at {histogram.place}" if histogram.place else histogram.field)
+    for line in _lines(histogram.buckets):
+        print_line(line)
+    if histogram.odd:
+        print_line(f"and {histogram.odd} records with no number there")
+
+
+def _lines(buckets: Iterable[tuple[int, int]]) -> list[str]:
+    found: list[tuple[str, int]] = []
+    empty: list[tuple[str, int]] = []
+    for bucket, count in buckets:
+        row = (bucket_text(bucket), count)
+        if not count:
+            empty.append(row)
+            continue
+        found += empty if len(empty) <= _GAP else [("...", 0)]
+        empty = []
+        found.append(row)
+    most = max((count for _, count in found), default=0)
+    width = max((len(text) for text, _ in found), default=0)
+    digits = len(str(most))
+    return [f"{text:<{width}}  {count:>{digits}} |{'@' * (_BAR * count // most):<{_BAR}}|" for text, count in found]

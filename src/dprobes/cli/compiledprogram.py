@@ -1,0 +1,58 @@
+"""From a program's source to a PPDF in memory, for the manager."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dprobes.formatters.templates.carried import carried_templates
+from dprobes.ppdf import encode
+from dprobes.resolve.localmodule import open_named_module
+from dprobes.resolve.portable import build_ppdf
+from dprobes.rpn.pipeline import parse_file
+from dprobes.rpn.program import ModuleType
+from dprobes.target.modules import find_module
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from dprobes.diagnostics import Diagnostics
+    from dprobes.engines.interface import Scope
+    from dprobes.rpn.pipeline import CompileOptions
+
+__all__ = ["compiled_here"]
+
+
+def compiled_here(
+    file: Path,
+    options: CompileOptions,
+    symbols: Path | None,
+    scope: Scope,
+    diagnostics: Diagnostics,
+    templates: Path | None = None,
+) -> bytes:
+    """
+    Compile a program with the symbols of its module, if that is on this machine; raises as ``build_ppdf``.
+
+    ``templates`` is the directory of its templates.
+    """
+    program = parse_file(file, diagnostics, options)
+    module = None
+    if program.modtype is ModuleType.USER and program.name != "*":
+        pid = None
+        if scope.pid is not None:
+            from dprobes.engines.procfs import living_thread
+
+            pid = living_thread(scope.pid)
+        module = find_module(program.name, pid=pid, command=scope.command[0] if scope.command else None)
+        if module is not None:
+            open_named_module(program, module, diagnostics)
+    ppdf = build_ppdf(
+        program,
+        [module] if module is not None else [],
+        diagnostics,
+        extra_symbols=symbols,
+        allow_write=options.allow_write,
+        with_ebpf=False,
+        templates=carried_templates(templates, program, diagnostics) if templates is not None else None,
+    )
+    return encode(ppdf)

@@ -1,0 +1,333 @@
+"""
+What a shell may complete: one table from parameters to functions, used only while a shell asks.
+
+The shells' scripts call the command with ``COMPLETE_VARIABLE`` in the environment; click finds the parameter that the
+cursor is at. Whatever goes wrong here is silent: a shell in the middle of a line is no place for messages.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+from click import shell_completion
+from click.shell_completion import CompletionItem
+
+from dprobes.cli.headeritems import LOG_ITEMS
+from dprobes.cli.main import COMPLETE_VARIABLE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from dprobes.manager.client import ManagerClient
+    from dprobes.rpn.program import Program
+
+__all__ = ["prepare", "register", "script"]
+
+_MAX = 1000
+"""How many completions a shell is given."""
+
+_PATIENCE = 2.0
+"""Seconds that the manager may take to answer."""
+
+_BASH = """\
+%(complete_func)s() {
+    local IFS=$'\\n' line=${COMP_LINE:0:COMP_POINT} word prefix= type value response
+    word=${line##*[[:space:]]}
+    # What stands before a ':' or '=' is a word of its own to bash, and is not to be repeated.
+    [[ $COMP_WORDBREAKS == *:* && $word == *:* ]] && prefix=${word%%"${word##*:}"}
+    [[ $COMP_WORDBREAKS == *=* && ${word#"$prefix"} == *=* ]] && prefix=${word%%"${word##*=}"}
+    response=$(env COMP_WORDS="$line" COMP_CWORD=0 %(complete_var)s=bash_complete "$1" 2>/dev/null)
+    COMPREPLY=()
+    for response in $response; do
+        IFS=, read -r type value <<< "$response"
+        case $type in
+            dir) compopt -o dirnames ;;
+            file) compopt -o default ;;
+            plain)
+                COMPREPLY+=("${value#"$prefix"}")
+                [[ $value == *[/:,] ]] && compopt -o nospace ;;
+        esac
+    done
+}
+
+complete -o nosort -F %(complete_func)s %(prog_name)s
+"""
+
+_ZSH = """\
+#compdef %(prog_name)s
+
+%(complete_func)s() {
+    local -a plain open described response
+    local type key descr
+    (( ! $+commands[%(prog_name)s] )) && return 1
+    response=("${(@f)$(env COMP_WORDS="${words[1,CURRENT]}" COMP_CWORD=$((CURRENT-1)) \
+%(complete_var)s=zsh_complete %(prog_name)s 2>/dev/null)}")
+    for type key descr in ${response}; do
+        if [[ $type == dir ]]; then
+            _path_files -/
+        elif [[ $type == file ]]; then
+            _path_files -f
+        elif [[ $descr != _ ]]; then
+            described+=("$key:$descr")
+        elif [[ $key == *[/:,] ]]; then
+            open+=("$key")
+        elif [[ $type == plain ]]; then
+            plain+=("$key")
+        fi
+    done
+    (( $#described )) && _describe -V unsorted described -U
+    (( $#open )) && compadd -U -S '' -V unsorted -a open
+    (( $#plain )) && compadd -U -V unsorted -a plain
+    return 0
+}
+
+if [[ $zsh_eval_context[-1] == loadautofunc ]]; then
+    %(complete_func)s "$@"
+else
+    compdef %(complete_func)s %(prog_name)s
+fi
+"""
+
+_FISH = """\
+function %(complete_func)s
+    set -l response (env %(complete_var)s=fish_complete COMP_WORDS=(commandline -cp) \
+COMP_CWORD=(commandline -t) %(prog_name)s 2>/dev/null)
+    for completion in $response
+        # There may be more commas in the value.
+        set -l found (string split -m 1 "," -- $completion)
+        switch $found[1]
+            case dir
+                __fish_complete_directories $found[2]
+            case file
+                __fish_complete_path $found[2]
+            case plain
+                echo $found[2]
+        end
+    end
+end
+
+complete --no-files --command %(prog_name)s --arguments "(%(complete_func)s)"
+"""
+
+
+class _Silent(shell_completion.ShellComplete):
+    """Complete nothing where looking for completions fails."""
+
+    def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem]:
+        try:
+            return super().get_completions(args, incomplete)[:_MAX]
+        except Exception:  # noqa: BLE001 - see the module's docstring
+            return []
+
+
+class _Bash(_Silent, shell_completion.BashComplete):
+    source_template = _BASH
+
+    def get_completion_args(self) -> tuple[list[str], str]:
+        line = os.environ["COMP_WORDS"]
+        words = shell_completion.split_arg_string(line)[1:]
+        return (words, "") if not words or line[-1:].isspace() else (words[:-1], words[-1])
+
+
+class _Zsh(_Silent, shell_completion.ZshComplete):
+    source_template = _ZSH
+
+
+class _Fish(_Silent, shell_completion.FishComplete):
+    source_template = _FISH
+
+
+_SHELLS = {"bash": _Bash, "zsh": _Zsh, "fish": _Fish}
+
+
+def script(shell: str) -> str:
+    """Return the script of a shell."""
+    from dprobes.cli.main import command_group
+
+    return _SHELLS[shell](command_group, {}, "dprobes", COMPLETE_VARIABLE).source()
+
+
+def register() -> None:
+    """Have click use the shells of this module."""
+    for name, shell in _SHELLS.items():
+        shell_completion.add_completion_class(shell, name)
+
+
+def prepare(command: click.Command, verb: str) -> None:
+    """Let the parameters of a command complete their values."""
+    commands = command.commands.values() if isinstance(command, click.Group) else [command]
+    for each in commands:
+        words = verb if each is command else f"{verb} {each.name}"
+        for parameter in each.params:
+            function = _FUNCTIONS.get(f"{words} {parameter.name}") or _FUNCTIONS.get(parameter.name or "")
+            if function is not None:
+                _complete_with(parameter, function)
+
+
+def _complete_with(parameter: click.Parameter, function: Callable[[click.Context, str], Iterable[str]]) -> None:
+    def complete(ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        found = (value for value in function(ctx, incomplete) if value.startswith(incomplete))
+        # Names are anybody's: one with a line end would be two, and the shell prints what it gets.
+        return [CompletionItem(value) for value in found if value.isprintable()]
+
+    parameter.shell_complete = complete  # type: ignore[method-assign]
+
+
+def _files(*suffixes: str) -> Callable[[click.Context, str], Iterable[str]]:
+    """Return a function that finds files with one of these suffixes, and directories on the way to them."""
+
+    def find(_ctx: click.Context, incomplete: str) -> Iterator[str]:
+        head, slash, start = incomplete.rpartition("/")
+        directory = Path(os.path.expanduser(head + slash or "."))  # noqa: PTH111 - '~' stays as it is in the answer
+        for entry in sorted(directory.iterdir()):
+            if not entry.name.startswith(start) or (entry.name.startswith(".") and not start):
+                continue
+            if entry.is_dir():
+                yield f"{head}{slash}{entry.name}/"
+            elif not suffixes or entry.suffix in suffixes:
+                yield f"{head}{slash}{entry.name}"
+
+    return find
+
+
+def _listed(find: Callable[[click.Context], Iterable[str]]) -> Callable[[click.Context, str], Iterable[str]]:
+    """Return a function for lists with commas: what is before the last one stays."""
+
+    def complete(ctx: click.Context, incomplete: str) -> Iterable[str]:
+        before, comma, start = incomplete.rpartition(",")
+        given = before.lower().split(",")
+        found = [name for name in find(ctx) if name.lower() not in given]
+        if start.islower():
+            found = [name for name in found if name.startswith(start)] or [name.lower() for name in found]
+        return [f"{before}{comma}{name}" for name in found]
+
+    return complete
+
+
+def _program(ctx: click.Context) -> Program:
+    """Return the program that the line names."""
+    from dprobes.cli.options import compile_options
+    from dprobes.cli.resolvedprogram import is_compiled
+    from dprobes.diagnostics import Diagnostics
+    from dprobes.ppdf import decode
+    from dprobes.rpn.pipeline import parse_file
+
+    # Where an option at the end waits for its value, click leaves the arguments before it unparsed.
+    path = Path(ctx.params.get("file") or ctx.args[0])
+    if is_compiled(path):
+        return decode(path.read_bytes()).program
+    options = compile_options(ctx.params.get("defines") or (), ctx.params.get("includes") or (), None, allow_write=True)
+    return parse_file(path, Diagnostics(), options)
+
+
+def _manager() -> ManagerClient:
+    from dprobes.manager.client import ManagerClient
+
+    return ManagerClient(patience=_PATIENCE)
+
+
+def _inserted(_ctx: click.Context, _incomplete: str) -> Iterable[str]:
+    with _manager() as manager:
+        return dict.fromkeys(program.name for program in manager.programs())
+
+
+def _codes(_ctx: click.Context, _incomplete: str) -> Iterable[str]:
+    with _manager() as manager:
+        probes = [probe for program in manager.programs() for probe in program.probepoints]
+    return dict.fromkeys(f"{probe.major},{probe.minor}" for probe in probes)
+
+
+def _targets_there(_ctx: click.Context, _incomplete: str) -> Iterable[str]:
+    with _manager() as manager:
+        return dict.fromkeys(target.name for target in manager.targets())
+
+
+def _targets(ctx: click.Context, incomplete: str) -> Iterable[str]:
+    if "/" in incomplete or incomplete.startswith("."):
+        return _files()(ctx, incomplete)
+    from dprobes.sinks.kinds import ALIASES, kinds
+
+    return [*ALIASES, *(kind.name if kind.syntax == kind.name else f"{kind.name}:" for kind in kinds())]
+
+
+def _processes(_ctx: click.Context, incomplete: str) -> Iterator[str]:
+    for name in sorted((name for name in os.listdir("/proc") if name.isdecimal()), key=int):  # noqa: PTH208 - names
+        with contextlib.suppress(OSError):
+            if name.startswith(incomplete) and os.geteuid() in (0, Path(f"/proc/{name}").stat().st_uid):
+                yield name
+
+
+def _users(_ctx: click.Context, _incomplete: str) -> Iterable[str]:
+    import pwd
+
+    return sorted(entry.pw_name for entry in pwd.getpwall())
+
+
+def _cgroups(ctx: click.Context, incomplete: str) -> Iterable[str]:
+    return (path for path in _files()(ctx, incomplete or "/sys/fs/cgroup/") if path.endswith("/"))
+
+
+def _places(ctx: click.Context, incomplete: str) -> Iterator[str]:
+    """Find modules, and behind the colon the symbols of one."""
+    module, colon, start = incomplete.rpartition(":")
+    if colon:
+        yield from (f"{module}:{name}" for name in _symbols(module, ctx.params.get("pid"), start))
+    elif "/" in incomplete or incomplete.startswith("."):
+        yield from _files()(ctx, incomplete)
+    else:
+        yield from sorted({name for name in _modules(ctx.params.get("pid")) if name.startswith(incomplete)})
+
+
+def _modules(pid: int | None) -> Iterator[str]:
+    from dprobes.target.ldcache import read_ld_cache
+    from dprobes.target.processmaps import executable_mappings, read_maps
+
+    pids = [str(pid)] if pid is not None else [name for name in os.listdir("/proc") if name.isdecimal()]  # noqa: PTH208
+    for name in pids:
+        with contextlib.suppress(Exception):  # it has ended, or is another user's
+            yield from (Path(each.path).name for each in executable_mappings(read_maps(int(name))) if "/" in each.path)
+    if pid is None:
+        yield from (library.name for library in read_ld_cache())
+
+
+def _symbols(module: str, pid: int | None, start: str) -> Iterable[str]:
+    from dprobes.target.elf import ElfFile
+    from dprobes.target.elfsymbols import elf_symbols
+    from dprobes.target.modules import find_module
+
+    path = find_module(module, pid=pid)
+    if path is None:
+        return ()
+    names = {name.partition("@")[0] for table in elf_symbols(ElfFile.open(path)) for name in table.names()}
+    return sorted(name for name in names if name.startswith(start))
+
+
+_SOURCES = _files(".rpn")
+_PROGRAMS = _files(".rpn", ".ppdf")
+
+_FUNCTIONS: dict[str, Callable[[click.Context, str], Iterable[str]]] = {
+    "file": _PROGRAMS,
+    "apply file": _files(".ppdf"),
+    "build file": _SOURCES,
+    "log files": _files(".dpt", ".dptz", ".1"),
+    "sql words": _files(".dpt", ".dptz", ".1", ".parquet"),
+    "symbols": _files(),
+    "modules": _files(),
+    "groups": _listed(lambda ctx: _program(ctx).groups),
+    "types": _listed(lambda ctx: _program(ctx).types),
+    "log_items": _listed(lambda _ctx: [*LOG_ITEMS, "ALL"]),
+    "name": _inserted,
+    "probe": _codes,
+    "pid": _processes,
+    "user": _users,
+    "cgroup": _cgroups,
+    "place": _places,
+    "targets": _targets,
+    "target": _targets,
+    "log-target remove target": _targets_there,
+}
+"""What completes a parameter: of a verb, or of all that have one of that name."""

@@ -1,0 +1,180 @@
+"""What ``insert`` and ``apply`` have in common: their options, and the conversation with the manager."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dprobes.cli import console
+from dprobes.cli.enginechoice import NAMES, note_engine, note_uprobe_holders, verbose_option
+from dprobes.cli.headeritems import log_items_of
+from dprobes.cli.logoptions import has_structure, log_format_option
+from dprobes.cli.managed import client, print_json
+from dprobes.cli.options import names_of, selection_options, verification_options
+from dprobes.cli.scopeoptions import scope_of
+from dprobes.cli.textoutput import print_line
+from dprobes.cli.verbs.log_target import absolute_target
+from dprobes.engines.interface import Scope
+from dprobes.engines.launcher import Command
+from dprobes.record.layout import Item
+from dprobes.resolve.probestate import ProbeState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from dprobes.manager.results import Insertion
+
+__all__ = ["insert", "insertion_options", "scope_from"]
+
+_NOT_INSERTED = frozenset(ProbeState) - {
+    ProbeState.ACTIVE,
+    ProbeState.DISABLED,
+    ProbeState.REMOVED,
+    ProbeState.EXCLUDED,
+}
+
+
+def insertion_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that say how a program is inserted to a command; ``insert`` reads them."""
+    for option in reversed(
+        (
+            click.option("--merge", "merges", is_flag=True, help="Add it to the program that is inserted already."),
+            click.option("--replace", "replaces", is_flag=True, help="Put it in the place of that one, without a gap."),
+            click.option("--as", "as_name", metavar="NAME", help="Insert it under this name, beside others."),
+            click.option(
+                "--log", "log_items", multiple=True, metavar="ITEMS",
+                help="Header items, separated by commas, or ALL; see 'dprobes run --help'.",
+            ),
+            click.option(
+                "--log-target", "targets", multiple=True, metavar="TARGET",
+                help="Send its records there as well: KLOG, a file, ...; 'dprobes log-target kinds' lists all.",
+            ),
+            log_format_option(None, unset="dump, or text if the program has templates"),
+            click.option(
+                "--unformatted-output", "-f", "unformatted", is_flag=True,
+                help="Send log targets the bytes in hex on one line, not as a dump.",
+            ),
+            click.option("--engine", "engine_name", type=click.Choice(NAMES), default="auto", help="auto chooses."),
+            click.option("--exact", is_flag=True, help="Probe the very instruction that is named (ebpf)."),
+            click.option("--pid-namespace", is_flag=True, help="Number processes as their own PID namespace (ebpf)."),
+            click.option(
+                "--core-dir", "core_directory", type=click.Path(exists=True, file_okay=False), default=".",
+                metavar="DIR", help="Where 'exit 3' writes core.dprobes.PID.",
+            ),
+            click.option(
+                "--ring-size", type=click.IntRange(min=1, max=1024), metavar="MIB",
+                help="Room for records that nobody has taken yet, in MiB (ebpf; 4, and less beside many programs).",
+            ),
+            click.option("--json", "as_json", is_flag=True, help="Print what is inserted, and was replaced, as JSON."),
+        )
+    ):  # fmt: skip
+        function = option(function)
+    return selection_options(verification_options(verbose_option(function)))
+
+
+def scope_from(options: dict[str, Any], arguments: tuple[str, ...]) -> Scope:
+    """Take the options of the scope out of ``options``, and return what they mean."""
+    return scope_of(
+        options.pop("command_line"),
+        arguments,
+        options.pop("pid"),
+        options.pop("cgroup"),
+        options.pop("user"),
+        follow=options.pop("follow"),
+    )
+
+
+def _log_format(ppdf: bytes, targets: Sequence[str]) -> str:
+    """Return how log targets get records if nobody says so: as the original had it, or by the program's templates."""
+    if not targets:
+        return "dump"
+    from dprobes.ppdf import decode
+
+    return "text" if decode(ppdf).templates else "dump"
+
+
+def insert(ppdf: bytes, scope: Scope, options: dict[str, Any], **more: Any) -> int:
+    """Have the manager insert a compiled program, and print what has become of it."""
+    targets = [absolute_target(target) for target in options["targets"]]
+    if options["merges"] and options["replaces"]:
+        raise click.UsageError("give one of --merge and --replace")
+    items = log_items_of(options["log_items"], is_tree=scope.is_tree, all_by_default=has_structure(targets))
+    command = None
+    try:
+        if scope.command:
+            from dprobes.engines.ptrace.syscalls import allow_tracer
+            from dprobes.target.executables import executable_of
+
+            executable_of(scope.command[0])
+            program = os.path.abspath(shutil.which(scope.command[0]) or scope.command[0])  # noqa: PTH100 - text
+            command = Command(scope.command, allow_tracer)
+            scope = Scope(command.pid, follow=scope.follow, program=program)
+        with client(starts=True) as manager:
+            result = manager.insert(
+                ppdf,
+                **more,
+                name=options["as_name"],
+                merges=options["merges"],
+                replaces=options["replaces"],
+                scope=scope,
+                engine=options["engine_name"],
+                groups=names_of(options["groups"]),
+                types=names_of(options["types"]),
+                items=items | _printed_items(ppdf),
+                targets=targets,
+                log_format="text" if options["unformatted"] else options["log_format"] or _log_format(ppdf, targets),
+                verify_build_id=not options["dont_verify_build_id"],
+                verify_opcodes=not options["dont_verify_opcodes"],
+                exact=options["exact"],
+                pid_namespace=options["pid_namespace"],
+                core_directory=options["core_directory"],
+                ring_size=None if options["ring_size"] is None else options["ring_size"] << 20,
+            )
+        status = _report(result, as_json=options["as_json"], verbose=options["verbose"], program=scope.program)
+        if command is not None:
+            command.go()
+            command.check_started()
+    finally:
+        if command is not None:
+            command.close()
+    return status
+
+
+def _printed_items(ppdf: bytes) -> Item:
+    """Return the header items that the templates in a compiled program print; the manager says if it is none."""
+    from dprobes.cli.templateoption import printed_items
+    from dprobes.errors import FormatError
+    from dprobes.ppdf import decode
+
+    try:
+        return printed_items(decode(ppdf).templates)
+    except FormatError:
+        return Item(0)
+
+
+def _report(result: Insertion, *, as_json: bool, verbose: bool, program: str | None) -> int:
+    """Print what was inserted, before ``program`` is executed if there is one; return the exit status."""
+    inserted = result.program
+    note_engine(inserted.engine, result.reason, verbose=verbose)
+    probes = inserted.probepoints
+    active = sum(probe.state is ProbeState.ACTIVE for probe in probes)
+    for probe in probes:
+        if probe.state in _NOT_INSERTED and probe.detail:
+            console.warning(f"{probe.state.value} at {probe.where}: {probe.detail}; not inserted")
+    if any(probe.state is ProbeState.CONFLICT for probe in probes):
+        note_uprobe_holders()
+    waits = inserted.not_resolved or any(probe.state is ProbeState.COMPILED for probe in probes)
+    text = f"inserted '{inserted.name}': {active} of {len(probes)} probepoints active"
+    if not probes or (waits and not active):
+        text = f"inserted '{inserted.name}': it waits for the module '{inserted.module}'"
+        if program is not None:
+            name = os.path.basename(program)  # noqa: PTH119 - text
+            text = f"inserted '{inserted.name}': active as soon as '{name}' maps the module '{inserted.module}'"
+    if as_json:
+        print_json(result.answer)
+    else:
+        print_line(text)
+    return 0 if active or waits else 1

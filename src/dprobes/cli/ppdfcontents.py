@@ -1,0 +1,127 @@
+"""What ``show`` prints of a compiled program: all that the file holds, and nothing of this machine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from dprobes.arch import architecture
+from dprobes.bpf.asm.disassembler import disassemble
+from dprobes.bpf.asm.insn import decode as decode_insns
+from dprobes.bpf.layout import MapName
+from dprobes.cli.handlercode import Disassembly
+from dprobes.escapes import escaped
+from dprobes.formatters.templates import Templates
+from dprobes.rpn.encoder import encode
+from dprobes.rpn.needs import writing_instructions
+from dprobes.rpn.printer import print_header, print_instruction
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dprobes.ppdf import EbpfCode, Ppdf
+    from dprobes.rpn.encoder import CodeImage
+    from dprobes.target.carriedsymbols import CarriedBuild
+
+__all__ = ["ppdf_listing"]
+
+
+def ppdf_listing(ppdf: Ppdf, machine: str | None, *, as_bpf: bool) -> Iterator[str]:
+    """Iterate over the lines of a listing, by default for the first processor that the program is encoded for."""
+    machine = machine or ppdf.machines[0]
+    if machine not in ppdf.machines:
+        raise click.UsageError(f"the program is compiled for {' and '.join(ppdf.machines)}, not for {machine}")
+    return _ebpf_lines(ppdf, machine) if as_bpf else _lines(ppdf, machine)
+
+
+def _lines(ppdf: Ppdf, machine: str) -> Iterator[str]:
+    program, target = ppdf.program, architecture(machine)
+    code = Disassembly(program, target)
+    yield from print_header(program)
+    yield from _remarks(ppdf)
+    for build in ppdf.builds:
+        yield from _build(build)
+    yield from _templates(ppdf)
+    yield f"// {machine}, {target.word_size}-byte words, code: {len(code.image.data)} bytes"
+    for number, definition in enumerate(program.definitions):
+        yield ""
+        yield from print_header(definition)
+        for build in ppdf.builds:
+            yield from _places(build, number)
+        yield from code.handler(number)
+    yield from code.procedures()
+
+
+def _remarks(ppdf: Ppdf) -> Iterator[str]:
+    yield f"// compiled by {ppdf.tool or 'an unknown tool'} for {', '.join(ppdf.machines)}"
+    for instruction in writing_instructions(ppdf.program):
+        place = f" in {instruction.span}" if instruction.span is not None else ""
+        yield f"// needs --allow-write: '{instruction}'{place}"
+    if ppdf.needs_write and not writing_instructions(ppdf.program):
+        yield "// needs --allow-write: an extension that it calls writes to the target"
+    if not ppdf.builds:
+        yield "// needs nothing of any module"
+
+
+def _templates(ppdf: Ppdf) -> Iterator[str]:
+    for name, data in ppdf.templates.items():
+        yield f"// template file '{name}': {len(data)} bytes"
+    templates = Templates.from_files(ppdf.templates)
+    for template in templates.all():
+        desc = f": {escaped(template.desc)}" if template.desc else ""
+        yield f"//   template {template.major},{template.minor}{desc}"
+    for line in templates.diagnostics.render().splitlines():
+        yield f"// {line}"
+
+
+def _build(build: CarriedBuild) -> Iterator[str]:
+    yield f"// build {build.identity} of {build.machine}, from '{build.path}'"
+    for symbol in build.symbols:
+        yield f"//   {symbol.address:#x} {symbol.size:#x} {symbol.kind} {symbol.binding} {symbol.name}"
+
+
+def _places(build: CarriedBuild, number: int) -> Iterator[str]:
+    for place in build.places:
+        if place.definition == number:
+            what = "is left at" if place.is_exit else "is at"
+            where = f"{place.where} {what} file offset {place.offset:#x}"
+            yield f"// build {build.identity[:12]}: {where}: {place.raw.hex(' ')}"
+
+
+def _ebpf_lines(ppdf: Ppdf, machine: str) -> Iterator[str]:
+    program, target = ppdf.program, architecture(machine)
+    image = encode(program, target)
+    yield from print_header(program)
+    yield f"// {machine}, {target.word_size}-byte words; as compiled by {ppdf.tool or 'an unknown tool'}"
+    yield "// This code is for reading: a machine compiles what it runs anew."
+    for number, definition in enumerate(program.definitions):
+        yield ""
+        yield from print_header(definition)
+        found = [code for code in ppdf.ebpf if (code.machine, code.definition) == (machine, number)]
+        if not found:
+            yield "// no eBPF is in the file"
+        for code in found:
+            yield from _ebpf(code, image)
+
+
+def _ebpf(code: EbpfCode, image: CodeImage) -> Iterator[str]:
+    if code.problem:
+        yield f"// with {code.loops}: not compiled: {code.problem}"
+        return
+    instructions = list(decode_insns(code.code))
+    sleeps = ", may sleep" if code.sleepable else ""
+    yield f"// with {code.loops}: {len(instructions)} instructions, {code.scratch} bytes of scratch memory{sleeps}"
+    texts = {offset: f"{offset:04x}  {print_instruction(i)}" for offset, i in image.instructions}
+    origin = None
+    for line in disassemble(instructions, dict(_maps(code))):
+        if code.origins[line.index] != origin:
+            origin = code.origins[line.index]
+            yield f"; {texts.get(origin, 'around the handler' if origin < 0 else f'{origin:04x}  no instruction')}"
+        yield f"{line.index:6}: {line.text}"
+
+
+def _maps(code: EbpfCode) -> Iterator[tuple[int, MapName]]:
+    """Give the maps whose names are known; others are shown by the numbers in the code."""
+    known = {name.value: name for name in MapName}
+    return ((reference.index, known[reference.name]) for reference in code.maps if reference.name in known)

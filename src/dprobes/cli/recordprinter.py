@@ -1,0 +1,117 @@
+"""Print the records of traces, and say where some were lost."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from dprobes.cli import console
+from dprobes.cli.templateoption import say_problems
+from dprobes.errors import FormatError
+from dprobes.formatters import WITHOUT_TEMPLATES, Formatter, formatter
+from dprobes.sinks.local import stream
+from dprobes.trace.content import LostRecords
+from dprobes.trace.writer import boot_id
+
+if TYPE_CHECKING:
+    from collections import Counter
+    from collections.abc import Iterable
+
+    from dprobes.formatters.templates import Templates
+    from dprobes.record.origin import RecordSource
+    from dprobes.trace.content import TraceProgram, TraceRecord
+
+__all__ = ["Printer", "warn_of_lost"]
+
+_TOGETHER = 256
+"""Records that are written by one call."""
+
+
+class Printer:
+    """
+    Print records as a formatter shows them; each program has a formatter of its own, with its templates.
+
+    ``templates`` are asked before those of the programs.
+    """
+
+    def __init__(self, format_name: str, templates: Templates | None = None) -> None:
+        self._format_name = format_name
+        self._templates = templates
+        self._outlet = stream.console()
+        self._formatters: dict[TraceProgram, tuple[RecordSource, Formatter]] = {}
+        self._blamed: set[str] = set()
+        self._boot_id = boot_id()
+        self._texts: list[str] = []
+        self._has_heading = False
+
+    def print(self, found: Iterable[TraceRecord | LostRecords]) -> int:
+        """Print records, and return how many; they are visible when this ends, also by an error."""
+        count = 0
+        try:
+            for each in found:
+                if isinstance(each, LostRecords):
+                    self._flush()
+                    warn_of_lost(each.program.name, each.count, " here")
+                    continue
+                self._texts.append(self._text(each))
+                count += 1
+                if len(self._texts) >= _TOGETHER:
+                    self._write()
+        finally:
+            self._flush()
+        return count
+
+    def _text(self, record: TraceRecord) -> str:
+        program = record.program
+        chosen = self._formatter_of(program)
+        chosen.wall_offset = record.wall_offset
+        place = program.place(record.probe).in_module(program.source.module)
+        try:
+            text = chosen.encoded(record.record, place)
+        except FormatError as error:
+            raise FormatError(f"'{program.origin.file}' holds a damaged record: {error.message}") from None
+        if self._has_heading:
+            return text
+        self._has_heading = True
+        return f"{chosen.heading}\n{text}" if chosen.heading else text
+
+    def _formatter_of(self, program: TraceProgram) -> Formatter:
+        source, chosen = self._formatters.get(program, (None, None))
+        if chosen is None or source is not program.source:
+            is_live = bool(self._boot_id) and program.origin.boot_id == self._boot_id
+            source = self._with_templates(program.source)
+            chosen = formatter(self._format_name, wall_offset=0, source=source, live=is_live, host=program.origin.host)
+            self._formatters[program] = program.source, chosen
+        return chosen
+
+    def _with_templates(self, source: RecordSource) -> RecordSource:
+        if not source.templates and self._templates is None:
+            return source
+        from dprobes.formatters.templates.collection import templates_of
+
+        carried = templates_of(source.templates)
+        if self._format_name not in WITHOUT_TEMPLATES and source.name not in self._blamed:
+            self._blamed.add(source.name)
+            say_problems(carried, f"the program '{source.name}'")
+        return source if self._templates is None else replace(source, templates=self._templates.over(carried))
+
+    def _write(self) -> None:
+        texts, self._texts = self._texts, []
+        if texts:
+            self._outlet.write(texts)
+
+    def _flush(self) -> None:
+        self._write()
+        self._outlet.flush()
+
+
+def warn_of_lost(name: str, count: int, where: str = "") -> None:
+    """Say that records were lost."""
+    what = "1 record of '{}' was" if count == 1 else f"{count} records of '{{}}' were"
+    console.warning(f"{what.format(name)} lost{where}")
+
+
+def warn_of_all(lost: Counter[str]) -> None:
+    """Say how many records were lost of each program."""
+    for name, count in sorted(lost.items()):
+        warn_of_lost(name, count)

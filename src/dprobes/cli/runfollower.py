@@ -1,0 +1,223 @@
+"""Following a run: its records, its messages, Ctrl-C, and what there is to say at the end."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import time
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from dprobes.cli import console
+from dprobes.cli.enginechoice import note_uprobe_holders
+from dprobes.cli.summary import summary
+from dprobes.engines.interface import Begun, Finished, Notice, Pause, RecordBatch, RecordEvent, StateEvent
+from dprobes.resolve.probestate import ProbeState
+from dprobes.target.modules import advice_on_name
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import FrameType
+
+    from dprobes.cli.interrupts import EarlyInterrupt
+    from dprobes.cli.outputs import Outputs
+    from dprobes.engines.interface import Counts, Event, Scope, Session
+    from dprobes.rpn.program import Program
+
+__all__ = ["Run"]
+
+_IMPATIENCE = 1.0
+"""Seconds within which a second Ctrl-C means that the first one was not enough."""
+
+_NOT_INSERTED = (
+    ProbeState.MISMATCH,
+    ProbeState.CONFLICT,
+    ProbeState.INVALID_OFFSET,
+    ProbeState.DEBUGREG_UNAVAIL,
+)
+"""The states that a process brings about; the file's have been said before."""
+
+
+class Run:
+    """
+    Follow the session of a program to its end.
+
+    ``outputs`` take the records; with ``exit_status`` the run ends as the command does.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        session: Session,
+        outputs: Outputs,
+        scope: Scope,
+        *,
+        exit_status: bool,
+    ) -> None:
+        self._program = program
+        self._session = session
+        self._outputs = outputs
+        self._argv = scope.command
+        self._announces = not scope.command
+        self._has_begun = False
+        self._active = 0
+        self._exit_status = exit_status
+        self._inserted = False
+        self._last_signal = float("-inf")
+        self._asked_to_stop = False
+        self._named_holders = False
+        self._is_early = False
+        self._reader_is_gone = False
+        self._unflushed: list[Sequence[tuple[int, bytes]]] = []
+        """What was written since the outputs were flushed."""
+        self._lost: Counter[int] = Counter()
+        """The records of probepoints that could not be written."""
+        self._has_failed = False
+        self._ended_by: int | None = None
+
+    def follow(self, early: EarlyInterrupt) -> Finished | None:
+        """Hand out what happens until the end, and return that; ``early`` says if Ctrl-C came before."""
+        handlers = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+        self._is_early = early.came
+        if early.came:
+            self._on_signal(signal.SIGINT, None)
+        finished = None
+        gc.freeze()
+        gc.enable()
+        try:
+            for event in self._session.events():
+                try:
+                    finished = self._on_event(event) or finished
+                except BrokenPipeError:
+                    self._stop_writing()
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+        return finished
+
+    def _on_event(self, event: Event) -> Finished | None:
+        match event:
+            case RecordBatch(records):
+                self._write(records)
+            case RecordEvent():
+                self._write([event])
+            case Pause() if not self._reader_is_gone:
+                self._flush()
+            case StateEvent():
+                self._on_state(event)
+            case Begun():
+                self._has_begun = True
+                self._announce()
+            case Notice(message, hint, is_warning, details):
+                (console.warning if is_warning else console.note)(message, hint, details)
+            case Finished():
+                if not self._reader_is_gone:
+                    self._flush()
+                return replace(event, counts=self._without_lost(event.counts)) if self._lost else event
+        return None
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        if number == signal.SIGINT and self._session.is_debugging:
+            return
+        now = time.monotonic()
+        recent = now - self._last_signal < _IMPATIENCE
+        self._last_signal = now
+        if number == signal.SIGTERM:
+            self._ended_by = number
+        if self._session.hurry():
+            return
+        if number == signal.SIGINT and self._argv and not recent:
+            # The terminal sends Ctrl-C to the command as well, which decides what it means. Two in a row are for us.
+            return
+        if self._asked_to_stop and recent:
+            console.warning("ended before everything was written; the probepoints are taken away as soon as possible")
+            os._exit(128 + number)
+        self._asked_to_stop = recent or number == signal.SIGTERM or not self._argv
+        self._session.stop()
+
+    def _write(self, records: Sequence[tuple[int, bytes]]) -> None:
+        if self._reader_is_gone:
+            return
+        self._unflushed.append(records)
+        self._note(self._outputs.write(self._session.probes, records))
+
+    def _flush(self) -> None:
+        self._note(self._outputs.flush())
+        self._unflushed.clear()
+
+    def _note(self, lost: int) -> None:
+        """Note that so many of the last records could not be written; the first time, have the run end."""
+        for records in reversed(self._unflushed):
+            if lost <= 0:
+                break
+            self._lost.update(probe for probe, _ in records[-lost:])
+            lost -= len(records)
+        if self._outputs.problem is not None and not self._has_failed:
+            self._has_failed = True
+            console.error(f"{self._outputs.problem}; the probepoints are taken away")
+            self._session.stop()
+
+    def _without_lost(self, counts: Sequence[Counts]) -> tuple[Counts, ...]:
+        """Return the counts, where records that were not written are lost ones."""
+        return tuple(
+            replace(each, records=each.records - self._lost[probe], lost=each.lost + self._lost[probe])
+            for probe, each in enumerate(counts)
+        )
+
+    def _stop_writing(self) -> None:
+        """Nobody reads our records any more, as in ``| head``: take the probepoints away, and say what there was."""
+        self._reader_is_gone = True
+        self._outputs.abandon()
+        self._session.stop()
+
+    def _on_state(self, event: StateEvent) -> None:
+        if event.state is ProbeState.ACTIVE:
+            self._inserted = True
+            self._active += len(event.probes)
+            self._announce()
+        if event.state in _NOT_INSERTED:
+            where, there = (f" in process {event.pid}", " there") if event.pid else ("", "")
+            console.warning(f"{event.state.value}{where}: {event.detail}; not inserted{there}")
+        if event.state is ProbeState.CONFLICT and not self._named_holders:
+            self._named_holders = True
+            note_uprobe_holders()
+
+    def _announce(self) -> None:
+        """Say once that what happens from now on is recorded, as soon as all is probed that was there."""
+        if self._announces and self._has_begun and self._active and not self._asked_to_stop:
+            self._announces = False
+            are = "s are" if self._active > 1 else " is"
+            console.note(f"{self._active} probepoint{are} active; Ctrl-C ends the run")
+
+    def conclude(self, finished: Finished | None) -> int:
+        """Say what has happened, and return the exit status."""
+        if finished is None:
+            return 1
+        console.write(summary(self._program, self._session, finished.counts, console.width()))
+        if finished.cut_short:
+            console.error("the run was cut short; more may have happened than the summary shows")
+            return 1
+        if self._inserted and not any(count.hits for count in finished.counts):
+            is_reached = any(count.faulted for count in finished.counts)
+            but = "but whenever one was hit, its instruction faulted" if is_reached else "but never reached"
+            console.note(f"the probepoints were inserted, {but}")
+        if not self._inserted and self._is_early:
+            console.note("the run was ended before a probepoint was inserted")
+        elif not self._inserted:
+            # Why those that were found were not inserted has been said.
+            if self._session.probes:
+                console.error("no probepoint was inserted")
+            else:
+                name = self._program.name
+                message = f"no probepoint was inserted: no process mapped '{name}' as code"
+                console.error(message, advice_on_name(name, self._session.mapped_files))
+        if self._has_failed:
+            return 1
+        if self._exit_status and finished.exit_status is not None:
+            code = os.waitstatus_to_exitcode(finished.exit_status)
+            return code if code >= 0 else 128 - code
+        if self._ended_by is not None:
+            return 128 + self._ended_by
+        return 0 if self._inserted or self._is_early else 1

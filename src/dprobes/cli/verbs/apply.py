@@ -1,0 +1,34 @@
+"""The verb ``apply``: have the manager insert a compiled program."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dprobes.api.compiledprogram import compiled_bytes
+from dprobes.cli.insertion import insert, insertion_options, scope_from
+from dprobes.cli.options import PROGRAM_FILE
+from dprobes.cli.scopeoptions import scope_options
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["command"]
+
+
+@click.command("apply")
+@click.argument("file", type=PROGRAM_FILE)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND ...]")
+@scope_options
+@insertion_options
+@click.option("--allow-write", is_flag=True, help="Allow instructions that change or stop the target.")
+def command(file: Path, arguments: tuple[str, ...], **options: Any) -> int:
+    """
+    Insert the compiled probe program FILE (a PPDF, see 'dprobes build') by the probe manager.
+
+    It needs neither symbols nor sources: the module must be of a build that it was made for. The instructions at its
+    probepoints are compared with those of that build.
+    """
+    scope = scope_from(options, arguments)
+    return insert(compiled_bytes(file), scope, options, allow_write=options["allow_write"])

@@ -1,0 +1,116 @@
+"""The verb ``build``: a program compiled for builds of its module, as a file."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from dprobes.cli import console
+from dprobes.cli.options import PROGRAM_FILE, compile_options, program_options, symbols_option
+from dprobes.cli.resolvedprogram import is_compiled
+from dprobes.cli.templateoption import templates_option
+from dprobes.diagnostics import Diagnostics, Severity
+from dprobes.rpn.pipeline import parse_file
+from dprobes.rpn.program import ModuleType
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dprobes.rpn.program import Program
+
+__all__ = ["command"]
+
+SUFFIX = ".ppdf"
+
+
+@click.command("build")
+@click.argument("file", type=PROGRAM_FILE)
+@click.option(
+    "-o", "--output", type=PROGRAM_FILE, metavar="OUT", help=f"Write there; by default FILE with {SUFFIX}, here."
+)
+@click.option(
+    "--for", "modules", multiple=True, type=PROGRAM_FILE, metavar="LIB",
+    help="Compile for the build of the module in this file; may be given several times.",
+)  # fmt: skip
+@program_options
+@symbols_option
+@templates_option("Put the templates that its records need into OUT; they are in this directory.")
+def command(
+    file: Path,
+    output: Path | None,
+    modules: tuple[Path, ...],
+    defines: tuple[str, ...],
+    includes: tuple[Path, ...],
+    cpp: str | None,
+    allow_write: bool,
+    symbols: Path | None,
+    templates: Path | None,
+) -> int:
+    """
+    Compile the probe program FILE for machines that have neither its text nor its module's symbols.
+
+    The result holds the program, and for each build of its module the symbols that it needs and the instructions that
+    must be there. 'dprobes apply' and 'dprobes run' take it where they take FILE; another build of the module is
+    refused. Without --for it is compiled for the module on this machine.
+    """
+    from dprobes.formatters.templates.carried import carried_templates
+    from dprobes.ppdf import encode
+    from dprobes.resolve.portable import build_ppdf, module_here
+
+    if is_compiled(file):
+        raise click.UsageError(f"'{file}' is compiled already")
+    if output is None and str(file) == "-":
+        raise click.UsageError("a program from standard input needs a name for what is built: -o OUT")
+    output = Path(file.stem + SUFFIX) if output is None else output
+    if output.exists() and file.exists() and output.samefile(file):
+        raise click.UsageError(f"'{output}' is the program itself; name another file with -o")
+    diagnostics = Diagnostics()
+    program = parse_file(file, diagnostics, compile_options(defines, includes, cpp, allow_write=allow_write))
+    found = modules or module_here(program, "name its file with --for FILE")
+    _doubt_names(program, found, diagnostics)
+    files = carried_templates(templates, program, diagnostics) if templates is not None else {}
+    ppdf = build_ppdf(program, found, diagnostics, extra_symbols=symbols, allow_write=allow_write, templates=files)
+    if text := "\n".join(d.render() for d in diagnostics if d.severity is Severity.WARNING):
+        console.write(text)
+    _write(output, encode(ppdf))
+    what = f"{len(ppdf.builds)} build{'s' if len(ppdf.builds) != 1 else ''} of '{program.name}'"
+    console.note(f"'{output}' is for {what}" if ppdf.builds else f"'{output}' needs nothing of any module")
+    return 0
+
+
+def _doubt_names(program: Program, modules: Sequence[Path], diagnostics: Diagnostics) -> None:
+    """Warn of files that the module's name does not mean."""
+    from dprobes.target.elf import ElfFile
+    from dprobes.target.modules import matches
+
+    for path in modules:
+        soname = ElfFile.open(path).soname
+        if program.modtype is ModuleType.USER and not matches(program.name, path, soname):
+            called = f", and its SONAME is '{soname}'" if soname is not None else ""
+            diagnostics.warning(
+                program.spans.get("name"), f"'{path}' is not called '{program.name}'{called}: is it the module?"
+            )
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Write a file, so that another one of its name is there until this one is whole."""
+    if path.exists() and not path.is_file():
+        path.write_bytes(data)  # a pipe, or a device
+        return
+    descriptor, draft = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+        umask = os.umask(0)
+        os.umask(umask)
+        Path(draft).chmod(0o666 & ~umask)
+        Path(draft).replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            Path(draft).unlink()
+        raise

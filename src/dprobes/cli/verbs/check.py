@@ -1,0 +1,56 @@
+"""The verb ``check``: diagnostics only."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from dprobes.arch import ARCHITECTURE_NAMES
+from dprobes.cli import console
+from dprobes.cli.options import PROGRAM_FILE, compile_options, program_options, symbols_option
+from dprobes.cli.resolvedprogram import compile_program, note_unsupported
+from dprobes.cli.templateoption import TEMPLATE_SUFFIX, check_program_templates, check_templates, templates_option
+from dprobes.diagnostics import Severity
+from dprobes.formatters.templates.directory import DIRECTORY_FILE
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["command"]
+
+
+@click.command("check")
+@click.argument("file", type=PROGRAM_FILE)
+@program_options
+@symbols_option
+@templates_option("Check the templates in this directory, too, and say for which records there is none.")
+@click.option("--arch", type=click.Choice(ARCHITECTURE_NAMES), help="Check for this processor, not this machine's.")
+def command(
+    file: Path,
+    defines: tuple[str, ...],
+    includes: tuple[Path, ...],
+    cpp: str | None,
+    allow_write: bool,
+    symbols: Path | None,
+    templates: Path | None,
+    arch: str | None,
+) -> int:
+    """
+    Check the probe program FILE and print what is wrong or doubtful about it.
+
+    The program is compiled, and its module's symbols and instructions are looked up if the module is on this machine.
+    Nothing is printed, and the exit status is 0, if there is nothing to say.
+
+    FILE may also be a directory of templates, or one file of it.
+    """
+    if file.is_dir() or file.name == DIRECTORY_FILE or file.suffix == TEMPLATE_SUFFIX:
+        return check_templates(file)
+    options = compile_options(defines, includes, cpp, allow_write=allow_write)
+    compiled = compile_program(file, options, symbols=symbols, architecture_name=arch)
+    note_unsupported(compiled)
+    if templates is not None:
+        check_program_templates(templates, compiled.program, compiled.diagnostics)
+    if text := compiled.render(*Severity):
+        console.write(text)
+    return 0

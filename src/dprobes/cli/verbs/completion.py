@@ -1,0 +1,24 @@
+"""The verb ``completion``: the script that lets a shell complete command lines."""
+
+from __future__ import annotations
+
+import click
+
+__all__ = ["command"]
+
+SHELLS = ("bash", "zsh", "fish")
+
+
+@click.command("completion")
+@click.argument("shell", type=click.Choice(SHELLS))
+def command(shell: str) -> int:
+    """
+    Print the script that lets SHELL complete verbs, options, files, groups, types, modules, symbols and names.
+
+    For bash put 'eval "$(dprobes completion bash)"' into ~/.bashrc, for zsh the same with zsh into ~/.zshrc, behind
+    compinit; for fish write the output to ~/.config/fish/completions/dprobes.fish.
+    """
+    from dprobes.cli.completions import script
+
+    click.echo(script(shell))
+    return 0

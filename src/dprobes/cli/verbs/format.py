@@ -1,0 +1,151 @@
+"""The verb ``format``: records from elsewhere as text."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import nullcontext
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+import click
+
+from dprobes.cli import console
+from dprobes.cli.damage import DamageReport, skip_damaged_option
+from dprobes.cli.recordprinter import Printer
+from dprobes.cli.templateoption import read_templates, templates_option
+from dprobes.errors import FormatError, reason_of
+from dprobes.formatters import FORMATS
+from dprobes.record.lineframes import Frame, FrameDecoder, Garbage, Lost
+from dprobes.record.origin import RecordSource
+from dprobes.trace.content import LostRecords, PlaceEntry, TraceOrigin, TraceProgram, TraceRecord
+from dprobes.trace.filenames import is_trace_name
+from dprobes.trace.frames import is_trace
+from dprobes.trace.parser import TraceParser
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
+
+    from dprobes.trace.content import Damage
+
+__all__ = ["command"]
+
+_PIECE = 1 << 20
+
+
+@click.command("format")
+@click.argument("file", type=click.Path(path_type=Path, allow_dash=True))
+@templates_option("Print records by the templates in this directory before those that are in FILE.")
+@click.option("--format", "format_name", type=click.Choice(FORMATS), default="text", show_default=True)
+@skip_damaged_option()
+def command(file: Path, templates: Path | None, format_name: str, skip_damaged: bool) -> int:
+    """
+    Print the records of FILE, which may come from another machine: a trace file, or what --log-format binary gave.
+
+    The templates that programs brought with them are in a trace file. With - for FILE standard input is read.
+    """
+    printer = Printer(format_name, read_templates(templates))
+    report = DamageReport()
+    with _opened(file) as stream:
+        try:
+            name = "standard input" if file == _DASH else str(file)
+            printer.print(_records(stream, name, report if skip_damaged else None))
+        except KeyboardInterrupt:
+            return 130
+        finally:
+            report.finish()
+    return 0
+
+
+_DASH = Path("-")
+
+
+def _opened(file: Path) -> AbstractContextManager[BinaryIO]:
+    if file == _DASH:
+        return nullcontext(sys.stdin.buffer)
+    try:
+        return file.open("rb", buffering=0)
+    except OSError as error:
+        raise FormatError(f"'{file}': {reason_of(error)}") from error
+
+
+def _records(
+    stream: BinaryIO, name: str, on_damage: Callable[[Damage], None] | None
+) -> Iterator[TraceRecord | LostRecords]:
+    """Iterate over what is in a stream, as it comes."""
+    pieces = _pieces(stream, name)
+    begin = b""
+    for piece in pieces:
+        begin += piece
+        if len(begin) >= _BEGIN:
+            break
+    if not begin:
+        return
+    if is_trace(begin) or (on_damage is not None and is_trace_name(name)):
+        yield from _trace(begin, pieces, name, on_damage)
+    else:
+        yield from _frames(begin, pieces, name)
+
+
+_BEGIN = 16
+"""Bytes that tell what a stream is."""
+
+
+def _pieces(stream: BinaryIO, name: str) -> Iterator[bytes]:
+    try:
+        while piece := stream.read(_PIECE):
+            yield piece
+    except OSError as error:
+        raise FormatError(f"'{name}': {reason_of(error)}") from error
+
+
+def _trace(
+    begin: bytes, pieces: Iterator[bytes], name: str, on_damage: Callable[[Damage], None] | None
+) -> Iterator[TraceRecord | LostRecords]:
+    parser = TraceParser(name, on_damage)
+    pieces = chain((begin,), pieces)
+    piece: bytes | None = b""
+    while piece is not None:
+        try:
+            for found in parser.feed(piece):
+                if isinstance(found, LostRecords):
+                    yield found
+                else:
+                    yield from found
+            if (piece := next(pieces, None)) is None:
+                parser.check_end()
+        except FormatError as error:
+            if on_damage is None or error.offset != parser.position:
+                raise
+            piece = b"" if _skip(parser, pieces) else None
+
+
+def _skip(parser: TraceParser, pieces: Iterator[bytes]) -> bool:
+    """Pass over damage, and return whether something sound follows."""
+    while not parser.skip(at_end=False):
+        if (piece := next(pieces, None)) is None:
+            return parser.skip(at_end=True)
+        parser.push(piece)
+    return True
+
+
+def _frames(begin: bytes, pieces: Iterator[bytes], name: str) -> Iterator[TraceRecord | LostRecords]:
+    """Iterate over records in frames; what lies between them is said at the end."""
+    program = TraceProgram(RecordSource(0, name), places=[PlaceEntry("")], origin=TraceOrigin(name))
+    decoder = FrameDecoder()
+    count = garbage = 0
+    for found in chain(chain.from_iterable(map(decoder.feed, chain((begin,), pieces))), decoder.finish()):
+        match found:
+            case Frame(record):
+                count += 1
+                yield TraceRecord(program, 0, record, wall_offset=0, written=0)
+            case Lost(lost):
+                yield LostRecords(program, lost, wall_time=0)
+            case Garbage(size):
+                garbage += size
+    if garbage and not count:
+        hint = "it may be a trace file (.dpt), or records as '--log-format binary' sends them"
+        raise FormatError(f"'{name}' holds no records", hint=hint)
+    if garbage:
+        console.warning(f"{garbage} bytes between the records of '{name}' are none, and were passed over")

@@ -1,0 +1,93 @@
+"""The verb ``getvars``: the variables of inserted programs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from dprobes.cli.managed import client, name_option, one_of, print_json
+from dprobes.cli.textoutput import print_line, print_table
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dprobes.manager.results import ManagedVariables
+
+__all__ = ["command"]
+
+
+@click.command("getvars")
+@name_option
+@click.option("-i", "--index", "span", metavar="N1-N2", help="Only the variables with these indices, or a single one.")
+@click.option("--local", "wants_locals", is_flag=True, help="Only local and CPU variables.")
+@click.option("--global", "wants_globals", is_flag=True, help="Only global variables.")
+@click.option("--reset", is_flag=True, help="Set them to zero instead of printing them.")
+@click.option("--json", "as_json", is_flag=True, help="Print them as JSON.")
+def command(
+    name: str | None,
+    everything: bool,
+    span: str | None,
+    wants_locals: bool,
+    wants_globals: bool,
+    reset: bool,
+    as_json: bool,
+) -> int:
+    """
+    Print the global variables, and the local and CPU variables of inserted programs.
+
+    Global variables are one array for all programs of the manager; they outlive programs. Of CPU variables each CPU has
+    its own; the last column is their sum.
+    """
+    one_of(name, everything=everything)
+    both = wants_locals == wants_globals
+    with client() as manager:
+        result = manager.variables(
+            name,
+            wants_locals=both or wants_locals,
+            wants_globals=wants_globals or (both and name is None),
+            index=None if span is None else _span(span),
+            resets=reset,
+        )
+    if reset:
+        return 0
+    if as_json:
+        print_json(result.answer)
+        return 0
+    _print(result)
+    return 0
+
+
+def _span(text: str) -> tuple[int, int]:
+    first, dash, last = text.removeprefix("=").partition("-")
+    try:
+        bounds = int(first, 0), int(last if dash else first, 0)
+    except ValueError:
+        raise click.UsageError(f"--index: expected N1-N2, found '{text}'") from None
+    if bounds[0] > bounds[1]:
+        raise click.UsageError(f"--index: {bounds[0]} is greater than {bounds[1]}")
+    return bounds
+
+
+def _print(result: ManagedVariables) -> None:
+    first = result.first
+    if result.globals is not None:
+        _variables("global variables", "gv", first, result.globals)
+    for program in result.programs:
+        if program.local:
+            _variables(f"local variables of {program.name}", "lv", first, program.local)
+        if any(program.cpu):
+            rows = [
+                (f"cv,{first + n}", *map(str, values), str(sum(values)))
+                for n, values in enumerate(zip(*program.cpu, strict=True))
+            ]
+            header = ("variable", *(f"cpu {n}" for n in range(len(program.cpu))), "sum")
+            print_table(header, rows, f"CPU variables of {program.name}")
+
+
+def _variables(title: str, kind: str, first: int, values: Sequence[int]) -> None:
+    if not values:
+        print_line(f"no {title}" + (f" from index {first} on" if first else ""))
+        return
+    rows = [(f"{kind},{first + n}", str(value), f"{value:#x}") for n, value in enumerate(values)]
+    print_table(("variable", "value", "hex"), rows, title)

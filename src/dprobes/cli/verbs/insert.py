@@ -1,0 +1,63 @@
+"""The verb ``insert``: compile a program, and have the manager insert it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dprobes.api.compiledprogram import compiled_bytes
+from dprobes.cli import console
+from dprobes.cli.insertion import insert, insertion_options, scope_from
+from dprobes.cli.options import PROGRAM_FILE, compile_options, program_options, symbols_option
+from dprobes.cli.resolvedprogram import is_compiled
+from dprobes.cli.scopeoptions import scope_options
+from dprobes.cli.templateoption import templates_option
+from dprobes.diagnostics import Diagnostics, Severity
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["command"]
+
+
+@click.command("insert")
+@click.argument("file", type=PROGRAM_FILE)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND ...]")
+@scope_options
+@program_options
+@symbols_option
+@templates_option("Print its records by the templates in this directory; they are sent to the manager.")
+@insertion_options
+def command(
+    file: Path, arguments: tuple[str, ...], symbols: Path | None, templates: Path | None, **options: Any
+) -> int:
+    """
+    Insert the probe program FILE, an .rpn source or a .ppdf, into all processes, or those of -p, -c, --cgroup, --uid.
+
+    The probe manager, which is started if there is none, keeps it inserted until 'dprobes remove'. Records go to the
+    manager's trace file ('dprobes log' prints it) and to log targets.
+    """
+    scope = scope_from(options, arguments)
+    allow_write = options["allow_write"]
+    if is_compiled(file):
+        data = compiled_bytes(file) if templates is None else _with_templates(file, templates)
+        return insert(data, scope, options, allow_write=allow_write)
+    from dprobes.cli.compiledprogram import compiled_here
+
+    diagnostics = Diagnostics()
+    compiling = compile_options(options["defines"], options["includes"], options["cpp"], allow_write=allow_write)
+    ppdf = compiled_here(file, compiling, symbols, scope, diagnostics, templates)
+    if text := "\n".join(d.render() for d in diagnostics if d.severity is Severity.WARNING):
+        console.write(text)
+    return insert(ppdf, scope, options, allow_write=allow_write, own_symbols=symbols is None)
+
+
+def _with_templates(file: Path, templates: Path) -> bytes:
+    """Return a compiled program with other templates than its own."""
+    from dprobes.api.compiledprogram import load_ppdf
+
+    loaded = load_ppdf(file).with_templates(templates)
+    if text := loaded.diagnostics.render():
+        console.write(text)
+    return loaded.to_bytes()

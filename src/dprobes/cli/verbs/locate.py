@@ -1,0 +1,151 @@
+"""The verb ``locate``: from a name to what a probe program says about the place."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from dprobes.cli.options import PROCESS_ID, symbols_option
+from dprobes.cli.textoutput import print_lines
+from dprobes.errors import TargetError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from dprobes.rpn.program import Expression
+    from dprobes.target.instructions import DecodedInstruction
+    from dprobes.target.location import Module
+
+__all__ = ["command"]
+
+_BEFORE, _AFTER = 3, 6
+
+
+@click.command("locate")
+@click.argument("place", metavar="MODULE[:SYMBOL[+N|-N]]")
+@symbols_option
+@click.option("-p", "--pid", type=PROCESS_ID, help="Look for the module among the files that this process maps.")
+def command(place: str, symbols: Path | None, pid: int | None) -> int:
+    """
+    Print what 'offset =' and 'opcode =' are to say for a place in a module.
+
+    MODULE is a path, or a name as in 'name ='. SYMBOL may be a number, a file offset. The instructions around the
+    place are listed, those that are cheap to probe marked with '+': a hit stops the thread only once.
+    """
+    name, expression = _split(place)
+    module = _load(name, symbols, pid)
+    lines = _describe_module(module)
+    if expression is not None:
+        lines += _describe_place(module, expression)
+    print_lines(lines)
+    return 0
+
+
+def _split(place: str) -> tuple[str, Expression | None]:
+    """Return the module and the parsed expression of ``MODULE[:SYMBOL[±N]]``."""
+    name, colon, text = place.rpartition(":")
+    if not colon:
+        name, text = place, ""
+    if not name:
+        raise click.UsageError("the name of the module is empty")
+    if not colon:
+        return name, None
+    from dprobes.diagnostics import Diagnostics
+    from dprobes.preprocessor import preprocess
+    from dprobes.rpn.expressions import ExpressionError, parse_expression
+    from dprobes.rpn.lexer import Lexer
+    from dprobes.source import SourceFile
+
+    diagnostics = Diagnostics()
+    lexer = Lexer(preprocess(SourceFile("<place>", text), diagnostics), diagnostics.error)
+    tokens = [token for statement in lexer.statements() for token in statement]
+    try:
+        return name, parse_expression(tokens)
+    except ExpressionError as error:
+        raise click.UsageError(
+            f"'{text}' is not a symbol, a number, or a symbol and a number: {error.message}"
+        ) from None
+
+
+def _load(name: str, symbols: Path | None, pid: int | None) -> Module:
+    from dprobes.target.location import Module
+    from dprobes.target.modules import find_module, near_modules
+
+    path = find_module(name, pid=pid)
+    if path is None:
+        near = near_modules(name, pid=pid)
+        raise TargetError(
+            f"there is no module '{name}' on this machine", hint=f"did you mean '{near[0]}'?" if near else None
+        )
+    return Module.load(path, symbols)
+
+
+def _describe_module(module: Module) -> list[str]:
+    elf = module.elf
+    lines = [
+        f"module    {module.path}",
+        f"format    {elf.machine}, {elf.word_size}-byte words, "
+        + ("position-independent" if elf.is_pie_or_shared else "fixed address"),
+    ]
+    if elf.soname:
+        lines.append(f"soname    {elf.soname}")
+    lines.append(f"build-id  {elf.build_id or 'none'}")
+    return lines
+
+
+def _describe_place(module: Module, expression: Expression) -> list[str]:
+    from dprobes.target.codeplace import instruction_at
+    from dprobes.target.instructions import disassemble_around, unprobeable
+
+    if expression.symbol is None:
+        offset = expression.addend
+    else:
+        offset = module.file_offset(module.address_of(expression.symbol) + expression.addend)
+    decoded, certain = instruction_at(module, offset)
+    where = "no function is known there"
+    if (symbol := module.symbol_at(offset)) is not None:
+        name, distance = symbol
+        where = f"{name}+{distance:#x}" if distance else name
+    around = disassemble_around(module, offset, _BEFORE, _AFTER)
+    lines = [
+        f"function  {where}",
+        f"address   {decoded.address:#x}",
+        "",
+        f"offset = {_offset_text(expression, offset)}",
+        f"opcode = {decoded.opcode_byte:#04x}",
+        "",
+        *(_instruction_line(module, instruction, offset) for instruction in around),
+        "",
+        *_verdict(module, decoded, unprobeable(decoded)),
+    ]
+    if not certain:
+        lines.append("No function is known at this offset: there may be data. A probe goes here only with 'opcode ='.")
+    return lines
+
+
+def _offset_text(expression: Expression, offset: int) -> str:
+    return f"{offset:#x}" if expression.symbol is None else f"{expression}          // file offset {offset:#x}"
+
+
+def _instruction_line(module: Module, instruction: DecodedInstruction, offset: int) -> str:
+    from dprobes.engines.x86.cost import execution_of
+
+    arrow = "=>" if instruction.offset == offset else "  "
+    cheap = "+" if execution_of(instruction.raw, module.word_size).is_cheap else " "
+    return f"{arrow} {instruction.offset:8x} {cheap} {instruction.raw.hex(' '):<30} {instruction.text}"
+
+
+def _verdict(module: Module, decoded: DecodedInstruction, unprobeable: str | None) -> list[str]:
+    if unprobeable is not None:
+        return [f"'{decoded.text}' can never carry a probe: {unprobeable}"]
+    from dprobes.cli.uprobesite import in_kernel
+    from dprobes.engines.x86.cost import execution_of
+
+    execution = execution_of(decoded.raw, module.word_size)
+    verdict = f"ptrace: '{decoded.text}' is executed {execution.value}"
+    if execution.is_cheap:
+        verdict += ": a hit stops the thread once."
+    else:
+        verdict += "; a hit at an instruction marked '+' near it costs less."
+    return [verdict, f"ebpf: '{decoded.text}' is {in_kernel(module, decoded)}"]

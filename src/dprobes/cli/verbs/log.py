@@ -1,0 +1,287 @@
+"""The verb ``log``: what is in trace files, the manager's among them."""
+
+from __future__ import annotations
+
+import select
+import sys
+import time
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import click
+
+from dprobes.cli import console
+from dprobes.cli.damage import DamageReport, skip_damaged_option
+from dprobes.cli.logtimes import TIME_FORMS, needs_bounds, parse_time
+from dprobes.cli.options import PROGRAM_FILE
+from dprobes.cli.recordprinter import Printer, warn_of_all
+from dprobes.cli.templateoption import read_templates, templates_option
+from dprobes.errors import FormatError
+from dprobes.formatters import FORMATS
+from dprobes.trace.content import LostRecords, RecordBlock
+from dprobes.trace.filter import compile_filter, program_filter, time_filter
+from dprobes.trace.follower import MissingPart, TraceFollower
+from dprobes.trace.selection import Selection
+from dprobes.trace.writer import older_part
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from pathlib import Path
+
+    from dprobes.formatters.templates import Templates
+    from dprobes.trace.content import Damage, TraceRecord
+    from dprobes.trace.filter import RowFilter
+
+__all__ = ["command"]
+
+_INTERVAL = 0.1
+"""Seconds between two looks for more."""
+
+
+@click.command("log")
+@click.argument("files", type=PROGRAM_FILE, nargs=-1, metavar="[FILE ...]")
+@click.option("-f", "--follow", is_flag=True, help="Go on with what comes, until Ctrl-C.")
+@click.option(
+    "--filter",
+    "filters",
+    multiple=True,
+    metavar="CONDITION",
+    help="Only records for which this holds: 'major == 1 and name =~ \"ssh*\"'.",
+)
+@click.option("--name", metavar="NAME", help="Only records of the program of this name.")
+@click.option("--since", metavar="TIME", help="Only records from then on: 10m (ago), 14:30, a date and time, end-10m.")
+@click.option("--until", metavar="TIME", help="Only records before that.")
+@click.option("--head", type=click.IntRange(min=0), metavar="N", help="Only the first N of these records.")
+@click.option("--tail", type=click.IntRange(min=0), metavar="N", help="Only the last N; with -f, then what comes.")
+@click.option("--total", is_flag=True, help="Print how many they are, nothing else.")
+@click.option(
+    "--count", "counted", multiple=True, metavar="FIELD[,FIELD...]", help="Print how often each value has occurred."
+)
+@click.option("--hist", "measured", multiple=True, metavar="FIELD", help="Print a histogram of the field.")
+@click.option("--format", "format_name", type=click.Choice(FORMATS), default="text", show_default=True)
+@skip_damaged_option()
+@templates_option("Print records by the templates in this directory before those that programs brought with them.")
+def command(
+    files: tuple[Path, ...],
+    follow: bool,
+    filters: tuple[str, ...],
+    name: str | None,
+    since: str | None,
+    until: str | None,
+    head: int | None,
+    tail: int | None,
+    total: bool,
+    counted: tuple[str, ...],
+    measured: tuple[str, ...],
+    format_name: str,
+    templates: Path | None,
+    skip_damaged: bool,
+) -> int:
+    """
+    Print the records of trace files, by default those of the manager's.
+
+    That holds the latest records of all programs that were inserted, also of those that have been removed. Several
+    files are merged in the order of time.
+
+    A condition compares major, minor, cpu, pid, tid, uid, cs, ip, ss, sp, word_size, time, stack_trace, name (of the
+    process), module, program, symbol, function or host by ==, !=, <, <=, >, >=, =~ "pattern*", !~ or in (1, 2); and,
+    or, not and parentheses join comparisons.
+    """
+    if head is not None and tail is not None:
+        raise click.UsageError("--head and --tail exclude each other")
+    if (total or counted or measured) and (follow or head is not None or tail is not None):
+        what = "--total" if total else "--count" if counted else "--hist"
+        raise click.UsageError(f"{what} is about all records that are there: leave out --follow, --head and --tail")
+    if total and (counted or measured):
+        raise click.UsageError("--total prints nothing else: leave out --count and --hist")
+    chosen: list[RowFilter] = [compile_filter(text, called="--filter") for text in filters]
+    if name is not None:
+        chosen.append(program_filter(name))
+    paths = _paths(files, follow=follow)
+    if since is not None or until is not None:
+        chosen.append(_time_filter(since, until, paths, skip_damaged=skip_damaged))
+    selection = Selection(chosen)
+    own_templates = read_templates(templates)
+    printer = Printer(format_name, own_templates)
+    report = DamageReport()
+    followers = _followers(paths, report if skip_damaged else None)
+    try:
+        if total:
+            _count(selection, followers)
+        elif counted or measured:
+            _aggregate(_found(selection, followers, None), counted, measured, own_templates)
+        elif follow:
+            _follow(selection, followers, paths, printer, head, tail)
+        else:
+            found = _found(selection, followers, tail)
+            printer.print(found if head is None else _first(found, head))
+    except KeyboardInterrupt:
+        pass
+    finally:
+        for follower in followers:
+            follower.close()
+        report.finish()
+    return 0
+
+
+def _paths(files: Sequence[Path], *, follow: bool) -> list[Path]:
+    if files:
+        return list(dict.fromkeys(files))
+    from dprobes.manager.paths import manager_paths
+
+    file = manager_paths().trace
+    if not file.exists() and not follow:
+        raise FormatError(f"'{file}': nothing has been recorded", hint="'dprobes insert FILE' begins it")
+    return [file]
+
+
+def _followers(paths: Sequence[Path], on_damage: Callable[[Damage], None] | None) -> list[TraceFollower]:
+    """Return the files; an older part that is named itself belongs to no other one."""
+    return [TraceFollower(path, with_older=older_part(path) not in paths, on_damage=on_damage) for path in paths]
+
+
+# Times
+
+
+def _time_filter(since: str | None, until: str | None, paths: Sequence[Path], *, skip_damaged: bool) -> RowFilter:
+    bounds = None
+    if any(text is not None and needs_bounds(text) for text in (since, until)):
+        bounds = _bounds(paths, skip_damaged=skip_damaged)
+    now = time.time_ns()
+
+    def parsed(option: str, text: str | None) -> int | None:
+        try:
+            return None if text is None else parse_time(text, now=now, bounds=bounds)
+        except (ValueError, OverflowError):
+            raise click.UsageError(f"{option}: '{text}' is no time; write {TIME_FORMS}") from None
+
+    first, last = parsed("--since", since), parsed("--until", until)
+    if first is not None and last is not None and first >= last:
+        raise click.UsageError(f"--since {since} is not before --until {until}")
+    return time_filter(first, last)
+
+
+def _bounds(paths: Sequence[Path], *, skip_damaged: bool) -> tuple[int, int] | None:
+    """Return when the first record and the last one were written."""
+    first = last = None
+    on_damage = (lambda _: None) if skip_damaged else None  # it is said when the records are read
+    for each in _followers([path for path in paths if path.exists()], on_damage):
+        with each as follower:
+            for found in follower.poll():
+                if isinstance(found, RecordBlock):
+                    begin, end = found.written + found.wall_offset, found.last_written + found.wall_offset
+                    first = begin if first is None else min(first, begin)
+                    last = end if last is None else max(last, end)
+    return None if first is None or last is None else (first, last)
+
+
+# Records
+
+
+def _found(
+    selection: Selection, followers: Sequence[TraceFollower], tail: int | None
+) -> Iterator[TraceRecord | LostRecords]:
+    """Iterate over the records that are there, those of several files in the order of time."""
+
+    def of(follower: TraceFollower) -> Iterable[TraceRecord | LostRecords]:
+        found = _warned(follower.poll())
+        return selection.records(found) if tail is None else selection.last(found, tail)
+
+    if len(followers) == 1:
+        yield from of(followers[0])
+        return
+    from dprobes.trace.merge import merged
+
+    found = merged([of(follower) for follower in followers])
+    yield from found if tail is None else _last(list(found), tail)
+
+
+def _last(found: list[TraceRecord | LostRecords], count: int) -> list[TraceRecord | LostRecords]:
+    """Return the end of a list that has ``count`` records."""
+    for at in range(len(found) - 1, -1, -1):
+        if not isinstance(found[at], LostRecords):
+            count -= 1
+        if count < 0:
+            return found[at + 1 :]
+    return found
+
+
+def _warned(found: Iterable[RecordBlock | LostRecords | MissingPart]) -> Iterator[RecordBlock | LostRecords]:
+    for each in found:
+        if isinstance(each, MissingPart):
+            console.warning(each.message)
+        else:
+            yield each
+
+
+def _first(found: Iterable[TraceRecord | LostRecords], count: int) -> Iterator[TraceRecord | LostRecords]:
+    if count:
+        for each in found:
+            yield each
+            count -= not isinstance(each, LostRecords)
+            if not count:
+                return
+
+
+def _count(selection: Selection, followers: Sequence[TraceFollower]) -> None:
+    count = 0
+    lost: Counter[str] = Counter()
+    for follower in followers:
+        for each in _warned(follower.poll()):
+            if isinstance(each, LostRecords):
+                lost[each.program.name] += each.count
+            else:
+                count += selection.count(each)
+    click.echo(count)
+    warn_of_all(lost)
+
+
+def _aggregate(
+    found: Iterable[TraceRecord | LostRecords],
+    counted: Sequence[str],
+    measured: Sequence[str],
+    templates: Templates | None,
+) -> None:
+    from dprobes.cli.aggregation import aggregate_traces
+
+    warn_of_all(aggregate_traces(found, counted, measured, templates))
+
+
+# Following
+
+
+def _follow(
+    selection: Selection,
+    followers: Sequence[TraceFollower],
+    paths: Sequence[Path],
+    printer: Printer,
+    head: int | None,
+    tail: int | None,
+) -> None:
+    """Print what is there and what comes; that of several files in the order of time as far as it comes together."""
+    _wait_for(lambda: all(path.exists() for path in paths))
+
+    def rounds() -> Iterator[Iterator[TraceRecord | LostRecords]]:
+        yield _found(selection, followers, tail)
+        while not _nobody_reads():
+            time.sleep(_INTERVAL)
+            yield _found(selection, followers, None)
+
+    for found in rounds():
+        printed = printer.print(found if head is None else _first(found, head))
+        if head is not None:
+            head -= printed
+            if head <= 0:
+                return
+
+
+def _wait_for(is_there: Callable[[], bool]) -> None:
+    while not is_there() and not _nobody_reads():
+        time.sleep(_INTERVAL)
+
+
+def _nobody_reads() -> bool:
+    """Return whether standard output is a pipe that nobody reads any more; writing would tell only with a record."""
+    poll = select.poll()
+    poll.register(sys.stdout, 0)
+    return any(events & (select.POLLERR | select.POLLNVAL) for _, events in poll.poll(0))

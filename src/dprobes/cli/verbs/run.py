@@ -1,0 +1,260 @@
+"""The verb ``run``: insert a program for as long as a command or process lives, or until Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import click
+
+from dprobes.cli import console
+from dprobes.cli.enginechoice import NAMES, EngineOptions, check_scope, settle, verbose_option
+from dprobes.cli.headeritems import LOG_ITEMS, log_items_of
+from dprobes.cli.interrupts import EarlyInterrupt
+from dprobes.cli.logoptions import has_structure, log_format_option
+from dprobes.cli.options import (
+    PROGRAM_FILE,
+    compile_options,
+    names_of,
+    program_options,
+    selection_options,
+    symbols_option,
+    verification_options,
+)
+from dprobes.cli.outputs import Outputs
+from dprobes.cli.resolvedprogram import load_program
+from dprobes.cli.runfollower import Run
+from dprobes.cli.scopeoptions import scope_of, scope_options, words_of
+from dprobes.cli.templateoption import note_addresses, printed_items, say_problems, templates_option
+from dprobes.cli.views import Views
+from dprobes.diagnostics import Severity
+from dprobes.engines.insertion import look_around, prepare
+from dprobes.engines.interface import Job
+from dprobes.formatters import FORMATS
+from dprobes.record.origin import RecordSource
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+
+__all__ = ["command"]
+
+_STANDARD_ERROR = 2
+_CONSOLE = "console"
+_FOR_PROGRAMS = ("json", "csv", "binary")
+
+_GDB = ("gdb", "-q", "-p", "%p", "-ex", "handle SIGSTOP nostop noprint nopass")
+"""The debugger at a terminal. Attaching to a stopped process makes the kernel report the stop once more later."""
+
+
+@click.command("run")
+@click.argument("file", type=PROGRAM_FILE)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND ...]")
+@scope_options
+@program_options
+@symbols_option
+@templates_option("Print records by the templates in this directory.")
+@selection_options
+@verification_options
+@click.option("--engine", "engine_name", type=click.Choice(NAMES), default="auto", help="The engine; auto chooses.")
+@click.option("--format", "format_name", type=click.Choice(FORMATS), default="text", show_default=True)
+@click.option(
+    "--log",
+    "log_items",
+    multiple=True,
+    metavar="ITEMS",
+    help=f"Header items, separated by commas: {', '.join(LOG_ITEMS)}, or ALL; without -p and -c PROCNAME,PID besides.",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=PROGRAM_FILE,
+    metavar="FILE",
+    help="Write records there, not to standard output; a name in .dpt makes a trace file, which is appended to, "
+    ".dptz a compressed one.",
+)
+@click.option(
+    "--log-target",
+    "targets",
+    multiple=True,
+    metavar="TARGET",
+    help="Send records there, instead of standard output; 'dprobes log-target kinds' lists what there is.",
+)
+@log_format_option(None)
+@click.option("--top", is_flag=True, help="Show a live table of the probepoints instead of records.")
+@click.option(
+    "--count",
+    "counted",
+    multiple=True,
+    metavar="FIELD[,FIELD...]",
+    help="Instead of records, print at the end how often each value has occurred.",
+)
+@click.option(
+    "--hist",
+    "measured",
+    multiple=True,
+    metavar="FIELD",
+    help="Instead of records, print at the end a histogram of the field.",
+)
+@click.option(
+    "--debugger",
+    "debugger",
+    metavar="COMMAND",
+    help="What 'exit 1' starts, without a shell; %p is the process. At a terminal: gdb -p %p; else nothing.",
+)
+@click.option(
+    "--core-dir",
+    "core_directory",
+    type=click.Path(exists=True, file_okay=False),
+    default=".",
+    metavar="DIR",
+    help="Where 'exit 3' writes core.dprobes.PID.",
+)
+@click.option(
+    "--pid-namespace", is_flag=True, help="Give pid and tid as the processes' own PID namespace numbers them (ebpf)."
+)
+@click.option(
+    "--exact", is_flag=True, help="Probe the very instruction that is named, where a neighbour is cheaper (ebpf)."
+)
+@click.option(
+    "--ring-size",
+    type=click.IntRange(min=1, max=1024),
+    default=16,
+    show_default=True,
+    metavar="MIB",
+    help="Room for records that nobody has taken yet, in MiB (ebpf).",
+)
+@click.option("--allow-self", is_flag=True, help="Allow -p to name a process of another dprobes.")
+@verbose_option
+@click.option("--exit-status", is_flag=True, help="End with the exit status of the command.")
+def command(
+    file: Path,
+    arguments: tuple[str, ...],
+    command_line: str | None,
+    pid: int | None,
+    cgroup: str | None,
+    user: str | None,
+    defines: tuple[str, ...],
+    includes: tuple[Path, ...],
+    cpp: str | None,
+    allow_write: bool,
+    symbols: Path | None,
+    templates: Path | None,
+    groups: tuple[str, ...],
+    types: tuple[str, ...],
+    dont_verify_build_id: bool,
+    dont_verify_opcodes: bool,
+    engine_name: str,
+    format_name: str,
+    log_items: tuple[str, ...],
+    output: Path | None,
+    targets: tuple[str, ...],
+    log_format: str | None,
+    top: bool,
+    counted: tuple[str, ...],
+    measured: tuple[str, ...],
+    debugger: str | None,
+    core_directory: str,
+    follow: bool,
+    pid_namespace: bool,
+    exact: bool,
+    ring_size: int,
+    allow_self: bool,
+    verbose: bool,
+    exit_status: bool,
+) -> int:
+    """
+    Run the probe program FILE on a command or a process and all that it starts, or on all processes.
+
+    FILE is the text of a program, - that on standard input, or a compiled program (dprobes build). Records go to
+    standard output, everything else to standard error, with a summary at the end. With --format json and csv standard
+    output holds nothing but records: what the command prints goes to standard error. Ctrl-C takes the probepoints away;
+    processes that were there before go on.
+    """  # fmt: skip
+    scope = scope_of(command_line, arguments, pid, cgroup, user, follow=follow)
+    if exit_status and not scope.command:
+        raise click.UsageError("--exit-status needs a command (-c COMMAND)")
+    named = [*targets, *([f"file:{output}"] if output is not None else [])]
+    wants_all = not {"json", "csv"}.isdisjoint((format_name, log_format)) or has_structure(named)
+    has_view = bool(counted or measured or top)
+    if scope.command and _is_for_programs(output, format_name, targets, log_format, has_view=has_view):
+        # Whoever reads records gets nothing else: what the command prints goes where our messages do.
+        scope = replace(scope, output=_STANDARD_ERROR)
+    items = log_items_of(log_items, is_tree=scope.is_tree, all_by_default=wants_all)
+    views = Views(counted, measured, top=top)
+    items |= views.items
+    options = EngineOptions(
+        allow_write=allow_write,
+        debugger=_debugger(debugger),
+        core_directory=core_directory,
+        pid_namespace=pid_namespace,
+        exact=exact,
+        ring_size=ring_size << 20,
+    )
+    check_scope(engine_name, scope, options)
+    vantage = look_around(scope, allow_self=allow_self)
+    loaded = load_program(
+        file,
+        compile_options(defines, includes, cpp, allow_write=allow_write),
+        symbols=symbols,
+        groups=names_of(groups),
+        types=names_of(types),
+        verify_build_id=not dont_verify_build_id,
+        verify_opcodes=not dont_verify_opcodes,
+    )
+    if templates is not None:
+        loaded = loaded.with_templates(templates)
+    elif loaded.templates:
+        from dprobes.formatters.templates.collection import templates_of
+
+        say_problems(templates_of(loaded.templates), f"'{file}'")
+    items |= printed_items(loaded.templates)
+    note_addresses(loaded.templates, items)
+    source = RecordSource(1, loaded.program.name, loaded.program.name, loaded.program.major, templates=loaded.templates)
+    views.check(source)
+    prepared = prepare(
+        loaded.program,
+        loaded.diagnostics,
+        scope,
+        vantage,
+        engine=engine_name,
+        options=replace(options, symbols=loaded.symbols),
+    )
+    compiled = prepared.compiled
+    engine = settle(prepared.selection, compiled, verbose=verbose)
+    # That the module is not there yet is of interest where it may still come.
+    waits = compiled.resolved is None and engine.name == "ptrace"
+    if text := compiled.render(Severity.WARNING, *((Severity.NOTE,) if waits else ())):
+        console.write(text)
+    with Outputs(source, output, format_name, targets, log_format or format_name, views.sinks) as outputs:
+        job = Job(compiled.program, scope, items, compiled.resolved)
+        with EarlyInterrupt(deferred=not scope.command) as early, engine.run(job) as session:
+            run = Run(compiled.program, session, outputs, scope, exit_status=exit_status)
+            with views.shown(compiled.program, session):
+                finished = run.follow(early)
+            views.print()
+            return run.conclude(finished)
+
+
+def _is_for_programs(
+    output: Path | None, format_name: str, targets: Sequence[str], log_format: str | None, *, has_view: bool
+) -> bool:
+    """Return whether records go to standard output in a form that programs read."""
+    if output is None and not targets and not has_view:
+        return format_name in _FOR_PROGRAMS
+    return _CONSOLE in targets and (log_format or format_name) in _FOR_PROGRAMS
+
+
+def _debugger(command_line: str | None) -> tuple[str, ...] | None:
+    """Return the words of the debugger's command, None if a process is to be left stopped."""
+    if command_line is None:
+        return _GDB if os.isatty(0) and os.isatty(1) else None
+    words = words_of(command_line, "debugger's command")
+    if "%p" not in command_line.replace("%%", ""):
+        raise click.UsageError("--debugger needs %p, where the process id goes: gdb -p %p")
+    if shutil.which(words[0]) is None:
+        raise click.UsageError(f"--debugger: command '{words[0]}' is not found")
+    return words

@@ -1,0 +1,135 @@
+"""The verb ``show``: a program as it will be inserted."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from dprobes.arch import ARCHITECTURE_NAMES
+from dprobes.cli import console
+from dprobes.cli.handlercode import Disassembly
+from dprobes.cli.options import PROCESS_ID, PROGRAM_FILE, compile_options, program_options, symbols_option
+from dprobes.cli.resolvedprogram import Compiled, compile_program, is_compiled, load_program
+from dprobes.cli.summary import left_out_lines, place_of
+from dprobes.cli.textoutput import print_lines
+from dprobes.diagnostics import Severity
+from dprobes.resolve.probepoints import ResolvedProbe
+from dprobes.resolve.samplers import ResolvedSampler
+from dprobes.resolve.watchpoints import ResolvedWatchpoint
+from dprobes.rpn.printer import print_header
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from dprobes.resolve.probepoints import Probepoint
+    from dprobes.target.location import Module
+
+__all__ = ["command", "listing"]
+
+
+@click.command("show")
+@click.argument("file", type=PROGRAM_FILE)
+@program_options
+@symbols_option
+@click.option("-p", "--pid", type=PROCESS_ID, help="Look for the module among the files that this process maps.")
+@click.option("--bpf", "as_bpf", is_flag=True, help="Print the handlers as eBPF, as the ebpf engine compiles them.")
+@click.option("--arch", type=click.Choice(ARCHITECTURE_NAMES), help="Encode for this processor, not this machine's.")
+def command(
+    file: Path,
+    defines: tuple[str, ...],
+    includes: tuple[Path, ...],
+    cpp: str | None,
+    allow_write: bool,
+    symbols: Path | None,
+    pid: int | None,
+    as_bpf: bool,
+    arch: str | None,
+) -> int:
+    """
+    Print the probe program FILE as it will be inserted.
+
+    For each probepoint its place in the module and the instruction there, then the handler: byte offsets in the encoded
+    program, instructions, and the depth of the RPN stack before each ('?' where it depends on the run).
+
+    With --bpf the handlers are listed as the eBPF that they are compiled to for this kernel, the instructions of the
+    program in between; a jump shows its distance and the number of the instruction that it leads to.
+
+    Of a compiled program (dprobes build) everything that the file holds is printed, and nothing of this machine.
+    """
+    options = compile_options(defines, includes, cpp, allow_write=allow_write)
+    if is_compiled(file):
+        from dprobes.cli.ppdfcontents import ppdf_listing
+
+        loaded = load_program(file, options, symbols=symbols)
+        assert loaded.ppdf is not None
+        print_lines(ppdf_listing(loaded.ppdf, arch, as_bpf=as_bpf))
+        return 0
+    compiled = compile_program(file, options, symbols=symbols, pid=pid, architecture_name=arch)
+    if text := compiled.render(Severity.WARNING, Severity.NOTE):
+        console.write(text)
+    if as_bpf:
+        from dprobes.cli.ebpfcode import ebpf_listing
+
+        print_lines(ebpf_listing(compiled))
+        return 0
+    print_lines(listing(compiled))
+    return 0
+
+
+def listing(compiled: Compiled) -> Iterator[str]:
+    """Iterate over the lines of a program's listing."""
+    program, resolved = compiled.program, compiled.resolved
+    code = Disassembly(program, compiled.architecture, resolved.image if resolved is not None else None)
+    yield from print_header(program)
+    where = f"'{resolved.module.path}'" if resolved is not None else "not on this machine"
+    if compiled.everywhere:
+        where = "every process"
+    yield f"// module: {where}, {compiled.architecture.name}, {compiled.architecture.word_size}-byte words"
+    yield f"// code: {len(code.image.data)} bytes"
+    probes: tuple[Probepoint, ...] = (
+        (*resolved.probes, *resolved.watchpoints, *resolved.samplers) if resolved is not None else compiled.everywhere
+    )
+    left_out = resolved.left_out if resolved is not None else ()
+    for number, definition in enumerate(program.definitions):
+        yield ""
+        yield from print_header(definition)
+        module = resolved.module if resolved is not None else None
+        yield from _places([probe for probe in probes if probe.number == number], module)
+        for line in left_out_lines([x for x in left_out if x.number == number], names=None):
+            yield f"// {line}"
+        yield from code.handler(number)
+    yield from code.procedures()
+
+
+def _places(probes: Sequence[Probepoint], module: Module | None) -> Iterator[str]:
+    from dprobes.cli.uprobesite import places_in_kernel
+    from dprobes.engines.x86.cost import execution_of
+
+    if not probes:
+        yield "// not resolved"
+    in_kernel: dict[int, str] = {}
+    if module is not None:
+        entries = [p for p in probes if isinstance(p, ResolvedProbe) and p.exits is None]
+        texts = places_in_kernel(module, (p.instruction for p in entries))
+        in_kernel = {p.offset: text for p, text in zip(entries, texts, strict=True)}
+    for probe in probes:
+        if isinstance(probe, ResolvedWatchpoint):
+            size = f"{probe.length} byte{'s' if probe.length > 1 else ''}"
+            yield f"// {probe.where}: {size} at address {probe.address:#x}, {probe.state.value}"
+            continue
+        if isinstance(probe, ResolvedSampler):
+            yield f"// {probe.where} on each CPU, {probe.state.value}"
+            continue
+        instruction = probe.instruction
+        place = f"file offset {probe.offset:#x}, address {instruction.address:#x}"
+        yield f"// {place_of(probe)}: {place}, {probe.state.value}"
+        if probe.exits is None:
+            yield f"// {instruction.raw.hex(' ')}  {instruction.text}"
+            assert module is not None
+            yield f"// ptrace: executed {execution_of(instruction.raw, module.word_size).value}"
+            yield f"// ebpf: {in_kernel[probe.offset]}"
+        else:
+            exits = ", ".join(f"{exit_.kind.value} at {exit_.offset:#x}" for exit_ in probe.exits.exits)
+            yield f"// left by {exits or 'nothing'}"

@@ -1,0 +1,204 @@
+"""The verb ``sql``: ask for records as tables."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from dprobes.cli import console
+from dprobes.cli.damage import DamageReport, skip_damaged_option
+from dprobes.cli.textoutput import print_line, print_lines, print_table
+from dprobes.escapes import json_text
+from dprobes.tables.queryerrors import error_of, query_error
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import duckdb
+
+    from dprobes.tables.views import Database, TableInfo
+
+__all__ = ["command"]
+
+_EXPLAIN = re.compile(r"\s*explain\s+(analyze\s+)?(?P<query>.*)", re.IGNORECASE | re.DOTALL)
+
+_PATIENCE = 1.0
+"""Seconds that an interrupted query may take to end."""
+
+
+@click.command("sql")
+@click.argument("words", nargs=-1, metavar="[FILE ...] 'SELECT ...'")
+@click.option("--list", "lists", is_flag=True, help="Print the tables and their columns; there is no query then.")
+@click.option("--csv", "as_csv", is_flag=True, help="Print the rows as CSV.")
+@click.option("--json", "as_json", is_flag=True, help="Print the rows as JSON lines.")
+@skip_damaged_option()
+def command(words: tuple[str, ...], lists: bool, as_csv: bool, as_json: bool, skip_damaged: bool) -> int:
+    """
+    Ask for records in SQL (DuckDB's).
+
+    FILE is a trace file, a directory of the log target parquet:DIR, or a Parquet file in one; without, it is the
+    manager's trace file. The table 'records' has what all records have; 'm1_2' has those of major code 1 and minor code
+    2, with the fields of their template. --list prints what there is.
+
+    A query can read nothing but these files, and write nothing.
+    """
+    if as_csv and as_json:
+        raise click.UsageError("--csv and --json exclude each other")
+    names, query = (words, "") if lists else (words[:-1], words[-1] if words else "")
+    if not lists and not query.strip():
+        raise click.UsageError("there is no query: dprobes sql FILE 'select * from records'")
+    if not lists and Path(query).exists():
+        raise click.UsageError(f"the query comes last, but '{query}' is a file; --list prints its tables")
+    from dprobes.tables.views import Database
+
+    report = DamageReport()
+    with Database(_paths(names), report if skip_damaged else None, _warn_of_loss) as database:
+        report.finish()
+        if lists:
+            _print_list(database.tables(), as_json=as_json)
+            return 0
+        return _interruptible(database, lambda: _answer(database, query, as_csv=as_csv, as_json=as_json))
+
+
+def _warn_of_loss(program: str, count: int) -> None:
+    console.warning(f"{count} records of '{program}' were lost behind the last one")
+
+
+def _interruptible(database: Database, answer: Callable[[], int]) -> int:
+    """
+    Carry out a query in another thread: Python heeds no Ctrl-C in the middle of one.
+
+    DuckDB does not end every query at once when it is asked to; then nobody waits for that.
+    """
+    results: list[int | BaseException] = []
+
+    def work() -> None:
+        try:
+            results.append(answer())
+        except BaseException as error:  # noqa: BLE001 - it is raised below
+            results.append(error)
+
+    worker = threading.Thread(target=work, name="query", daemon=True)
+    worker.start()
+    try:
+        worker.join()
+    except KeyboardInterrupt:
+        database.connection.interrupt()
+        worker.join(_PATIENCE)
+        if worker.is_alive():
+            database.remove_files()
+            os._exit(130)
+        raise
+    (result,) = results
+    if isinstance(result, BaseException):
+        raise result
+    return result
+
+
+def _paths(names: tuple[str, ...]) -> list[Path]:
+    from dprobes.errors import FormatError
+
+    if names:
+        paths = [Path(name) for name in dict.fromkeys(names)]
+        for path in paths:
+            if not path.exists():
+                raise FormatError(f"'{path}': no such file or directory")
+        return paths
+    from dprobes.manager.paths import manager_paths
+
+    trace = manager_paths().trace
+    if not trace.exists():
+        raise FormatError(f"'{trace}': nothing has been recorded", hint="name a file: dprobes sql FILE 'select …'")
+    return [trace]
+
+
+def _answer(database: Database, query: str, *, as_csv: bool, as_json: bool) -> int:
+    import duckdb
+
+    from dprobes.cli import sqloutput
+
+    connection = database.connection
+    try:
+        statement = _checked(connection, query)
+        if statement.type == duckdb.StatementType.EXPLAIN:
+            for _, text in connection.execute(statement).fetchall():
+                print_lines(str(text).rstrip().splitlines())
+            return 0
+        relation = connection.sql(query)
+        assert relation is not None
+        reader = relation.to_arrow_reader(sqloutput.ROWS)
+        if as_csv:
+            sqloutput.print_csv(reader)
+        elif as_json:
+            sqloutput.print_json(reader)
+        elif left_out := sqloutput.print_table(reader):
+            console.note(f"{left_out} more rows are not shown", "--csv and --json print all, and so does a pipe")
+    except duckdb.Error as error:
+        raise error_of(query, _with_place(connection, query, error), database.names()) from None
+    return 0
+
+
+def _with_place(connection: duckdb.DuckDBPyConnection, query: str, error: duckdb.Error) -> duckdb.Error:
+    """Return the error as DuckDB has it when it says the place, which it does only of a query that is executed."""
+    import duckdb
+
+    if "{" not in str(error):
+        try:
+            connection.execute(query)
+        except duckdb.Error as again:
+            return again
+    return error
+
+
+def _checked(connection: duckdb.DuckDBPyConnection, query: str) -> duckdb.Statement:
+    """Return the statement of a query; raise ``SourceError`` if it is none that only reads."""
+    import duckdb
+
+    statements = connection.extract_statements(query)
+    if not statements:
+        raise query_error(query, "there is no query")
+    if len(statements) > 1:
+        start = len(statements[0].query)
+        raise query_error(query, f"expected one query, found {len(statements)}", (start, len(query)))
+    (statement,) = statements
+    kind = statement.type
+    if kind == duckdb.StatementType.EXPLAIN and (match := _EXPLAIN.match(query)):
+        inner = connection.extract_statements(match["query"])
+        kind = inner[0].type if inner else kind
+    if kind != duckdb.StatementType.SELECT:
+        words = query.split()
+        raise query_error(
+            query,
+            f"'{words[0].lower()}' is not for reading records",
+            _place_of(query, words[0]),
+            "queries begin with select, from, with, values, describe, summarize, show or explain",
+        )
+    return statement
+
+
+def _place_of(query: str, word: str) -> tuple[int, int]:
+    start = query.index(word)
+    return start, start + len(word)
+
+
+def _print_list(tables: list[TableInfo], *, as_json: bool) -> None:
+    if as_json:
+        for table in tables:
+            said = {"table": table.name, "program": table.program, "desc": table.desc, "rows": table.rows}
+            click.echo(json_text({**said, "columns": table.columns}))
+        return
+    print_table(
+        ("table", "rows", "program", "description"),
+        [(table.name, str(table.rows), table.program, table.desc) for table in tables],
+    )
+    print_line()
+    rows = [(table.name, name, kind) for table in tables for name, kind in table.columns.items()]
+    print_table(("table", "column", "type"), rows)
+    if len(tables) > 1:
+        print_line()
+        print_line("All tables have the columns of 'records'.")

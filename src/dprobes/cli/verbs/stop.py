@@ -1,0 +1,40 @@
+"""The verb ``stop``: everything off at once."""
+
+from __future__ import annotations
+
+import click
+
+from dprobes.cli import console
+from dprobes.cli.managed import client
+from dprobes.cli.textoutput import print_line
+from dprobes.errors import ManagerError
+
+__all__ = ["command"]
+
+_PATIENCE = 10.0
+"""Seconds that the manager has to answer, and then to end by itself, until it is killed."""
+
+
+@click.command("stop")
+@click.option("--manager", "ends", is_flag=True, help="End the probe manager as well, and its global variables.")
+def command(ends: bool) -> int:
+    """
+    Remove every probepoint at once: the emergency key.
+
+    A manager that does not answer is ended, and killed if that takes longer than it should; the kernel and the tracers
+    take its probepoints away then.
+    """
+    manager = client(patience=_PATIENCE)
+    try:
+        with manager:
+            stopped = manager.stop(ends=ends)
+    except ManagerError as error:
+        if (killed := manager.kill(_PATIENCE)) is None:
+            raise
+        console.warning(f"{error.message}; {'killed' if killed.by_force else 'ended'} process {killed.pid}")
+        return 0
+    print_line(f"stopped {stopped.count} program{'s' if stopped.count != 1 else ''}")
+    if stopped.unfinished:
+        manager.kill(_PATIENCE)
+        console.warning(f"these did not end in time, so the manager was ended: {', '.join(stopped.unfinished)}")
+    return 0

@@ -1,0 +1,1 @@
+"""Core files: their layout and their writer."""

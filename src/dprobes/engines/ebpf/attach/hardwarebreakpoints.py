@@ -1,0 +1,150 @@
+"""
+Hardware breakpoints that are there before it is known what they are to watch.
+
+To open a breakpoint on a CPU, the kernel waits until all CPUs have passed through user space or the scheduler
+(``percpu_down_write`` in ``kernel/events/hw_breakpoint.c``), which takes milliseconds, and for ever if a process waits
+in a BPF program meanwhile. To move one that is open takes microseconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from typing import TYPE_CHECKING
+
+from dprobes.engines.ebpf.kernel import perf
+from dprobes.engines.ebpf.kernel.descriptors import Descriptors
+from dprobes.engines.ebpf.kernel.links import ACCESSES, online_cpus
+from dprobes.engines.ebpf.kernel.syscalls import link_perf_event
+from dprobes.resolve.probestate import ProbeState
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Callable
+
+    from dprobes.engines.ebpf.kernel.perf import Access
+    from dprobes.resolve.watchpoints import ResolvedWatchpoint
+
+__all__ = ["IN_USE", "USER_END", "MovableBreakpoint", "Watch"]
+
+USER_END = (1 << 47) - 4096
+"""Where the addresses of programs end on x86-64, with four levels of page tables."""
+
+IN_USE = "all debug registers of a CPU are in use"
+"""Why there is no register for a watchpoint."""
+
+_NOWHERE = 0
+
+
+class MovableBreakpoint(Descriptors):
+    """
+    Own a breakpoint on all CPUs that runs a PERF_EVENT program, for ``size`` bytes.
+
+    It watches nothing until ``move``. OSError as the kernel answers: ENOSPC if the four of a CPU are in use.
+    """
+
+    def __init__(self, program: int, size: int, access: Access) -> None:
+        super().__init__()
+        self._size = size
+        self._access = access
+        self._events: list[int] = []
+        try:
+            for cpu in online_cpus():
+                event = self.add(perf.open_breakpoint(_NOWHERE, size, access, cpu=cpu))
+                self._events.append(event)
+                self.add(link_perf_event(program, event))
+        except BaseException:
+            self.close()
+            raise
+
+    def move(self, address: int) -> None:
+        """Watch an address from now on."""
+        for event in self._events:
+            perf.move_breakpoint(event, address, self._size, self._access)
+
+    def rest(self) -> None:
+        """Watch nothing until the next ``move``."""
+        for event in self._events:
+            perf.disable(event)
+
+
+class Watch(Descriptors):
+    """
+    Own the breakpoints of one watchpoint, by the load bias for which they are; ``close`` ends it.
+
+    One more is ready for the next place (``prepare``). ``on_close`` is called then.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        probe: ResolvedWatchpoint,
+        program: int,
+        lock: threading.Lock,
+        on_close: Callable[[], None],
+    ) -> None:
+        super().__init__()
+        self.number = number
+        self._probe = probe
+        self._program = program
+        self._lock = lock
+        self._on_close = on_close
+        self._placed: dict[int, MovableBreakpoint] = {}
+        self._spare: MovableBreakpoint | None = None
+        self.is_closed = False
+
+    @property
+    def is_absolute(self) -> bool:
+        """Whether a number is watched, the same in each process."""
+        return self._probe.absolute
+
+    def attach(self, bias: int) -> tuple[ProbeState, str] | None:
+        """Watch the address that a load bias gives; return why if that cannot be. The lock is held."""
+        place = 0 if self._probe.absolute else bias
+        if self.is_closed or place in self._placed:
+            return None
+        address = self._probe.address + place
+        if address + self._probe.length > USER_END:
+            return ProbeState.INVALID_OFFSET, f"no program can have the address {address:#x}"
+        try:
+            if self._spare is None:
+                self._spare = self._opened()
+            self._spare.move(address)
+            self._placed[place], self._spare = self._spare, None
+        except OSError as error:
+            reason = f"the kernel does not watch {address:#x}: {os.strerror(error.errno or 0).lower()}"
+            return ProbeState.DEBUGREG_UNAVAIL, IN_USE if error.errno == errno.ENOSPC else reason
+        return None
+
+    def prepare(self) -> None:
+        """Have a breakpoint ready for the next place, if there is one to be had. The lock is held."""
+        if self._spare is None and not self.is_closed and not self._probe.absolute:
+            with contextlib.suppress(OSError):
+                self._spare = self._opened()
+
+    def _opened(self) -> MovableBreakpoint:
+        return MovableBreakpoint(self._program, self._probe.length, ACCESSES[self._probe.access])
+
+    def release(self, bias: int) -> None:
+        """Watch there no longer. The lock is held."""
+        if self._probe.absolute or (left := self._placed.pop(bias, None)) is None:
+            return
+        if self._spare is None:
+            left.rest()
+            self._spare = left
+        else:
+            left.close()
+
+    def close(self) -> None:
+        """Watch nothing any more."""
+        with self._lock:
+            self.is_closed = True
+            left = list(self._placed.values())
+            if self._spare is not None:
+                left.append(self._spare)
+            self._placed.clear()
+            self._spare = None
+        for each in left:
+            each.close()
+        self._on_close()

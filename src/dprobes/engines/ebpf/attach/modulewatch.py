@@ -1,0 +1,365 @@
+"""
+Watchpoints in a module: debug registers of all CPUs, wherever the module lies in some process in scope.
+
+A symbol lies elsewhere in each process, but there are only four registers: one serves all processes that have the
+module at the same place, such as those that a process started with fork(2), and all of a program that is not
+position-independent. What maps the module is kept by programs (``arrivals``), and handlers ask them; so an access in
+any other process does not count.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import struct
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from dprobes.bpf.layout import ARRIVAL, MapName, Status
+from dprobes.engines.ebpf.attach.arrivals import (
+    arrival_program,
+    departure_program,
+    exec_program,
+    fork_program,
+    leave_program,
+)
+from dprobes.engines.ebpf.attach.hardwarebreakpoints import IN_USE, Watch
+from dprobes.engines.ebpf.attach.mappers import find_mappers
+from dprobes.engines.ebpf.attach.scope import is_in_scope
+from dprobes.engines.ebpf.kernel.bpfmaps import HashMap
+from dprobes.engines.ebpf.kernel.features import Feature
+from dprobes.engines.ebpf.kernel.kerneltypes import KernelTypes
+from dprobes.engines.ebpf.kernel.links import UprobeLinks, attach_typed_tracepoint, attach_uprobes, uprobe_attach_type
+from dprobes.engines.ebpf.kernel.loader import load
+from dprobes.engines.ebpf.kernel.refusal import explained
+from dprobes.engines.ebpf.kernel.ring import RingBuffer
+from dprobes.engines.ebpf.kernel.syscalls import ProgramFlag, ProgramType
+from dprobes.engines.interface import Notice, StateEvent
+from dprobes.target.instructions import decode_at
+from dprobes.target.outline import first_executed_in, last_executed_in
+from dprobes.target.processmaps import run_time_address
+from dprobes.target.uprobes import refusal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from dprobes.bpf.lower.request import Filter
+    from dprobes.engines.ebpf.attach.mappers import Mapper
+    from dprobes.engines.ebpf.attach.tables import SharedMaps
+    from dprobes.engines.ebpf.kernel.descriptors import Descriptors
+    from dprobes.engines.ebpf.kernel.features import Features
+    from dprobes.engines.interface import Event, Scope
+    from dprobes.resolve.probepoints import ResolvedModule
+    from dprobes.resolve.watchpoints import ResolvedWatchpoint
+    from dprobes.target.elf import ElfFile
+    from dprobes.target.processmaps import Mapping as MemoryMapping
+
+__all__ = ["ModuleWatch", "ModuleWatches", "load_bias"]
+
+_PROCESSES = 1 << 14
+_PLACES = 1 << 10
+_RING_SIZE = 1 << 16
+_SWEEP_INTERVAL = 1.0
+"""Seconds after which registers are given back that no process needs any more."""
+
+_PID = struct.Struct("=I")
+_BIAS = struct.Struct("=Q")
+_KNOWN = b"\1\0\0\0"
+
+
+class ModuleWatch:
+    """
+    Watch a module's memory: ``add`` each watchpoint, then ``start``, and ask ``happened`` now and then.
+
+    ``reached`` is a path to the very file. ``is_in_scope`` tells of processes that are there already.
+    """
+
+    def __init__(
+        self,
+        resolved: ResolvedModule,
+        reached: str,
+        scope: Filter,
+        shared: SharedMaps,
+        features: Features,
+        is_in_scope: Callable[[int], bool],
+    ) -> None:
+        self._resolved = resolved
+        self._reached = reached
+        self._scope = scope
+        self._shared = shared
+        self._features = features
+        self._is_in_scope = is_in_scope
+        self._lock = threading.Lock()
+        self._watches: list[Watch] = []
+        self._places: dict[int, bool] = {}
+        """The load biases that are watched; True for one that always is."""
+        self._events: list[Event] = []
+        self._late = 0
+        self._thread: threading.Thread | None = None
+        self._links = UprobeLinks()
+        with explained("the maps for watching a module"), contextlib.ExitStack() as stack:
+            self._mappers = stack.enter_context(
+                HashMap(_PID.size, _BIAS.size, _PROCESSES, "dprobes_mappers", preallocated=True)
+            )
+            self._biases = stack.enter_context(HashMap(_BIAS.size, len(_KNOWN), _PLACES, "dprobes_biases"))
+            self._arrivals = stack.enter_context(RingBuffer(_RING_SIZE, "dprobes_arrivals"))
+            self._wake_up = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+            stack.callback(os.close, self._wake_up)
+            self._stack = stack.pop_all()
+
+    @property
+    def maps(self) -> Mapping[MapName, int]:
+        """The descriptors of all maps, for the handlers of this module's watchpoints."""
+        return {
+            **self._shared.descriptors,
+            MapName.MAPPERS: self._mappers.fd,
+            MapName.BIASES: self._biases.fd,
+            MapName.ARRIVALS: self._arrivals.fd,
+        }
+
+    def add(self, number: int, probe: ResolvedWatchpoint, program: int) -> Watch:
+        """Take over a watchpoint with its loaded handler."""
+        watch = Watch(number, probe, program, self._lock, self._look_at_end)
+        self._watches.append(watch)
+        return watch
+
+    # Start
+
+    def start(self) -> None:
+        """Attach, for the processes that are there and those that will be; a second call does nothing."""
+        if self._thread is not None:
+            return
+        if self._resolved.module.elf.is_pie_or_shared:
+            with self._lock:
+                self._attach([watch for watch in self._watches if watch.is_absolute], 0, 0)
+                self._prepare()
+        else:
+            self._watch(0, 0, always=True)
+        self._thread = threading.Thread(target=self._serve, name="watching", daemon=True)
+        self._thread.start()
+        with explained("what notices processes that map a module"):
+            self._follow()
+        known: set[int] = set()
+        # What one of the found has started meanwhile is found by a second look.
+        while new := [mapper for mapper in self._mapping_processes() if mapper.pid not in known]:
+            for mapper in new:
+                known.add(mapper.pid)
+                self._adopt(mapper)
+        with self._lock:
+            self._prepare()
+
+    def _follow(self) -> None:
+        """Attach the programs that keep MAPPERS."""
+        features, maps = self._features, self.maps
+        sleepable = Feature.SLEEPABLE_UPROBE in features
+        program = load(
+            arrival_program(self._scope, sleepable=sleepable),
+            maps,
+            ProgramType.KPROBE,
+            attach_type=uprobe_attach_type(features),
+            flags=ProgramFlag.SLEEPABLE if sleepable else ProgramFlag.NONE,
+            name="dprobes_arrival",
+        )
+        self._links.add(program)
+        with KernelTypes() as types:
+            for tracepoint, make in _TRACEPOINTS.items():
+                self._links.add(attach_typed_tracepoint(tracepoint, make(types), maps, types))
+        module = self._resolved.module
+        shown = str(module.path)
+        departure = load(
+            departure_program(),
+            maps,
+            ProgramType.KPROBE,
+            attach_type=uprobe_attach_type(features),
+            name="dprobes_leave",
+        )
+        self._links.add(departure)
+        if leaving := self._places_of(last_executed_in(module)):
+            self._add_links(attach_uprobes(departure, self._reached, leaving, features, shown=shown))
+        if places := self._places_of(first_executed_in(module)):
+            self._add_links(attach_uprobes(program, self._reached, places, features, shown=shown))
+        else:
+            message = f"it is not known where '{shown}' starts: in processes that map it from now on it is not watched"
+            self._events.append(Notice(message))
+
+    def _add_links(self, links: Descriptors) -> None:
+        for link in links.detach():
+            self._links.add(link)
+
+    def _places_of(self, addresses: Iterable[int]) -> list[tuple[int, int]]:
+        """Return file offset and link address of those instructions that a uprobe can stand at."""
+        module = self._resolved.module
+        found = []
+        for address in addresses:
+            offset = module.elf.file_offset(address)
+            if offset is not None and refusal(decode_at(module, offset), 8 * module.word_size, at_entry=True) is None:
+                found.append((offset, address))
+        return found
+
+    # Processes
+
+    def _mapping_processes(self) -> Sequence[Mapper]:
+        return [mapper for mapper in find_mappers(self._reached).found if self._is_in_scope(mapper.pid)]
+
+    def _adopt(self, mapper: Mapper) -> None:
+        """Watch in a process that runs already."""
+        key = _PID.pack(mapper.pid)
+        bias = load_bias(self._resolved.module.elf, mapper.mappings)
+        while bias is not None:
+            self._watch(bias, mapper.pid)
+            self._mappers[key] = _BIAS.pack(bias)
+            # Has it executed another program meanwhile, or ended?
+            seen = find_mappers(self._reached, [mapper.pid]).found
+            now = load_bias(self._resolved.module.elf, seen[0].mappings) if seen else None
+            if now == bias:
+                return
+            bias = now
+        self._mappers.discard(key)
+
+    def _watch(self, bias: int, pid: int, *, always: bool = False) -> None:
+        """Attach all watchpoints for a load bias, and let processes go on that wait for it."""
+        with self._lock:
+            if bias not in self._places:
+                self._attach(self._watches, bias, pid)
+                self._places[bias] = always
+            # Where the map is full, whoever waits for the place goes on some time, and is counted as late.
+            with contextlib.suppress(OSError):
+                self._biases[_BIAS.pack(bias)] = _KNOWN
+
+    def _attach(self, watches: Sequence[Watch], bias: int, pid: int) -> None:
+        for watch in watches:
+            problem = watch.attach(bias)
+            if problem is not None and problem[1] == IN_USE:
+                self._sweep()
+                problem = watch.attach(bias)
+            if problem is not None:
+                self._events.append(StateEvent((watch.number,), pid, *problem))
+
+    def _prepare(self) -> None:
+        for watch in self._watches:
+            watch.prepare()
+
+    def _sweep(self) -> None:
+        """Give back the registers of places where the module is in no process any more. The lock is held."""
+        used = self._used()
+        for bias in [b for b, always in self._places.items() if not always and b not in used]:
+            key = _BIAS.pack(bias)
+            self._biases.discard(key)
+            # Whoever comes from now on waits for us; one may have come before.
+            if bias in self._used():
+                self._biases[key] = _KNOWN
+                continue
+            del self._places[bias]
+            for watch in self._watches:
+                watch.release(bias)
+
+    def _used(self) -> set[int]:
+        found = set()
+        for key in self._mappers:
+            with contextlib.suppress(KeyError):
+                found.add(_BIAS.unpack(self._mappers[key])[0])
+        return found
+
+    def _serve(self) -> None:
+        """Watch where the module arrives, until there is a wake-up."""
+        poll = select.poll()
+        poll.register(self._arrivals.fd, select.POLLIN)
+        poll.register(self._wake_up, select.POLLIN)
+        swept = time.monotonic()
+        while not any(fd == self._wake_up for fd, _ in poll.poll(_SWEEP_INTERVAL * 1000)):
+            arrived = self._arrivals.drain()
+            for entry in arrived:
+                pid, bias = ARRIVAL.unpack(entry)
+                self._watch(bias, pid)
+            if arrived:
+                with self._lock:
+                    self._prepare()
+            if time.monotonic() - swept >= _SWEEP_INTERVAL:
+                swept = time.monotonic()
+                with self._lock:
+                    self._sweep()
+
+    # What happened, and the end
+
+    def happened(self) -> Iterator[Event]:
+        """Iterate over what the user should hear of."""
+        while self._events:
+            yield self._events.pop(0)
+        late: int = self._shared.status[Status.LATE // 8]
+        if late > self._late:
+            many = "a process" if late - self._late == 1 else f"{late - self._late} processes"
+            path = self._resolved.module.path
+            yield Notice(f"{many} ran on before '{path}' was watched there; accesses until then are not counted")
+            self._late = late
+
+    def _look_at_end(self) -> None:
+        """Notice no more arrivals if the last watchpoint has been taken away."""
+        if all(watch.is_closed for watch in self._watches):
+            with self._lock:
+                self._links.close()
+
+    def close(self) -> None:
+        """Watch nothing any more."""
+        if self._thread is not None:
+            os.eventfd_write(self._wake_up, 1)
+            self._thread.join()
+            self._thread = None
+        for watch in self._watches:
+            watch.close()
+        self._look_at_end()
+        self._stack.close()
+
+
+class ModuleWatches:
+    """Own what watches modules, one for each; see ``ModuleWatch``."""
+
+    def __init__(self, scope: Scope, condition: Filter, shared: SharedMaps, features: Features) -> None:
+        self._scope = scope
+        self._filter = condition
+        self._shared = shared
+        self._features = features
+        self._found: dict[int, ModuleWatch] = {}
+
+    def of(self, resolved: ResolvedModule, reached: str) -> ModuleWatch:
+        """Return what watches a module."""
+        key = id(resolved)
+        if key not in self._found:
+            self._found[key] = ModuleWatch(
+                resolved, reached, self._filter, self._shared, self._features, self._is_in_scope
+            )
+        return self._found[key]
+
+    def _is_in_scope(self, pid: int) -> bool:
+        return is_in_scope(self._scope, pid, self._shared)
+
+    def start(self) -> None:
+        """Start all that have not been."""
+        for each in self._found.values():
+            each.start()
+
+    def happened(self) -> Iterator[Event]:
+        """Iterate over what the user should hear of."""
+        for each in self._found.values():
+            yield from each.happened()
+
+    def close(self) -> None:
+        """Watch nothing any more."""
+        for each in self._found.values():
+            each.close()
+
+
+_TRACEPOINTS = {
+    "sched_process_fork": fork_program,
+    "sched_process_exec": exec_program,
+    "sched_process_exit": leave_program,
+}
+
+
+def load_bias(elf: ElfFile, mappings: Sequence[MemoryMapping]) -> int | None:
+    """Return how much higher than its link addresses a file lies, given its executable mappings in a process."""
+    for segment in elf.load_segments:
+        if segment.executable and (address := run_time_address(mappings, segment.offset)) is not None:
+            return address - segment.vaddr
+    return None

@@ -1,0 +1,224 @@
+"""
+Probepoints that are perf events: samplers, which a clock on each CPU hits, and watchpoints, which debug registers hit.
+
+A program belongs to one event probepoint. Where the code of one module is sampled, the program itself recognises it; an
+address that is watched in every process runs the handler for the word size of whoever accesses it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from dprobes.arch import architecture
+from dprobes.bpf.lower import lower, lower_for_word_sizes
+from dprobes.bpf.lower.request import Placement, Watched
+from dprobes.diagnostics import Diagnostics
+from dprobes.engines.ebpf.attach.handlers import check_handlers
+from dprobes.engines.ebpf.attach.hardwarebreakpoints import IN_USE
+from dprobes.engines.ebpf.attach.scope import is_initial_namespace
+from dprobes.engines.ebpf.kernel.features import Feature
+from dprobes.engines.ebpf.kernel.kerneltypes import KernelTypes
+from dprobes.engines.ebpf.kernel.links import ACCESSES, attach_breakpoint, attach_clock
+from dprobes.engines.ebpf.kernel.vmas import FileIdentifier, mapped_module, vma_layout
+from dprobes.engines.interface import Notice
+from dprobes.errors import EngineError, PrivilegeError, SourceError
+from dprobes.record.layout import Item
+from dprobes.resolve.samplers import ResolvedSampler, resolve_samplers, samples_everything
+from dprobes.resolve.watchpoints import EveryProgram, ResolvedWatchpoint, resolve_watchpoints
+from dprobes.rpn.checker import check
+from dprobes.rpn.encoder import encode
+from dprobes.rpn.needs import watches_user_addresses
+from dprobes.rpn.point import Point
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from dprobes.arch import Architecture
+    from dprobes.bpf.lower.request import Lowered, MappedModule, Request, VmaLayout
+    from dprobes.engines.ebpf.kernel.descriptors import Descriptors
+    from dprobes.engines.ebpf.kernel.features import Features
+    from dprobes.engines.interface import Event
+    from dprobes.resolve.probepoints import Probepoint, ResolvedModule
+    from dprobes.rpn.encoder import CodeImage
+    from dprobes.rpn.program import Program
+
+__all__ = [
+    "EventProbe",
+    "attach_event",
+    "events_everywhere",
+    "events_in",
+    "is_about_everything",
+    "lower_event",
+    "refuse_events",
+]
+
+_NANOSECONDS = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class EventProbe:
+    """
+    Hold a probepoint that is an event, with the program's code for each word size that it runs in.
+
+    ``module`` is the one whose code is sampled or whose memory is watched, and ``paths`` lead to its file, and to
+    others with the same contents.
+    """
+
+    probe: ResolvedSampler | ResolvedWatchpoint
+    forms: tuple[tuple[CodeImage, Architecture], ...]
+    module: ResolvedModule | None = None
+    paths: tuple[str, ...] = ()
+
+    @property
+    def executed(self) -> str:
+        """What hits it, in the words of the summary."""
+        return "clock" if isinstance(self.probe, ResolvedSampler) else "debug register"
+
+
+def is_about_everything(program: Program) -> bool:
+    """Return whether a program is about whatever runs, and has no module."""
+    return samples_everything(program) or watches_user_addresses(program)
+
+
+def events_in(resolved: ResolvedModule, paths: tuple[str, ...]) -> tuple[EventProbe, ...]:
+    """Return the samplers and watchpoints of a program for the file that ``paths`` lead to."""
+    form = (resolved.image, resolved.architecture)
+    probes: tuple[ResolvedSampler | ResolvedWatchpoint, ...] = (*resolved.watchpoints, *resolved.samplers)
+    return tuple(EventProbe(probe, (form,), resolved, paths) for probe in probes)
+
+
+def events_everywhere(program: Program, request: Request) -> tuple[tuple[EventProbe, ...], list[Event]]:
+    """
+    Return the probepoints of a program that is about everything, and what the user should hear.
+
+    ``request`` is what is asked for all handlers. Raise ``SourceError`` if it can run in code of no word size.
+    """
+    forms: list[tuple[CodeImage, Architecture]] = []
+    probes: tuple[ResolvedSampler | ResolvedWatchpoint, ...] = ()
+    notices: list[Event] = []
+    refusal: SourceError | None = None
+    for name in ("x86_64", "i386"):
+        arch, diagnostics = architecture(name), Diagnostics()
+        try:
+            check(program, arch, diagnostics, allow_write=True)
+            watchpoints = resolve_watchpoints(program, EveryProgram(arch), diagnostics)
+            diagnostics.raise_if_errors()
+            image = encode(program, arch)
+            check_handlers(program, image, arch, diagnostics, request)
+            diagnostics.raise_if_errors()
+        except SourceError as error:
+            refusal = refusal or error
+            notices.append(Notice(f"the program cannot be inserted into {name} processes", details=error.message))
+            continue
+        forms.append((image, arch))
+        probes = probes or (*watchpoints, *resolve_samplers(program, program.name))
+    if refusal is not None and not forms:
+        raise refusal
+    return tuple(EventProbe(probe, tuple(forms)) for probe in probes), notices
+
+
+# Code
+
+
+def lower_event(event: EventProbe, program: Program, entry: int, base: Request) -> Lowered:
+    """Compile the handler of an event, whose entry in the probe table is ``entry``."""
+    probe, definition = event.probe, event.probe.definition
+    request = replace(
+        base,
+        items=base.items | Item.IP if isinstance(probe, ResolvedSampler) else base.items,
+        placement=Placement.EVENT,
+        probe=entry,
+        passcount=definition.passcount,
+        maxhits=definition.maxhits,
+    )
+    point = Point.of(program, definition, probe.address if isinstance(probe, ResolvedWatchpoint) else 0)
+    if event.module is None:
+        return lower_for_word_sizes(event.forms, probe.number, point, request)
+    ((image, arch),) = event.forms
+    start = image.handlers[probe.number]
+    if isinstance(probe, ResolvedWatchpoint):
+        watched = Watched.NUMBER if probe.absolute else Watched.SYMBOL
+        request = replace(request, watched=watched, link=probe.address, symbols=dict(event.module.symbols))
+        return lower(image, arch, start, point, request)
+    module, layout = _sampled(event.module, event.paths)
+    request = replace(
+        request,
+        module=module,
+        symbols=dict(event.module.symbols),
+        abilities=replace(base.abilities, vma=layout),
+    )
+    return lower(image, arch, start, point, request)
+
+
+def _sampled(resolved: ResolvedModule, paths: Sequence[str]) -> tuple[MappedModule, VmaLayout]:
+    """Return how programs recognise the code of a module."""
+    with KernelTypes() as types:
+        layout = vma_layout(types)
+    try:
+        with FileIdentifier(layout) as identifier:
+            return mapped_module(identifier, resolved.module.elf, paths), layout
+    except OSError as error:
+        raise EngineError(
+            f"'{resolved.module.path}' cannot be mapped to see how the kernel identifies it: "
+            f"{os.strerror(error.errno or 0).lower()}"
+        ) from error
+
+
+def refuse_events(
+    probes: Iterable[Probepoint],
+    features: Features,
+    diagnostics: Diagnostics,
+    *,
+    everywhere: bool,
+) -> None:
+    """Add an error for each event that this kernel, or the engine, cannot serve."""
+    for probe in probes:
+        if isinstance(probe, ResolvedSampler):
+            needed = (Feature.PERF_EVENT,) if everywhere else (Feature.PERF_EVENT, Feature.FIND_VMA, Feature.BTF)
+            span, what = probe.definition.span("sampler"), "sample a module"
+        else:
+            needed = (
+                (Feature.PERF_EVENT,)
+                if everywhere
+                else (Feature.PERF_EVENT, Feature.TYPED_TRACEPOINT, Feature.BPF_LOOP)
+            )
+            span, what = probe.definition.span("watchpoint"), "watch memory"
+            if not everywhere and not is_initial_namespace():
+                diagnostics.error(
+                    span,
+                    f"the ebpf engine cannot watch '{probe.where}' from within a PID namespace",
+                    hint="use --engine ptrace with -c COMMAND or -p PID",
+                )
+                continue
+        for feature in needed:
+            if (error := features.error(feature)) is not None:
+                reason = (error.strerror or str(error)).lower()
+                diagnostics.error(
+                    span, f"the ebpf engine cannot {what} here: this kernel has no {feature.value} ({reason})"
+                )
+                break
+
+
+# Attachment
+
+
+def attach_event(event: EventProbe, program: int) -> Descriptors | str:
+    """Attach a loaded program to its event, on every CPU; return why if no debug register is left."""
+    probe = event.probe
+    try:
+        if isinstance(probe, ResolvedSampler):
+            return attach_clock(program, 0, period=_NANOSECONDS // probe.frequency)
+        return attach_breakpoint(program, probe.address, probe.length, ACCESSES[probe.access])
+    except OSError as error:
+        reason = os.strerror(error.errno or 0).lower()
+        if error.errno in (errno.EPERM, errno.EACCES):
+            raise PrivilegeError(
+                f"the kernel does not permit perf events to this user: {reason}",
+                hint="run as root, or with the capabilities CAP_BPF and CAP_PERFMON",
+            ) from error
+        if isinstance(probe, ResolvedWatchpoint) and error.errno == errno.ENOSPC:
+            return IN_USE
+        raise EngineError(f"the kernel refuses the event of {probe.where}: {reason}") from error

@@ -1,0 +1,62 @@
+"""What programs that follow processes have in common: the arguments of the kernel's tracepoints, and process ids."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dprobes.bpf.asm.isa import Alu, Atomic, Helper, Jump, Register, Size
+from dprobes.bpf.layout import MapName
+
+if TYPE_CHECKING:
+    from dprobes.bpf.asm.assembler import Assembler, Label
+    from dprobes.bpf.layout import Status
+    from dprobes.engines.ebpf.kernel.kerneltypes import KernelTypes
+
+__all__ = ["add_to_status", "begin_exit", "begin_fork", "load_argument", "load_process", "point_to_stack"]
+
+R0, R1, R2, R3, R4, R6, R10 = (Register(number) for number in (0, 1, 2, 3, 4, 6, 10))
+
+
+def load_argument(asm: Assembler, dst: Register, number: int) -> None:
+    """Load an argument of the tracepoint; R1 is still the context."""
+    asm.load(dst, R1, 8 * number)
+
+
+def point_to_stack(asm: Assembler, dst: Register, offset: int) -> None:
+    """Let a register point to the program's stack."""
+    asm.mov(dst, R10)
+    asm.alu(Alu.ADD, dst, offset)
+
+
+def load_process(asm: Assembler) -> None:
+    """Load the id of the running process to R0; takes R1-R5."""
+    asm.call(Helper.GET_CURRENT_PID_TGID)
+    asm.alu(Alu.RSH, R0, 32)
+
+
+def add_to_status(asm: Assembler, word: Status, number: int) -> None:
+    """Add to a word of STATUS; takes R1 and R2."""
+    asm.load_value(R1, MapName.STATUS, word)
+    asm.mov(R2, number)
+    asm.atomic(Atomic.ADD, R1, 0, R2)
+
+
+def begin_fork(asm: Assembler, types: KernelTypes, end: Label) -> None:
+    """Load the id of the new process to R6, and that of its parent to R4, at ``sched_process_fork(parent, child)``."""
+    tgid, pid = types.member_offset("task_struct", "tgid"), types.member_offset("task_struct", "pid")
+    load_argument(asm, R2, 0)
+    load_argument(asm, R3, 1)
+    asm.load(R6, R3, tgid, Size.W)
+    asm.load(R4, R3, pid, Size.W)
+    asm.jump_if(Jump.JNE, R6, R4, end)  # a thread
+    asm.load(R4, R2, tgid, Size.W)
+
+
+def begin_exit(asm: Assembler, types: KernelTypes, end: Label) -> None:
+    """Load the id of the process to R6 at ``sched_process_exit(task)`` for its last thread; others go to the end."""
+    load_argument(asm, R2, 0)
+    # do_exit() counts a thread out of "live" before it gets here; when several find 0, all of them go on.
+    asm.load(R3, R2, types.member_offset("task_struct", "signal"))
+    asm.load(R4, R3, types.member_offset("signal_struct", "live"), Size.W)
+    asm.jump_if(Jump.JNE, R4, 0, end)
+    asm.load(R6, R2, types.member_offset("task_struct", "tgid"), Size.W)

@@ -1,0 +1,195 @@
+"""
+The scope of a run: what handlers ask before a hit counts, and the processes of a tree.
+
+Process ids in maps are of the initial PID namespace, so a tree needs to be named from there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+from typing import TYPE_CHECKING
+
+from dprobes.bpf.lower.request import Filter
+from dprobes.engines.ebpf.attach.treeprograms import awaiting_key, follow_processes, own_process
+from dprobes.engines.ebpf.kernel.refusal import explained
+from dprobes.engines.procfs import children_of, process_field, thread_state, threads_of
+from dprobes.errors import EngineError, NotSupportedError
+
+if TYPE_CHECKING:
+    from dprobes.diagnostics import Diagnostics
+    from dprobes.engines.ebpf.attach.tables import SharedMaps
+    from dprobes.engines.ebpf.kernel.descriptors import Descriptors
+    from dprobes.engines.ebpf.kernel.kerneltypes import KernelTypes
+    from dprobes.engines.interface import Scope
+    from dprobes.rpn.program import Program
+
+__all__ = ["ProcessTree", "descendants", "filter_of", "is_in_scope", "is_initial_namespace", "refuse_stops"]
+
+_INITIAL_PID_NAMESPACE = 0xEFFFFFFC
+"""The inode of the first PID namespace (PROC_PID_INIT_INO in include/linux/proc_ns.h)."""
+
+_KEY = struct.Struct("=I")
+
+
+def is_initial_namespace() -> bool:
+    """Return whether process ids mean to us what they mean to the kernel."""
+    return os.stat("/proc/self/ns/pid").st_ino == _INITIAL_PID_NAMESPACE
+
+
+def filter_of(scope: Scope) -> Filter:
+    """Return what handlers are to ask; our own process never counts."""
+    if scope.is_tree:
+        return Filter(processes=True)
+    with explained("the program that asks for our process id"):
+        excluded = os.getpid() if is_initial_namespace() else own_process()
+    cgroup = None if scope.cgroup is None else _cgroup_of(scope.cgroup)
+    return Filter(cgroup=cgroup, uid=scope.uid, excluded=excluded)
+
+
+def refuse_stops(program: Program, diagnostics: Diagnostics) -> None:
+    """Add an error for what stops a process, where its number in the kernel tells us nothing."""
+    if is_initial_namespace():
+        return
+    for code in program.bodies():
+        for instruction in code.instructions:
+            if instruction.row.syntax == "exit <code>" and instruction.operand in (1, 3):
+                diagnostics.error(
+                    instruction.span,
+                    f"the ebpf engine cannot carry out '{instruction}' from within a PID namespace",
+                    hint="use --engine ptrace with -c COMMAND or -p PID",
+                )
+
+
+def is_in_scope(scope: Scope, pid: int, maps: SharedMaps) -> bool:
+    """Return whether a process that is there is in scope; one of our own never is."""
+    if scope.is_tree:
+        return _KEY.pack(pid) in maps.scope
+    if pid == os.getpid():
+        return False
+    if scope.uid is not None:
+        return process_field(pid, "Uid").split()[:1] == [str(scope.uid)]
+    return scope.cgroup is None or _is_in_cgroup(pid, scope.cgroup)
+
+
+def _is_in_cgroup(pid: int, path: str) -> bool:
+    """Return whether a process is in the cgroup with a directory, or in one below it."""
+    wanted = os.stat(path)
+    root = os.path.realpath(path)
+    while os.stat(parent := os.path.dirname(root)).st_dev == wanted.st_dev:
+        root = parent
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/cgroup", encoding="utf-8") as file:
+        for line in file:
+            hierarchy, _, own = line.rstrip("\n").split(":", 2)
+            if hierarchy == "0":
+                place = root + own
+                while len(place) >= len(root):
+                    if os.stat(place).st_ino == wanted.st_ino:
+                        return True
+                    place = os.path.dirname(place)
+    return False
+
+
+def _cgroup_of(path: str) -> tuple[int, int]:
+    """Return the id of a cgroup and its level, counted from the root of the hierarchy."""
+    # Since Linux kernel commit 40430452fd5d ("kernfs: use 64bit inos if ino_t is 64bit") (in v5.5) the id is the inode.
+    identity = os.stat(path).st_ino
+    mounted = ""
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+        for line in file:
+            fields, _, kind = line.partition(" - ")
+            _, _, _, root, place, *_ = fields.split()
+            inside = path == place or path.startswith(place.rstrip("/") + "/")
+            if kind.startswith("cgroup2 ") and inside and len(place) > len(mounted):
+                mounted, above = place, root
+    if not mounted:
+        raise EngineError(f"'{path}' is in no mounted cgroup file system of version 2")
+    if ".." in above:
+        raise NotSupportedError(f"'{path}' lies outside of the cgroup namespace of dprobes")
+    parts = (above + "/" + path[len(mounted) :]).split("/")
+    return identity, sum(bool(part) for part in parts)
+
+
+class ProcessTree:
+    """
+    Keep the processes of a tree in SCOPE, with ``follow`` also what they start; ``alive`` says how many are left.
+
+    It is empty until ``plant``, or with ``awaits_exec`` until ``await_exec``.
+    """
+
+    def __init__(self, maps: SharedMaps, types: KernelTypes, *, follow: bool, awaits_exec: bool = False) -> None:
+        self._maps = maps
+        self._follow = follow
+        self._extra = 0
+        with explained("what follows the processes of a tree"):
+            self._links: Descriptors = follow_processes(
+                maps.descriptors, types, children=follow, awaits_exec=awaits_exec
+            )
+
+    def plant(self, pid: int) -> None:
+        """Put a process in scope, and what it has started so far."""
+        wanted = [pid, *self._started_by(pid)]
+        # Nobody else counts while the map is empty.
+        self._maps.set_alive(len(wanted))
+        for each in wanted:
+            self._add(each)
+        # Those that were started meanwhile, by processes that were not in scope yet.
+        for each in self._started_by(pid):
+            if _KEY.pack(each) not in self._maps.scope and thread_state(each) not in ("Z", "X"):
+                self._extra += 1
+                self._add(each)
+
+    def await_exec(self, pid: int) -> None:
+        """Put a process in scope when it executes a program; until then it counts as alive only."""
+        self._maps.set_alive(1)
+        self._add(pid, awaiting_key(pid))
+
+    def _started_by(self, pid: int) -> list[int]:
+        return descendants(pid) if self._follow else []
+
+    def _add(self, pid: int, number: int | None = None) -> None:
+        key = _KEY.pack(pid if number is None else number)
+        with explained("to have more processes in scope"):
+            self._maps.scope[key] = key
+        # One that ended before had no key that its end could take away.
+        if not _has_living_thread(pid) and self._maps.scope.discard(key):
+            self._extra -= 1
+
+    def pids(self) -> list[int]:
+        """Return the processes that are in scope now."""
+        numbers = [_KEY.unpack(key)[0] for key in set(self._maps.scope)]
+        return sorted(pid for pid in numbers if pid != awaiting_key(pid))
+
+    def release(self, pid: int) -> None:
+        """Take a process out of scope; what it starts from now on is not in scope either."""
+        if self._maps.scope.discard(_KEY.pack(pid)):
+            self._extra -= 1
+
+    @property
+    def alive(self) -> int:
+        """How many processes are in scope."""
+        return self._maps.alive + self._extra
+
+    def close(self) -> None:
+        """Keep SCOPE no longer."""
+        self._links.close()
+
+
+def _has_living_thread(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return any(thread_state(tid) not in ("Z", "X") for tid in threads_of(pid))
+    return False
+
+
+def descendants(pid: int) -> list[int]:
+    """Return the processes that a process has started, and those that they have, and so on."""
+    found: list[int] = []
+    waiting = [pid]
+    while waiting:
+        parent = waiting.pop()
+        with contextlib.suppress(OSError):
+            children = [child for tid in threads_of(parent) for child in children_of(parent, tid)]
+            found += children
+            waiting += children
+    return found

@@ -1,0 +1,195 @@
+"""
+How the probepoints of a file are to be served: where their breakpoints stand, and which of them share code.
+
+What uprobes cannot serve is found here by decoding, before anything is loaded; the kernel itself would say nothing of
+it if the file is mapped later. Works on files only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import TYPE_CHECKING
+
+from dprobes.bpf.lower.request import Placement
+from dprobes.resolve.probepoints import LeftOutProbe, ResolvedModule, ResolvedProbe
+from dprobes.resolve.probestate import ProbeState
+from dprobes.rpn.program import Expression, Glob, Offset
+from dprobes.target.faults import may_fault
+from dprobes.target.functionexits import ExitKind
+from dprobes.target.instructions import decode_at
+from dprobes.target.outline import cheap_sites_in
+from dprobes.target.uprobes import refusal, uprobe_class
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Container, Iterator
+
+    from dprobes.diagnostics import Diagnostics
+    from dprobes.rpn.program import Program
+
+__all__ = ["FilePlan", "Site", "movable_probes", "plan_file"]
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """
+    Name one place of a breakpoint.
+
+    ``offset`` is that in the file, ``moved`` how far it is from the probepoint's written place. ``return_bytes`` is
+    what the return instruction at a RET_SITE takes from the stack besides the return address. ``executed`` says for
+    people how the kernel carries the instruction out. ``may_fault`` says that the instruction may raise a fatal signal.
+    """
+
+    offset: int
+    placement: Placement
+    executed: str
+    may_fault: bool
+    moved: int = 0
+    return_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class FilePlan:
+    """
+    Hold the probepoints of a file that get a breakpoint, each with its sites, and those that get none.
+
+    A probepoint without sites is one of which the program's file says so already (its ``state``).
+    """
+
+    resolved: ResolvedModule
+    probes: tuple[tuple[ResolvedProbe, tuple[Site, ...]], ...]
+    left_out: tuple[LeftOutProbe, ...]
+
+
+def plan_file(
+    program: Program,
+    resolved: ResolvedModule,
+    diagnostics: Diagnostics,
+    *,
+    exact: bool,
+    uretprobe_hazard: Callable[[], str | None],
+    kept: Container[int] = (),
+) -> FilePlan:
+    """
+    Return how the probepoints of a file are to be served.
+
+    What was written out and cannot be served is an error; what a pattern found is left out then. ``exact`` forbids to
+    move breakpoints to a neighbouring instruction; those at the file offsets ``kept`` are never moved.
+    ``uretprobe_hazard`` says what speaks against uretprobes in the file, as a clause, or None; it is asked only if one
+    is needed.
+    """
+    planner = _Planner(program, resolved, diagnostics, exact=exact, kept=kept, uretprobe_hazard=cache(uretprobe_hazard))
+    found = FilePlan(resolved, tuple(planner.probes()), (*resolved.left_out, *planner.left_out))
+    diagnostics.raise_if_errors()
+    return found
+
+
+class _Planner:
+    def __init__(
+        self,
+        program: Program,
+        resolved: ResolvedModule,
+        diagnostics: Diagnostics,
+        *,
+        exact: bool,
+        kept: Container[int],
+        uretprobe_hazard: Callable[[], str | None],
+    ) -> None:
+        self._kept = kept
+        self._uretprobe_hazard = uretprobe_hazard
+        self._program = program
+        self._resolved = resolved
+        self._diagnostics = diagnostics
+        self._bits = 8 * resolved.architecture.word_size
+        self._moves = {} if exact else self._cheaper_places()
+        self.left_out: list[LeftOutProbe] = []
+
+    def probes(self) -> Iterator[tuple[ResolvedProbe, tuple[Site, ...]]]:
+        for probe in self._resolved.probes:
+            if probe.state is not ProbeState.COMPILED:
+                yield probe, ()
+                continue
+            sites = self._sites(probe)
+            if sites:
+                yield replace(probe, moved=sites[0].moved), sites
+
+    def _sites(self, probe: ResolvedProbe) -> tuple[Site, ...]:
+        """Return the sites of a probepoint; none if it cannot be served, which has been said then."""
+        if probe.exits is not None:
+            return self._exits(probe)
+        reason = refusal(probe.instruction, self._bits, at_entry=self._is_entry(probe))
+        if reason is not None:
+            self._refuse(probe, f"its instruction is '{probe.instruction.text}': {reason}")
+            return ()
+        moved = self._moves.get(probe.offset, 0)
+        raw = decode_at(self._resolved.module, probe.offset + moved).raw if moved else probe.instruction.raw
+        executed = uprobe_class(raw, self._bits).value
+        faults = may_fault(raw, self._bits)
+        return (Site(probe.offset + moved, Placement.BREAKPOINT, executed, faults, moved),)
+
+    def _cheaper_places(self) -> dict[int, int]:
+        """Return by how many bytes breakpoints may move to be cheaper, by the file offset of the written place."""
+        probes = [probe for probe in movable_probes(self._resolved) if probe.offset not in self._kept]
+        moves = cheap_sites_in(self._resolved.module, [probe.instruction for probe in probes])
+        return {probe.offset: moved for probe, moved in zip(probes, moves, strict=True) if moved}
+
+    def _is_entry(self, probe: ResolvedProbe) -> bool:
+        return self._resolved.module.function_start(probe.offset) == probe.instruction.address
+
+    def _exits(self, probe: ResolvedProbe) -> tuple[Site, ...]:
+        assert probe.exits is not None
+        if any(leaving.kind is not ExitKind.RETURN for leaving in probe.exits.exits):
+            another = "it may hand over to another function, and a uretprobe"
+            if (hazard := self._uretprobe_hazard()) is not None:
+                self._refuse(probe, f"{another} would do harm: {hazard}")
+                return ()
+            if (reason := refusal(probe.instruction, self._bits, at_entry=True)) is not None:
+                self._refuse(
+                    probe, f"{another} cannot be put on its first instruction '{probe.instruction.text}': {reason}"
+                )
+                return ()
+            return (Site(probe.offset, Placement.URETPROBE, "return address", may_fault=False),)
+        for leaving in probe.exits.exits:
+            instruction = decode_at(self._resolved.module, leaving.offset)
+            if (reason := refusal(instruction, self._bits)) is not None:
+                self._refuse(probe, f"it returns by '{instruction.text}': {reason}")
+                return ()
+        return tuple(
+            Site(
+                leaving.offset,
+                Placement.RET_SITE,
+                uprobe_class(leaving.raw, self._bits).value,
+                may_fault=True,
+                return_bytes=int.from_bytes(leaving.raw[-2:], "little") if leaving.raw[-3:-2] == b"\xc2" else 0,
+            )
+            for leaving in probe.exits.exits
+        )
+
+    def _refuse(self, probe: ResolvedProbe, reason: str) -> None:
+        definition = probe.definition
+        if isinstance(definition.location, Glob):
+            self.left_out.append(LeftOutProbe(probe.number, probe.path, probe.where, reason))
+            return
+        what = probe.where if probe.exits is None else f"the return of {probe.where}"
+        self._diagnostics.error(
+            definition.span("offset"),
+            f"the ebpf engine cannot probe {what}: {reason}",
+            hint="use --engine ptrace with -c COMMAND or -p PID",
+        )
+
+
+def movable_probes(resolved: ResolvedModule) -> list[ResolvedProbe]:
+    """Return the probepoints whose breakpoints may stand at a neighbouring instruction, if that is cheaper."""
+    return [
+        probe
+        for probe in resolved.probes
+        if probe.exits is None and probe.state is ProbeState.COMPILED and _is_named(probe)
+    ]
+
+
+def _is_named(probe: ResolvedProbe) -> bool:
+    """Return whether the place was written as the name of a function, without a distance or a number."""
+    match probe.definition.location:
+        case Glob() | Offset(Expression(0, str())):
+            return True
+    return False

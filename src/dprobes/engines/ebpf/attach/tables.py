@@ -1,0 +1,284 @@
+"""The maps of one run (``bpf.layout``), made with the sizes that its handlers need, and the probe table's fields."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+from dprobes.bpf.layout import (
+    CROSSED_SIZE,
+    NOTE_SIZE,
+    PROBE_ENTRY_SIZE,
+    SAMPLE_SIZE,
+    STATUS_SIZE,
+    MapName,
+    ProbeField,
+    Status,
+    Turn,
+    power_of_two,
+)
+from dprobes.engines.ebpf.kernel.bpfmaps import ArrayMap, HashMap, LruHashMap, MapSlot
+from dprobes.engines.ebpf.kernel.links import online_cpus
+from dprobes.engines.ebpf.kernel.refusal import TOO_MANY_FILES
+from dprobes.engines.ebpf.kernel.ring import RingBuffer
+from dprobes.errors import EngineError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["ProbeCounters", "SharedMaps", "Sizes", "slot_count"]
+
+_SLOTS_MIN = 8
+_SLOTS_FOR_CPU = 4
+_TOO_MUCH = "a smaller --ring-size needs less, and so do a smaller 'logmax' and fewer variables"
+_LOCKED = "kernels before 5.11 count them as locked memory: raise its limit (ulimit -l unlimited)"
+_HINTS = {errno.EPERM: _LOCKED, errno.EMFILE: TOO_MANY_FILES}
+_SCOPE_SIZE = 1 << 16
+"""How many processes a scope can hold at a time."""
+_NOTES = 1 << 12
+"""How many threads can be between a hit and the end of its instruction; if more are, the oldest ones are forgotten."""
+
+
+def slot_count() -> int:
+    """Return how many handlers can run at once: a few on each CPU, because handlers may sleep and be preempted."""
+    # A handler takes one of those of its CPU (``bpf.lower.frame``).
+    return max(_SLOTS_MIN, power_of_two(_SLOTS_FOR_CPU * (max(online_cpus()) + 1)))
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Say how large the maps are to be: ``slot`` and ``ring`` in bytes, variables by their number."""
+
+    probes: int
+    slot: int
+    ring: int
+    slots: int
+    cpus: int
+    locals: int = 0
+    globals: int = 0
+    cpu_variables: int = 0
+    for_tree: bool = False
+    """Whether the processes in scope are a tree, of which SCOPE holds the ids."""
+    for_events: bool = False
+    """Whether handlers of perf events use the maps."""
+    replaceable: bool = False
+    """Whether another program may take the place of this one."""
+    replaces: bool = False
+    """Whether this program takes the place of another one."""
+    notes: bool = False
+    """Whether hits do not count whose instruction faults, where there is a limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeCounters:
+    """Hold what the probe table counts of one probepoint (``layout.ProbeField``)."""
+
+    hits: int
+    records: int
+    lost: int
+    missed: int
+
+
+class SharedMaps:
+    """Own the maps; leaving the context manager closes them."""
+
+    def __init__(self, sizes: Sizes, shared_globals: int | None = None) -> None:
+        """Make the maps; ``shared_globals`` is the descriptor of the global variables, where others have them, too."""
+        scope_size = _SCOPE_SIZE if sizes.for_tree else 1
+        with contextlib.ExitStack() as stack:
+            try:
+                self.ring = stack.enter_context(RingBuffer(sizes.ring, "dprobes_ring"))
+                self.scope = stack.enter_context(
+                    HashMap(4, 4, scope_size, "dprobes_scope", preallocated=sizes.for_events)
+                )
+                self._scratch = stack.enter_context(ArrayMap(sizes.slot, sizes.slots, "dprobes_scratch"))
+                self._claims = stack.enter_context(ArrayMap(8 * sizes.slots, name="dprobes_claims"))
+                table_size = PROBE_ENTRY_SIZE * power_of_two(sizes.probes)
+                self._probes = stack.enter_context(ArrayMap(table_size, name="dprobes_probes"))
+                self._status = stack.enter_context(ArrayMap(STATUS_SIZE, name="dprobes_status"))
+                self._locals = stack.enter_context(ArrayMap(8 * power_of_two(sizes.locals), name="dprobes_lv"))
+                self._globals = stack.enter_context(ArrayMap(8 * power_of_two(sizes.globals), name="dprobes_gv"))
+                per_cpu = 8 * power_of_two(sizes.cpu_variables) * sizes.cpus
+                samples = SAMPLE_SIZE * sizes.cpus if sizes.for_events else SAMPLE_SIZE
+                self._samples = stack.enter_context(ArrayMap(samples, name="dprobes_samples"))
+                self._cpu = stack.enter_context(ArrayMap(per_cpu, name="dprobes_cv"))
+                # Mapping one takes a descriptor as well; what can be read at all can be read to the end.
+                for each, count in ((self._locals, sizes.locals), (self._cpu, sizes.cpu_variables)):
+                    if count:
+                        _ = each.words
+                self._notes: LruHashMap | None = None
+                if sizes.notes:
+                    self._notes = stack.enter_context(LruHashMap(4, NOTE_SIZE, _NOTES, "dprobes_notes"))
+                self._crossed: ArrayMap | None = None
+                self._successor: MapSlot | None = None
+                if sizes.replaces:
+                    self._crossed = stack.enter_context(ArrayMap(CROSSED_SIZE, name="dprobes_crossed"))
+                if sizes.replaceable:
+                    with ArrayMap(CROSSED_SIZE) as example:
+                        self._successor = stack.enter_context(MapSlot(example.fd, "dprobes_next"))
+            except OSError as error:
+                raise EngineError(
+                    f"the kernel has no memory for the maps of this program: {(error.strerror or str(error)).lower()}",
+                    hint=_HINTS.get(error.errno or 0, _TOO_MUCH),
+                ) from error
+            self._counts = sizes.locals, sizes.cpu_variables
+            self._cpus = max(online_cpus()) + 1
+            self._globals_fd = self._globals.fd if shared_globals is None else shared_globals
+            self._stack = stack.pop_all()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give up the maps; those that programs use live on."""
+        self._stack.close()
+
+    @property
+    def descriptors(self) -> Mapping[MapName, int]:
+        """The descriptors by what handlers call the maps."""
+        descriptors = {
+            MapName.SCRATCH: self._scratch.fd,
+            MapName.CLAIMS: self._claims.fd,
+            MapName.PROBES: self._probes.fd,
+            MapName.STATUS: self._status.fd,
+            MapName.LOCALS: self._locals.fd,
+            MapName.GLOBALS: self._globals_fd,
+            MapName.CPU_VARIABLES: self._cpu.fd,
+            MapName.SAMPLES: self._samples.fd,
+            MapName.RING: self.ring.fd,
+            MapName.SCOPE: self.scope.fd,
+        }
+        if self._notes is not None:
+            descriptors[MapName.NOTES] = self._notes.fd
+        if self._crossed is not None:
+            descriptors[MapName.CROSSED] = self._crossed.fd
+        if self._successor is not None:
+            descriptors[MapName.SUCCESSOR] = self._successor.fd
+        return descriptors
+
+    @property
+    def status(self) -> memoryview:
+        """The 64-bit words of STATUS."""
+        return self._status.words
+
+    @property
+    def alive(self) -> int:
+        """How many processes are in scope."""
+        count: int = self.status[Status.ALIVE // 8]
+        return count
+
+    def set_alive(self, count: int) -> None:
+        """Say how many processes are in scope; only while nobody else counts."""
+        self.status[Status.ALIVE // 8] = count
+
+    @property
+    def is_replaceable(self) -> bool:
+        """Whether ``set_successor`` can be called."""
+        return self._successor is not None
+
+    def set_successor(self, successor: SharedMaps) -> None:
+        """Let handlers know the threads that have crossed over to another program."""
+        assert self._successor is not None
+        assert successor._crossed is not None
+        self._successor.put(successor._crossed.fd)
+
+    @property
+    def turn(self) -> Turn:
+        """Whose turn it is."""
+        return Turn(self.status[Status.TURN // 8])
+
+    def set_turn(self, turn: Turn) -> None:
+        """Say whose turn it is, to all handlers at once."""
+        self.status[Status.TURN // 8] = turn
+
+    def set_place(self, entry: int, link: int, offset: int) -> None:
+        """Fill in an entry of the probe table: the link address and the file offset of the written place."""
+        words, first = self._probes.words, entry * PROBE_ENTRY_SIZE
+        words[(first + ProbeField.LINK) // 8] = link
+        words[(first + ProbeField.OFFSET) // 8] = offset
+
+    def disable(self, probe: int) -> None:
+        """Let no handler of a probepoint run any more."""
+        self._probes.halves[(probe * PROBE_ENTRY_SIZE + ProbeField.DISABLED) // 4] = 1
+
+    def is_disabled(self, entry: int) -> bool:
+        """Return whether no handler of an entry runs any more, be it by ``disable`` or by the handler itself."""
+        return bool(self._probes.halves[(entry * PROBE_ENTRY_SIZE + ProbeField.DISABLED) // 4])
+
+    def hand_over(self, old: int, new: int) -> tuple[int, int]:
+        """
+        Let ``new`` count on from the hits of ``old``, and run handlers in its place if that did.
+
+        Return the hits that ``old`` and ``new`` had before.
+        """
+        words, halves = self._probes.words, self._probes.halves
+        first, second = old * PROBE_ENTRY_SIZE, new * PROBE_ENTRY_SIZE
+        was_disabled = halves[(first + ProbeField.DISABLED) // 4]
+        halves[(first + ProbeField.DISABLED) // 4] = 1
+        before = words[(first + ProbeField.HITS) // 8], words[(second + ProbeField.HITS) // 8]
+        words[(second + ProbeField.HITS) // 8] = before[0]
+        halves[(second + ProbeField.DISABLED) // 4] = was_disabled
+        return before
+
+    def counters(self, probe: int) -> ProbeCounters:
+        """Return what was counted of a probepoint so far."""
+        words, first = self._probes.words, probe * PROBE_ENTRY_SIZE // 8
+        fields = (ProbeField.HITS, ProbeField.RECORDS, ProbeField.LOST, ProbeField.MISSED)
+        return ProbeCounters(*(words[first + field // 8] for field in fields))
+
+    def disabled(self) -> set[int]:
+        """Return the entries of the probe table of which no handler runs any more."""
+        column = self._probes.halves[ProbeField.DISABLED // 4 :: PROBE_ENTRY_SIZE // 4]
+        return {entry for entry, value in enumerate(column) if value}
+
+    def local_variables(self) -> list[int]:
+        """Return the local variables."""
+        count, _ = self._counts
+        return list(self._locals.words[:count]) if count else []
+
+    def cpu_variables(self) -> list[list[int]]:
+        """Return the CPU variables, a list for each CPU up to the last one that is online."""
+        _, count = self._counts
+        if not count:
+            return [[] for _ in range(self._cpus)]
+        words, stride = self._cpu.words, power_of_two(count)
+        cpus = min(len(words) // stride, self._cpus)
+        return [list(words[cpu * stride : cpu * stride + count]) for cpu in range(cpus)]
+
+    def reset_variables(self, some: slice) -> None:
+        """Set the local and CPU variables with these indices to zero."""
+        for each, count in zip((self._locals, self._cpu), self._counts, strict=True):
+            if count:
+                words = each.words
+                for start in range(0, len(words), power_of_two(count)):
+                    for index in range(*some.indices(count)):
+                        words[start + index] = 0
+
+    @property
+    def unfollowed(self) -> int:
+        """How many processes are not in scope because it had no room for them."""
+        count: int = self.status[Status.UNFOLLOWED // 8]
+        return count
+
+    @property
+    def unseen(self) -> int:
+        """How many signals for faults are not known of because the ring had no room."""
+        count: int = self.status[Status.UNSEEN // 8]
+        return count
+
+    @property
+    def signals(self) -> int:
+        """How many SIGNAL entries there are or have been in the ring."""
+        count: int = self.status[Status.SIGNALS // 8]
+        return count
+
+    def unhandled(self) -> dict[int, int]:
+        """Return the bits of the exceptions that ended handlers, and that nothing caught, by probepoint."""
+        column = self._probes.words[ProbeField.UNHANDLED // 8 :: PROBE_ENTRY_SIZE // 8]
+        # There may be thousands of probepoints, and hardly ever one of these: "any" is quick.
+        return {number: bits for number, bits in enumerate(column) if bits} if any(column) else {}

@@ -1,0 +1,207 @@
+"""What the machine allows the eBPF engine, found out by trying; and what a probepoint costs where it is not hit."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import resource
+import struct
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dprobes.engines.auto import missing_privilege
+from dprobes.engines.findings import Finding
+from dprobes.engines.procfs import thread_state
+
+if TYPE_CHECKING:
+    from dprobes.engines.ebpf.kernel.features import Feature, Features
+
+__all__ = ["examine"]
+
+_ENGINE = "run handlers in the kernel (eBPF engine)"
+_LOCKDOWN = Path("/sys/kernel/security/lockdown")
+_STARTING_TIME = 1.0  # seconds
+_TREES = "follow processes (-c, -p)"
+_OLD = "Linux 5.17 or newer has it; --engine ptrace needs none of it"
+
+
+def examine() -> list[Finding]:
+    """Return what was found, the most important things first."""
+    if (missing := missing_privilege()) is not None:
+        disabled = _sysctl("kernel/unprivileged_bpf_disabled")
+        detail = f"{missing} (kernel.unprivileged_bpf_disabled is {disabled or 'not there'})"
+        remedy = "run dprobes as root, or give it CAP_BPF and CAP_PERFMON; --engine ptrace needs neither"
+        return [Finding(_ENGINE, works=False, detail=detail, remedy=remedy)]
+    from dprobes.engines.ebpf.kernel.features import Feature, Features
+    from dprobes.engines.ebpf.support import kernel_support
+
+    features = Features()
+    support = kernel_support(features)
+    found = [Finding(_ENGINE, support.problem is None, support.problem or _compiler(), support.remedy or "")]
+    if support.problem is not None:
+        return found
+    typed = "drop the records of instructions that fault (BTF)"
+    if support.tree_problem is None or Feature.BTF not in features:
+        typed = f"{_TREES}, and {typed}"
+    else:
+        found.append(Finding(_TREES, False, support.tree_problem, f"use {support.tree_remedy}, or --engine ptrace"))
+    return [
+        *found,
+        _feature(
+            features,
+            Feature.UPROBE_MULTI,
+            "insert thousands of probepoints at once (uprobe_multi)",
+            "Linux 6.6 or newer has it; until then up to 16 probepoints are inserted one by one",
+        ),
+        _feature(
+            features,
+            Feature.SLEEPABLE_UPROBE,
+            "read memory that is not present (sleepable programs)",
+            "Linux 6.0 or newer has it; until then such memory is a fault for handlers",
+        ),
+        _feature(
+            features,
+            Feature.TYPED_TRACEPOINT,
+            typed,
+            "use a kernel with CONFIG_DEBUG_INFO_BTF",
+        ),
+        _feature(
+            features,
+            Feature.PERF_EVENT,
+            "watch memory and take samples of all processes (perf events)",
+            "allow perf_event_open(2) in this container",
+            detail=f"kernel.perf_event_paranoid is {_sysctl('kernel/perf_event_paranoid')}",
+        ),
+        _feature(
+            features,
+            Feature.FIND_VMA,
+            "take samples of one module, and tell whether memory can be written (bpf_find_vma)",
+            "Linux 5.17 or newer has it",
+        ),
+        _feature(
+            features, Feature.WRITE_USER, "change memory in kernel handlers", _writing_remedy(), detail=_lockdown()
+        ),
+        _feature(
+            features,
+            Feature.WRITE_REGISTERS,
+            "change registers in kernel handlers",
+            "use --engine ptrace: this kernel lets uprobe programs only read them",
+        ),
+        _feature(features, Feature.ANCESTOR_CGROUP, "probe the processes of a cgroup (--cgroup)", _OLD),
+        _feature(features, Feature.NAMESPACE_PID, "number processes as their containers do (--pid-namespace)", _OLD),
+        _map_memory(),
+        _cost(),
+    ]
+
+
+def _feature(features: Features, feature: Feature, what: str, remedy: str, *, detail: str = "") -> Finding:
+    error = features.error(feature)
+    if error is None:
+        return Finding(what, works=True, detail=detail)
+    reason = os.strerror(error.errno or 0).lower()
+    return Finding(what, works=False, detail=f"{reason}; {detail}" if detail else reason, remedy=remedy)
+
+
+def _sysctl(name: str) -> str:
+    with contextlib.suppress(OSError):
+        return Path("/proc/sys", name).read_text().strip()
+    return ""
+
+
+def _compiler() -> str:
+    """Return what the kernel does with BPF programs."""
+    if _sysctl("net/core/bpf_jit_enable") == "0":
+        return "interpreted, several times slower: set net.core.bpf_jit_enable to 1"
+    return f"compiled, Linux {os.uname().release}"
+
+
+def _lockdown() -> str:
+    with contextlib.suppress(OSError):
+        if (state := re.search(r"\[(\w+)\]", _LOCKDOWN.read_text())) is not None:
+            return f"kernel lockdown is '{state[1]}'"
+    return ""
+
+
+def _writing_remedy() -> str:
+    return "use --engine ptrace, or boot without kernel lockdown (lockdown= and secure boot)"
+
+
+def _map_memory() -> Finding:
+    """Find out whether the kernel has room for what records wait in."""
+    from dprobes.engines.ebpf.engine import RING_SIZE
+    from dprobes.engines.ebpf.kernel.ring import RingBuffer
+
+    what = f"make room for records that wait ({RING_SIZE >> 20} MiB)"
+    limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    shown = "unlimited" if limit == resource.RLIM_INFINITY else f"{limit >> 10} KiB"
+    try:
+        RingBuffer(RING_SIZE).close()
+    except OSError as error:
+        detail = f"{(error.strerror or str(error)).lower()}; the limit of locked memory is {shown}"
+        return Finding(what, works=False, detail=detail, remedy="raise ulimit -l, or use a smaller --ring-size")
+    return Finding(what, works=True, detail=f"the limit of locked memory is {shown}")
+
+
+# What a probepoint costs a process
+
+# here: nop / mov $pause, %eax / syscall / jmp here
+_CODE = b"\x90\xb8\x22\0\0\0\x0f\x05\xeb\xf6"
+_BASE, _HEADER_SIZE, _ENTRY_SIZE = 0x400000, 64, 56
+
+
+def _waiting_program() -> bytes:
+    """Return a whole x86-64 ELF program that waits for ever."""
+    start = _HEADER_SIZE + _ENTRY_SIZE
+    size = start + len(_CODE)
+    header = b"\x7fELF\x02\x01\x01" + bytes(9)
+    header += struct.pack(
+        "<HHIQQQIHHHHHH", 2, 62, 1, _BASE + start, _HEADER_SIZE, 0, 0, _HEADER_SIZE, _ENTRY_SIZE, 1, 0, 0, 0
+    )
+    segment = struct.pack("<IIQQQQQQ", 1, 5, 0, _BASE, _BASE, size, size, 0x1000)
+    return header + segment + _CODE
+
+
+def _cost() -> Finding:
+    """Measure what a probepoint changes in the memory of a process that maps the file."""
+    from dprobes.engines.ebpf.attach.handlers import attach_nothing
+
+    what = "insert a probepoint into a program"
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory, "waiting")
+        path.write_bytes(_waiting_program())
+        path.chmod(0o700)
+        try:
+            process = subprocess.Popen([path])
+        except OSError as error:
+            # Temporary files may be on a file system that executes none.
+            return Finding(what, works=True, detail=f"not tried: {(error.strerror or str(error)).lower()}")
+        try:
+            _await_sleep(process.pid)
+            before = _private_memory(process.pid)
+            with attach_nothing(str(path), _HEADER_SIZE + _ENTRY_SIZE):
+                cost = _private_memory(process.pid) - before
+        except OSError as error:
+            remedy = "allow perf_event_open(2) and bpf(2) in this container"
+            return Finding(what, works=False, detail=(error.strerror or str(error)).lower(), remedy=remedy)
+        finally:
+            process.kill()
+            process.wait()
+    detail = f"it costs {cost} KiB of private memory for each page with probepoints in each process that uses the page"
+    return Finding(what, works=True, detail=detail)
+
+
+def _await_sleep(pid: int) -> None:
+    """Wait until the program has come to its pause: before that its page may not be in use."""
+    until = time.monotonic() + _STARTING_TIME
+    while thread_state(pid) != "S" and time.monotonic() < until:
+        time.sleep(0.001)
+
+
+def _private_memory(pid: int) -> int:
+    """Return how many KiB of memory a process shares with no file, and so with no other process."""
+    found = re.findall(r"^Anonymous: +(\d+) kB", Path(f"/proc/{pid}/smaps").read_text(), re.MULTILINE)
+    return sum(int(size) for size in found)

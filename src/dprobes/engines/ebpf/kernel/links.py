@@ -1,0 +1,251 @@
+"""
+Attach loaded programs: to many places of a file at once, to hardware breakpoints, clocks and tracepoints.
+
+Everything lasts until the ``Descriptors`` that hold the links are closed; what was attached halfway is taken away again
+before an error is raised.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import TYPE_CHECKING
+
+from dprobes.engines.ebpf.kernel import perf
+from dprobes.engines.ebpf.kernel.descriptors import Descriptors
+from dprobes.engines.ebpf.kernel.features import Feature
+from dprobes.engines.ebpf.kernel.loader import load
+from dprobes.engines.ebpf.kernel.proxy import close_in_proxy
+from dprobes.engines.ebpf.kernel.refusal import TOO_MANY_FILES
+from dprobes.engines.ebpf.kernel.syscalls import (
+    AttachType,
+    ProgramType,
+    UprobeMulti,
+    link_perf_event,
+    link_uprobes,
+    open_raw_tracepoint,
+)
+from dprobes.errors import EngineError, NotSupportedError, PrivilegeError, TargetError
+from dprobes.rpn.program import Access
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from dprobes.bpf.asm.assembler import Assembled
+    from dprobes.bpf.layout import MapName
+    from dprobes.engines.ebpf.kernel.features import Features
+    from dprobes.engines.ebpf.kernel.kerneltypes import KernelTypes
+
+__all__ = [
+    "ACCESSES",
+    "SINGLE_UPROBES_MAX",
+    "UprobeLinks",
+    "attach_breakpoint",
+    "attach_clock",
+    "attach_typed_tracepoint",
+    "attach_uprobes",
+    "online_cpus",
+    "uprobe_attach_type",
+]
+
+ACCESSES = {
+    Access.EXECUTE: perf.Access.EXECUTE,
+    Access.WRITE: perf.Access.WRITE,
+    Access.READ_WRITE: perf.Access.READ | perf.Access.WRITE,
+}
+"""What the kernel calls the accesses that a watchpoint is hit by."""
+
+SINGLE_UPROBES_MAX = 16
+"""
+How many uprobes are attached one by one, where the kernel has no uprobe_multi.
+
+Each takes the kernel about 0.1 s to detach, one after the other, because each waits for all CPUs.
+"""
+
+
+class UprobeLinks(Descriptors):
+    """Own the links of uprobes, which are taken away whole whoever is killed meanwhile."""
+
+    def close(self) -> None:
+        """Take the uprobes away."""
+        close_in_proxy(self.detach())
+
+
+_ENOTSUPP = 524  # include/linux/errno.h; not for user space, but uprobes let it out
+
+
+def uprobe_attach_type(features: Features) -> AttachType:
+    """Return the attach type with which programs for ``attach_uprobes`` are to be loaded."""
+    return AttachType.TRACE_UPROBE_MULTI if Feature.UPROBE_MULTI in features else AttachType.NONE
+
+
+def attach_uprobes(
+    program: int,
+    path: str,
+    places: Sequence[tuple[int, int]],
+    features: Features,
+    *,
+    pid: int | None = None,
+    at_return: bool = False,
+    shown: str = "",
+) -> Descriptors:
+    """
+    Attach a program to ``places``, file offsets with the cookie that the program gets there.
+
+    ``pid`` restricts it to one process without its children where the kernel can (``Feature.UPROBE_MULTI_PROCESS``),
+    which saves the hits of others; the program must look itself. The offsets must be those of instructions that the
+    kernel can serve. ``shown`` is the file's name in errors.
+    """
+    shown = shown or path
+    if Feature.UPROBE_MULTI in features:
+        process = pid if pid is not None and Feature.UPROBE_MULTI_PROCESS in features else 0
+        flags = UprobeMulti.RETURN if at_return else UprobeMulti.NONE
+        offsets, cookies = [offset for offset, _ in places], [cookie for _, cookie in places]
+        try:
+            return UprobeLinks((link_uprobes(program, path, offsets, cookies, flags, process),))
+        except OSError as error:
+            raise _uprobe_error(error, shown, offsets) from error
+    if len(places) > SINGLE_UPROBES_MAX:
+        raise NotSupportedError(
+            f"{len(places)} probepoints in '{shown}' are too many for this kernel: it has no uprobe_multi links, "
+            "attaches them one by one, and takes 0.1 s to detach each",
+            hint=f"use at most {SINGLE_UPROBES_MAX} probepoints, Linux 6.6 or later, or --engine ptrace",
+        )
+    return _single_uprobes(program, path, places, pid, at_return=at_return, shown=shown)
+
+
+def _single_uprobes(
+    program: int, path: str, places: Sequence[tuple[int, int]], pid: int | None, *, at_return: bool, shown: str
+) -> UprobeLinks:
+    links = UprobeLinks()
+    offset = 0
+    try:
+        unit = perf.uprobe_unit()
+        for offset, cookie in places:
+            event = perf.open_uprobe(unit, path, offset, pid=-1 if pid is None else pid, is_return=at_return)
+            _link_event(links, program, event, cookie)
+    except BaseException as error:
+        links.close()
+        if isinstance(error, OSError):
+            raise _uprobe_error(error, shown, [offset]) from error
+        raise
+    return links
+
+
+def _link_event(links: Descriptors, program: int, event: int, cookie: int) -> None:
+    """Attach a program to an event; from then on the link keeps the event."""
+    try:
+        links.add(link_perf_event(program, event, cookie))
+        perf.enable(event)
+    finally:
+        os.close(event)
+
+
+def _uprobe_error(error: OSError, path: str, offsets: Sequence[int]) -> EngineError | TargetError:
+    """Say what the kernel's refusal of uprobes means."""
+    what = f"the probepoint at {offsets[0]:#x}" if len(offsets) == 1 else f"the {len(offsets)} probepoints"
+    match error.errno:
+        case errno.ENOENT | errno.ENOTDIR:
+            return TargetError(f"'{path}' is not there any more")
+        case errno.EBADF:
+            return TargetError(f"'{path}' is no regular file")
+        case errno.ESRCH:
+            return TargetError("the process has ended")
+        case errno.EPERM | errno.EACCES:
+            return PrivilegeError(
+                f"the kernel does not permit to attach uprobes to '{path}'",
+                hint="run as root, or with the capabilities CAP_BPF and CAP_PERFMON",
+            )
+        case number if number in (_ENOTSUPP, errno.EOPNOTSUPP):
+            return NotSupportedError(
+                f"the kernel cannot execute the instruction of {what} in '{path}' out of line",
+                hint="use --engine ptrace",
+            )
+        case errno.EIO | errno.EINVAL:
+            return EngineError(
+                f"the kernel refuses {what} in '{path}' ({os.strerror(error.errno or 0)})",
+                hint="the file may be on a file system that uprobes cannot read, or have changed",
+            )
+    return EngineError(
+        f"{what} in '{path}' cannot be attached: {os.strerror(error.errno or 0).lower()}",
+        hint=TOO_MANY_FILES if error.errno == errno.EMFILE else None,
+    )
+
+
+def attach_breakpoint(
+    program: int,
+    address: int,
+    size: int,
+    access: perf.Access,
+    *,
+    cookie: int = 0,
+    threads: Iterable[int] | None = None,
+) -> Descriptors:
+    """
+    Attach a PERF_EVENT program to a hardware breakpoint on ``size`` bytes of user addresses.
+
+    It watches every process, in which the address may mean anything; with ``threads`` these, and all threads and
+    processes that they start. Then the program must not ask for the cookie: events that a thread inherits run it, but
+    forget that (``perf_event_alloc``). OSError as the kernel answers: ENOSPC if the processor's four are in use.
+    """
+    links = Descriptors()
+    try:
+        if threads is None:
+            for cpu in online_cpus():
+                _link_event(links, program, perf.open_breakpoint(address, size, access, cpu=cpu), cookie)
+        else:
+            for tid in threads:
+                event = perf.open_breakpoint(address, size, access, pid=tid, inherit=True)
+                _link_event(links, program, event, cookie)
+    except BaseException:
+        links.close()
+        raise
+    return links
+
+
+def attach_clock(program: int, cookie: int, *, period: int = 0, frequency: int = 0) -> Descriptors:
+    """
+    Attach a PERF_EVENT program to a clock on every CPU.
+
+    It runs each ``period`` nanoseconds or ``frequency`` times a second, on what runs there: a program or the kernel.
+    """
+    links = Descriptors()
+    try:
+        for cpu in online_cpus():
+            _link_event(links, program, perf.open_cpu_clock(cpu, period=period, frequency=frequency), cookie)
+    except BaseException:
+        links.close()
+        raise
+    return links
+
+
+_ONLINE_CPUS = "/sys/devices/system/cpu/online"
+
+
+def online_cpus() -> list[int]:
+    """Return the numbers of the CPUs that are online."""
+    with open(_ONLINE_CPUS, encoding="ascii") as file:
+        ranges = file.read().strip().split(",")
+    cpus: list[int] = []
+    for text in ranges:
+        first, _, last = text.partition("-")
+        cpus += range(int(first), int(last or first) + 1)
+    return cpus
+
+
+def attach_typed_tracepoint(
+    tracepoint: str, program: Assembled, maps: Mapping[MapName, int], types: KernelTypes
+) -> int:
+    """Attach a program to a tracepoint whose arguments it may follow as pointers; return the link's descriptor."""
+    fd = load(
+        program,
+        maps,
+        ProgramType.TRACING,
+        attach_type=AttachType.TRACE_RAW_TP,
+        attach_btf_id=types.tracepoint(tracepoint),
+        name=tracepoint,
+    )
+    try:
+        return open_raw_tracepoint(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,157 @@
+"""
+The reader's side of a BPF ring buffer: entries in the order in which programs reserved their places.
+
+The layout is that of ``struct bpf_ringbuf`` in ``kernel/bpf/ringbuf.c``, as user space sees it::
+
+    page 0                 u64 consumer position, which we write
+    page 1                 u64 producer position, which the kernel writes
+    from page 2 on         the data, mapped twice in a row: an entry that wraps around is contiguous
+
+    entry   u32 length, with bit 31 (busy: not complete yet) and bit 30 (discarded) | u32 page offset | data,
+            filled up to a multiple of 8 bytes
+
+Positions only grow; their low bits are places in the data.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import select
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from dprobes.bpf.layout import Status
+from dprobes.engines.ebpf.kernel.descriptors import Descriptor
+from dprobes.engines.ebpf.kernel.syscalls import MapType, create_map
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["RingBuffer", "wait"]
+
+_BUSY = 1 << 31
+_DISCARDED = 1 << 30
+_HEADER = 8
+
+
+class RingBuffer(Descriptor):
+    """
+    Hold a ring buffer of ``size`` bytes, a power of two and at least a page, and read what programs write to it.
+
+    There is one reader at a time. Views of the data must not be kept beyond ``close``.
+    """
+
+    def __init__(self, size: int, name: str = "") -> None:
+        super().__init__(create_map(MapType.RINGBUF, 0, 0, size, name=name))
+        self.size = size
+        page = mmap.PAGESIZE
+        self._closed = False
+        with contextlib.ExitStack() as undoing:
+            undoing.callback(super().close)
+            self._own = undoing.enter_context(mmap.mmap(self.fd, page))
+            self._kernels = mmap.mmap(self.fd, page + 2 * size, prot=mmap.PROT_READ, offset=page)
+            undoing.pop_all()
+        with memoryview(self._own) as own, memoryview(self._kernels) as kernels:
+            self._consumer = own.cast("Q")
+            with kernels[:8] as position:
+                self._producer = position.cast("Q")
+            self._data = kernels[page:]
+        self._words = self._data.cast("I")
+
+    @property
+    def pending(self) -> int:
+        """How many bytes wait to be read, incomplete entries included."""
+        pending: int = self._producer[0] - self._consumer[0]
+        return pending
+
+    def drain(self) -> list[bytes]:
+        """Return the data of all entries up to the first incomplete one, and give their room back."""
+        position = start = self._consumer[0]
+        end = self._producer[0]
+        mask = self.size - 1
+        words, mapping = self._words, self._kernels
+        first = mmap.PAGESIZE + _HEADER
+        entries = []
+        while position < end:
+            place = position & mask
+            length = words[place >> 2]
+            if length >= _DISCARDED:
+                if length & _BUSY:
+                    break
+                length ^= _DISCARDED
+            else:
+                entries.append(mapping[first + place : first + place + length])
+            position += length + _HEADER + 7 & ~7
+        if position != start:
+            self._consumer[0] = position
+        return entries
+
+    def window(self, size: int = sys.maxsize) -> memoryview:
+        """
+        Return entries up to the first incomplete one as they stand in the ring, with headers and discarded ones.
+
+        Those that begin in the first ``size`` bytes are returned. Their room is given back by ``advance``, behind which
+        the view shows other entries.
+        """
+        position = start = self._consumer[0]
+        end = min(self._producer[0], start + size)
+        mask = self.size - 1
+        words = self._words
+        while position < end:
+            length = words[(position & mask) >> 2]
+            if length >= _DISCARDED:
+                if length & _BUSY:
+                    break
+                length ^= _DISCARDED
+            position += length + _HEADER + 7 & ~7
+        place = start & mask
+        return self._data[place : place + position - start]
+
+    def advance(self, size: int) -> None:
+        """Give back the room of the first ``size`` bytes, which are whole entries of ``window``."""
+        self._consumer[0] += size
+
+    def close(self) -> None:
+        """Give up the ring and its memory."""
+        if not self._closed:
+            self._closed = True
+            for view in (self._words, self._data, self._producer, self._consumer):
+                view.release()
+            self._kernels.close()
+            self._own.close()
+        super().close()
+
+
+_FIRST_SLEEP = 0.01
+_LONGEST_SLEEP = 0.5
+
+
+def wait(ring: RingBuffer, status: memoryview, timeout: float, others: Iterable[int] = ()) -> bool:
+    """
+    Sleep until there is something in the ring, and return whether there is.
+
+    Also ends when one of the descriptors ``others`` can be read, or ``timeout`` seconds have passed. ``status`` are the
+    64-bit words of STATUS: a program that finds ``Status.WAITING`` set takes it back and wakes us; the others need not.
+    poll(2) looks at the ring before it sleeps, behind a barrier, which epoll_wait(2) would not do for an entry that
+    came without a wake-up. A program that looked at the word before we set it, and wrote its entry after we
+    looked at the ring, wakes nobody: so we look again after a short sleep, and then less and less often. The word stays
+    set until something comes: where it has been set all the time, short sleeps are not needed any more.
+    """
+    poll = select.poll()
+    for descriptor in (ring.fd, *others):
+        poll.register(descriptor, select.POLLIN)
+    end = time.monotonic() + timeout
+    word = Status.WAITING // 8
+    sleep = timeout if status[word] else _FIRST_SLEEP
+    while True:
+        status[word] = 1
+        left = end - time.monotonic()
+        if poll.poll(max(0.0, min(sleep, left)) * 1000) or left <= sleep:
+            break
+        sleep = min(2 * sleep, _LONGEST_SLEEP)
+    if not ring.pending:
+        return False
+    status[word] = 0
+    return True

@@ -1,0 +1,459 @@
+"""
+bpf(2) through ctypes: the only file of the engine that makes this system call.
+
+x86-64 Linux only. Commands, types and layouts are those of ``union bpf_attr`` in ``include/uapi/linux/bpf.h``, of which
+a kernel takes as much as it knows if the rest is zero. Every function raises OSError as the kernel answers; what that
+means to the user is for callers to say. All descriptors are close-on-exec, as the kernel makes them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+import errno
+import os
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dprobes.engines.ebpf.kernel.proxy import call_in_proxy
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+__all__ = [
+    "AttachType",
+    "LogLevel",
+    "MapFlag",
+    "MapType",
+    "Program",
+    "ProgramFlag",
+    "ProgramInfo",
+    "ProgramRunner",
+    "ProgramType",
+    "UprobeMulti",
+    "create_map",
+    "delete_element",
+    "enable_statistics",
+    "link_perf_event",
+    "link_uprobes",
+    "load_btf",
+    "load_program",
+    "lookup_element",
+    "map_keys",
+    "open_raw_tracepoint",
+    "program_info",
+    "update_element",
+    "verifier_log",
+]
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_syscall = _libc.syscall
+_syscall.argtypes = (ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_ulong)
+_syscall.restype = ctypes.c_long
+
+_SYS_BPF = 321
+
+
+class _Command(enum.IntEnum):
+    MAP_CREATE = 0
+    MAP_LOOKUP_ELEM = 1
+    MAP_UPDATE_ELEM = 2
+    MAP_DELETE_ELEM = 3
+    MAP_GET_NEXT_KEY = 4
+    PROG_LOAD = 5
+    PROG_TEST_RUN = 10
+    OBJ_GET_INFO_BY_FD = 15
+    RAW_TRACEPOINT_OPEN = 17
+    BTF_LOAD = 18
+    LINK_CREATE = 28
+    ENABLE_STATS = 32
+
+
+def _bpf(command: _Command, attributes: ctypes.Array[ctypes.c_char]) -> int:
+    result: int = _syscall(_SYS_BPF, command, ctypes.addressof(attributes), len(attributes))
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"bpf {command.name}: {os.strerror(number)}")
+    return result
+
+
+def _attributes(layout: struct.Struct, *values: int | bytes) -> ctypes.Array[ctypes.c_char]:
+    buffer = ctypes.create_string_buffer(layout.size)
+    layout.pack_into(buffer, 0, *values)
+    return buffer
+
+
+def _address(data: ctypes.Array[ctypes.c_char] | None) -> int:
+    return 0 if data is None else ctypes.addressof(data)
+
+
+def _buffer(data: bytes) -> ctypes.Array[ctypes.c_char] | None:
+    """Copy ``data`` to where the kernel can read it; None if there is none."""
+    return ctypes.create_string_buffer(data, len(data)) if data else None
+
+
+class MapType(enum.IntEnum):
+    """Number the kinds of map that the engine uses (``enum bpf_map_type``)."""
+
+    HASH = 1
+    ARRAY = 2
+    LRU_HASH = 9
+    ARRAY_OF_MAPS = 12
+    RINGBUF = 27
+
+
+class MapFlag(enum.IntFlag):
+    """Name the flags of a map (BPF_F_*)."""
+
+    NONE = 0
+    NO_PREALLOC = 1 << 0
+    """Allocate the elements of a hash as they come."""
+    MMAPABLE = 1 << 10
+    """Let user space map the elements of an array, each 8-aligned (in v5.5)."""
+
+
+# struct { u32 map_type, key_size, value_size, max_entries, map_flags, inner_map_fd, numa_node; char map_name[16]; ... }
+_MAP_CREATE = struct.Struct("=IIIIII4x16s20x")
+
+
+def create_map(
+    kind: MapType,
+    key_size: int,
+    value_size: int,
+    entries: int,
+    flags: MapFlag = MapFlag.NONE,
+    name: str = "",
+    inner: int = 0,
+) -> int:
+    """
+    Create a map and return its descriptor.
+
+    Sizes are in bytes; ``entries`` of a ring buffer is its size in bytes, a power of two and at least a page.
+    ``name`` is cut to 15 characters, which are to be letters, digits, underscores and dots.
+    ``inner`` is the descriptor of a map like those that a map of maps is to hold.
+    """
+    return _bpf(
+        _Command.MAP_CREATE,
+        _attributes(_MAP_CREATE, kind, key_size, value_size, entries, flags, inner, name.encode()[:15]),
+    )
+
+
+# struct { u32 map_fd; u64 key; u64 value or next_key; u64 flags; }
+_ELEMENT = struct.Struct("=I4xQQQ")
+
+
+def lookup_element(map_fd: int, key: bytes, value_size: int) -> bytes | None:
+    """Return the value of a key; None if there is none."""
+    key_buffer, value = ctypes.create_string_buffer(key, len(key)), ctypes.create_string_buffer(value_size)
+    try:
+        _bpf(
+            _Command.MAP_LOOKUP_ELEM,
+            _attributes(_ELEMENT, map_fd, ctypes.addressof(key_buffer), ctypes.addressof(value), 0),
+        )
+    except FileNotFoundError:
+        return None
+    return value.raw
+
+
+def update_element(map_fd: int, key: bytes, value: bytes) -> None:
+    """Set the value of a key, whether there is one or not."""
+    key_buffer, value_buffer = (
+        ctypes.create_string_buffer(key, len(key)),
+        ctypes.create_string_buffer(value, len(value)),
+    )
+    _bpf(
+        _Command.MAP_UPDATE_ELEM,
+        _attributes(_ELEMENT, map_fd, ctypes.addressof(key_buffer), ctypes.addressof(value_buffer), 0),
+    )
+
+
+def delete_element(map_fd: int, key: bytes) -> bool:
+    """Delete a key; return whether it was there."""
+    key_buffer = ctypes.create_string_buffer(key, len(key))
+    try:
+        _bpf(_Command.MAP_DELETE_ELEM, _attributes(_ELEMENT, map_fd, ctypes.addressof(key_buffer), 0, 0))
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def map_keys(map_fd: int, key_size: int) -> Iterator[bytes]:
+    """Iterate over the keys of a hash; some come twice when others are deleted meanwhile, as the kernel starts over."""
+    key, following = None, ctypes.create_string_buffer(key_size)
+    while True:
+        try:
+            _bpf(
+                _Command.MAP_GET_NEXT_KEY,
+                _attributes(_ELEMENT, map_fd, _address(key), ctypes.addressof(following), 0),
+            )
+        except FileNotFoundError:
+            return
+        yield following.raw
+        key = ctypes.create_string_buffer(following.raw, key_size)
+
+
+class ProgramType(enum.IntEnum):
+    """Number the types of program that the engine uses (``enum bpf_prog_type``)."""
+
+    KPROBE = 2
+    """Also of uprobes."""
+    PERF_EVENT = 7
+    RAW_TRACEPOINT = 17
+    TRACING = 26
+    SYSCALL = 31
+    """Is run by ``ProgramRunner``; must be sleepable."""
+
+
+class AttachType(enum.IntEnum):
+    """Number what programs attach to (``enum bpf_attach_type``)."""
+
+    NONE = 0
+    TRACE_RAW_TP = 23
+    PERF_EVENT = 41
+    TRACE_UPROBE_MULTI = 48
+
+
+class ProgramFlag(enum.IntFlag):
+    """Name the flags of a program (BPF_F_*)."""
+
+    NONE = 0
+    SLEEPABLE = 1 << 4
+    """The program may fault pages in. (In v5.10; for uprobes in v6.0.)"""
+
+
+class LogLevel(enum.IntFlag):
+    """Say what the verifier is to write down (BPF_LOG_*)."""
+
+    LEVEL1 = 1
+    LEVEL2 = 2
+    STATS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """
+    Describe a program to load.
+
+    ``instructions`` are 8 bytes each, with the descriptors of maps in place. ``btf`` is the descriptor of type
+    information for ``functions``, the records {u32 first instruction, u32 type id} of ``struct bpf_func_info``, one for
+    each function, which programs with callbacks need. ``attach_btf_id`` is the kernel's type id of what a TRACING
+    program attaches to.
+    """
+
+    type: ProgramType
+    instructions: bytes
+    attach_type: AttachType = AttachType.NONE
+    flags: ProgramFlag = ProgramFlag.NONE
+    name: str = ""
+    btf: int = 0
+    functions: bytes = b""
+    attach_btf_id: int = 0
+
+
+_LICENSE = ctypes.create_string_buffer(b"GPL")
+_FUNCTION_RECORD_SIZE = 8
+
+#   0 u32 prog_type, insn_cnt; u64 insns, license; u32 log_level, log_size; u64 log_buf
+#  40 u32 kern_version, prog_flags; char prog_name[16]
+#  64 u32 prog_ifindex, expected_attach_type, prog_btf_fd, func_info_rec_size; u64 func_info; u32 func_info_cnt
+#  92 u32 line_info_rec_size; u64 line_info; u32 line_info_cnt, attach_btf_id, attach_prog_fd, core_relo_cnt
+_PROG_LOAD = struct.Struct("=IIQQIIQ4xI16s4xIIIQI4x8x4xI8x")
+
+_LOAD_ATTEMPTS = 5
+
+
+def load_program(
+    program: Program, log: ctypes.Array[ctypes.c_char] | None = None, level: LogLevel = LogLevel.LEVEL1
+) -> int:
+    """
+    Load a program and return its descriptor.
+
+    With a buffer ``log`` the verifier writes there, ending with a zero; ENOSPC if it is too small.
+    """
+    instructions = ctypes.create_string_buffer(program.instructions, len(program.instructions))
+    functions = _buffer(program.functions)
+    attributes = _attributes(
+        _PROG_LOAD,
+        program.type,
+        len(program.instructions) // 8,
+        ctypes.addressof(instructions),
+        ctypes.addressof(_LICENSE),
+        level if log is not None else 0,
+        len(log) if log is not None else 0,
+        _address(log),
+        program.flags,
+        program.name.encode()[:15],
+        program.attach_type,
+        program.btf,
+        _FUNCTION_RECORD_SIZE if functions is not None else 0,
+        _address(functions),
+        len(program.functions) // _FUNCTION_RECORD_SIZE,
+        program.attach_btf_id,
+    )
+    for _ in range(_LOAD_ATTEMPTS):
+        try:
+            return _bpf(_Command.PROG_LOAD, attributes)
+        except BlockingIOError:
+            # The verifier gives up when a signal is pending.
+            continue
+    return _bpf(_Command.PROG_LOAD, attributes)
+
+
+_LOG_SIZE = 1 << 16
+_LOG_SIZE_MAX = 1 << 26
+
+
+def verifier_log(program: Program, level: LogLevel = LogLevel.LEVEL1) -> str:
+    """Return what the verifier says about a program, whether it takes it or not."""
+    size = _LOG_SIZE
+    while True:
+        log = ctypes.create_string_buffer(size)
+        try:
+            os.close(load_program(program, log, level))
+        except OSError as error:
+            if error.errno == errno.ENOSPC and size < _LOG_SIZE_MAX:
+                size *= 8
+                continue
+        return log.value.decode(errors="replace")
+
+
+#   0 u32 prog_fd, retval, data_size_in, data_size_out; u64 data_in, data_out
+#  32 u32 repeat, duration, ctx_size_in, ctx_size_out; u64 ctx_in, ctx_out; u32 flags, cpu, batch_size
+_PROG_TEST_RUN = struct.Struct("=II24x8xI4xQ8x16x")
+_RETURN_VALUE = struct.Struct("=4xI")
+
+
+class ProgramRunner:
+    """
+    Run a SYSCALL program in the calling process, as often as is wanted.
+
+    ``context`` is what the program's r1 points to; the program may change it, and its helpers for user memory reach the
+    memory of this process. It must keep its size while the runner lives.
+    """
+
+    def __init__(self, program_fd: int, context: bytearray) -> None:
+        self._context = (ctypes.c_char * len(context)).from_buffer(context)
+        self._attributes = _attributes(_PROG_TEST_RUN, program_fd, 0, len(context), ctypes.addressof(self._context))
+
+    def run(self) -> int:
+        """Run the program once and return the 32 bits that it returns."""
+        _bpf(_Command.PROG_TEST_RUN, self._attributes)
+        value: int = _RETURN_VALUE.unpack_from(self._attributes)[0]
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramInfo:
+    """
+    Hold what the kernel knows of a loaded program.
+
+    ``run_time`` (nanoseconds) and ``runs`` count while statistics are enabled; ``recursion_misses`` are the runs that
+    did not take place because the program was running already on that CPU.
+    """
+
+    id: int
+    run_time: int
+    runs: int
+    recursion_misses: int
+    verified: int
+
+
+# struct { u32 bpf_fd, info_len; u64 info; }
+_OBJECT_INFO = struct.Struct("=IIQ")
+# struct bpf_prog_info: 0 u32 type, id ... 192 u64 run_time_ns, run_cnt, recursion_misses; u32 verified_insns
+_PROGRAM_INFO = struct.Struct("=4xI184xQQQI4x")
+
+
+def program_info(program_fd: int) -> ProgramInfo:
+    """Return what the kernel knows of a program."""
+    info = ctypes.create_string_buffer(_PROGRAM_INFO.size)
+    _bpf(_Command.OBJ_GET_INFO_BY_FD, _attributes(_OBJECT_INFO, program_fd, len(info), ctypes.addressof(info)))
+    return ProgramInfo(*_PROGRAM_INFO.unpack(info.raw))
+
+
+def enable_statistics() -> int:
+    """Have the kernel count runs and run time of all programs while the returned descriptor is open (in v5.8)."""
+    return _bpf(_Command.ENABLE_STATS, _attributes(struct.Struct("=I"), 0))
+
+
+# struct { u64 name; u32 prog_fd; }
+_RAW_TRACEPOINT = struct.Struct("=QI4x")
+
+
+def open_raw_tracepoint(program_fd: int, name: str = "") -> int:
+    """
+    Attach a program to a tracepoint; return the descriptor of the link, which ends with it.
+
+    ``name`` is that of the tracepoint for a RAW_TRACEPOINT program; a TRACING one says itself what it attaches to.
+    """
+    encoded = ctypes.create_string_buffer(name.encode()) if name else None
+    return _bpf(_Command.RAW_TRACEPOINT_OPEN, _attributes(_RAW_TRACEPOINT, _address(encoded), program_fd))
+
+
+# struct { u64 btf, btf_log_buf; u32 btf_size, btf_log_size, btf_log_level; }
+_BTF_LOAD = struct.Struct("=Q8xI12x")
+
+
+def load_btf(blob: bytes) -> int:
+    """Load type information and return its descriptor."""
+    data = ctypes.create_string_buffer(blob, len(blob))
+    return _bpf(_Command.BTF_LOAD, _attributes(_BTF_LOAD, ctypes.addressof(data), len(blob)))
+
+
+class UprobeMulti(enum.IntFlag):
+    """Name the flags of a uprobe_multi link."""
+
+    NONE = 0
+    RETURN = 1 << 0
+
+
+#   0 u32 prog_fd, target_fd, attach_type, flags
+#  16 uprobe_multi: u64 path, offsets, ref_ctr_offsets, cookies; u32 cnt, flags, pid
+_LINK_UPROBES = struct.Struct("=I4xI4xQQ8xQIII4x")
+#  16 perf_event: u64 bpf_cookie
+_LINK_PERF_EVENT = struct.Struct("=IIIIQ")
+
+
+def link_uprobes(
+    program_fd: int,
+    path: str | bytes,
+    offsets: Sequence[int],
+    cookies: Sequence[int],
+    flags: UprobeMulti = UprobeMulti.NONE,
+    pid: int = 0,
+) -> int:
+    """
+    Attach a TRACE_UPROBE_MULTI program to many offsets of one file at once; return the descriptor of the link.
+
+    The program learns with ``bpf_get_attach_cookie`` which of ``cookies`` belongs to its offset. ``pid`` restricts it
+    to one process, 0 to none. Since Linux kernel commit 89ae89f53d20 ("bpf: Add multi uprobe link") (in v6.6).
+    """
+    path_buffer = ctypes.create_string_buffer(os.fsencode(path))
+    offset_array = (ctypes.c_uint64 * len(offsets))(*offsets)
+    cookie_array = (ctypes.c_uint64 * len(cookies))(*cookies)
+    attributes = _attributes(
+        _LINK_UPROBES,
+        program_fd,
+        AttachType.TRACE_UPROBE_MULTI,
+        ctypes.addressof(path_buffer),
+        ctypes.addressof(offset_array),
+        ctypes.addressof(cookie_array),
+        len(offsets),
+        flags,
+        pid,
+    )
+    # Who is killed while it attaches uprobes would leave them.
+    return call_in_proxy(_SYS_BPF, _Command.LINK_CREATE, ctypes.addressof(attributes), len(attributes))
+
+
+def link_perf_event(program_fd: int, event_fd: int, cookie: int = 0) -> int:
+    """
+    Attach a program to a perf event; return the descriptor of the link.
+
+    Since Linux kernel commit b89fbfbb854c ("bpf: Implement minimal BPF perf link") (in v5.15).
+    """
+    return _bpf(
+        _Command.LINK_CREATE,
+        _attributes(_LINK_PERF_EVENT, program_fd, event_fd, AttachType.PERF_EVENT, 0, cookie),
+    )

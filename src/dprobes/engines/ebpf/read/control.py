@@ -1,0 +1,127 @@
+"""
+What other threads may do with a run while one iterates over its events: look at it, and ask for changes.
+
+Whatever is asked for is only noted here, and done by the thread that iterates. Everything may be called before the run
+begins and after it has ended: what can be looked at is then as it was at the end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections import deque
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from dprobes.engines.ebpf.attach.installation import Installation
+    from dprobes.engines.interface import Counts
+
+__all__ = ["Readings", "Wishes"]
+
+
+class Wishes:
+    """
+    Note what others ask of a run, and wake up the thread that sees to it.
+
+    ``descriptor`` can be read when something was asked for; it is -1 while the run does not go on. A signal handler may
+    interrupt these methods and call them itself.
+    """
+
+    def __init__(self) -> None:
+        self.descriptor = -1
+        self._unwanted: deque[int] = deque()
+        self._lock = threading.RLock()
+
+    def open(self) -> None:
+        """Begin to wake up who waits for ``descriptor``."""
+        self.descriptor = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+
+    def wake(self) -> None:
+        """Wake up the thread that sees to wishes."""
+        # The number may be that of somebody else's descriptor as soon as it is closed.
+        with self._lock:
+            if self.descriptor >= 0:
+                with contextlib.suppress(BlockingIOError):
+                    os.eventfd_write(self.descriptor, 1)
+
+    def remove(self, probes: Sequence[int]) -> None:
+        """Ask for probepoints to be taken away."""
+        self._unwanted += probes
+        self.wake()
+
+    def take_unwanted(self) -> list[int]:
+        """Return the probepoints that are to be taken away, and forget them."""
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self.descriptor)
+        return [self._unwanted.popleft() for _ in range(len(self._unwanted))]
+
+    def close(self) -> None:
+        """Wake up nobody any more."""
+        with self._lock:
+            descriptor, self.descriptor = self.descriptor, -1
+            if descriptor >= 0:
+                os.close(descriptor)
+
+
+class Readings:
+    """
+    Show the counts and variables of a program in the kernel, and what they were at the end once ``close`` was called.
+
+    ``count`` returns the counts of a probepoint, and is called by any thread.
+    """
+
+    def __init__(self, installed: Installation, count: Callable[[int], Counts]) -> None:
+        self._installed = installed
+        self._count = count
+        self._lock = threading.Lock()
+        self._counts: tuple[Counts, ...] = ()
+        self._locals: list[int] = []
+        self._cpu_variables: list[list[int]] = []
+        self._is_closed = False
+
+    def counts(self) -> tuple[Counts, ...]:
+        """Return the counts of all probepoints."""
+        with self._lock:
+            self._read_counts()
+            return self._counts
+
+    def local_variables(self) -> list[int]:
+        """Return the local variables."""
+        with self._lock:
+            self._read_variables()
+            return list(self._locals)
+
+    def cpu_variables(self) -> list[list[int]]:
+        """Return the CPU variables, a list for each CPU."""
+        with self._lock:
+            self._read_variables()
+            return [list(variables) for variables in self._cpu_variables]
+
+    def reset_variables(self, first: int, last: int | None) -> None:
+        """Set the local and CPU variables with the indices from ``first`` to ``last`` to zero."""
+        some = slice(first, None if last is None else last + 1)
+        with self._lock:
+            if self._is_closed:
+                for variables in (self._locals, *self._cpu_variables):
+                    variables[some] = [0] * len(variables[some])
+            else:
+                self._installed.maps.reset_variables(some)
+
+    def _read_counts(self) -> None:
+        if not self._is_closed:
+            self._counts = tuple(self._count(number) for number in range(len(self._installed.probes)))
+
+    def _read_variables(self) -> None:
+        if not self._is_closed:
+            maps = self._installed.maps
+            self._locals, self._cpu_variables = maps.local_variables(), maps.cpu_variables()
+
+    def close(self) -> None:
+        """Keep what there is; the maps are not looked at any more when this returns."""
+        with self._lock:
+            self._read_counts()
+            self._read_variables()
+            self._is_closed = True

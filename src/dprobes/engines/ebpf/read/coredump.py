@@ -1,0 +1,171 @@
+"""
+``exit 3``: the core of a process that its handler has stopped, written by a process of its own.
+
+``python -m dprobes.engines.ebpf.read.coredump PID TID`` is that process: it traces the threads while it writes the
+file that is its standard output, with the original bytes of breakpoints that it reads from its standard input, and says
+on standard error what went wrong. The kernel lets the threads go when it ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from dprobes.engines.interface import Notice
+from dprobes.target.processmaps import executable_mappings, read_maps
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+__all__ = ["Dump", "breakpoints_in", "main", "start_dump"]
+
+
+_I386_REGISTERS_SIZE = 17 * 4
+
+
+@dataclass(slots=True, eq=False)
+class Dump:
+    """Hold a core file that is being written."""
+
+    pid: int
+    name: str
+    path: str
+    writer: subprocess.Popen[bytes]
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the writer has ended."""
+        return self.writer.poll() is not None
+
+    def finish(self, *, abandoned: bool = False) -> Notice:
+        """Let the process go on, and return what is to be said; a file that is not complete is taken away."""
+        if abandoned:
+            self.writer.kill()
+        _, complaint = self.writer.communicate()
+        if self.writer.returncode < 0:  # else it has done that itself
+            let_go_on(self.pid)
+        process = f"process {self.pid} ({self.name})"
+        if self.writer.returncode == 0:
+            size = os.stat(self.path).st_size
+            return Notice(f"the core of {process} is in '{self.path}' ({size} bytes)", is_warning=False)
+        problem = complaint.decode(errors="replace").rstrip() or "the process that wrote it was killed"
+        if abandoned:
+            problem = "the run ended before it was complete"
+        with contextlib.suppress(OSError):
+            os.unlink(self.path)
+        return Notice(f"no core of {process} in '{self.path}': {problem}; the process goes on")
+
+
+def start_dump(pid: int, tid: int, name: str, directory: str, hidden: dict[int, int]) -> Dump | Notice:
+    """
+    Begin with a stopped process, whose thread ``tid`` has hit; ``hidden`` are original bytes of breakpoints.
+
+    Return what is to be said if no file can be made; the process goes on then.
+    """
+    import json
+
+    from dprobes.engines.ptrace.tracer.coredump import create_core_file
+
+    path = os.path.join(directory, f"core.dprobes.{pid}")
+    try:
+        path, output = create_core_file(path)
+    except OSError as error:
+        let_go_on(pid)
+        reason = (error.strerror or str(error)).lower()
+        return Notice(f"no core of process {pid} ({name}) in '{path}': {reason}; the process goes on")
+    try:
+        writer = subprocess.Popen(
+            [sys.executable, "-P", "-m", "dprobes.engines.ebpf.read.coredump", str(pid), str(tid)],
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+    finally:
+        os.close(output)
+    assert writer.stdin is not None
+    with contextlib.suppress(BrokenPipeError), writer.stdin:
+        writer.stdin.write(json.dumps(hidden).encode())
+    writer.stdin = None
+    return Dump(pid, name, path, writer)
+
+
+def breakpoints_in(pid: int, sites: Mapping[tuple[int, int], Iterable[tuple[int, int]]]) -> dict[int, int]:
+    """
+    Return the original bytes of breakpoints in a process, by address.
+
+    ``sites`` are pairs of a file offset and the byte there, by the file's device and inode.
+    """
+    found: dict[int, int] = {}
+    for mapping in executable_mappings(read_maps(pid)):
+        for offset, byte in sites.get((mapping.device, mapping.inode), ()):
+            address = mapping.start + offset - mapping.offset
+            if mapping.start <= address < mapping.end:
+                found[address] = byte
+    return found
+
+
+def let_go_on(pid: int) -> None:
+    """End the stop of a process."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGCONT)
+
+
+def main(pid: int, tid: int) -> None:
+    """Write the core of a stopped process to standard output, and let the process go on."""
+    try:
+        _write(pid, tid)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(os.readlink(f"/proc/self/fd/{sys.stdout.fileno()}"))
+        raise
+    finally:
+        # Here, so that it happens even if the command that asked for this is killed. It runs when we have ended.
+        let_go_on(pid)
+
+
+def _write(pid: int, tid: int) -> None:
+    import json
+
+    from dprobes.engines.core.corewriter import CoreRequest, ThreadState, write_core
+    from dprobes.engines.ptrace import syscalls
+    from dprobes.engines.ptrace.syscalls import RegisterSet
+    from dprobes.engines.ptrace.tracer.coredump import register_sets_of, signal_info_at
+
+    hidden = {int(address): byte for address, byte in json.load(sys.stdin).items()}
+    seized: set[int] = set()
+    while new := _threads(pid) - seized:
+        for each in sorted(new):
+            with contextlib.suppress(ProcessLookupError):
+                syscalls.seize(each)
+                syscalls.interrupt(each)
+                os.waitpid(each, syscalls.WALL)
+            seized.add(each)
+    general = {each: syscalls.get_register_set(each, RegisterSet.GENERAL) for each in (tid, *sorted(seized - {tid}))}
+    # The kernel gives as many registers as the program's processor has: 17 of 4 bytes, or 27 of 8.
+    word_size: Literal[4, 8] = 4 if len(general[tid]) == _I386_REGISTERS_SIZE else 8
+    threads = [ThreadState(each, registers, register_sets_of(each, word_size)) for each, registers in general.items()]
+    offset, size = (16 * 8, 8) if word_size == 8 else (12 * 4, 4)
+    address = int.from_bytes(general[tid][offset : offset + size], "little")
+    memory = os.open(f"/proc/{tid}/mem", os.O_RDONLY | os.O_CLOEXEC)
+    info = signal_info_at(word_size, address)
+    write_core(CoreRequest(pid, word_size, memory, tuple(threads), info, hidden), sys.stdout.fileno())
+
+
+def _threads(pid: int) -> set[int]:
+    return {int(name) for name in os.listdir(f"/proc/{pid}/task")}
+
+
+if __name__ == "__main__":
+    try:
+        main(int(sys.argv[1]), int(sys.argv[2]))
+    except OSError as error:
+        sys.stderr.write((error.strerror or str(error)).lower())
+        sys.exit(1)
+    except ValueError:
+        sys.exit("dprobes ended before it had said what is to be written")

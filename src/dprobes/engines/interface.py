@@ -1,0 +1,285 @@
+"""
+What engines have in common: what they are to run and on which processes, and the events of a run.
+
+What a program needs and an engine can is in ``capabilities``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
+
+from dprobes.escapes import escaped, escaped_lines
+from dprobes.record.layout import Item
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Container, Iterator, Sequence
+
+    from dprobes.engines.capabilities import Capability
+    from dprobes.engines.sharedglobals import GlobalVariables
+    from dprobes.resolve.probepoints import LeftOutProbe, Probepoint, ResolvedModule
+    from dprobes.resolve.probestate import ProbeState
+    from dprobes.rpn.program import Program
+
+__all__ = [
+    "Begun",
+    "ControlledSession",
+    "Counts",
+    "Engine",
+    "Event",
+    "Finished",
+    "HandedOver",
+    "Job",
+    "Notice",
+    "Pause",
+    "RecordBatch",
+    "RecordEvent",
+    "Scope",
+    "Session",
+    "StateEvent",
+]
+
+
+@dataclass(slots=True)
+class Counts:
+    """
+    Count what happened at one probepoint.
+
+    ``hits`` are hits whose instruction completed, ``passed`` those of them that passcount passed over, ``records`` the
+    records emitted, ``lost`` those dropped because nobody took them in time. ``recursed`` hits, during a handler of the
+    same thread, and ``missed`` ones, for which there was no room, ran no handler. ``faulted`` runs of the handler left
+    no record, because the instruction faulted then. ``executed`` says in which ways the probed instruction was
+    executed, where an engine has several.
+    """
+
+    hits: int = 0
+    records: int = 0
+    lost: int = 0
+    passed: int = 0
+    recursed: int = 0
+    missed: int = 0
+    faulted: int = 0
+    executed: tuple[str, ...] = ()
+
+
+class RecordEvent(NamedTuple):
+    """Carry one record (``record.layout``) of a probepoint, an index into the session's ``probes``."""
+
+    probe: int
+    record: bytes
+
+
+class RecordBatch(NamedTuple):
+    """Carry many records in their order, each with its probepoint as in ``RecordEvent``."""
+
+    records: Sequence[tuple[int, bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class StateEvent:
+    """
+    Report the state of probepoints in one process; ``detail`` says more where there is more to say.
+
+    ``probes`` are indices into the session's ``probes``.
+    """
+
+    probes: tuple[int, ...]
+    pid: int
+    state: ProbeState
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """
+    Tell the user something that belongs to no single probe; not every notice is a warning.
+
+    ``message`` is one line; ``details`` are more of them, as diagnostics are rendered.
+    """
+
+    message: str
+    hint: str | None = None
+    is_warning: bool = True
+    details: str = ""
+
+    @property
+    def text(self) -> str:
+        """All of it but the hint, harmless to lines and terminals."""
+        text = escaped(self.message)
+        return f"{text}\n{escaped_lines(self.details)}" if self.details else text
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Say that nothing more has arrived yet: the moment to flush what was written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """Say that all that was in scope at the beginning has been probed, as far as that can be; comes once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """
+    Close a run.
+
+    ``counts`` are in the order of the session's ``probes``. ``exit_status`` is the command's wait status, None where
+    there was no command. After a ``cut_short`` run the counts are of what was received; more may have happened.
+    """
+
+    counts: tuple[Counts, ...]
+    exit_status: int | None = None
+    cut_short: bool = False
+
+
+Event = RecordEvent | RecordBatch | StateEvent | Notice | Pause | Begun | Finished
+
+
+@dataclass(frozen=True, slots=True)
+class HandedOver:
+    """
+    Say that a process is not probed any more and stops (SIGSTOP), for a debugger to attach.
+
+    ``name`` is that of thread ``tid``, which stands at ``address``: that of the probed instruction, which it has not
+    executed, or with ``has_executed`` the one behind.
+    """
+
+    pid: int
+    tid: int
+    name: str
+    address: int
+    has_executed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """
+    Say which processes a run is about: all of them, unless something is given.
+
+    At most one of ``pid``, a ``command`` that is to be started, the path ``cgroup`` of a directory in a cgroup file
+    system, and the user id ``uid`` is given. ``follow`` says that what the process or command starts is in scope as
+    well; with the others that follows by itself. ``program`` is the path of what the process ``pid`` is about to
+    execute: it comes into scope with that. ``output`` is the descriptor that a command gets as its standard output, by
+    default ours.
+    """
+
+    pid: int | None = None
+    command: tuple[str, ...] = ()
+    cgroup: str | None = None
+    uid: int | None = None
+    follow: bool = True
+    program: str | None = None
+    output: int | None = None
+
+    @property
+    def is_tree(self) -> bool:
+        """Whether it is one process, and what that starts."""
+        return self.pid is not None or bool(self.command)
+
+    @property
+    def is_command(self) -> bool:
+        """Whether it is a command that has not begun yet."""
+        return bool(self.command) or self.program is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """
+    Hold what is to be run: a program, and the processes in scope.
+
+    ``items`` are the header items that records are to carry. ``resolved`` is what is known already of one of the
+    program's modules. ``globals`` are the global variables that the run shares with others; without them it has its
+    own. ``replaces`` is a running session of the same engine whose program this one takes the place of: a hit of an
+    offset that both have runs the handler of exactly one of them. If entering the new session fails, the old one goes
+    on; else its ``events`` come to their end. ``beside`` are other sessions of the same owner: one of them may follow
+    the process in scope already, in a way that lets nobody else do so.
+    """
+
+    program: Program
+    scope: Scope
+    items: Item = Item.MAJOR | Item.MINOR
+    resolved: ResolvedModule | None = None
+    globals: GlobalVariables | None = None
+    replaces: ControlledSession | None = None
+    beside: tuple[ControlledSession, ...] = ()
+
+
+class Session(Protocol):
+    """
+    Hold one run of a program; entering the context manager starts it, leaving it takes every probepoint away.
+
+    ``probes`` holds every probepoint that was found so far, in whatever file; it only grows.
+    """
+
+    @property
+    def probes(self) -> Sequence[Probepoint]:
+        """The probepoints by the numbers that events give them."""
+
+    @property
+    def is_debugging(self) -> bool:
+        """Whether a debugger runs for a process that was handed over, and Ctrl-C at the terminal is for it."""
+
+    @property
+    def left_out(self) -> Sequence[LeftOutProbe]:
+        """What matches a pattern and has no probepoint."""
+
+    @property
+    def mapped_files(self) -> Collection[str]:
+        """The names, without directories, of files that processes in scope mapped as code, as far as it was told."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *exception: object) -> None: ...
+
+    def events(self) -> Iterator[Event]:
+        """Iterate over what happens until ``Finished``."""
+
+    def stop(self) -> None:
+        """Ask for the end; ``events`` goes on until ``Finished``."""
+
+    def hurry(self) -> bool:
+        """
+        Give up the records that are still to be given out after the end, and count them as lost.
+
+        Return False if nothing can be gained by that; may be called by a signal handler.
+        """
+
+
+class ControlledSession(Session, Protocol):
+    """Let others look at a run and change it while it goes on; these methods may be called by any thread."""
+
+    @property
+    def tracer(self) -> int | None:
+        """The process that traces those in scope for the session, None if there is none (any more)."""
+
+    def counts(self) -> tuple[Counts, ...]:
+        """Return what happened so far, in the order of ``probes``."""
+
+    def wake(self) -> None:
+        """Have ``events`` look at once what has come, and give it out."""
+
+    def remove(self, probes: Sequence[int]) -> None:
+        """Take probepoints away, as the instruction ``remove`` does; ``events`` reports them as REMOVED."""
+
+    def local_variables(self) -> list[int]:
+        """Return the program's local variables."""
+
+    def cpu_variables(self) -> list[list[int]]:
+        """Return its CPU variables, a list for each CPU."""
+
+    def reset_variables(self, first: int = 0, last: int | None = None) -> None:
+        """Set its local and CPU variables with the indices from ``first`` to ``last``, by default all, to zero."""
+
+
+class Engine(Protocol):
+    """Place probepoints and run handlers by one mechanism."""
+
+    name: str
+
+    @property
+    def capabilities(self) -> Container[Capability]:
+        """What programs may need of it."""
+
+    def run(self, job: Job) -> ControlledSession:
+        """Return the session of a run, which starts when it is entered."""

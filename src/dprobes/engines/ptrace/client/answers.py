@@ -1,0 +1,388 @@
+"""
+What the tracer wants to know of files: which sites a file has that a process maps.
+
+Each place that is found becomes a probepoint with a number of its own, so that the copies of a module, for another
+processor or at another path, are counted apart.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import mmap
+import os
+import re
+import time
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from dprobes.arch import architecture
+from dprobes.diagnostics import Diagnostics
+from dprobes.engines.foreign.users import ForeignUsers
+from dprobes.engines.interface import Event, Notice
+from dprobes.engines.ptrace.sites import Code, Role, Site, Sites, WatchSite
+from dprobes.engines.x86.debugregs import Watch
+from dprobes.engines.x86.plan import plan
+from dprobes.engines.x86.relocation import copy_of
+from dprobes.errors import SourceError, TargetError
+from dprobes.resolve.probepoints import LeftOutProbe, ResolvedModule, ResolvedProbe, resolve
+from dprobes.resolve.probestate import ProbeState
+from dprobes.resolve.watchpoints import EveryProgram, ResolvedWatchpoint, resolve_watchpoints
+from dprobes.rpn.checker import check
+from dprobes.rpn.encoder import CodeImage, encode
+from dprobes.rpn.needs import watches_user_addresses
+from dprobes.rpn.program import ModuleType
+from dprobes.target.elf import ElfFile
+from dprobes.target.functionexits import ExitKind
+from dprobes.target.instructions import decode_at
+from dprobes.target.modules import matches
+from dprobes.target.ownership import foreign_owner
+from dprobes.target.processmaps import PAGE_SIZE, parse_maps, read_maps
+from dprobes.target.symbolproviders import OWN_SYMBOLS
+from dprobes.vm import Point
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dprobes.engines.foreign.examiner import Examiner
+    from dprobes.engines.ptrace.wire import ModuleMapped
+    from dprobes.resolve.probepoints import Probepoint
+    from dprobes.rpn.program import Program
+    from dprobes.target.location import Module
+    from dprobes.target.symbolproviders import SymbolProvider
+
+__all__ = ["Answers", "reachable"]
+
+_LINKER = re.compile(r"ld(-.*)?\.so(\.\d+)*|ld-musl-.*\.so(\.\d+)*")
+_LINKER_HOOK = "_dl_debug_state"
+"""The function that dynamic linkers call when they have mapped or unmapped something (``r_brk`` in ``<link.h>``)."""
+
+_UNWINDER = re.compile(r"(libc|libgcc_s|libunwind|libpthread)([-.].*)?\.so(\.\d+)*|(libc|ld)\.musl-.*|ld-musl-.*")
+_UNWINDING = (
+    "longjmp", "_longjmp", "siglongjmp", "__longjmp_chk", "_Unwind_RaiseException", "_Unwind_ForcedUnwind",
+)  # fmt: skip
+"""The functions that leave other functions without their return, and the files where they are."""
+
+
+_NAMES_MAX = 4096
+"""How many names of mapped files are kept: a program may map any number."""
+
+
+class Answers:
+    """
+    Answer the tracer's questions about one program.
+
+    ``symbols`` knows those of the program's modules, ``resolved`` is what is known already of one of these.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        *,
+        allow_write: bool,
+        symbols: SymbolProvider = OWN_SYMBOLS,
+        resolved: ResolvedModule | None = None,
+    ) -> None:
+        self._program = program
+        self._resolved = resolved
+        self._returns = any(definition.at_return for definition in program.definitions)
+        self._allow_write = allow_write
+        self._symbols = symbols
+        self._given: dict[tuple[int, int], Sites] = {}
+        self._users = ForeignUsers(program.name)
+        self.is_stopping = False
+        """Whether nobody waits for an answer any more."""
+        self.probes: list[Probepoint] = []
+        """The probepoints in the order of their numbers."""
+        self.left_out: list[LeftOutProbe] = []
+        self.mapped_files: dict[str, None] = {}
+        """The names of the files that were asked about, in the order in which they were mapped."""
+
+    def sites(self, mapped: ModuleMapped) -> tuple[Sites, list[Event]]:
+        """Return the sites in a file that a process has mapped, and what the user should hear of it."""
+        try:
+            return self._find(mapped, reachable(mapped)) if self._is_wanted(mapped) else (Sites(), [])
+        except TargetError as error:
+            return Sites(), [Notice(f"{mapped.path}: {error.message}", error.hint)]
+        except SourceError as error:
+            return Sites(), [Notice(f"{mapped.path}: the program cannot be inserted here", details=error.message)]
+
+    def prepare(self, mapped: ModuleMapped) -> tuple[Sites, list[Event]] | None:
+        """
+        Do as ``sites`` for a file that was asked about before; return None if it cannot be found any more.
+
+        Raise ``TargetError`` or ``SourceError`` if the program cannot be inserted into the file.
+        """
+        if not self._is_wanted(mapped):
+            return Sites(), []
+        try:
+            path = reachable(mapped)
+        except TargetError:
+            return None
+        return self._find(mapped, path)
+
+    def _is_wanted(self, mapped: ModuleMapped) -> bool:
+        """Return whether there may be anything in a file; false for most without opening them."""
+        if self._program.modtype is not ModuleType.USER:
+            return False  # nothing in it is about files
+        if len(self.mapped_files) < _NAMES_MAX:
+            self.mapped_files[mapped.path.rpartition("/")[2]] = None
+        return _is_linker(mapped) or self._unwinds(mapped) or self._may_match(mapped.path)
+
+    def _unwinds(self, mapped: ModuleMapped) -> bool:
+        return self._returns and _UNWINDER.fullmatch(Path(mapped.path).name) is not None
+
+    def _find(self, mapped: ModuleMapped, path: Path) -> tuple[Sites, list[Event]]:
+        known = self._known(path)
+        if known is None and (owner := foreign_owner(path.stat())) is not None:
+            return self._find_foreign(mapped, path, owner)
+        elf = known.elf if known is not None else ElfFile.open(path)
+        is_probed = matches(self._program.name, mapped.path, elf.soname)
+        own = _own_sites(elf, (_LINKER_HOOK,), Role.LINKER) if _is_linker(mapped) else ()
+        if self._returns and (is_probed or self._unwinds(mapped)):
+            own += _own_sites(elf, _UNWINDING, Role.UNWINDING)
+        if not is_probed:
+            return Sites(own), []
+        # The same file by another path, as in a container, has the same probepoints.
+        key = (mapped.device, mapped.inode)
+        if key in self._given:
+            return self._given[key], []
+        resolved = self._resolve(known or self._symbols.module_of(elf))
+        self._given[key] = self._new_sites(resolved, mapped, own)
+        return self._given[key], self._doubts(resolved, mapped.path)
+
+    def _find_foreign(self, mapped: ModuleMapped, path: Path, owner: str) -> tuple[Sites, list[Event]]:
+        """Do as ``_find`` for a file that another user can change: another process reads it, within limits."""
+        from dprobes.engines.foreign.outlines import Question
+
+        key = (mapped.device, mapped.inode)
+        if key in self._given:
+            return self._given[key], []
+        if not self._users.may_have_file(owner):
+            return Sites(), list(self._users.notices())
+        roles = dict.fromkeys((_LINKER_HOOK,), Role.LINKER) if _is_linker(mapped) else {}
+        if self._returns:
+            roles |= dict.fromkeys(_UNWINDING, Role.UNWINDING)
+        is_named = matches(self._program.name, mapped.path, None)
+        question = Question(
+            mapped.path,
+            self._program,
+            self._symbols,
+            allow_write=self._allow_write,
+            soname=None if is_named else self._program.name,
+            own_functions=tuple(roles),
+        )
+        began = time.monotonic()
+        try:
+            descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
+            try:
+                examined = self._examiner.examine(question, descriptor, lambda: not self.is_stopping)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise TargetError(f"'{mapped.path}' is not there any more") from error
+        finally:
+            self._users.note_reading(owner, time.monotonic() - began)
+        if examined is None:
+            return Sites(), []
+        module, resolved = examined.module, examined.resolved
+        places = {place: roles[name] for name, place in module.outline.own_places.items() if name in roles}
+        if resolved is None and not self._unwinds(mapped):
+            places = {place: role for place, role in places.items() if role is not Role.UNWINDING}
+        own = tuple(_own_site(module, place, role) for place, role in places.items())
+        if resolved is None:
+            return Sites(own), []
+        self._given[key] = self._new_sites(resolved, mapped, own)
+        text = examined.warnings
+        doubts = f"{mapped.path}: not everything in this file is as the program says\n{text}"
+        return self._given[key], [Notice(doubts)] if text else []
+
+    @cached_property
+    def _examiner(self) -> Examiner:
+        from dprobes.engines.foreign.examiner import Examiner
+
+        return Examiner()
+
+    def close(self) -> None:
+        """Answer no more."""
+        if "_examiner" in self.__dict__:
+            self._examiner.close()
+
+    def everywhere(self) -> dict[int, Sites | str]:
+        """Return what is watched in every process by word size, or why it cannot be; may be called once."""
+        if not watches_user_addresses(self._program):
+            return {}
+        found: dict[int, Sites | str] = {}
+        for arch in (architecture("x86_64"), architecture("i386")):
+            diagnostics = Diagnostics()
+            try:
+                check(self._program, arch, diagnostics, allow_write=self._allow_write)
+                watchpoints = resolve_watchpoints(self._program, EveryProgram(arch), diagnostics)
+                diagnostics.raise_if_errors()
+            except SourceError as error:
+                found[arch.word_size] = error.message
+                continue
+            # It is one probepoint, whatever the processor.
+            self.probes = self.probes or list(watchpoints)
+            code = Code(arch.name, _bytes_only(encode(self._program, arch)))
+            found[arch.word_size] = Sites(code=code, watches=self._watch_sites(watchpoints, 0))
+        return found
+
+    def _watch_sites(self, watchpoints: tuple[ResolvedWatchpoint, ...], first: int) -> tuple[WatchSite, ...]:
+        """Return what is to be watched; the watchpoints become probepoints that are numbered from ``first`` on."""
+        return tuple(
+            WatchSite(
+                number,
+                watchpoint.number,
+                Watch(watchpoint.address, watchpoint.length, watchpoint.access),
+                watchpoint.absolute,
+                Point.of(self._program, watchpoint.definition, watchpoint.address),
+            )
+            for number, watchpoint in enumerate(watchpoints, first)
+            if watchpoint.state is ProbeState.COMPILED
+        )
+
+    def _known(self, path: Path) -> Module | None:
+        """Return the module that was resolved before, if ``path`` is its file."""
+        if self._resolved is not None and path.samefile(self._resolved.module.path):
+            return self._resolved.module
+        return None
+
+    def _resolve(self, module: Module) -> ResolvedModule:
+        if self._resolved is not None and module is self._resolved.module:
+            return self._resolved
+        return resolve(self._program, module, Diagnostics(), allow_write=self._allow_write)
+
+    def _doubts(self, resolved: ResolvedModule, path: str) -> list[Event]:
+        if resolved is self._resolved or not resolved.warnings:
+            return []  # what was resolved before has been spoken of
+        text = "\n".join(warning.render() for warning in resolved.warnings)
+        return [Notice(f"{path}: not everything in this file is as the program says", details=text)]
+
+    def _may_match(self, path: str) -> bool:
+        """Return whether a file may be the program's module; false for most without opening them."""
+        wanted = self._program.name
+        if matches(wanted, path, None):
+            return True
+        # A library's file may be called otherwise than its soname, but hardly begins otherwise.
+        stem = re.split(r"[-.]", Path(wanted).name)[0]
+        return "/" not in wanted and ".so" in Path(path).name and Path(path).name.startswith(stem)
+
+    def _new_sites(self, resolved: ResolvedModule, mapped: ModuleMapped, own: tuple[Site, ...]) -> Sites:
+        word_size = resolved.architecture.word_size
+        sites: list[Site] = []
+        for probe in resolved.probes:
+            if probe.state is ProbeState.COMPILED:
+                sites += _sites_of(
+                    len(self.probes), probe, Point.of(self._program, probe.definition, probe.offset), word_size
+                )
+            # The path as the process knows it: ours may lead through /proc.
+            self.probes.append(dataclasses.replace(probe, path=mapped.path))
+        self.left_out += [dataclasses.replace(left_out, path=mapped.path) for left_out in resolved.left_out]
+        watches = self._watch_sites(resolved.watchpoints, len(self.probes))
+        self.probes += [dataclasses.replace(watchpoint, path=mapped.path) for watchpoint in resolved.watchpoints]
+        segment = next(s for s in resolved.module.elf.load_segments if s.executable)
+        return Sites(
+            (*sites, *own),
+            Code(resolved.architecture.name, _bytes_only(resolved.image)),
+            resolved.symbols,
+            (segment.offset, segment.vaddr),
+            _padding(resolved.module),
+            watches=watches,
+        )
+
+
+def _is_linker(mapped: ModuleMapped) -> bool:
+    return _LINKER.fullmatch(Path(mapped.path).name) is not None
+
+
+def _bytes_only(image: CodeImage) -> CodeImage:
+    """Return an image without its instructions, which are for people: the tracer runs the bytes."""
+    return dataclasses.replace(image, instructions=(), labels={})
+
+
+def _sites_of(number: int, probe: ResolvedProbe, point: Point, word_size: Literal[4, 8]) -> Iterator[Site]:
+    """Iterate over the places where a probepoint needs a breakpoint."""
+    if probe.exits is None:
+        raw = probe.instruction.raw
+        yield Site(number, probe.number, probe.offset, raw, plan(raw, word_size), copy_of(raw, word_size), point)
+        return
+    for leaving in probe.exits.exits:
+        raw = leaving.raw
+        is_return = leaving.kind is ExitKind.RETURN
+        ranges = probe.exits.ranges
+        yield Site(
+            number,
+            probe.number,
+            leaving.offset,
+            raw,
+            plan(raw, word_size),
+            copy_of(raw, word_size),
+            point,
+            Role.RETURN if is_return else Role.JUMP,
+            () if is_return else tuple((start - leaving.address, end - leaving.address) for start, end in ranges),
+        )
+
+
+def _own_sites(elf: ElfFile, names: tuple[str, ...], role: Role) -> tuple[Site, ...]:
+    """Return the engine's own breakpoints at functions of a file, those of them that it has."""
+    # By the file's own symbols: a provider may know none but those that the program names.
+    module = OWN_SYMBOLS.module_of(elf)
+    sites: dict[int, Site] = {}
+    for name in names:
+        with contextlib.suppress(TargetError):
+            offset = module.file_offset(module.address_of(name))
+            sites[offset] = _own_site(module, offset, role)
+    return tuple(sites.values())
+
+
+def _own_site(module: Module, offset: int, role: Role) -> Site:
+    raw = decode_at(module, offset).raw
+    emulation, copy = plan(raw, module.word_size), copy_of(raw, module.word_size)
+    return Site(-1, -1, offset, raw, emulation, copy, role=role)
+
+
+def _padding(module: Module) -> tuple[tuple[int, int], ...]:
+    """Return what lies unused between the ends of code segments and those of their last pages."""
+    ends = [s.offset + s.filesz for s in module.elf.load_segments if s.executable and s.memsz == s.filesz]
+    return tuple((end, -end % PAGE_SIZE) for end in ends)
+
+
+def reachable(mapped: ModuleMapped) -> Path:
+    """Return a path that leads to the very file that is mapped; raise ``TargetError`` if none does."""
+    candidates = [
+        Path(mapped.path),
+        Path(f"/proc/{mapped.pid}/root{mapped.path}"),
+        Path(f"/proc/{mapped.pid}/exe"),
+    ]
+    for candidate in candidates:
+        with contextlib.suppress(OSError, ValueError):
+            if _is_mapped_file(candidate, mapped):
+                return candidate
+    raise TargetError(
+        "MISMATCH: the file that the process runs is not there any more",
+        hint="it was replaced while the process runs; restart the process",
+    )
+
+
+def _is_mapped_file(path: Path, mapped: ModuleMapped) -> bool:
+    """
+    Return whether ``path`` is the file with the device and inode that a process's memory map shows.
+
+    Some file systems (btrfs, overlayfs) have other device numbers there than in ``stat``: so the file is mapped by us,
+    to see how the kernel shows it.
+    """
+    status = path.stat()
+    if status.st_ino != mapped.inode:
+        return False
+    if status.st_dev == mapped.device:
+        return True
+    before = _times_shown(mapped)
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 1, access=mmap.ACCESS_READ):
+        return _times_shown(mapped) > before
+
+
+def _times_shown(mapped: ModuleMapped) -> int:
+    maps = parse_maps(read_maps(os.getpid()))
+    return sum((m.device, m.inode) == (mapped.device, mapped.inode) for m in maps)

@@ -1,0 +1,405 @@
+"""
+The client's side of a tracer: start it, answer what it asks, and sort what it sends by the program that it is about.
+
+A tracer may have several programs, and outlives those that end before others. So there is one conversation for a
+tracer, and a ``ProgramRun`` for each program. One of the threads that ``wait`` reads from the tracer, and sees to all
+that has arrived; the others sleep until they are woken up. Whoever stops waiting lets another one read.
+
+The client is the tracer's bystander as well: when the tracer dies, it puts the original bytes back at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import subprocess
+import threading
+from typing import TYPE_CHECKING
+
+from dprobes.engines import refusals
+from dprobes.engines.debugger import LOOK
+from dprobes.engines.interface import Begun, Finished, Notice
+from dprobes.engines.launcher import Command
+from dprobes.engines.ptrace.client.crashrestorer import Bystander
+from dprobes.engines.ptrace.client.deathguard import TracerGuard
+from dprobes.engines.ptrace.client.inbox import Inbox
+from dprobes.engines.ptrace.client.outbox import Outbox
+from dprobes.engines.ptrace.client.reports import death_notices, dump_notice, obstacle_text, state_event
+from dprobes.engines.ptrace.client.tracerprocess import readable, start_tracer
+from dprobes.engines.ptrace.syscalls import allow_tracer
+from dprobes.engines.ptrace.wire import (
+    Attach,
+    Attached,
+    Done,
+    Dumped,
+    Ended,
+    Failed,
+    InPlace,
+    Insert,
+    Kind,
+    Left,
+    ModuleMapped,
+    NotInserted,
+    ProbeStatus,
+    Refused,
+    Replace,
+    Replaced,
+    Warned,
+    load_message,
+    unpack_record,
+)
+from dprobes.engines.replacement import nothing_to_insert
+from dprobes.errors import EngineError, SourceError, TargetError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dprobes.engines.interface import Scope
+    from dprobes.engines.ptrace.client.programrun import Item, ProgramRun
+    from dprobes.engines.ptrace.sites import Sites
+    from dprobes.engines.ptrace.wire import Start
+    from dprobes.engines.sharedglobals import GlobalVariables
+
+__all__ = ["Conversation", "NotFollowedError"]
+
+_PATIENCE = 10
+"""Seconds that a tracer may take to end."""
+
+_PATIENCE_AT_DEATH = 0.5
+"""Seconds for which a dying tracer waits for what it has sent to be read."""
+
+_LONG = 1.0
+"""Seconds until who waits for a bell looks again: where two follow one program, the other one may have taken it."""
+
+_ENDED = "the program that is to be replaced has ended"
+
+_Known = dict[tuple[int, int, str], "Sites"]
+
+
+class NotFollowedError(EngineError):
+    """Report that a tracer takes no program for a process: it is at its end, or has let the process go."""
+
+
+class Conversation:
+    """
+    Start a tracer for the program of ``run`` and exchange messages with it.
+
+    ``start`` describes the program, which is for ``module``; ``variables`` are the global variables, if others share
+    them. Raise ``EngineError`` if the tracer cannot be started.
+    """
+
+    def __init__(self, run: ProgramRun, start: Start, module: str, variables: GlobalVariables | None) -> None:
+        self.globals = variables
+        self._runs: dict[int, ProgramRun] = {run.number: run}
+        """The programs of which something may be heard still."""
+        self._members = {run}
+        """Those that a session holds still."""
+        self._programs = 1
+        self._candidate: ProgramRun | None = None
+        """The program that is about to be inserted, and that which it replaces."""
+        self._replaces: ProgramRun | None = None
+        self._refusal: EngineError | None = None
+        self._asked: dict[tuple[int, int, str], ModuleMapped] = {}
+        self._command: Command | None = None
+        self._bystander = Bystander()
+        self._restored = 0
+        self._disarmed = (0, 0)
+        self._is_over = False
+        self._inserting = threading.Lock()
+        """Taken by who inserts a program: one at a time."""
+        self._lock = threading.Lock()
+        """Taken by who sees to what has arrived, or looks at the programs."""
+        self._reading = threading.Lock()
+        """Taken by who waits for the tracer."""
+        self._waiting: set[ProgramRun] = set()
+        self._tracer, from_tracer, to_tracer = start_tracer(start, module)
+        self._inbox = Inbox(from_tracer)
+        self._guard: TracerGuard | None = None
+        self.outbox = Outbox(to_tracer)
+        self.outbox.send(start)
+
+    @property
+    def tracer(self) -> int:
+        """The process id of the tracer."""
+        return self._tracer.pid
+
+    def attach(self, scope: Scope) -> None:
+        """Let the tracer take over a process, or a command that is started for that."""
+        if scope.pid is None:
+            # The Yama module extends this to our descendants: the tracer, and a debugger after ``exit 1``.
+            self._command = Command(scope.command, allow_tracer, scope.output)
+        # Not before: a process that is forked has no threads but one.
+        self._guard = TracerGuard(self._tracer, self._restore, self._disarm)
+        is_launching = self._command is not None or scope.program is not None
+        pid = scope.pid if self._command is None else self._command.pid
+        self.outbox.send(Attach(pid or 0, launching=is_launching))
+
+    def wait_for_command(self) -> int | None:
+        """Wait for the end of the command and return its wait status, None if there is none, or it never began."""
+        return None if self._command is None or not self._command.has_gone else self._command.wait()
+
+    def leave(self, run: ProgramRun) -> None:
+        """Note that a session is done with a program; with the last one the conversation is over."""
+        with self._lock:
+            if run not in self._members:
+                return
+            self._members.discard(run)
+            if self._members:
+                return
+        self.close()
+
+    def close(self) -> None:
+        """Give the pipes up, with whose end the tracer ends, and wait for that."""
+        self._members.clear()
+        self.outbox.close()
+        self.await_end()
+        self._inbox.close()
+        if self._command is not None:
+            self._command.close()
+
+    def await_end(self) -> None:
+        """Wait for the end of the tracer if it has been told to end."""
+        if not self._is_over and self._members:
+            return
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._wait_for_tracer(_PATIENCE)
+
+    def _wait_for_tracer(self, seconds: float | None = None) -> int:
+        return self._tracer.wait(seconds) if self._guard is None else self._guard.wait(seconds)
+
+    # Other programs
+
+    def insert(self, run: ProgramRun, start: Start, pid: int) -> None:
+        """
+        Insert one more program, into a process of those that are traced, and into what that has started.
+
+        Raise ``EngineError`` if that is not possible, and ``NotFollowedError`` if it is here only.
+        """
+        known: _Known = {}
+        with self._inserting:
+            # It may take its time: nobody is to wait for that. What is wrong shows when the tracer asks.
+            with contextlib.suppress(SourceError, TargetError):
+                _prepare(run, dict(self._asked), known)
+            with self._lock:
+                if not self._members or self._is_over:
+                    raise NotFollowedError("the process is not traced")
+                self._enter(run, None)
+                self.outbox.send(Insert(dataclasses.replace(start, number=run.number), pid, known))
+            self._await_answer(run)
+
+    def replace(self, former: ProgramRun, run: ProgramRun, start: Start) -> None:
+        """
+        Put a program in the place of ``former``, which comes to its end.
+
+        Raise ``EngineError`` or ``SourceError`` if that is not possible; then the former one goes on.
+        """
+        known: _Known = {}
+        with self._inserting:
+            _prepare(run, dict(self._asked), known)
+            with self._lock:
+                if former.is_over:
+                    raise EngineError(_ENDED)
+                _prepare(run, self._asked, known)
+                probes = run.answers.probes
+                if probes and all(probe.state.is_obstacle for probe in probes):
+                    raise nothing_to_insert(probes)
+                self._enter(run, former)
+                message = Replace(dataclasses.replace(start, number=run.number), former.number, known)
+                self.outbox.send(message)
+            self._await_answer(run)
+
+    def _enter(self, run: ProgramRun, former: ProgramRun | None) -> None:
+        run.number, self._programs = self._programs, self._programs + 1
+        self._candidate, self._replaces, self._refusal = run, former, None
+        self._runs[run.number] = run
+        self._members.add(run)
+
+    def _await_answer(self, run: ProgramRun) -> None:
+        """Wait until a program is inserted; raise ``EngineError`` if it is not."""
+        try:
+            while self._candidate is run:
+                self.wait(run)
+        except BaseException:
+            self.outbox.end(run.number)
+            self.leave(run)
+            raise
+        if self._refusal is not None:
+            self.leave(run)
+            raise self._refusal
+
+    def _on_replaced(self) -> None:
+        former = self._replaces
+        assert former is not None
+        # The debuggers stay those of the program before, with which their processes were begun.
+        run = self._settle_candidate(None)
+        run.debuggers = former.debuggers
+        del self._runs[former.number]
+        self._members.discard(former)
+        former.replaced()
+        former.wake()
+
+    def _on_refusal(self, refusal: EngineError) -> None:
+        run = self._settle_candidate(refusal)
+        del self._runs[run.number]
+
+    def _settle_candidate(self, refusal: EngineError | None) -> ProgramRun:
+        run = self._candidate
+        assert run is not None
+        self._refusal = refusal
+        self._candidate = None
+        run.wake()
+        return run
+
+    # What arrives
+
+    def wait(self, run: ProgramRun) -> None:
+        """Wait until something may have arrived for ``run``, and see to all that has."""
+        seconds = None if run.debuggers.is_idle else LOOK
+        # In this order: whoever gives up reading looks for one who waits.
+        self._waiting.add(run)
+        try:
+            if self._reading.acquire(blocking=False):
+                try:
+                    if self._inbox.descriptor in readable([self._inbox.descriptor, run.bell], seconds):
+                        with self._lock:
+                            self._read(run)
+                finally:
+                    self._reading.release()
+            else:
+                readable([run.bell], _LONG if seconds is None else seconds)
+        finally:
+            self._waiting.discard(run)
+            self._let_another_read()
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(run.bell)
+        if seconds is not None and not run.is_over:
+            # Not for a process that was handed over just now: what came before that is given out first.
+            run.items += run.debuggers.look()
+
+    def _let_another_read(self) -> None:
+        if not self._reading.locked():
+            for other in tuple(self._waiting)[:1]:
+                other.wake()
+
+    def _read(self, reader: ProgramRun) -> None:
+        if self._is_over:
+            return
+        frames, ended = self._inbox.read()
+        concerned: set[ProgramRun] = set()
+        for kind, payload in frames:
+            if kind is Kind.RECORD:
+                number, probe, record = unpack_record(payload)
+                if (run := self._runs.get(number)) is not None:
+                    run.take_record(probe, record)
+                    concerned.add(run)
+                continue
+            concerned |= set(self._runs.values())
+            try:
+                self._on_message(load_message(payload))
+            except Exception as error:  # noqa: BLE001 - whoever gives out the items shall raise it
+                reader.items.append(error)
+        if ended and not self._is_over:
+            concerned |= set(self._runs.values())
+            self._on_death()
+        for run in concerned:
+            if run is not reader:
+                run.wake()
+
+    def _on_message(self, message: object) -> None:
+        match message:
+            case ModuleMapped():
+                self._answer(message)
+            case Attached():
+                if self._command is not None:
+                    self._command.go()
+                for first in self._runs.values():
+                    if first is not self._candidate:
+                        first.items.append(Begun())
+            case Refused(text):
+                self._on_end(lambda _: EngineError(text))
+            case Failed(pid, reason, number):
+                error = refusals.attach_error(pid, reason, number)
+                self._on_end(lambda _: error)
+            case ProbeStatus():
+                self._give(state_event(message), message.program)
+            case Left(number, process):
+                if (run := self._runs.get(number)) is not None:
+                    run.items += run.debuggers.add(process)
+            case Dumped():
+                self._give(dump_notice(message), message.program)
+            case Warned(text, hint, program, details):
+                self._give(Notice(text, hint, details=details), program)
+            case Replaced():
+                self._on_replaced()
+            case InPlace(number):
+                if self._candidate is not None and self._candidate.number == number:
+                    self._settle_candidate(None)
+                self._give(Begun(), number)
+            case NotInserted(_, "", None):
+                self._on_refusal(NotFollowedError("the process is not traced"))
+            case NotInserted(_, text, obstacle):
+                self._on_refusal(EngineError(text if obstacle is None else obstacle_text(obstacle)))
+            case Ended(number):
+                if (ended := self._runs.pop(number, None)) is not None:
+                    ended.end(message)
+            case Done():
+                self._on_end(lambda _: message)
+            case _:
+                self._bystander.note(message)
+
+    def _give(self, item: Item, program: int | None) -> None:
+        """Let a program's run give something out, or with None those of all."""
+        for number, run in self._runs.items():
+            if program is None or number == program:
+                run.items.append(item)
+
+    def _answer(self, mapped: ModuleMapped) -> None:
+        self._asked[mapped.device, mapped.inode, mapped.path] = mapped
+        run = self._runs[mapped.program]
+        sites, notices = run.answers.sites(mapped)
+        self.outbox.send(dataclasses.replace(sites, number=mapped.number))
+        run.items += notices
+
+    def _on_end(self, item_for: Callable[[ProgramRun], Item]) -> None:
+        self._is_over = True
+        if self._candidate is not None:
+            no_other = self._replaces is None
+            self._on_refusal(NotFollowedError("the process is not traced") if no_other else EngineError(_ENDED))
+        for run in self._runs.values():
+            run.end(item_for(run))
+
+    def _restore(self) -> None:
+        """Put the original bytes back; whoever has the lock may wait for a tracer that cannot answer any more."""
+        if self._lock.acquire(timeout=_PATIENCE_AT_DEATH):
+            try:
+                self._bystander.note_all(self._inbox.read_ahead())
+            finally:
+                self._lock.release()
+        self._restored += self._bystander.restore()
+
+    def _disarm(self) -> None:
+        self._disarmed = self._bystander.disarm()
+
+    def _on_death(self) -> None:
+        """Say what happened, and do what the guard could not do."""
+        self._restored += self._bystander.restore()
+        status = self._wait_for_tracer()
+        disarmed, armed = (sum(pair) for pair in zip(self._disarmed, self._bystander.disarm(), strict=True))
+        notices = death_notices(status, self._restored, disarmed, armed)
+        for run in self._runs.values():
+            run.items += notices
+        self._on_end(lambda run: Finished(run.counts_of_received(), cut_short=True))
+
+
+def _prepare(run: ProgramRun, asked: dict[tuple[int, int, str], ModuleMapped], known: _Known) -> None:
+    """
+    Answer for a program what was asked about another one; what cannot be found any more is asked again.
+
+    Raise ``TargetError`` or ``SourceError`` if the program cannot be inserted into a file.
+    """
+    for key in asked.keys() - known.keys():
+        prepared = run.answers.prepare(asked[key])
+        if prepared is not None:
+            known[key], notices = prepared
+            run.items += notices

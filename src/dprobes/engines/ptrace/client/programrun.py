@@ -1,0 +1,101 @@
+"""What the client knows of one program in a tracer: what it has answered, and what is still to be given out."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections import deque
+from typing import TYPE_CHECKING, cast
+
+from dprobes.engines.interface import Counts, Event, Finished, RecordBatch, RecordEvent
+from dprobes.engines.ptrace.wire import Done, Ended
+
+if TYPE_CHECKING:
+    from dprobes.engines.debugger import Debuggers
+    from dprobes.engines.ptrace.client.answers import Answers
+    from dprobes.engines.ptrace.sharedcounters import Ledger
+
+__all__ = ["Item", "ProgramRun"]
+
+_BACKLOG = 64 << 20
+"""Bytes of records that may wait to be given out, where somebody else reads them from the tracer."""
+
+_TOGETHER = 1024
+"""Records that are given out at once at most."""
+
+Item = Event | Done | Ended | Exception
+"""What is to be given out, or raised."""
+
+
+class ProgramRun:
+    """Hold one program; ``items`` are to be given out by who follows it, whom ``wake`` wakes up."""
+
+    def __init__(self, answers: Answers, ledger: Ledger, debuggers: Debuggers) -> None:
+        self.answers = answers
+        self.ledger = ledger
+        self.debuggers = debuggers
+        self.number = 0
+        self.items: deque[Item] = deque()
+        self.is_stopping = False
+        """Whether its end was asked for."""
+        self.is_over = False
+        """Whether no more items will come."""
+        self.bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        weakref.finalize(self, os.close, self.bell)
+        self._backlog = 0
+        self._backlog_max = _BACKLOG
+        self._received: dict[int, int] = {}
+        self._dropped: dict[int, int] = {}
+
+    def counts(self) -> tuple[Counts, ...]:
+        """Return what happened so far."""
+        counts = self.ledger.counts(len(self.answers.probes))
+        for probe, dropped in list(self._dropped.items()):
+            counts[probe].records -= dropped
+            counts[probe].lost += dropped
+        return counts
+
+    def counts_of_received(self) -> tuple[Counts, ...]:
+        """Return what is known for certain when the tracer was killed."""
+        numbers = [self._received.get(probe, 0) for probe in range(len(self.answers.probes))]
+        return tuple(Counts(hits=number, records=number) for number in numbers)
+
+    def take_record(self, probe: int, record: bytes) -> None:
+        """Keep a record to be given out, or count it as lost if nobody takes them."""
+        if self._backlog + len(record) > self._backlog_max:
+            self._dropped[probe] = self._dropped.get(probe, 0) + 1
+            return
+        self._received[probe] = self._received.get(probe, 0) + 1
+        self._backlog += len(record)
+        self.items.append(RecordEvent(probe, record))
+
+    def next_item(self) -> Item:
+        """Take the next one of the items."""
+        item = self.items.popleft()
+        if isinstance(item, RecordEvent):
+            self._backlog -= len(item.record)
+        return item
+
+    def records_from(self, first: RecordEvent) -> RecordBatch:
+        """Take the records that come directly behind one, up to a limit: many at once are written faster."""
+        records = [first]
+        while self.items and len(records) < _TOGETHER and isinstance(self.items[0], RecordEvent):
+            records.append(cast("RecordEvent", self.next_item()))
+        return RecordBatch(records)
+
+    def take_all(self) -> list[Item]:
+        """Take all items that there are."""
+        return [self.next_item() for _ in range(len(self.items))]
+
+    def wake(self) -> None:
+        """Wake up who waits."""
+        os.eventfd_write(self.bell, 1)
+
+    def end(self, item: Item) -> None:
+        """Give out one more item, the last one."""
+        self.items.append(item)
+        self.is_over = True
+
+    def replaced(self) -> None:
+        """Come to the end because another program has taken the place of this one."""
+        self.end(Finished(self.counts()))

@@ -1,0 +1,134 @@
+"""
+Taking watchpoints out of the debug registers from outside, when the tracer itself was killed.
+
+The kernel lets a dead tracer's threads run on with their debug registers set, and an access would end the program by a
+SIGTRAP. So every thread is seized once more, stopped, disarmed, and let go. Threads that are born meanwhile need
+nothing: the kernel gives them empty registers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import signal
+import time
+from typing import TYPE_CHECKING
+
+from dprobes.engines.procfs import process_field, threads_of
+from dprobes.engines.ptrace import syscalls
+from dprobes.engines.ptrace.syscalls import StopKind, classify_stop
+from dprobes.engines.ptrace.tracer.debugregisters import Armer
+from dprobes.engines.ptrace.tracer.processes import AddressSpace, Thread, ThreadState
+from dprobes.engines.ptrace.tracer.stopper import Stopper, await_stop
+from dprobes.engines.x86.debugregs import CONTROL, SLOTS, STATUS, decode, slot_mask, slots_hit
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from dprobes.engines.x86.debugregs import Watch
+
+__all__ = ["disarm_processes"]
+
+_PATIENCE = 2.0
+"""Seconds to wait for the kernel to let go of a dead tracer's threads, and for a thread that cannot stop now."""
+
+_PAUSE = 0.0002
+
+
+def disarm_processes(watches: Mapping[int, tuple[Watch, ...]]) -> tuple[int, int]:
+    """
+    Take the watches of each process out of the registers of all its threads.
+
+    Return how many threads were disarmed, and how many may still be armed because they could not be stopped.
+    """
+    threads: dict[int, Thread] = {}
+    stopper = Stopper(threads, Armer(lambda _: None))
+    missed = 0
+    until = time.monotonic() + _PATIENCE
+    for pid in watches:
+        space = AddressSpace.closed(8)
+        with contextlib.suppress(OSError):
+            for tid in threads_of(pid):
+                try:
+                    if _seize(tid, until):
+                        threads[tid] = Thread(tid, pid, space, ThreadState.RUNNING)
+                except OSError:
+                    missed += 1
+    disarmed = 0
+    while threads:
+        for thread in stopper.stop([t for t in threads.values() if t.state is ThreadState.RUNNING]):
+            with contextlib.suppress(OSError):
+                disarmed += _let_go(thread, watches[thread.pid], stopper)
+            del threads[thread.tid]
+        while stopper.deferred:
+            tid, status = stopper.oldest_deferred()
+            thread = threads.pop(tid)
+            with contextlib.suppress(OSError):
+                disarmed += _let_go_at(thread, status, watches[thread.pid], stopper)
+        for thread in [t for t in threads.values() if t.state is ThreadState.ENDED]:
+            del threads[thread.tid]
+        if time.monotonic() > until:
+            missed += len(threads)
+            break
+    return disarmed, missed
+
+
+def _seize(tid: int, until: float) -> bool:
+    """Seize a thread as soon as its dead tracer has let go of it; return False if it has ended."""
+    while True:
+        try:
+            syscalls.seize(tid, follow=False)
+        except OSError as error:
+            if error.errno == errno.ESRCH or process_field(tid, "State")[:1] in ("Z", "X", ""):
+                return False
+            if time.monotonic() > until:
+                raise
+            time.sleep(_PAUSE)
+        else:
+            return True
+
+
+def _let_go(thread: Thread, watches: tuple[Watch, ...], stopper: Stopper) -> bool:
+    """Disarm and detach a thread that stopped because we asked for it; return whether it was armed."""
+    armed, hit = _disarm(thread.tid, watches)
+    if hit and _has_pending_trap(thread.tid):
+        # The trap comes before the thread runs any code.
+        syscalls.resume(thread.tid)
+        status = await_stop(thread.tid)
+        return _let_go_at(thread, status, watches, stopper) or armed
+    stopper.waits.hide_interruption(thread)
+    syscalls.detach(thread.tid)
+    return armed
+
+
+def _let_go_at(thread: Thread, status: int, watches: tuple[Watch, ...], stopper: Stopper) -> bool:
+    """Disarm and detach a thread that stopped for a reason of its own; return whether it was armed."""
+    kind, number = classify_stop(status)
+    if kind is StopKind.EXITED:
+        return False
+    armed, _ = _disarm(thread.tid, watches)
+    deliver = number if kind is StopKind.SIGNAL else 0
+    if deliver == signal.SIGTRAP:
+        code = syscalls.get_signal_info(thread.tid, syscalls.SignalInfo())
+        if code == syscalls.TRAP_HWBKPT:
+            deliver = 0
+    stopper.waits.hide_interruption(thread, deliver)
+    syscalls.detach(thread.tid, deliver)
+    return armed
+
+
+def _disarm(tid: int, watches: tuple[Watch, ...]) -> tuple[bool, bool]:
+    """Clear our slots; return whether there were any, and whether one of them was hit."""
+    control = before = syscalls.get_debug_register(tid, CONTROL)
+    mine = [s for s in SLOTS if decode(control, s, syscalls.get_debug_register(tid, s)) in watches]
+    for slot in mine:
+        control &= ~slot_mask(slot)
+    if control != before:
+        syscalls.set_debug_register(tid, CONTROL, control)
+    hit = slots_hit(syscalls.get_debug_register(tid, STATUS))
+    return bool(mine), any(slot in mine for slot in hit)
+
+
+def _has_pending_trap(tid: int) -> bool:
+    pending = process_field(tid, "SigPnd")
+    return bool(pending) and bool(int(pending, 16) & 1 << (signal.SIGTRAP - 1))

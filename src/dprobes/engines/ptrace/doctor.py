@@ -1,0 +1,215 @@
+"""What the machine allows the ptrace engine, found out by trying it on a child of ours."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import struct
+from pathlib import Path
+
+from dprobes.engines.findings import Finding
+from dprobes.engines.oomscore import SPARED, set_score
+from dprobes.engines.procfs import process_field
+from dprobes.engines.ptrace import syscalls
+from dprobes.engines.ptrace.tracer.injection import InjectionError, injecting, may_inject
+from dprobes.engines.ptrace.tracer.processes import AddressSpace, Thread, ThreadState
+from dprobes.engines.refusals import YAMA_REMEDY, yama_scope
+from dprobes.engines.x86.debugregs import CONTROL, SLOTS, Watch, control_bits
+from dprobes.rpn.program import Access
+
+__all__ = ["examine"]
+
+_SYS_GETPID = 39
+
+
+def examine() -> list[Finding]:
+    """Return what was found, essential things first."""
+    findings = []
+    child = os.fork()
+    if child == 0:
+        signal.pause()
+        os._exit(0)
+    try:
+        findings += _trace(child)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(child, syscalls.WALL)
+    findings += [_other_processes(), _i386_programs(), _debug_files(), _debugger(), _core_files(), _processor()]
+    return findings
+
+
+def _trace(child: int) -> list[Finding]:
+    attach = "take over a process of this user (ptrace)"
+    try:
+        syscalls.seize(child)
+        syscalls.interrupt(child)
+        os.waitpid(child, syscalls.WALL)
+    except OSError as error:
+        remedy = "allow ptrace in this container: a seccomp profile or security module forbids it"
+        return [Finding(attach, works=False, detail=(error.strerror or "").lower(), remedy=remedy, essential=True)]
+    registers = syscalls.Registers()
+    syscalls.get_registers(child, registers)
+    return [
+        Finding(attach, works=True, essential=True),
+        _code_write(child, registers[syscalls.Register.RIP]),
+        _memory_read(child, registers[syscalls.Register.RSP]),
+        _injected_call(child),
+        _debug_registers(child, registers[syscalls.Register.RIP]),
+        _out_of_memory(child),
+        _cpu_number(child),
+    ]
+
+
+def _code_write(child: int, address: int) -> Finding:
+    what = "write breakpoints into code (/proc/PID/mem)"
+    try:
+        memory = os.open(f"/proc/{child}/mem", os.O_RDWR | os.O_CLOEXEC)
+        try:
+            byte = os.pread(memory, 1, address)
+            os.pwrite(memory, byte, address)
+        finally:
+            os.close(memory)
+    except OSError as error:
+        remedy = "boot with proc_mem.force_override=ptrace, or run on a kernel that does not restrict it"
+        return Finding(what, works=False, detail=(error.strerror or "").lower(), remedy=remedy, essential=True)
+    return Finding(what, works=True, essential=True)
+
+
+def _memory_read(child: int, address: int) -> Finding:
+    what = "read memory (process_vm_readv)"
+    works = len(syscalls.RemoteMemory().read(child, address, 8)) == 8
+    remedy = "allow the system call in this container's seccomp profile"
+    return Finding(what, works=works, remedy=remedy, essential=True)
+
+
+def _injected_call(child: int) -> Finding:
+    what = "execute probed instructions in a page of their own (a system call made in the target)"
+    remedy = "run without a seccomp filter; until then such instructions are executed in padding, or in place"
+    thread = Thread(child, child, AddressSpace.of_thread(child, 8), ThreadState.STOPPED)
+    try:
+        if not may_inject(thread):
+            filtered = process_field(child, "Seccomp") not in ("", "0")
+            detail = "a seccomp filter is in force" if filtered else "threads have shadow stacks"
+            return Finding(what, works=False, detail=detail, remedy=remedy)
+        with injecting(thread) as call:
+            return Finding(what, works=call(_SYS_GETPID) == child, remedy=remedy)
+    except InjectionError as error:
+        return Finding(what, works=False, detail=str(error), remedy=remedy)
+    finally:
+        thread.space.close()
+
+
+def _debug_registers(child: int, address: int) -> Finding:
+    what = "watch memory and code (debug registers)"
+    free = 0
+    detail = ""
+    control = 0
+    for slot in SLOTS:
+        control |= control_bits(slot, Watch(address, 1, Access.EXECUTE))
+        try:
+            syscalls.set_debug_register(child, slot, address)
+            syscalls.set_debug_register(child, CONTROL, control)
+        except OSError as error:
+            detail = f", {(error.strerror or '').lower()}"
+            break
+        free += 1
+    remedy = "end whoever has them (perf, a debugger), or ask whoever runs this virtual machine for them"
+    return Finding(what, works=free == len(SLOTS), detail=f"{free} of {len(SLOTS)}{detail}", remedy=remedy)
+
+
+def _cpu_number(child: int) -> Finding:
+    works = syscalls.rseq_area(child) != 0
+    detail = "" if works else "the C library registers no rseq area: a record's cpu is read from /proc, which is slower"
+    return Finding(
+        "learn a thread's CPU from its rseq area", works=works, detail=detail, remedy="glibc 2.35 or newer has it"
+    )
+
+
+def _out_of_memory(child: int) -> Finding:
+    what = "keep the tracer from the out-of-memory killer"
+    remedy = "give CAP_SYS_RESOURCE: a tracer that is killed may end what it traces (docs/engines.md)"
+    try:
+        set_score(child, SPARED)
+    except OSError as error:
+        return Finding(what, works=False, detail=(error.strerror or "").lower(), remedy=remedy)
+    return Finding(what, works=True)
+
+
+def _other_processes() -> Finding:
+    what = "attach to running processes of this user (-p)"
+    if _has_ptrace_capability():
+        return Finding(what, works=True, detail="and of all other users (CAP_SYS_PTRACE)")
+    scope = yama_scope()
+    if not scope:
+        return Finding(what, works=True)
+    return Finding(what, works=False, detail=f"kernel.yama.ptrace_scope is {scope}", remedy=YAMA_REMEDY)
+
+
+def _has_ptrace_capability() -> bool:
+    effective = process_field(os.getpid(), "CapEff")
+    return bool(effective) and bool(int(effective, 16) & 1 << 19)  # CAP_SYS_PTRACE, capability(7)
+
+
+def _i386_programs() -> Finding:
+    what = "run i386 programs"
+    program = os.memfd_create("i386")
+    os.write(program, _i386_program(status=42))
+    child = os.fork()
+    if child == 0:
+        with contextlib.suppress(OSError):
+            os.execve(program, ["i386"], {})  # noqa: S606 - a program of ours, no shell
+        os._exit(127)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    os.close(program)
+    remedy = "enable CONFIG_IA32_EMULATION, or boot with ia32_emulation=1"
+    return Finding(what, works=status == 42, detail="" if status == 42 else "the kernel refuses them", remedy=remedy)
+
+
+def _i386_program(status: int) -> bytes:
+    """Return a whole i386 ELF program that ends with an exit status."""
+    base, header_size, entry_size = 0x08048000, 52, 32
+    # mov eax, 1 (exit) / mov ebx, status / int 0x80
+    code = b"\xb8\x01\0\0\0\xbb" + struct.pack("<I", status) + b"\xcd\x80"
+    start = header_size + entry_size
+    size = start + len(code)
+    header = b"\x7fELF\x01\x01\x01" + bytes(9)
+    header += struct.pack(
+        "<HHIIIIIHHHHHH", 2, 3, 1, base + start, header_size, 0, 0, header_size, entry_size, 1, 0, 0, 0
+    )
+    segment = struct.pack("<IIIIIIII", 1, 0, base, base, size, size, 5, 0x1000)
+    return header + segment + code
+
+
+def _debug_files() -> Finding:
+    what = "find separate debug files (/usr/lib/debug)"
+    works = any(Path("/usr/lib/debug/.build-id").glob("*"))
+    remedy = "install the -dbg or -dbgsym package of what you probe, or give its symbols with --sym"
+    return Finding(what, works=works, detail="" if works else "none is installed", remedy=remedy)
+
+
+def _debugger() -> Finding:
+    found = shutil.which("gdb")
+    remedy = "install gdb, or name another debugger with --debugger"
+    return Finding("hand a process over to a debugger (exit 1)", bool(found), found or "gdb is not found", remedy)
+
+
+def _core_files() -> Finding:
+    works = os.access(".", os.W_OK)
+    detail = "" if works else "this directory cannot be written"
+    return Finding("write core files here (exit 3)", works, detail, "name another directory with --core-dir")
+
+
+def _processor() -> Finding:
+    machine = os.uname().machine
+    cpus = os.sysconf("SC_NPROCESSORS_ONLN")
+    return Finding(
+        "processor that this version can probe",
+        works=machine == "x86_64",
+        detail=f"{machine}, {cpus} CPU{'s' if cpus != 1 else ''}, Linux {os.uname().release}",
+        remedy="probe on an x86-64 machine",
+        essential=True,
+    )

@@ -1,0 +1,186 @@
+"""
+What a run shows while it goes on: counts and variables, in memory that the tracer writes and the client reads.
+
+The memory is a file that the client makes. So nobody has to ask the tracer, which has hits to see to, and what happened
+is known also after its end. The file holds 64-bit cells::
+
+    resets asked for | resets made | local variables | CPU variables of CPU 0 | of CPU 1 | ...
+    the number of the last reset of each local variable | of each CPU variable
+    from the next page on: a Tally for each probepoint
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import threading
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self, cast
+
+from dprobes.engines.interface import Counts
+from dprobes.engines.ptrace.tracer.slots import Placement
+
+if TYPE_CHECKING:
+    from collections.abc import MutableSequence, Sequence
+
+__all__ = ["Ledger", "Tally", "Variables"]
+
+_CELL = 8
+_ASKED, _MADE, _FIRST_VARIABLE = 0, 1, 2
+"""Cells by their number."""
+
+_ROWS = 512
+"""How many probepoints are mapped at once; the size of so many is a multiple of a page."""
+
+_POSSIBLE_CPUS = "/sys/devices/system/cpu/possible"
+
+_PLACEMENTS = {placement: 1 << bit for bit, placement in enumerate(Placement)}
+
+
+class Tally(ctypes.Structure):
+    """Count what happens at one probepoint (``base.Counts``); ``placements`` is a set of ``Placement`` as bits."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_uint64)
+        for name in ("hits", "records", "lost", "passed", "recursed", "missed", "faulted", "placements")
+    )
+    hits: int
+    records: int
+    lost: int
+    passed: int
+    recursed: int
+    missed: int
+    faulted: int
+    placements: int
+
+    def note(self, placement: Placement) -> None:
+        """Note where the probed instruction is executed."""
+        self.placements |= _PLACEMENTS[placement]
+
+    def counts(self) -> Counts:
+        """Return the counts of now."""
+        placements = self.placements
+        executed = tuple(sorted(place.value for place, bit in _PLACEMENTS.items() if placements & bit))
+        return Counts(
+            self.hits, self.records, self.lost, self.passed, self.recursed, self.missed, self.faulted, executed
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Variables:
+    """Hold a program's own variables, the CPU variables by the number of the CPU."""
+
+    local: MutableSequence[int]
+    by_cpu: Sequence[MutableSequence[int]]
+
+
+class Ledger:
+    """
+    Map the memory behind ``descriptor``, which is closed with the object, for so many local and CPU variables.
+
+    All methods may be called by any thread.
+    """
+
+    def __init__(self, descriptor: int, local_count: int, cpu_count: int) -> None:
+        self.descriptor = descriptor
+        weakref.finalize(self, os.close, descriptor)
+        self._lock = threading.Lock()
+        self._chunks: list[ctypes.Array[Tally]] = []
+        cpus = _possible_cpus()
+        end = _FIRST_VARIABLE + local_count + cpus * cpu_count
+        count = end + local_count + cpu_count
+        self._tallies = -(-count * _CELL // mmap.PAGESIZE) * mmap.PAGESIZE
+        self._cells = self._map(0, self._tallies)
+        variables = self._cells[_FIRST_VARIABLE:end]
+        starts = [local_count + cpu * cpu_count for cpu in range(cpus)]
+        by_cpu = [variables[start : start + cpu_count] for start in starts]
+        self.variables = Variables(
+            cast("MutableSequence[int]", variables[:local_count]), cast("list[MutableSequence[int]]", by_cpu)
+        )
+        self._local_resets = self._cells[end : end + local_count]
+        self._cpu_resets = self._cells[end + local_count : count]
+        self._resets = self._cells[_MADE]
+
+    @classmethod
+    def new(cls, local_count: int, cpu_count: int) -> Self:
+        """Make the memory; ``descriptor`` may be handed to other processes."""
+        return cls(os.memfd_create("dprobes_ledger"), local_count, cpu_count)
+
+    def tally(self, probe: int) -> Tally:
+        """Return where a probepoint is counted."""
+        chunk, row = divmod(probe, _ROWS)
+        if chunk >= len(self._chunks):
+            with self._lock:
+                while chunk >= len(self._chunks):
+                    self._chunks.append(self._next_chunk())
+        return self._chunks[chunk][row]
+
+    def counts(self, probes: int) -> tuple[Counts, ...]:
+        """Return the counts of the first ``probes`` probepoints."""
+        return tuple(self.tally(probe).counts() for probe in range(probes))
+
+    # A reset: the client asks for it, and the tracer makes it before the next handler runs. So no handler that runs at
+    # that moment can put an old value back.
+
+    def ask_for_reset(self, first: int = 0, last: int | None = None) -> None:
+        """Let the variables with the indices from ``first`` to ``last`` be zero from now on, as far as anybody sees."""
+        some = slice(first, None if last is None else last + 1)
+        with self._lock:
+            number = self._cells[_ASKED] + 1
+            for resets in (self._local_resets, self._cpu_resets):
+                for index in range(*some.indices(len(resets))):
+                    resets[index] = number
+            self._cells[_ASKED] = number
+
+    def reset_if_asked(self) -> None:
+        """Set variables to zero if somebody wants that; only between two handlers."""
+        asked = self._cells[_ASKED]
+        if asked != self._resets:
+            for values in (self.variables.local, *self.variables.by_cpu):
+                for index, number in enumerate(self._resets_of(values)):
+                    if number > self._resets:
+                        values[index] = 0
+            self._cells[_MADE] = self._resets = asked
+
+    def local_variables(self) -> list[int]:
+        """Return the local variables, as they are or are about to be."""
+        return self._shown(self.variables.local)
+
+    def cpu_variables(self) -> list[list[int]]:
+        """Return the CPU variables of each CPU, as they are or are about to be."""
+        return [self._shown(values) for values in self.variables.by_cpu]
+
+    def _shown(self, values: MutableSequence[int]) -> list[int]:
+        resets = self._resets_of(values)
+        while True:
+            made = self._cells[_MADE]
+            # In this order: what is reset meanwhile is not shown as it was before that.
+            shown = list(zip(list(values), resets, strict=True))
+            if self._cells[_MADE] == made:
+                return [0 if number > made else value for value, number in shown]
+
+    def _resets_of(self, values: MutableSequence[int]) -> memoryview:
+        return self._local_resets if values is self.variables.local else self._cpu_resets
+
+    # Memory
+
+    def _next_chunk(self) -> ctypes.Array[Tally]:
+        size = _ROWS * ctypes.sizeof(Tally)
+        view = self._map(self._tallies + len(self._chunks) * size, size)
+        return (Tally * _ROWS).from_buffer(view)
+
+    def _map(self, offset: int, size: int) -> memoryview:
+        # Both sides may be first to need it; this never makes the file shorter.
+        os.posix_fallocate(self.descriptor, offset, size)
+        return memoryview(mmap.mmap(self.descriptor, size, offset=offset)).cast("Q")
+
+
+def _possible_cpus() -> int:
+    """Return one more than the highest number that a CPU of this machine can have."""
+    try:
+        with open(_POSSIBLE_CPUS, encoding="ascii") as file:
+            return int(file.read().replace("-", ",").split(",")[-1]) + 1
+    except (OSError, ValueError):
+        return os.cpu_count() or 1

@@ -1,0 +1,1 @@
+"""The tracer process: threads, breakpoints, and what happens at a hit."""

@@ -1,0 +1,86 @@
+"""A breakpoint in one address space, and what it is for: probepoints of programs, and needs of the engine itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from dprobes.engines.ptrace.sites import Role
+
+if TYPE_CHECKING:
+    from dprobes.engines.ptrace.sites import Site
+    from dprobes.engines.ptrace.tracer.probes import Probe
+    from dprobes.engines.ptrace.tracer.programs import InsertedProgram
+    from dprobes.vm import Point
+
+__all__ = ["Breakpoint"]
+
+
+@dataclass(slots=True, eq=False)
+class Breakpoint:
+    """
+    Hold one breakpoint; ``original`` is the byte it stands in for, and ``site`` describes the instruction.
+
+    Those of ``handlers`` are hit before the instruction, those of ``exits`` by what the instruction does, both in the
+    order in which their programs were inserted; those that are ``waiting`` are hit when a thread returns here. ``own``
+    says what the engine itself needs the breakpoint for, and because of which programs.
+    """
+
+    address: int
+    original: int
+    site: Site
+    handlers: tuple[tuple[Probe, Point], ...] = ()
+    exits: tuple[tuple[Probe, Site], ...] = ()
+    waiting: set[Probe] = field(default_factory=set)
+    own: dict[Role, frozenset[int]] = field(default_factory=dict)
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether the breakpoint is there for something."""
+        return bool(self.handlers or self.exits or self.waiting or self.own)
+
+    def probes(self) -> set[Probe]:
+        """Return all probes that the breakpoint is for."""
+        return {probe for probe, _ in (*self.handlers, *self.exits)} | self.waiting
+
+    def serves(self, program: InsertedProgram, site: Site, probe: Probe | None) -> bool:
+        """Return whether the breakpoint is for a site of a program already."""
+        if probe is None:
+            return program.number in self.own.get(site.role, ())
+        if site.role is Role.PROBE:
+            return any(other is probe for other, _ in self.handlers)
+        return (probe, site) in self.exits
+
+    def add(self, program: InsertedProgram, site: Site, probe: Probe | None) -> None:
+        """Use the breakpoint for a site of a program as well."""
+        if probe is None:
+            self.own[site.role] = self.own.get(site.role, frozenset()) | {program.number}
+        elif site.role is Role.PROBE:
+            assert site.point is not None
+            self.handlers = tuple(sorted((*self.handlers, (probe, site.point)), key=_rank))
+        else:
+            self.exits = tuple(sorted((*self.exits, (probe, site)), key=_rank))
+
+    def drop(self, probe: Probe) -> None:
+        """Use the breakpoint no longer for a probe."""
+        self.handlers = tuple(each for each in self.handlers if each[0] is not probe)
+        self.exits = tuple(each for each in self.exits if each[0] is not probe)
+        self.waiting.discard(probe)
+
+    def drop_program(self, program: InsertedProgram) -> None:
+        """Use the breakpoint no longer for anything of a program."""
+        self.handlers = tuple(each for each in self.handlers if each[0].program is not program)
+        self.exits = tuple(each for each in self.exits if each[0].program is not program)
+        self.waiting = {probe for probe in self.waiting if probe.program is not program}
+        left = {role: programs - {program.number} for role, programs in self.own.items()}
+        self.own = {role: programs for role, programs in left.items() if programs}
+
+    def copy(self) -> Breakpoint:
+        """Return the same breakpoint for another address space."""
+        return Breakpoint(
+            self.address, self.original, self.site, self.handlers, self.exits, set(self.waiting), dict(self.own)
+        )
+
+
+def _rank(owner: tuple[Probe, object]) -> int:
+    return owner[0].program.rank

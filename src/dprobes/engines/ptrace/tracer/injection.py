@@ -1,0 +1,256 @@
+"""
+System calls that a stopped thread makes for us, and does not notice.
+
+* The thread runs a ``syscall; ret`` that its memory holds anyway, between the stops of PTRACE_SYSCALL. It is never
+  single-stepped: the SIGTRAP of a step is forced, and costs a program that blocks or ignores it its disposition.
+* Should we die meanwhile, the thread returns into a signal frame (``sigframe``) and is where it was.
+* Its registers are given back at an event stop: there the kernel still restarts a system call that it was in.
+* Signals wait until it is over; all other threads of the address space stand still, since the frame may lie in memory
+  that is not really free (a small stack of a coroutine), which is why it is restored.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import signal
+from typing import TYPE_CHECKING, Protocol
+
+from dprobes.engines.procfs import process_field
+from dprobes.engines.ptrace import syscalls
+from dprobes.engines.ptrace.syscalls import TRAP_FLAG, Event, Register, StopKind, classify_stop
+from dprobes.engines.ptrace.tracer.processes import ThreadGoneError
+from dprobes.engines.ptrace.tracer.sigframe import TILE_DATA, frame_32, frame_64, restorable
+from dprobes.engines.ptrace.tracer.stopper import await_stop
+from dprobes.engines.ptrace.tracer.timedwaits import RESTART_NO_HANDLER, is_restarted
+from dprobes.engines.x86.cpuid import cpuid_of_leaf
+from dprobes.errors import TargetError
+from dprobes.target.processmaps import parse_maps, read_maps
+
+if TYPE_CHECKING:
+    import ctypes
+    from collections.abc import Iterator
+
+    from dprobes.engines.ptrace.tracer.processes import AddressSpace, Thread
+    from dprobes.engines.ptrace.tracer.sigframe import Frame
+
+__all__ = ["MADVISE", "MMAP", "MODIFY_LDT", "MUNMAP", "Call", "InjectionError", "injecting", "may_inject"]
+
+# The numbers of system calls by word size; with 4 bytes MMAP is mmap2.
+MMAP = {8: 9, 4: 192}
+MUNMAP = {8: 11, 4: 91}
+MADVISE = {8: 28, 4: 219}
+MODIFY_LDT = {8: 154, 4: 123}
+
+_ALL_SIGNALS = (1 << 64) - 1
+_MASKS = {8: (1 << 64) - 1, 4: (1 << 32) - 1}
+
+# For each word size: the instructions that make a system call and return, and those that return from a signal. The
+# latter are __restore_rt of glibc, Go and musl, and __kernel_rt_sigreturn of the 32-bit vDSO.
+_CALL_GADGETS = {8: (b"\x0f\x05\xc3",), 4: (b"\xcd\x80\x5d\x5a\x59\xc3",)}
+_RETURN_GADGETS = {
+    8: (b"\x48\xc7\xc0\x0f\x00\x00\x00\x0f\x05", b"\xb8\x0f\x00\x00\x00\x0f\x05"),
+    4: (b"\xb8\xad\x00\x00\x00\xcd\x80",),
+}
+_ENOSYS = (1 << 64) - errno.ENOSYS
+"""What the register for the result holds while a system call is under way."""
+
+_SEARCHED = 1 << 20
+"""Bytes of code that are read at once in the search for gadgets."""
+
+_XSAVE_LEAF = 0xD
+"""The leaf of ``cpuid`` that says for each XSAVE component how long it is (eax) and where (ebx)."""
+
+_ARGUMENTS = {
+    8: (Register.RDI, Register.RSI, Register.RDX, Register.R10, Register.R8, Register.R9),
+    4: (Register.RBX, Register.RCX, Register.RDX, Register.RSI, Register.RDI, Register.RBP),
+}
+
+_FRAME_SIZE = 4096
+"""More than a signal frame takes besides the state of the floating-point unit."""
+
+_NO_ROOM = "the stack has no room for a signal frame"
+
+_REST = (StopKind.EVENT, int(Event.STOP))
+
+
+class InjectionError(Exception):
+    """Report that no system call can be made in a process; it has not been changed."""
+
+
+class Call(Protocol):
+    """A function that makes a system call in a thread."""
+
+    def __call__(self, number: int, *arguments: int) -> int:
+        """Make the call and return its result, a negative errno if it failed."""
+
+
+def may_inject(thread: Thread) -> bool:
+    """
+    Return whether a process may be made to do a system call at all.
+
+    A seccomp filter may end the process for a call that it does not expect, and a thread with a shadow stack cannot
+    return into a frame that is not on it.
+    """
+    return not thread.space.has_shadow_stack and process_field(thread.tid, "Seccomp") in ("", "0")
+
+
+@contextlib.contextmanager
+def injecting(thread: Thread) -> Iterator[Call]:
+    """
+    Make system calls in a thread that has stopped without a signal to be delivered; the others must be stopped.
+
+    Raise ``InjectionError`` if that is not possible here. If the thread is killed, raise ``ThreadGoneError`` with its
+    end, or ``ProcessLookupError`` if that is still to be reported. Else it is as it was, and at an event stop.
+    """
+    space = thread.space
+    gadgets = _gadgets(thread)
+    registers = syscalls.Registers()
+    syscalls.get_registers(thread.tid, registers)
+    if registers[Register.ORIG_RAX] < syscalls.NO_SYSTEM_CALL and registers[Register.RAX] == _ENOSYS:
+        # Until that is done, the kernel would overwrite our registers with its result.
+        raise InjectionError("the thread is in the middle of a system call")
+    mask = syscalls.get_signal_mask(thread.tid)
+    frame = _frame(thread, registers, mask, gadgets[1])
+    overwritten = _exchange(space, frame)
+    session = _Session(thread, registers, frame, gadgets[0])
+    syscalls.set_signal_mask(thread.tid, _ALL_SIGNALS)
+    try:
+        yield session.call
+    finally:
+        # A thread that was killed has nothing to be given back, and its end has been reported already.
+        if not session.has_ended:
+            session.come_to_rest()
+            syscalls.set_registers(thread.tid, registers)
+            syscalls.set_signal_mask(thread.tid, mask)
+            with contextlib.suppress(OSError):
+                space.write(frame.address, overwritten)
+            session.send_stops()
+
+
+def _frame(thread: Thread, registers: ctypes.Array[ctypes.c_ulong], mask: int, return_to: int) -> Frame:
+    xstate = syscalls.get_register_set(thread.tid, syscalls.RegisterSet.XSTATE)
+    if not xstate:
+        raise InjectionError("the state of the floating-point unit cannot be read")
+    with contextlib.suppress(OSError):
+        xstate = restorable(xstate, cpuid_of_leaf(_XSAVE_LEAF, TILE_DATA)[1])
+    values = list(registers)
+    if values[Register.RSP] & _MASKS[thread.space.word_size] < len(xstate) + _FRAME_SIZE:
+        raise InjectionError(_NO_ROOM)  # there is nothing below: the program uses the register for something else
+    if is_restarted(registers, thread.space):
+        values[Register.RAX] = RESTART_NO_HANDLER
+    if thread.space.word_size == 8:
+        return frame_64(values, mask, xstate, return_to)
+    fsave = syscalls.get_register_set(thread.tid, syscalls.RegisterSet.FLOATING_POINT)
+    return frame_32(values, mask, xstate, fsave, return_to)
+
+
+def _exchange(space: AddressSpace, frame: Frame) -> bytes:
+    """Write a frame, and return what was there."""
+    try:
+        former = space.read(frame.address, len(frame.data))
+        if len(former) < len(frame.data) or space.write(frame.address, frame.data) < len(frame.data):
+            raise InjectionError(_NO_ROOM)
+    except OSError as error:
+        raise InjectionError(_NO_ROOM) from error
+    return former
+
+
+def _gadgets(thread: Thread) -> tuple[int, int]:
+    """Return where in the thread's code a system call instruction and a return from a signal are."""
+    space = thread.space
+    if space.gadgets is None:
+        call = back = 0
+        try:
+            mappings = parse_maps(read_maps(thread.tid))
+        except TargetError as error:
+            raise ProcessLookupError from error
+        # The kernel's own page is beyond what can be read here.
+        code = [m for m in mappings if m.permissions[2] == "x" and m.path != "[vsyscall]"]
+        # Code of files first: their pages are there, and what a program generates may change.
+        for mapping in sorted(code, key=lambda m: not m.path):
+            call = call or _find(space, mapping.start, mapping.end, _CALL_GADGETS[space.word_size])
+            back = back or _find(space, mapping.start, mapping.end, _RETURN_GADGETS[space.word_size])
+            if call and back:
+                break
+        space.gadgets = (call, back)
+    if not all(space.gadgets):
+        raise InjectionError("the program holds no code that makes a system call and returns from a signal")
+    return space.gadgets
+
+
+def _find(space: AddressSpace, start: int, end: int, patterns: tuple[bytes, ...]) -> int:
+    for position in range(start, end, _SEARCHED):
+        with contextlib.suppress(OSError):
+            code = os.pread(space.memory, min(_SEARCHED + 16, end - position), position)
+            for pattern in patterns:
+                found = code.find(pattern)
+                if found >= 0:
+                    return position + found
+    return 0
+
+
+class _Session:
+    """Hold a thread between its first and its last injected call."""
+
+    def __init__(self, thread: Thread, registers: ctypes.Array[ctypes.c_ulong], frame: Frame, instruction: int) -> None:
+        self._thread = thread
+        self._before = registers
+        self._frame = frame
+        self._instruction = instruction
+        self._stops: list[int] = []
+        self.has_ended = False
+
+    def call(self, number: int, *arguments: int) -> int:
+        thread, size = self._thread, self._thread.space.word_size
+        registers = syscalls.Registers(*self._before)
+        registers[Register.RIP] = self._instruction
+        registers[Register.RSP] = self._frame.stack_pointer
+        registers[Register.RAX] = number
+        registers[Register.EFLAGS] &= ~TRAP_FLAG
+        registers[Register.EFLAGS] |= syscalls.RESUME_FLAG  # an execute watchpoint there is the program's
+        registers[Register.ORIG_RAX] = _MASKS[8]  # -1: no system call is to be restarted
+        for register, value in zip(_ARGUMENTS[size], arguments, strict=False):
+            registers[register] = value & _MASKS[size]
+        syscalls.set_registers(thread.tid, registers)
+        self._advance(StopKind.SYSCALL)
+        self._advance(StopKind.SYSCALL)
+        syscalls.get_registers(thread.tid, registers)
+        result = registers[Register.RAX] & _MASKS[size]
+        return result - (1 << 8 * size) if result > _MASKS[size] - 4096 else result
+
+    def come_to_rest(self) -> None:
+        """Bring the thread to an event stop, before it executes anything more."""
+        syscalls.interrupt(self._thread.tid)
+        self._advance(StopKind.EVENT)
+
+    def send_stops(self) -> None:
+        """Send the stop signals again that came meanwhile: they cannot be blocked."""
+        for number in self._stops:
+            with contextlib.suppress(OSError):
+                syscalls.send_signal(self._thread.pid, self._thread.tid, number)
+
+    def _advance(self, expected: StopKind) -> None:
+        """Let the thread run to the next stop of the expected kind."""
+        tid = self._thread.tid
+        while True:
+            if expected is StopKind.SYSCALL:
+                syscalls.resume_to_syscall(tid)
+            else:
+                syscalls.resume(tid)
+            try:
+                status = await_stop(tid)
+            except ProcessLookupError:
+                self.has_ended = True
+                raise
+            kind, number = classify_stop(status)
+            if kind is StopKind.EXITED:
+                self.has_ended = True
+                raise ThreadGoneError(status)
+            if kind is StopKind.SYSCALL and kind is expected:
+                return
+            if expected is StopKind.EVENT and (kind is StopKind.GROUP_STOP or (kind, number) == _REST):
+                return
+            if kind is StopKind.SIGNAL and number != signal.SIGTRAP:
+                self._stops.append(number)

@@ -1,0 +1,153 @@
+"""
+Inserting one more program among those that a tracer has, and taking one away while others stay.
+
+A handler is added to a breakpoint, or a breakpoint is written, between two hits; so no hit of any program is lost, and
+no thread has to stop for it. What is wrong with the program itself is found out before anything is changed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from dprobes.engines.ptrace.tracer.processes import ThreadState
+from dprobes.engines.ptrace.tracer.programs import InsertedProgram
+from dprobes.engines.ptrace.tracer.settlement import has_hit_of
+from dprobes.engines.ptrace.wire import Ended, InPlace, NotInserted
+from dprobes.errors import EngineError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from dprobes.engines.ptrace.tracer.connection import Connection
+    from dprobes.engines.ptrace.tracer.coredump import CoreDumps
+    from dprobes.engines.ptrace.tracer.detachment import Detacher
+    from dprobes.engines.ptrace.tracer.hits import HitHandler
+    from dprobes.engines.ptrace.tracer.modulebreakpoints import ModuleWatcher
+    from dprobes.engines.ptrace.tracer.processes import AddressSpace, Thread
+    from dprobes.engines.ptrace.tracer.processtree import Family
+    from dprobes.engines.ptrace.tracer.removal import Remover
+    from dprobes.engines.ptrace.tracer.stopper import Stopper
+    from dprobes.engines.ptrace.wire import Insert, Replace
+
+__all__ = ["Inserter", "prepared"]
+
+
+class Inserter:
+    """Insert and end programs of a tracer."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        family: Family,
+        modules: ModuleWatcher,
+        stopper: Stopper,
+        remover: Remover,
+        hits: HitHandler,
+        dumps: CoreDumps,
+        detacher: Detacher,
+    ) -> None:
+        self._connection = connection
+        self._family = family
+        self._modules = modules
+        self._stopper = stopper
+        self._remover = remover
+        self._hits = hits
+        self._dumps = dumps
+        self._detacher = detacher
+
+    def insert(self, message: Insert) -> None:
+        """Insert a program, or tell the client why not; then nothing has changed."""
+        number = message.start.number
+        pids = self._family.tree_of(message.pid)
+        if not pids:
+            self._connection.send(NotInserted(number))
+            return
+        if not message.start.follow:
+            pids = {message.pid}
+        spaces = [space for space in self._family.spaces() if not pids.isdisjoint(space.pids)]
+        try:
+            program = prepared(message, None, self._connection, self._modules, spaces)
+        except EngineError as error:
+            self._connection.send(NotInserted(number, error.message))
+            return
+        program.reach.pids |= pids
+        self._modules.programs.append(program)
+        self._family.rescope()
+        for space in spaces:
+            thread = next((t for t in self._family.threads.values() if t.space is space and t.pid in pids), None)
+            if thread is not None and space.is_open and not space.lent:
+                self._modules.place_missing(space, thread, program)
+                self._modules.watch_missing(space, thread, program)
+        self._connection.send(InPlace(number))
+
+    def end_idle(self) -> None:
+        """End the programs whose processes are all gone, if others still have some."""
+        idle = [program for program in self._modules.programs if not program.reach.pids]
+        for program in idle if len(idle) < len(self._modules.programs) else ():
+            self.end(program, complete=True)
+
+    def end(self, program: InsertedProgram, *, complete: bool = False) -> None:
+        """
+        Take a program away; hits that its handlers have seen, and whose instruction was executed, are counted.
+
+        The end is ``complete`` if its processes are gone.
+        """
+        held = self._settle_all(program)
+        self._modules.drop(program)
+        self._remover.withdraw_program(program)
+        for thread in self._family.threads.values():
+            thread.returns = [pending for pending in thread.returns if pending.probe.program is not program]
+        for thread in held:
+            with contextlib.suppress(ProcessLookupError):
+                self._stopper.release(thread)
+        self._dumps.abandon(program)
+        self._let_go()
+        self._hits.finish()
+        self._connection.send(Ended(program.number, complete))
+
+    def _settle_all(self, program: InsertedProgram) -> list[Thread]:
+        """Settle what is not counted yet, and return the threads that were stopped for that."""
+        concerned = [thread for thread in self._family.threads.values() if has_hit_of(thread, program)]
+        held = self._stopper.stop(concerned)
+        for thread in concerned:
+            status = self._stopper.deferred.get(thread.tid)
+            with contextlib.suppress(OSError):  # killed meanwhile
+                if thread.state is ThreadState.STOPPED or status is not None:
+                    self._hits.settler.drop(thread, status, program)
+            self._hits.settler.forget(thread, program)
+        return held
+
+    def _let_go(self) -> None:
+        """Detach the processes that were in this program's scope only, as far as they have memory of their own."""
+        for pid in self._family.rescope():
+            space = next(thread.space for thread in self._family.threads.values() if thread.pid == pid)
+            if space.pids == {pid}:
+                self._detacher.detach_process(pid)
+
+
+def prepared(
+    message: Insert | Replace,
+    former: InsertedProgram | None,
+    connection: Connection,
+    modules: ModuleWatcher,
+    spaces: Iterable[AddressSpace],
+) -> InsertedProgram:
+    """
+    Return the program of a message, which knows what it has in all files that are mapped now.
+
+    Raise ``EngineError`` if it cannot be made.
+    """
+    try:
+        ledger = connection.open(message.start.ledger)
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise EngineError(f"the tracer cannot share memory with dprobes: {reason}") from error
+    program = InsertedProgram.of(replace(message.start, ledger=ledger), former)
+    for key, sites in message.known.items():
+        program.known[key] = sites
+        modules.enter(program, sites, key)
+    if not modules.complete(program, spaces):
+        raise EngineError("dprobes was stopped, and could not be asked about the program's files")
+    return program

@@ -1,0 +1,399 @@
+"""
+The tracer process: ``python -m dprobes.engines.ptrace.tracer.main READ-DESCRIPTOR WRITE-DESCRIPTOR MODULE``.
+
+One loop: take a stop that the kernel reports, do what it calls for, let the thread run on. It ends when the targets are
+gone, when the client ends the last program or disappears, or on SIGTERM; in every case all breakpoints are taken away
+first, and threads that ran into one just before are set back onto the original instruction.
+
+Signals are blocked and taken with sigtimedwait, so that no event can slip in between a check and a wait.
+"""
+
+from __future__ import annotations
+
+import gc
+import signal
+import sys
+import traceback
+
+from dprobes.engines.oomscore import spare_process
+from dprobes.engines.procfs import living_thread, thread_state
+from dprobes.engines.ptrace import syscalls
+from dprobes.engines.ptrace.sites import Sites
+from dprobes.engines.ptrace.syscalls import Event, StopKind, classify_stop
+from dprobes.engines.ptrace.tracer.connection import ClientGoneError, Connection
+from dprobes.engines.ptrace.tracer.coredump import CoreDumps
+from dprobes.engines.ptrace.tracer.debugregisters import Armer
+from dprobes.engines.ptrace.tracer.detachment import Detacher
+from dprobes.engines.ptrace.tracer.handlerexits import Exits
+from dprobes.engines.ptrace.tracer.handover import HandOver
+from dprobes.engines.ptrace.tracer.hits import HitHandler
+from dprobes.engines.ptrace.tracer.insertions import Inserter
+from dprobes.engines.ptrace.tracer.localtable import LocalTables
+from dprobes.engines.ptrace.tracer.modulebreakpoints import ModuleWatcher
+from dprobes.engines.ptrace.tracer.processes import (
+    STRANGE,
+    AddressSpace,
+    DebugState,
+    Thread,
+    ThreadGoneError,
+    ThreadState,
+)
+from dprobes.engines.ptrace.tracer.processtree import ORPHAN_AGE, Family
+from dprobes.engines.ptrace.tracer.programs import InsertedProgram
+from dprobes.engines.ptrace.tracer.removal import Remover
+from dprobes.engines.ptrace.tracer.seizure import Seizer
+from dprobes.engines.ptrace.tracer.stepper import Stepper
+from dprobes.engines.ptrace.tracer.stopper import Stopper
+from dprobes.engines.ptrace.tracer.switchover import Replacer
+from dprobes.engines.ptrace.tracer.threadcontext import ThreadContext
+from dprobes.engines.ptrace.tracer.traps import Traps
+from dprobes.engines.ptrace.tracer.watchpoints import Watching
+from dprobes.engines.ptrace.wire import (
+    Attach,
+    Attached,
+    Done,
+    End,
+    Failed,
+    Insert,
+    Refused,
+    Remove,
+    Replace,
+    Start,
+    Warned,
+)
+from dprobes.errors import EngineError
+
+__all__ = ["Tracer", "main"]
+
+_SIGNALS = {signal.SIGCHLD, signal.SIGIO, signal.SIGTERM, signal.SIGHUP, signal.SIGINT}
+_ENDING_SIGNALS = {signal.SIGTERM, signal.SIGHUP, signal.SIGINT}
+
+_CHECK_INTERVAL = 64
+"""How many stops are handled in a row before signals are looked at."""
+
+_RETRY = 0.005
+"""Seconds after which a full pipe to the client is tried again."""
+
+
+class _EndedError(Exception):
+    """Report that the tracer is to stop tracing."""
+
+
+class Tracer:
+    """Trace the processes that the client names, and everything they start."""
+
+    def __init__(self, connection: Connection, program: InsertedProgram) -> None:
+        self._connection = connection
+        self._threads: dict[int, Thread] = {}
+        self._armer = Armer(connection.send)
+        self._stopper = Stopper(self._threads, self._armer)
+        self._watching = Watching(self._threads, connection, self._stopper, self._armer)
+        self._modules = ModuleWatcher(connection, program, self._watching)
+        connection.is_the_end = self._is_the_end
+        context = ThreadContext()
+        context.on_warning = self._warn
+        context.segments.local = LocalTables(self._stopper, context.memory, context.warn).descriptor
+        stepper = Stepper(self._stopper, context, connection)
+        self._family = Family(self._threads, connection, self._stopper, self._modules)
+        self._remover = Remover(connection, self._family, self._stopper, self._watching)
+        self._seizer = Seizer(self._threads, self._family, self._stopper)
+        self._detacher = Detacher(self._family, self._stopper, stepper, self._armer)
+        self._dumps = CoreDumps(connection, self._stopper, self._threads)
+        self._hits = HitHandler(
+            connection,
+            context,
+            self._modules,
+            self._stopper,
+            stepper,
+            self._remover,
+            self._armer,
+            Exits(connection, HandOver(connection, self._detacher), self._dumps),
+            Traps(self._threads, stepper),
+        )
+        self._replacer = Replacer(connection, self._family, self._modules, self._stopper, self._watching, self._hits)
+        self._stopper.secure = self._hits.traps.secure
+        self._inserter = Inserter(
+            connection,
+            self._family,
+            self._modules,
+            self._stopper,
+            self._remover,
+            self._hits,
+            self._dumps,
+            self._detacher,
+        )
+        self._detacher.before_leaving = self._hits.pending.let_go
+        self._registers = syscalls.Registers()
+        self._attached = False
+        self._warned: set[tuple[int, str]] = set()
+
+    # The loop
+
+    def run(self) -> None:
+        """Trace until there is nothing left to trace, then take everything away and say ``Done``."""
+        complete, problem = False, ""
+        try:
+            self._take_messages()
+            while self._threads or not self._attached or self._family.has_strangers or self._dumps.busy:
+                if not self._handle_stops():
+                    self._wait()
+                if self._family.has_idle_programs:
+                    self._family.has_idle_programs = False
+                    self._inserter.end_idle()
+            complete = True
+        except (_EndedError, ClientGoneError):
+            pass
+        except Exception:  # noqa: BLE001 - whatever it is, the target comes first, and the client is told
+            problem = traceback.format_exc()
+        finally:
+            self._dumps.abandon()
+            self._detacher.detach_all()
+            self._hits.finish()
+            self._connection.send(Done(complete, problem))
+            self._connection.close()
+
+    def _handle_stops(self) -> bool:
+        """Handle what the kernel has to report; return False if that was nothing."""
+        handled = 0
+        while handled < _CHECK_INTERVAL:
+            if self._stopper.deferred:
+                self._hits.traps.forget()
+            found = self._stopper.next_stop()
+            if found is None:
+                return bool(handled)
+            tid, status = found
+            handled += 1
+            try:
+                self._handle(tid, status)
+            except ThreadGoneError as gone:
+                self._stopper.defer(tid, gone.status)
+            except ProcessLookupError:
+                continue  # killed between two of our requests: its end is reported by waitpid
+            except STRANGE as problem:
+                if not self._let_alone(tid, status, problem):
+                    raise
+        self._check_signals(0)
+        self._hits.pending.look_after()
+        self._stopper.waits.look_after()
+        self._connection.flush_if_due()
+        return True
+
+    def _wait(self) -> None:
+        """Sleep until something happens."""
+        if self._family.has_strangers:
+            self._family.adopt_orphans(ORPHAN_AGE)
+        if self._connection.has_messages:
+            self._take_messages()
+        # What is found out about hits makes records, which have to be sent in time: so that comes last.
+        delays = [self._hits.pending.look_after(), self._stopper.waits.look_after(), self._connection.flush_if_due()]
+        if self._family.has_strangers:
+            delays.append(_RETRY)
+        delay = min((delay for delay in delays if delay is not None), default=None)
+        self._check_signals(1 if delay is None else delay)
+
+    def _check_signals(self, timeout: float) -> None:
+        # The kernel hands out the lowest number first, and there is nearly always a SIGCHLD: so take all of them.
+        info = signal.sigtimedwait(_SIGNALS, timeout)
+        messages = info is None
+        while info is not None:
+            if info.si_signo in _ENDING_SIGNALS:
+                raise _EndedError
+            messages = messages or info.si_signo == signal.SIGIO
+            info = signal.sigtimedwait(_SIGNALS, 0)
+        if messages:
+            self._take_messages()
+
+    def _take_messages(self) -> None:
+        while (message := self._connection.receive()) is not None:
+            match message:
+                case Attach(pid, launching):
+                    self._attach(pid, launching=launching)
+                case Sites():
+                    self._modules.answered(message, list(self._threads.values()))
+                case Remove(number, numbers):
+                    if (program := self._modules.program(number)) is not None:
+                        self._remover.remove(program.remove(numbers))
+                case Insert():
+                    self._inserter.insert(message)
+                case Replace():
+                    self._replacer(message)
+                case End(number):
+                    if self._is_the_end(message):
+                        raise _EndedError
+                    if (program := self._modules.program(number)) is not None:
+                        self._inserter.end(program)
+
+    def _is_the_end(self, message: object) -> bool:
+        """Return whether the last program is to be taken away."""
+        return isinstance(message, End) and [message.program] == [program.number for program in self._modules.programs]
+
+    def _warn(self, program: InsertedProgram | None, message: str, hint: str | None) -> None:
+        """Tell the user of a program something once."""
+        number = -1 if program is None else program.number
+        if (number, message) not in self._warned:
+            self._warned.add((number, message))
+            self._connection.send(Warned(message, hint, None if program is None else number))
+
+    # Taking processes over
+
+    def _attach(self, pid: int, *, launching: bool) -> None:
+        self._attached = True
+        held: list[Thread] = []
+        try:
+            if not launching:
+                # What takes time comes first, while the process runs.
+                self._modules.learn(living_thread(pid))
+            held = self._seizer.seize_all(pid)
+            for program in self._modules.programs:
+                program.reach.pids |= {thread.pid for thread in self._threads.values()}
+            if not launching:
+                leader = next(iter(self._threads.values()))
+                self._modules.update(leader.space, leader)
+        except OSError as error:
+            self._connection.send(Failed(pid, error.strerror or str(error), error.errno or 0))
+            return
+        finally:
+            for thread in held:
+                self._stopper.release(thread)
+        self._connection.send(Attached(pid))
+
+    # Stops
+
+    def _handle(self, tid: int, status: int) -> None:
+        if self._dumps.busy and self._dumps.take(tid, status):
+            return
+        thread = self._threads.get(tid)
+        kind, number = classify_stop(status)
+        if thread is None:
+            if kind is StopKind.EVENT and number == Event.EXEC:
+                thread = self._leader_by_exec(tid)
+            elif self._detacher.let_go(tid, status):
+                return
+            else:
+                self._family.note_stranger(tid, status)
+                return
+        if kind is StopKind.SIGNAL and number == signal.SIGTRAP:
+            self._hits.on_trap(thread)
+            return
+        thread.state = ThreadState.STOPPED
+        if thread.pending is not None:
+            self._hits.pending.resolve(thread, kind, number)
+        match kind:
+            case StopKind.EXITED:
+                self._family.remove(thread)
+            case StopKind.SIGNAL:
+                self._hits.deliver(thread, number)
+            case StopKind.GROUP_STOP:
+                thread.state = ThreadState.LISTENING
+                syscalls.listen(tid)
+            case StopKind.SYSCALL:
+                self._stopper.waits.on_system_call(thread)
+                self._stopper.resume(thread)
+            case StopKind.EVENT:
+                self._on_event(thread, Event(number))
+
+    def _let_alone(self, tid: int, status: int, problem: Exception) -> bool:
+        """
+        Let the process of a thread go that cannot be served, and go on with all others; return whether it went.
+
+        The process, not the thread: a thread that is not traced dies at the first breakpoint.
+        """
+        thread = self._threads.get(tid)
+        if thread is None:
+            return False
+        thread.state = ThreadState.RUNNING
+        if thread_state(tid) == "t":
+            self._stopper.defer(tid, status)
+        reason = getattr(problem, "strerror", None) or str(problem) or type(problem).__name__
+        message = f"process {thread.pid} cannot be probed any more: thread {tid} cannot be served ({reason})"
+        self._warn(None, message, "it goes on without probes; this may be a bug in dprobes: please report it")
+        return self._detacher.detach_process(thread.pid)
+
+    def _on_event(self, thread: Thread, event: Event) -> None:
+        if event is Event.STOP:
+            if not self._dismissed(thread):
+                self._stopper.release(thread)
+            return
+        if event in syscalls.NEW_TASK_EVENTS:
+            self._family.add_child(thread, event, syscalls.event_message(thread.tid))
+        elif event is Event.EXEC:
+            self._on_exec(thread)
+            if self._dismissed(thread):
+                return
+        elif event is Event.VFORK_DONE and thread.space.lent:
+            self._family.take_back(thread)
+        self._stopper.resume(thread)
+        if event is Event.VFORK:
+            thread.state = ThreadState.VFORKING
+
+    def _dismissed(self, thread: Thread) -> bool:
+        """Let a process go that is not in scope and has memory of its own; return whether it went."""
+        if not thread.is_outside or thread.space.pids != {thread.pid}:
+            return False
+        return self._detacher.detach_process(thread.pid)
+
+    def _leader_by_exec(self, tid: int) -> Thread:
+        """Return the entry of a thread that took the number of an untraced, ended leader when it executed a program."""
+        former = self._threads[syscalls.event_message(tid)]
+        return self._family.enter(tid, former.pid, former.space)
+
+    def _on_exec(self, thread: Thread) -> None:
+        for other in [t for t in self._threads.values() if t.pid == thread.pid and t is not thread]:
+            self._hits.pending.forget(other)
+            del self._threads[other.tid]
+        self._family.leave_space(thread)
+        syscalls.get_registers(thread.tid, self._registers)
+        word_size = syscalls.word_size(self._registers)
+        try:
+            thread.space = AddressSpace.of_thread(thread.tid, word_size)
+        except PermissionError:
+            # It executes a file that its user may not read: nobody but root may look into it.
+            thread.space = AddressSpace.closed(word_size)
+            self._connection.send(
+                Warned(
+                    f"process {thread.pid} runs a program that this user may not read: it has no probes there",
+                    "run dprobes as root",
+                )
+            )
+        thread.space.pids.add(thread.pid)
+        thread.rseq = 0
+        thread.debug = DebugState()  # the kernel has cleared the registers
+        thread.uid = None
+        thread.unfinished = thread.written = None
+        self._stopper.waits.forget(thread)
+        thread.restarting = thread.trapped = 0
+        thread.returns = []
+        thread.leaving = None
+        if not thread.is_outside:
+            self._modules.update(thread.space, thread)
+
+
+def main(arguments: list[str]) -> int:
+    """
+    Run the tracer on two pipes to the client.
+
+    The arguments are the descriptors to read from and to write to; one more says for others which module is probed.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    syscalls.set_process_name("dprobes-tracer")
+    spare_process()
+    connection = Connection(int(arguments[0]), int(arguments[1]))
+    gc.freeze()  # what is loaded now lives as long as the process: collections need not look at it
+    try:
+        while (message := connection.receive()) is None:
+            signal.sigtimedwait({signal.SIGIO}, 0.1)
+    except ClientGoneError:
+        return 0
+    assert isinstance(message, Start)
+    try:
+        program = InsertedProgram.of(message)
+    except EngineError as error:
+        connection.send(Refused(error.message))
+        connection.close()
+        return 0
+    Tracer(connection, program).run()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

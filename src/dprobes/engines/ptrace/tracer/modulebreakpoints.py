@@ -1,0 +1,337 @@
+"""
+Which breakpoints belong where: an address space's mappings against the client's knowledge of files.
+
+The client answers once for each file and program; the tracer asks again only about files that it has not seen.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+from dprobes.engines.ptrace.sites import Sites
+from dprobes.engines.ptrace.tracer.placement import Placer, why_not
+from dprobes.engines.ptrace.tracer.processes import PageReader, Watchpoint
+from dprobes.engines.ptrace.wire import ModuleMapped, ProbeStatus, Removed, Warned
+from dprobes.engines.x86.debugregs import Watch
+from dprobes.errors import TargetError
+from dprobes.resolve.probestate import ProbeState
+from dprobes.target.processmaps import Mapping, executable_mappings, read_maps, run_time_address
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from dprobes.engines.ptrace.sites import Site
+    from dprobes.engines.ptrace.tracer.connection import Connection
+    from dprobes.engines.ptrace.tracer.processes import AddressSpace, FileKey, Thread
+    from dprobes.engines.ptrace.tracer.programs import InsertedProgram
+    from dprobes.engines.ptrace.tracer.watchpoints import Watching
+
+__all__ = ["ModuleWatcher"]
+
+_EVERYWHERE: FileKey = (0, 0, "")
+"""Stands for all files where a program is about none."""
+
+
+class ModuleWatcher:
+    """Place and forget breakpoints and watchpoints as files are mapped and unmapped."""
+
+    def __init__(self, connection: Connection, program: InsertedProgram, watching: Watching) -> None:
+        self._connection = connection
+        self._watching = watching
+        self._placer = Placer(connection)
+        self._questions = 0
+        self._unanswered: dict[tuple[InsertedProgram, FileKey], int] = {}
+        self.programs = [program]
+        """The programs whose breakpoints and watchpoints they are, in the order of their insertion."""
+
+    def program(self, number: int) -> InsertedProgram | None:
+        """Return the program that the client gave a number, None if it is not there any more."""
+        return next((program for program in self.programs if program.number == number), None)
+
+    def _warn(self, program: InsertedProgram, message: str, hint: str | None = None, details: str = "") -> None:
+        self._connection.send(Warned(message, hint, program.number, details))
+
+    def learn(self, pid: int) -> None:
+        """Ask the client about the files that a running process maps, so that it need not be stopped for that."""
+        with contextlib.suppress(TargetError):
+            for key in _by_file(read_maps(pid)):
+                self._sites(key, pid, self.programs)
+
+    def answered(self, sites: Sites, threads: Iterable[Thread]) -> None:
+        """Take an answer that was not waited for, because the client was stopped, and place what it says."""
+        known = next((known for known, number in self._unanswered.items() if number == sites.number), None)
+        if known is None:
+            return
+        program, key = known
+        self._settle(program, key, sites)
+        for thread in threads:
+            if thread.space.files.pop(key, None) is not None:
+                self.update(thread.space, thread)
+
+    def _settle(self, program: InsertedProgram, key: FileKey, sites: Sites) -> None:
+        program.known[key] = sites
+        self.enter(program, sites, key)
+        if self._unanswered.pop((program, key), None) is not None and sites.code is not None:
+            message = f"hits in '{key[2]}' were missed while dprobes was stopped: it could not be asked about that file"
+            self._warn(program, message)
+
+    def enter(self, program: InsertedProgram, sites: Sites, key: FileKey) -> None:
+        """Note the probepoints and handlers of a program that an answer brings."""
+
+        def warn(message: str, hint: str | None) -> None:
+            self._warn(program, message, hint)
+
+        for probe in program.enter(sites, key[:2], warn):
+            self._connection.send(ProbeStatus(program.number, (probe.number,), 0, ProbeState.REMOVED))
+
+    # For a program that comes later
+
+    def complete(self, program: InsertedProgram, spaces: Iterable[AddressSpace]) -> bool:
+        """Let a program know all files that are mapped now; return False if the client does not answer."""
+        for space in spaces:
+            if _EVERYWHERE not in space.files:
+                continue  # its process has not executed its program yet, or has lent it
+            match program.everywhere.get(space.word_size):
+                case Sites() as sites:
+                    self.enter(program, sites, _EVERYWHERE)
+                case str(problem):
+                    del program.everywhere[space.word_size]
+                    text = f"the program cannot be inserted into programs of {space.word_size} bytes"
+                    self._warn(program, text, details=problem)
+            for key in space.files.keys() - program.known.keys() - {_EVERYWHERE}:
+                answer = self._connection.await_answer(self._ask(program, key, min(space.pids)))
+                if answer is None:
+                    return False
+                program.known[key] = answer
+                self.enter(program, answer, key)
+        return True
+
+    def obstacle_to(self, program: InsertedProgram, spaces: Iterable[AddressSpace]) -> ProbeStatus | None:
+        """Return why one of the breakpoints of a program cannot be placed, None if all can."""
+        for space in spaces:
+            reader = PageReader(space.memory)
+            for site, address, path in self.places(space, program):
+                probe = program.probe(site.probe)
+                if probe is None or address in space.breakpoints:
+                    continue
+                with contextlib.suppress(OSError):  # as in ``_verify``
+                    found = reader.read(address, len(site.original))
+                    if found != site.original:
+                        pid = min(space.pids)
+                        why = why_not(found)
+                        return ProbeStatus(program.number, (probe.number,), pid, why, path, site.offset, found)
+        return None
+
+    def exchange(self, former: InsertedProgram, program: InsertedProgram) -> None:
+        """Go on with another program instead of one; breakpoints and watchpoints are still to follow."""
+        self.programs[self.programs.index(former)] = program
+        self._forget_questions(former)
+
+    def drop(self, program: InsertedProgram) -> None:
+        """Go on without a program; its breakpoints and watchpoints are gone, or about to be."""
+        self.programs.remove(program)
+        self._forget_questions(program)
+
+    def _forget_questions(self, program: InsertedProgram) -> None:
+        for known in [known for known in self._unanswered if known[0] is program]:
+            del self._unanswered[known]
+
+    def places(self, space: AddressSpace, program: InsertedProgram) -> Iterator[tuple[Site, int, str]]:
+        """Iterate over what a program has in the files of an address space: sites, addresses, and paths."""
+        for key, ranges in space.files.items():
+            for site in program.known.get(key, Sites()).sites:
+                for start, end, offset in ranges:
+                    if start <= (address := start + site.offset - offset) < end:
+                        yield site, address, key[2]
+
+    def watchpoints(self, space: AddressSpace, program: InsertedProgram) -> list[Watchpoint]:
+        """Return the watchpoints that a program has in an address space."""
+        found = []
+        for key, ranges in space.files.items():
+            sites = program.everywhere.get(space.word_size) if key == _EVERYWHERE else program.known.get(key)
+            if isinstance(sites, Sites):
+                found += _watchpoints(program, key, sites, _mappings(key, ranges))
+        return found
+
+    def place_missing(self, space: AddressSpace, thread: Thread, program: InsertedProgram) -> None:
+        """Place a program's breakpoints in files that are known to be mapped, where it has none."""
+        for key, ranges in space.files.items():
+            sites = program.known.get(key)
+            if sites is not None:
+                self._place(space, thread, program, key, sites, _mappings(key, ranges), inherited=False)
+
+    def watch_missing(self, space: AddressSpace, thread: Thread, program: InsertedProgram) -> None:
+        """Place a program's watchpoints because of files that are known to be mapped."""
+        for key, ranges in list(space.files.items()):
+            if key == _EVERYWHERE:
+                self._watch_everywhere(space, thread, program)
+            elif (sites := program.known.get(key)) is not None and sites.watches:
+                self._watch(space, thread, program, key, sites, _mappings(key, ranges))
+
+    # As files come and go
+
+    def update(self, space: AddressSpace, thread: Thread) -> None:
+        """Bring the breakpoints of ``space`` in line with its mappings; ``thread`` is a stopped one of its threads."""
+        self._update(space, thread, inherited=False)
+
+    def inherit(self, space: AddressSpace, thread: Thread) -> None:
+        """Learn which breakpoints a process has that is a copy of one of ours."""
+        self._update(space, thread, inherited=True)
+
+    def _update(self, space: AddressSpace, thread: Thread, *, inherited: bool) -> None:
+        if not space.is_open or space.lent:
+            return
+        try:
+            found = _by_file(read_maps(thread.tid))
+        except TargetError:
+            return  # gone: waitpid will say so
+        self._forget_unmapped(space, thread, found)
+        space.renew()
+        programs = [program for program in self.programs if program.reach.covers(space)]
+        if _EVERYWHERE not in space.files:
+            space.files[_EVERYWHERE] = ()
+            for program in programs:
+                self._watch_everywhere(space, thread, program)
+        for key, maps in found.items():
+            ranges = tuple((m.start, m.end, m.offset) for m in maps)
+            if space.files.get(key) != ranges:
+                space.files[key] = ranges
+                for program, sites in self._sites(key, thread.tid, programs):
+                    self._place(space, thread, program, key, sites, maps, inherited=inherited)
+                    if sites.watches:
+                        self._watch(space, thread, program, key, sites, maps)
+
+    def _forget_unmapped(self, space: AddressSpace, thread: Thread, found: dict[FileKey, list[Mapping]]) -> None:
+        """Forget the breakpoints in memory that is gone or shows something else: there is nothing to restore."""
+        addresses: list[int] = []
+        for key, old in list(space.files.items()):
+            maps = found.get(key, [])
+            if old == tuple((m.start, m.end, m.offset) for m in maps):
+                continue
+            for start, end, offset in old:
+                if run_time_address(maps, offset) != start:
+                    space.slots.forget(start, end)
+                mine = [a for a in (*space.breakpoints, *space.former) if start <= a < end]
+                addresses += [a for a in mine if run_time_address(maps, a - start + offset) != a]
+            if not maps:
+                del space.files[key]
+                for program in self.programs:
+                    self._watching.update(space, thread.pid, program, key, [])
+        for address in addresses:
+            if (breakpoint_ := space.breakpoints.get(address)) is not None:
+                space.forget(breakpoint_)
+            space.former.pop(address, None)
+        if addresses:
+            self._connection.send(Removed(thread.pid, tuple(addresses)))
+
+    def _sites(
+        self, key: FileKey, pid: int, programs: Iterable[InsertedProgram]
+    ) -> list[tuple[InsertedProgram, Sites]]:
+        """Return what programs have in a file, as far as the client answers."""
+        asked: dict[InsertedProgram, int] = {}
+        for program in programs:
+            if key not in program.known:
+                number = self._unanswered.get((program, key))
+                asked[program] = self._ask(program, key, pid) if number is None else number
+        for program, number in asked.items():
+            answer = self._connection.await_answer(number)
+            if answer is None:
+                self._unanswered[program, key] = number
+            else:
+                self._settle(program, key, answer)
+        return [(program, program.known[key]) for program in programs if key in program.known]
+
+    def _ask(self, program: InsertedProgram, key: FileKey, pid: int) -> int:
+        device, inode, path = key
+        self._questions += 1
+        self._connection.send(ModuleMapped(self._questions, pid, path, device, inode, program.number))
+        return self._questions
+
+    def _place(
+        self,
+        space: AddressSpace,
+        thread: Thread,
+        program: InsertedProgram,
+        key: FileKey,
+        sites: Sites,
+        mappings: list[Mapping],
+        *,
+        inherited: bool,
+    ) -> None:
+        if sites.symbols:
+            space.symbols[program.number, key[:2]] = _symbols(sites, mappings)
+        if sites.sites:
+            self._placer.place(space, thread, program, sites.sites, mappings, inherited=inherited)
+            _note_padding(space, sites.padding, mappings)
+
+    def _watch_everywhere(self, space: AddressSpace, thread: Thread, program: InsertedProgram) -> None:
+        match program.everywhere.get(space.word_size):
+            case Sites() as sites:
+                self.enter(program, sites, _EVERYWHERE)
+                self._watch(space, thread, program, _EVERYWHERE, sites, [])
+            case str(problem):
+                del program.everywhere[space.word_size]
+                text = f"the program cannot be inserted into process {thread.pid}"
+                self._warn(program, text, details=problem)
+
+    def _watch(
+        self,
+        space: AddressSpace,
+        thread: Thread,
+        program: InsertedProgram,
+        key: FileKey,
+        sites: Sites,
+        mappings: list[Mapping],
+    ) -> None:
+        self._watching.update(space, thread.pid, program, key, _watchpoints(program, key, sites, mappings))
+
+
+def _watchpoints(program: InsertedProgram, key: FileKey, sites: Sites, mappings: list[Mapping]) -> list[Watchpoint]:
+    """Return the watchpoints of a program because of a file with these mappings."""
+    bias = _bias(sites.segment, mappings) if mappings else 0
+    wanted = []
+    for site in sites.watches:
+        probe, watch = program.probes[site.probe], site.watch
+        if not site.absolute:
+            watch = Watch(watch.address + bias, watch.length, watch.access)
+        if probe.is_active:
+            wanted.append(Watchpoint(watch, probe, site.point, key))
+    return wanted
+
+
+def _symbols(sites: Sites, mappings: list[Mapping]) -> dict[str, int]:
+    """Return the run-time addresses of the symbols that handlers push."""
+    bias = _bias(sites.segment, mappings)
+    return {name: address + bias for name, address in sites.symbols}
+
+
+def _mappings(key: FileKey, ranges: tuple[tuple[int, int, int], ...]) -> list[Mapping]:
+    """Return the mappings of a file as they were when they were looked at."""
+    device, inode, path = key
+    return [Mapping(start, end, "r-xp", offset, device, inode, path, deleted=False) for start, end, offset in ranges]
+
+
+def _by_file(maps: str) -> dict[FileKey, list[Mapping]]:
+    found: dict[FileKey, list[Mapping]] = {}
+    for mapping in executable_mappings(maps):
+        found.setdefault((mapping.device, mapping.inode, mapping.path), []).append(mapping)
+    return found
+
+
+def _note_padding(space: AddressSpace, padding: tuple[tuple[int, int], ...], mappings: list[Mapping]) -> None:
+    """Note where in memory the unused ends of a file's code pages are."""
+    for offset, size in padding:
+        start = run_time_address(mappings, offset - 1)
+        if start is not None and size:
+            area = (start + 1, start + 1 + size)
+            if area not in space.slots.padding:
+                space.slots.padding.append(area)
+
+
+def _bias(segment: tuple[int, int], mappings: list[Mapping]) -> int:
+    """Return the difference between run-time and link addresses, from a file's executable segment and mappings."""
+    offset, link_address = segment
+    # The segment may be mapped in several pieces; the best is the one that shows its beginning.
+    best = next((m for m in mappings if m.offset <= offset < m.offset + m.end - m.start), mappings[0])
+    return best.start - best.offset + offset - link_address

@@ -1,0 +1,203 @@
+"""
+Placing the breakpoints of a program in an address space, where memory holds what its file holds.
+
+A place that has a breakpoint already, of another program or of the engine, gets no second one: what it is for is a
+list.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+from dprobes.engines.ptrace.sites import Role
+from dprobes.engines.ptrace.tracer.breakpoints import Breakpoint
+from dprobes.engines.ptrace.tracer.processes import INT3, PageReader
+from dprobes.engines.ptrace.tracer.slots import Placement
+from dprobes.engines.ptrace.wire import Placed, ProbeStatus
+from dprobes.engines.x86.emulation import is_emulated
+from dprobes.resolve.probestate import ProbeState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from dprobes.engines.ptrace.sites import Site
+    from dprobes.engines.ptrace.tracer.connection import Connection
+    from dprobes.engines.ptrace.tracer.probes import Probe
+    from dprobes.engines.ptrace.tracer.processes import AddressSpace, Thread
+    from dprobes.engines.ptrace.tracer.programs import InsertedProgram
+    from dprobes.target.processmaps import Mapping
+
+__all__ = ["Placer", "note_placement", "why_not"]
+
+_Use = tuple["Site", int, "Probe | None", str]
+"""A site of a program, its address, its probepoint unless it is the engine's own, and the path of its file."""
+
+
+class Placer:
+    """Place breakpoints, and tell the client what came of it."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def place(
+        self,
+        space: AddressSpace,
+        thread: Thread,
+        program: InsertedProgram,
+        sites: Sequence[Site],
+        mappings: list[Mapping],
+        *,
+        inherited: bool,
+    ) -> None:
+        """
+        Place those breakpoints of a program that are missing in a file with these mappings.
+
+        In ``inherited`` memory there may be breakpoints of ours of which nobody knows.
+        """
+        places = [
+            (site, address, mapping.path)
+            for site in sites
+            for mapping in mappings
+            if mapping.start <= (address := mapping.start + site.offset - mapping.offset) < mapping.end
+        ]
+        if inherited:
+            _restore_inherited(space, places)
+        uses = self._verified(space, thread, program, places)
+        new: dict[int, Breakpoint] = {}
+        shared: dict[int, Breakpoint] = {}
+        for site, address, probe, _ in uses:
+            breakpoint_ = space.breakpoints.get(address)
+            if breakpoint_ is not None:
+                shared[address] = breakpoint_
+            elif (breakpoint_ := new.get(address)) is None:
+                breakpoint_ = new[address] = Breakpoint(address, site.original[0], site)
+            breakpoint_.add(program, site, probe)
+        active = self._share(space, program, shared.values())
+        if new:
+            active |= self._write(space, thread, program, list(new.values()), uses[0][3])
+        for probe in active:
+            probe.state = ProbeState.ACTIVE
+        if active:
+            numbers = tuple(sorted(probe.number for probe in active))
+            self._connection.send(ProbeStatus(program.number, numbers, thread.pid, ProbeState.ACTIVE))
+
+    def _verified(
+        self, space: AddressSpace, thread: Thread, program: InsertedProgram, places: list[tuple[Site, int, str]]
+    ) -> list[_Use]:
+        """Return what is missing and can be placed; report what cannot."""
+        reader = PageReader(space.memory)
+        found: list[_Use] = []
+        refused: set[Probe] = set()
+        for site, address, path in places:
+            probe = program.probe(site.probe)
+            if probe is not None and (not probe.is_active or probe in refused):
+                continue
+            breakpoint_ = space.breakpoints.get(address)
+            if breakpoint_ is not None and breakpoint_.serves(program, site, probe):
+                continue
+            if self._verify(reader, thread, program, site, address, path, breakpoint_):
+                found.append((site, address, probe, path))
+            elif probe is not None and site.role is not Role.PROBE:
+                refused.add(probe)  # a function of which not every exit is known for certain has no probe
+        return [use for use in found if use[2] not in refused]
+
+    def _verify(
+        self,
+        reader: PageReader,
+        thread: Thread,
+        program: InsertedProgram,
+        site: Site,
+        address: int,
+        path: str,
+        present: Breakpoint | None,
+    ) -> bool:
+        """Return whether memory holds what the file holds there, a breakpoint of ours apart."""
+        try:
+            found = reader.read(address, len(site.original))
+        except OSError:
+            return False  # a mapping behind the end of the file, or memory that is gone
+        if present is not None:
+            found = bytes([present.original]) + found[1:]
+        if found == site.original:
+            return True
+        if site.probe >= 0:
+            self._report(program, site, thread, why_not(found), path, found=found)
+        return False
+
+    @staticmethod
+    def _share(space: AddressSpace, program: InsertedProgram, shared: Iterable[Breakpoint]) -> set[Probe]:
+        active: set[Probe] = set()
+        for breakpoint_ in shared:
+            space.register(breakpoint_)
+            mine = {probe for probe in breakpoint_.probes() if probe.program is program}
+            note_placement(space, breakpoint_, mine)
+            active |= mine
+        return active
+
+    def _write(
+        self, space: AddressSpace, thread: Thread, program: InsertedProgram, wanted: list[Breakpoint], path: str
+    ) -> set[Probe]:
+        # The bystander hears of a breakpoint before it exists, so that it never misses one.
+        self._connection.send(Placed(thread.pid, tuple((b.address, b.original) for b in wanted)))
+        active: set[Probe] = set()
+        reported: set[Probe] = set()
+        failed: set[Probe] = set()
+        for breakpoint_ in wanted:
+            probes = breakpoint_.probes()
+            try:
+                space.place(breakpoint_)
+            except OSError as error:
+                why = (error.strerror or str(error)).lower()
+                for probe in probes - reported:
+                    self._report(program, breakpoint_.site, thread, ProbeState.CONFLICT, path, probe=probe, reason=why)
+                reported |= probes
+                failed |= {probe for probe, _ in breakpoint_.exits}
+                continue
+            active |= probes
+            note_placement(space, breakpoint_, probes)
+        for probe in failed:
+            space.drop(probe)
+        return active - failed
+
+    def _report(
+        self,
+        program: InsertedProgram,
+        site: Site,
+        thread: Thread,
+        state: ProbeState,
+        path: str,
+        *,
+        probe: Probe | None = None,
+        found: bytes = b"",
+        reason: str = "",
+    ) -> None:
+        number = site.probe if probe is None else probe.number
+        self._connection.send(
+            ProbeStatus(program.number, (number,), thread.pid, state, path, site.offset, found, reason)
+        )
+
+
+def why_not(found: bytes) -> ProbeState:
+    """Return the state of a probepoint where memory holds something else than the file."""
+    return ProbeState.CONFLICT if found[:1] == INT3 else ProbeState.MISMATCH
+
+
+def note_placement(space: AddressSpace, breakpoint_: Breakpoint, probes: Iterable[Probe]) -> None:
+    """Note for probepoints where the instruction of a breakpoint is executed, as far as that is known."""
+    slot = space.slots.by_site.get((breakpoint_.address, breakpoint_.site.original))
+    placement = slot.placement if slot is not None else None
+    if is_emulated(breakpoint_.site.emulation):
+        placement = Placement.EMULATED
+    if placement is not None:
+        for probe in probes:
+            probe.counts.note(placement)
+
+
+def _restore_inherited(space: AddressSpace, places: list[tuple[Site, int, str]]) -> None:
+    reader = PageReader(space.memory)
+    for site, address, _ in places:
+        with contextlib.suppress(OSError):
+            if address not in space.breakpoints and reader.read(address, 1) == INT3:
+                space.former[address] = site.original[0]
+                space.restore_byte(address, site.original[0], reader)

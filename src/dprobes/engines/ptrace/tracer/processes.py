@@ -1,0 +1,400 @@
+"""
+What the tracer knows of its targets: threads, processes, and the address spaces that processes may share.
+
+Data and look-ups only; who may run when is decided in ``stopping`` and ``tracer``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import errno
+import os
+import struct
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from dprobes.engines.procfs import process_field
+from dprobes.engines.ptrace.tracer.slots import Slots
+from dprobes.target.processmaps import PAGE_SIZE
+
+if TYPE_CHECKING:
+    from dprobes.engines.hits.emission import Turn
+    from dprobes.engines.hits.records import Header
+    from dprobes.engines.ptrace.sites import Site
+    from dprobes.engines.ptrace.tracer.breakpoints import Breakpoint
+    from dprobes.engines.ptrace.tracer.probes import Probe
+    from dprobes.engines.ptrace.tracer.programs import InsertedProgram
+    from dprobes.engines.ptrace.tracer.slots import Slot
+    from dprobes.engines.ptrace.tracer.timedwaits import InterruptedWait
+    from dprobes.engines.x86.debugregs import Watch
+    from dprobes.vm import Outcome, Point
+
+__all__ = [
+    "INT3",
+    "STRANGE",
+    "AddressSpace",
+    "Changes",
+    "DebugState",
+    "FileKey",
+    "Handled",
+    "Leaving",
+    "PageReader",
+    "PendingHit",
+    "PendingReturn",
+    "Thread",
+    "ThreadGoneError",
+    "ThreadState",
+    "UnfinishedHit",
+    "Watchpoint",
+]
+
+INT3 = b"\xcc"
+"""The breakpoint instruction."""
+
+FileKey = tuple[int, int, str]
+"""Device, inode and path of a file that is mapped executable."""
+
+
+class ThreadState(enum.Enum):
+    """Say what a thread can be doing, as far as the tracer knows."""
+
+    RUNNING = "running, or about to report a stop"
+    STOPPED = "stopped, and waiting for the tracer"
+    LISTENING = "stopped together with its process, until a SIGCONT"
+    NEWBORN = "not yet run: its first stop is still to come"
+    VFORKING = "waiting in the kernel for its vfork child"
+    ENDED = "ended, while other threads of the process go on (a zombie leader)"
+
+
+Changes = dict[int, tuple[int, int]]
+"""Registers that handlers changed: (before, after) by word."""
+
+
+class Handled(NamedTuple):
+    """Hold what the handler of one probepoint came to at a hit; ``outcome`` is None if the hit was passed over."""
+
+    probe: Probe
+    outcome: Outcome | None = None
+    header: Header | None = None
+    changes: Changes | None = None
+
+
+class PendingHit(NamedTuple):
+    """Hold the results of handlers, in their order, whose instruction may or may not have been executed by now."""
+
+    breakpoint: Breakpoint
+    handled: tuple[Handled, ...]
+    slot: Slot
+    turn: Turn
+    since: float
+    """In seconds of the monotonic clock."""
+
+
+class UnfinishedHit(NamedTuple):
+    """Hold a breakpoint whose handlers ran, but whose instruction could not be carried out yet, and their results."""
+
+    breakpoint: Breakpoint
+    handled: tuple[Handled, ...]
+    is_counted: bool = False
+    """Whether nothing is to be counted any more when it is."""
+
+
+class Leaving(NamedTuple):
+    """Say what is to become of a process because of an ``exit``: its operand, and the program that it is in."""
+
+    code: int
+    program: InsertedProgram
+
+
+class ThreadGoneError(Exception):
+    """Report that a thread ended, and its wait status, while it was to do something for us."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(status)
+        self.status = status
+
+
+STRANGE = (OSError, ArithmeticError, ValueError, struct.error)
+"""What a thread with something unforeseen in its registers or its memory brings about: calls and numbers that fail."""
+
+
+@dataclass(slots=True, eq=False)
+class Watchpoint:
+    """Hold one watchpoint in one address space, where it is because of ``file``."""
+
+    watch: Watch
+    probe: Probe
+    point: Point
+    file: FileKey
+
+
+@dataclass(slots=True, eq=False)
+class DebugState:
+    """
+    Hold what a thread's debug registers watch for us.
+
+    ``armed`` is what its address space had watchpoints for when they were set; ``slots`` are those that found a
+    register. ``superseded`` are watchpoints that lost their slot while the trap of a hit was under way.
+    """
+
+    armed: tuple[Watchpoint, ...] = ()
+    slots: dict[int, Watchpoint] = field(default_factory=dict)
+    superseded: dict[int, Watchpoint] = field(default_factory=dict)
+    has_foreign: bool = False
+    """Whether a debugger had left watchpoints when the thread was seized: later nobody but us can set any."""
+
+
+@dataclass(slots=True, eq=False)
+class Thread:
+    """Hold one traced thread; ``rseq`` is the address of its ``struct rseq``, 0 while that is not known."""
+
+    tid: int
+    pid: int
+    space: AddressSpace
+    state: ThreadState
+    rseq: int = 0
+    uid: tuple[int, int] | None = None
+    """The (effective, real) user ids when they were last looked up."""
+    unfinished: UnfinishedHit | None = None
+    trapped: int = 0  # the address of the breakpoint into which it has run, until that is handled (``traps``)
+    written: Changes | None = None
+    """What handlers changed before an instruction that was not yet executed."""
+    restarting: int = 0
+    """The address of a system call instruction that the thread executes once more, because we interrupted it."""
+    pending: PendingHit | None = None
+    """A hit whose instruction the thread is executing, or has executed, without a stop behind it."""
+    is_outside: bool = False
+    """Whether it is of a process in no program's scope, traced only as long as it shares memory with one that is."""
+    leaving: Leaving | None = None
+    """What a handler ended with, if the process is to be handed over for that."""
+    debug: DebugState = field(default_factory=DebugState)
+    wait: InterruptedWait | None = None
+    """A wait with a timeout that a stop has interrupted, until it returns."""
+    returns: list[PendingReturn] = field(default_factory=list)
+    """The returns that are still to come of functions that were left by a tail call, the innermost last."""
+
+
+@dataclass(slots=True, eq=False)
+class PendingReturn:
+    """
+    Hold a return that is still to come: to ``address``, with the stack pointer ``top`` after it.
+
+    It is ``doubtful`` once the thread has left functions without a return.
+    """
+
+    address: int
+    top: int
+    probe: Probe
+    site: Site
+    doubtful: bool = False
+
+
+class PageReader:
+    """
+    Read a process's memory at many places close to each other, each page by one system call.
+
+    What it gives may be as old as the reader, so one is made for each purpose.
+    """
+
+    def __init__(self, memory: int) -> None:
+        self._memory = memory
+        self._pages: dict[int, bytes] = {}
+
+    def read(self, address: int, size: int) -> bytes:
+        """Return ``size`` bytes at ``address``; raise OSError if they are not there."""
+        start = address & -PAGE_SIZE
+        page = self._pages.get(start)
+        if page is None:
+            page = self._pages[start] = os.pread(self._memory, PAGE_SIZE, start)
+        offset = address - start
+        if offset + size > len(page):
+            return os.pread(self._memory, size, address)
+        return page[offset : offset + size]
+
+    def has(self, address: int) -> bool:
+        """Return whether there is memory at ``address``."""
+        try:
+            return bool(self.read(address, 1))
+        except OSError:
+            return False
+
+    def reads_as(self, other: PageReader, start: int, end: int) -> bool:
+        """Return whether memory from ``start`` to ``end`` (excluded) is there, and the same as ``other`` reads."""
+        try:
+            return self.read(start, end - start) == other.read(start, end - start)
+        except OSError:
+            return False
+
+
+@dataclass(slots=True, eq=False)
+class AddressSpace:
+    """
+    Hold the memory that one or (after vfork) several processes run in.
+
+    ``former`` remembers breakpoints that were taken away: a thread may have run into one just before.
+    ``files`` says at which addresses, (start, end, file offset), each file was found. ``symbols`` are the addresses of
+    what handlers push, by the number of the program and the probed file (device, inode). ``lent`` names processes that
+    are not traced any more but may still run in this memory: meanwhile it has no breakpoints.
+    """
+
+    memory: int
+    word_size: Literal[4, 8]
+    has_shadow_stack: bool
+    pids: set[int] = field(default_factory=set)
+    breakpoints: dict[int, Breakpoint] = field(default_factory=dict)
+    former: dict[int, int] = field(default_factory=dict)
+    files: dict[FileKey, tuple[tuple[int, int, int], ...]] = field(default_factory=dict)
+    symbols: dict[tuple[int, tuple[int, int]], dict[str, int]] = field(default_factory=dict)
+    lent: set[int] = field(default_factory=set)
+    by_probe: dict[Probe, tuple[Breakpoint, ...]] = field(default_factory=dict)
+    slots: Slots = field(default_factory=Slots)
+    gadgets: tuple[int, int] | None = None
+    """Where a system call instruction and a return from a signal are (0: nowhere); None while not looked for."""
+    watchpoints: tuple[Watchpoint, ...] = ()
+    awaited: tuple[Breakpoint, ...] = ()
+    """The breakpoints at return addresses that are not there only because the memory is lent."""
+
+    @classmethod
+    def of_thread(cls, tid: int, word_size: Literal[4, 8]) -> AddressSpace:
+        """Open the memory of a stopped thread; raise OSError if the thread is gone."""
+        memory = os.open(f"/proc/{tid}/mem", os.O_RDWR | os.O_CLOEXEC)
+        return cls(memory, word_size, "shstk" in process_field(tid, "x86_Thread_features"))
+
+    @classmethod
+    def closed(cls, word_size: Literal[4, 8]) -> AddressSpace:
+        """Return the space of a program whose memory we may not touch."""
+        return cls(-1, word_size, has_shadow_stack=False)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether breakpoints can be written."""
+        return self.memory >= 0
+
+    def copy_for_child(self, tid: int) -> AddressSpace:
+        """
+        Return the address space of a forked child, which has a copy of all breakpoints.
+
+        The kernel copied the memory some time before we hear of it: what changed in between is put right here.
+        """
+        breakpoints = {address: breakpoint_.copy() for address, breakpoint_ in self.breakpoints.items()}
+        space = AddressSpace(
+            os.open(f"/proc/{tid}/mem", os.O_RDWR | os.O_CLOEXEC) if self.is_open else -1,
+            self.word_size,
+            self.has_shadow_stack,
+            breakpoints=breakpoints,
+            former=dict(self.former),
+            files=dict(self.files),
+            symbols=dict(self.symbols),
+            by_probe={probe: tuple(breakpoints[b.address] for b in mine) for probe, mine in self.by_probe.items()},
+            slots=self.slots.copy(),
+            gadgets=self.gadgets,
+            watchpoints=self.watchpoints,
+        )
+        space.renew()
+        reader = PageReader(space.memory)
+        for address, original in space.former.items():
+            space.restore_byte(address, original, reader)
+        parent = PageReader(self.memory)
+        space.slots.keep(lambda start, end: reader.reads_as(parent, start, end), reader.has)
+        return space
+
+    def renew(self) -> None:
+        """Write every breakpoint again that memory does not show any more."""
+        reader = PageReader(self.memory)
+        for address, breakpoint_ in self.breakpoints.items():
+            with contextlib.suppress(OSError):
+                if reader.read(address, 1)[0] == breakpoint_.original:
+                    os.pwrite(self.memory, INT3, address)
+
+    def close(self) -> None:
+        """Close the memory; the breakpoints in it are no longer ours to restore."""
+        if self.memory >= 0:
+            os.close(self.memory)
+            self.memory = -1
+        self.breakpoints.clear()
+        self.by_probe.clear()
+
+    def read(self, address: int, size: int) -> bytes:
+        """Return up to ``size`` bytes at any address; raise OSError if there is no memory."""
+        if address >> 63:
+            raise OSError(errno.EFAULT, os.strerror(errno.EFAULT))  # what no file offset can say
+        return os.pread(self.memory, size, address)
+
+    def write(self, address: int, data: bytes) -> int:
+        """Write bytes at any address, and return how many; raise OSError if there is no memory."""
+        if address >> 63:
+            raise OSError(errno.EFAULT, os.strerror(errno.EFAULT))
+        return os.pwrite(self.memory, data, address)
+
+    def place(self, breakpoint_: Breakpoint) -> None:
+        """Write the breakpoint byte; raise OSError if that is not possible."""
+        if not os.pwrite(self.memory, INT3, breakpoint_.address):
+            raise OSError(errno.ESRCH, os.strerror(errno.ESRCH))  # what old kernels say of memory that is gone
+        self.breakpoints[breakpoint_.address] = breakpoint_
+        self.former.pop(breakpoint_.address, None)
+        self.register(breakpoint_)
+
+    def register(self, breakpoint_: Breakpoint) -> None:
+        """Note which probes a breakpoint is for."""
+        for probe in breakpoint_.probes():
+            known = self.by_probe.get(probe, ())
+            if breakpoint_ not in known:
+                self.by_probe[probe] = (*known, breakpoint_)
+
+    def drop(self, probe: Probe) -> list[Breakpoint]:
+        """Use no breakpoint for a probe any more; return those that were withdrawn, because nothing needs them."""
+        mine = self.by_probe.pop(probe, ())
+        for breakpoint_ in mine:
+            breakpoint_.drop(probe)
+        gone = [breakpoint_ for breakpoint_ in mine if not breakpoint_.is_needed]
+        for breakpoint_ in gone:
+            self.withdraw(breakpoint_)
+        return gone
+
+    def drop_program(self, program: InsertedProgram) -> list[Breakpoint]:
+        """Do as ``drop`` for all of a program's probes, and for what the engine itself needs because of it."""
+        for probe in [probe for probe in self.by_probe if probe.program is program]:
+            del self.by_probe[probe]
+        for key in [key for key in self.symbols if key[0] == program.number]:
+            del self.symbols[key]
+        gone = []
+        for breakpoint_ in self.breakpoints.values():
+            breakpoint_.drop_program(program)
+            if not breakpoint_.is_needed:
+                gone.append(breakpoint_)
+        reader = PageReader(self.memory)
+        for breakpoint_ in gone:
+            self.withdraw(breakpoint_, reader)
+        return gone
+
+    def withdraw(self, breakpoint_: Breakpoint, reader: PageReader | None = None) -> None:
+        """Put the original byte back, if our breakpoint is what is there, and forget the breakpoint."""
+        self.restore_byte(breakpoint_.address, breakpoint_.original, reader)
+        self.forget(breakpoint_)
+        self.former[breakpoint_.address] = breakpoint_.original
+
+    def withdraw_all(self) -> None:
+        """Withdraw every breakpoint."""
+        reader = PageReader(self.memory)
+        for breakpoint_ in list(self.breakpoints.values()):
+            self.withdraw(breakpoint_, reader)
+
+    def forget(self, breakpoint_: Breakpoint) -> None:
+        """Forget a breakpoint that is not in memory any more."""
+        self.breakpoints.pop(breakpoint_.address, None)
+        for probe in breakpoint_.probes():
+            rest = tuple(b for b in self.by_probe.pop(probe, ()) if b is not breakpoint_)
+            if rest:
+                self.by_probe[probe] = rest
+
+    def restore_byte(self, address: int, original: int, reader: PageReader | None = None) -> None:
+        """
+        Put an original byte back if a breakpoint byte is there; memory that is gone needs nothing.
+
+        ``reader`` knows what memory holds, where many bytes are restored at once.
+        """
+        with contextlib.suppress(OSError):
+            found = os.pread(self.memory, 1, address) if reader is None else reader.read(address, 1)
+            if found == INT3:
+                os.pwrite(self.memory, bytes([original]), address)

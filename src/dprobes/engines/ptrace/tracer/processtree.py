@@ -1,0 +1,247 @@
+"""
+Who belongs to whom: the traced threads, and the children that appear before or without their parent's report.
+
+The kernel stops a new thread or process before it runs, and tells of it twice: by that stop, and by an event of the
+parent. Either may come first, and if the parent is killed at that moment the event never comes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from dprobes.engines.procfs import process_field
+from dprobes.engines.ptrace import syscalls
+from dprobes.engines.ptrace.syscalls import Event, StopKind, classify_stop
+from dprobes.engines.ptrace.tracer.breakpoints import Breakpoint
+from dprobes.engines.ptrace.tracer.processes import AddressSpace, PageReader, Thread, ThreadState
+from dprobes.engines.ptrace.wire import Placed, Removed, Watched
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from dprobes.engines.ptrace.tracer.connection import Connection
+    from dprobes.engines.ptrace.tracer.modulebreakpoints import ModuleWatcher
+    from dprobes.engines.ptrace.tracer.stopper import Stopper
+
+__all__ = ["ORPHAN_AGE", "Family"]
+
+ORPHAN_AGE = 0.5
+"""Seconds after which a child's parent can hardly tell of it any more."""
+
+
+class Family:
+    """Hold the table of threads, and keep it true as threads and processes come and go."""
+
+    def __init__(
+        self,
+        threads: dict[int, Thread],
+        connection: Connection,
+        stopper: Stopper,
+        modules: ModuleWatcher,
+    ) -> None:
+        self.threads = threads
+        self._connection = connection
+        self._stopper = stopper
+        self._modules = modules
+        self._parents: dict[int, int] = {}
+        """For processes that were born here: that which has made them, as long as both are there."""
+        self.has_idle_programs = False
+        """Whether the last process of a program has gone."""
+        self._strangers: dict[int, tuple[int, float]] = {}
+
+    def spaces(self) -> Iterable[AddressSpace]:
+        """Return all address spaces, each once."""
+        return {id(t.space): t.space for t in self.threads.values()}.values()
+
+    @property
+    def has_strangers(self) -> bool:
+        """Whether a thread has stopped of which no parent has told."""
+        return bool(self._strangers)
+
+    def note_stranger(self, tid: int, status: int) -> None:
+        """Keep the stop of a thread that is not in the table: its parent's event is still to come."""
+        self._strangers[tid] = (status, time.monotonic())
+
+    def add_child(self, parent: Thread, event: Event, tid: int) -> None:
+        """Enter the thread or process that ``parent`` has just made."""
+        if tid in self.threads:
+            return
+        stranger = self._strangers.pop(tid, None)
+        if stranger is not None and classify_stop(stranger[0])[0] is StopKind.EXITED:
+            return
+        pid = _process_of(tid)
+        space = parent.space
+        if pid != parent.pid:
+            self._parents[pid] = parent.pid
+            for program in self._modules.programs:
+                if program.reach.follow and parent.pid in program.reach.pids:
+                    program.reach.pids.add(pid)
+            shared = syscalls.same_memory(parent.tid, tid)
+            if not (event is Event.VFORK if shared is None else shared):
+                space = self._copied_space(parent.space, tid, pid)
+            space.pids.add(pid)
+            if space.watchpoints:
+                self._connection.send(Watched(pid, tuple(w.watch for w in space.watchpoints)))
+        self._enter_newborn(tid, pid, space, stranger[0] if stranger is not None else None)
+        self.threads[tid].is_outside = not self._is_in_scope(pid)
+        if pid != parent.pid:
+            # It goes on where its parent does, on a copy of the stack.
+            self.threads[tid].returns = [replace(pending) for pending in parent.returns]
+
+    def _copied_space(self, original: AddressSpace, tid: int, pid: int) -> AddressSpace:
+        try:
+            space = original.copy_for_child(tid)
+        except OSError:
+            return AddressSpace.closed(original.word_size)  # killed already
+        for program in self._modules.programs:
+            if pid not in program.reach.pids:
+                space.drop_program(program)
+        placed = [(b.address, b.original) for b in space.breakpoints.values()] + space.slots.traps()
+        if placed:
+            self._connection.send(Placed(pid, tuple(placed)))
+        return space
+
+    def enter(self, tid: int, pid: int, space: AddressSpace) -> Thread:
+        """Enter a running thread."""
+        thread = self.threads[tid] = Thread(tid, pid, space, ThreadState.RUNNING)
+        return thread
+
+    def _enter_newborn(self, tid: int, pid: int, space: AddressSpace, status: int | None) -> None:
+        """Enter a thread that has not run yet; its first stop is ``status``, or still to come."""
+        self.threads[tid] = Thread(tid, pid, space, ThreadState.NEWBORN)
+        if status is not None:
+            self._stopper.defer(tid, status)
+
+    def adopt_orphans(self, age: float = 0) -> None:
+        """Take in the threads that stopped at least ``age`` seconds ago and of which no parent has told."""
+        now = time.monotonic()
+        for tid, (status, since) in list(self._strangers.items()):
+            if now - since < age:
+                continue
+            del self._strangers[tid]
+            if classify_stop(status)[0] is not StopKind.EXITED:
+                with contextlib.suppress(OSError):
+                    self._adopt(tid, status)
+
+    def _adopt(self, tid: int, status: int) -> None:
+        pid = _process_of(tid)
+        self._into_scopes(pid)
+        for thread in self.threads.values():
+            if thread.pid == pid or syscalls.same_memory(thread.tid, tid):
+                space = thread.space
+                break
+        else:
+            registers = syscalls.Registers()
+            syscalls.get_registers(tid, registers)
+            word_size = syscalls.word_size(registers)
+            space = AddressSpace.of_thread(tid, word_size)
+            thread = Thread(tid, pid, space, ThreadState.STOPPED)
+            space.pids.add(pid)
+            self._modules.inherit(space, thread)
+        space.pids.add(pid)
+        self._enter_newborn(tid, pid, space, status)
+
+    def reconsider(self, tid: int) -> None:
+        """Let a stop be handled once more that was kept because nobody knew the thread."""
+        if (stranger := self._strangers.pop(tid, None)) is not None:
+            self._stopper.defer(tid, stranger[0])
+
+    def lend(self, space: AddressSpace, pid: int) -> None:
+        """Take all breakpoints out of memory in which a process is about to run that is not traced any more."""
+        addresses = tuple(space.breakpoints)
+        space.awaited += tuple(b for b in space.breakpoints.values() if b.waiting)
+        space.withdraw_all()
+        space.files.clear()
+        space.lent.add(pid)
+        for user in space.pids if addresses else ():
+            self._connection.send(Removed(user, addresses))
+
+    def take_back(self, thread: Thread) -> None:
+        """Place breakpoints again in the memory of a stopped thread if all whom it was lent to have left it."""
+        space = thread.space
+        space.lent = {pid for pid in space.lent if syscalls.same_memory(thread.tid, pid)}
+        if not space.lent:
+            self._modules.update(space, thread)
+            self._await_again(space, thread)
+
+    def _await_again(self, space: AddressSpace, thread: Thread) -> None:
+        """Place the breakpoints again at which returns are awaited."""
+        awaited, space.awaited = space.awaited, ()
+        for old in awaited:
+            waiting = {probe for probe in old.waiting if probe.is_active}
+            present = space.breakpoints.get(old.address)
+            if present is not None:
+                present.waiting |= waiting
+                space.register(present)
+            elif waiting:
+                with contextlib.suppress(OSError):
+                    if PageReader(space.memory).read(old.address, 1)[0] == old.original:
+                        self._connection.send(Placed(thread.pid, ((old.address, old.original),)))
+                        space.place(Breakpoint(old.address, old.original, old.site, waiting=waiting))
+
+    def remove(self, thread: Thread) -> None:
+        """Forget a thread that ended, and its process if it was the last one."""
+        self.threads.pop(thread.tid, None)
+        if not any(t.pid == thread.pid for t in self.threads.values()):
+            self.leave_space(thread)
+            self._leave_scopes(thread.pid)
+
+    def leave_space(self, thread: Thread) -> None:
+        """Note that the process of ``thread`` no longer runs in its address space."""
+        space = thread.space
+        space.pids.discard(thread.pid)
+        self._connection.send(Removed(thread.pid))
+        if not space.pids:
+            space.close()
+
+    # Scopes
+
+    def tree_of(self, pid: int) -> set[int]:
+        """Return a process and those that it has started, directly or not, as far as they are traced."""
+        tree = {thread.pid for thread in self.threads.values() if thread.pid == pid}
+        found = tree
+        while found:
+            found = {child for child, parent in self._parents.items() if parent in found} - tree
+            tree |= found
+        return tree
+
+    def rescope(self) -> set[int]:
+        """Note anew who is in no scope at all, and return the processes that have come to be so."""
+        left = set()
+        for thread in self.threads.values():
+            was_outside, thread.is_outside = thread.is_outside, not self._is_in_scope(thread.pid)
+            if thread.is_outside and not was_outside:
+                left.add(thread.pid)
+        return left
+
+    def _is_in_scope(self, pid: int) -> bool:
+        return any(pid in program.reach.pids for program in self._modules.programs)
+
+    def _into_scopes(self, pid: int) -> None:
+        """Let a process whose parent nobody knows be in the scope of all programs that follow processes."""
+        for program in self._modules.programs:
+            if program.reach.follow:
+                program.reach.pids.add(pid)
+
+    def _leave_scopes(self, pid: int) -> None:
+        """Forget a process that has gone; what it has started counts as started by its parent."""
+        for program in self._modules.programs:
+            if pid in program.reach.pids:
+                program.reach.pids.discard(pid)
+                self.has_idle_programs |= not program.reach.pids
+        parent = self._parents.pop(pid, None)
+        for child in [child for child, other in self._parents.items() if other == pid]:
+            if parent is None:
+                del self._parents[child]
+            else:
+                self._parents[child] = parent
+
+
+def _process_of(tid: int) -> int:
+    """Return the process id of a thread; a thread that is gone already counts as its own process."""
+    with contextlib.suppress(ValueError):
+        return int(process_field(tid, "Tgid"))
+    return tid

@@ -1,0 +1,152 @@
+"""
+Returns of functions: which probes are hit when an instruction that leaves their function was carried out.
+
+A return instruction is a hit at once. After a tail call the function has not returned yet: its return address, still on
+top of the stack, gets a breakpoint, and the hit comes when the same thread arrives there with the stack as high as the
+return leaves it. No return address is ever rewritten.
+
+A ``longjmp`` or an exception leaves such functions without a return. Nothing tells which they are, so what waits is
+only marked, and given up when the thread is seen above it on the stack.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dprobes.engines.ptrace.sites import Role, Site
+from dprobes.engines.ptrace.syscalls import Register
+from dprobes.engines.ptrace.tracer.breakpoints import Breakpoint
+from dprobes.engines.ptrace.tracer.processes import INT3, PendingReturn
+from dprobes.engines.ptrace.wire import Placed
+from dprobes.engines.x86.plan import plan
+from dprobes.engines.x86.relocation import copy_of
+from dprobes.errors import TargetError
+from dprobes.target.processmaps import PAGE_SIZE, parse_maps, read_maps
+from dprobes.vm import AddressFault
+
+if TYPE_CHECKING:
+    import ctypes
+
+    from dprobes.engines.ptrace.tracer.connection import Connection
+    from dprobes.engines.ptrace.tracer.probes import Probe
+    from dprobes.engines.ptrace.tracer.processes import Thread
+    from dprobes.engines.ptrace.tracer.threadcontext import ThreadContext
+
+__all__ = ["Returns"]
+
+_LONGEST = 15  # bytes of an instruction; Intel SDM, volume 2, 2.3.11
+_LONGEST_CALL = 8
+_ARGUMENTS = 255
+"""Bytes of arguments that an i386 function that was tail-called may drop (``ret n``)."""
+
+_RIP, _RSP = int(Register.RIP), int(Register.RSP)
+
+Hit = tuple["Probe", Site]
+
+
+class Returns:
+    """Follow the threads out of functions; ``context`` speaks of the thread at hand."""
+
+    def __init__(self, connection: Connection, context: ThreadContext) -> None:
+        self._connection = connection
+        self._context = context
+
+    def left(self, thread: Thread, breakpoint_: Breakpoint, registers: ctypes.Array[ctypes.c_ulong]) -> list[Hit]:
+        """Return the probes that are hit by an instruction that was carried out; ``registers`` are those after it."""
+        hits: list[Hit] = []
+        jumps: list[Hit] = []
+        address, top = registers[_RIP], registers[_RSP]
+        for probe, site in breakpoint_.exits:
+            if not probe.concerns(thread):
+                continue
+            if site.role is Role.RETURN:
+                _give_up(thread, top)
+                hits.append((probe, site))
+                continue
+            distance = address - breakpoint_.address
+            stays = distance == len(site.original) or any(start <= distance < end for start, end in site.inside)
+            if not stays:
+                jumps.append((probe, site))
+        for probe, site in reversed(jumps):  # as they are hit from the last one backwards
+            self._await_return(thread, probe, site, top)
+        return hits
+
+    def arrived(self, thread: Thread, breakpoint_: Breakpoint, registers: ctypes.Array[ctypes.c_ulong]) -> list[Hit]:
+        """Return the probes of the functions that have returned to a breakpoint's address, the inner ones first."""
+        top = registers[_RSP]
+        slack = 0 if thread.space.word_size == 8 else _ARGUMENTS
+        found = [p for p in thread.returns if p.address == breakpoint_.address and 0 <= top - p.top <= slack]
+        if found:
+            thread.returns = [p for p in thread.returns if p not in found]
+        _give_up(thread, top)
+        return [(pending.probe, pending.site) for pending in reversed(found) if pending.probe.concerns(thread)]
+
+    def unwinding(self, thread: Thread) -> None:
+        """Note that functions are about to be left without a return."""
+        for pending in thread.returns:
+            pending.doubtful = True
+
+    def _await_return(self, thread: Thread, probe: Probe, site: Site, top: int) -> None:
+        size = thread.space.word_size
+        try:
+            address = self._context.read_word(top, size)
+        except OSError:
+            return  # whoever was jumped to cannot return either
+        if self._arm(thread, probe, address):
+            _give_up(thread, top + size)
+            thread.returns.append(PendingReturn(address, top + size, probe, site))
+
+    def _arm(self, thread: Thread, probe: Probe, address: int) -> bool:
+        """See to it that there is a breakpoint at a return address; return False if it cannot be one."""
+        space = thread.space
+        breakpoint_ = space.breakpoints.get(address)
+        if breakpoint_ is not None:
+            if probe not in breakpoint_.waiting:
+                breakpoint_.waiting.add(probe)
+                space.register(breakpoint_)
+            return True
+        site = self._site(thread, address)
+        if site is None:
+            return False
+        breakpoint_ = Breakpoint(address, site.original[0], site, waiting={probe})
+        self._connection.send(Placed(thread.pid, ((address, site.original[0]),)))
+        try:
+            space.place(breakpoint_)
+        except OSError:
+            return False
+        return True
+
+    def _site(self, thread: Thread, address: int) -> Site | None:
+        """
+        Describe the instruction at a return address; None if that is none, because no call stands before it.
+
+        So it is after a jump to another stack, whose top holds anything.
+        """
+        from iced_x86 import Decoder, FlowControl
+
+        word_size = thread.space.word_size
+        try:
+            if not any(m.executable and m.start < address < m.end for m in parse_maps(read_maps(thread.tid))):
+                return None
+            before = self._context.read(address - _LONGEST_CALL, _LONGEST_CALL)
+            size = _LONGEST if address % PAGE_SIZE <= PAGE_SIZE - _LONGEST else PAGE_SIZE - address % PAGE_SIZE
+            data = self._context.read(address, size)
+        except (AddressFault, TargetError):
+            return None
+        for length in range(2, _LONGEST_CALL + 1):
+            call = Decoder(8 * word_size, before[-length:]).decode()
+            if call.len == length and call.flow_control in (FlowControl.CALL, FlowControl.INDIRECT_CALL):
+                break
+        else:
+            return None
+        instruction = Decoder(8 * word_size, data).decode()
+        raw = data[: instruction.len]
+        if instruction.is_invalid or raw[:1] == INT3:
+            return None
+        return Site(-1, -1, 0, raw, plan(raw, word_size), copy_of(raw, word_size))
+
+
+def _give_up(thread: Thread, top: int) -> None:
+    """Forget the doubtful returns below ``top``: the thread has left them."""
+    if any(pending.doubtful for pending in thread.returns):
+        thread.returns = [p for p in thread.returns if not (p.doubtful and p.top <= top)]

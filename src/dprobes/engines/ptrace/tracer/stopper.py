@@ -1,0 +1,296 @@
+"""
+Waiting for stops, stopping threads, and letting them go on.
+
+Rules that this module keeps:
+
+* A stop that is reported while another one is awaited is kept and handled later; none is lost.
+* A thread that cannot stop now (it waits in the kernel) is not waited for: it stops before it runs user code again.
+* A thread that we stopped does not notice: its system calls do not fail because of us, and its signals keep their
+  order and their ``siginfo``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import signal
+import time
+from typing import TYPE_CHECKING
+
+from dprobes.engines.procfs import children_of, system_call_of, thread_state
+from dprobes.engines.ptrace import syscalls
+from dprobes.engines.ptrace.syscalls import Event, StopKind, classify_stop
+from dprobes.engines.ptrace.tracer.processes import ThreadState
+from dprobes.engines.ptrace.tracer.waits import Waits
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from dprobes.engines.ptrace.tracer.debugregisters import Armer
+    from dprobes.engines.ptrace.tracer.processes import AddressSpace, Thread
+
+__all__ = ["Stopper", "await_stop"]
+
+_POLL = syscalls.WALL | os.WNOHANG
+"""How to ask for a stop without waiting for it."""
+
+_LOOK = _POLL | os.WEXITED | os.WSTOPPED | os.WNOWAIT
+"""How to ask for a stop, and leave it with the kernel (waitid)."""
+
+_SPINS = 40
+"""How many times to ask for a stop, about a microsecond each, before sleeping until there is one."""
+
+_TURNS = 8
+"""After how many kept stops to look for new ones, so that one busy process does not hold up another."""
+
+_FORKING = 5.0
+"""Seconds for which a thread is waited for that makes a process."""
+
+# fork, vfork, clone, clone3.
+_PROCESS_MAKING = {8: frozenset({57, 58, 56, 435}), 4: frozenset({2, 190, 120, 435})}
+
+_STUCK = 0.1
+"""Seconds after which a thread that sleeps in the middle of a step is left to itself."""
+
+
+_NOTHING = (0, 0)
+
+
+def _take_plainly(tid: int) -> tuple[int, int]:
+    return os.waitpid(tid, _POLL)
+
+
+def await_stop(tid: int, take: Callable[[int], tuple[int, int]] = _take_plainly) -> int:
+    """
+    Wait for the next stop or the end of a thread, and return its wait status.
+
+    Raise ``ProcessLookupError`` if it has ended, and that is still to be reported: the kernel keeps the end of a
+    process's first thread back until all others have been waited for.
+    """
+    found, status = take(tid)
+    while not found:
+        signal.sigtimedwait([signal.SIGCHLD], 0.005)
+        has_ended = thread_state(tid) in ("Z", "X")
+        found, status = take(tid)
+        if has_ended and not found:
+            raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
+    return status
+
+
+class Stopper:
+    """Stop threads and let them run; ``threads`` is the tracer's table of all of them."""
+
+    def __init__(self, threads: dict[int, Thread], armer: Armer) -> None:
+        self._threads = threads
+        self._armer = armer
+        self._held_registers = syscalls.Registers()
+        # Asking again makes sense only if the thread can run meanwhile.
+        self._spins = _SPINS if len(os.sched_getaffinity(0)) > 1 else 1
+        self._turns = 0
+        self.secure: Callable[[int], None] = lambda _: None
+        """What to do with a thread that has stopped with SIGTRAP, before its stop is taken from the kernel."""
+        self.deferred: dict[int, int] = {}
+        """Reported stops (wait statuses by tid, in order of arrival) that nobody has handled yet."""
+        self.waits = Waits()
+        """The calls that threads were in when they were stopped."""
+
+    # Waiting
+
+    def next_stop(self) -> tuple[int, int] | None:
+        """
+        Return the next stop of any thread (tid, wait status), or None if there is none for some microseconds.
+
+        A thread that was just let run is likely to hit again at once, and to be put to sleep and woken up costs more
+        than to ask some more times. Of several threads each gets its turn: the kernel would always name the first one
+        that has stopped.
+        """
+        if self.deferred:
+            self._turns += 1
+            if self._turns % _TURNS == 0:
+                self.collect()
+            return self.oldest_deferred()
+        take, spins = self._take, self._spins
+        try:
+            for _ in range(spins):
+                found = take()
+                if found[0]:
+                    break
+            else:
+                return None
+        except ChildProcessError:
+            return None
+        if len(self._threads) == 1:
+            return found
+        self.defer(*found)
+        self.collect()
+        return self.oldest_deferred()
+
+    def defer(self, tid: int, status: int) -> None:
+        """Keep a stop for later; it takes the place of an older one, which a kill or an exec made void."""
+        self.deferred.pop(tid, None)
+        self.deferred[tid] = status
+
+    def oldest_deferred(self) -> tuple[int, int]:
+        """Take the oldest of the stops that are kept."""
+        tid = next(iter(self.deferred))
+        return tid, self.deferred.pop(tid)
+
+    def collect(self) -> None:
+        """Keep all stops that the kernel has to report now."""
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                tid, status = self._take()
+                if not tid:
+                    return
+                self.defer(tid, status)
+
+    def _take(self, tid: int = 0) -> tuple[int, int]:
+        """Take a stop of a thread, or of any with 0, as ``waitpid`` does: (0, 0) if there is none."""
+        found = os.waitid(os.P_PID if tid else os.P_ALL, tid, _LOOK)
+        if found is None:
+            return _NOTHING
+        if found.si_status == signal.SIGTRAP and found.si_code == os.CLD_TRAPPED:
+            self.secure(found.si_pid)
+        return os.waitpid(found.si_pid, _POLL)
+
+    def await_stop(self, thread: Thread) -> int:
+        """Do as the function ``await_stop`` with a thread that may run into a breakpoint of ours."""
+        return await_stop(thread.tid, self._take)
+
+    def wait_for_step(self, tid: int, *, may_leave: bool, in_slot: bool = False) -> int | None:
+        """
+        Return the wait status of a thread that was let run for a moment, or None if it went to sleep instead.
+
+        One that runs ``in_slot`` does not come to a breakpoint. Raise ``ProcessLookupError`` if it has ended, and that
+        is still to be reported.
+        """
+        status = self.deferred.pop(tid, None)
+        if status is not None:
+            return status
+        take = _take_plainly if in_slot else self._take
+        for _ in range(self._spins):
+            found, status = take(tid)
+            if found:
+                return status
+        until = time.monotonic() + _STUCK
+        while True:
+            signal.sigtimedwait([signal.SIGCHLD], _STUCK / 4)
+            found, status = take(tid)
+            if found:
+                return status
+            state = thread_state(tid)
+            if state in ("Z", "X"):
+                raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
+            if may_leave and time.monotonic() > until and state in ("S", "D"):
+                return None
+
+    def _wait_patiently(self, thread: Thread) -> int | None:
+        """Return the next wait status of a thread, or None if it cannot stop now."""
+        pause = waited = 0.0
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                for _ in range(self._spins):
+                    found, status = self._take(thread.tid)
+                    if found:
+                        return status
+                if pause:
+                    state = thread_state(thread.tid)
+                    if state in ("Z", "X"):
+                        thread.state = ThreadState.ENDED
+                        return None
+                    if state == "D" and pause >= 0.002 and not (self._makes_a_process(thread) and waited < _FORKING):
+                        return None
+                pause = min(pause + 0.001, 0.005)
+                waited += pause
+                signal.sigtimedwait([signal.SIGCHLD], pause)
+        return None
+
+    def _makes_a_process(self, thread: Thread) -> bool:
+        """
+        Return whether a thread that sleeps in the kernel is copying its memory for a child.
+
+        It is waited for: what is written into its memory meanwhile may or may not get into the child. One that waits
+        for its vfork child is done with that.
+        """
+        if system_call_of(thread.tid) not in _PROCESS_MAKING[thread.space.word_size]:
+            return False
+        children = children_of(thread.pid, thread.tid)
+        return not any(syscalls.same_memory(thread.tid, child) for child in children)
+
+    # Stopping
+
+    @contextlib.contextmanager
+    def others_stopped(self, space: AddressSpace, thread: Thread) -> Iterator[None]:
+        """Hold all other threads that run in ``space``."""
+        others = [t for t in self._threads.values() if t.space is space and t is not thread]
+        held = self.stop(others) if others else []
+        try:
+            yield
+        finally:
+            for other in held:
+                self.release(other)
+
+    def stop(self, threads: list[Thread]) -> list[Thread]:
+        """
+        Stop the running ones among ``threads``; return those that stopped for no other reason.
+
+        What the others stopped for waits in ``deferred``.
+        """
+        asked = []
+        for thread in threads:
+            if thread.state is not ThreadState.RUNNING or thread.tid in self.deferred:
+                continue
+            with contextlib.suppress(OSError):
+                syscalls.interrupt(thread.tid)
+                asked.append(thread)
+        held = []
+        for thread in asked:
+            status = self._wait_patiently(thread)
+            if status is None:
+                continue
+            if classify_stop(status) == (StopKind.EVENT, Event.STOP):
+                thread.state = ThreadState.STOPPED
+                held.append(thread)
+            else:
+                self.defer(thread.tid, status)
+        return held
+
+    def resume(self, thread: Thread, number: int = 0) -> None:
+        """Let a stopped thread run, with a signal or 0."""
+        thread.state = ThreadState.RUNNING
+        if number:
+            self.give_up_hit(thread)
+        try:
+            if number:
+                self.waits.hide_interruption(thread, number)
+            if thread.debug.armed is not thread.space.watchpoints:
+                self._armer.bring_in_line(thread)
+            if thread.wait is None:
+                syscalls.resume(thread.tid, number)
+            else:
+                syscalls.resume_to_syscall(thread.tid, number)
+        except ProcessLookupError:
+            pass  # killed meanwhile: its end is reported by waitpid
+
+    def give_up_hit(self, thread: Thread) -> None:
+        """Forget a hit whose instruction was not executed: a signal handler comes first, and may go elsewhere."""
+        thread.unfinished = None
+        thread.restarting = 0
+        if thread.written is None:
+            return
+        # If the instruction is tried again, the handler runs again; so it must find what it found before.
+        with contextlib.suppress(ProcessLookupError):
+            registers = self._held_registers
+            syscalls.get_registers(thread.tid, registers)
+            for word, (before, after) in thread.written.items():
+                if registers[word] == after:  # else a repeated string instruction has moved on
+                    registers[word] = before
+            syscalls.set_registers(thread.tid, registers)
+        thread.written = None
+
+    def release(self, thread: Thread) -> None:
+        """Let a thread run on that stopped only because we asked for it."""
+        with contextlib.suppress(ProcessLookupError):
+            self.waits.hide_interruption(thread)
+        self.resume(thread)

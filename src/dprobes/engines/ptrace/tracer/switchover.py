@@ -1,0 +1,196 @@
+"""
+Putting a program in the place of another one, without a moment in which a hit is lost.
+
+Handlers run here, one at a time. So the exchange happens between two hits: what threads have run into, and nobody has
+looked at yet, is for the new program. A hit whose instruction may or may not have been executed is settled before, with
+all threads stopped: it is counted, or given up, and then the thread hits again. Breakpoints that both need stay, and
+other programs notice nothing.
+
+Whatever can be found out to be wrong with the new program is found out before anything is changed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+from dprobes.engines.ptrace.sites import Role
+from dprobes.engines.ptrace.tracer.insertions import prepared
+from dprobes.engines.ptrace.tracer.placement import note_placement
+from dprobes.engines.ptrace.tracer.processes import ThreadState
+from dprobes.engines.ptrace.tracer.settlement import has_hit_of
+from dprobes.engines.ptrace.wire import InPlace, NotInserted, ProbeStatus, Removed, Replaced
+from dprobes.errors import EngineError
+from dprobes.resolve.probestate import ProbeState
+
+if TYPE_CHECKING:
+    from dprobes.engines.ptrace.sites import Site
+    from dprobes.engines.ptrace.tracer.connection import Connection
+    from dprobes.engines.ptrace.tracer.hits import HitHandler
+    from dprobes.engines.ptrace.tracer.modulebreakpoints import ModuleWatcher
+    from dprobes.engines.ptrace.tracer.probes import Probe
+    from dprobes.engines.ptrace.tracer.processes import AddressSpace, Thread
+    from dprobes.engines.ptrace.tracer.processtree import Family
+    from dprobes.engines.ptrace.tracer.programs import InsertedProgram
+    from dprobes.engines.ptrace.tracer.stopper import Stopper
+    from dprobes.engines.ptrace.tracer.watchpoints import Watching
+    from dprobes.engines.ptrace.wire import Replace
+
+__all__ = ["Replacer"]
+
+_Owner = tuple["Site", "Probe | None"]
+"""What a breakpoint is for: a site, and its probepoint unless it is the engine's own."""
+
+
+class Replacer:
+    """Exchange programs of a tracer."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        family: Family,
+        modules: ModuleWatcher,
+        stopper: Stopper,
+        watching: Watching,
+        hits: HitHandler,
+    ) -> None:
+        self._connection = connection
+        self._family = family
+        self._modules = modules
+        self._stopper = stopper
+        self._watching = watching
+        self._hits = hits
+
+    def __call__(self, message: Replace) -> None:
+        """Exchange a program, or tell the client why not; then nothing has changed."""
+        former = self._modules.program(message.former)
+        number = message.start.number
+        if former is None:
+            self._connection.send(NotInserted(number, "the program that is to be replaced has ended"))
+            return
+        spaces = [space for space in self._family.spaces() if former.reach.covers(space)]
+        try:
+            program = prepared(message, former, self._connection, self._modules, spaces)
+        except EngineError as error:
+            self._connection.send(NotInserted(number, error.message))
+            return
+        obstacle = self._modules.obstacle_to(program, spaces)
+        if obstacle is not None:
+            self._connection.send(NotInserted(number, obstacle=obstacle))
+            return
+        held = self._stop_all()
+        try:
+            self._settle_all(former)
+            self._hits.finish()
+            self._connection.send(Replaced(number))
+            self._exchange(former, program)
+            self._connection.send(InPlace(number))
+        finally:
+            for thread in held:
+                if thread.state is ThreadState.STOPPED:
+                    with contextlib.suppress(ProcessLookupError):
+                        self._stopper.release(thread)
+
+    def _spaces(self) -> list[AddressSpace]:
+        return list(self._family.spaces())
+
+    # Bringing hits to their end
+
+    def _stop_all(self) -> list[Thread]:
+        threads = list(self._family.threads.values())
+        for thread in threads:
+            if thread.state is ThreadState.LISTENING and (thread.pending or thread.unfinished):
+                # It can be looked at in a real stop only; an interrupt ends the listening, and the group stop lasts.
+                thread.state = ThreadState.RUNNING
+        return self._stopper.stop(threads)
+
+    def _settle_all(self, former: InsertedProgram) -> None:
+        settler = self._hits.settler
+        for thread in self._family.threads.values():
+            if not has_hit_of(thread, former):
+                continue
+            status = self._stopper.deferred.get(thread.tid)
+            if thread.state is ThreadState.STOPPED or status is not None:
+                with contextlib.suppress(OSError):  # killed meanwhile
+                    settler.repeat(thread, status, former)
+                    continue
+            # One that cannot stop now will execute the instruction by itself.
+            settler.count_now(thread)
+
+    # The exchange
+
+    def _exchange(self, former: InsertedProgram, program: InsertedProgram) -> None:
+        self._modules.exchange(former, program)
+        self._carry_returns_over(former, program)
+        for probe in former.probes.values():
+            probe.state = ProbeState.REMOVED
+        for space in self._spaces():
+            self._exchange_in(space, former, program)
+
+    def _carry_returns_over(self, former: InsertedProgram, program: InsertedProgram) -> None:
+        """Let the new program have the returns that are still to come of functions that both probe."""
+        jumps: dict[tuple[tuple[int, int], int], _Owner] = {}
+        for key, sites in program.known.items():
+            for site in sites.sites:
+                if site.role is Role.JUMP:
+                    jumps.setdefault((key[:2], site.offset), (site, program.probe(site.probe)))
+        for thread in self._family.threads.values():
+            kept = []
+            for pending in thread.returns:
+                if pending.probe.program is not former:
+                    kept.append(pending)
+                    continue
+                match jumps.get((pending.probe.file, pending.site.offset)):
+                    case site, probe if probe is not None and probe.is_active:
+                        pending.site, pending.probe = site, probe
+                        kept.append(pending)
+            thread.returns = kept
+
+    def _exchange_in(self, space: AddressSpace, former: InsertedProgram, program: InsertedProgram) -> None:
+        threads = [t for t in self._family.threads.values() if t.space is space and t.pid in program.reach.pids]
+        if not threads or not space.is_open:
+            return
+        owners = self._owners(space, program)
+        for probe in [probe for probe in space.by_probe if probe.program is former]:
+            del space.by_probe[probe]
+        gone = []
+        for breakpoint_ in (*space.breakpoints.values(), *space.awaited):
+            breakpoint_.drop_program(former)
+            breakpoint_.waiting |= {
+                p.probe
+                for t in threads
+                for p in t.returns
+                if p.address == breakpoint_.address and p.probe.program is program
+            }
+        for breakpoint_ in space.breakpoints.values():
+            for site, owner in owners.get(breakpoint_.address, ()):
+                breakpoint_.add(program, site, owner)
+            if not breakpoint_.is_needed:
+                gone.append(breakpoint_)
+        for breakpoint_ in gone:
+            space.withdraw(breakpoint_)
+        for pid in space.pids if gone else ():
+            self._connection.send(Removed(pid, tuple(b.address for b in gone)))
+        active: set[Probe] = set()
+        for breakpoint_ in space.breakpoints.values():
+            mine = {probe for probe in breakpoint_.probes() if probe.program is program}
+            if mine:
+                space.register(breakpoint_)
+                note_placement(space, breakpoint_, mine)
+                active |= mine
+        active |= self._watching.pass_on(space, former, self._modules.watchpoints(space, program))
+        for probe in active:
+            probe.state = ProbeState.ACTIVE
+        if active:
+            numbers = tuple(sorted(probe.number for probe in active))
+            self._connection.send(ProbeStatus(program.number, numbers, threads[0].pid, ProbeState.ACTIVE))
+        self._modules.place_missing(space, threads[0], program)
+
+    def _owners(self, space: AddressSpace, program: InsertedProgram) -> dict[int, list[_Owner]]:
+        """Return what a program needs breakpoints for, by their addresses."""
+        owners: dict[int, list[_Owner]] = {}
+        for site, address, _ in self._modules.places(space, program):
+            probe = program.probe(site.probe)
+            if probe is None or probe.is_active:
+                owners.setdefault(address, []).append((site, probe))
+        return owners

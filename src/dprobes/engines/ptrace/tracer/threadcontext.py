@@ -1,0 +1,291 @@
+"""
+The ``Context`` of a handler on a stopped thread.
+
+Memory is read and written as the program would do it: our breakpoints do not show and stay in place, and what the
+program itself may not access is a fault.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING
+
+from dprobes.engines.procfs import process_field
+from dprobes.engines.ptrace import syscalls
+from dprobes.engines.ptrace.syscalls import Register
+from dprobes.engines.ptrace.tracer.memorywriter import is_mapped_writable, write_memory
+from dprobes.engines.ptrace.tracer.segments import Segments
+from dprobes.engines.x86 import cpuid, xsave
+from dprobes.errors import InternalError
+from dprobes.target.processmaps import PAGE_SIZE
+from dprobes.vm import AddressFault
+
+if TYPE_CHECKING:
+    import ctypes
+    from collections.abc import Callable, Mapping, MutableSequence
+
+    from dprobes.engines.ptrace.tracer.breakpoints import Breakpoint
+    from dprobes.engines.ptrace.tracer.processes import Changes, Thread
+    from dprobes.engines.ptrace.tracer.programs import InsertedProgram
+    from dprobes.extensions import Extension
+    from dprobes.vm.machine import Machine
+
+__all__ = ["ThreadContext"]
+
+_RSEQ_CPU_ID = 4  # offsetof(struct rseq, cpu_id), include/uapi/linux/rseq.h
+
+_CPUID = 0x3C
+
+# Index in appendix A to word of user_regs_struct.
+_WORDS: dict[int, int] = {
+    index: int(word)
+    for index, word in {
+        0x00: Register.CS, 0x01: Register.DS, 0x02: Register.ES, 0x03: Register.FS, 0x04: Register.GS,
+        0x05: Register.SS, 0x06: Register.RAX, 0x07: Register.RBX, 0x08: Register.RCX, 0x09: Register.RDX,
+        0x0A: Register.RDI, 0x0B: Register.RSI, 0x0C: Register.EFLAGS, 0x0D: Register.RIP, 0x0E: Register.RSP,
+        0x0F: Register.RBP, 0x60: Register.R8, 0x61: Register.R9, 0x62: Register.R10, 0x63: Register.R11,
+        0x64: Register.R12, 0x65: Register.R13, 0x66: Register.R14, 0x67: Register.R15, 0x80: Register.FS_BASE,
+        0x81: Register.GS_BASE,
+    }.items()
+}  # fmt: skip
+
+# The base that the processor loads with a selector.
+_SEGMENTS: dict[int, int | None] = {
+    Register.DS: None,
+    Register.ES: None,
+    Register.FS: Register.FS_BASE,
+    Register.GS: Register.GS_BASE,
+}
+
+
+def _ignore(program: InsertedProgram | None, message: str, hint: str | None) -> None:
+    """Drop a warning, where nobody takes them."""
+
+
+class ThreadContext:
+    """
+    Give handlers the thread that ``select`` chose, and the variables of the program that ``use`` did.
+
+    ``symbols`` are the addresses of what handlers push of the probe's module. ``written`` holds what handlers
+    changed in the registers. ``on_rewrite`` is told of breakpoints whose instructions they changed, ``on_warning`` of
+    what the user of a program should know (message and hint).
+    """
+
+    local_variables: MutableSequence[int]
+    global_variables: MutableSequence[int]
+    extensions: Mapping[str, Extension]
+
+    def __init__(self) -> None:
+        self.program: InsertedProgram | None = None
+        self.memory = syscalls.RemoteMemory()
+        self.segments = Segments()
+        self._thread: Thread
+        self._registers: ctypes.Array[ctypes.c_ulong]
+        self._floating_point: xsave.FloatingPoint | None = None
+        self.symbols: Mapping[str, int] = {}
+        self.written: Changes | None = None
+        self.on_rewrite: Callable[[Thread, list[Breakpoint]], None] | None = None
+        self.on_warning: Callable[[InsertedProgram | None, str, str | None], None] = _ignore
+
+    def use(self, program: InsertedProgram) -> None:
+        """Give handlers of a program what is theirs."""
+        self.program = program
+        self.local_variables = program.ledger.variables.local
+        self._cpu_variables = program.ledger.variables.by_cpu
+        self.global_variables = program.global_variables
+        self.extensions = program.extensions
+
+    def warn(self, message: str, hint: str | None) -> None:
+        """Tell the user of the program at hand something."""
+        self.on_warning(self.program, message, hint)
+
+    def select(self, thread: Thread, registers: ctypes.Array[ctypes.c_ulong]) -> None:
+        """Speak of ``thread`` from now on, whose instruction pointer in ``registers`` is that of the probe."""
+        self._thread = thread
+        self._registers = registers
+        self.written = None
+        self._floating_point = None
+
+    def cpu_variables(self) -> MutableSequence[int]:
+        return self._cpu_variables[self.cpu()]
+
+    # Registers
+
+    def register(self, index: int, *, user: bool) -> int:  # noqa: ARG002 - in user code both contexts are the same
+        word = _WORDS.get(index)
+        if word is not None:
+            return self._registers[word]
+        if self._floating_point is None:
+            self._floating_point = xsave.FloatingPoint(syscalls.floating_point_state(self._thread.tid))
+        return self._floating_point.register(index)
+
+    def selected_register(self, index: int, selector: int) -> tuple[int, ...]:
+        if index != _CPUID:
+            raise InternalError(f"register {index:#x} was not refused before insertion (selector {selector:#x})")
+        try:
+            return cpuid.cpuid_of_leaf(selector & 0xFFFFFFFF)[::-1]
+        except OSError as error:
+            self.warn(
+                f"the cpuid registers read as zeros: the tracer may not run code of its own ({error.strerror})", None
+            )
+            return 0, 0, 0, 0
+
+    def set_register(self, index: int, value: int, *, user: bool) -> None:  # noqa: ARG002 - as in ``register``
+        word = _WORDS.get(index)
+        if word is None:
+            return
+        if word not in _SEGMENTS:
+            self._set_word(word, value if self._thread.space.word_size == 8 else value & 0xFFFFFFFF)
+        elif value & 0xFFFF != self._registers[word]:
+            selector, base = self.segments.selector_to_load(self._thread, value)
+            self._set_word(word, selector)
+            if (base_word := _SEGMENTS[word]) is not None:
+                self._set_word(base_word, base)
+
+    def _set_word(self, word: int, value: int) -> None:
+        if self.written is None:
+            self.written = {}
+        before = self.written[word][0] if word in self.written else self._registers[word]
+        self.written[word] = (before, value)
+        self._registers[word] = value
+
+    def set_aside(self) -> Changes | None:
+        """Set registers back to what they were before handlers changed them, and return the changes."""
+        changes, self.written = self.written, None
+        if changes:
+            registers = self._registers
+            for word, (before, after) in changes.items():
+                if registers[word] == after:  # else a repeated string instruction has moved on
+                    registers[word] = before
+        return changes
+
+    def apply(self, changes: Changes) -> None:
+        """Make changes that were set aside; what was changed before stays as far as they do not concern it."""
+        for word, (_, after) in changes.items():
+            self._set_word(word, after)
+
+    # Memory
+
+    def read(self, address: int, size: int) -> bytes:
+        data = self.memory.read(self._thread.tid, address, size)
+        if len(data) < size:
+            raise AddressFault(self._first_unreadable(address, size))
+        breakpoints = self._thread.space.breakpoints
+        if breakpoints:
+            data = self._without_breakpoints(address, data)
+        return data
+
+    def _without_breakpoints(self, address: int, data: bytes) -> bytes:
+        breakpoints = self._thread.space.breakpoints
+        end = address + len(data)
+        if len(breakpoints) < len(data):
+            hidden = [a for a in breakpoints if address <= a < end]
+        else:
+            hidden = [a for a in range(address, end) if a in breakpoints]
+        if not hidden:
+            return data
+        clean = bytearray(data)
+        for place in hidden:
+            clean[place - address] = breakpoints[place].original
+        return bytes(clean)
+
+    def _first_unreadable(self, address: int, size: int) -> int:
+        position = address
+        while position < address + size:
+            chunk = min(PAGE_SIZE - position % PAGE_SIZE, address + size - position)
+            if len(self.memory.read(self._thread.tid, position, chunk)) < chunk:
+                return position
+            position += chunk
+        return address  # another thread changed the mapping meanwhile
+
+    def write(self, address: int, data: bytes) -> None:
+        rewritten = write_memory(self.memory, self._thread, address, data)
+        if rewritten and self.on_rewrite is not None:
+            self.on_rewrite(self._thread, rewritten)
+
+    def is_readable(self, address: int) -> bool:
+        return len(self.memory.read(self._thread.tid, address, 1)) == 1
+
+    def is_writable(self, address: int) -> bool:
+        return self.is_readable(address) and is_mapped_writable(self._thread, address)
+
+    def read_word(self, address: int, size: int) -> int:
+        """Return a word of the stack, for the emulation of instructions; raise OSError if it cannot be read."""
+        data = self.memory.read(self._thread.tid, address, size)
+        if len(data) < size:
+            raise OSError
+        return int.from_bytes(data, "little")
+
+    def write_word(self, address: int, size: int, value: int) -> None:
+        """Store a word on the stack, for the emulation of instructions; raise OSError if the program could not."""
+        data = (value & ((1 << 8 * size) - 1)).to_bytes(size, "little")
+        if not self.memory.write(self._thread.tid, address, data):
+            raise OSError
+
+    def linear_address(self, selector: int, offset: int, size: int = 0, *, write: bool = False) -> int:
+        return self.segments.linear_address(self._thread, self._registers, selector, offset, size, write=write)
+
+    def read_port(self, port: int, size: int) -> int:
+        raise InternalError(f"reading {size} bytes from port {port:#x} was not refused before insertion")
+
+    def write_port(self, port: int, size: int, value: int) -> None:
+        raise InternalError(f"writing {value:#x} ({size} bytes) to port {port:#x} was not refused before insertion")
+
+    def symbol_address(self, symbol: str) -> int:
+        return self.symbols[symbol]
+
+    # System variables
+
+    def pid(self) -> int:
+        return self._thread.pid
+
+    def tid(self) -> int:
+        return self._thread.tid
+
+    def uid(self) -> int:
+        # The owner of the directory in /proc is the effective user id, and cheap to ask for; the real one is looked
+        # up again when that changes.
+        thread = self._thread
+        effective = os.stat(f"/proc/{thread.tid}").st_uid
+        if thread.uid is None or thread.uid[0] != effective:
+            thread.uid = (effective, int(process_field(thread.tid, "Uid").split()[0]))
+        return thread.uid[1]
+
+    def cpu(self) -> int:
+        thread = self._thread
+        if not thread.rseq:
+            thread.rseq = syscalls.rseq_area(thread.tid)
+        if thread.rseq:
+            try:
+                data = os.pread(thread.space.memory, 4, thread.rseq + _RSEQ_CPU_ID)
+            except OSError:
+                data = b""
+            cpu = int.from_bytes(data, "little")
+            if len(data) == 4 and cpu < 1 << 31:
+                return cpu
+        with open(f"/proc/{thread.pid}/task/{thread.tid}/stat", "rb") as file:
+            # proc(5): field 39 is the CPU; the second field may hold blanks and parentheses.
+            return int(file.read().rpartition(b")")[2].split()[36])
+
+    def task(self) -> int:
+        raise InternalError("'push task' was not refused before insertion")
+
+    def time(self) -> int:
+        return time.monotonic_ns()
+
+    def call_extension(self, name: str | None, machine: Machine) -> None:
+        from dprobes.extensions.extension import call_extensions
+
+        call_extensions(self.extensions, name, machine, lambda message: self.warn(message, None))
+
+    # Header items that no instruction pushes
+
+    def process_name(self) -> bytes:
+        """Return the name of the thread as the kernel keeps it, without its NUL."""
+        # Without a file object it takes half the time.
+        descriptor = os.open(f"/proc/{self._thread.pid}/task/{self._thread.tid}/comm", os.O_RDONLY)
+        try:
+            return os.read(descriptor, 64).rstrip(b"\n")
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,37 @@
+"""What a hit at an instruction costs, for people who choose a place."""
+
+from __future__ import annotations
+
+import enum
+
+from dprobes.engines.x86.emulation import Action, is_emulated
+from dprobes.engines.x86.plan import plan
+from dprobes.engines.x86.relocation import copy_of
+
+__all__ = ["Execution", "execution_of"]
+
+
+class Execution(enum.Enum):
+    """Say how a probed instruction is executed; the value completes "it is executed ..."."""
+
+    EMULATED = "by the tracer (emulated)"
+    RUN_ON = "out of line, mostly without a stop behind it"
+    STOPPED = "out of line, with a stop behind it"
+    IN_PLACE = "in place, with all other threads stopped"
+
+    @property
+    def is_cheap(self) -> bool:
+        """Whether a hit stops the thread only once."""
+        return self in (Execution.EMULATED, Execution.RUN_ON)
+
+
+def execution_of(raw: bytes, word_size: int) -> Execution:
+    """Return how the instruction with the bytes ``raw`` is executed, if there is memory for it out of line."""
+    emulation = plan(raw, word_size)
+    if is_emulated(emulation):
+        return Execution.EMULATED
+    copy = copy_of(raw, word_size)
+    if copy is None:
+        return Execution.IN_PLACE
+    runs_on = (copy.cannot_fault or copy.leads_on) and emulation[0] == Action.STEP
+    return Execution.RUN_ON if runs_on else Execution.STOPPED

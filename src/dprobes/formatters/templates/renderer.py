@@ -1,0 +1,193 @@
+"""
+The text of a record as its template says.
+
+Nothing is hidden: what the data lacks, and what no place-holder takes, is shown in angle brackets.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from dprobes.escapes import escaped
+from dprobes.formatters.hexdump import hex_dump
+from dprobes.formatters.templates.compiled import compiled_of
+from dprobes.formatters.templates.extraction import read
+from dprobes.formatters.templates.model import HEADER_ITEMS, Conversion, HeaderValue, Placeholder, Skip, Text
+from dprobes.formatters.templates.values import Fault
+from dprobes.record.items import split_items
+
+if TYPE_CHECKING:
+    from dprobes.formatters.addressnames import Symboliser
+    from dprobes.formatters.templates.extraction import Taken
+    from dprobes.formatters.templates.model import Template, Width
+    from dprobes.record.layout import LogRecord
+    from dprobes.record.probeinfo import Place
+
+__all__ = ["render"]
+
+_NANOSECONDS = 1_000_000_000
+_UNICODE_MAX = 0x10FFFF
+_HEXADECIMAL_ITEMS = ("cs", "ip", "ss", "sp")
+
+
+def render(
+    template: Template,
+    record: LogRecord,
+    place: Place | None = None,
+    *,
+    wall_offset: int = 0,
+    symboliser: Symboliser | None = None,
+) -> str:
+    """
+    Return the text of a record, without a final line end; never raises, whatever the data is.
+
+    ``wall_offset`` is added to the record's time to get nanoseconds since 1970. Without ``symboliser``, addresses are
+    numbers.
+    """
+    compiled = compiled_of(template, record.word_size, record.byte_order)
+    if compiled is not None and len(record.data) == compiled.layout.size:
+        return compiled.text % compiled.layout.unpack(record.data)
+    names = _Names(symboliser, record, place)
+    taken, rest = read(template, record)
+    following = iter(taken)
+    lines = [escaped(template.desc, "\n\t")] if template.desc else []
+    for parts in template.lines:
+        text = ""
+        follows_dump = False
+        for part in parts:
+            if follows_dump:
+                text += "\n"
+            follows_dump = False
+            match part:
+                case Text(literal):
+                    text += escaped(literal, "\n\t")
+                case HeaderValue(name, width):
+                    text += _padded(_header_item(name, record, wall_offset), width)
+                case Skip():
+                    text += _remarks(next(following))
+                case Placeholder(conversion=Conversion.DUMP):
+                    dump = _dump(next(following))
+                    follows_dump = dump.startswith(_DUMP_START)
+                    text += "\n" + dump if text and follows_dump else dump
+                case Placeholder():
+                    text += _value(part, next(following), names)
+        lines.append(text)
+    if rest:
+        lines.append(_left(rest))
+    return "\n".join(lines)
+
+
+class _Names(NamedTuple):
+    """Bundle what names the addresses of one record."""
+
+    symboliser: Symboliser | None
+    record: LogRecord
+    place: Place | None
+
+    def of(self, address: int) -> str:
+        name = self.symboliser.name_of(address, self.record, self.place) if self.symboliser is not None else None
+        return f"{address:#x}" if name is None else escaped(name)
+
+
+def _header_item(name: str, record: LogRecord, wall_offset: int) -> str:
+    value = getattr(record, HEADER_ITEMS[name])
+    if value is None:
+        return f"<no {name}>"
+    if name == "time":
+        seconds, nanoseconds = divmod(value + wall_offset, _NANOSECONDS)
+        return f"{seconds}.{nanoseconds // 1000:06}"
+    if name in _HEXADECIMAL_ITEMS:
+        return f"{value:#x}"
+    return escaped(str(value))
+
+
+def _value(part: Placeholder, taken: Taken, names: _Names) -> str:
+    match taken.value:
+        case None:
+            text = ""
+        case Fault() as fault:
+            text = _padded(str(fault), part.width)
+        case str() as string:
+            if part.is_item and part.precision is not None:
+                string = string[: part.precision]
+            text = _padded(escaped(string), part.width)
+        case bytes() as data if part.is_item:
+            items = split_items(data, names.record.word_size, names.record.byte_order) or ()
+            text = " ".join(escaped(item.text) for item in items)
+        case bytes() as data:
+            text = data.hex(" ")
+        case int() as number:
+            text = _padded(_number(part, number, names), part.width)
+        case numbers if part.conversion is Conversion.CHARACTER:
+            text = _padded("".join(_character(number) for number in numbers), part.width)
+        case numbers:
+            text = " ".join(_padded(_number(part, number, names), part.width) for number in numbers)
+    return text + _remarks(taken)
+
+
+def _number(part: Placeholder, number: int, names: _Names) -> str:
+    match part.conversion:
+        case Conversion.HEXADECIMAL:
+            digits = f"{number:x}"
+        case Conversion.OCTAL:
+            digits = f"{number:o}"
+        case Conversion.CHARACTER:
+            return _character(number)
+        case Conversion.POINTER:
+            return f"{number:#x}"
+        case Conversion.ADDRESS:
+            return names.of(number)
+        case _:
+            digits = str(abs(number))
+    sign = "-" if number < 0 else ""
+    if part.precision is not None:
+        # Zero with a precision of zero has no digits (C17, 7.21.6.1, paragraph 8).
+        return sign + digits.zfill(part.precision) if number or part.precision else ""
+    if part.width.with_zeros and not part.width.to_left:
+        return sign + digits.zfill(part.width.columns - len(sign))
+    return sign + digits
+
+
+def _character(code: int) -> str:
+    return escaped(chr(code)) if code <= _UNICODE_MAX else f"<no character: {code:#x}>"
+
+
+def _padded(text: str, width: Width) -> str:
+    if not width.columns:
+        return text
+    return text.ljust(width.columns) if width.to_left else text.rjust(width.columns)
+
+
+_DUMP_START = "0x"
+
+
+def _dump(taken: Taken) -> str:
+    """Return a dump, which has lines of its own, or what stands for it."""
+    match taken.value:
+        case bytes() as data:
+            text = hex_dump(data)
+        case Fault() as fault:
+            text = str(fault)
+        case _:
+            text = ""
+    return text + _remarks(taken)
+
+
+def _remarks(taken: Taken) -> str:
+    """Return what is to be said about data that is not as the template has it."""
+    parts = []
+    if taken.odd:
+        parts.append(_left(taken.odd))
+    if taken.problem:
+        parts.append(f"<missing {taken.problem}>")
+    elif taken.missing:
+        parts.append(f"<missing {_bytes(taken.missing)}>")
+    return (" " if taken.value is not None and parts else "") + " ".join(parts)
+
+
+def _left(data: bytes) -> str:
+    return f"<{_bytes(len(data))} left: {data.hex(' ')}>"
+
+
+def _bytes(count: int) -> str:
+    return f"{count} byte{'s' * (count != 1)}"

@@ -1,0 +1,199 @@
+"""Inserting a program: from a PPDF to a session that the manager follows."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from dprobes.diagnostics import Diagnostics, Note, Severity
+from dprobes.engines.choice import scope_problem
+from dprobes.engines.ebpf.kernel.features import Features
+from dprobes.engines.follower import GONE
+from dprobes.engines.insertion import look_around, prepare
+from dprobes.engines.interface import Job, Notice
+from dprobes.errors import EngineError, ManagerError, NotSupportedError
+from dprobes.manager.insertedprogram import InsertedProgram, describe_scope
+from dprobes.manager.sharedfiles import HeldFiles, SharingSymbols
+from dprobes.record.origin import RecordSource
+from dprobes.resolve.probepoints import ResolvedProbe
+from dprobes.rpn.groups import select, without_opcodes
+from dprobes.target.carriedsymbols import CarriedSymbols, OtherBuild
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from dprobes.engines.interface import ControlledSession, Engine
+    from dprobes.engines.sharedglobals import GlobalVariables
+    from dprobes.manager.arguments import Insertion
+    from dprobes.manager.recorder import Recording
+    from dprobes.resolve.localmodule import Compiled
+    from dprobes.rpn.program import Program
+
+__all__ = ["Inserter", "ring_size"]
+
+_BEGINNING = 20.0
+"""Seconds that an insertion waits until what is there has been probed."""
+
+
+_RING_MAX, _RING_MIN = 4 << 20, 1 << 18
+"""Bytes of a ring where the user does not say how many: in one beside no others, and in one beside hundreds."""
+
+_RING_SHARE = 32 << 20
+"""Bytes that the rings of as many programs as there are would take, if all were as large as the newest one."""
+
+
+def ring_size(others: int) -> int:
+    """Return the size of the ring for a program beside so many others: the kernel takes the memory for it at once."""
+    share = _RING_SHARE // (others + 1)
+    return max(_RING_MIN, min(_RING_MAX, 1 << (share.bit_length() - 1)))
+
+
+class Inserter:
+    """Insert programs for a manager; what is known of the kernel is found out once."""
+
+    def __init__(self, recording: Recording, globals_: GlobalVariables) -> None:
+        self._recording = recording
+        self._globals = globals_
+        self._features = Features()
+        self._files = HeldFiles()
+
+    def insert(
+        self,
+        name: str,
+        request: Insertion,
+        present: list[InsertedProgram],
+        beside: list[InsertedProgram],
+        notify: Callable[[Notice], None],
+    ) -> InsertedProgram:
+        """
+        Insert a program under a name; ``present`` are those of that name which it is merged with, or replaces.
+
+        ``beside`` are all that are inserted: one of them may follow the process in scope already.
+
+        Raise an error of ours if that cannot be: what is inserted already stays as it is.
+        """
+        program = _with_absolute_name(request.ppdf.program, request.directory)
+        program = select(program, request.groups, request.types)
+        if not request.verifies_opcodes:
+            program = without_opcodes(program)
+        if (problem := scope_problem(request.engine, request.scope, request.options)) is not None:
+            raise EngineError(problem)
+        vantage = look_around(request.scope)
+        symbols = SharingSymbols(self._symbols_of(request), self._files)
+        replaced = present[0] if request.replaces and present else None
+        options = replace(
+            request.options,
+            symbols=symbols,
+            features=self._features,
+            replaceable=True,
+            ring_size=request.options.ring_size or ring_size(len(beside)),
+            traces_already=replaced is not None and replaced.engine == "ptrace",
+            tracers=frozenset(each.session.tracer for each in beside if each.session.tracer is not None),
+        )
+        engine_name = replaced.engine if replaced is not None and request.engine == "auto" else request.engine
+        prepared = prepare(program, Diagnostics(), request.scope, vantage, engine=engine_name, options=options)
+        compiled = prepared.compiled
+        if request.merges:
+            _check_apart(compiled, present)
+        engine = prepared.engine()
+        request.reason = prepared.selection.reason
+        if text := compiled.render(Severity.WARNING, *((Severity.NOTE,) if compiled.resolved is None else ())):
+            has_warnings = any(d.severity is Severity.WARNING for d in compiled.diagnostics)
+            notify(Notice(f"the program '{name}' has {'warnings' if has_warnings else 'notes'}", details=text))
+        sessions = tuple(each.session for each in beside)
+        return self._run(name, program, engine, compiled, request, replaced, sessions)
+
+    @staticmethod
+    def _symbols_of(request: Insertion) -> CarriedSymbols:
+        other = OtherBuild.OWN_SYMBOLS if request.uses_own_symbols else OtherBuild.REFUSE
+        if not request.verifies_build_id:
+            other = OtherBuild.NEAREST
+        return CarriedSymbols(
+            request.ppdf.builds, request.ppdf.program.name, other, verify_opcodes=request.verifies_opcodes
+        )
+
+    def _run(
+        self,
+        name: str,
+        program: Program,
+        engine: Engine,
+        compiled: Compiled,
+        request: Insertion,
+        replaced: InsertedProgram | None,
+        beside: tuple[ControlledSession, ...],
+    ) -> InsertedProgram:
+        if replaced is not None:
+            if replaced.engine != engine.name:
+                raise NotSupportedError(
+                    f"a program of the {replaced.engine} engine cannot be replaced by one of the {engine.name} engine",
+                    hint=f"insert it with --engine {replaced.engine}, or remove the other one first",
+                )
+            if describe_scope(replaced.scope) != describe_scope(request.scope):
+                raise ManagerError(
+                    "a program can be replaced by one for the same processes only",
+                    hint="give the same -p, --cgroup or --uid, or remove the other one first",
+                )
+        job = Job(
+            program,
+            request.scope,
+            request.items,
+            compiled.resolved,
+            self._globals,
+            replaced.session if replaced is not None else None,
+            beside,
+        )
+        session = engine.run(job)
+        session.__enter__()
+        try:
+            source = RecordSource(0, name, program.name, program.major, templates=request.ppdf.templates)
+            inserted = InsertedProgram(
+                name,
+                program,
+                session,
+                self._recording.open_program(source),
+                engine=engine.name,
+                scope=request.scope,
+                data=request.data,
+                groups=request.groups,
+                types=request.types,
+                targets=request.targets,
+            )
+        except BaseException as error:
+            session.__exit__(type(error), error, error.__traceback__)  # nobody else knows of it
+            raise
+        inserted.start(_BEGINNING)
+        return inserted
+
+
+def _with_absolute_name(program: Program, directory: str) -> Program:
+    """Return a program whose module, if it is named by a path, is named by an absolute one."""
+    name = program.name
+    if "/" not in name or name.startswith("/"):
+        return program
+    return replace(program, name=os.path.normpath(os.path.join(directory, name)))  # noqa: PTH118 - text
+
+
+def _places(inserted: InsertedProgram) -> Iterator[ResolvedProbe]:
+    states = zip(inserted.probes, inserted.states(), strict=False)
+    return (probe for probe, (state, _) in states if isinstance(probe, ResolvedProbe) and state not in GONE)
+
+
+def _check_apart(compiled: Compiled, present: Iterable[InsertedProgram]) -> None:
+    """Raise ``SourceError`` if a program has a probepoint where one of its name has one that is not gone."""
+    if compiled.resolved is None:
+        return
+    taken = {
+        (probe.path, probe.offset, probe.definition.at_return): probe for each in present for probe in _places(each)
+    }
+    diagnostics = compiled.diagnostics
+    for probe in compiled.resolved.probes:
+        other = taken.get((probe.path, probe.offset, probe.definition.at_return))
+        if other is not None:
+            diagnostics.error(
+                probe.definition.span("offset"),
+                f"the program that is inserted already has a probepoint at offset {probe.offset:#x} of '{probe.path}'",
+                notes=(Note("it is here", other.definition.span("offset")),),
+                hint="--replace takes the place of the whole program, --as NAME inserts this one beside it",
+            )
+    diagnostics.raise_if_errors()

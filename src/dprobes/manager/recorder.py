@@ -1,0 +1,166 @@
+"""Where the manager's records go: its trace file, and the log targets."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from dprobes.errors import ManagerError
+from dprobes.escapes import escaped
+from dprobes.record.clock import WallClock
+from dprobes.resolve.probeplaces import places_of, with_files
+from dprobes.sinks.interface import Batch, SinkOptions
+from dprobes.sinks.kinds import parse_target
+from dprobes.sinks.targets import LogTargets, close_all
+from dprobes.trace.content import PlaceEntry
+from dprobes.trace.writer import TraceFileWriter
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+    from dprobes.record.origin import RecordSource
+    from dprobes.record.probeinfo import Place
+    from dprobes.resolve.probepoints import Probepoint
+    from dprobes.sinks.target import TargetStatus
+
+__all__ = ["TRACE_LIMIT", "ProgramRecords", "Recording"]
+
+TRACE_LIMIT = 256 << 20
+"""Bytes that the trace file and its older part take together."""
+
+_CLOSING_LIMIT = 10.0
+"""Seconds that log targets have at most, all together, to write what waits when somebody waits for their end."""
+
+
+class Recording:
+    """
+    Own the trace file and the log targets; all threads of programs write to it.
+
+    ``directory`` is where log targets without a path of their own make files.
+    """
+
+    def __init__(self, trace: Path, directory: Path, limit: int = TRACE_LIMIT) -> None:
+        self._lock = threading.Lock()
+        self._writer = TraceFileWriter(trace, limit)
+        self._directory = directory
+        self._targets = LogTargets(_say)
+        self._clock = WallClock()
+
+    @property
+    def trace(self) -> Path:
+        """The trace file."""
+        return self._writer.path
+
+    @property
+    def problem(self) -> str | None:
+        """What is wrong with the trace file at present."""
+        path = self._writer.path
+        if self._writer.problem is None and not path.exists():
+            return f"'{path}' has been removed: what is recorded from now on cannot be read"
+        return self._writer.problem
+
+    # Log targets
+
+    def add_target(self, name: str, module: str | None, format_name: str) -> bool:
+        """Add a log target, and return whether that is new; one that is there already stays as it is."""
+        target = parse_target(name)
+        if target.kind.name == "console":
+            raise ManagerError("the manager has no console", hint="'dprobes run --log-target console' has one")
+        return self._targets.add(target, module, SinkOptions(format_name, self._directory))
+
+    def remove_target(self, name: str, module: str | None) -> list[TargetStatus]:
+        """Take log targets away, with no ``module`` all of that name; return how they fared."""
+        name = parse_target(name).text
+        taken = self._targets.take(name, module)
+        if not taken:
+            known = ", ".join(self._targets.names()) or "none"
+            raise ManagerError(f"there is no log target '{name}'", hint=f"log targets are: {known}")
+        return close_all(taken, _CLOSING_LIMIT)
+
+    def forget_targets_of(self, *modules: str, limit: float = _CLOSING_LIMIT) -> None:
+        """Take the log targets away that are for these programs only; that may take ``limit`` seconds."""
+        close_all([target for module in modules for target in self._targets.take_of(module)], limit)
+
+    def forget_targets(self, names: Iterable[str], module: str) -> None:
+        """Take some of the log targets away that are for one program only, if they are still there."""
+        texts = [parse_target(name).text for name in names]
+        close_all([target for text in texts for target in self._targets.take(text, module)], _CLOSING_LIMIT)
+
+    def targets(self) -> list[TargetStatus]:
+        """Return how the log targets fare."""
+        return self._targets.statuses()
+
+    def close(self) -> None:
+        """Write what waits, and give everything up."""
+        self._targets.close(limit=_CLOSING_LIMIT)
+        with self._lock:
+            self._writer.close()
+
+    # Records
+
+    def open_program(self, source: RecordSource) -> ProgramRecords:
+        """Announce a program, and return where its records go; the number of ``source`` is given here."""
+        with self._lock:
+            source = replace(source, number=self._writer.add_program(source.name, source.major, source.details()))
+        self._targets.create_event(source)
+        return ProgramRecords(self, source)
+
+    def write(self, source: RecordSource, records: list[tuple[int, bytes]], places: Sequence[Place]) -> bool:
+        """
+        Write records of a program, the places of whose probepoints are ``places``.
+
+        Return whether they are in the trace file; log targets see to themselves.
+        """
+        with self._lock:
+            is_written = self._writer.write(source.number, records)
+            offset = self._clock.look()
+        encoded, wheres = [record for _, record in records], [places[probe] for probe, _ in records]
+        self._targets.log_events(Batch(source, encoded, wheres, offset))
+        return is_written
+
+    def announce(self, source: RecordSource, places: Sequence[Place]) -> None:
+        """Announce more probepoints of a program, and what else there is to be said of it."""
+        with self._lock:
+            self._writer.update_program(source.number, source.details())
+            self._writer.add_places(source.number, [PlaceEntry.of(place) for place in places])
+        self._targets.create_event(source)
+
+    def end(self, source: RecordSource, lost: int) -> None:
+        """Forget a program, ``lost`` of whose records never came."""
+        with self._lock:
+            if lost:
+                self._writer.lose(source.number, lost)
+                self._writer.write(source.number, [])
+            self._writer.end_program(source.number)
+        self._targets.destroy_event(source)
+
+
+def _say(target: str, problem: str) -> None:
+    """Write to the manager's log."""
+    print(f"dprobes manager: log target {escaped(target)}: {escaped(problem)}", file=sys.stderr, flush=True)  # noqa: T201
+
+
+class ProgramRecords:
+    """Take the records of one program."""
+
+    def __init__(self, recording: Recording, source: RecordSource) -> None:
+        self.places: list[Place] = []
+        self._source = source
+        self._recording = recording
+
+    def write(self, probes: Sequence[Probepoint], records: list[tuple[int, bytes]]) -> bool:
+        """Write as ``Recording.write``; ``probes`` are those of the session, which may have grown."""
+        if len(probes) > len(self.places):
+            new = probes[len(self.places) :]
+            more = places_of(self._source.module, probes, len(self.places))
+            self.places += more
+            self._source = with_files(self._source, new)
+            self._recording.announce(self._source, more)
+        return self._recording.write(self._source, records, self.places)
+
+    def end(self, lost: int) -> None:
+        """Say that no more records come."""
+        self._recording.end(self._source, lost)

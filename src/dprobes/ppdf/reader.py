@@ -1,0 +1,103 @@
+"""The bytes of a PPDF to a compiled program; whatever they are, nothing but ``FormatError`` comes out besides."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dprobes.errors import FormatError
+from dprobes.ppdf.builds import read_builds
+from dprobes.ppdf.container import MAJOR, MINOR, Section, unpack
+from dprobes.ppdf.definitions import read_program
+from dprobes.ppdf.ebpflisting import read_ebpf
+from dprobes.ppdf.fieldcodec import NO_TEXT, Reader
+from dprobes.ppdf.images import read_images
+from dprobes.ppdf.model import Ppdf
+from dprobes.ppdf.sources import read_sources
+from dprobes.ppdf.writer import NEEDS_WRITE, STRING_MAX
+from dprobes.rpn.needs import writing_instructions
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["decode"]
+
+_SECTIONS = {
+    "STRS": "strings",
+    "INFO": "the tool",
+    "SRCE": "source lines",
+    "CODE": "code",
+    "PROG": "the program",
+    "BILD": "builds of the module",
+    "EBPF": "eBPF",
+    "TMPL": "templates",
+}
+"""All sections of this version and what they hold; each is there, in whatever order."""
+
+_TEMPLATE_SIZE = 8
+
+
+def decode(data: bytes) -> Ppdf:
+    """Return what the bytes of a PPDF hold; raise ``FormatError`` with the byte at which something is wrong."""
+    minor, sections = unpack(data)
+    for name, what in _SECTIONS.items():
+        if name not in sections:
+            raise FormatError(f"expected a section {name} ({what}), found none", offset=len(data))
+    unknown = [name for name in sections if name not in _SECTIONS]
+    if unknown and minor <= MINOR:
+        raise FormatError(
+            f"expected no section {unknown[0]} in version {MAJOR}.{minor}", offset=sections[unknown[0]].offset
+        )
+    strings = _read_strings(_reader(sections, "STRS"))
+    info = _reader(sections, "INFO", strings)
+    tool, flags_at, flags = info.string("the tool"), info.offset, info.u32("flags")
+    if flags & ~NEEDS_WRITE:
+        info.fail(f"expected no flags but {NEEDS_WRITE:#x}, found {flags:#x}", flags_at)
+    info.end()
+    spans = read_sources(_reader(sections, "SRCE", strings))
+    images = read_images(_reader(sections, "CODE", strings))
+    program = read_program(_reader(sections, "PROG", strings), spans, images)
+    if not flags & NEEDS_WRITE and (writing := writing_instructions(program)):
+        info.fail(f"'{writing[0]}' is in the program, but the flag {NEEDS_WRITE:#x} is not set", flags_at)
+    definitions = len(program.definitions)
+    return Ppdf(
+        program,
+        tuple(image.architecture.name for image in images),
+        read_builds(_reader(sections, "BILD", strings), definitions),
+        bool(flags & NEEDS_WRITE),
+        _read_templates(_reader(sections, "TMPL", strings)),
+        read_ebpf(_reader(sections, "EBPF", strings), definitions),
+        tool,
+    )
+
+
+def _reader(sections: dict[str, Section], name: str, strings: Sequence[str] = ()) -> Reader:
+    section = sections[name]
+    return Reader(section.data, section.offset, f"section {name}", strings)
+
+
+def _read_strings(reader: Reader) -> list[str]:
+    strings = []
+    for _ in range(reader.count(4, "strings")):
+        size = reader.count(1, "bytes of a string", STRING_MAX)
+        at = reader.offset
+        try:
+            text = str(reader.take(size, "a string"), "utf-8")
+        except UnicodeDecodeError as error:
+            reader.fail("expected UTF-8, found something else", at + error.start)
+        if (found := NO_TEXT.search(text)) is not None:
+            reader.fail(f"expected no control characters, found {found[0]!a}", at)
+        strings.append(text)
+    reader.end()
+    return strings
+
+
+def _read_templates(reader: Reader) -> dict[str, bytes]:
+    templates: dict[str, bytes] = {}
+    for _ in range(reader.count(_TEMPLATE_SIZE, "templates")):
+        at = reader.offset
+        name = reader.string("the name of a template")
+        if name in templates:
+            reader.fail(f"there are two templates '{name}'", at)
+        templates[name] = reader.block("bytes of a template")
+    reader.end()
+    return templates

@@ -1,0 +1,80 @@
+"""A compiled program to the bytes of a PPDF."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dprobes.arch import architecture
+from dprobes.errors import FormatError
+from dprobes.ppdf.builds import write_builds
+from dprobes.ppdf.container import pack
+from dprobes.ppdf.definitions import write_program
+from dprobes.ppdf.ebpflisting import write_ebpf
+from dprobes.ppdf.fieldcodec import NO_TEXT, Strings, Writer
+from dprobes.ppdf.images import MACHINES, notes_of, write_images
+from dprobes.ppdf.sources import Spans
+from dprobes.rpn.encoder import encode as encode_code
+
+if TYPE_CHECKING:
+    from dprobes.ppdf.model import Ppdf
+
+__all__ = ["NEEDS_WRITE", "STRING_MAX", "encode"]
+
+NEEDS_WRITE = 1
+"""The flag of a program that changes or stops its target."""
+
+STRING_MAX = 1 << 20
+"""How many bytes a string has at most."""
+
+
+def encode(ppdf: Ppdf) -> bytes:
+    """
+    Return the bytes of a PPDF.
+
+    The same value gives the same bytes. Raise ``FormatError`` for what the format cannot hold.
+    """
+    program, strings = ppdf.program, Strings()
+    spans = Spans(strings)
+    machines = [name for name in MACHINES if name in ppdf.machines]
+    if not machines or len(machines) < len(ppdf.machines):
+        raise FormatError(f"a PPDF is for {' and '.join(MACHINES)}, not for {', '.join(ppdf.machines) or 'nothing'}")
+    images = {name: encode_code(program, architecture(name)) for name in machines}
+    notes = notes_of(program, images[machines[0]], architecture(machines[0]))
+    info, code, body, sources, builds, ebpf, templates = (Writer(strings) for _ in range(7))
+    info.string(ppdf.tool)
+    info.u32(NEEDS_WRITE if ppdf.needs_write else 0)
+    write_images(code, images)
+    write_program(body, program, notes, spans)
+    spans.write(sources)
+    write_builds(builds, ppdf.builds)
+    write_ebpf(ebpf, ppdf.ebpf)
+    templates.u32(len(ppdf.templates))
+    for name, data in ppdf.templates.items():
+        templates.string(name)
+        templates.block(data)
+    sections = {
+        "STRS": _string_table(strings),
+        "INFO": info.data,
+        "SRCE": sources.data,
+        "CODE": code.data,
+        "PROG": body.data,
+        "BILD": builds.data,
+        "EBPF": ebpf.data,
+        "TMPL": templates.data,
+    }
+    return pack({name: bytes(data) for name, data in sections.items()})
+
+
+def _string_table(strings: Strings) -> bytearray:
+    """Return the section of strings; all others name them by their numbers."""
+    out = Writer(strings)
+    texts = strings.all
+    out.u32(len(texts))
+    for text in texts:
+        if NO_TEXT.search(text):
+            raise FormatError(f"a PPDF holds names and lines of text only, not {text[:40]!a}")
+        raw = text.encode()
+        if len(raw) > STRING_MAX:
+            raise FormatError(f"a PPDF holds texts of at most {STRING_MAX} bytes, not of {len(raw)}: '{text[:40]}...'")
+        out.block(raw)
+    return out.data

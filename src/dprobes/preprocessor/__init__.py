@@ -1,0 +1,90 @@
+"""
+The C preprocessor of probe programs, which keeps the origin of every character of the result.
+
+Text without directives takes a fast path: ``clean`` removes comments and joins continued lines, and nothing else is
+imported. ``directives`` and what it needs come on top of that when a directive, a definition or a name like
+``__LINE__`` asks for them. The package knows the rules of C11 5.1.1.2 and 6.10, but nothing about RPN or any other
+language of the result, and it starts no program: another preprocessor is a callable that the caller brings.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dprobes.errors import SourceError
+from dprobes.preprocessor.clean import clean
+from dprobes.preprocessor.external import ExternalPreprocessor, ExternalRequest, ExternalResult
+from dprobes.preprocessor.sourcefiles import FILE_LIMIT, read_source
+from dprobes.preprocessor.textmap import Piece, Preprocessed
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dprobes.diagnostics import Diagnostics
+    from dprobes.source import SourceFile
+
+__all__ = [
+    "FILE_LIMIT",
+    "ExternalPreprocessor",
+    "ExternalRequest",
+    "ExternalResult",
+    "Piece",
+    "Preprocessed",
+    "preprocess",
+    "read_source",
+]
+
+_NEEDS_MACROS = re.compile(r"^[ \t\f\v]*#|\b__[A-Za-z_]", re.MULTILINE)
+_IDENTIFIER = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+
+
+def preprocess(
+    source: SourceFile,
+    diagnostics: Diagnostics,
+    *,
+    defines: Sequence[tuple[str, str]] = (),
+    include_dirs: Sequence[Path] = (),
+    external: ExternalPreprocessor | None = None,
+) -> Preprocessed:
+    """
+    Return the text of ``source`` after C preprocessing; errors go to ``diagnostics`` and the text is then incomplete.
+
+    Every newline of the result ends a statement: a continued line is one line, with the newlines taken out of it after
+    its end, and a block comment outside of directives is a space and its newlines. ``external`` is another
+    preprocessor, such as ``gcc -E``, to call instead of the built-in one.
+    """
+    valid = [(name, value) for name, value in defines if _IDENTIFIER.fullmatch(name)]
+    for name, _ in defines:
+        if not _IDENTIFIER.fullmatch(name):
+            hint = "write it as '-D NAME=VALUE'"
+            diagnostics.error(None, f"'{name}' cannot be the name of a macro", hint=hint)
+    if external is not None:
+        return _call_external(external, source, diagnostics, valid, include_dirs)
+    cleaned = clean(source)
+    if valid or _NEEDS_MACROS.search(cleaned.text.text):
+        from dprobes.preprocessor.directives import run_directives
+
+        return run_directives(cleaned, diagnostics, valid, include_dirs)
+    for problem in cleaned.problems:
+        diagnostics.error(problem.span, problem.message)
+    return cleaned.text
+
+
+def _call_external(
+    external: ExternalPreprocessor,
+    source: SourceFile,
+    diagnostics: Diagnostics,
+    defines: Sequence[tuple[str, str]],
+    include_dirs: Sequence[Path],
+) -> Preprocessed:
+    from dprobes.preprocessor.linemarkers import read_result
+
+    request = ExternalRequest(source.text, tuple(defines), (Path(source.name).parent, *include_dirs))
+    try:
+        result = external(request)
+    except SourceError as error:
+        diagnostics.extend(error.diagnostics)
+        return Preprocessed.copy_of(source, end=0)
+    return read_result(result, source, diagnostics)

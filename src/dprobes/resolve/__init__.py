@@ -1,0 +1,1 @@
+"""Resolution: a program against the files of its module gives probepoints."""

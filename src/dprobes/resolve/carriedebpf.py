@@ -1,0 +1,91 @@
+"""The eBPF of a program's handlers as a compiled file carries it: for each word size and each form of loops."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dprobes.arch import architecture
+from dprobes.bpf.asm.insn import INSN_SIZE
+from dprobes.bpf.asm.insn import encode as encode_insns
+from dprobes.bpf.lower import Abilities, LoopForm, Placement, Request, lower
+from dprobes.errors import NotSupportedError
+from dprobes.ppdf.model import EbpfCode, EbpfMap
+from dprobes.record.layout import Item
+from dprobes.rpn.encoder import encode
+from dprobes.rpn.point import Point
+from dprobes.rpn.program import Address, Glob, Sampler
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from dprobes.rpn.program import ProbeDefinition, Program
+
+__all__ = ["EBPF_MAX", "ebpf_codes"]
+
+EBPF_MAX = 8 << 20
+"""How many bytes of code are carried; nobody reads more, and a file of thousands of handlers would hold little else."""
+
+
+def ebpf_codes(program: Program, machines: Sequence[str]) -> tuple[EbpfCode, ...]:
+    """
+    Return the eBPF of all handlers.
+
+    What only a kernel or a process knows is open in it: maps have their names, and symbols the address 0.
+    """
+    return tuple(_codes(program, machines))
+
+
+_TOO_MUCH = f"a file carries {EBPF_MAX >> 20} MiB of eBPF, and there is more"
+
+
+def _codes(program: Program, machines: Sequence[str]) -> Iterator[EbpfCode]:
+    left = EBPF_MAX
+    for machine in machines:
+        target = architecture(machine)
+        image = encode(program, target)
+        symbols = {relocation.symbol: 0 for relocation in image.relocations}
+        for number, definition in enumerate(program.definitions):
+            point = Point.of(program, definition, 0)
+            for loops in LoopForm:
+                if left <= 0:
+                    yield EbpfCode(machine, number, loops.value, problem=_TOO_MUCH)
+                    continue
+                request = _request(program, definition, loops, symbols)
+                try:
+                    lowered = lower(image, target, image.handlers[number], point, request)
+                except NotSupportedError as error:
+                    yield EbpfCode(machine, number, loops.value, problem=error.message)
+                    continue
+                assembled = lowered.assembled
+                left -= INSN_SIZE * len(assembled.code)
+                yield EbpfCode(
+                    machine,
+                    number,
+                    loops.value,
+                    encode_insns(assembled.code),
+                    tuple(EbpfMap(m.index, m.map.value, m.is_value) for m in assembled.maps),
+                    assembled.origins,
+                    lowered.slot.size,
+                    lowered.sleepable,
+                )
+
+
+def _request(program: Program, definition: ProbeDefinition, loops: LoopForm, symbols: dict[str, int]) -> Request:
+    is_glob = isinstance(definition.location, Glob)
+    placement = Placement.RET_SITE if definition.at_return else Placement.BREAKPOINT
+    if isinstance(definition.location, Sampler) or (
+        isinstance(definition.location, Address) and definition.watchpoint is not None
+    ):
+        placement = Placement.EVENT
+    return Request(
+        items=Item.MAJOR | Item.MINOR | (Item.IP if is_glob else Item(0)),
+        abilities=Abilities(loops, writes_memory=True, writes_registers=True),
+        placement=placement,
+        probe=None if is_glob else 0,
+        symbols=symbols,
+        passcount=definition.passcount,
+        maxhits=definition.maxhits,
+        vars=program.vars,
+        gvars=program.gvars,
+        cvars=program.cvars,
+    )

@@ -1,0 +1,138 @@
+"""From a program to its resolved probes on this machine, as far as its module is here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dprobes.arch import architecture, host_architecture
+from dprobes.errors import TargetError
+from dprobes.resolve.samplers import resolve_samplers, samples_everything
+from dprobes.rpn.needs import watches_user_addresses
+from dprobes.rpn.pipeline import CompileOptions, check_program
+from dprobes.rpn.program import ModuleType, calls_extensions
+from dprobes.target.symbolproviders import OWN_SYMBOLS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from dprobes.arch import Architecture
+    from dprobes.diagnostics import Diagnostics, Severity
+    from dprobes.resolve.probepoints import Probepoint, ResolvedModule
+    from dprobes.rpn.program import Program
+    from dprobes.target.elf import ElfFile
+    from dprobes.target.symbolproviders import SymbolProvider
+
+__all__ = ["Compiled", "open_named_module", "resolve_here"]
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """
+    Hold a checked program, and where its probes are if its module was found.
+
+    ``diagnostics`` holds no errors: those have been raised.
+    """
+
+    program: Program
+    architecture: Architecture
+    resolved: ResolvedModule | None
+    diagnostics: Diagnostics
+    everywhere: tuple[Probepoint, ...] = ()
+    """What is watched or sampled in every process, whatever that maps."""
+
+    def render(self, *severities: Severity) -> str:
+        """Return the diagnostics of these severities as text."""
+        return "\n".join(d.render() for d in self.diagnostics if d.severity in severities)
+
+
+def resolve_here(
+    program: Program,
+    diagnostics: Diagnostics,
+    *,
+    allow_write: bool = False,
+    symbols: SymbolProvider = OWN_SYMBOLS,
+    pid: int | None = None,
+    command: str | None = None,
+    architecture_name: str | None = None,
+    refuse: Callable[[Program, Architecture, Diagnostics], None] | None = None,
+) -> Compiled:
+    """
+    Find the module of a program and resolve its probes; raise ``SourceError`` with everything that is wrong.
+
+    ``refuse`` adds an error for what the engine that is to run the program cannot do.
+    """
+    architecture_name = architecture_name or symbols.machine(host_architecture().name)
+    module = _find_module(program, diagnostics, pid, command, architecture_name)
+    if module is None:
+        arch = architecture(architecture_name) if architecture_name else host_architecture()
+        if refuse is not None:
+            refuse(program, arch, diagnostics)
+        if calls_extensions(program):
+            from dprobes.extensions.registry import check_extensions
+
+            check_extensions(program, diagnostics, allow_write=allow_write)
+        check_program(program, arch, diagnostics, CompileOptions(allow_write=allow_write))
+        everywhere: tuple[Probepoint, ...] = ()
+        if samples_everything(program):
+            everywhere = resolve_samplers(program, program.name)
+        elif watches_user_addresses(program):
+            from dprobes.resolve.watchpoints import EveryProgram, resolve_watchpoints
+
+            everywhere = resolve_watchpoints(program, EveryProgram(arch), diagnostics)
+            diagnostics.raise_if_errors()
+        return Compiled(program, arch, None, diagnostics, everywhere)
+    from dprobes.resolve.probepoints import architecture_of, resolve
+
+    elf = open_named_module(program, module, diagnostics)
+    loaded = symbols.module_of(elf)
+    arch = architecture_of(elf)
+    if refuse is not None:
+        refuse(program, arch, diagnostics)
+    resolved = resolve(program, loaded, diagnostics, allow_write=allow_write)
+    return Compiled(program, arch, resolved, diagnostics)
+
+
+def open_named_module(program: Program, path: Path, diagnostics: Diagnostics) -> ElfFile:
+    """Return the file that ``name =`` of a program stands for; raise ``SourceError`` there if it is no module."""
+    from dprobes.resolve.probepoints import architecture_of
+    from dprobes.target.elf import ElfFile
+
+    try:
+        elf = ElfFile.open(path)
+        architecture_of(elf)
+    except TargetError as error:
+        diagnostics.error(program.spans.get("name"), error.message, hint=error.hint)
+        diagnostics.raise_if_errors()
+        raise
+    return elf
+
+
+def _find_module(
+    program: Program, diagnostics: Diagnostics, pid: int | None, command: str | None, architecture_name: str | None
+) -> Path | None:
+    if program.modtype is not ModuleType.USER or samples_everything(program):
+        return None
+    from dprobes.target.modules import advice_on_name, find_module, is_made_by_kernel, near_modules
+
+    if is_made_by_kernel(program.name):
+        diagnostics.error(
+            program.spans.get("name"),
+            f"'{program.name}' cannot be probed: the kernel makes it, and no file says what its code should be",
+            hint="probe the function that calls it, such as clock_gettime of 'libc.so.6'",
+        )
+        diagnostics.raise_if_errors()
+    path = find_module(program.name, pid=pid, command=command, architecture=architecture_name)
+    if path is not None:
+        return path
+    later = "its probes are resolved when a process maps one"
+    if architecture_name is not None and find_module(program.name) is not None:
+        message, hint = f"there is no module '{program.name}' for {architecture_name} on this machine; {later}", None
+    else:
+        message = f"there is no module '{program.name}' on this machine; {later}"
+        hint = advice_on_name(program.name, ())
+        if hint is None and (near := near_modules(program.name, pid=pid, command=command)):
+            hint = f"did you mean '{near[0]}'?"
+    diagnostics.note(program.spans.get("name"), message, hint=hint)
+    return None

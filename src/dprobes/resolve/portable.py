@@ -1,0 +1,161 @@
+"""
+From a program and the files of its module to what another machine needs: a ``Ppdf``.
+
+Each file is resolved as a run would do it, and what was asked of its symbols on the way is carried.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dprobes.arch import architecture, host_architecture
+from dprobes.diagnostics import Diagnostics
+from dprobes.errors import TargetError
+from dprobes.ppdf.images import MACHINES
+from dprobes.ppdf.model import Ppdf
+from dprobes.resolve.localmodule import open_named_module
+from dprobes.resolve.probepoints import resolve
+from dprobes.resolve.samplers import samples_everything
+from dprobes.rpn.checker import check
+from dprobes.rpn.needs import writing_instructions
+from dprobes.rpn.program import Glob, ModuleType, calls_extensions
+from dprobes.target.carriedsymbols import CarriedBuild, CarriedPlace
+from dprobes.target.elf import ElfFile
+from dprobes.target.identity import module_identity
+from dprobes.target.neededsymbols import NeededSymbols
+from dprobes.target.symbolproviders import FileSymbols
+from dprobes.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from dprobes.ppdf.model import EbpfCode
+    from dprobes.resolve.probepoints import ResolvedModule
+    from dprobes.rpn.program import Program
+
+__all__ = ["build_ppdf", "module_here", "needs_write"]
+
+_NEIGHBOURHOOD = 64
+"""Bytes behind a probepoint in which a symbol tells engines that code may be entered there."""
+
+
+def build_ppdf(
+    program: Program,
+    modules: Sequence[Path],
+    diagnostics: Diagnostics,
+    *,
+    extra_symbols: Path | None = None,
+    allow_write: bool = False,
+    with_ebpf: bool = True,
+    templates: Mapping[str, bytes] | None = None,
+) -> Ppdf:
+    """
+    Return a program compiled for builds of its module, which are in the files ``modules``.
+
+    ``extra_symbols`` is what ``--sym`` names. What is doubtful goes to ``diagnostics``. Raise ``SourceError`` if the
+    program is wrong for one of the files, and ``TargetError`` for a file that is no module.
+    """
+    builds: dict[str, CarriedBuild] = {}
+    for path in modules:
+        build = _build(program, path, diagnostics, extra_symbols, allow_write=allow_write)
+        builds.setdefault(build.identity, build)
+    machines = _machines(program, [build.machine for build in builds.values()], diagnostics, allow_write=allow_write)
+    ebpf: tuple[EbpfCode, ...] = ()
+    if with_ebpf:
+        from dprobes.resolve.carriedebpf import ebpf_codes
+
+        ebpf = ebpf_codes(program, machines)
+    return Ppdf(
+        program,
+        machines,
+        tuple(builds.values()),
+        needs_write(program),
+        dict(templates or {}),
+        ebpf,
+        f"dprobes {__version__}",
+    )
+
+
+def module_here(program: Program, advice: str) -> Sequence[Path]:
+    """
+    Return the file of a program's module on this machine, nothing for a program that needs none.
+
+    Raise ``TargetError`` if there is none; ``advice`` is what to do about it. Raise ``SourceError`` if the file that
+    the name stands for is no module.
+    """
+    if program.modtype is not ModuleType.USER or samples_everything(program):
+        return ()
+    from dprobes.target.modules import find_module, near_modules
+
+    path = find_module(program.name)
+    if path is None:
+        near = near_modules(program.name)
+        hint = advice + (f"; did you mean '{near[0]}'?" if near else "")
+        raise TargetError(f"there is no module '{program.name}' on this machine", hint=hint)
+    open_named_module(program, path, Diagnostics())
+    return (path,)
+
+
+def _build(
+    program: Program, path: Path, diagnostics: Diagnostics, extra_symbols: Path | None, *, allow_write: bool
+) -> CarriedBuild:
+    elf = ElfFile.open(path)
+    module = FileSymbols(extra_symbols, NeededSymbols).module_of(elf)
+    found = Diagnostics()
+    try:
+        resolved = resolve(program, module, found, allow_write=allow_write)
+    finally:
+        known = set(diagnostics)  # what is wrong with the program alone shows with each file
+        diagnostics.extend(diagnostic for diagnostic in found if diagnostic not in known)
+    symbols = module.symbols
+    assert isinstance(symbols, NeededSymbols)
+    for definition in program.definitions:
+        if isinstance(definition.location, Glob):
+            symbols.need_matching(definition.location.pattern)
+    for probe in resolved.probes:
+        start = probe.instruction.address
+        symbols.starting(start, start + _NEIGHBOURHOOD)
+    return CarriedBuild(module_identity(elf), str(path), elf.machine, symbols.needed, tuple(_places(resolved)))
+
+
+def _places(resolved: ResolvedModule) -> Iterator[CarriedPlace]:
+    for probe in resolved.probes:
+        yield CarriedPlace(probe.number, probe.offset, probe.instruction.raw, probe.where)
+        for leaving in probe.exits.exits if probe.exits is not None else ():
+            yield CarriedPlace(probe.number, leaving.offset, leaving.raw, probe.where, is_exit=True)
+
+
+def _machines(
+    program: Program, machines: Sequence[str], diagnostics: Diagnostics, *, allow_write: bool
+) -> tuple[str, ...]:
+    """Return the processors for which the program is right, whether there is a module for them or not."""
+    found = tuple(name for name in MACHINES if name in machines or _is_right(program, name))
+    if not found:
+        check(program, host_architecture(), diagnostics, allow_write=allow_write)
+        diagnostics.raise_if_errors()
+    if not machines:
+        check(program, architecture(found[0]), diagnostics, allow_write=allow_write)
+        if calls_extensions(program):
+            from dprobes.extensions.registry import check_extensions
+
+            check_extensions(program, diagnostics, allow_write=allow_write)
+        diagnostics.raise_if_errors()
+    return found
+
+
+def _is_right(program: Program, machine: str) -> bool:
+    diagnostics = Diagnostics()
+    check(program, architecture(machine), diagnostics, allow_write=True)
+    return not diagnostics.has_errors
+
+
+def needs_write(program: Program) -> bool:
+    """Return whether a program changes or stops its target."""
+    if writing_instructions(program):
+        return True
+    if not calls_extensions(program):
+        return False
+    from dprobes.extensions.registry import called_extensions, load_extensions
+
+    return any(extension.writes for extension in load_extensions(called_extensions(program)).values())

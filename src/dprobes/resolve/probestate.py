@@ -1,0 +1,27 @@
+"""The states of a probepoint, from the file that it is found in to its removal."""
+
+from __future__ import annotations
+
+import enum
+
+__all__ = ["ProbeState"]
+
+
+class ProbeState(enum.Enum):
+    """Name the states of a probepoint; the words are those of ``query`` (recovered reference 2.4)."""
+
+    COMPILED = "COMPILED"
+    ACTIVE = "ACTIVE"
+    MISMATCH = "MISMATCH"
+    CONFLICT = "CONFLICT"
+    DISABLED = "DISABLED"
+    REMOVED = "REMOVED"
+    INVALID_OFFSET = "INVALID_OFFSET"
+    EXCLUDED = "EXCLUDED"
+    DEBUGREG_UNAVAIL = "DEBUGREG_UNAVAIL"
+    WATCHPOINT_LEN_INVALID = "WATCHPOINT_LEN_INVALID"
+
+    @property
+    def is_obstacle(self) -> bool:
+        """Whether a probepoint in this state has never been there."""
+        return self not in (ProbeState.COMPILED, ProbeState.ACTIVE, ProbeState.DISABLED, ProbeState.REMOVED)

@@ -1,0 +1,227 @@
+"""
+The watchpoints of a program against a module's file: which bytes they watch, and whether the processor can.
+
+A symbol gives a link address, which becomes another address in each process; a number is an address in the process.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from dprobes.diagnostics import Note
+from dprobes.errors import TargetError
+from dprobes.resolve.probestate import ProbeState
+from dprobes.rpn.program import Access, Address, Expression
+
+if TYPE_CHECKING:
+    from dprobes.arch import Architecture
+    from dprobes.diagnostics import Diagnostics
+    from dprobes.rpn.program import ProbeDefinition, Program
+
+__all__ = ["SLOT_COUNT", "EveryProgram", "ResolvedWatchpoint", "WatchedModule", "length_problem", "resolve_watchpoints"]
+
+SLOT_COUNT = 4
+"""How many watchpoints x86 has registers for (DR0 to DR3)."""
+
+_LENGTHS = (1, 2, 4, 8)
+"""How many bytes one of them can watch for data (Intel SDM, volume 3, "Debug Control Register (DR7)")."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedWatchpoint:
+    """
+    Name the bytes that one probe definition watches.
+
+    ``number`` is that of the definition. ``address`` is a link address of the file ``path``, or with ``absolute`` one
+    of the process. ``where`` names it for people. ``state`` is COMPILED, or says why it will not be inserted.
+    """
+
+    number: int
+    definition: ProbeDefinition
+    path: str
+    address: int
+    length: int
+    absolute: bool
+    access: Access
+    where: str
+    state: ProbeState = ProbeState.COMPILED
+
+    @property
+    def function(self) -> str:
+        """The function that a pattern found: never one."""
+        return ""
+
+
+class WatchedModule(Protocol):
+    """Say what watchpoints need to know of a module."""
+
+    @property
+    def path(self) -> Path:
+        """Its file."""
+
+    @property
+    def word_size(self) -> int:
+        """How many bytes an address has."""
+
+    def address_of(self, symbol: str) -> int:
+        """Return the link address of a symbol; raise ``TargetError`` if there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class EveryProgram:
+    """Stand for the programs of one architecture where a program watches addresses, whatever the file is."""
+
+    architecture: Architecture
+
+    @property
+    def path(self) -> Path:
+        """What takes the place of a file's name in messages."""
+        return Path(f"{self.architecture.name} programs")
+
+    @property
+    def word_size(self) -> int:
+        """How many bytes an address has."""
+        return self.architecture.word_size
+
+    def address_of(self, symbol: str) -> int:
+        """Raise ``TargetError``: a symbol is one of a file."""
+        raise TargetError(f"'{symbol}' is no address of every program")
+
+
+def length_problem(access: Access, address: int, length: int) -> str | None:
+    """Return why the processor cannot watch ``length`` bytes at ``address``, or None if it can."""
+    if access is Access.EXECUTE:
+        return None if length == 1 else "an execute watchpoint is one byte long, the first one of the instruction"
+    if length not in _LENGTHS:
+        return "the processor watches 1, 2, 4 or 8 bytes"
+    if address % length:
+        return f"the processor watches {length} bytes only at multiples of {length}"
+    return None
+
+
+def resolve_watchpoints(
+    program: Program, module: WatchedModule, diagnostics: Diagnostics
+) -> tuple[ResolvedWatchpoint, ...]:
+    """Return the watchpoints of a program; what is wrong is added to ``diagnostics``."""
+    found: list[ResolvedWatchpoint] = []
+    for number, definition in enumerate(program.definitions):
+        if definition.watchpoint is not None and isinstance(definition.location, Address):
+            resolver = _Resolver(module, definition, definition.watchpoint, definition.location, diagnostics)
+            if (watchpoint := resolver.watchpoint(number, found)) is not None:
+                found.append(watchpoint)
+    return tuple(found)
+
+
+class _Resolver:
+    def __init__(
+        self,
+        module: WatchedModule,
+        definition: ProbeDefinition,
+        access: Access,
+        location: Address,
+        diagnostics: Diagnostics,
+    ) -> None:
+        self._module = module
+        self._definition = definition
+        self._access = access
+        self._location = location
+        self._diagnostics = diagnostics
+        self._span = definition.span("address")
+
+    def watchpoint(self, number: int, earlier: list[ResolvedWatchpoint]) -> ResolvedWatchpoint | None:
+        low, high = self._location.low, self._location.high
+        try:
+            address = self._value(low)
+            length = 1 if high is None else self._value(high) - address + 1
+        except TargetError as error:
+            self._diagnostics.error(self._span, error.message, hint=error.hint)
+            return None
+        absolute = low.symbol is None
+        if high is not None and absolute != (high.symbol is None):
+            self._diagnostics.error(
+                self._span,
+                "one of the addresses is a number, the other one a symbol of the module",
+                hint="a number is an address in the process; a symbol lies elsewhere in each process",
+            )
+            return None
+        if length < 1:
+            self._diagnostics.error(self._span, "the upper address is below the lower one")
+            return None
+        if address < 0 or address + length > 1 << 8 * self._module.word_size:
+            self._diagnostics.error(self._span, f"'{self._module.path}' can have no address {address:#x}")
+            return None
+        watchpoint = ResolvedWatchpoint(
+            number=number,
+            definition=self._definition,
+            path=str(self._module.path),
+            address=address,
+            length=length,
+            absolute=absolute,
+            access=self._access,
+            where=str(low).replace(" ", ""),
+            state=self._state(low, address, length, earlier),
+        )
+        self._check_unique(watchpoint, earlier)
+        return watchpoint
+
+    def _value(self, expression: Expression) -> int:
+        if expression.symbol is None:
+            return expression.addend
+        return self._module.address_of(expression.symbol) + expression.addend
+
+    def _state(self, low: Expression, address: int, length: int, earlier: list[ResolvedWatchpoint]) -> ProbeState:
+        if self._access is Access.IO:
+            return ProbeState.DEBUGREG_UNAVAIL  # every engine refuses it before
+        problem = length_problem(self._access, address, length)
+        if problem is not None:
+            state = ProbeState.WATCHPOINT_LEN_INVALID
+            count = f"{length} byte{'s' if length != 1 else ''}"
+            hint = f"write '{_suggestion(self._access, low, address, length)}'"
+            self._diagnostics.warning(
+                self._span, f"{state.value}: {count} at {address:#x}, but {problem}; not inserted", hint=hint
+            )
+            return state
+        before = [other for other in earlier if other.state is ProbeState.COMPILED]
+        if len(before) >= SLOT_COUNT:
+            state = ProbeState.DEBUGREG_UNAVAIL
+            self._diagnostics.warning(
+                self._span,
+                f"{state.value}: the processor has {SLOT_COUNT} debug registers, "
+                f"and {SLOT_COUNT} watchpoints stand before this one; not inserted",
+            )
+            return state
+        return ProbeState.COMPILED
+
+    def _check_unique(self, watchpoint: ResolvedWatchpoint, earlier: list[ResolvedWatchpoint]) -> None:
+        for other in earlier:
+            if (other.address, other.length, other.absolute, other.access) == (
+                watchpoint.address,
+                watchpoint.length,
+                watchpoint.absolute,
+                watchpoint.access,
+            ):
+                self._diagnostics.error(
+                    self._span,
+                    f"two watchpoints of the same kind at address {watchpoint.address:#x}",
+                    notes=(Note("the first one is here", other.definition.span("address")),),
+                )
+                return
+
+
+def _suggestion(access: Access, low: Expression, address: int, length: int) -> str:
+    """Return the statement for the widest range at, or around, the lower address that the processor can watch."""
+    if access is Access.EXECUTE:
+        return f"address = {low}"
+    # The smallest block that holds the range, or the widest one that begins where it does.
+    for size in _LENGTHS:
+        start = address // size * size
+        if start + size >= address + length:
+            break
+    else:
+        size = max(n for n in _LENGTHS if address % n == 0)
+        start = address
+    first = Expression(low.addend + start - address, low.symbol)
+    last = Expression(first.addend + size - 1, low.symbol)
+    return f"address = {first}" if size == 1 else f"address = {first} : {last}"

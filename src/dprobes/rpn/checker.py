@@ -1,0 +1,255 @@
+"""
+Static checks of a parsed program for one processor. What only the module or an engine knows is checked there.
+
+Each ``_check_*`` function looks at one thing; ``check`` lists them in the order of their messages.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dprobes.arch import Direction
+from dprobes.diagnostics import Note, did_you_mean
+from dprobes.rpn.flowcheck import check_flow
+from dprobes.rpn.isa import Group, OperandKind
+from dprobes.rpn.needs import stops_target
+from dprobes.rpn.program import Address, Expression, Glob, ModuleType, Offset, Sampler
+
+if TYPE_CHECKING:
+    from dprobes.arch import Architecture
+    from dprobes.diagnostics import Diagnostics
+    from dprobes.rpn.program import Code, Instruction, ProbeDefinition, Program
+
+__all__ = ["check"]
+
+_X86_ONLY = (Group.IO, Group.SEGMENT)
+
+_EXTENSION_WORD = "kmod"
+"""The paper calls the instruction for extensions "call kmod"; it was ``callk`` in all versions that were released."""
+
+_VARIABLES = {
+    OperandKind.LV: ("local", "vars"),
+    OperandKind.GV: ("global", "gvars"),
+    OperandKind.CV: ("per-CPU", "cvars"),
+}
+
+
+def check(program: Program, architecture: Architecture, diagnostics: Diagnostics, *, allow_write: bool = False) -> None:
+    """Add to ``diagnostics`` what is wrong or doubtful about ``program`` on ``architecture``."""
+    for definition in program.definitions:
+        _check_location(program, definition, diagnostics)
+        _check_opcode(definition, architecture, diagnostics)
+        _check_selection(program, definition, diagnostics)
+    blocks: list[tuple[str, Code]] = [
+        *((_handler_title(program, d), d.handler) for d in program.definitions),
+        *((f"procedure '{p.name}'", p.code) for p in program.procedures),
+    ]
+    owners: dict[str, str] = {}
+    for title, code in blocks:
+        owners.update(dict.fromkeys(code.labels, title))
+    for title, code in blocks:
+        for instruction in code.instructions:
+            _check_names(program, title, code, owners, instruction, diagnostics)
+            _check_index(program, instruction, diagnostics)
+            _check_register(architecture, instruction, diagnostics)
+            _check_value(architecture, instruction, diagnostics)
+            _check_symbol(program, instruction, diagnostics)
+            _check_exit(program, instruction, diagnostics)
+            _check_write(program, instruction, diagnostics, allow_write=allow_write)
+    if not diagnostics.has_errors:
+        check_flow(program, architecture, diagnostics)
+
+
+def _handler_title(program: Program, definition: ProbeDefinition) -> str:
+    title = f"the handler of minor {definition.minor}"
+    if sum(other.minor == definition.minor for other in program.definitions) > 1:
+        span = definition.span("offset")
+        return f"{title} at line {span.line}" if span is not None else title
+    return title
+
+
+def _check_location(program: Program, definition: ProbeDefinition, diagnostics: Diagnostics) -> None:
+    location = definition.location
+    span = definition.span("address")
+    if definition.watchpoint is not None and not isinstance(location, Address):
+        diagnostics.error(
+            definition.span("watchpoint"),
+            "a watchpoint needs 'address =', not 'offset ='",
+            hint="write 'address = <symbol>'",
+        )
+    if isinstance(location, Address):
+        if definition.watchpoint is None and location.high is not None:
+            diagnostics.warning(span, "the upper address means nothing for a breakpoint probe")
+        if definition.watchpoint is None and program.modtype is ModuleType.USER:
+            diagnostics.error(
+                span,
+                "'address =' in a user program is for watchpoints only",
+                hint="a module lies elsewhere in each process: write 'offset =' with a symbol or a file offset",
+            )
+        _check_range(location, definition, diagnostics)
+    if isinstance(location, Sampler) and definition.opcode is not None:
+        diagnostics.error(definition.span("opcode"), "a sampler probe has no opcode")
+    if definition.at_return and not isinstance(location, (Offset, Glob)):
+        diagnostics.error(definition.span("return"), "'return = yes' needs the 'offset =' of a function")
+    if program.name == "*" and not isinstance(location, Sampler):
+        diagnostics.error(definition.span("offset"), 'the name "*" is for sampler probes only')
+
+
+def _check_range(location: Address, definition: ProbeDefinition, diagnostics: Diagnostics) -> None:
+    low, high = location.low, location.high
+    if high is not None and low.symbol == high.symbol and high.addend < low.addend:
+        diagnostics.error(definition.span("address"), "the upper address is below the lower one")
+
+
+def _check_opcode(definition: ProbeDefinition, architecture: Architecture, diagnostics: Diagnostics) -> None:
+    if definition.opcode is not None and definition.watchpoint is not None:
+        diagnostics.warning(definition.span("opcode"), "'opcode =' means nothing for a watchpoint")
+    if definition.opcode is not None and (mnemonic := architecture.unprobeable.get(definition.opcode)):
+        diagnostics.error(
+            definition.span("opcode"),
+            f"opcode {definition.opcode:#04x} ({mnemonic}) can never carry a probe",
+            hint="place the probepoint on the instruction before or behind it",
+        )
+
+
+def _check_selection(program: Program, definition: ProbeDefinition, diagnostics: Diagnostics) -> None:
+    for keyword, names, known, definer in (
+        ("group", (definition.group,) if definition.group else (), program.groups, "groupdef"),
+        ("type", definition.types, program.types, "typedef"),
+    ):
+        for name in names:
+            if name not in known:
+                hint = did_you_mean(name, known) or f"add it to '{definer} =' in the file header"
+                diagnostics.error(definition.span(keyword), f"{keyword} '{name}' is not in '{definer} ='", hint=hint)
+
+
+def _check_names(
+    program: Program,
+    title: str,
+    code: Code,
+    owners: dict[str, str],
+    instruction: Instruction,
+    diagnostics: Diagnostics,
+) -> None:
+    kind, name = instruction.row.operand_kind, instruction.operand
+    if kind is OperandKind.LABEL and name not in code.labels:
+        name = str(name)
+        owner = owners.get(name)
+        message = f"unknown label '{name}' in {title}"
+        if owner is None and any(procedure.name == name for procedure in program.procedures):
+            notes = (Note(f"'{name}' is a procedure"),)
+            diagnostics.error(instruction.operand_place, message, notes=notes, hint=f"write 'call {name}'")
+        elif owner is None:
+            diagnostics.error(instruction.operand_place, message, hint=did_you_mean(name, code.labels))
+        elif instruction.row.operator == "sx":
+            note = Note(f"'{name}' is a label of {owner}")
+            diagnostics.error(
+                instruction.operand_place, f"the exception handler '{name}' is not a label of {title}", notes=(note,)
+            )
+        else:
+            diagnostics.error(instruction.operand_place, message, notes=(Note(f"'{name}' is a label of {owner}"),))
+    if kind is OperandKind.PROCEDURE:
+        known = [procedure.name for procedure in program.procedures]
+        if name not in known:
+            hint = did_you_mean(str(name), known)
+            if name in code.labels:
+                hint = f"'{name}' is a label: write 'jmp {name}', or make a procedure of what it does"
+            elif name == _EXTENSION_WORD:
+                hint = "extensions are called with 'callk', or 'callk NAME' for one of them"
+            diagnostics.error(instruction.operand_place, f"unknown procedure '{name}'", hint=hint)
+
+
+def _check_index(program: Program, instruction: Instruction, diagnostics: Diagnostics) -> None:
+    kind, index = instruction.row.operand_kind, instruction.operand
+    if kind not in _VARIABLES or not isinstance(index, int):
+        return
+    what, keyword = _VARIABLES[kind]
+    count = getattr(program, keyword)
+    if index >= count:
+        has = f"has {count}" if count else "has none"
+        diagnostics.error(
+            instruction.operand_place,
+            f"{what} variable {index} does not exist: the program {has}",
+            hint=f"write '{keyword} = {index + 1}' in the file header",
+        )
+
+
+def _check_register(architecture: Architecture, instruction: Instruction, diagnostics: Diagnostics) -> None:
+    which = instruction.operand
+    if instruction.row.operand_kind is not OperandKind.REGISTER or not isinstance(which, (str, int)):
+        return
+    register = architecture.register(which)
+    if register is None:
+        shown = f"'{which}'" if isinstance(which, str) else f"{which:#x}"
+        hint = did_you_mean(which, architecture.register_names) if isinstance(which, str) else None
+        diagnostics.error(instruction.operand_place, f"{architecture.name} has no register {shown}", hint=hint)
+        return
+    direction = Direction(instruction.row.syntax.partition(",")[0])
+    if direction not in register.allowed:
+        others = ", ".join(f"'{d.value}'" for d in Direction if d in register.allowed)
+        diagnostics.error(
+            instruction.operand_place,
+            f"'{direction.value}' is not allowed for register '{which}' of {architecture.name}",
+            hint=f"allowed: {others}" if others else None,
+        )
+
+
+def _check_symbol(program: Program, instruction: Instruction, diagnostics: Diagnostics) -> None:
+    operand = instruction.operand
+    if program.name == "*" and isinstance(operand, Expression) and operand.symbol is not None:
+        message = f"'{operand.symbol}' has no address: the name \"*\" stands for no module"
+        diagnostics.error(instruction.operand_place, message)
+
+
+def _check_value(architecture: Architecture, instruction: Instruction, diagnostics: Diagnostics) -> None:
+    row, operand = instruction.row, instruction.operand
+    bits = architecture.word_bits
+    if (
+        isinstance(operand, Expression)
+        and operand.symbol is None
+        and not -(1 << (bits - 1)) <= operand.addend < 1 << bits
+    ):
+        diagnostics.error(
+            instruction.operand_place, f"{operand.addend:#x} does not fit in the {bits}-bit word of {architecture.name}"
+        )
+    if row.operand_kind is OperandKind.BITS and row.operator[0] == "p" and isinstance(operand, int):
+        if not 1 <= operand <= bits:
+            diagnostics.warning(
+                instruction.operand_place, f"bit {operand} is outside 1 to {bits}: this always raises INVALID_OPERAND"
+            )
+    elif (
+        row.operand_kind is OperandKind.BITS and isinstance(operand, int) and operand >= bits and row.operator[0] == "s"
+    ):
+        diagnostics.warning(instruction.operand_place, f"a shift by {operand} of a {bits}-bit word always gives 0")
+    if row.syntax == "log d, <count>" and architecture.word_size == 4:
+        diagnostics.note(instruction.span, f"'log d, {operand}' is written 'log {operand}' since version 3.4.0")
+    if row.group in _X86_ONLY and architecture.name not in ("i386", "x86_64"):
+        diagnostics.error(
+            instruction.span, f"'{row.syntax}' is for x86 only, and the module is for {architecture.name}"
+        )
+
+
+def _check_exit(program: Program, instruction: Instruction, diagnostics: Diagnostics) -> None:
+    if instruction.row.syntax != "exit <code>":
+        return
+    if instruction.operand not in (1, 2, 3):
+        message = f"'exit {instruction.operand}' always raises INVALID_OPERAND: the codes are 1, 2 and 3"
+        diagnostics.warning(instruction.operand_place, message)
+    elif instruction.operand == 2 and program.modtype is ModuleType.USER:
+        message = "'exit 2' (crash dump) is for kernel probes; here it acts as 'exit'"
+        diagnostics.warning(instruction.operand_place, message)
+
+
+def _check_write(program: Program, instruction: Instruction, diagnostics: Diagnostics, *, allow_write: bool) -> None:
+    if allow_write:
+        return
+    if instruction.row.writes:
+        diagnostics.error(
+            instruction.span,
+            f"'{instruction}' writes to the target",
+            hint="give --allow-write if that is what you want",
+        )
+    elif stops_target(instruction, program.modtype):
+        diagnostics.error(
+            instruction.span, f"'{instruction}' stops the target", hint="give --allow-write if that is what you want"
+        )

@@ -1,0 +1,157 @@
+"""
+``Program`` to bytes: the encoding of section 1.2 of the recovered reference.
+
+The handlers come first, in the order of the file, then the procedures. An instruction is its opcode byte and its
+operand, unaligned, in the target's byte order::
+
+    jmp label (word of 4)      01 | s32 distance from the byte after the operand
+    push value (word of 8)     4c | u64
+    push lv, i                 29 | u16
+
+Where control can run off the end of a handler an ``exit`` is added, at the end of a procedure a ``ret``; so back ends
+need no rule for it. The offsets of this encoding are what stack traces and INVALID_OPCODE speak of.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from dprobes.rpn import isa
+from dprobes.rpn.isa import Flow, OperandKind, Row
+from dprobes.rpn.program import Code, Expression, Instruction
+
+if TYPE_CHECKING:
+    from dprobes.arch import Architecture
+    from dprobes.rpn.program import Program
+
+__all__ = ["CodeImage", "Relocation", "closed", "encode"]
+
+
+@dataclass(frozen=True, slots=True)
+class Relocation:
+    """Say that the word at ``offset`` of the image is to become the run-time address of ``symbol`` plus ``addend``."""
+
+    offset: int
+    symbol: str
+    addend: int
+
+
+@dataclass(frozen=True)
+class CodeImage:
+    """
+    Hold the encoded code of a program.
+
+    ``handlers`` are the start offsets of the handlers, in the order of the definitions; ``procedures`` maps a name to
+    its start. ``instructions`` lists (offset, instruction) in order, added ``exit`` and ``ret`` included.
+    ``labels`` maps an offset to the names that the source gave it.
+    """
+
+    data: bytes
+    word_size: Literal[4, 8]
+    byte_order: Literal["little", "big"]
+    handlers: tuple[int, ...]
+    procedures: dict[str, int]
+    instructions: tuple[tuple[int, Instruction], ...]
+    labels: dict[int, tuple[str, ...]]
+    relocations: tuple[Relocation, ...] = ()
+
+
+def encode(program: Program, architecture: Architecture) -> CodeImage:
+    """
+    Return the encoded form of a checked program for a processor.
+
+    Raise KeyError for a label, procedure or register that ``check`` would have reported.
+    """
+    return _Encoder(program, architecture).image()
+
+
+def closed(code: Code, ending: Row) -> Code:
+    """Return ``code`` with ``ending`` added if control could run off its end."""
+    ends = code.instructions and code.instructions[-1].row.flow in (Flow.JUMP, Flow.RETURN, Flow.RAISE, Flow.END)
+    if ends and len(code.instructions) not in code.labels.values():
+        return code
+    return Code((*code.instructions, Instruction(ending)), code.labels)
+
+
+class _Encoder:
+    def __init__(self, program: Program, architecture: Architecture) -> None:
+        self._architecture = architecture
+        self._word = architecture.word_size
+        self._names = [p.name for p in program.procedures]
+        rows = isa.rows_by_syntax()
+        self._blocks = [
+            *(closed(definition.handler, rows["exit"]) for definition in program.definitions),
+            *(closed(procedure.code, rows["ret"]) for procedure in program.procedures),
+        ]
+
+    def image(self) -> CodeImage:
+        offsets = self._lay_out()
+        starts = [block[0] for block in offsets]
+        handler_count = len(starts) - len(self._names)
+        procedures = dict(zip(self._names, starts[handler_count:], strict=True))
+        data = bytearray()
+        instructions: list[tuple[int, Instruction]] = []
+        relocations: list[Relocation] = []
+        labels: dict[int, list[str]] = {}
+        for block, block_offsets in zip(self._blocks, offsets, strict=True):
+            places = {label: block_offsets[index] for label, index in block.labels.items()}
+            for label, offset in places.items():
+                labels.setdefault(offset, []).append(label)
+            for offset, instruction in zip(block_offsets, block.instructions, strict=True):
+                instructions.append((offset, instruction))
+                match instruction.operand:
+                    case Expression(addend, str(symbol)):
+                        relocations.append(Relocation(offset + 1, symbol, addend))
+                data += self._encode(instruction, offset, places, procedures)
+        return CodeImage(
+            bytes(data),
+            self._word,
+            self._architecture.byte_order,
+            tuple(starts[:handler_count]),
+            procedures,
+            tuple(instructions),
+            {offset: tuple(names) for offset, names in labels.items()},
+            tuple(relocations),
+        )
+
+    def _lay_out(self) -> list[list[int]]:
+        """Return the offset of every instruction, block by block."""
+        position = 0
+        offsets: list[list[int]] = []
+        for block in self._blocks:
+            offsets.append([])
+            for instruction in block.instructions:
+                offsets[-1].append(position)
+                position += instruction.row.encoded_size(self._word, instruction.operand)
+        return offsets
+
+    def _encode(
+        self, instruction: Instruction, offset: int, labels: dict[str, int], procedures: dict[str, int]
+    ) -> bytes:
+        row, kind, operand = instruction.row, instruction.row.operand_kind, instruction.operand
+        opcode = bytes([row.opcode])
+        if kind is None:
+            return opcode
+        if kind is OperandKind.EXTENSION:
+            name = str(operand).encode()
+            return opcode + bytes([len(name)]) + name
+        width = kind.width or self._word
+        match kind, operand:
+            case (OperandKind.LABEL, str()):
+                value = labels[operand] - (offset + 1 + width)
+            case (OperandKind.PROCEDURE, str()):
+                value = procedures[operand] - (offset + 1 + width)
+            case (OperandKind.REGISTER, str()):
+                register = self._architecture.register(operand)
+                if register is None:
+                    raise KeyError(operand)
+                value = register.index
+            case (_, Expression()):
+                value = operand.addend if operand.symbol is None else 0
+            case (_, int()):
+                value = operand
+            case _:
+                raise TypeError(f"operand {operand!r} of '{row.syntax}'")
+        # A negative number in "push" is its two's complement, like the distances.
+        return opcode + (value & ((1 << 8 * width) - 1)).to_bytes(width, self._architecture.byte_order)

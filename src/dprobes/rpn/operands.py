@@ -1,0 +1,303 @@
+"""
+A statement's words to a row of the instruction table, and its operand to a value.
+
+Which spellings exist is in ``isa``; which values make sense (indices, registers of a processor) ``check`` knows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING
+
+from dprobes.arch import ARCHITECTURE_NAMES, architecture
+from dprobes.diagnostics import did_you_mean, nearest
+from dprobes.rpn import isa
+from dprobes.rpn.expressions import ExpressionError, parse_expression
+from dprobes.rpn.isa import Alias, OperandKind, Row
+from dprobes.rpn.lexer import TokenKind, WordToken
+from dprobes.rpn.program import Expression
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dprobes.rpn.program import Operand
+
+__all__ = ["Match", "StatementError", "like_statement", "match_statement", "operators"]
+
+_RANGES = {
+    OperandKind.LV: (0, 0xFFFF),
+    OperandKind.GV: (0, 0xFFFF),
+    OperandKind.CV: (0, 0xFFFF),
+    OperandKind.MAJOR: (0, 0xFFFF),
+    OperandKind.MINOR: (0, 0xFFFF),
+    OperandKind.WORDS: (0, 0xFFFF),
+    OperandKind.BITS: (0, 0xFF),
+    OperandKind.TIMES: (0, 0xFF),
+    OperandKind.CELLS: (0, 0xFF),
+    OperandKind.DISPLACEMENT: (-0x8000, 0x7FFF),
+    OperandKind.EXIT_CODE: (0, 0xFF),
+    OperandKind.HEAP_COUNT: (0, 0xFFFF),
+    OperandKind.REGISTER: (0, 0xFFFF),
+}
+
+# The old "push b|w|d, value" says how wide the value is.
+_OLD_PUSH_BITS = {"push b, <value>": 8, "push w, <value>": 16, "push d, <value>": 32}
+
+_NAMED = {
+    OperandKind.LABEL: "the name of a label",
+    OperandKind.PROCEDURE: "the name of a procedure",
+    OperandKind.EXTENSION: "the name of an extension",
+}
+
+_COMMA = WordToken(TokenKind.PUNCTUATION, ",", 0, 0)
+_SHORT = 16
+"""Statements of more words are not looked at for a missing comma: none of the table has as many."""
+
+# The encoding gives its length a byte.
+_MAX_EXTENSION_NAME = 0xFF
+
+# A value that fits in a word, whatever the module: the checker knows which.
+_MIN_VALUE, _MAX_VALUE = -(1 << 63), (1 << 64) - 1
+
+
+class StatementError(Exception):
+    """Say what is wrong with a statement; ``tokens`` are the ones to underline (empty: all of it)."""
+
+    def __init__(self, message: str, tokens: Sequence[WordToken] = (), hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.tokens = tuple(tokens)
+        self.hint = hint
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """
+    Hold what a statement means.
+
+    ``operand_tokens`` are those of the variable operand; ``alias`` is the old spelling that the statement has, if any.
+    """
+
+    row: Row
+    operand: Operand
+    operand_tokens: Sequence[WordToken] = ()
+    alias: Alias | None = None
+
+
+def match_statement(tokens: Sequence[WordToken]) -> Match:
+    """Return the meaning of the tokens of one instruction; raise ``StatementError`` if they have none."""
+    operator, operands = tokens[0], _split_at_commas(tokens[1:])
+    forms = _forms().get(operator.word) if operator.kind is TokenKind.NAME else None
+    if forms is None:
+        _reject_known(tokens)
+        raise StatementError(
+            f"unknown instruction '{operator.text[:40]}'", [operator], did_you_mean(operator.text, operators())
+        )
+    fitting = [form for form in forms if _fits(form.operands, operands)]
+    if not fitting:
+        _reject_known(tokens)
+        raise _missing_comma(tokens, forms) or _no_form(operator, operands, forms)
+    # The form with the most literal words wins: "push lv" is the variable instruction, not a symbol called lv. Among
+    # equals it is the old spelling: "push eax" is the register, not a symbol called eax.
+    form = max(fitting, key=lambda f: (sum(isinstance(o, str) for o in f.operands), isinstance(f, Alias)))
+    if form.operands == (OperandKind.VALUE,):
+        _refuse_half_an_instruction(operator, operands[0])
+    alias = form if isinstance(form, Alias) else None
+    row = isa.rows_by_syntax()[form.canonical] if isinstance(form, Alias) else form
+    kind_and_tokens = [(k, o) for k, o in zip(form.operands, operands, strict=True) if isinstance(k, OperandKind)]
+    operand: Operand = None
+    operand_tokens: Sequence[WordToken] = ()
+    for kind, operand_tokens in kind_and_tokens:
+        try:
+            operand = _operand(kind, operand_tokens)
+        except StatementError as error:
+            raise _missing_comma(tokens, forms) or error from None
+    if alias is not None and (bits := _OLD_PUSH_BITS.get(alias.syntax)):
+        assert isinstance(operand, Expression)
+        operand = _narrow(operand, bits, operands[1])
+    return Match(row, operand, operand_tokens, alias)
+
+
+def like_statement(operator: str, word: str) -> str | None:
+    """Return a hint with the statement of ``operator`` and a plain word like ``word``, such as 'push pid'."""
+    words = [row.operands[0] for row in isa.ROWS if row.operator == operator and len(row.operands) == 1]
+    near = nearest(word, [word for word in words if isinstance(word, str)])
+    return f"did you mean '{operator} {near}'?" if near is not None else None
+
+
+@cache
+def operators() -> list[str]:
+    """Return the first words of all instructions, old spellings included."""
+    return list(_forms())
+
+
+@cache
+def _forms() -> dict[str, list[Row | Alias]]:
+    table: dict[str, list[Row | Alias]] = {}
+    forms: list[Row | Alias] = [*isa.ROWS, *isa.ALIASES]
+    for form in forms:
+        table.setdefault(form.operator, []).append(form)
+    return table
+
+
+@cache
+def _register_names() -> frozenset[str]:
+    return frozenset(name for arch in ARCHITECTURE_NAMES for name in architecture(arch).register_names)
+
+
+def _split_at_commas(tokens: Sequence[WordToken]) -> list[list[WordToken]]:
+    if not tokens:
+        return []
+    operands: list[list[WordToken]] = [[]]
+    depth = 0
+    for token in tokens:
+        if token.is_punctuation(",") and depth == 0:
+            operands.append([])
+            continue
+        depth += token.is_punctuation("(") - token.is_punctuation(")")
+        operands[-1].append(token)
+    return operands
+
+
+def _fits(pattern: Sequence[str | OperandKind], operands: Sequence[Sequence[WordToken]]) -> bool:
+    if len(pattern) != len(operands):
+        return False
+    # "push eax" is an old spelling of "push r, eax"; any other lone name is a symbol.
+    if pattern == (OperandKind.REGISTER,) and not _is_word(operands[0], _register_names()):
+        return False
+    return all(
+        _is_word(tokens, (expected,)) if isinstance(expected, str) else bool(tokens)
+        for expected, tokens in zip(pattern, operands, strict=True)
+    )
+
+
+def _is_word(tokens: Sequence[WordToken], words: frozenset[str] | tuple[str, ...]) -> bool:
+    return len(tokens) == 1 and tokens[0].kind is TokenKind.NAME and tokens[0].word in words
+
+
+def _reject_known(tokens: Sequence[WordToken]) -> None:
+    text = " ".join(token.word for token in tokens)
+    for statement, reason in isa.REJECTED:
+        if text == statement or text.startswith((statement + " ", statement + ",")):
+            raise StatementError(reason)
+
+
+def _missing_comma(tokens: Sequence[WordToken], forms: Sequence[Row | Alias]) -> StatementError | None:
+    """Return the error of a statement that has a meaning with one or two more commas, None for any other."""
+    if len(tokens) > _SHORT:
+        return None
+    gaps = range(2, len(tokens))
+    for missing in itertools.chain(itertools.combinations(gaps, 1), itertools.combinations(gaps, 2)):
+        words = list(tokens)
+        for position in reversed(missing):
+            words.insert(position, _COMMA)
+        if any(_is_written(form.operands, _split_at_commas(words[1:])) for form in forms):
+            before, behind = tokens[missing[0] - 1], tokens[missing[0]]
+            written = words[0].text
+            for earlier, word in itertools.pairwise(words):
+                written += ("" if word is _COMMA or earlier.end == word.start else " ") + word.text
+            return StatementError(
+                f"a comma is missing between '{before.text[:40]}' and '{behind.text[:40]}'",
+                [behind],
+                f"write '{written[:200]}'",
+            )
+    return None
+
+
+def _is_written(pattern: Sequence[str | OperandKind], operands: Sequence[Sequence[WordToken]]) -> bool:
+    """Return whether the operands are of a pattern, their values included."""
+    if not _fits(pattern, operands):
+        return False
+    with contextlib.suppress(StatementError):
+        for kind, tokens in zip(pattern, operands, strict=True):
+            if isinstance(kind, OperandKind):
+                _operand(kind, tokens)
+        return True
+    return False
+
+
+def _no_form(
+    operator: WordToken, operands: Sequence[Sequence[WordToken]], forms: Sequence[Row | Alias]
+) -> StatementError:
+    for tokens in operands:
+        if not tokens:
+            return StatementError("an operand is missing beside ','")
+    syntaxes = [form.syntax for form in forms if isinstance(form, Row)] or [form.syntax for form in forms]
+    written = ", ".join(" ".join(t.text for t in tokens) for tokens in operands)
+    if not operands:
+        message = f"'{operator.text}' needs an operand"
+    else:
+        message = f"'{operator.text}' does not take the operand{'s' if len(operands) > 1 else ''} '{written[:60]}'"
+    if len(syntaxes) <= 3:
+        return StatementError(message, hint=f"write {_either(syntaxes)}")
+    hint = did_you_mean(f"{operator.word} {written.lower()[:60]}", syntaxes) if operands else None
+    return StatementError(message, hint=hint)
+
+
+def _refuse_half_an_instruction(operator: WordToken, operand: Sequence[WordToken]) -> None:
+    """Raise if the only operand begins as a longer form: "push mem" would else push a symbol called mem."""
+    rows = [form for form in _forms()[operator.word] if isinstance(form, Row)]
+    longer = [row.syntax for row in rows if len(row.operands) > 1 and _is_word(operand[:1], (str(row.operands[0]),))]
+    if not longer:
+        return
+    if len(operand) > 1:
+        if (error := _missing_comma([operator, *operand], rows)) is not None:
+            raise error
+    else:
+        word = operand[0].text
+        hint = f"write {_either(longer)}, or 'push ({word})' for the address of a symbol called '{word}'"
+        raise StatementError(f"'{operator.text} {word}' lacks an operand", operand, hint)
+
+
+def _either(syntaxes: Sequence[str]) -> str:
+    return " or ".join(f"'{syntax}'" for syntax in syntaxes)
+
+
+def _operand(kind: OperandKind, tokens: Sequence[WordToken]) -> Operand:
+    match kind:
+        case OperandKind.LABEL | OperandKind.PROCEDURE | OperandKind.EXTENSION:
+            if len(tokens) != 1 or tokens[0].kind is not TokenKind.NAME:
+                raise StatementError(f"expected {_NAMED[kind]}", tokens)
+            if kind is OperandKind.EXTENSION and len(tokens[0].text) > _MAX_EXTENSION_NAME:
+                raise StatementError(f"the name of an extension has at most {_MAX_EXTENSION_NAME} characters", tokens)
+            return tokens[0].word
+        case OperandKind.REGISTER if len(tokens) == 1 and tokens[0].kind is TokenKind.NAME:
+            return tokens[0].word
+        case OperandKind.VALUE:
+            value = _expression(tokens)
+            if value.symbol is None and not _MIN_VALUE <= value.addend <= _MAX_VALUE:
+                raise StatementError(f"{value.addend} does not fit in a word", tokens)
+            return value
+        case _:
+            return _constant(kind, tokens)
+
+
+def _expression(tokens: Sequence[WordToken]) -> Expression:
+    try:
+        return parse_expression(tokens)
+    except ExpressionError as error:
+        raise StatementError(error.message, [error.token or tokens[-1]], error.hint) from None
+
+
+def _constant(kind: OperandKind, tokens: Sequence[WordToken]) -> int:
+    value = _expression(tokens)
+    if value.symbol is not None:
+        what = "a register" if kind is OperandKind.REGISTER else "a number"
+        raise StatementError(f"expected {what}, found '{value.symbol}'", tokens)
+    low, high = _RANGES[kind]
+    if not low <= value.addend <= high:
+        raise StatementError(f"{value.addend} is outside {low} to {high}", tokens)
+    return value.addend
+
+
+def _narrow(value: Expression, bits: int, tokens: Sequence[WordToken]) -> Expression:
+    if value.symbol is not None:
+        raise StatementError(
+            f"the address of '{value.symbol}' does not fit in {bits} bits", tokens, f"write 'push {value}'"
+        )
+    if not -(1 << (bits - 1)) <= value.addend < 1 << bits:
+        raise StatementError(f"{value.addend} does not fit in {bits} bits", tokens)
+    return Expression(value.addend & ((1 << bits) - 1))

@@ -1,0 +1,200 @@
+"""
+What waits for a log target: batches of records, and what is to be said of programs between them, in order.
+
+It is bounded in records and in bytes; what finds no room is counted as lost, and the next batch of the same program
+says so. Whoever uses it holds a lock.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from dprobes.record.clock import wall_offset
+from dprobes.sinks.interface import Batch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from dprobes.record.origin import RecordSource
+
+__all__ = ["BYTES_MAX", "RECORDS_MAX", "Created", "Destroyed", "Message", "RecordQueue"]
+
+RECORDS_MAX = 1 << 16
+"""Records that wait for a target at most."""
+
+BYTES_MAX = 128 << 20
+"""Bytes of records that wait for a target at most: a record may have 64 KiB."""
+
+
+@dataclass(frozen=True, slots=True)
+class Created:
+    """Say that a program is there, or more of it."""
+
+    source: RecordSource
+
+
+@dataclass(frozen=True, slots=True)
+class Destroyed:
+    """Say that no more records of a program will come."""
+
+    source: RecordSource
+
+
+Message = Batch | Created | Destroyed
+
+
+class RecordQueue:
+    """Hold messages; ``waiting`` counts records in it, ``lost`` those that had no room or were given up."""
+
+    def __init__(self, records_max: int = RECORDS_MAX, bytes_max: int = BYTES_MAX) -> None:
+        self._records_max = records_max
+        self._bytes_max = bytes_max
+        self._messages: deque[Message] = deque()
+        self._bytes = 0
+        self._lost_before: dict[int, int] = {}
+        """Records of each source that were lost since its last batch in the queue."""
+        self.is_given_up = False
+        self.waiting = self.lost = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._messages)
+
+    def put(self, batch: Batch) -> None:
+        """Add the records of a batch that find room."""
+        number, count = batch.source.number, len(batch.records)
+        taken = self._room(batch)
+        if taken:
+            lost = batch.lost + self._lost_before.pop(number, 0)
+            if taken == count and lost == batch.lost:
+                added = batch
+            else:
+                added = replace(batch, records=batch.records[:taken], places=batch.places[:taken], lost=lost)
+            self._messages.append(added)
+            self.waiting += taken
+            self._bytes += sum(map(len, added.records))
+        if taken < count:
+            self.lost += count - taken
+            self._lost_before[number] = self._lost_before.get(number, 0) + count - taken
+
+    def _room(self, batch: Batch) -> int:
+        if self.is_given_up:
+            return 0
+        count = min(self._records_max - self.waiting, len(batch.records))
+        room = self._bytes_max - self._bytes
+        if sum(map(len, batch.records)) <= room:
+            return count
+        for taken, record in enumerate(batch.records[:count]):
+            room -= len(record)
+            if room < 0:
+                return taken
+        return count
+
+    def tell(self, messages: Iterable[Created | Destroyed]) -> None:
+        """Add what is to be said of programs; before the end of one, how many of its last records were lost."""
+        if self.is_given_up:
+            return
+        for message in messages:
+            if isinstance(message, Destroyed) and (lost := self._lost_before.pop(message.source.number, 0)):
+                self._messages.append(Batch(message.source, (), (), wall_offset(), lost))
+            self._messages.append(message)
+
+    def first(self, count: int) -> Message:
+        """
+        Return the first message; it stays until it is taken or dropped.
+
+        Of a batch these are ``count`` records at most, and if it has less, those of the next batches of the same
+        program as well: what costs a sink a request is not to be done for each handful of records.
+        """
+        message = self._messages[0]
+        if not isinstance(message, Batch):
+            return message
+        if len(message.records) > count:
+            self._messages[0] = message.after(count)
+            message = replace(message, records=message.records[:count], places=message.places[:count])
+            self._messages.appendleft(message)
+        elif len(message.records) < count and len(self._messages) > 1:
+            message = self._joined(message, count)
+        return message
+
+    def _joined(self, first: Batch, count: int) -> Batch:
+        """Put batches into one of up to ``count`` records, as long as there is nothing to be said between them."""
+        records, places = list(first.records), list(first.places)
+        self._messages.popleft()
+        while (room := count - len(records)) and self._messages and _goes_on(first, self._messages[0]):
+            other = self._messages.popleft()
+            assert isinstance(other, Batch)
+            records += other.records[:room]
+            places += other.places[:room]
+            if len(other.records) > room:
+                self._messages.appendleft(other.after(room))
+        joined = replace(first, records=records, places=places)
+        self._messages.appendleft(joined)
+        return joined
+
+    def take(self, message: Message, count: int) -> bool:
+        """Take away the first message, or ``count`` records of it; return False if it has been given up meanwhile."""
+        if not self._messages or self._messages[0] is not message:
+            return False
+        if isinstance(message, Batch):
+            self._bytes -= sum(map(len, message.records[:count]))
+            self.waiting -= count
+            if count < len(message.records):
+                self._messages[0] = message.after(count)
+                return True
+        self._messages.popleft()
+        return True
+
+    def keep(self, message: Message, left: Sequence[int]) -> bool:
+        """Take the first message away but for the records at some positions; return as ``take`` does."""
+        if not self._messages or self._messages[0] is not message:
+            return False
+        assert isinstance(message, Batch)
+        records = [message.records[position] for position in left]
+        places = [message.places[position] for position in left]
+        lost = message.lost if left and left[0] == 0 else 0
+        self._bytes -= sum(map(len, message.records)) - sum(map(len, records))
+        self.waiting -= len(message.records) - len(records)
+        self._messages[0] = replace(message, records=records, places=places, lost=lost)
+        if not records:
+            self._messages.popleft()
+        return True
+
+    def drop(self, message: Message) -> None:
+        """Lose the first message."""
+        count = len(message.records) if isinstance(message, Batch) else 0
+        if self.take(message, count):
+            self.lost += count
+            if count and isinstance(message, Batch):
+                number = message.source.number
+                self._lost_before[number] = self._lost_before.get(number, 0) + count + message.lost
+
+    def mark_lost(self, source: RecordSource, count: int) -> None:
+        """Have what comes next of a program say that ``count`` records more were lost before."""
+        for at, message in enumerate(self._messages):
+            match message:
+                case Batch() if message.source.number == source.number:
+                    self._messages[at] = replace(message, lost=message.lost + count)
+                    return
+                case Destroyed(other) if other.number == source.number:
+                    self._messages.insert(at, Batch(source, (), (), wall_offset(), count))
+                    return
+        self._lost_before[source.number] = self._lost_before.get(source.number, 0) + count
+
+    def give_up(self) -> None:
+        """Lose everything that waits, and whatever comes."""
+        self.is_given_up = True
+        self._messages.clear()
+        self.lost += self.waiting
+        self.waiting = self._bytes = 0
+
+
+def _goes_on(batch: Batch, message: Message) -> bool:
+    """Return whether a message has nothing but more records for a batch."""
+    return (
+        isinstance(message, Batch)
+        and message.source is batch.source
+        and message.wall_offset == batch.wall_offset
+        and not message.lost
+    )

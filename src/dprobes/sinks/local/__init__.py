@@ -1,0 +1,1 @@
+"""Log targets on this machine: files, lines, commands, and the logs of the system."""

@@ -1,0 +1,1 @@
+"""OpenTelemetry collectors, by OTLP over HTTP."""

@@ -1,0 +1,141 @@
+"""
+An OpenTelemetry collector, by OTLP over HTTP: each record is a log record.
+
+The SDK's processor of batches is not used: it loses records without a word. ``otlpdelivery`` sends a batch in several
+requests, ``otlprequests`` is the way to the collector, and ``otlprecords`` makes log records.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from dprobes.errors import RecordsRefusedError, SinkError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from opentelemetry.sdk._logs import ReadableLogRecord
+
+    from dprobes.record.origin import RecordSource
+    from dprobes.sinks.interface import Batch, Sink, SinkOptions
+    from dprobes.sinks.otlp.delivery import Piece
+
+__all__ = ["OtlpSink", "endpoint_of", "open"]
+
+_LIBRARY = "opentelemetry.exporter.otlp.proto.http"
+_PATH = "/v1/logs"
+_ENVIRONMENT = ("OTEL_EXPORTER_OTLP_LOGS_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+
+_BYTES_MAX = 1 << 20
+"""Bytes of records that are sent in one request: collectors take some megabytes of text and attributes at most."""
+
+
+def open(argument: str, options: SinkOptions) -> Sink:  # noqa: A001 - the name that all sinks have
+    """Open the collector that is named, or that the environment names."""
+    endpoint = endpoint_of(argument)
+    if options.format_name == "binary":
+        raise SinkError("log target 'otlp' takes text, not --log-format binary")
+    try:
+        found = importlib.util.find_spec(_LIBRARY)
+    except ModuleNotFoundError:
+        found = None
+    if found is None:
+        raise SinkError("log target 'otlp' needs OpenTelemetry's exporter", hint="pip install 'dprobes[otlp]'")
+    return OtlpSink(endpoint, options.format_name)
+
+
+def endpoint_of(argument: str) -> str:
+    """Return the URL that log records go to; raise ``SinkError`` if an argument is none."""
+    specific, general = (os.environ.get(name, "") for name in _ENVIRONMENT)
+    url = argument or specific or general or "http://localhost:4318"
+    try:
+        parts = urlsplit(url)
+        is_url = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        is_url = False
+    if not is_url:
+        hint = "otlp:http://localhost:4318"
+        raise SinkError(f"log target 'otlp': expected http://HOST:PORT or https://HOST:PORT, found '{url}'", hint=hint)
+    if not argument and not specific and general:
+        return general.rstrip("/") + _PATH  # as the specification has it
+    return url if parts.path not in ("", "/") or (specific and not argument) else url.rstrip("/") + _PATH
+
+
+class OtlpSink:
+    """
+    Send batches to a collector; records are taken when it has confirmed them.
+
+    ``steps`` counts what gets done within a call (``Sink``).
+    """
+
+    def __init__(self, endpoint: str, format_name: str) -> None:
+        from dprobes.sinks.otlp.delivery import Experience
+        from dprobes.sinks.otlp.records import LogRecords
+        from dprobes.sinks.otlp.requests import CollectorClient
+
+        self._records = LogRecords(format_name)
+        self._client = CollectorClient(endpoint)
+        self._experience = Experience()
+
+    @property
+    def steps(self) -> int:
+        """How many requests were answered."""
+        return self._experience.steps
+
+    def create_event(self, source: RecordSource) -> None:
+        """Know a program, or more of it."""
+        self._records.create_event(source)
+
+    def destroy_event(self, source: RecordSource) -> None:
+        """Forget a program."""
+        self._records.destroy_event(source)
+
+    def log_events(self, batch: Batch) -> None:
+        """Send the records of a batch, and before them how many were lost."""
+        from dprobes.sinks.otlp.delivery import Delivery
+
+        delivery = Delivery(self._client, self._experience, self._pieces(batch))
+        delivery.run(len(batch.records) // self._experience.records_max + 1)
+        error, refused = delivery.failure, delivery.refused
+        if isinstance(error, SinkError):
+            left = delivery.left()
+            taken = len(batch.records) - len(left)
+            raise SinkError(
+                error.message, taken=taken, lost=refused, left=left if batch.records else None, wait=error.wait
+            ) from error
+        if error is not None:
+            raise error
+        if refused:
+            why = f": {delivery.reason}" if delivery.reason else ""
+            raise RecordsRefusedError(f"'{self._client.endpoint}' has rejected records{why}", lost=refused)
+
+    def _pieces(self, batch: Batch) -> Iterator[Piece]:
+        """Iterate over what goes in a request each."""
+        from dprobes.sinks.otlp.delivery import Piece
+
+        before = [self._records.of_lost(batch)] if batch.lost else []
+        piece: list[ReadableLogRecord] = []
+        first = size = 0
+        for data, record in zip(batch.records, self._records.of_batch(batch), strict=True):
+            if piece and (len(piece) >= self._experience.records_max or size + len(data) > _BYTES_MAX):
+                yield Piece(first, piece, before)
+                first += len(piece)
+                before, piece, size = [], [], 0
+            piece.append(record)
+            size += len(data)
+        if piece or before:
+            yield Piece(first, piece, before)
+
+    def flush(self) -> None:
+        """Do nothing: what is taken is there."""
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._client.close()
+
+    def abort(self) -> None:
+        """Have what waits for a collector that is busy fail."""
+        self._experience.stopped.set()

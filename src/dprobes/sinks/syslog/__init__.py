@@ -1,0 +1,1 @@
+"""Syslog servers, here or elsewhere."""

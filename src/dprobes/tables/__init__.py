@@ -1,0 +1,1 @@
+"""Records as tables: Parquet files, and the views that SQL queries see."""

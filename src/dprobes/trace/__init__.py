@@ -1,0 +1,1 @@
+"""Trace files: records with what is needed to show them elsewhere (docs/tracefile.md)."""

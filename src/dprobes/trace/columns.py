@@ -1,0 +1,265 @@
+"""
+The items of many records at once.
+
+A block of records is cut into ``Rows``: records whose flag words are the same, and mostly their sizes too, so that an
+item has one offset in all of them, and a column of it is made by a single ``struct.iter_unpack``. Whether sizes and
+flag words are the same is seen by slices with a stride. That costs a small part of what decoding all records does.
+"""
+
+from __future__ import annotations
+
+import struct
+from functools import cache, lru_cache
+from typing import TYPE_CHECKING
+
+from dprobes.errors import FormatError
+from dprobes.escapes import escaped
+from dprobes.record.codec import decode_record, flag_word
+from dprobes.record.layout import FIXED_ITEMS, PROCESS_NAME_MAX, Item, header_struct
+from dprobes.trace.content import TraceRecord
+from dprobes.trace.frames import RECORD_HEAD
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from dprobes.record.layout import ByteOrder
+    from dprobes.trace.content import RecordBlock
+
+__all__ = ["ITEM_COLUMNS", "TEXT_COLUMNS", "Column", "Rows", "rows_of"]
+
+ITEM_COLUMNS = {name: int(item) for item, name in FIXED_ITEMS} | {
+    "tid": int(Item.TID),
+    "stack_trace": int(Item.STACK_TRACE),
+    "word_size": int(Item.WIDE),
+}
+"""The columns of numbers, with their flags."""
+
+TEXT_COLUMNS = ("name", "module", "program", "host", "symbol", "function")
+"""
+The columns of texts: the process name, then what the file says of the program and the probepoint.
+
+They are what all formats print of these items, with the same escapes.
+"""
+
+Column = list[int] | list[str] | int | str | None
+"""The values of all rows; one value if they are the same in all; None if none of them has any."""
+
+_FIRST_WINDOW, _LAST_WINDOW = 32, 1 << 16
+_RAGGED = 1024
+"""Rows of various sizes that are taken together."""
+_FEW = 16
+"""Fewer rows are not worth a run of their own."""
+
+_HEAD = RECORD_HEAD.size
+_SAME = slice(4, 12)
+"""Where in a row its size and its flag word are."""
+_FLAGS = 4
+_ROW = struct.Struct("<4xII")
+"""These two, the flag word as if it were little-endian."""
+
+
+class Rows:
+    """
+    Hold records of a block with the same flag word; ``len`` is how many.
+
+    Either all have one size, and ``starts`` is a range, or it is a list of where they begin in ``block.body``.
+    """
+
+    def __init__(self, block: RecordBlock, starts: Sequence[int], flags: int, byte_order: ByteOrder) -> None:
+        self.block = block
+        self._starts = starts
+        self._flags = flags
+        self._order: ByteOrder = byte_order
+        self._columns: dict[str, Column] = {}
+        self._check()
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def record(self, row: int) -> TraceRecord:
+        """Return one record."""
+        block, at = self.block, self._starts[row]
+        probe, begin, end = block.bounds(at)
+        return TraceRecord(block.program, probe, block.body[begin:end], block.wall_offset, block.written_at(at))
+
+    def written(self) -> list[int]:
+        """Return when each record was written."""
+        return [self.block.written_at(start) for start in self._starts]
+
+    def column(self, name: str) -> Column:
+        """Return a column; raise ``FormatError`` if a record has no room for it."""
+        if name not in self._columns:
+            self._columns[name] = self._make(name)
+        return self._columns[name]
+
+    def _make(self, name: str) -> Column:
+        if (item := _FIXED.get(name)) is not None:
+            return self._numbers(*_offset(self._flags, self._order, item)) if self._flags & item else None
+        program = self.block.program
+        match name:
+            case "program":
+                return escaped(program.name)
+            case "module":
+                return escaped(program.source.module)
+            case "host":
+                return escaped(program.origin.host)
+            case "symbol" | "function":
+                places = {probe: program.place(probe) for probe in set(self._probes())}
+                known = {n: escaped(place.where if name == "symbol" else place.routine) for n, place in places.items()}
+                return [known[probe] for probe in self._probes()]
+            case "word_size":
+                return 8 if self._flags & Item.WIDE else 4
+            case "stack_trace":
+                return int(bool(self._flags & Item.STACK_TRACE))
+            case "name":
+                return self._names() if self._flags & Item.PROCESS_NAME else None
+            case "tid":
+                return self._tids() if self._flags & Item.TID else None
+        raise KeyError(name)
+
+    def _numbers(self, offset: int, size: int) -> list[int]:
+        sign = "<" if self._order == "little" else ">"
+        code = "Q" if size == 8 else "I"
+        if isinstance(self._starts, range):
+            layout = _padded(f"{sign}{_HEAD + offset}x{code}", self._starts.step)
+            return [value for (value,) in layout.iter_unpack(self._view())]
+        unpack, at = struct.Struct(sign + code).unpack_from, _HEAD + offset
+        body = self.block.body
+        return [unpack(body, start + at)[0] for start in self._starts]
+
+    def _probes(self) -> list[int]:
+        unpack, body = RECORD_HEAD.unpack_from, self.block.body
+        return [unpack(body, start)[0] for start in self._starts]
+
+    def _view(self) -> memoryview:
+        assert isinstance(self._starts, range)
+        return memoryview(self.block.body)[self._starts.start : self._starts.stop]
+
+    def _tails(self, size: int) -> list[bytes]:
+        """Return up to ``size`` bytes behind the fixed items of each record."""
+        at = _HEAD + header_struct(self._flags, self._order).size
+        if isinstance(self._starts, range):
+            layout = _padded(f"{at}x{min(size, self._starts.step - at)}s", self._starts.step)
+            return [tail for (tail,) in layout.iter_unpack(self._view())]
+        unpack, body = _ROW.unpack_from, self.block.body
+        return [body[start + at : start + min(at + size, _HEAD + unpack(body, start)[0])] for start in self._starts]
+
+    def _names(self) -> list[str]:
+        try:
+            names = [tail[: tail.index(0)] for tail in self._tails(PROCESS_NAME_MAX + 1)]
+        except ValueError:
+            self._refuse()
+            raise
+        texts = {name: escaped(name.decode("utf-8", "surrogateescape")) for name in set(names)}
+        return [texts[name] for name in names]
+
+    def _tids(self) -> list[int]:
+        order = self._order
+        if not self._flags & Item.PROCESS_NAME:
+            ids = self._tails(4)
+        else:
+            tails = self._tails(PROCESS_NAME_MAX + 1 + 4)
+            try:
+                ends = [tail.index(0, 0, PROCESS_NAME_MAX + 1) + 1 for tail in tails]
+            except ValueError:
+                self._refuse()
+                raise
+            ids = [tail[end : end + 4] for tail, end in zip(tails, ends, strict=True)]
+        if min(map(len, ids)) < 4:
+            self._refuse()
+        return [int.from_bytes(each, order) for each in ids]
+
+    def _check(self) -> None:
+        """Raise ``FormatError`` unless all records have room for their fixed items."""
+        if self._flags & ~_KNOWN:
+            self._refuse()
+        needed = header_struct(self._flags, self._order).size
+        unpack, body = _ROW.unpack_from, self.block.body
+        if isinstance(self._starts, range):
+            least = self._starts.step - _HEAD
+        else:
+            least = min([unpack(body, start)[0] for start in self._starts])
+        if least < needed:
+            self._refuse()
+
+    def _refuse(self) -> None:
+        """Raise what decoding raises about the first record that is none."""
+        for row in range(len(self)):
+            _check_record(self.block, self._starts[row])
+
+
+_KNOWN = sum(Item)
+_FIXED = {name: int(item) for item, name in FIXED_ITEMS}
+
+
+def rows_of(block: RecordBlock) -> Iterator[Rows]:
+    """Cut a block into rows, in order; raise ``FormatError`` where a record is none."""
+    at, window = block.start, _FIRST_WINDOW
+    body, end = block.body, len(block.body)
+    while at < end:
+        _, begin, stop = block.bounds(at)
+        if stop - begin < _FLAGS:
+            _check_record(block, at)
+        flags, byte_order = flag_word(body[begin : begin + _FLAGS])
+        stride = stop - at
+        limit = min((end - at) // stride, window)
+        same = _same(body, at, stride, limit) if limit >= _FEW else 0
+        if same >= _FEW:
+            starts: Sequence[int] = range(at, at + same * stride, stride)
+            at += same * stride
+            window = min(window * 2, _LAST_WINDOW) if same == limit else _FIRST_WINDOW
+        else:
+            starts, at = _ragged(block, at)
+            window = _FIRST_WINDOW
+        yield Rows(block, starts, flags, byte_order)
+
+
+def _check_record(block: RecordBlock, at: int) -> None:
+    _, begin, end = block.bounds(at)
+    try:
+        decode_record(block.body[begin:end])
+    except FormatError as error:
+        file = block.program.origin.file
+        raise FormatError(
+            f"a frame of '{file}' holds a damaged record: {error.message}", offset=block.position_at(at)
+        ) from None
+
+
+def _same(body: bytes, at: int, stride: int, limit: int) -> int:
+    """Return how many rows from ``at`` on have the size and the flag word of the first, at most ``limit``."""
+    end = at + limit * stride
+    same = limit
+    for place in range(at + _SAME.start, at + _SAME.stop):
+        column = body[place:end:stride]
+        same = min(same, len(column) - len(column.lstrip(column[:1])))
+    return same
+
+
+def _ragged(block: RecordBlock, at: int) -> tuple[list[int], int]:
+    """Return where rows with the flag word of the first are from ``at`` on, at most ``_RAGGED``, and where they end."""
+    starts: list[int] = []
+    body, last = block.body, len(block.body) - _ROW.size
+    _, first = _ROW.unpack_from(body, at)
+    while at <= last and len(starts) < _RAGGED:
+        size, flags = _ROW.unpack_from(body, at)
+        end = at + _HEAD + size
+        if flags != first or size < _FLAGS or end > len(body):
+            break  # if that is damage, it is found at the beginning of the next rows
+        starts.append(at)
+        at = end
+    return starts, at
+
+
+@cache
+def _offset(flags: int, byte_order: ByteOrder, item: int) -> tuple[int, int]:
+    """Return where in a record with a flag word one of the fixed items is, and its size."""
+    width = flags & int(Item.WIDE)
+    before = header_struct(flags & (item - 1) | width, byte_order).size
+    return before, header_struct(item | width, byte_order).size - _FLAGS
+
+
+@lru_cache(1024)
+def _padded(layout: str, stride: int) -> struct.Struct:
+    """Return a structure with padding behind it, up to ``stride`` bytes."""
+    padding = stride - struct.calcsize(layout)
+    return struct.Struct(f"{layout}{padding}x")

@@ -1,0 +1,110 @@
+"""A file that frames are appended to: each time all or none, by one process only. Knows nothing of what they say."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+from typing import TYPE_CHECKING
+
+from dprobes.errors import SinkError, reason_of
+from dprobes.trace.repair import sound_part
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["FrameFile", "older_part"]
+
+
+def older_part(path: Path) -> Path:
+    """Return the path of what a limited writer keeps of the time before."""
+    return path.with_name(path.name + ".1")
+
+
+class FrameFile:
+    """
+    Open a trace file, mode 0600, to go on behind what is in it; raise ``SinkError`` if that cannot be.
+
+    A failure is kept in ``problem`` until writing succeeds again. ``size`` is that of all whole frames, ``part`` which
+    file of a trace this is. One that cannot be continued is put aside if ``can_replace`` is true.
+    """
+
+    def __init__(self, path: Path, *, can_replace: bool) -> None:
+        self.path = path
+        self.problem: str | None = None
+        self.size = self.part = 0
+        self._is_torn = False
+        try:
+            self._file = self._open()
+            try:
+                self._go_on(can_replace=can_replace)
+            except BaseException:
+                os.close(self._file)
+                raise
+        except OSError as error:
+            raise SinkError(f"'{path}' cannot be written: {reason_of(error)}") from error
+
+    def _open(self) -> int:
+        file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            # Where the file system knows no locks there is none.
+            if error.errno == errno.EWOULDBLOCK:
+                os.close(file)
+                raise SinkError(
+                    f"'{self.path}' is being written by another process", hint="write to another file"
+                ) from None
+        return file
+
+    def _go_on(self, *, can_replace: bool) -> None:
+        """Go on behind what is in the file, without what a writer that was killed has left half written."""
+        try:
+            sound = sound_part(self._file, str(self.path))
+        except SinkError:
+            if not can_replace or not self.begin_another():
+                raise
+            return
+        self.size, self.part = sound.end, sound.part
+        os.ftruncate(self._file, self.size)
+
+    def append(self, data: bytes) -> bool:
+        """Write frames, and return whether that was possible; if not, nothing of them is in the file."""
+        if not data:
+            return True
+        try:
+            if self._is_torn:
+                os.ftruncate(self._file, self.size)
+                self._is_torn = False
+            written = 0
+            while written < len(data):
+                written += os.write(self._file, data[written:])
+        except OSError as error:
+            self.problem = f"'{self.path}': {reason_of(error)}"
+            try:
+                os.ftruncate(self._file, self.size)
+            except OSError:
+                self._is_torn = True  # nothing may follow before that succeeds
+            return False
+        self.problem = None
+        self.size += len(data)
+        return True
+
+    def begin_another(self) -> bool:
+        """Keep the file as the older part, go on in a new one, and return whether that was possible."""
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                self.path.replace(older_part(self.path))
+            file = self._open()
+        except (OSError, SinkError) as error:
+            self.problem = f"'{self.path}': {reason_of(error)}" if isinstance(error, OSError) else error.message
+            return False
+        os.close(self._file)
+        self._file, self.size, self.part = file, 0, self.part + 1
+        self._is_torn = False
+        return True
+
+    def close(self) -> None:
+        """Give up the file."""
+        os.close(self._file)

@@ -1,0 +1,322 @@
+"""
+Write trace files: records with what is needed to show them elsewhere, appended frame by frame (``traceframes``).
+
+A writer with a size limit begins a new file when half of it is full, and keeps the one before as ``NAME.1``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from dprobes.errors import SinkError
+from dprobes.record.clock import WallClock
+from dprobes.trace.framefile import FrameFile, older_part
+from dprobes.trace.frames import JSON_MAX, RECORD_HEAD, VERSION, FrameKind, json_frame, records_frame
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dprobes.trace.content import PlaceEntry
+
+__all__ = ["TraceFileWriter", "boot_id", "older_part"]
+
+_FRAME_BYTES = 1 << 20
+"""Records that take more are written in several frames."""
+_FRAME_PLACES = 10_000
+
+_KEPT_BYTES = 256 << 10
+_KEPT_NANOSECONDS = 1_000_000_000
+"""How much is kept back, and how long, to be compressed together."""
+_SMALL_BYTES = 512
+"""Frames that take less together are not worth compressing."""
+_COMPRESSED_BYTES = 4 << 20
+"""Frames that take more are compressed in several groups."""
+
+
+@dataclass(slots=True)
+class _Program:
+    """A program, and how much of it the file knows; ``lost`` records are to be noted, ``given`` of them by ``lose``."""
+
+    name: str
+    major: int
+    details: dict[str, Any]
+    places: list[PlaceEntry] = field(default_factory=list)
+    is_announced: bool = False
+    announced_places: int = 0
+    lost: int = 0
+    given: int = 0
+
+
+@dataclass(slots=True)
+class _Batch:
+    """Frames that are written together or not at all, and what has to be taken back in the latter case."""
+
+    frames: list[bytes] = field(default_factory=list)
+    size: int = 0
+    since: int = 0
+    records: Counter[int] = field(default_factory=Counter)
+    given: Counter[int] = field(default_factory=Counter)
+    announced: set[int] = field(default_factory=set)
+    places: dict[int, int] = field(default_factory=dict)
+
+
+class TraceFileWriter:
+    """
+    Append to a trace file, mode 0600; ``limit`` is in bytes.
+
+    With ``compress`` records are kept back for up to a second, or until ``flush``, to be compressed together.
+
+    Records that could not be written are noted as lost as soon as there is room. Not thread-safe. Nobody else can write
+    to the file as long as it is open.
+    """
+
+    def __init__(self, path: Path, limit: int | None = None, *, compress: Literal["zstd"] | None = None) -> None:
+        self._limit = limit
+        self._compress = None
+        if compress is not None:
+            from dprobes.trace.compression import compressor
+
+            self._compress = compressor(compress)
+        self._programs: dict[int, _Program] = {}
+        self._ended: set[int] = set()
+        """Programs that are kept until the file knows them and their lost records."""
+        self._next = 1
+        self._batch = _Batch()
+        self._has_head = False
+        self._clock = WallClock()
+        self._offset: int | None = None
+        """What the file knows of the wall clock."""
+        # A limited writer does not keep everything anyway, and has to go on, whatever it finds.
+        self._file = FrameFile(path, can_replace=limit is not None)
+        self.flush()
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return self._file.path
+
+    @property
+    def problem(self) -> str | None:
+        """Why the last attempt to write has failed; None if it has not."""
+        return self._file.problem
+
+    # What is written
+
+    def add_program(self, name: str, major: int, details: dict[str, Any]) -> int:
+        """Announce a program, of which ``details`` says more (``RecordSource``); return its number in this file."""
+        number = self._next
+        program = _Program(name, major, details)
+        _program_frame(number, program)  # it may be too large
+        self._next += 1
+        self._programs[number] = program
+        self._announce(number)
+        self._flush_some()
+        return number
+
+    def update_program(self, program: int, details: dict[str, Any]) -> None:
+        """Say more of a program."""
+        known = self._programs[program]
+        if known.details != details:
+            known.details = details
+            known.is_announced = False
+            self._announce(program)
+            self._flush_some()
+
+    def add_places(self, program: int, places: Sequence[PlaceEntry]) -> None:
+        """Announce more probepoints of a program."""
+        self._programs[program].places += places
+        self._announce(program)
+        self._flush_some()
+
+    def end_program(self, program: int) -> bool:
+        """Forget a program that has no more records; return whether all that was kept back could be written."""
+        self._announce(program)
+        self._ended.add(program)
+        return self.flush()
+
+    def write(self, program: int, records: list[tuple[int, bytes]]) -> bool:
+        """Append records, and return whether that was possible; if not, they are lost."""
+        is_written = self.append(program, records)
+        if not is_written:
+            self._programs[program].lost += len(records)
+        return is_written
+
+    def append(self, program: int, records: list[tuple[int, bytes]]) -> bool:
+        """
+        Append records, and return whether that was possible; if not, none of them is in the file.
+
+        What is kept back to be compressed may still find no room, and is noted as lost then.
+        """
+        if self._limit is not None and self._file.size + self._batch.size > self._limit // 2:
+            self.flush()
+            self._begin_another()
+        for number in self._ended:
+            self._announce(number)
+        self._announce(program)
+        first = size = 0
+        for end, (_, record) in enumerate(records, 1):
+            size += RECORD_HEAD.size + len(record)
+            if size > _FRAME_BYTES:
+                self._add_records(program, records[first:end])
+                first, size = end, 0
+        if first < len(records):
+            self._add_records(program, records[first:])
+        if self._flush_some():
+            return True
+        self._programs[program].lost -= len(records)
+        return False
+
+    def lose(self, program: int, count: int) -> None:
+        """Note that records are missing here."""
+        self._programs[program].lost += count
+        self._programs[program].given += count
+
+    def take_lost(self) -> dict[int, tuple[int, int]]:
+        """
+        Return how many records of each program are lost without the file saying it, and leave that to the caller.
+
+        The second number is that of those that the caller knows of, by ``lose``.
+        """
+        lost = {}
+        for number, program in self._programs.items():
+            lost[number] = program.lost, program.given
+            program.lost = program.given = 0
+        return lost
+
+    def flush(self) -> bool:
+        """Write what is kept back, and return whether that was possible; if not, it is lost."""
+        batch, self._batch = self._batch, _Batch()
+        is_written = (self._has_head or self._begin_file()) and self._file.append(self._bytes_of(batch))
+        if not is_written:
+            self._undo(batch)
+        for number in [each for each in self._ended if self._is_noted(self._programs[each])]:
+            self._ended.remove(number)
+            del self._programs[number]
+        return is_written
+
+    @staticmethod
+    def _is_noted(program: _Program) -> bool:
+        return program.is_announced and not program.lost
+
+    def close(self) -> None:
+        """Write what is kept back, and give up the file."""
+        for number in self._programs:
+            self._announce(number)
+        self.flush()
+        self._file.close()
+
+    # Batches
+
+    def _add_records(self, program: int, records: list[tuple[int, bytes]]) -> None:
+        self._add(records_frame(program, time.monotonic_ns(), records))
+        self._batch.records[program] += len(records)
+
+    def _announce(self, number: int) -> None:
+        """Add what the file does not know yet of the clock and of a program."""
+        program, batch = self._programs[number], self._batch
+        offset = self._clock.look()
+        if self._has_head and offset != self._offset:
+            self._offset = offset
+            self._add(json_frame(FrameKind.CLOCK, {"wall_offset": offset}))
+        if not program.is_announced:
+            self._add(_program_frame(number, program))
+            program.is_announced = True
+            batch.announced.add(number)
+        for first in range(program.announced_places, len(program.places), _FRAME_PLACES):
+            places = program.places[first : first + _FRAME_PLACES]
+            self._add(json_frame(FrameKind.PLACES, {"id": number, "first": first, "places": places}))
+            batch.places.setdefault(number, first)
+            program.announced_places = first + len(places)
+        if program.lost:
+            now = time.monotonic_ns()
+            self._add(json_frame(FrameKind.LOST, {"id": number, "count": program.lost, "time": now}))
+            batch.records[number] += program.lost
+            batch.given[number] += program.given
+            program.lost = program.given = 0
+
+    def _add(self, frame: bytes) -> None:
+        batch = self._batch
+        batch.since = batch.since or time.monotonic_ns()
+        batch.frames.append(frame)
+        batch.size += len(frame)
+
+    def _flush_some(self) -> bool:
+        """Write the batch, unless more is to be compressed with it; return whether that was possible."""
+        batch = self._batch
+        if self._compress is None or batch.size > _KEPT_BYTES or time.monotonic_ns() - batch.since > _KEPT_NANOSECONDS:
+            return self.flush()
+        return True
+
+    def _bytes_of(self, batch: _Batch) -> bytes:
+        if self._compress is None or batch.size < _SMALL_BYTES:
+            return b"".join(batch.frames)
+        groups: list[bytearray] = [bytearray()]
+        for frame in batch.frames:
+            if groups[-1] and len(groups[-1]) + len(frame) > _COMPRESSED_BYTES:
+                groups.append(bytearray())
+            groups[-1] += frame
+        return b"".join(self._compress(bytes(group)) for group in groups)
+
+    def _undo(self, batch: _Batch) -> None:
+        """Take back that the file knows what is in a batch; its records are lost."""
+        self._offset = None
+        for number, count in batch.records.items():
+            self._programs[number].lost += count
+            self._programs[number].given += batch.given[number]
+        for number in batch.announced:
+            self._programs[number].is_announced = False
+        for number, first in batch.places.items():
+            self._programs[number].announced_places = first
+
+    # The file
+
+    def _begin_file(self) -> bool:
+        """Write the HEADER, behind which programs have to be announced anew."""
+        offset = self._clock.look()
+        head = json_frame(
+            FrameKind.HEADER,
+            {
+                "version": VERSION,
+                "host": platform.node(),
+                "kernel": platform.release(),
+                "boot_id": boot_id(),
+                "wall_offset": offset,
+                "part": self._file.part,
+            },
+        )
+        if not self._file.append(head):
+            return False
+        self._has_head = True
+        self._offset = offset
+        return True
+
+    def _begin_another(self) -> None:
+        """Go on in a new file, which knows nothing yet."""
+        if self._file.begin_another():
+            self._has_head = False
+            for program in self._programs.values():
+                program.is_announced, program.announced_places = False, 0
+
+
+def _program_frame(number: int, program: _Program) -> bytes:
+    content = {"id": number, "name": program.name, "major": program.major, "details": program.details}
+    frame = json_frame(FrameKind.PROGRAM, content)
+    if len(frame) > JSON_MAX:
+        raise SinkError(
+            f"what is to be recorded of '{program.name}' takes {len(frame)} bytes, at most {JSON_MAX} are possible",
+            hint="most of it are templates",
+        )
+    return frame
+
+
+def boot_id() -> str:
+    """Return what tells this start of the machine from others; nothing if the kernel does not say."""
+    with contextlib.suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    return ""

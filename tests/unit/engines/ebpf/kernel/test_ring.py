@@ -1,0 +1,115 @@
+"""The reader's walk over a ring, on memory laid out as the kernel does; with real programs: tests/integration/ebpf."""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dprobes.engines.ebpf.kernel.ring import RingBuffer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SIZE = 4096
+BUSY = 1 << 31
+DISCARDED = 1 << 30
+
+
+class FakeRing(RingBuffer):
+    """A ring whose kernel side is this test; the data is mapped twice by writing everything twice."""
+
+    def __init__(self) -> None:
+        self.fd = -1
+        self.size = SIZE
+        self._closed = False
+        self._own = mmap.mmap(-1, mmap.PAGESIZE)
+        self._kernels = mmap.mmap(-1, mmap.PAGESIZE + 2 * SIZE)
+        self._consumer = memoryview(bytearray(8)).cast("Q")
+        self._producer = memoryview(bytearray(8)).cast("Q")
+        self._data = memoryview(self._kernels)[mmap.PAGESIZE :]
+        self._words = self._data.cast("I")
+
+    def start_at(self, position: int) -> None:
+        self._consumer[0] = self._producer[0] = position
+
+    def produce(self, data: bytes, flags: int = 0) -> int:
+        """Write an entry and return its position."""
+        entry = struct.pack("=II", len(data) | flags, 0) + data
+        position = self._producer[0]
+        for number, byte in enumerate(entry):
+            place = (position + number) % SIZE
+            self._data[place] = self._data[place + SIZE] = byte
+        self._producer[0] = position + (len(entry) + 7 & ~7)
+        return position
+
+    def complete(self, position: int, length: int) -> None:
+        for place in (position % SIZE, position % SIZE + SIZE):
+            struct.pack_into("=I", self._data, place, length)
+
+
+@pytest.fixture
+def ring() -> Iterator[FakeRing]:
+    made = FakeRing()
+    yield made
+    made.close()
+
+
+def test_an_empty_ring_gives_nothing(ring: FakeRing) -> None:
+    assert ring.drain() == []
+    assert bytes(ring.window()) == b""
+
+
+def test_entries_come_in_order_and_without_their_padding(ring: FakeRing) -> None:
+    for data in (b"a", b"12345678", b"", b"xyz"):
+        ring.produce(data)
+    assert ring.drain() == [b"a", b"12345678", b"", b"xyz"]
+    assert ring.pending == 0
+
+
+def test_a_busy_entry_holds_back_those_behind_it(ring: FakeRing) -> None:
+    ring.produce(b"first")
+    busy = ring.produce(b"second", BUSY)
+    ring.produce(b"third")
+    assert ring.drain() == [b"first"]
+    assert ring.drain() == []
+    ring.complete(busy, 6)
+    assert ring.drain() == [b"second", b"third"]
+
+
+def test_a_discarded_entry_is_passed_over(ring: FakeRing) -> None:
+    ring.produce(b"first")
+    ring.produce(b"never", DISCARDED)
+    ring.produce(b"third")
+    assert ring.drain() == [b"first", b"third"]
+
+
+def test_an_entry_that_is_busy_and_discarded_is_waited_for(ring: FakeRing) -> None:
+    ring.produce(b"never", BUSY | DISCARDED)
+    assert ring.drain() == []
+    assert ring.pending == 16
+
+
+@pytest.mark.parametrize("before_the_end", [8, 16, 24])
+def test_entries_wrap_around(ring: FakeRing, before_the_end: int) -> None:
+    ring.start_at(7 * SIZE - before_the_end)
+    ring.produce(b"0123456789abcdef01")
+    ring.produce(b"second")
+    assert ring.drain() == [b"0123456789abcdef01", b"second"]
+
+
+def test_the_window_shows_complete_entries_with_their_headers(ring: FakeRing) -> None:
+    ring.start_at(SIZE - 8)
+    ring.produce(b"first")
+    ring.produce(b"never", DISCARDED)
+    ring.produce(b"busy", BUSY)
+    window = ring.window()
+    expected = struct.pack("=II5s3x", 5, 0, b"first") + struct.pack("=II5s3x", 5 | DISCARDED, 0, b"never")
+    assert bytes(window) == expected
+    assert bytes(ring.window(1)) == bytes(ring.window(16)) == expected[:16]
+    assert bytes(ring.window(17)) == expected
+    ring.advance(len(window))
+    assert bytes(ring.window()) == b""
+    assert ring.pending == 16

@@ -1,0 +1,67 @@
+"""What the client answers about files, and how it finds the file that a process has mapped."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+
+import pytest
+
+from dprobes.diagnostics import Diagnostics
+from dprobes.engines.ptrace.client.answers import Answers, reachable
+from dprobes.engines.ptrace.sites import Sites
+from dprobes.engines.ptrace.wire import ModuleMapped
+from dprobes.errors import TargetError
+from dprobes.resolve.probestate import ProbeState
+from dprobes.rpn.pipeline import parse_source
+from dprobes.source import SourceFile
+from dprobes.target.processmaps import executable_mappings, read_maps
+
+
+@pytest.fixture
+def mapped() -> ModuleMapped:
+    """Return the question about the C library of this process, as the tracer would ask it."""
+    library = next(m for m in executable_mappings(read_maps(os.getpid())) if "/libc.so" in m.path)
+    return ModuleMapped(1, os.getpid(), library.path, library.device, library.inode)
+
+
+def test_the_mapped_file_is_found_by_its_path(mapped: ModuleMapped) -> None:
+    assert reachable(mapped) == Path(mapped.path)
+
+
+def test_a_file_with_the_inode_of_the_mapped_one_on_another_device_is_not_taken_for_it(mapped: ModuleMapped) -> None:
+    with pytest.raises(TargetError, match="the file that the process runs is not there any more"):
+        reachable(dataclasses.replace(mapped, device=mapped.device + 1))
+
+
+def test_the_same_file_by_another_path_has_the_same_probepoints(mapped: ModuleMapped) -> None:
+    text = 'name = "libc.so.6"\noffset = malloc\nexit\noffset = free\nexit\n'
+    program = parse_source(SourceFile("<test>", text), Diagnostics())
+    answers = Answers(program, allow_write=False)
+    sites, notices = answers.sites(mapped)
+    assert [(site.probe, site.definition) for site in sites.sites] == [(0, 0), (1, 1)]
+    assert answers.sites(dataclasses.replace(mapped, path=f"/proc/self/root{mapped.path}")) == (sites, [])
+    assert notices == []
+    assert [probe.where for probe in answers.probes] == ["malloc", "free"]
+
+
+def test_addresses_of_every_process_are_the_same_probepoints_for_both_processors() -> None:
+    text = "name = vmlinux\nmodtype = kernel\naddress = 0x1000:0x1002\nwatchpoint = w\nexit\n"
+    text += "address = 0x1000:0x1003\nwatchpoint = w\nexit\n"
+    program = parse_source(SourceFile("<test>", text), Diagnostics())
+    answers = Answers(program, allow_write=False)
+    everywhere = answers.everywhere()
+    assert [probe.state for probe in answers.probes] == [ProbeState.WATCHPOINT_LEN_INVALID, ProbeState.COMPILED]
+    for word_size in (4, 8):
+        sites = everywhere[word_size]
+        assert isinstance(sites, Sites)
+        assert [(site.probe, site.definition, site.watch.address) for site in sites.watches] == [(1, 1, 0x1000)]
+        assert sites.code is not None
+        assert sites.code.image.word_size == word_size
+
+
+def test_no_file_is_the_module_of_a_program_for_the_kernel(mapped: ModuleMapped) -> None:
+    text = 'name = "libc.so.6"\nmodtype = kernel\naddress = 0x1000\nwatchpoint = w\nexit\n'
+    program = parse_source(SourceFile("<test>", text), Diagnostics())
+    assert Answers(program, allow_write=False).sites(mapped) == (Sites(), [])

@@ -1,0 +1,54 @@
+"""The eBPF that a compiled program carries is what the lowering makes, up to a size."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dprobes.arch import architecture
+from dprobes.bpf.asm.insn import decode
+from dprobes.bpf.lower import Abilities, LoopForm, Request, lower
+from dprobes.diagnostics import Diagnostics
+from dprobes.resolve import carriedebpf
+from dprobes.resolve.carriedebpf import ebpf_codes
+from dprobes.rpn.encoder import encode
+from dprobes.rpn.pipeline import parse_source
+from dprobes.rpn.point import Point
+from dprobes.source import SourceFile
+
+if TYPE_CHECKING:
+    from dprobes.rpn.program import Program
+
+
+@pytest.fixture(scope="module")
+def program() -> Program:
+    text = "name = a\nvars = 1\noffset = f\nminor = 7\nagain: push table\ninc lv, 0\njz again\nlog 1\nexit\n"
+    return parse_source(SourceFile("a.rpn", text), Diagnostics())
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "i386"])
+def test_the_code_is_that_of_the_lowering(program: Program, machine: str) -> None:
+    target = architecture(machine)
+    image, point = encode(program, target), Point.of(program, program.definitions[0], 0)
+    codes = ebpf_codes(program, [machine])
+    assert [code.loops for code in codes] == [loops.value for loops in LoopForm]
+    for code, loops in zip(codes, LoopForm, strict=True):
+        abilities = Abilities(loops, writes_memory=True, writes_registers=True)
+        lowered = lower(image, target, 0, point, Request(abilities=abilities, symbols={"table": 0}, vars=1))
+        assert tuple(decode(code.code)) == lowered.assembled.code
+        assert code.origins == lowered.assembled.origins
+        assert [(m.index, m.name, m.is_value) for m in code.maps] == [
+            (m.index, m.map.value, m.is_value) for m in lowered.assembled.maps
+        ]
+        assert (code.scratch, code.sleepable, code.problem) == (lowered.slot.size, lowered.sleepable, "")
+
+
+def test_more_code_than_anybody_reads_is_left_out(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    several = replace(program, definitions=program.definitions * 3)
+    sizes = [len(code.code) for code in ebpf_codes(several, ["x86_64"])]
+    monkeypatch.setattr(carriedebpf, "EBPF_MAX", sum(sizes[:4]))
+    codes = ebpf_codes(several, ["x86_64"])
+    assert [len(code.code) for code in codes] == [*sizes[:4], *[0] * 5]
+    assert {code.problem for code in codes[4:]} == {"a file carries 8 MiB of eBPF, and there is more"}

@@ -1,0 +1,153 @@
+"""What a program's watchpoints become in a module's file, and where an emulation must not reach."""
+
+from __future__ import annotations
+
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dprobes.diagnostics import Diagnostics
+from dprobes.engines.ptrace.tracer.processes import AddressSpace, Watchpoint
+from dprobes.engines.ptrace.tracer.watchpoints import UnwatchedMemory
+from dprobes.engines.x86.debugregs import Watch
+from dprobes.resolve.probestate import ProbeState
+from dprobes.resolve.watchpoints import resolve_watchpoints
+from dprobes.rpn.pipeline import parse_source
+from dprobes.rpn.program import Access
+from dprobes.source import SourceFile
+from dprobes.target.location import Module
+from dprobes.vm import Point
+from ptrace_programs import inserted_program, probe_of
+
+if TYPE_CHECKING:
+    from dprobes.resolve.watchpoints import ResolvedWatchpoint
+
+
+LENGTHS = "the processor watches 1, 2, 4 or 8 bytes"
+ALIGNED = "the processor watches {0} bytes only at multiples of {0}"
+EXECUTE = "an execute watchpoint is one byte long, the first one of the instruction"
+
+
+@pytest.fixture(scope="module")
+def module(tmp_path_factory: pytest.TempPathFactory) -> Module:
+    directory = tmp_path_factory.mktemp("watched")
+    source = directory / "watched.s"
+    source.write_text(
+        ".globl code, data, odd\n.type code, @function\ncode: nop\nret\n.size code, . - code\n"
+        ".data\n.balign 16\n.type data, @object\ndata: .zero 16\n.size data, 16\n"
+        ".byte 0\n.type odd, @object\nodd: .zero 8\n.size odd, 8\n"
+    )
+    library = directory / "watched.so"
+    subprocess.run(["gcc", "-shared", "-nostdlib", "-o", library, source], check=True)
+    return Module.load(library)
+
+
+def resolved(module: Module, *points: tuple[str, str]) -> tuple[tuple[ResolvedWatchpoint, ...], Diagnostics]:
+    text = "name = watched\n" + "".join(f"address = {p}\nwatchpoint = {a}\nexit\n" for p, a in points)
+    diagnostics = Diagnostics()
+    return resolve_watchpoints(
+        parse_source(SourceFile("watched.rpn", text), diagnostics), module, diagnostics
+    ), diagnostics
+
+
+def test_a_range_is_named_by_its_last_byte(module: Module) -> None:
+    data = module.address_of("data")
+    (one, eight, inside, number), diagnostics = resolved(
+        module, ("data", "w"), ("data : data + 7", "rw"), ("data + 4 : data + 5", "w"), ("0x1000:0x1003", "w")
+    )
+    assert (one.address, one.length, one.absolute, one.where) == (data, 1, False, "data")
+    assert (eight.address, eight.length, eight.access) == (data, 8, Access.READ_WRITE)
+    assert (inside.address, inside.length, inside.where) == (data + 4, 2, "data+0x4")
+    assert (number.address, number.length, number.absolute, number.where) == (0x1000, 4, True, "0x1000")
+    assert not list(diagnostics)
+
+
+@pytest.mark.parametrize(
+    ("place", "access", "message", "hint"),
+    [
+        ("data : data + 2", "w", f"3 bytes at {{data:#x}}, but {LENGTHS}", "data : data + 0x3"),
+        ("data : data + 15", "w", f"16 bytes at {{data:#x}}, but {LENGTHS}", "data : data + 0x7"),
+        ("odd : odd + 1", "rw", f"2 bytes at {{odd:#x}}, but {ALIGNED.format(2)}", "odd - 0x1 : odd + 0x2"),
+        ("odd : odd + 7", "w", f"8 bytes at {{odd:#x}}, but {ALIGNED.format(8)}", "odd"),
+        ("code : code + 1", "x", f"2 bytes at {{code:#x}}, but {EXECUTE}", "code"),
+    ],
+)
+def test_what_the_processor_cannot_watch_is_said_with_what_it_can(
+    module: Module, place: str, access: str, message: str, hint: str
+) -> None:
+    (watchpoint,), diagnostics = resolved(module, (place, access))
+    assert watchpoint.state is ProbeState.WATCHPOINT_LEN_INVALID
+    (diagnostic,) = diagnostics
+    addresses = {name: module.address_of(name) for name in ("code", "data", "odd")}
+    assert diagnostic.message == f"WATCHPOINT_LEN_INVALID: {message.format(**addresses)}; not inserted"
+    assert diagnostic.hint == f"write 'address = {hint}'"
+    (fixed,), after = resolved(module, (hint, access))
+    assert fixed.state is ProbeState.COMPILED
+    assert not list(after)
+
+
+def test_the_fifth_has_no_register_but_invalid_ones_need_none(module: Module) -> None:
+    places = [("data", "w"), ("data+1", "w"), ("data:data+2", "w"), ("data+2", "w"), ("data+3", "w"), ("data+4", "w")]
+    watchpoints, diagnostics = resolved(module, *places)
+    good, bad, none = ProbeState.COMPILED, ProbeState.WATCHPOINT_LEN_INVALID, ProbeState.DEBUGREG_UNAVAIL
+    assert [w.state for w in watchpoints] == [good, good, bad, good, good, none]
+    assert [d.message for d in diagnostics][1] == (
+        "DEBUGREG_UNAVAIL: the processor has 4 debug registers, and 4 watchpoints stand before this one; not inserted"
+    )
+
+
+@pytest.mark.parametrize(
+    ("places", "message"),
+    [
+        ([("data : 0x2000", "w")], "one of the addresses is a number, the other one a symbol of the module"),
+        ([("odd : data", "w")], "the upper address is below the lower one"),
+        ([("nothere", "w")], "'{path}' has no symbol 'nothere'"),
+        ([("data", "w"), ("data:data", "w")], "two watchpoints of the same kind at address {data:#x}"),
+    ],
+)
+def test_what_means_nothing_is_an_error(module: Module, places: list[tuple[str, str]], message: str) -> None:
+    _, diagnostics = resolved(module, *places)
+    assert diagnostics.has_errors
+    (diagnostic,) = diagnostics
+    assert diagnostic.message == message.format(path=module.path, data=module.address_of("data"))
+
+
+def test_each_of_many_equal_watchpoints_is_one_error(module: Module) -> None:
+    _, diagnostics = resolved(module, *[("data", "w")] * 4)
+    assert [diagnostic.message for diagnostic in diagnostics] == [
+        f"two watchpoints of the same kind at address {module.address_of('data'):#x}"
+    ] * 3
+
+
+class Stack:
+    """Remember what was written, and read it."""
+
+    def __init__(self) -> None:
+        self.words: dict[int, int] = {}
+
+    def read_word(self, address: int, size: int) -> int:
+        assert size == 8
+        return self.words.get(address, 0)
+
+    def write_word(self, address: int, size: int, value: int) -> None:
+        assert size == 8
+        self.words[address] = value
+
+
+def test_an_emulation_cannot_touch_what_is_watched() -> None:
+    space = AddressSpace.closed(8)
+    probe = probe_of(inserted_program())
+    for watch in (Watch(0x1000, 8, Access.WRITE), Watch(0x2004, 4, Access.READ_WRITE)):
+        space.watchpoints += (Watchpoint(watch, probe, Point(), (0, 0, "/x")),)
+    stack = Stack()
+    memory = UnwatchedMemory(stack, space)
+    memory.write_word(0x1008, 8, 7)
+    assert memory.read_word(0x1008, 8) == 7
+    assert memory.read_word(0x1000, 8) == 0
+    for address in (0xFF9, 0x1000, 0x1007, 0x2000):
+        with pytest.raises(PermissionError):
+            memory.write_word(address, 8, 1)
+    with pytest.raises(PermissionError):
+        memory.read_word(0x2000, 8)
+    assert stack.words == {0x1008: 7}

@@ -1,0 +1,168 @@
+"""Trace files as log targets, compressed or not."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dprobes.errors import SinkError
+from dprobes.sinks.interface import Batch, SinkOptions
+from dprobes.sinks.kinds import parse_target
+from dprobes.sinks.local.tracefile import TraceFileSink
+from dprobes.sinks.target import LogTarget
+from dprobes.trace.content import LostRecords
+from dprobes.trace.reader import TraceReader
+from unit.sinks.records import OTHER, PLACE, SOURCE, batch, record
+from unit.sinks.test_targets import await_true
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+def opened(path: Path) -> TraceFileSink:
+    sink = parse_target(str(path)).open(SinkOptions())
+    assert isinstance(sink, TraceFileSink)
+    return sink
+
+
+def read(path: Path) -> list[tuple[str, bytes | int]]:
+    with TraceReader(path) as reader:
+        return [
+            (each.program.name, each.count if isinstance(each, LostRecords) else each.record) for each in reader.read()
+        ]
+
+
+@pytest.mark.parametrize("name", ["trace.dpt", "trace.dptz"])
+def test_a_name_asks_for_a_trace_file(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    sink = opened(path)
+    sink.create_event(SOURCE)
+    sink.create_event(OTHER)
+    sink.log_events(batch(1, 2))
+    sink.log_events(batch(3, source=OTHER, lost=4))
+    sink.flush()
+    expected = [("app", record(1)), ("app", record(2)), ("other", 4), ("other", record(3))]
+    assert read(path) == expected
+    sink.destroy_event(OTHER)
+    for _ in range(1000):
+        sink.log_events(batch(5))
+    sink.close()
+    assert read(path) == expected + [("app", record(5))] * 1000
+    assert (path.stat().st_size > 40_000) == (name == "trace.dpt")
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    if os.geteuid() != 0:
+        pytest.skip("needs root: a small file system is mounted")
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "none", disk], check=True)
+    yield disk
+    subprocess.run(["umount", "-l", disk], check=True)
+
+
+def fill(disk: Path) -> Path:
+    filler = disk / "filler"
+    with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+    return filler
+
+
+@pytest.mark.parametrize("name", ["trace.dpt", "trace.dptz"])
+def test_a_full_disk_is_an_error_that_says_how_many_records_it_cost(small_disk: Path, name: str) -> None:
+    path = small_disk / name
+    sink = opened(path)
+    sink.create_event(SOURCE)
+    sink.log_events(batch(1))
+    sink.flush()
+    filler = fill(small_disk)
+    accepted, refused = 0, None
+    while refused is None:  # the last page of the file has some room
+        try:
+            sink.log_events(batch(*range(50), lost=1))
+            accepted += 50
+            sink.flush()
+        except SinkError as error:
+            refused = error
+    assert refused.message == f"'{path}': no space left on device"
+    # What was refused comes again; what was kept back to be compressed is lost, and so is the note before it.
+    assert (refused.lost, refused.unmarked) == ((50, {SOURCE.number: 51}) if name.endswith("z") else (0, {}))
+    filler.unlink()
+    missing = sum(refused.unmarked.values())
+    sink.log_events(batch(2, lost=missing))
+    sink.close()
+    found = read(path)
+    assert found[0] == ("app", record(1))
+    assert found[-1] == ("app", record(2))
+    if name.endswith("z"):
+        accepted -= 50
+    assert len([each for _, each in found if isinstance(each, bytes)]) == 2 + accepted
+    assert sum(each for _, each in found if isinstance(each, int)) == accepted // 50 + missing
+
+
+def test_what_finds_no_room_at_the_end_is_an_error(small_disk: Path) -> None:
+    path = small_disk / "trace.dptz"
+    sink = opened(path)
+    sink.create_event(SOURCE)
+    sink.flush()
+    fill(small_disk)
+    for _ in range(200):
+        sink.log_events(batch(*range(256)))
+    with pytest.raises(SinkError) as caught:
+        sink.close()
+    assert caught.value.message == f"'{path}': no space left on device"
+    assert caught.value.lost == 200 * 256 - len(read(path))
+
+
+@pytest.mark.parametrize("name", ["trace.dpt", "trace.dptz"])
+def test_a_disk_that_is_full_now_and_then_leaves_a_note_for_each_record_that_is_missing(
+    small_disk: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dprobes.sinks.pace._RETRY", 0.01)
+    path = small_disk / name
+    target = LogTarget(str(path), lambda: parse_target(str(path)).open(SinkOptions()))
+    target.create([SOURCE, OTHER])
+    count = 0
+
+    def put(records: int) -> None:
+        nonlocal count
+        for source in (SOURCE, OTHER):
+            each = [record(1, os.urandom(50) + struct.pack("<Q", count + n)) for n in range(records)]
+            target.put(Batch(source, each, [PLACE] * records, 0))
+        count += records
+
+    def is_failing() -> bool:
+        put(7)
+        return target.status().problem is not None
+
+    put(3)
+    await_true(lambda: target.status().waiting == 0)
+    for _ in range(4):
+        filler = fill(small_disk)
+        await_true(is_failing)
+        filler.unlink()
+        put(1)
+        await_true(lambda: target.status().waiting == 0 and target.status().problem is None)
+    for source in (SOURCE, OTHER):
+        target.destroy(source)
+    status = target.close()
+    assert status.written + status.lost == 2 * count
+    found = read(path)
+    assert sum(each for _, each in found if isinstance(each, int)) == status.lost
+    for source in (SOURCE, OTHER):
+        at = 0
+        for each in (each for who, each in found if who == source.name):
+            if isinstance(each, int):
+                at += each
+            else:
+                assert struct.unpack("<Q", each[-8:]) == (at,)
+                at += 1
+        assert at == count
