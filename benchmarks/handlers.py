@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 from dprobes.arch import architecture
 from dprobes.diagnostics import Diagnostics
 from dprobes.engines.hits.records import RecordBuilder
-from dprobes.engines.ptrace import syscalls
+from dprobes.engines.linux import ptracecalls
 from dprobes.engines.ptrace.sharedcounters import Ledger
 from dprobes.engines.ptrace.tracer.processes import AddressSpace, Thread, ThreadState
 from dprobes.engines.ptrace.tracer.programs import InsertedProgram, Reach
@@ -69,10 +69,10 @@ def _costs(what: str, text: str) -> list[Cost]:
     point = Point.of(program, program.definitions[0], 0)
     start = image.handlers[0]
 
-    registers = syscalls.Registers()
+    registers = ptracecalls.Registers()
     context = ThreadContext()
     context.use(_program())
-    context.memory = cast("syscalls.RemoteMemory", _Memory())
+    context.memory = cast("ptracecalls.RemoteMemory", _Memory())
     context.select(Thread(1, 1, AddressSpace(-1, 8, has_shadow_stack=False), ThreadState.STOPPED), registers)
     translator, interpreter = Translator(image, target), Interpreter(image, target)
     outcome = translator.run(start, point, context)

@@ -23,7 +23,7 @@ from dprobes.bpf.asm.isa import Register
 from dprobes.engines.ebpf.kernel.features import Features
 from dprobes.engines.ebpf.kernel.links import attach_uprobes, uprobe_attach_type
 from dprobes.engines.ebpf.kernel.loader import load
-from dprobes.engines.ebpf.kernel.syscalls import ProgramType, enable_statistics, program_info
+from dprobes.engines.linux.bpfcalls import ProgramType, enable_statistics, program_info
 from dprobes.target.location import Module
 
 if TYPE_CHECKING:

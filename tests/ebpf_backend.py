@@ -38,8 +38,8 @@ from dprobes.engines.ebpf.kernel.features import Feature, Features
 from dprobes.engines.ebpf.kernel.kerneltypes import KernelTypes
 from dprobes.engines.ebpf.kernel.loader import load, with_descriptors
 from dprobes.engines.ebpf.kernel.ring import RingBuffer
-from dprobes.engines.ebpf.kernel.syscalls import Program, ProgramFlag, ProgramRunner, ProgramType, verifier_log
 from dprobes.engines.ebpf.kernel.vmas import vma_layout
+from dprobes.engines.linux.bpfcalls import Program, ProgramFlag, ProgramRunner, ProgramType, verifier_log
 from dprobes.record.codec import decode_record
 from dprobes.record.layout import PROCESS_NAME_MAX, Item, LogRecord
 from dprobes.rpn.encoder import CodeImage

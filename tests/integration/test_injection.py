@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dprobes.engines.ptrace import syscalls
-from dprobes.engines.ptrace.syscalls import Event, Register, RegisterSet, StopKind, classify_stop
+from dprobes.engines.linux import ptracecalls
+from dprobes.engines.linux.ptracecalls import Event, Register, RegisterSet, StopKind, classify_stop
 from dprobes.engines.ptrace.tracer import injection
 from dprobes.engines.ptrace.tracer.injection import InjectionError
 from dprobes.engines.ptrace.tracer.processes import AddressSpace, Thread, ThreadGoneError, ThreadState
@@ -41,37 +41,37 @@ def stopped(process: subprocess.Popen[str], word_size: int) -> Iterator[Thread]:
     finally:
         thread.space.close()
         with contextlib.suppress(OSError):
-            syscalls.detach(process.pid)
+            ptracecalls.detach(process.pid)
 
 
 def seize(pid: int, word_size: int) -> Thread:
-    syscalls.seize(pid)
-    syscalls.interrupt(pid)
-    assert classify_stop(os.waitpid(pid, syscalls.WALL)[1]) == (StopKind.EVENT, Event.STOP)
+    ptracecalls.seize(pid)
+    ptracecalls.interrupt(pid)
+    assert classify_stop(os.waitpid(pid, ptracecalls.WALL)[1]) == (StopKind.EVENT, Event.STOP)
     space = AddressSpace.of_thread(pid, 8 if word_size == 8 else 4)
     return Thread(pid, pid, space, ThreadState.STOPPED)
 
 
 def state_of(pid: int) -> tuple[list[int], bytes, int]:
     """Return all registers, the floating-point state and the signal mask of a stopped thread."""
-    registers = syscalls.Registers()
-    syscalls.get_registers(pid, registers)
-    return list(registers), syscalls.get_register_set(pid, RegisterSet.XSTATE), syscalls.get_signal_mask(pid)
+    registers = ptracecalls.Registers()
+    ptracecalls.get_registers(pid, registers)
+    return list(registers), ptracecalls.get_register_set(pid, RegisterSet.XSTATE), ptracecalls.get_signal_mask(pid)
 
 
 def stack_below(thread: Thread) -> bytes:
-    registers = syscalls.Registers()
-    syscalls.get_registers(thread.tid, registers)
+    registers = ptracecalls.Registers()
+    ptracecalls.get_registers(thread.tid, registers)
     return os.pread(thread.space.memory, 8192, registers[Register.RSP] - 8192)
 
 
 def place_of(pid: int) -> int:
     """Return the instruction pointer of a running process."""
-    syscalls.seize(pid)
-    syscalls.interrupt(pid)
-    os.waitpid(pid, syscalls.WALL)
+    ptracecalls.seize(pid)
+    ptracecalls.interrupt(pid)
+    os.waitpid(pid, ptracecalls.WALL)
     registers = state_of(pid)[0]
-    syscalls.detach(pid)
+    ptracecalls.detach(pid)
     return registers[Register.RIP]
 
 
@@ -125,7 +125,7 @@ def die_in_a_call(pid: int, word_size: int, stops: int) -> None:
     """Trace a process, begin a call in it, and die after so many of its stops."""
     try:
         thread = seize(pid, word_size)
-        resume, left = syscalls.resume_to_syscall, stops
+        resume, left = ptracecalls.resume_to_syscall, stops
 
         def resume_or_die(tid: int, number: int = 0) -> None:
             nonlocal left
@@ -135,7 +135,7 @@ def die_in_a_call(pid: int, word_size: int, stops: int) -> None:
             left -= 1
             resume(tid, number)
 
-        syscalls.resume_to_syscall = resume_or_die
+        ptracecalls.resume_to_syscall = resume_or_die
         with injection.injecting(thread) as call:
             call(GETPID[word_size])
             os.kill(os.getpid(), signal.SIGKILL)
@@ -178,12 +178,12 @@ def test_the_end_of_a_first_thread_is_not_waited_for_while_others_are_not_reaped
         thread = seize(process.pid, 8)
         for task in Path(f"/proc/{process.pid}/task").iterdir():
             if int(task.name) != process.pid:
-                syscalls.seize(int(task.name))
+                ptracecalls.seize(int(task.name))
         with pytest.raises(ProcessLookupError):
             pause_until_killed(thread)
         for task in Path(f"/proc/{process.pid}/task").iterdir():
             if int(task.name) != process.pid:
-                os.waitpid(int(task.name), syscalls.WALL)
+                os.waitpid(int(task.name), ptracecalls.WALL)
 
 
 def pause_until_killed(thread: Thread) -> None:
@@ -201,13 +201,13 @@ def kill_in_a_call(thread: Thread, word_size: int) -> None:
 
 def test_a_thread_in_the_middle_of_a_system_call_is_not_asked(still: subprocess.Popen[str], word_size: int) -> None:
     with stopped(still, word_size) as thread:
-        registers = syscalls.Registers()
-        syscalls.get_registers(thread.tid, registers)
+        registers = ptracecalls.Registers()
+        ptracecalls.get_registers(thread.tid, registers)
         before = list(registers)
         with injection.injecting(thread) as call:
             # As the registers are at the stop of clone, before the kernel has put its result there.
             registers[Register.ORIG_RAX], registers[Register.RAX] = GETPID[word_size], (1 << 64) - errno.ENOSYS
-            syscalls.set_registers(thread.tid, registers)
+            ptracecalls.set_registers(thread.tid, registers)
             with pytest.raises(InjectionError, match="in the middle of a system call"), injection.injecting(thread):
                 raise AssertionError
             assert call(GETPID[word_size]) == still.pid

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dprobes.engines.ptrace import syscalls
+from dprobes.engines.linux import ptracecalls
 from dprobes.engines.x86.debugregs import CONTROL, Watch, control_bits
 from dprobes.rpn.program import Access
 from integration.support import TIMEOUT, await_breakpoint, await_line, read_result, running
@@ -64,13 +64,13 @@ def test_code_in_the_last_page_of_user_space_is_probed(build: Builder, run: Runn
 
 def watch(pid: int, address: int) -> None:
     """Leave a watchpoint for reads and writes of 4 bytes in a process, as a debugger does that is killed."""
-    syscalls.seize(pid, follow=False)
-    syscalls.interrupt(pid)
-    os.waitpid(pid, syscalls.WALL)
+    ptracecalls.seize(pid, follow=False)
+    ptracecalls.interrupt(pid)
+    os.waitpid(pid, ptracecalls.WALL)
     watched = Watch(address, 4, Access.READ_WRITE)
-    syscalls.set_debug_register(pid, 0, address)
-    syscalls.set_debug_register(pid, CONTROL, control_bits(0, watched))
-    syscalls.detach(pid)
+    ptracecalls.set_debug_register(pid, 0, address)
+    ptracecalls.set_debug_register(pid, CONTROL, control_bits(0, watched))
+    ptracecalls.detach(pid)
 
 
 @pytest.mark.parametrize("is_probed", [False, True])

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dprobes.engines.ptrace import syscalls
+from dprobes.engines.linux import ptracecalls
 from integration.support import (
     TIMEOUT,
     await_breakpoint,
@@ -274,25 +274,25 @@ def access(target: subprocess.Popen[str]) -> None:
 
 def leave_behind(pid: int, addresses: list[int]) -> None:
     """Do what a debugger does that detaches without clearing the debug registers."""
-    syscalls.seize(pid)
-    syscalls.interrupt(pid)
-    os.waitpid(pid, syscalls.WALL)
+    ptracecalls.seize(pid)
+    ptracecalls.interrupt(pid)
+    os.waitpid(pid, ptracecalls.WALL)
     control = 0
     for slot, address in enumerate(addresses):
-        syscalls.set_debug_register(pid, slot, address)
+        ptracecalls.set_debug_register(pid, slot, address)
         control |= 0b1101 << 16 + 4 * slot | 1 << 2 * slot
-    syscalls.set_debug_register(pid, 7, control)
-    syscalls.detach(pid)
+    ptracecalls.set_debug_register(pid, 7, control)
+    ptracecalls.detach(pid)
 
 
 def debug_registers(pid: int) -> list[int]:
-    syscalls.seize(pid)
-    syscalls.interrupt(pid)
-    os.waitpid(pid, syscalls.WALL)
+    ptracecalls.seize(pid)
+    ptracecalls.interrupt(pid)
+    os.waitpid(pid, ptracecalls.WALL)
     try:
-        return [syscalls.get_debug_register(pid, number) for number in (0, 1, 2, 3, 7)]
+        return [ptracecalls.get_debug_register(pid, number) for number in (0, 1, 2, 3, 7)]
     finally:
-        syscalls.detach(pid)
+        ptracecalls.detach(pid)
 
 
 def test_free_registers_are_used_and_others_left_alone(build: Builder, run: Runner) -> None:

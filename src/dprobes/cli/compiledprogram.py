@@ -40,7 +40,7 @@ def compiled_here(
     if program.modtype is ModuleType.USER and program.name != "*":
         pid = None
         if scope.pid is not None:
-            from dprobes.engines.procfs import living_thread
+            from dprobes.engines.linux.procfs import living_thread
 
             pid = living_thread(scope.pid)
         module = find_module(program.name, pid=pid, command=scope.command[0] if scope.command else None)

@@ -105,7 +105,7 @@ def insert(ppdf: bytes, scope: Scope, options: dict[str, Any], **more: Any) -> i
     command = None
     try:
         if scope.command:
-            from dprobes.engines.ptrace.syscalls import allow_tracer
+            from dprobes.engines.linux.ptracecalls import allow_tracer
             from dprobes.target.executables import executable_of
 
             executable_of(scope.command[0])

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dprobes.engines.capabilities import ENGINES, Capability
-from dprobes.engines.procfs import process_field
+from dprobes.engines.linux.procfs import process_field
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable

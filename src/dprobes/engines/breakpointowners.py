@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from dprobes.engines.procfs import process_field
+from dprobes.engines.linux.procfs import process_field
 from dprobes.engines.refusals import is_dprobes, probed_by
 
 __all__ = ["tracer_text", "uprobe_holders"]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 from dprobes.diagnostics import Severity
 from dprobes.engines.auto import Choice, KernelSupport, choose, missing_privilege
 from dprobes.engines.capabilities import ENGINES, refuse_unsupported, requirements
-from dprobes.engines.procfs import process_field
+from dprobes.engines.linux.procfs import process_field
 from dprobes.errors import NotSupportedError, PrivilegeError, SourceError
 from dprobes.target.symbolproviders import OWN_SYMBOLS
 

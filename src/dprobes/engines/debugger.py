@@ -22,7 +22,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from dprobes.engines.interface import Notice
-from dprobes.engines.procfs import process_field, thread_state, threads_of
+from dprobes.engines.linux.procfs import process_field, thread_state, threads_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -39,7 +39,7 @@ def look_around(scope: Scope, *, allow_self: bool = False) -> Vantage:
         return Vantage(command=scope.command[0])
     if scope.pid is None:
         return Vantage()
-    from dprobes.engines.procfs import living_thread
+    from dprobes.engines.linux.procfs import living_thread
     from dprobes.engines.refusals import check_process
     from dprobes.target.modules import root_of
 

@@ -8,7 +8,7 @@ import itertools
 import os
 from pathlib import Path
 
-from dprobes.engines.procfs import process_field, thread_state, threads_of
+from dprobes.engines.linux.procfs import process_field, thread_state, threads_of
 from dprobes.errors import EngineError, PrivilegeError
 
 __all__ = [

@@ -15,7 +15,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Self
 
 from dprobes.bpf.layout import power_of_two
-from dprobes.engines.x86.machinecode import map_code
+from dprobes.engines.linux.machinecode import map_code
 from dprobes.errors import EngineError
 from dprobes.vm.context import SharedCells
 
@@ -102,7 +102,7 @@ class GlobalVariables:
         self.is_map = False
         self.descriptor = -1
         with contextlib.suppress(OSError):
-            from dprobes.engines.ebpf.kernel.syscalls import MapFlag, MapType, create_map
+            from dprobes.engines.linux.bpfcalls import MapFlag, MapType, create_map
 
             # Handlers in the kernel mask an index to a power of two.
             size = _CELL * power_of_two(count)

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from dprobes.engines.interface import Notice, Scope
-from dprobes.engines.procfs import thread_state
+from dprobes.engines.linux.procfs import thread_state
 from dprobes.errors import ManagerError, reason_of
 from dprobes.manager.paths import (
     ALREADY,

@@ -18,7 +18,7 @@ from dprobes.bpf.asm.isa import Alu, Helper, Register, Size
 from dprobes.bpf.layout import ENTRY_HEAD, STATUS_SIZE, Entry, MapName, Status
 from dprobes.engines.ebpf.kernel.bpfmaps import ArrayMap, HashMap
 from dprobes.engines.ebpf.kernel.ring import RingBuffer
-from dprobes.engines.ebpf.kernel.syscalls import (
+from dprobes.engines.linux.bpfcalls import (
     AttachType,
     MapType,
     Program,

@@ -15,7 +15,7 @@ import pytest
 from dprobes.bpf.layout import STATUS_SIZE, Status
 from dprobes.engines.ebpf.kernel.bpfmaps import ArrayMap, HashMap
 from dprobes.engines.ebpf.kernel.ring import RingBuffer, wait
-from dprobes.engines.ebpf.kernel.syscalls import (
+from dprobes.engines.linux.bpfcalls import (
     LogLevel,
     Program,
     ProgramFlag,

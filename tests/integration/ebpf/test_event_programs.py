@@ -38,7 +38,7 @@ from dprobes.engines.ebpf.kernel.kerneltypes import KernelTypes
 from dprobes.engines.ebpf.kernel.links import attach_typed_tracepoint
 from dprobes.engines.ebpf.kernel.loader import load
 from dprobes.engines.ebpf.kernel.ring import RingBuffer
-from dprobes.engines.ebpf.kernel.syscalls import ProgramFlag, ProgramType
+from dprobes.engines.linux.bpfcalls import ProgramFlag, ProgramType
 from dprobes.record.layout import Item
 from dprobes.rpn.encoder import encode
 from dprobes.testing import prepare

@@ -23,9 +23,9 @@ from dprobes.engines.ebpf.kernel.links import (
     uprobe_attach_type,
 )
 from dprobes.engines.ebpf.kernel.loader import load
-from dprobes.engines.ebpf.kernel.perf import Access
 from dprobes.engines.ebpf.kernel.ring import wait
-from dprobes.engines.ebpf.kernel.syscalls import ProgramType
+from dprobes.engines.linux.bpfcalls import ProgramType
+from dprobes.engines.linux.perfcalls import Access
 from dprobes.errors import DprobesError, EngineError, NotSupportedError, TargetError
 from integration.ebpf.kernel import Memory, file_offset, hit_program, memory
 from integration.support import TIMEOUT, Builder

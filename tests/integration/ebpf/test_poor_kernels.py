@@ -15,8 +15,8 @@ from dprobes.diagnostics import Diagnostics
 from dprobes.engines.ebpf.engine import EbpfEngine
 from dprobes.engines.ebpf.kernel import bpfmaps, loader, ring
 from dprobes.engines.ebpf.kernel.features import Feature, Features
-from dprobes.engines.ebpf.kernel.syscalls import Program, create_map, load_program
 from dprobes.engines.interface import Counts, Finished, Job, Notice, RecordBatch, RecordEvent, Scope
+from dprobes.engines.linux.bpfcalls import Program, create_map, load_program
 from dprobes.errors import EngineError, NotSupportedError
 from dprobes.record.codec import decode_record
 from dprobes.resolve.probepoints import resolve

@@ -17,8 +17,8 @@ from dprobes.bpf.asm.isa import Register
 from dprobes.engines.ebpf.kernel.features import Feature, Features
 from dprobes.engines.ebpf.kernel.links import attach_uprobes, uprobe_attach_type
 from dprobes.engines.ebpf.kernel.loader import load
-from dprobes.engines.ebpf.kernel.proxy import call_in_proxy, close_in_proxy
-from dprobes.engines.ebpf.kernel.syscalls import ProgramType
+from dprobes.engines.linux.bpfcalls import ProgramType
+from dprobes.engines.linux.proxy import call_in_proxy, close_in_proxy
 from integration.ebpf.kernel import require_bpf
 from integration.support import await_true
 
@@ -142,7 +142,7 @@ def test_descriptors_are_closed_where_no_process_can_be_had(monkeypatch: pytest.
     def refused() -> None:
         raise OSError(1, "no")
 
-    monkeypatch.setattr("dprobes.engines.ebpf.kernel.proxy._entry", refused)
+    monkeypatch.setattr("dprobes.engines.linux.proxy._entry", refused)
     reader, writer = os.pipe()
     close_in_proxy([writer])
     assert os.read(reader, 1) == b""

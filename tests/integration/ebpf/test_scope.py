@@ -17,7 +17,7 @@ from dprobes.engines.ebpf.kernel.kerneltypes import KernelTypes
 from dprobes.engines.ebpf.kernel.links import attach_uprobes, uprobe_attach_type
 from dprobes.engines.ebpf.kernel.loader import load
 from dprobes.engines.ebpf.kernel.ring import wait
-from dprobes.engines.ebpf.kernel.syscalls import ProgramType
+from dprobes.engines.linux.bpfcalls import ProgramType
 from integration.ebpf.kernel import (
     Memory,
     file_offset,

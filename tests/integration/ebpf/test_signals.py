@@ -20,7 +20,7 @@ from dprobes.engines.ebpf.kernel.features import Features
 from dprobes.engines.ebpf.kernel.kerneltypes import KernelTypes
 from dprobes.engines.ebpf.kernel.links import attach_typed_tracepoint, attach_uprobes, uprobe_attach_type
 from dprobes.engines.ebpf.kernel.loader import load
-from dprobes.engines.ebpf.kernel.syscalls import ProgramType
+from dprobes.engines.linux.bpfcalls import ProgramType
 from dprobes.errors import TargetError
 from dprobes.target.btf import Kind
 from integration.ebpf.kernel import (

@@ -16,7 +16,7 @@ from dprobes.bpf.lower import Placement, Request
 from dprobes.bpf.lower.switchover import write_turn
 from dprobes.engines.ebpf.kernel.bpfmaps import ArrayMap, MapSlot
 from dprobes.engines.ebpf.kernel.loader import load
-from dprobes.engines.ebpf.kernel.syscalls import ProgramFlag, ProgramRunner, ProgramType
+from dprobes.engines.linux.bpfcalls import ProgramFlag, ProgramRunner, ProgramType
 from integration.ebpf.kernel import require_bpf, require_initial_namespace
 
 if TYPE_CHECKING:

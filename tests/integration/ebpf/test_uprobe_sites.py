@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dprobes.engines.ebpf.kernel.bpfmaps import ArrayMap
-from dprobes.engines.ebpf.kernel.syscalls import AttachType, Program, ProgramType, link_uprobes, load_program
+from dprobes.engines.linux.bpfcalls import AttachType, Program, ProgramType, link_uprobes, load_program
 from dprobes.target.instructions import decode_at
 from dprobes.target.location import Module
 from dprobes.target.uprobes import UprobeClass, has_no_effect, refusal, uprobe_class

@@ -11,7 +11,7 @@ import pytest
 
 from dprobes.engines.ebpf.attach.trampoline import Trampoline, trampoline
 from dprobes.engines.ebpf.attach.uretprobes import process_hazard, uretprobe_hazard
-from dprobes.engines.ebpf.kernel.syscalls import UprobeMulti
+from dprobes.engines.linux.bpfcalls import UprobeMulti
 from dprobes.target.location import Module
 from integration.ebpf.kernel import uprobes, waiting
 from integration.support import TIMEOUT, Builder

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import dprobes
-from dprobes.engines.ptrace import syscalls
+from dprobes.engines.linux import ptracecalls
 from dprobes.manager.paths import ManagerPaths
 from dprobes.manager.results import Killed
 from integration.manager.test_manager import MANAGER, by_hand
@@ -71,8 +71,8 @@ def test_a_manager_that_does_not_end_when_asked_to_is_killed(sandbox: Sandbox) -
     client = dprobes.ManagerClient(paths=ManagerPaths(sandbox.runtime, sandbox.state))
     with subprocess.Popen(MANAGER, env=sandbox.environment) as process:
         await_true((sandbox.runtime / "manager.sock").exists, "the manager")
-        syscalls.seize(process.pid)
-        syscalls.interrupt(process.pid)
+        ptracecalls.seize(process.pid)
+        ptracecalls.interrupt(process.pid)
         assert client.kill(patience=0.5) == Killed(process.pid, by_force=True)
         assert process.wait(TIMEOUT) == -signal.SIGKILL
     assert client.kill(patience=0.5) is None

@@ -116,7 +116,7 @@ def test_one_of_two_programs_is_replaced(sandbox: Sandbox, target: Service, inse
 
 
 def traced_below(pid: int) -> set[int]:
-    """Return the traced processes among those that a process has started, without tracers: a client watches over them."""
+    """Return the traced processes that a process has started; tracers, which clients trace, do not count."""
     below = set(children_of(pid))
     traced = {child for child in below if is_traced(child)}.union(*(traced_below(child) for child in below))
     return traced - {tracer_of(child) for child in traced}

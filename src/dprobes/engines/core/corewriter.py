@@ -24,7 +24,7 @@ from dprobes.engines.core.corefile import (
     parse_smaps,
     place,
 )
-from dprobes.engines.procfs import process_field
+from dprobes.engines.linux.procfs import process_field
 from dprobes.target.processmaps import PAGE_SIZE
 
 if TYPE_CHECKING:

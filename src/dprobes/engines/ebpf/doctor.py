@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.engines.auto import missing_privilege
 from dprobes.engines.findings import Finding
-from dprobes.engines.procfs import thread_state
+from dprobes.engines.linux.procfs import thread_state
 
 if TYPE_CHECKING:
     from dprobes.engines.ebpf.kernel.features import Feature, Features

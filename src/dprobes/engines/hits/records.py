@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dprobes.engines.ptrace.syscalls import Register
+from dprobes.engines.linux.ptracecalls import Register
 from dprobes.record.layout import PROCESS_NAME_MAX, Item, header_struct
 
 if TYPE_CHECKING:

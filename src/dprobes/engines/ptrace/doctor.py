@@ -10,9 +10,9 @@ import struct
 from pathlib import Path
 
 from dprobes.engines.findings import Finding
-from dprobes.engines.oomscore import SPARED, set_score
-from dprobes.engines.procfs import process_field
-from dprobes.engines.ptrace import syscalls
+from dprobes.engines.linux import ptracecalls
+from dprobes.engines.linux.oomscore import SPARED, set_score
+from dprobes.engines.linux.procfs import process_field
 from dprobes.engines.ptrace.tracer.injection import InjectionError, injecting, may_inject
 from dprobes.engines.ptrace.tracer.processes import AddressSpace, Thread, ThreadState
 from dprobes.engines.refusals import YAMA_REMEDY, yama_scope
@@ -37,7 +37,7 @@ def examine() -> list[Finding]:
         with contextlib.suppress(ProcessLookupError):
             os.kill(child, signal.SIGKILL)
         with contextlib.suppress(ChildProcessError):
-            os.waitpid(child, syscalls.WALL)
+            os.waitpid(child, ptracecalls.WALL)
     findings += [_other_processes(), _i386_programs(), _debug_files(), _debugger(), _core_files(), _processor()]
     return findings
 
@@ -45,20 +45,20 @@ def examine() -> list[Finding]:
 def _trace(child: int) -> list[Finding]:
     attach = "take over a process of this user (ptrace)"
     try:
-        syscalls.seize(child)
-        syscalls.interrupt(child)
-        os.waitpid(child, syscalls.WALL)
+        ptracecalls.seize(child)
+        ptracecalls.interrupt(child)
+        os.waitpid(child, ptracecalls.WALL)
     except OSError as error:
         remedy = "allow ptrace in this container: a seccomp profile or security module forbids it"
         return [Finding(attach, works=False, detail=(error.strerror or "").lower(), remedy=remedy, essential=True)]
-    registers = syscalls.Registers()
-    syscalls.get_registers(child, registers)
+    registers = ptracecalls.Registers()
+    ptracecalls.get_registers(child, registers)
     return [
         Finding(attach, works=True, essential=True),
-        _code_write(child, registers[syscalls.Register.RIP]),
-        _memory_read(child, registers[syscalls.Register.RSP]),
+        _code_write(child, registers[ptracecalls.Register.RIP]),
+        _memory_read(child, registers[ptracecalls.Register.RSP]),
         _injected_call(child),
-        _debug_registers(child, registers[syscalls.Register.RIP]),
+        _debug_registers(child, registers[ptracecalls.Register.RIP]),
         _out_of_memory(child),
         _cpu_number(child),
     ]
@@ -81,7 +81,7 @@ def _code_write(child: int, address: int) -> Finding:
 
 def _memory_read(child: int, address: int) -> Finding:
     what = "read memory (process_vm_readv)"
-    works = len(syscalls.RemoteMemory().read(child, address, 8)) == 8
+    works = len(ptracecalls.RemoteMemory().read(child, address, 8)) == 8
     remedy = "allow the system call in this container's seccomp profile"
     return Finding(what, works=works, remedy=remedy, essential=True)
 
@@ -111,8 +111,8 @@ def _debug_registers(child: int, address: int) -> Finding:
     for slot in SLOTS:
         control |= control_bits(slot, Watch(address, 1, Access.EXECUTE))
         try:
-            syscalls.set_debug_register(child, slot, address)
-            syscalls.set_debug_register(child, CONTROL, control)
+            ptracecalls.set_debug_register(child, slot, address)
+            ptracecalls.set_debug_register(child, CONTROL, control)
         except OSError as error:
             detail = f", {(error.strerror or '').lower()}"
             break
@@ -122,7 +122,7 @@ def _debug_registers(child: int, address: int) -> Finding:
 
 
 def _cpu_number(child: int) -> Finding:
-    works = syscalls.rseq_area(child) != 0
+    works = ptracecalls.rseq_area(child) != 0
     detail = "" if works else "the C library registers no rseq area: a record's cpu is read from /proc, which is slower"
     return Finding(
         "learn a thread's CPU from its rseq area", works=works, detail=detail, remedy="glibc 2.35 or newer has it"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Self
 from dprobes.engines.capabilities import ENGINES
 from dprobes.engines.debugger import LOOK, Debuggers
 from dprobes.engines.interface import Counts, Event, Finished, Notice, Pause, RecordEvent
-from dprobes.engines.procfs import living_thread, process_field
+from dprobes.engines.linux.procfs import living_thread, process_field
 from dprobes.engines.ptrace.client.answers import Answers
 from dprobes.engines.ptrace.client.conversation import Conversation, NotFollowedError
 from dprobes.engines.ptrace.client.programrun import ProgramRun

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 from functools import cache
 
-from dprobes.engines.x86.machinecode import map_code
+from dprobes.engines.linux.machinecode import map_code
 
 __all__ = ["cpuid", "cpuid_of_leaf"]
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import enum
 from typing import TYPE_CHECKING, Any, Protocol
 
-from dprobes.engines.ptrace.syscalls import Register
+from dprobes.engines.linux.ptracecalls import Register
 
 if TYPE_CHECKING:
     import ctypes

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dprobes.engines.ptrace.syscalls import Register
+from dprobes.engines.linux.ptracecalls import Register
 from dprobes.engines.x86.emulation import Action
 
 __all__ = ["plan"]

@@ -18,7 +18,7 @@ from dprobes.bpf.layout import MapName, Status
 from dprobes.bpf.lower import LoopForm
 from dprobes.engines.ebpf.kernel.bpfmaps import ArrayMap
 from dprobes.engines.ebpf.kernel.loader import with_descriptors
-from dprobes.engines.ebpf.kernel.syscalls import LogLevel, Program, ProgramFlag, ProgramType, load_program
+from dprobes.engines.linux.bpfcalls import LogLevel, Program, ProgramFlag, ProgramType, load_program
 from ebpf_backend import obstacle
 from unit.bpf.lower.test_verification import SHAPES, runner_of
 

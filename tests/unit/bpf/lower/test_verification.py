@@ -16,7 +16,7 @@ from dprobes.bpf.lower import LoopForm
 from dprobes.diagnostics import Diagnostics
 from dprobes.engines.ebpf.kernel.bpfmaps import ArrayMap
 from dprobes.engines.ebpf.kernel.loader import with_descriptors
-from dprobes.engines.ebpf.kernel.syscalls import LogLevel, Program, ProgramFlag, ProgramType, load_program
+from dprobes.engines.linux.bpfcalls import LogLevel, Program, ProgramFlag, ProgramType, load_program
 from dprobes.errors import NotSupportedError
 from dprobes.rpn.encoder import encode
 from dprobes.rpn.isa import ExceptionCode

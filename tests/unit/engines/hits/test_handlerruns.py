@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 from dprobes.engines.hits.handlerruns import HandlerRunner
+from dprobes.engines.linux.ptracecalls import Register, Registers
 from dprobes.engines.ptrace.sites import ProbeLimits
-from dprobes.engines.ptrace.syscalls import Register, Registers
 from dprobes.engines.ptrace.tracer.processes import AddressSpace, Thread, ThreadState
 from dprobes.engines.ptrace.tracer.threadcontext import ThreadContext
 from dprobes.resolve.probestate import ProbeState

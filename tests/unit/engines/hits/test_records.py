@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from dprobes.engines.hits.records import RecordBuilder
-from dprobes.engines.ptrace import syscalls
-from dprobes.engines.ptrace.syscalls import Register
+from dprobes.engines.linux import ptracecalls
+from dprobes.engines.linux.ptracecalls import Register
 from dprobes.record.codec import decode_record
 from dprobes.record.layout import Item, LogRecord
 from dprobes.vm import Ending, Outcome
@@ -56,7 +56,7 @@ EVERYTHING = Item(sum(VALUES))
 @pytest.mark.parametrize("word_size", [4, 8])
 @pytest.mark.parametrize("items", [Item(0), *VALUES, EVERYTHING], ids=str)
 def test_a_record_carries_what_was_asked_for(items: Item, word_size: int) -> None:
-    registers = syscalls.Registers()
+    registers = ptracecalls.Registers()
     for register, value in ((Register.CS, 0x33), (Register.RIP, 0x1234), (Register.SS, 0x2B), (Register.RSP, 0x5678)):
         registers[register] = value
     builder = RecordBuilder(int(items))

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dprobes.engines.ptrace import syscalls
-from dprobes.engines.ptrace.syscalls import Register
+from dprobes.engines.linux import ptracecalls
+from dprobes.engines.linux.ptracecalls import Register
 from dprobes.engines.x86.emulation import Action, emulate, is_emulated
 from dprobes.engines.x86.plan import plan
 
@@ -48,27 +48,27 @@ class Processor:
         if self.pid == 0:
             while True:
                 signal.pause()
-        syscalls.seize(self.pid)
-        syscalls.interrupt(self.pid)
-        os.waitpid(self.pid, syscalls.WALL)
-        self.registers = syscalls.Registers()
-        syscalls.get_registers(self.pid, self.registers)
+        ptracecalls.seize(self.pid)
+        ptracecalls.interrupt(self.pid)
+        os.waitpid(self.pid, ptracecalls.WALL)
+        self.registers = ptracecalls.Registers()
+        ptracecalls.get_registers(self.pid, self.registers)
         self.memory = os.open(f"/proc/{self.pid}/mem", os.O_RDWR | os.O_CLOEXEC)
 
     def close(self) -> None:
         os.close(self.memory)
         os.kill(self.pid, signal.SIGKILL)
-        os.waitpid(self.pid, syscalls.WALL)
+        os.waitpid(self.pid, ptracecalls.WALL)
 
     def execute(self, code: bytes, registers: ctypes.Array[ctypes.c_ulong]) -> None:
         """Execute one instruction at the start of the page; change ``registers`` to what they are then."""
         os.pwrite(self.memory, code, self.start)
-        syscalls.set_registers(self.pid, registers)
-        syscalls.single_step(self.pid)
-        status = os.waitpid(self.pid, syscalls.WALL)[1]
+        ptracecalls.set_registers(self.pid, registers)
+        ptracecalls.single_step(self.pid)
+        status = os.waitpid(self.pid, ptracecalls.WALL)[1]
         assert os.WIFSTOPPED(status)
         assert os.WSTOPSIG(status) == signal.SIGTRAP
-        syscalls.get_registers(self.pid, registers)
+        ptracecalls.get_registers(self.pid, registers)
 
     # The stack, as the emulation sees it
 
@@ -191,12 +191,12 @@ def test_the_emulation_agrees_with_the_processor(processor: Processor, word_size
         flags=st.integers(0, 0xFFF),
     )
     def compare(code: bytes, numbers: list[int], content: bytes, flags: int) -> None:
-        before = syscalls.Registers(*processor.registers)
+        before = ptracecalls.Registers(*processor.registers)
         for name, number in zip(names, numbers, strict=True):
             before[name] = number
         before[Register.RIP] = processor.start
         before[Register.RSP] = processor.stack
-        before[Register.CS] = _USER_CS_64 if word_size == 8 else syscalls.USER_CS_32
+        before[Register.CS] = _USER_CS_64 if word_size == 8 else ptracecalls.USER_CS_32
         before[Register.ORIG_RAX] = (1 << 64) - 1
         before[Register.EFLAGS] = 0x202 | flags & 0x8D5  # carry, parity, adjust, zero, sign, overflow
         if code == b"\xc9":
@@ -209,12 +209,12 @@ def test_the_emulation_agrees_with_the_processor(processor: Processor, word_size
         if emulation[0] in (Action.JUMP_REGISTER, Action.CALL_REGISTER) and emulation[2] != Register.RSP:
             before[emulation[2]] = processor.start + 64
         processor.fill_stack(content)
-        emulated = syscalls.Registers(*before)
+        emulated = ptracecalls.Registers(*before)
         assert emulate(emulation, emulated, processor)
         stack_emulated = processor.read_stack(32)
 
         processor.fill_stack(content)
-        executed = syscalls.Registers(*before)
+        executed = ptracecalls.Registers(*before)
         processor.execute(code, executed)
         stack_executed = processor.read_stack(32)
 
@@ -261,7 +261,7 @@ NOT_EMULATED = [
 def test_other_instructions_are_left_to_the_processor(code: str, word_size: int, action: Action) -> None:
     emulation = plan(bytes.fromhex(code), word_size)
     assert emulation[0] is action
-    assert not emulate(emulation, syscalls.Registers(), NoMemory())
+    assert not emulate(emulation, ptracecalls.Registers(), NoMemory())
 
 
 class NoMemory:
@@ -274,7 +274,7 @@ class NoMemory:
 
 @pytest.mark.parametrize("code", ["55", "5d", "c9", "c3", "c20800", "e800000000"])
 def test_unreachable_memory_changes_nothing_and_is_left_to_the_processor(code: str) -> None:
-    registers = syscalls.Registers(*range(27))
+    registers = ptracecalls.Registers(*range(27))
     before: list[Any] = list(registers)
     assert not emulate(plan(bytes.fromhex(code), 8), registers, NoMemory())
     assert list(registers) == before
@@ -285,26 +285,26 @@ def test_a_return_to_an_impossible_address_is_left_to_the_processor() -> None:
         def read_word(self, address: int, size: int) -> int:
             return 1 << 60
 
-    assert not emulate(plan(b"\xc3", 8), syscalls.Registers(), Memory())
+    assert not emulate(plan(b"\xc3", 8), ptracecalls.Registers(), Memory())
 
 
 @pytest.mark.parametrize(("code", "word_size"), [("9c", 8), ("669c", 8), ("9c", 4), ("669c", 4)])
 @pytest.mark.parametrize("flags", [0x202, 0x246, 0xA97, 0x602])
 def test_flags_are_pushed_as_without_a_step(processor: Processor, code: str, word_size: int, flags: int) -> None:
     raw = bytes.fromhex(code)
-    before = syscalls.Registers(*processor.registers)
+    before = ptracecalls.Registers(*processor.registers)
     before[Register.RIP] = processor.start
     before[Register.RSP] = processor.stack
-    before[Register.CS] = _USER_CS_64 if word_size == 8 else syscalls.USER_CS_32
+    before[Register.CS] = _USER_CS_64 if word_size == 8 else ptracecalls.USER_CS_32
     before[Register.ORIG_RAX] = (1 << 64) - 1
     before[Register.EFLAGS] = flags
     processor.fill_stack(bytes(32))
-    emulated = syscalls.Registers(*before)
+    emulated = ptracecalls.Registers(*before)
     assert emulate(plan(raw, word_size), emulated, processor)
     pushed = processor.read_stack(32)
 
     processor.fill_stack(bytes(32))
-    executed = syscalls.Registers(*before)
+    executed = ptracecalls.Registers(*before)
     processor.execute(raw, executed)
     # A step pushes the trap flag that makes it one.
     top = executed[Register.RSP] + 1

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 from dprobes.engines.breakpointowners import tracer_text
 from dprobes.engines.ebpf.attach.mappers import find_mappers
 from dprobes.engines.foreign.users import ForeignUsers
-from dprobes.engines.procfs import process_field, threads_of
+from dprobes.engines.linux.procfs import process_field, threads_of
 from dprobes.target.processmaps import PAGE_SIZE, parse_maps
 from dprobes.target.uprobes import is_replaced_by_call
 

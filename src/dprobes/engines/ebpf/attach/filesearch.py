@@ -22,7 +22,7 @@ from dprobes.engines.ebpf.attach.scope import descendants
 from dprobes.engines.ebpf.kernel.descriptors import Descriptors
 from dprobes.engines.foreign.users import ForeignUsers
 from dprobes.engines.interface import Notice
-from dprobes.engines.procfs import living_thread
+from dprobes.engines.linux.procfs import living_thread
 from dprobes.errors import EngineError, SourceError, TargetError
 from dprobes.resolve.probepoints import resolve
 from dprobes.target.elf import ElfFile

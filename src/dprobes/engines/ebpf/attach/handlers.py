@@ -17,13 +17,13 @@ from dprobes.bpf.asm.isa import Register
 from dprobes.bpf.lower import check_lowering
 from dprobes.bpf.lower.request import Placement, Request
 from dprobes.engines.ebpf.attach.scope import refuse_stops
-from dprobes.engines.ebpf.kernel import syscalls
 from dprobes.engines.ebpf.kernel.features import Features
 from dprobes.engines.ebpf.kernel.links import attach_uprobes, uprobe_attach_type
 from dprobes.engines.ebpf.kernel.loader import load, with_descriptors
 from dprobes.engines.ebpf.kernel.refusal import TOO_MANY_FILES
-from dprobes.engines.ebpf.kernel.syscalls import AttachType, LogLevel, ProgramFlag, ProgramType, verifier_log
 from dprobes.engines.ebpf.support import abilities_of
+from dprobes.engines.linux import bpfcalls
+from dprobes.engines.linux.bpfcalls import AttachType, LogLevel, ProgramFlag, ProgramType, verifier_log
 from dprobes.errors import DprobesError, EngineError, InternalError, NotSupportedError, PrivilegeError
 from dprobes.rpn.isa import Group
 from dprobes.rpn.point import Point
@@ -130,11 +130,11 @@ def load_handler(
                 f"the handler of {name} cannot be loaded into the kernel: {reason}",
                 hint=TOO_MANY_FILES if error.errno == errno.EMFILE else None,
             ) from error
-        loaded = syscalls.Program(kind, with_descriptors(lowered.assembled, maps), attach_type, flags)
+        loaded = bpfcalls.Program(kind, with_descriptors(lowered.assembled, maps), attach_type, flags)
         raise _rejected(loaded, lowered, name, error) from error
 
 
-def _rejected(program: syscalls.Program, lowered: Lowered, name: str, error: OSError) -> InternalError:
+def _rejected(program: bpfcalls.Program, lowered: Lowered, name: str, error: OSError) -> InternalError:
     import tempfile
 
     log = verifier_log(program, LogLevel.LEVEL1 | LogLevel.STATS)

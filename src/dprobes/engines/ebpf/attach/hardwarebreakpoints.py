@@ -13,17 +13,17 @@ import errno
 import os
 from typing import TYPE_CHECKING
 
-from dprobes.engines.ebpf.kernel import perf
 from dprobes.engines.ebpf.kernel.descriptors import Descriptors
 from dprobes.engines.ebpf.kernel.links import ACCESSES, online_cpus
-from dprobes.engines.ebpf.kernel.syscalls import link_perf_event
+from dprobes.engines.linux import perfcalls
+from dprobes.engines.linux.bpfcalls import link_perf_event
 from dprobes.resolve.probestate import ProbeState
 
 if TYPE_CHECKING:
     import threading
     from collections.abc import Callable
 
-    from dprobes.engines.ebpf.kernel.perf import Access
+    from dprobes.engines.linux.perfcalls import Access
     from dprobes.resolve.watchpoints import ResolvedWatchpoint
 
 __all__ = ["IN_USE", "USER_END", "MovableBreakpoint", "Watch"]
@@ -51,7 +51,7 @@ class MovableBreakpoint(Descriptors):
         self._events: list[int] = []
         try:
             for cpu in online_cpus():
-                event = self.add(perf.open_breakpoint(_NOWHERE, size, access, cpu=cpu))
+                event = self.add(perfcalls.open_breakpoint(_NOWHERE, size, access, cpu=cpu))
                 self._events.append(event)
                 self.add(link_perf_event(program, event))
         except BaseException:
@@ -61,12 +61,12 @@ class MovableBreakpoint(Descriptors):
     def move(self, address: int) -> None:
         """Watch an address from now on."""
         for event in self._events:
-            perf.move_breakpoint(event, address, self._size, self._access)
+            perfcalls.move_breakpoint(event, address, self._size, self._access)
 
     def rest(self) -> None:
         """Watch nothing until the next ``move``."""
         for event in self._events:
-            perf.disable(event)
+            perfcalls.disable(event)
 
 
 class Watch(Descriptors):

@@ -35,8 +35,8 @@ from dprobes.engines.ebpf.kernel.links import UprobeLinks, attach_typed_tracepoi
 from dprobes.engines.ebpf.kernel.loader import load
 from dprobes.engines.ebpf.kernel.refusal import explained
 from dprobes.engines.ebpf.kernel.ring import RingBuffer
-from dprobes.engines.ebpf.kernel.syscalls import ProgramFlag, ProgramType
 from dprobes.engines.interface import Notice, StateEvent
+from dprobes.engines.linux.bpfcalls import ProgramFlag, ProgramType
 from dprobes.target.instructions import decode_at
 from dprobes.target.outline import first_executed_in, last_executed_in
 from dprobes.target.processmaps import run_time_address

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from dprobes.bpf.lower.request import Filter
 from dprobes.engines.ebpf.attach.treeprograms import awaiting_key, follow_processes, own_process
 from dprobes.engines.ebpf.kernel.refusal import explained
-from dprobes.engines.procfs import children_of, process_field, thread_state, threads_of
+from dprobes.engines.linux.procfs import children_of, process_field, thread_state, threads_of
 from dprobes.errors import EngineError, NotSupportedError
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from dprobes.engines.ebpf.attach.processprograms import (
 from dprobes.engines.ebpf.kernel.descriptors import Descriptor, Descriptors
 from dprobes.engines.ebpf.kernel.links import attach_typed_tracepoint
 from dprobes.engines.ebpf.kernel.loader import load
-from dprobes.engines.ebpf.kernel.syscalls import ProgramFlag, ProgramRunner, ProgramType
+from dprobes.engines.linux.bpfcalls import ProgramFlag, ProgramRunner, ProgramType
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.engines.ebpf.attach.mappers import FileId, find_mappers
 from dprobes.engines.ebpf.attach.trampoline import Trampoline, trampoline
-from dprobes.engines.procfs import process_field
+from dprobes.engines.linux.procfs import process_field
 from dprobes.errors import DprobesError, TargetError
 from dprobes.target.contents import file_contents
 from dprobes.target.executables import executable_of

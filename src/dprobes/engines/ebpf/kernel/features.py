@@ -19,7 +19,7 @@ from dprobes.bpf.asm.isa import Alu, Helper, Jump, Register
 from dprobes.engines.ebpf.attach.mappers import RecentMaps
 from dprobes.engines.ebpf.kernel.kerneltypes import KernelTypes
 from dprobes.engines.ebpf.kernel.loader import load
-from dprobes.engines.ebpf.kernel.syscalls import (
+from dprobes.engines.linux.bpfcalls import (
     AttachType,
     MapFlag,
     MapType,

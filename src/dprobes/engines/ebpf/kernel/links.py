@@ -11,13 +11,12 @@ import errno
 import os
 from typing import TYPE_CHECKING
 
-from dprobes.engines.ebpf.kernel import perf
 from dprobes.engines.ebpf.kernel.descriptors import Descriptors
 from dprobes.engines.ebpf.kernel.features import Feature
 from dprobes.engines.ebpf.kernel.loader import load
-from dprobes.engines.ebpf.kernel.proxy import close_in_proxy
 from dprobes.engines.ebpf.kernel.refusal import TOO_MANY_FILES
-from dprobes.engines.ebpf.kernel.syscalls import (
+from dprobes.engines.linux import perfcalls
+from dprobes.engines.linux.bpfcalls import (
     AttachType,
     ProgramType,
     UprobeMulti,
@@ -25,6 +24,7 @@ from dprobes.engines.ebpf.kernel.syscalls import (
     link_uprobes,
     open_raw_tracepoint,
 )
+from dprobes.engines.linux.proxy import close_in_proxy
 from dprobes.errors import EngineError, NotSupportedError, PrivilegeError, TargetError
 from dprobes.rpn.program import Access
 
@@ -49,9 +49,9 @@ __all__ = [
 ]
 
 ACCESSES = {
-    Access.EXECUTE: perf.Access.EXECUTE,
-    Access.WRITE: perf.Access.WRITE,
-    Access.READ_WRITE: perf.Access.READ | perf.Access.WRITE,
+    Access.EXECUTE: perfcalls.Access.EXECUTE,
+    Access.WRITE: perfcalls.Access.WRITE,
+    Access.READ_WRITE: perfcalls.Access.READ | perfcalls.Access.WRITE,
 }
 """What the kernel calls the accesses that a watchpoint is hit by."""
 
@@ -120,9 +120,9 @@ def _single_uprobes(
     links = UprobeLinks()
     offset = 0
     try:
-        unit = perf.uprobe_unit()
+        unit = perfcalls.uprobe_unit()
         for offset, cookie in places:
-            event = perf.open_uprobe(unit, path, offset, pid=-1 if pid is None else pid, is_return=at_return)
+            event = perfcalls.open_uprobe(unit, path, offset, pid=-1 if pid is None else pid, is_return=at_return)
             _link_event(links, program, event, cookie)
     except BaseException as error:
         links.close()
@@ -136,7 +136,7 @@ def _link_event(links: Descriptors, program: int, event: int, cookie: int) -> No
     """Attach a program to an event; from then on the link keeps the event."""
     try:
         links.add(link_perf_event(program, event, cookie))
-        perf.enable(event)
+        perfcalls.enable(event)
     finally:
         os.close(event)
 
@@ -176,7 +176,7 @@ def attach_breakpoint(
     program: int,
     address: int,
     size: int,
-    access: perf.Access,
+    access: perfcalls.Access,
     *,
     cookie: int = 0,
     threads: Iterable[int] | None = None,
@@ -192,10 +192,10 @@ def attach_breakpoint(
     try:
         if threads is None:
             for cpu in online_cpus():
-                _link_event(links, program, perf.open_breakpoint(address, size, access, cpu=cpu), cookie)
+                _link_event(links, program, perfcalls.open_breakpoint(address, size, access, cpu=cpu), cookie)
         else:
             for tid in threads:
-                event = perf.open_breakpoint(address, size, access, pid=tid, inherit=True)
+                event = perfcalls.open_breakpoint(address, size, access, pid=tid, inherit=True)
                 _link_event(links, program, event, cookie)
     except BaseException:
         links.close()
@@ -212,7 +212,7 @@ def attach_clock(program: int, cookie: int, *, period: int = 0, frequency: int =
     links = Descriptors()
     try:
         for cpu in online_cpus():
-            _link_event(links, program, perf.open_cpu_clock(cpu, period=period, frequency=frequency), cookie)
+            _link_event(links, program, perfcalls.open_cpu_clock(cpu, period=period, frequency=frequency), cookie)
     except BaseException:
         links.close()
         raise

@@ -7,7 +7,7 @@ import struct
 from typing import TYPE_CHECKING
 
 from dprobes.bpf.asm.insn import INSN_SIZE, encode
-from dprobes.engines.ebpf.kernel.syscalls import AttachType, Program, ProgramFlag, ProgramType, load_btf, load_program
+from dprobes.engines.linux.bpfcalls import AttachType, Program, ProgramFlag, ProgramType, load_btf, load_program
 from dprobes.target.btf import encode_functions
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from dprobes.bpf.asm.isa import Register
 from dprobes.engines.ebpf.kernel.descriptors import Descriptor
 from dprobes.engines.ebpf.kernel.links import attach_uprobes, uprobe_attach_type
 from dprobes.engines.ebpf.kernel.loader import load
-from dprobes.engines.ebpf.kernel.syscalls import ProgramType
-from dprobes.engines.x86.machinecode import map_file
+from dprobes.engines.linux.bpfcalls import ProgramType
+from dprobes.engines.linux.machinecode import map_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

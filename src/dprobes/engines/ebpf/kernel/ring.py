@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.bpf.layout import Status
 from dprobes.engines.ebpf.kernel.descriptors import Descriptor
-from dprobes.engines.ebpf.kernel.syscalls import MapType, create_map
+from dprobes.engines.linux.bpfcalls import MapType, create_map
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -18,7 +18,7 @@ from dprobes.bpf.lower.request import MappedModule, VmaLayout
 from dprobes.bpf.lower.vma import Answer, VmaQuestions
 from dprobes.engines.ebpf.kernel.descriptors import Descriptor
 from dprobes.engines.ebpf.kernel.loader import load
-from dprobes.engines.ebpf.kernel.syscalls import ProgramFlag, ProgramRunner, ProgramType
+from dprobes.engines.linux.bpfcalls import ProgramFlag, ProgramRunner, ProgramType
 from dprobes.errors import EngineError
 
 if TYPE_CHECKING:

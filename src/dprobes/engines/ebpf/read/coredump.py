@@ -133,8 +133,8 @@ def _write(pid: int, tid: int) -> None:
     import json
 
     from dprobes.engines.core.corewriter import CoreRequest, ThreadState, write_core
-    from dprobes.engines.ptrace import syscalls
-    from dprobes.engines.ptrace.syscalls import RegisterSet
+    from dprobes.engines.linux import ptracecalls
+    from dprobes.engines.linux.ptracecalls import RegisterSet
     from dprobes.engines.ptrace.tracer.coredump import register_sets_of, signal_info_at
 
     hidden = {int(address): byte for address, byte in json.load(sys.stdin).items()}
@@ -142,11 +142,11 @@ def _write(pid: int, tid: int) -> None:
     while new := _threads(pid) - seized:
         for each in sorted(new):
             with contextlib.suppress(ProcessLookupError):
-                syscalls.seize(each)
-                syscalls.interrupt(each)
-                os.waitpid(each, syscalls.WALL)
+                ptracecalls.seize(each)
+                ptracecalls.interrupt(each)
+                os.waitpid(each, ptracecalls.WALL)
             seized.add(each)
-    general = {each: syscalls.get_register_set(each, RegisterSet.GENERAL) for each in (tid, *sorted(seized - {tid}))}
+    general = {each: ptracecalls.get_register_set(each, RegisterSet.GENERAL) for each in (tid, *sorted(seized - {tid}))}
     # The kernel gives as many registers as the program's processor has: 17 of 4 bytes, or 27 of 8.
     word_size: Literal[4, 8] = 4 if len(general[tid]) == _I386_REGISTERS_SIZE else 8
     threads = [ThreadState(each, registers, register_sets_of(each, word_size)) for each, registers in general.items()]

@@ -37,7 +37,7 @@ from dprobes.engines.ebpf.read.switchover import Replacement, session_to_replace
 from dprobes.engines.ebpf.read.threadprogress import progress
 from dprobes.engines.interface import Begun, Finished, Notice, Pause, RecordBatch, RecordEvent, StateEvent
 from dprobes.engines.launcher import Command
-from dprobes.engines.procfs import living_thread
+from dprobes.engines.linux.procfs import living_thread
 from dprobes.engines.replacement import nothing_to_insert
 from dprobes.errors import DprobesError, EngineError, TargetError
 from dprobes.resolve.probestate import ProbeState

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.engines.ebpf.read.coredump import Dump, start_dump
 from dprobes.engines.interface import HandedOver, Notice
-from dprobes.engines.procfs import process_field
+from dprobes.engines.linux.procfs import process_field
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

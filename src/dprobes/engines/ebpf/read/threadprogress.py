@@ -7,7 +7,7 @@ on a busy machine for long. Thread ids are of the initial PID namespace.
 
 from __future__ import annotations
 
-from dprobes.engines.procfs import system_call_of
+from dprobes.engines.linux.procfs import system_call_of
 
 __all__ = ["BEYOND", "progress"]
 

@@ -21,13 +21,13 @@ from dprobes.engines import refusals
 from dprobes.engines.debugger import LOOK
 from dprobes.engines.interface import Begun, Finished, Notice
 from dprobes.engines.launcher import Command
+from dprobes.engines.linux.ptracecalls import allow_tracer
 from dprobes.engines.ptrace.client.crashrestorer import Bystander
 from dprobes.engines.ptrace.client.deathguard import TracerGuard
 from dprobes.engines.ptrace.client.inbox import Inbox
 from dprobes.engines.ptrace.client.outbox import Outbox
 from dprobes.engines.ptrace.client.reports import death_notices, dump_notice, obstacle_text, state_event
 from dprobes.engines.ptrace.client.tracerprocess import readable, start_tracer
-from dprobes.engines.ptrace.syscalls import allow_tracer
 from dprobes.engines.ptrace.wire import (
     Attach,
     Attached,

@@ -15,8 +15,8 @@ import subprocess
 import threading
 from typing import TYPE_CHECKING
 
-from dprobes.engines.ptrace import syscalls
-from dprobes.engines.ptrace.syscalls import Event, StopKind, classify_stop
+from dprobes.engines.linux import ptracecalls
+from dprobes.engines.linux.ptracecalls import Event, StopKind, classify_stop
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,26 +53,26 @@ class TracerGuard:
 def _watch(process: subprocess.Popen[bytes], before: Callable[[], None], after: Callable[[], None]) -> None:
     pid = process.pid
     try:
-        syscalls.seize_for_exit(pid)
+        ptracecalls.seize_for_exit(pid)
     except OSError:
         return
     while True:
-        found = os.waitid(os.P_PID, pid, os.WEXITED | os.WSTOPPED | os.WNOWAIT | syscalls.WALL)
+        found = os.waitid(os.P_PID, pid, os.WEXITED | os.WSTOPPED | os.WNOWAIT | ptracecalls.WALL)
         if found is None or found.si_code not in _STOPS:
             return
         with contextlib.suppress(OSError):  # killed once more
-            os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOHANG | syscalls.WALL)
+            os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOHANG | ptracecalls.WALL)
             kind, number = classify_stop(found.si_status << 8 | 0x7F)
             if kind is StopKind.GROUP_STOP:
-                syscalls.listen(pid)
+                ptracecalls.listen(pid)
             elif kind is StopKind.SIGNAL:
-                syscalls.resume(pid, number)
-            elif kind is StopKind.EVENT and number == Event.EXIT and syscalls.event_message(pid):
+                ptracecalls.resume(pid, number)
+            elif kind is StopKind.EVENT and number == Event.EXIT and ptracecalls.event_message(pid):
                 try:
                     before()
                 finally:
                     with contextlib.suppress(OSError):
-                        syscalls.resume(pid)
+                        ptracecalls.resume(pid)
                 after()
             else:
-                syscalls.resume(pid)
+                ptracecalls.resume(pid)

@@ -14,9 +14,9 @@ import signal
 import time
 from typing import TYPE_CHECKING
 
-from dprobes.engines.procfs import process_field, threads_of
-from dprobes.engines.ptrace import syscalls
-from dprobes.engines.ptrace.syscalls import StopKind, classify_stop
+from dprobes.engines.linux import ptracecalls
+from dprobes.engines.linux.procfs import process_field, threads_of
+from dprobes.engines.linux.ptracecalls import StopKind, classify_stop
 from dprobes.engines.ptrace.tracer.debugregisters import Armer
 from dprobes.engines.ptrace.tracer.processes import AddressSpace, Thread, ThreadState
 from dprobes.engines.ptrace.tracer.stopper import Stopper, await_stop
@@ -77,7 +77,7 @@ def _seize(tid: int, until: float) -> bool:
     """Seize a thread as soon as its dead tracer has let go of it; return False if it has ended."""
     while True:
         try:
-            syscalls.seize(tid, follow=False)
+            ptracecalls.seize(tid, follow=False)
         except OSError as error:
             if error.errno == errno.ESRCH or process_field(tid, "State")[:1] in ("Z", "X", ""):
                 return False
@@ -93,11 +93,11 @@ def _let_go(thread: Thread, watches: tuple[Watch, ...], stopper: Stopper) -> boo
     armed, hit = _disarm(thread.tid, watches)
     if hit and _has_pending_trap(thread.tid):
         # The trap comes before the thread runs any code.
-        syscalls.resume(thread.tid)
+        ptracecalls.resume(thread.tid)
         status = await_stop(thread.tid)
         return _let_go_at(thread, status, watches, stopper) or armed
     stopper.waits.hide_interruption(thread)
-    syscalls.detach(thread.tid)
+    ptracecalls.detach(thread.tid)
     return armed
 
 
@@ -109,23 +109,23 @@ def _let_go_at(thread: Thread, status: int, watches: tuple[Watch, ...], stopper:
     armed, _ = _disarm(thread.tid, watches)
     deliver = number if kind is StopKind.SIGNAL else 0
     if deliver == signal.SIGTRAP:
-        code = syscalls.get_signal_info(thread.tid, syscalls.SignalInfo())
-        if code == syscalls.TRAP_HWBKPT:
+        code = ptracecalls.get_signal_info(thread.tid, ptracecalls.SignalInfo())
+        if code == ptracecalls.TRAP_HWBKPT:
             deliver = 0
     stopper.waits.hide_interruption(thread, deliver)
-    syscalls.detach(thread.tid, deliver)
+    ptracecalls.detach(thread.tid, deliver)
     return armed
 
 
 def _disarm(tid: int, watches: tuple[Watch, ...]) -> tuple[bool, bool]:
     """Clear our slots; return whether there were any, and whether one of them was hit."""
-    control = before = syscalls.get_debug_register(tid, CONTROL)
-    mine = [s for s in SLOTS if decode(control, s, syscalls.get_debug_register(tid, s)) in watches]
+    control = before = ptracecalls.get_debug_register(tid, CONTROL)
+    mine = [s for s in SLOTS if decode(control, s, ptracecalls.get_debug_register(tid, s)) in watches]
     for slot in mine:
         control &= ~slot_mask(slot)
     if control != before:
-        syscalls.set_debug_register(tid, CONTROL, control)
-    hit = slots_hit(syscalls.get_debug_register(tid, STATUS))
+        ptracecalls.set_debug_register(tid, CONTROL, control)
+    hit = slots_hit(ptracecalls.get_debug_register(tid, STATUS))
     return bool(mine), any(slot in mine for slot in hit)
 
 

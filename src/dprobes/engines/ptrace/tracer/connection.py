@@ -15,7 +15,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
-from dprobes.engines.procfs import thread_state
+from dprobes.engines.linux.procfs import thread_state
 from dprobes.engines.ptrace.sites import Sites
 from dprobes.engines.ptrace.wire import FrameReader, load_message, pack_message, pack_record
 

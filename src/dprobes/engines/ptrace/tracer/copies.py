@@ -14,7 +14,7 @@ import os
 import signal
 from typing import TYPE_CHECKING
 
-from dprobes.engines.procfs import process_field
+from dprobes.engines.linux.procfs import process_field
 from dprobes.engines.ptrace.tracer.processes import INT3
 
 if TYPE_CHECKING:

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, NoReturn
 
 from dprobes.engines.core.corefile import Note, NoteType
 from dprobes.engines.core.corewriter import CoreRequest, ThreadState, write_core
-from dprobes.engines.oomscore import copy_score
-from dprobes.engines.procfs import process_field
-from dprobes.engines.ptrace import syscalls
-from dprobes.engines.ptrace.syscalls import RegisterSet, StopKind, classify_stop
+from dprobes.engines.linux import ptracecalls
+from dprobes.engines.linux.oomscore import copy_score
+from dprobes.engines.linux.procfs import process_field
+from dprobes.engines.linux.ptracecalls import RegisterSet, StopKind, classify_stop
 from dprobes.engines.ptrace.tracer.processes import ThreadState as State
 from dprobes.engines.ptrace.wire import Dumped
 
@@ -136,7 +136,7 @@ class CoreDumps:
     def _become_writer(self, request: CoreRequest, output: int, answer: int) -> NoReturn:
         text = "0"
         try:
-            syscalls.end_with_parent()
+            ptracecalls.end_with_parent()
             copy_score(self._connection.client, os.getpid())
             self._connection.let_go()
             text = str(write_core(request, output))
@@ -210,7 +210,7 @@ def _request(dump: _Dump, siblings: list[Thread]) -> CoreRequest:
 
 
 def _state(thread: Thread, dump: _Dump, word_size: int) -> ThreadState:
-    registers = syscalls.get_register_set(thread.tid, RegisterSet.GENERAL)
+    registers = ptracecalls.get_register_set(thread.tid, RegisterSet.GENERAL)
     if registers:
         offset, word = _POINTER[word_size]
         values = bytearray(registers)
@@ -221,7 +221,7 @@ def _state(thread: Thread, dump: _Dump, word_size: int) -> ThreadState:
 
 def register_sets_of(tid: int, word_size: int) -> tuple[Note, ...]:
     """Return the notes about the registers of a stopped thread, but for the general ones."""
-    sets = ((kind, syscalls.get_register_set(tid, which)) for which, kind in _MORE_SETS[word_size])
+    sets = ((kind, ptracecalls.get_register_set(tid, which)) for which, kind in _MORE_SETS[word_size])
     return tuple(Note(kind, data) for kind, data in sets if data)
 
 

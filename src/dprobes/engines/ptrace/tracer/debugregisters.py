@@ -12,7 +12,7 @@ from __future__ import annotations
 import errno
 from typing import TYPE_CHECKING
 
-from dprobes.engines.ptrace import syscalls
+from dprobes.engines.linux import ptracecalls
 from dprobes.engines.ptrace.wire import ProbeStatus
 from dprobes.engines.x86.debugregs import CONTROL, SLOTS, STATUS, assign, control_bits, is_enabled, slot_mask, slots_hit
 from dprobes.resolve.probestate import ProbeState
@@ -60,10 +60,10 @@ class Armer:
 
         A watchpoint that was taken away while its trap was under way is among them.
         """
-        hit = slots_hit(syscalls.get_debug_register(thread.tid, STATUS))
+        hit = slots_hit(ptracecalls.get_debug_register(thread.tid, STATUS))
         if not hit:
             return [], False
-        syscalls.set_debug_register(thread.tid, STATUS, 0)  # the processor only ever adds bits
+        ptracecalls.set_debug_register(thread.tid, STATUS, 0)  # the processor only ever adds bits
         debug = thread.debug
         found = []
         foreign = False
@@ -78,29 +78,29 @@ class Armer:
 
     def _set(self, thread: Thread, wanted: tuple[Watchpoint, ...]) -> dict[Watchpoint, Refusal]:
         tid, debug = thread.tid, thread.debug
-        control = before = syscalls.get_debug_register(tid, CONTROL)
+        control = before = ptracecalls.get_debug_register(tid, CONTROL)
         # A new thread shows its parent's DR7, but has none of the addresses: nothing is watched there.
-        watching = {s for s in SLOTS if is_enabled(control, s) and syscalls.get_debug_register(tid, s)}
+        watching = {s for s in SLOTS if is_enabled(control, s) and ptracecalls.get_debug_register(tid, s)}
         foreign = watching - debug.slots.keys()
         slots, without = assign(debug.slots, wanted, foreign)
         dropped = {slot: old for slot, old in debug.slots.items() if slots.get(slot) is not old}
         if dropped:
-            hit = slots_hit(syscalls.get_debug_register(tid, STATUS))
+            hit = slots_hit(ptracecalls.get_debug_register(tid, STATUS))
             debug.superseded.update((slot, old) for slot, old in dropped.items() if slot in hit)
         for slot in SLOTS:
             if slot in dropped or slot not in watching:
                 control &= ~slot_mask(slot)
         # The old length is forgotten before the new address is set, which would not fit it else.
         if control != before:
-            syscalls.set_debug_register(tid, CONTROL, control)
+            ptracecalls.set_debug_register(tid, CONTROL, control)
         refused = {w: _all_in_use(tid, by_others=bool(foreign)) for w in without}
         for slot, watchpoint in slots.items():
             if debug.slots.get(slot) is watchpoint:
                 continue
             bits = control_bits(slot, watchpoint.watch)
             try:
-                syscalls.set_debug_register(tid, slot, watchpoint.watch.address)
-                syscalls.set_debug_register(tid, CONTROL, control | bits)
+                ptracecalls.set_debug_register(tid, slot, watchpoint.watch.address)
+                ptracecalls.set_debug_register(tid, CONTROL, control | bits)
             except ProcessLookupError:
                 raise
             except OSError as error:

@@ -13,9 +13,9 @@ import os
 import signal
 from typing import TYPE_CHECKING
 
-from dprobes.engines.procfs import process_field
-from dprobes.engines.ptrace import syscalls
-from dprobes.engines.ptrace.syscalls import NEW_TASK_EVENTS, Event, Register, StopKind, classify_stop
+from dprobes.engines.linux import ptracecalls
+from dprobes.engines.linux.procfs import process_field
+from dprobes.engines.linux.ptracecalls import NEW_TASK_EVENTS, Event, Register, StopKind, classify_stop
 from dprobes.engines.ptrace.tracer.memoryreturn import give_back_all
 from dprobes.engines.ptrace.tracer.processes import STRANGE, AddressSpace, Thread, ThreadGoneError, ThreadState
 
@@ -41,8 +41,8 @@ class Detacher:
         self._armer = armer
         self._stopper = stopper
         self._stepper = stepper
-        self._registers = syscalls.Registers()
-        self._info = syscalls.SignalInfo()
+        self._registers = ptracecalls.Registers()
+        self._info = ptracecalls.SignalInfo()
         self._signals: dict[int, int] = {}
         """For each thread that has stopped for a signal, that signal."""
         self.before_leaving: Callable[[Thread], None] = lambda _: None
@@ -94,7 +94,7 @@ class Detacher:
             del self._leaving[tid]
             return True
         if kind is StopKind.EVENT and number in NEW_TASK_EVENTS:
-            child = syscalls.event_message(tid)
+            child = ptracecalls.event_message(tid)
             self._leaving[child] = Thread(child, thread.pid, thread.space, ThreadState.NEWBORN)
             self._family.reconsider(child)
         del self._leaving[tid]
@@ -153,7 +153,7 @@ class Detacher:
     def _let_finish(self, thread: Thread, event: int) -> None:
         """Let a thread finish the system call in which it has stopped: until then it can make no other one for us."""
         if event in NEW_TASK_EVENTS:
-            self._family.add_child(thread, Event(event), syscalls.event_message(thread.tid))
+            self._family.add_child(thread, Event(event), ptracecalls.event_message(thread.tid))
         elif event == Event.EXEC:
             self._family.leave_space(thread)
             thread.space = AddressSpace.closed(thread.space.word_size)
@@ -166,7 +166,7 @@ class Detacher:
         """Detach threads, each with a signal."""
         for thread, number in signals.items():
             with contextlib.suppress(OSError):
-                syscalls.detach(thread.tid, number)
+                ptracecalls.detach(thread.tid, number)
 
     def _settle_all(self, threads: list[Thread], *, give_back: bool = False) -> dict[Thread, int]:
         """Put stopped threads where the program itself would be; return the signals with which they are to go on."""
@@ -219,7 +219,7 @@ class Detacher:
 
     def _trap_is_queued(self, thread: Thread) -> bool:
         """Return whether a thread ran into a breakpoint or watchpoint of ours and the signal for it still waits."""
-        syscalls.get_registers(thread.tid, self._registers)
+        ptracecalls.get_registers(thread.tid, self._registers)
         if self._registers[Register.RIP] - 1 not in thread.space.former and not thread.debug.superseded:
             return False
         pending = process_field(thread.tid, "SigPnd")
@@ -228,7 +228,7 @@ class Detacher:
     def _await_trap(self, thread: Thread) -> int:
         """Let a trap come before which the kernel reported our interrupt; return the signal to go on with."""
         for _ in range(_ATTEMPTS):
-            syscalls.resume(thread.tid)
+            ptracecalls.resume(thread.tid)
             kind, number = classify_stop(self._stopper.await_stop(thread))
             if kind is StopKind.EXITED:
                 raise ProcessLookupError
@@ -239,20 +239,20 @@ class Detacher:
     def _set_back(self, thread: Thread) -> bool:
         """Put a thread that trapped onto the original instruction; return False if the trap is the program's own."""
         if thread.trapped:
-            syscalls.set_instruction_pointer(thread.tid, thread.trapped)
+            ptracecalls.set_instruction_pointer(thread.tid, thread.trapped)
             thread.trapped = 0
             return True
-        code = syscalls.get_signal_info(thread.tid, self._info)
-        if code == syscalls.TRAP_TRACE and thread.unfinished is not None:
+        code = ptracecalls.get_signal_info(thread.tid, self._info)
+        if code == ptracecalls.TRAP_TRACE and thread.unfinished is not None:
             # The end of a step of ours.
             self._stepper.settle_late(thread, thread.unfinished.breakpoint, self._registers)
             return True
-        if code == syscalls.TRAP_HWBKPT:
+        if code == ptracecalls.TRAP_HWBKPT:
             hits, foreign = self._armer.take_hits(thread)
             return bool(hits) and not foreign
-        if code != syscalls.SI_KERNEL:
+        if code != ptracecalls.SI_KERNEL:
             return False
-        syscalls.get_registers(thread.tid, self._registers)
+        ptracecalls.get_registers(thread.tid, self._registers)
         address = self._registers[Register.RIP] - 1
         slot = thread.space.slots.holding(address)
         if slot is not None and slot.trap == address:
@@ -260,5 +260,5 @@ class Detacher:
             return True
         if address not in thread.space.former:
             return False
-        syscalls.set_instruction_pointer(thread.tid, address)
+        ptracecalls.set_instruction_pointer(thread.tid, address)
         return True

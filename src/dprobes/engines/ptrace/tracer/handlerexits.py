@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dprobes.engines.ptrace import syscalls
+from dprobes.engines.linux import ptracecalls
 from dprobes.engines.ptrace.tracer.probes import CORE_DUMP, HANDING_OVER
 from dprobes.engines.ptrace.tracer.processes import Leaving
 from dprobes.engines.ptrace.wire import Warned
@@ -32,7 +32,7 @@ class Exits:
         self._connection = connection
         self._hand_over = hand_over
         self._dumps = dumps
-        self._registers = syscalls.Registers()
+        self._registers = ptracecalls.Registers()
 
     def note(self, thread: Thread, handled: Iterable[Handled]) -> None:
         """Note what is to become of a thread's process; of several handlers that say so the first one decides."""
@@ -52,5 +52,5 @@ class Exits:
         assert leaving is not None
         if leaving.code == CORE_DUMP:
             return self._dumps.start(thread, leaving.program)
-        syscalls.get_registers(thread.tid, self._registers)
+        ptracecalls.get_registers(thread.tid, self._registers)
         return self._hand_over(thread, leaving.program, self._registers)

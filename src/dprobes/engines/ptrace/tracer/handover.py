@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dprobes.engines.interface import HandedOver
-from dprobes.engines.ptrace.syscalls import Register
+from dprobes.engines.linux.ptracecalls import Register
 from dprobes.engines.ptrace.wire import Left, Warned
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import contextlib
 import signal
 from typing import TYPE_CHECKING
 
-from dprobes.engines.ptrace import syscalls
+from dprobes.engines.linux import ptracecalls
 
 if TYPE_CHECKING:
     import ctypes
@@ -57,8 +57,8 @@ class HeldSignals:
             self._more.append(number)
         else:
             self._first = (number, list(info))
-            self._mask = syscalls.get_signal_mask(self._thread.tid)
-            syscalls.set_signal_mask(self._thread.tid, self._mask | _ALL_BUT_FAULTS)
+            self._mask = ptracecalls.get_signal_mask(self._thread.tid)
+            ptracecalls.set_signal_mask(self._thread.tid, self._mask | _ALL_BUT_FAULTS)
 
     def take_unheld(self) -> int:
         """Return the signal with which the thread is to go on with its step, or 0."""
@@ -75,7 +75,7 @@ class HeldSignals:
             # If it has ended meanwhile, this is one more stop that we asked for.
             self._stops = False
             with contextlib.suppress(OSError):
-                syscalls.interrupt(self._thread.tid)
+                ptracecalls.interrupt(self._thread.tid)
         if self._first is None:
             return 0
         number, info = self._first
@@ -83,7 +83,7 @@ class HeldSignals:
         self.send_again()
         # Resuming with another signal than the one reported makes the kernel invent a siginfo; give it the real one.
         with contextlib.suppress(OSError):
-            syscalls.set_signal_info(self._thread.tid, syscalls.SignalInfo(*info))
+            ptracecalls.set_signal_info(self._thread.tid, ptracecalls.SignalInfo(*info))
         return number
 
     def send_again(self) -> None:
@@ -95,10 +95,10 @@ class HeldSignals:
         if self._mask is None:
             return
         with contextlib.suppress(OSError):
-            syscalls.set_signal_mask(self._thread.tid, self._mask)
+            ptracecalls.set_signal_mask(self._thread.tid, self._mask)
         for number in ([self._first[0]] if self._first is not None else []) + self._more:
             with contextlib.suppress(OSError):
-                syscalls.send_signal(self._thread.pid, self._thread.tid, number)
+                ptracecalls.send_signal(self._thread.pid, self._thread.tid, number)
         self._mask = None
 
 

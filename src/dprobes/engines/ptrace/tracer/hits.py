@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 from dprobes.engines.hits.emission import Emitter
 from dprobes.engines.hits.handlerruns import HandlerRunner
-from dprobes.engines.ptrace import syscalls
+from dprobes.engines.linux import ptracecalls
+from dprobes.engines.linux.ptracecalls import RESUME_FLAG, TRAP_FLAG, Register
 from dprobes.engines.ptrace.sites import Role
-from dprobes.engines.ptrace.syscalls import RESUME_FLAG, TRAP_FLAG, Register
 from dprobes.engines.ptrace.tracer.copies import heal
 from dprobes.engines.ptrace.tracer.handlerexits import hands_over
 from dprobes.engines.ptrace.tracer.memoryreturn import give_back_pages
@@ -81,9 +81,9 @@ class HitHandler:
         self.traps = traps
         self._returns = Returns(connection, context)
         self._handlers = HandlerRunner(context)
-        self._registers = syscalls.Registers()
-        self._registers_at_watchpoint = syscalls.Registers()
-        self._info = syscalls.SignalInfo()
+        self._registers = ptracecalls.Registers()
+        self._registers_at_watchpoint = ptracecalls.Registers()
+        self._info = ptracecalls.SignalInfo()
         self._emitter = Emitter(connection)
         self.pending = PendingHits(self._emitter, self._count_pending)
         self.settler = Settler(stopper, stepper, self.pending, self._count)
@@ -103,11 +103,11 @@ class HitHandler:
             self._on_breakpoint(thread)
             return
         registers = self._registers
-        syscalls.get_registers(thread.tid, registers)
+        ptracecalls.get_registers(thread.tid, registers)
         if thread.pending is not None and registers[_RIP] != thread.pending.slot.address:
             self.pending.complete(thread)
-        code = syscalls.get_signal_info(thread.tid, self._info)
-        if code == syscalls.SI_KERNEL:
+        code = ptracecalls.get_signal_info(thread.tid, self._info)
+        if code == ptracecalls.SI_KERNEL:
             address = registers[_RIP] - 1
             slot = thread.space.slots.holding(address)
             if slot is not None and slot.trap == address and thread.unfinished is not None:
@@ -115,13 +115,13 @@ class HitHandler:
                 return
             if thread.space.breakpoints and heal(thread, address, self._modules):
                 # A hit if it is a probepoint now.
-                syscalls.set_instruction_pointer(thread.tid, address)
+                ptracecalls.set_instruction_pointer(thread.tid, address)
                 self._stopper.resume(thread)
                 return
-        elif code == syscalls.TRAP_TRACE and thread.unfinished is not None:
+        elif code == ptracecalls.TRAP_TRACE and thread.unfinished is not None:
             self._on_late_step(thread)
             return
-        elif code == syscalls.TRAP_HWBKPT:
+        elif code == ptracecalls.TRAP_HWBKPT:
             thread.state = ThreadState.STOPPED
             if self._on_watchpoint(thread):
                 self._go_on(thread)
@@ -141,21 +141,21 @@ class HitHandler:
             original = space.former.get(address)
             if original is not None:
                 space.restore_byte(address, original)
-            syscalls.set_instruction_pointer(thread.tid, address)
+            ptracecalls.set_instruction_pointer(thread.tid, address)
             self._stopper.resume(thread)
             return
         registers = self.traps.take_registers(thread, self._registers)
         if registers is None:
             registers = self._registers
-            syscalls.get_registers(thread.tid, registers)
+            ptracecalls.get_registers(thread.tid, registers)
             way_on = self._stepper.way_on(thread, breakpoint_)
-            if not syscalls.runs_as(registers, space.word_size):
+            if not ptracecalls.runs_as(registers, space.word_size):
                 way_on = address
             if registers[_RIP] != way_on:  # of another thread that hit here meanwhile
-                syscalls.set_instruction_pointer(thread.tid, way_on)
+                ptracecalls.set_instruction_pointer(thread.tid, way_on)
         self._registers = registers
         registers[_RIP] = address
-        if syscalls.runs_as(registers, space.word_size):
+        if ptracecalls.runs_as(registers, space.word_size):
             self._on_hit(thread, breakpoint_)
         else:
             self._pass_by(thread, breakpoint_)
@@ -221,11 +221,11 @@ class HitHandler:
                 handled = self._handlers.run(thread, breakpoint_.handlers, self._registers)
         except BaseException:
             # Whatever ends the run here, the thread must not go on behind the breakpoint.
-            syscalls.set_registers(thread.tid, self._registers)
+            ptracecalls.set_registers(thread.tid, self._registers)
             raise
         if hands_over(handled):
             # The records come first, then the probepoint goes, and the instruction is not carried out by us.
-            syscalls.set_registers(thread.tid, self._registers)
+            ptracecalls.set_registers(thread.tid, self._registers)
             self._count(thread, handled, COMPLETED)
             self._exits.note(thread, handled)
             if breakpoint_.is_needed:
@@ -262,7 +262,7 @@ class HitHandler:
         if not hits:
             return False
         registers = self._registers_at_watchpoint
-        syscalls.get_registers(thread.tid, registers)
+        ptracecalls.get_registers(thread.tid, registers)
         place = registers[_RIP]
         slot = thread.space.slots.holding(place)
         if slot is not None:  # of a repeated string instruction: any other has left its slot
@@ -278,7 +278,7 @@ class HitHandler:
                 registers[_EFLAGS] &= ~RESUME_FLAG  # it was meant for the instruction at the old place
             else:
                 registers[_RIP] = place
-            syscalls.set_registers(thread.tid, registers)
+            ptracecalls.set_registers(thread.tid, registers)
         self._context.select(thread, self._registers)
         self._context.written = outer
         return not foreign
@@ -301,7 +301,7 @@ class HitHandler:
     def _leave(self, thread: Thread, breakpoint_: Breakpoint) -> None:
         """Let the probes be hit whose function an instruction that was carried out has left."""
         if not thread.is_outside:
-            syscalls.get_registers(thread.tid, self._registers)
+            ptracecalls.get_registers(thread.tid, self._registers)
             self._context.select(thread, self._registers)
             self._after(thread, self._returns.left(thread, breakpoint_, self._registers))
 
@@ -310,7 +310,7 @@ class HitHandler:
         for _, function in groupby(hits, key=lambda hit: (hit[0].file, hit[1].offset)):
             owners = [(probe, site.point) for probe, site in function if site.point is not None]
             handled = self._handlers.run(thread, owners, self._registers)
-            syscalls.set_registers(thread.tid, self._registers)
+            ptracecalls.set_registers(thread.tid, self._registers)
             self._count(thread, handled, COMPLETED)
             self._exits.note(thread, handled)
             # What the handlers changed is done: it is not undone if the next instruction is interrupted.
@@ -339,7 +339,7 @@ class HitHandler:
         space = thread.space
         memory = UnwatchedMemory(self._context, space) if space.watchpoints else self._context
         if may_emulate and emulate(emulation, self._registers, memory):
-            syscalls.set_registers(thread.tid, self._registers)
+            ptracecalls.set_registers(thread.tid, self._registers)
             return COMPLETED
         return self._stepper.step(thread, breakpoint_, self._registers, may_pend=may_pend)
 

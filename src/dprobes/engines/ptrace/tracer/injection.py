@@ -17,9 +17,9 @@ import os
 import signal
 from typing import TYPE_CHECKING, Protocol
 
-from dprobes.engines.procfs import process_field
-from dprobes.engines.ptrace import syscalls
-from dprobes.engines.ptrace.syscalls import TRAP_FLAG, Event, Register, StopKind, classify_stop
+from dprobes.engines.linux import ptracecalls
+from dprobes.engines.linux.procfs import process_field
+from dprobes.engines.linux.ptracecalls import TRAP_FLAG, Event, Register, StopKind, classify_stop
 from dprobes.engines.ptrace.tracer.processes import ThreadGoneError
 from dprobes.engines.ptrace.tracer.sigframe import TILE_DATA, frame_32, frame_64, restorable
 from dprobes.engines.ptrace.tracer.stopper import await_stop
@@ -106,31 +106,31 @@ def injecting(thread: Thread) -> Iterator[Call]:
     """
     space = thread.space
     gadgets = _gadgets(thread)
-    registers = syscalls.Registers()
-    syscalls.get_registers(thread.tid, registers)
-    if registers[Register.ORIG_RAX] < syscalls.NO_SYSTEM_CALL and registers[Register.RAX] == _ENOSYS:
+    registers = ptracecalls.Registers()
+    ptracecalls.get_registers(thread.tid, registers)
+    if registers[Register.ORIG_RAX] < ptracecalls.NO_SYSTEM_CALL and registers[Register.RAX] == _ENOSYS:
         # Until that is done, the kernel would overwrite our registers with its result.
         raise InjectionError("the thread is in the middle of a system call")
-    mask = syscalls.get_signal_mask(thread.tid)
+    mask = ptracecalls.get_signal_mask(thread.tid)
     frame = _frame(thread, registers, mask, gadgets[1])
     overwritten = _exchange(space, frame)
     session = _Session(thread, registers, frame, gadgets[0])
-    syscalls.set_signal_mask(thread.tid, _ALL_SIGNALS)
+    ptracecalls.set_signal_mask(thread.tid, _ALL_SIGNALS)
     try:
         yield session.call
     finally:
         # A thread that was killed has nothing to be given back, and its end has been reported already.
         if not session.has_ended:
             session.come_to_rest()
-            syscalls.set_registers(thread.tid, registers)
-            syscalls.set_signal_mask(thread.tid, mask)
+            ptracecalls.set_registers(thread.tid, registers)
+            ptracecalls.set_signal_mask(thread.tid, mask)
             with contextlib.suppress(OSError):
                 space.write(frame.address, overwritten)
             session.send_stops()
 
 
 def _frame(thread: Thread, registers: ctypes.Array[ctypes.c_ulong], mask: int, return_to: int) -> Frame:
-    xstate = syscalls.get_register_set(thread.tid, syscalls.RegisterSet.XSTATE)
+    xstate = ptracecalls.get_register_set(thread.tid, ptracecalls.RegisterSet.XSTATE)
     if not xstate:
         raise InjectionError("the state of the floating-point unit cannot be read")
     with contextlib.suppress(OSError):
@@ -142,7 +142,7 @@ def _frame(thread: Thread, registers: ctypes.Array[ctypes.c_ulong], mask: int, r
         values[Register.RAX] = RESTART_NO_HANDLER
     if thread.space.word_size == 8:
         return frame_64(values, mask, xstate, return_to)
-    fsave = syscalls.get_register_set(thread.tid, syscalls.RegisterSet.FLOATING_POINT)
+    fsave = ptracecalls.get_register_set(thread.tid, ptracecalls.RegisterSet.FLOATING_POINT)
     return frame_32(values, mask, xstate, fsave, return_to)
 
 
@@ -204,41 +204,41 @@ class _Session:
 
     def call(self, number: int, *arguments: int) -> int:
         thread, size = self._thread, self._thread.space.word_size
-        registers = syscalls.Registers(*self._before)
+        registers = ptracecalls.Registers(*self._before)
         registers[Register.RIP] = self._instruction
         registers[Register.RSP] = self._frame.stack_pointer
         registers[Register.RAX] = number
         registers[Register.EFLAGS] &= ~TRAP_FLAG
-        registers[Register.EFLAGS] |= syscalls.RESUME_FLAG  # an execute watchpoint there is the program's
+        registers[Register.EFLAGS] |= ptracecalls.RESUME_FLAG  # an execute watchpoint there is the program's
         registers[Register.ORIG_RAX] = _MASKS[8]  # -1: no system call is to be restarted
         for register, value in zip(_ARGUMENTS[size], arguments, strict=False):
             registers[register] = value & _MASKS[size]
-        syscalls.set_registers(thread.tid, registers)
+        ptracecalls.set_registers(thread.tid, registers)
         self._advance(StopKind.SYSCALL)
         self._advance(StopKind.SYSCALL)
-        syscalls.get_registers(thread.tid, registers)
+        ptracecalls.get_registers(thread.tid, registers)
         result = registers[Register.RAX] & _MASKS[size]
         return result - (1 << 8 * size) if result > _MASKS[size] - 4096 else result
 
     def come_to_rest(self) -> None:
         """Bring the thread to an event stop, before it executes anything more."""
-        syscalls.interrupt(self._thread.tid)
+        ptracecalls.interrupt(self._thread.tid)
         self._advance(StopKind.EVENT)
 
     def send_stops(self) -> None:
         """Send the stop signals again that came meanwhile: they cannot be blocked."""
         for number in self._stops:
             with contextlib.suppress(OSError):
-                syscalls.send_signal(self._thread.pid, self._thread.tid, number)
+                ptracecalls.send_signal(self._thread.pid, self._thread.tid, number)
 
     def _advance(self, expected: StopKind) -> None:
         """Let the thread run to the next stop of the expected kind."""
         tid = self._thread.tid
         while True:
             if expected is StopKind.SYSCALL:
-                syscalls.resume_to_syscall(tid)
+                ptracecalls.resume_to_syscall(tid)
             else:
-                syscalls.resume(tid)
+                ptracecalls.resume(tid)
             try:
                 status = await_stop(tid)
             except ProcessLookupError:

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dprobes.engines.ptrace.syscalls import SegmentDescriptor
+from dprobes.engines.linux.ptracecalls import SegmentDescriptor
 from dprobes.engines.ptrace.tracer.injection import MMAP, MODIFY_LDT, MUNMAP, InjectionError, injecting, may_inject
 from dprobes.engines.ptrace.tracer.processes import ThreadGoneError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dprobes.engines.ptrace.syscalls import RemoteMemory
+    from dprobes.engines.linux.ptracecalls import RemoteMemory
     from dprobes.engines.ptrace.tracer.processes import Thread
     from dprobes.engines.ptrace.tracer.stopper import Stopper
 

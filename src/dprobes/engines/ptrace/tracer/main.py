@@ -15,11 +15,11 @@ import signal
 import sys
 import traceback
 
-from dprobes.engines.oomscore import spare_process
-from dprobes.engines.procfs import living_thread, thread_state
-from dprobes.engines.ptrace import syscalls
+from dprobes.engines.linux import ptracecalls
+from dprobes.engines.linux.oomscore import spare_process
+from dprobes.engines.linux.procfs import living_thread, thread_state
+from dprobes.engines.linux.ptracecalls import Event, StopKind, classify_stop
 from dprobes.engines.ptrace.sites import Sites
-from dprobes.engines.ptrace.syscalls import Event, StopKind, classify_stop
 from dprobes.engines.ptrace.tracer.connection import ClientGoneError, Connection
 from dprobes.engines.ptrace.tracer.coredump import CoreDumps
 from dprobes.engines.ptrace.tracer.debugregisters import Armer
@@ -123,7 +123,7 @@ class Tracer:
             self._detacher,
         )
         self._detacher.before_leaving = self._hits.pending.let_go
-        self._registers = syscalls.Registers()
+        self._registers = ptracecalls.Registers()
         self._attached = False
         self._warned: set[tuple[int, str]] = set()
 
@@ -285,7 +285,7 @@ class Tracer:
                 self._hits.deliver(thread, number)
             case StopKind.GROUP_STOP:
                 thread.state = ThreadState.LISTENING
-                syscalls.listen(tid)
+                ptracecalls.listen(tid)
             case StopKind.SYSCALL:
                 self._stopper.waits.on_system_call(thread)
                 self._stopper.resume(thread)
@@ -314,8 +314,8 @@ class Tracer:
             if not self._dismissed(thread):
                 self._stopper.release(thread)
             return
-        if event in syscalls.NEW_TASK_EVENTS:
-            self._family.add_child(thread, event, syscalls.event_message(thread.tid))
+        if event in ptracecalls.NEW_TASK_EVENTS:
+            self._family.add_child(thread, event, ptracecalls.event_message(thread.tid))
         elif event is Event.EXEC:
             self._on_exec(thread)
             if self._dismissed(thread):
@@ -334,7 +334,7 @@ class Tracer:
 
     def _leader_by_exec(self, tid: int) -> Thread:
         """Return the entry of a thread that took the number of an untraced, ended leader when it executed a program."""
-        former = self._threads[syscalls.event_message(tid)]
+        former = self._threads[ptracecalls.event_message(tid)]
         return self._family.enter(tid, former.pid, former.space)
 
     def _on_exec(self, thread: Thread) -> None:
@@ -342,8 +342,8 @@ class Tracer:
             self._hits.pending.forget(other)
             del self._threads[other.tid]
         self._family.leave_space(thread)
-        syscalls.get_registers(thread.tid, self._registers)
-        word_size = syscalls.word_size(self._registers)
+        ptracecalls.get_registers(thread.tid, self._registers)
+        word_size = ptracecalls.word_size(self._registers)
         try:
             thread.space = AddressSpace.of_thread(thread.tid, word_size)
         except PermissionError:
@@ -375,7 +375,7 @@ def main(arguments: list[str]) -> int:
     The arguments are the descriptors to read from and to write to; one more says for others which module is probed.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-    syscalls.set_process_name("dprobes-tracer")
+    ptracecalls.set_process_name("dprobes-tracer")
     spare_process()
     connection = Connection(int(arguments[0]), int(arguments[1]))
     gc.freeze()  # what is loaded now lives as long as the process: collections need not look at it

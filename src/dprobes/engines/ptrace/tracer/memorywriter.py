@@ -14,7 +14,7 @@ from dprobes.target.processmaps import PAGE_SIZE, parse_maps, read_maps
 from dprobes.vm import AddressFault
 
 if TYPE_CHECKING:
-    from dprobes.engines.ptrace.syscalls import RemoteMemory
+    from dprobes.engines.linux.ptracecalls import RemoteMemory
     from dprobes.engines.ptrace.tracer.breakpoints import Breakpoint
     from dprobes.engines.ptrace.tracer.processes import Thread
 

@@ -16,9 +16,9 @@ import contextlib
 import time
 from typing import TYPE_CHECKING
 
-from dprobes.engines.procfs import system_call_of
-from dprobes.engines.ptrace import syscalls
-from dprobes.engines.ptrace.syscalls import Register, StopKind
+from dprobes.engines.linux import ptracecalls
+from dprobes.engines.linux.procfs import system_call_of
+from dprobes.engines.linux.ptracecalls import Register, StopKind
 from dprobes.engines.ptrace.tracer.heldsignals import FAULTS
 from dprobes.engines.ptrace.tracer.processes import PendingHit, ThreadState
 from dprobes.engines.ptrace.tracer.stepper import COMPLETED, Completion, CompletionKind
@@ -50,8 +50,8 @@ class PendingHits:
         self._emitter = emitter
         self._count = count
         self._threads: dict[int, Thread] = {}
-        self._registers = syscalls.Registers()
-        self._info = syscalls.SignalInfo()
+        self._registers = ptracecalls.Registers()
+        self._info = ptracecalls.SignalInfo()
 
     def add(self, thread: Thread, breakpoint_: Breakpoint, handled: tuple[Handled, ...]) -> None:
         """Note that a thread is about to execute the instruction of a hit in its slot."""
@@ -69,7 +69,7 @@ class PendingHits:
             return
         if self._is_past(thread):
             self.complete(thread)
-        elif kind is StopKind.SIGNAL and number in FAULTS and syscalls.get_signal_info(thread.tid, self._info) > 0:
+        elif kind is StopKind.SIGNAL and number in FAULTS and ptracecalls.get_signal_info(thread.tid, self._info) > 0:
             self.complete(thread, _FAULTED)
 
     def complete(self, thread: Thread, completion: Completion = COMPLETED) -> None:
@@ -133,13 +133,13 @@ class PendingHits:
         assert thread.pending is not None
         if thread.trapped:
             return True
-        syscalls.get_registers(thread.tid, self._registers)
+        ptracecalls.get_registers(thread.tid, self._registers)
         return bool(self._registers[_RIP] != thread.pending.slot.address)
 
     def _look_at(self, thread: Thread) -> None:
         where = system_call_of(thread.tid)
         if where is None:
             with contextlib.suppress(OSError):
-                syscalls.interrupt(thread.tid)
+                ptracecalls.interrupt(thread.tid)
         elif where >= 0:
             self.complete(thread)

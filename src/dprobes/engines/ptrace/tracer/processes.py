@@ -14,7 +14,7 @@ import struct
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from dprobes.engines.procfs import process_field
+from dprobes.engines.linux.procfs import process_field
 from dprobes.engines.ptrace.tracer.slots import Slots
 from dprobes.target.processmaps import PAGE_SIZE
 

@@ -12,9 +12,9 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dprobes.engines.procfs import process_field
-from dprobes.engines.ptrace import syscalls
-from dprobes.engines.ptrace.syscalls import Event, StopKind, classify_stop
+from dprobes.engines.linux import ptracecalls
+from dprobes.engines.linux.procfs import process_field
+from dprobes.engines.linux.ptracecalls import Event, StopKind, classify_stop
 from dprobes.engines.ptrace.tracer.breakpoints import Breakpoint
 from dprobes.engines.ptrace.tracer.processes import AddressSpace, PageReader, Thread, ThreadState
 from dprobes.engines.ptrace.wire import Placed, Removed, Watched
@@ -79,7 +79,7 @@ class Family:
             for program in self._modules.programs:
                 if program.reach.follow and parent.pid in program.reach.pids:
                     program.reach.pids.add(pid)
-            shared = syscalls.same_memory(parent.tid, tid)
+            shared = ptracecalls.same_memory(parent.tid, tid)
             if not (event is Event.VFORK if shared is None else shared):
                 space = self._copied_space(parent.space, tid, pid)
             space.pids.add(pid)
@@ -130,13 +130,13 @@ class Family:
         pid = _process_of(tid)
         self._into_scopes(pid)
         for thread in self.threads.values():
-            if thread.pid == pid or syscalls.same_memory(thread.tid, tid):
+            if thread.pid == pid or ptracecalls.same_memory(thread.tid, tid):
                 space = thread.space
                 break
         else:
-            registers = syscalls.Registers()
-            syscalls.get_registers(tid, registers)
-            word_size = syscalls.word_size(registers)
+            registers = ptracecalls.Registers()
+            ptracecalls.get_registers(tid, registers)
+            word_size = ptracecalls.word_size(registers)
             space = AddressSpace.of_thread(tid, word_size)
             thread = Thread(tid, pid, space, ThreadState.STOPPED)
             space.pids.add(pid)
@@ -162,7 +162,7 @@ class Family:
     def take_back(self, thread: Thread) -> None:
         """Place breakpoints again in the memory of a stopped thread if all whom it was lent to have left it."""
         space = thread.space
-        space.lent = {pid for pid in space.lent if syscalls.same_memory(thread.tid, pid)}
+        space.lent = {pid for pid in space.lent if ptracecalls.same_memory(thread.tid, pid)}
         if not space.lent:
             self._modules.update(space, thread)
             self._await_again(space, thread)

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dprobes.engines.linux.ptracecalls import Register
 from dprobes.engines.ptrace.sites import Role, Site
-from dprobes.engines.ptrace.syscalls import Register
 from dprobes.engines.ptrace.tracer.breakpoints import Breakpoint
 from dprobes.engines.ptrace.tracer.processes import INT3, PendingReturn
 from dprobes.engines.ptrace.wire import Placed

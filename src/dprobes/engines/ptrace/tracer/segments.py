@@ -14,15 +14,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from dprobes.engines.ptrace import syscalls
-from dprobes.engines.ptrace.syscalls import Register
+from dprobes.engines.linux import ptracecalls
+from dprobes.engines.linux.ptracecalls import Register
 from dprobes.vm import SelectorFault
 
 if TYPE_CHECKING:
     import ctypes
     from collections.abc import Callable
 
-    from dprobes.engines.ptrace.syscalls import SegmentDescriptor
+    from dprobes.engines.linux.ptracecalls import SegmentDescriptor
     from dprobes.engines.ptrace.tracer.processes import Thread
 
     LocalDescriptors = Callable[[Thread, int], SegmentDescriptor | None]
@@ -125,7 +125,7 @@ class Segments:
             return _decoded(descriptor)
         if (flat := _FLAT.get(index)) is not None:
             return flat
-        descriptor = syscalls.get_thread_area(thread.tid, index) if index else None
+        descriptor = ptracecalls.get_thread_area(thread.tid, index) if index else None
         if descriptor is None or descriptor.not_present:
             raise SelectorFault(selector)
         return _decoded(descriptor)

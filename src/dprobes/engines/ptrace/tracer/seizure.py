@@ -7,8 +7,8 @@ import errno
 import os
 from typing import TYPE_CHECKING, Literal
 
-from dprobes.engines.procfs import children_of, process_field, thread_state, threads_of
-from dprobes.engines.ptrace import syscalls
+from dprobes.engines.linux import ptracecalls
+from dprobes.engines.linux.procfs import children_of, process_field, thread_state, threads_of
 from dprobes.engines.ptrace.tracer.processes import AddressSpace, ThreadState
 from dprobes.engines.x86.debugregs import CONTROL
 
@@ -41,7 +41,7 @@ class Seizer:
             new: list[Thread] = []
             for tid in sorted(threads_of(pid) - self._threads.keys(), key=lambda tid: tid != pid):
                 try:
-                    syscalls.seize(tid)
+                    ptracecalls.seize(tid)
                 except OSError as error:
                     # A thread may have ended, the first one as a zombie. All others must be ours: a breakpoint is
                     # deadly for a thread that is not traced.
@@ -60,7 +60,7 @@ class Seizer:
             held += self._stopper.stop(new)
             for thread in new:
                 with contextlib.suppress(OSError):  # it has not stopped
-                    thread.debug.has_foreign = bool(syscalls.get_debug_register(thread.tid, CONTROL))
+                    thread.debug.has_foreign = bool(ptracecalls.get_debug_register(thread.tid, CONTROL))
             for thread in new:
                 if thread.state is ThreadState.RUNNING and thread.tid not in self._stopper.deferred:
                     held += self._seize_vfork_child(thread)
@@ -72,9 +72,9 @@ class Seizer:
         """Seize the child that runs in the memory of ``parent``, which cannot stop because it waits for that."""
         held: list[Thread] = []
         for pid in children_of(parent.pid, parent.tid):
-            if not syscalls.same_memory(parent.tid, pid) or pid in self._threads:
+            if not ptracecalls.same_memory(parent.tid, pid) or pid in self._threads:
                 continue
-            syscalls.seize(pid)
+            ptracecalls.seize(pid)
             parent.state = ThreadState.VFORKING
             parent.space.pids.add(pid)
             held += self._stopper.stop([self._family.enter(pid, pid, parent.space)])

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dprobes.engines.ptrace import syscalls
-from dprobes.engines.ptrace.syscalls import Register, StopKind, classify_stop
+from dprobes.engines.linux import ptracecalls
+from dprobes.engines.linux.ptracecalls import Register, StopKind, classify_stop
 from dprobes.engines.ptrace.tracer.processes import UnfinishedHit
 from dprobes.engines.ptrace.tracer.stepper import COMPLETED, Completion
 
@@ -43,7 +43,7 @@ class Settler:
         self._stepper = stepper
         self._pending = pending
         self._count = count
-        self._registers = syscalls.Registers()
+        self._registers = ptracecalls.Registers()
 
     def repeat(self, thread: Thread, status: int | None, program: InsertedProgram) -> None:
         """
@@ -59,7 +59,7 @@ class Settler:
                 self._give_up(thread, pending.breakpoint, _of_others(pending.handled, program))
         elif unfinished is not None and not unfinished.is_counted:
             breakpoint_ = unfinished.breakpoint
-            syscalls.get_registers(thread.tid, self._registers)
+            ptracecalls.get_registers(thread.tid, self._registers)
             if self._registers[_RIP] in (breakpoint_.address, self._stepper.way_on(thread, breakpoint_)):
                 self._give_up(thread, breakpoint_, _of_others(unfinished.handled, program))
             else:
@@ -93,9 +93,9 @@ class Settler:
 
     def _give_up(self, thread: Thread, breakpoint_: Breakpoint, others: tuple[Handled, ...]) -> None:
         self._stopper.give_up_hit(thread)
-        syscalls.get_registers(thread.tid, self._registers)
+        ptracecalls.get_registers(thread.tid, self._registers)
         self._registers[_RIP] = breakpoint_.address
-        syscalls.set_registers(thread.tid, self._registers)
+        ptracecalls.set_registers(thread.tid, self._registers)
         if others:
             thread.unfinished = UnfinishedHit(breakpoint_, others)
 

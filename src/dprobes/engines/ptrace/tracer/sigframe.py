@@ -23,7 +23,7 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, NamedTuple
 
-from dprobes.engines.ptrace.syscalls import NO_SYSTEM_CALL, RESTARTS, Register
+from dprobes.engines.linux.ptracecalls import NO_SYSTEM_CALL, RESTARTS, Register
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -15,8 +15,8 @@ import signal
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dprobes.engines.ptrace import syscalls
-from dprobes.engines.ptrace.syscalls import RESUME_FLAG, TRAP_FLAG, Event, Register, StopKind, classify_stop
+from dprobes.engines.linux import ptracecalls
+from dprobes.engines.linux.ptracecalls import RESUME_FLAG, TRAP_FLAG, Event, Register, StopKind, classify_stop
 from dprobes.engines.ptrace.tracer.heldsignals import FAULTS, HeldSignals, move_signal_address
 from dprobes.engines.ptrace.tracer.processes import INT3, ThreadGoneError, ThreadState
 from dprobes.engines.ptrace.tracer.slotmemory import SlotMaker
@@ -78,7 +78,7 @@ class Stepper:
         self._context = context
         self._connection = connection
         self._slots = SlotMaker(stopper, connection)
-        self._info = syscalls.SignalInfo()
+        self._info = ptracecalls.SignalInfo()
         self.drop_pending: Callable[[Thread], None] = lambda _: None
         """What to do with a pending hit whose instruction was not executed."""
         self.on_watchpoint: Callable[[Thread], bool] = lambda _: False
@@ -104,7 +104,7 @@ class Stepper:
         is_ready = slot is not None and not self._context.written and not breakpoint_.waiting
         if slot is None and self._slots.may_make(thread, breakpoint_):
             # Should we die while memory for the slot is got, the thread goes on here.
-            syscalls.set_registers(tid, registers)
+            ptracecalls.set_registers(tid, registers)
             slot = self._slots.make(thread, breakpoint_)
             if slot is not None:
                 for probe in breakpoint_.probes():
@@ -115,7 +115,7 @@ class Stepper:
             return self._step_in_place(thread, breakpoint_, registers)
         registers[_RIP] = slot.address
         if not is_ready:
-            syscalls.set_registers(tid, registers)
+            ptracecalls.set_registers(tid, registers)
         if not registers[_EFLAGS] & TRAP_FLAG:
             if slot.is_free:
                 return COMPLETED
@@ -150,7 +150,7 @@ class Stepper:
             if space.watchpoints:
                 registers[_EFLAGS] |= RESUME_FLAG  # an execute watchpoint here has been hit already
             try:
-                syscalls.set_registers(thread.tid, registers)
+                ptracecalls.set_registers(thread.tid, registers)
                 if action == Action.REPEAT:
                     with self._temporary_breakpoint(thread, address + breakpoint_.site.emulation[1]):
                         return self._step_through(thread, breakpoint_, registers, None, action)
@@ -192,13 +192,13 @@ class Stepper:
         traps = bool(registers[_EFLAGS] & TRAP_FLAG)
         if action == Action.REPEAT and traps:
             action = Action.STEP
-        advance = {Action.SYSTEM_CALL: syscalls.resume_to_syscall, Action.REPEAT: syscalls.resume}.get(
-            action, syscalls.single_step
+        advance = {Action.SYSTEM_CALL: ptracecalls.resume_to_syscall, Action.REPEAT: ptracecalls.resume}.get(
+            action, ptracecalls.single_step
         )
         signals = HeldSignals(thread)
         while True:
             if thread.debug.has_foreign:
-                syscalls.set_debug_register(tid, STATUS, 0)  # an older hit is no trap of this instruction
+                ptracecalls.set_debug_register(tid, STATUS, 0)  # an older hit is no trap of this instruction
             advance(tid, signals.take_unheld())
             status = self._stopper.wait_for_step(tid, may_leave=not signals, in_slot=slot is not None)
             if status is None:
@@ -214,8 +214,8 @@ class Stepper:
                     self._enter_from_site(thread, breakpoint_, registers)
                 return COMPLETED
             if kind is StopKind.SIGNAL:
-                code = syscalls.get_signal_info(tid, self._info)
-                if number == signal.SIGTRAP and code == syscalls.TRAP_TRACE:
+                code = ptracecalls.get_signal_info(tid, self._info)
+                if number == signal.SIGTRAP and code == ptracecalls.TRAP_TRACE:
                     if slot is not None:
                         self.settle(thread, slot, registers)
                     if thread.debug.has_foreign and self._hits_foreign(thread, slot):
@@ -223,17 +223,17 @@ class Stepper:
                     if traps:
                         return self._trap_of_its_own(thread, breakpoint_, slot, registers, signals)
                     return Completion(CompletionKind.COMPLETED, signals.give_back())
-                if action == Action.REPEAT and number == signal.SIGTRAP and code == syscalls.SI_KERNEL:
-                    syscalls.get_registers(tid, registers)
+                if action == Action.REPEAT and number == signal.SIGTRAP and code == ptracecalls.SI_KERNEL:
+                    ptracecalls.get_registers(tid, registers)
                     registers[_RIP] = breakpoint_.address + length
-                    syscalls.set_registers(tid, registers)
+                    ptracecalls.set_registers(tid, registers)
                     thread.trapped = 0
                     return Completion(CompletionKind.COMPLETED, signals.give_back())
-                if number == signal.SIGTRAP and code == syscalls.TRAP_HWBKPT and self.on_watchpoint(thread):
+                if number == signal.SIGTRAP and code == ptracecalls.TRAP_HWBKPT and self.on_watchpoint(thread):
                     continue  # in the middle of a repeated string instruction
                 if number == signal.SIGTRAP and thread.trapped:
                     # A step in place that took in two instructions, the second of which carries a probe itself.
-                    syscalls.set_instruction_pointer(tid, thread.trapped)
+                    ptracecalls.set_instruction_pointer(tid, thread.trapped)
                     thread.trapped = 0
                     return Completion(CompletionKind.COMPLETED, signals.give_back())
                 if number in FAULTS and code > 0 and _stands_at(thread, start, registers):
@@ -264,12 +264,12 @@ class Stepper:
 
         The kernel reports a step and a watchpoint as one trap, which says that it is a step.
         """
-        if not any(s not in thread.debug.slots for s in slots_hit(syscalls.get_debug_register(thread.tid, STATUS))):
+        if not any(s not in thread.debug.slots for s in slots_hit(ptracecalls.get_debug_register(thread.tid, STATUS))):
             return False
-        self._info[_CODE] = syscalls.TRAP_HWBKPT
+        self._info[_CODE] = ptracecalls.TRAP_HWBKPT
         if slot is not None:
             move_signal_address(self._info, slot.end, slot.following)
-        syscalls.set_signal_info(thread.tid, self._info)
+        ptracecalls.set_signal_info(thread.tid, self._info)
         return True
 
     def _trap_of_its_own(
@@ -285,8 +285,8 @@ class Stepper:
             self._set_back(thread, slot, registers)
             move_signal_address(self._info, slot.end, slot.following)
             move_signal_address(self._info, slot.address, slot.site)  # between two turns of a repeated instruction
-            syscalls.set_signal_info(thread.tid, self._info)
-        syscalls.get_registers(thread.tid, registers)
+            ptracecalls.set_signal_info(thread.tid, self._info)
+        ptracecalls.get_registers(thread.tid, registers)
         unfinished = registers[_RIP] == breakpoint_.address and breakpoint_.site.emulation[0] == Action.REPEAT
         kind = CompletionKind.INTERRUPTED if unfinished else CompletionKind.COMPLETED
         return Completion(kind, signals.give_back() or signal.SIGTRAP)
@@ -295,10 +295,10 @@ class Stepper:
 
     def settle(self, thread: Thread, slot: Slot, registers: ctypes.Array[ctypes.c_ulong]) -> None:
         """Put a thread that has executed the instruction in a slot where the original would have left it."""
-        syscalls.get_registers(thread.tid, registers)
+        ptracecalls.get_registers(thread.tid, registers)
         if registers[_RIP] in (slot.end, slot.trap + 1):
             registers[_RIP] = slot.following
-            syscalls.set_registers(thread.tid, registers)
+            ptracecalls.set_registers(thread.tid, registers)
         elif slot.pushes_return:
             size, top = thread.space.word_size, registers[Register.RSP]
             with contextlib.suppress(OSError):
@@ -320,16 +320,16 @@ class Stepper:
         slots = thread.space.slots
         if not slots.by_address:
             return number
-        syscalls.get_registers(thread.tid, registers)
+        ptracecalls.get_registers(thread.tid, registers)
         slot = slots.holding(registers[_RIP])
         if slot is None:
             return number
         if registers[_RIP] != slot.address:
             self.settle(thread, slot, registers)
             if number == signal.SIGTRAP:  # of a watchpoint
-                syscalls.get_signal_info(thread.tid, self._info)
+                ptracecalls.get_signal_info(thread.tid, self._info)
                 move_signal_address(self._info, slot.end, slot.following)
-                syscalls.set_signal_info(thread.tid, self._info)
+                ptracecalls.set_signal_info(thread.tid, self._info)
         elif number and (slot.is_free or thread.pending is not None):
             # Its handler has run; so let it be executed before the signal is delivered.
             return self._finish(thread, slot, registers, number)
@@ -340,10 +340,10 @@ class Stepper:
     def _finish(self, thread: Thread, slot: Slot, registers: ctypes.Array[ctypes.c_ulong], number: int) -> int:
         tid = thread.tid
         signals = HeldSignals(thread)
-        syscalls.get_signal_info(tid, self._info)
+        ptracecalls.get_signal_info(tid, self._info)
         signals.hold(number, self._info)
         while True:
-            syscalls.single_step(tid, signals.take_unheld())
+            ptracecalls.single_step(tid, signals.take_unheld())
             status = self._stopper.wait_for_step(tid, may_leave=False, in_slot=True)
             assert status is not None
             kind, number = classify_stop(status)
@@ -356,7 +356,7 @@ class Stepper:
             if number == signal.SIGTRAP:
                 self.settle(thread, slot, registers)
                 return signals.give_back()
-            code = syscalls.get_signal_info(tid, self._info)
+            code = ptracecalls.get_signal_info(tid, self._info)
             if number in FAULTS and code > 0:
                 # The signal came first: the instruction will be tried, and hit, again after its handler.
                 self.drop_pending(thread)
@@ -368,33 +368,33 @@ class Stepper:
         """Put a thread that has not executed the instruction in a slot onto the original."""
         if slot is not None and _stands_at(thread, slot.address, registers):
             registers[_RIP] = slot.site
-            syscalls.set_registers(thread.tid, registers)
+            ptracecalls.set_registers(thread.tid, registers)
 
     def _fault_at_site(
         self, thread: Thread, slot: Slot, registers: ctypes.Array[ctypes.c_ulong], *, keep_info: bool
     ) -> None:
         """Make the instruction at which a thread stands in a slot, and its fault, that at the site."""
         registers[_RIP] = slot.site
-        syscalls.set_registers(thread.tid, registers)
+        ptracecalls.set_registers(thread.tid, registers)
         if keep_info:
             return
-        syscalls.get_signal_info(thread.tid, self._info)
+        ptracecalls.get_signal_info(thread.tid, self._info)
         if self._info[2] > 0:
             move_signal_address(self._info, slot.address, slot.site)
-            syscalls.set_signal_info(thread.tid, self._info)
+            ptracecalls.set_signal_info(thread.tid, self._info)
 
     def _enter_from_site(
         self, thread: Thread, breakpoint_: Breakpoint, registers: ctypes.Array[ctypes.c_ulong]
     ) -> None:
         """Let a thread that is entering the kernel from a slot come back behind the original instruction."""
-        syscalls.get_registers(thread.tid, registers)
+        ptracecalls.get_registers(thread.tid, registers)
         registers[_RIP] = breakpoint_.address + len(breakpoint_.site.original)
         if breakpoint_.site.original == b"\x0f\x05":
             registers[Register.RCX] = registers[_RIP]  # where syscall leaves the return address
-        syscalls.set_registers(thread.tid, registers)
+        ptracecalls.set_registers(thread.tid, registers)
 
 
 def _stands_at(thread: Thread, address: int, registers: ctypes.Array[ctypes.c_ulong]) -> bool:
     """Read ``registers`` anew, and return whether the thread is at ``address``."""
-    syscalls.get_registers(thread.tid, registers)
+    ptracecalls.get_registers(thread.tid, registers)
     return bool(registers[_RIP] == address)

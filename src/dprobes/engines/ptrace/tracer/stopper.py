@@ -18,9 +18,9 @@ import signal
 import time
 from typing import TYPE_CHECKING
 
-from dprobes.engines.procfs import children_of, system_call_of, thread_state
-from dprobes.engines.ptrace import syscalls
-from dprobes.engines.ptrace.syscalls import Event, StopKind, classify_stop
+from dprobes.engines.linux import ptracecalls
+from dprobes.engines.linux.procfs import children_of, system_call_of, thread_state
+from dprobes.engines.linux.ptracecalls import Event, StopKind, classify_stop
 from dprobes.engines.ptrace.tracer.processes import ThreadState
 from dprobes.engines.ptrace.tracer.waits import Waits
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Stopper", "await_stop"]
 
-_POLL = syscalls.WALL | os.WNOHANG
+_POLL = ptracecalls.WALL | os.WNOHANG
 """How to ask for a stop without waiting for it."""
 
 _LOOK = _POLL | os.WEXITED | os.WSTOPPED | os.WNOWAIT
@@ -84,7 +84,7 @@ class Stopper:
     def __init__(self, threads: dict[int, Thread], armer: Armer) -> None:
         self._threads = threads
         self._armer = armer
-        self._held_registers = syscalls.Registers()
+        self._held_registers = ptracecalls.Registers()
         # Asking again makes sense only if the thread can run meanwhile.
         self._spins = _SPINS if len(os.sched_getaffinity(0)) > 1 else 1
         self._turns = 0
@@ -216,7 +216,7 @@ class Stopper:
         if system_call_of(thread.tid) not in _PROCESS_MAKING[thread.space.word_size]:
             return False
         children = children_of(thread.pid, thread.tid)
-        return not any(syscalls.same_memory(thread.tid, child) for child in children)
+        return not any(ptracecalls.same_memory(thread.tid, child) for child in children)
 
     # Stopping
 
@@ -242,7 +242,7 @@ class Stopper:
             if thread.state is not ThreadState.RUNNING or thread.tid in self.deferred:
                 continue
             with contextlib.suppress(OSError):
-                syscalls.interrupt(thread.tid)
+                ptracecalls.interrupt(thread.tid)
                 asked.append(thread)
         held = []
         for thread in asked:
@@ -267,9 +267,9 @@ class Stopper:
             if thread.debug.armed is not thread.space.watchpoints:
                 self._armer.bring_in_line(thread)
             if thread.wait is None:
-                syscalls.resume(thread.tid, number)
+                ptracecalls.resume(thread.tid, number)
             else:
-                syscalls.resume_to_syscall(thread.tid, number)
+                ptracecalls.resume_to_syscall(thread.tid, number)
         except ProcessLookupError:
             pass  # killed meanwhile: its end is reported by waitpid
 
@@ -282,11 +282,11 @@ class Stopper:
         # If the instruction is tried again, the handler runs again; so it must find what it found before.
         with contextlib.suppress(ProcessLookupError):
             registers = self._held_registers
-            syscalls.get_registers(thread.tid, registers)
+            ptracecalls.get_registers(thread.tid, registers)
             for word, (before, after) in thread.written.items():
                 if registers[word] == after:  # else a repeated string instruction has moved on
                     registers[word] = before
-            syscalls.set_registers(thread.tid, registers)
+            ptracecalls.set_registers(thread.tid, registers)
         thread.written = None
 
     def release(self, thread: Thread) -> None:

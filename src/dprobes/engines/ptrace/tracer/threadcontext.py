@@ -11,9 +11,9 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from dprobes.engines.procfs import process_field
-from dprobes.engines.ptrace import syscalls
-from dprobes.engines.ptrace.syscalls import Register
+from dprobes.engines.linux import ptracecalls
+from dprobes.engines.linux.procfs import process_field
+from dprobes.engines.linux.ptracecalls import Register
 from dprobes.engines.ptrace.tracer.memorywriter import is_mapped_writable, write_memory
 from dprobes.engines.ptrace.tracer.segments import Segments
 from dprobes.engines.x86 import cpuid, xsave
@@ -78,7 +78,7 @@ class ThreadContext:
 
     def __init__(self) -> None:
         self.program: InsertedProgram | None = None
-        self.memory = syscalls.RemoteMemory()
+        self.memory = ptracecalls.RemoteMemory()
         self.segments = Segments()
         self._thread: Thread
         self._registers: ctypes.Array[ctypes.c_ulong]
@@ -117,7 +117,7 @@ class ThreadContext:
         if word is not None:
             return self._registers[word]
         if self._floating_point is None:
-            self._floating_point = xsave.FloatingPoint(syscalls.floating_point_state(self._thread.tid))
+            self._floating_point = xsave.FloatingPoint(ptracecalls.floating_point_state(self._thread.tid))
         return self._floating_point.register(index)
 
     def selected_register(self, index: int, selector: int) -> tuple[int, ...]:
@@ -255,7 +255,7 @@ class ThreadContext:
     def cpu(self) -> int:
         thread = self._thread
         if not thread.rseq:
-            thread.rseq = syscalls.rseq_area(thread.tid)
+            thread.rseq = ptracecalls.rseq_area(thread.tid)
         if thread.rseq:
             try:
                 data = os.pread(thread.space.memory, 4, thread.rseq + _RSEQ_CPU_ID)

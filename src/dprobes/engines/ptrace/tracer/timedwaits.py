@@ -24,8 +24,8 @@ import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from dprobes.engines.ptrace import syscalls
-from dprobes.engines.ptrace.syscalls import Register
+from dprobes.engines.linux import ptracecalls
+from dprobes.engines.linux.ptracecalls import Register
 
 if TYPE_CHECKING:
     import ctypes
@@ -157,7 +157,7 @@ def call_of(registers: ctypes.Array[ctypes.c_ulong], space: AddressSpace) -> tup
 
     None if the kernel is to be left to do with it what it does.
     """
-    size = syscalls.word_size(registers)
+    size = ptracecalls.word_size(registers)
     number = registers[Register.ORIG_RAX]
     if size == 8 and _reads(space, registers[Register.RIP] - 2, 2) == _INT80:
         size = 4  # a 64-bit program that makes calls of the other kind
@@ -264,7 +264,7 @@ def _of_descriptor(
     thread: Thread, number: int, limit: Callable[[int], tuple[float, int] | None]
 ) -> tuple[float, int] | None:
     with contextlib.suppress(OSError):
-        file = syscalls.copy_descriptor(thread.tid, thread.pid, number & _MASK_32)
+        file = ptracecalls.copy_descriptor(thread.tid, thread.pid, number & _MASK_32)
         try:
             return limit(file)
         finally:
@@ -279,11 +279,11 @@ def _is_device(tid: int, number: int) -> bool:
 
 
 def _socket_limit(file: int, call: _Call) -> tuple[float, int] | None:
-    seconds = syscalls.socket_timeout(file, sending=call.limit is Limit.SENDING)
+    seconds = ptracecalls.socket_timeout(file, sending=call.limit is Limit.SENDING)
     if not seconds:
         return None
     # Only of connections that are made in the background the kernel says that they are not there yet.
-    is_local = call is _CONNECT and syscalls.is_local_socket(file)
+    is_local = call is _CONNECT and ptracecalls.is_local_socket(file)
     return seconds, -errno.EAGAIN if is_local else call.result
 
 

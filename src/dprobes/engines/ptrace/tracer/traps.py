@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dprobes.engines.ptrace import syscalls
-from dprobes.engines.ptrace.syscalls import Register
+from dprobes.engines.linux import ptracecalls
+from dprobes.engines.linux.ptracecalls import Register
 
 if TYPE_CHECKING:
     import ctypes
@@ -31,8 +31,8 @@ class Traps:
     def __init__(self, threads: dict[int, Thread], stepper: Stepper) -> None:
         self._threads = threads
         self._stepper = stepper
-        self._registers = syscalls.Registers()
-        self._info = syscalls.SignalInfo()
+        self._registers = ptracecalls.Registers()
+        self._info = ptracecalls.SignalInfo()
         self._last: Thread | None = None
         """Whose registers were read last, and have not changed since."""
 
@@ -53,17 +53,17 @@ class Traps:
         registers, space = self._registers, thread.space
         self._last = None  # whoever's they were: they are overwritten, also where this is no breakpoint of ours
         try:
-            syscalls.get_registers(tid, registers)
+            ptracecalls.get_registers(tid, registers)
             address = registers[_RIP] - 1
             breakpoint_ = space.breakpoints.get(address)
             if breakpoint_ is None and address not in space.former:
                 return
-            if syscalls.get_signal_info(tid, self._info) != syscalls.SI_KERNEL:
+            if ptracecalls.get_signal_info(tid, self._info) != ptracecalls.SI_KERNEL:
                 return
             way_on = address
-            if breakpoint_ is not None and syscalls.runs_as(registers, space.word_size):
+            if breakpoint_ is not None and ptracecalls.runs_as(registers, space.word_size):
                 way_on = self._stepper.way_on(thread, breakpoint_)
-            syscalls.set_instruction_pointer(tid, way_on)
+            ptracecalls.set_instruction_pointer(tid, way_on)
         except OSError:
             return  # killed meanwhile
         thread.trapped = address

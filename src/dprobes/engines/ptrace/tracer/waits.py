@@ -13,9 +13,9 @@ import errno
 import time
 from typing import TYPE_CHECKING
 
-from dprobes.engines.procfs import process_field
-from dprobes.engines.ptrace import syscalls
-from dprobes.engines.ptrace.syscalls import Register
+from dprobes.engines.linux import ptracecalls
+from dprobes.engines.linux.procfs import process_field
+from dprobes.engines.linux.ptracecalls import Register
 from dprobes.engines.ptrace.tracer.processes import ThreadState
 from dprobes.engines.ptrace.tracer.timedwaits import EINTR, RESTART_NO_HANDLER, interrupted_wait, is_restarted
 
@@ -37,7 +37,7 @@ class Waits:
 
     def __init__(self) -> None:
         self._waiting: dict[int, Thread] = {}
-        self._registers = syscalls.Registers()
+        self._registers = ptracecalls.Registers()
 
     def hide_interruption(self, thread: Thread, number: int = 0) -> None:
         """
@@ -47,10 +47,10 @@ class Waits:
         as it would without us; one that the program ignores would not even have woken the thread up.
         """
         registers = self._registers
-        syscalls.get_registers(thread.tid, registers)
+        ptracecalls.get_registers(thread.tid, registers)
         result = registers[_RAX]
         fails = result == EINTR
-        if registers[_ORIG_RAX] >= syscalls.NO_SYSTEM_CALL or not (fails or result in syscalls.RESTARTS):
+        if registers[_ORIG_RAX] >= ptracecalls.NO_SYSTEM_CALL or not (fails or result in ptracecalls.RESTARTS):
             self.forget(thread)
             return
         if number and _has_handler(thread, number):
@@ -68,7 +68,7 @@ class Waits:
             return
         if fails:
             registers[_RAX] = RESTART_NO_HANDLER
-            syscalls.set_registers(thread.tid, registers)
+            ptracecalls.set_registers(thread.tid, registers)
         thread.restarting = registers[_RIP] - 2
 
     def on_system_call(self, thread: Thread) -> None:
@@ -77,24 +77,24 @@ class Waits:
         if wait is None:
             return
         registers = self._registers
-        syscalls.get_registers(thread.tid, registers)
+        ptracecalls.get_registers(thread.tid, registers)
         result = registers[_RAX]
         if result == _ENTERING:
             if not wait.is_entered(registers):
                 self.forget(thread)  # a handler came first
-        elif result == EINTR or result in syscalls.RESTARTS:
+        elif result == EINTR or result in ptracecalls.RESTARTS:
             if time.monotonic() >= wait.until:
                 self._end(thread)
                 return
             if result == EINTR:
                 registers[_RAX] = RESTART_NO_HANDLER
-                syscalls.set_registers(thread.tid, registers)
+                ptracecalls.set_registers(thread.tid, registers)
             # This stop has taken the place of the one that the thread was asked for, at which it is known what comes.
-            syscalls.interrupt(thread.tid)
+            ptracecalls.interrupt(thread.tid)
         else:
             if result == _ALREADY and wait.result == -errno.EINPROGRESS & (1 << 64) - 1:
                 registers[_RAX] = wait.result  # connect says so when it is called once more
-                syscalls.set_registers(thread.tid, registers)
+                ptracecalls.set_registers(thread.tid, registers)
             self.forget(thread)
 
     def forget(self, thread: Thread) -> None:
@@ -121,7 +121,7 @@ class Waits:
                 left = _PAUSE
                 if thread.state is ThreadState.RUNNING:
                     try:
-                        syscalls.interrupt(tid)
+                        ptracecalls.interrupt(tid)
                     except OSError:
                         self.forget(thread)
                         continue
@@ -138,7 +138,7 @@ class Waits:
             with contextlib.suppress(OSError):
                 thread.space.write(address, bytes(size))
         self._registers[_RAX] = wait.result
-        syscalls.set_registers(thread.tid, self._registers)
+        ptracecalls.set_registers(thread.tid, self._registers)
         self.forget(thread)
 
 

@@ -14,7 +14,7 @@ from dprobes.engines.ptrace.tracer.processes import AddressSpace, Thread, Thread
 from dprobes.vm import AddressFault
 
 if TYPE_CHECKING:
-    from dprobes.engines.ptrace import syscalls
+    from dprobes.engines.linux import ptracecalls
 
 LENGTH = 4
 """The length of the instructions under the breakpoints."""
@@ -43,7 +43,7 @@ def thread_with(places: list[int]) -> Thread:
 
 def write(thread: Thread, address: int, data: bytes) -> tuple[list[tuple[int, bytes]], list[int]]:
     memory = Memory()
-    rewritten = write_memory(cast("syscalls.RemoteMemory", memory), thread, address, data)
+    rewritten = write_memory(cast("ptracecalls.RemoteMemory", memory), thread, address, data)
     return memory.written, [b.address for b in rewritten]
 
 

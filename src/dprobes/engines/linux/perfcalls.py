@@ -15,7 +15,7 @@ import os
 import struct
 from dataclasses import dataclass
 
-from dprobes.engines.ebpf.kernel.proxy import call_in_proxy
+from dprobes.engines.linux.proxy import call_in_proxy
 
 __all__ = [
     "Access",

@@ -16,7 +16,7 @@ import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dprobes.engines.ebpf.kernel.proxy import call_in_proxy
+from dprobes.engines.linux.proxy import call_in_proxy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

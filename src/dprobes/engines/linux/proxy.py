@@ -23,7 +23,7 @@ import threading
 from functools import cache
 from typing import TYPE_CHECKING
 
-from dprobes.engines.x86.machinecode import map_code
+from dprobes.engines.linux.machinecode import map_code
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
