@@ -61,6 +61,9 @@ _PUSH_REGISTER = _opcodes("50-57")
 _NOP, _PUSHF, _POPF, _MOV_TO_SEGMENT, _GROUP_5 = 0x90, 0x9C, 0x9D, 0x8E, 0xFF
 _RETURNS = _opcodes("c2 c3 ca cb")
 _STRING = _opcodes("a4-a7 aa-af")
+_GROUP_15, _XRSTOR = 0xAE, 5
+_AMX = _opcodes("49 4b 5c 5e 6c 6d")
+"""In map 2 of VEX, where nothing else has these."""
 _SYSTEM_CALLS = _opcodes("05 34")
 """Behind 0f."""
 _FMA4 = _opcodes("48 49 5c-5f 68-6f 78-7f")
@@ -71,6 +74,12 @@ _SSE4A = _opcodes("78 79")
 _TAKEN_FOR_JUMP = "the kernel takes it for a jump and does not execute it"
 _TAKEN_FOR_NOP = "the kernel takes it for a nop and does not execute it"
 
+
+_STEPPED_FOR_EVER = "the kernel steps it for ever in a process that may not use the state of AMX"
+"""
+The fault that withholds the state (#NM) becomes a signal without a ``trap_nr`` (``handle_xfd_event`` in
+``arch/x86/kernel/traps.c``), by which ``arch_uprobe_xol_was_trapped`` would see that the step has failed.
+"""
 
 _UNKNOWN_FORM = "not every kernel can decode it"
 
@@ -94,6 +103,11 @@ class _Parsed:
     @property
     def modrm_reg(self) -> int:
         return self.rest[0] >> 3 & 7 if self.rest else 0
+
+    @property
+    def has_memory(self) -> bool:
+        """Whether the byte behind the opcode says that an operand is in memory."""
+        return bool(self.rest) and self.rest[0] >> 6 != 3
 
 
 def uprobe_class(raw: bytes, bits: int) -> UprobeClass:
@@ -215,11 +229,13 @@ def _is_branch(parsed: _Parsed) -> bool:
 def _kernel_mistake(parsed: _Parsed, bits: int) -> str | None:
     """Return what goes wrong with an instruction that the kernel takes."""
     if parsed.vector_map:
-        return _vector_mistake(parsed.opcode)
+        return _vector_mistake(parsed)
     repeated = 0xF2 in parsed.prefixes or 0xF3 in parsed.prefixes
     match parsed.map, parsed.opcode:
         case 0x0F, opcode if opcode in _SYSTEM_CALLS:
             return "the kernel cannot step it"
+        case 0x0F, opcode if opcode == _GROUP_15 and parsed.modrm_reg == _XRSTOR and parsed.has_memory:
+            return _STEPPED_FOR_EVER
         case 0, opcode if opcode == _NOP and parsed.rex & 1:
             return _TAKEN_FOR_NOP
         case 0, opcode if opcode == _PUSHF:
@@ -231,7 +247,10 @@ def _kernel_mistake(parsed: _Parsed, bits: int) -> str | None:
     return None
 
 
-def _vector_mistake(opcode: int) -> str | None:
+def _vector_mistake(parsed: _Parsed) -> str | None:
+    opcode = parsed.opcode
+    if parsed.vector_map == 2 and opcode in _AMX:
+        return _STEPPED_FOR_EVER
     if opcode in _BRANCHES:
         return _TAKEN_FOR_JUMP
     if opcode == _NOP:

@@ -9,6 +9,7 @@ from dprobes.target.uprobes import UprobeClass, has_no_effect, is_replaced_by_ca
 
 EMULATED, STEPPED, REFUSED, BROKEN = UprobeClass
 NO_UPROBE = "the kernel puts no uprobe on it"
+FOR_EVER = "the kernel steps it for ever in a process that may not use the state of AMX"
 NOT_EVERY = "not every kernel can decode it"
 AS_JUMP = "the kernel takes it for a jump and does not execute it"
 AS_NOP = "the kernel takes it for a nop and does not execute it"
@@ -54,6 +55,13 @@ ROWS = [
     ("8ed0", "mov ss, eax", REFUSED, "it suspends debug exceptions, and the kernel puts no uprobe on it"),
     ("8ed8", "mov ds, eax", STEPPED, None),
     ("0f05", "syscall", BROKEN, "the kernel cannot step it"),
+    ("0fae2f", "xrstor [rdi]", BROKEN, FOR_EVER),
+    ("480fae2f", "xrstor64 [rdi]", BROKEN, FOR_EVER),
+    ("0faee8", "lfence", STEPPED, None),
+    ("0fae27", "xsave [rdi]", STEPPED, None),
+    ("c4e27b490c", "tilezero", BROKEN, FOR_EVER),
+    ("c4e27b4b0c37", "tileloadd tmm1, [rdi+rsi]", BROKEN, FOR_EVER),
+    ("c4e26b5ec2", "tdpbssd", BROKEN, FOR_EVER),
     ("0f0b", "ud2", STEPPED, None),
     ("f3a4", "rep movsb", BROKEN, "the kernel steps it element by element, and each would be a hit"),
     ("a4", "movsb", STEPPED, None),
