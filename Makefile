@@ -25,6 +25,7 @@ lint: .venv/dev.stamp ## check style, types, layers, and that generated files ar
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
 	.venv/bin/lint-imports
+	$(PYTHON) tools/import_cycles.py
 	$(PYTHON) tools/generate_docs.py --check
 	$(PYTHON) tools/generate_man.py --check
 	$(PYTHON) tools/generate_builder.py --check

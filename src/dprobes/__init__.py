@@ -55,8 +55,7 @@ if TYPE_CHECKING:
     )
     from dprobes.record.codec import decode_record, encode_record
     from dprobes.record.items import LogItem
-    from dprobes.record.layout import Item, LogRecord
-    from dprobes.record.logged import LoggedItems
+    from dprobes.record.layout import Item, LoggedItems, LogRecord
     from dprobes.record.probeinfo import Place
     from dprobes.resolve.probestate import ProbeState
     from dprobes.rpn.program import Program
@@ -146,8 +145,7 @@ _HOMES = {
     "sinks.target": ("TargetStatus",),
     "record.codec": ("decode_record", "encode_record"),
     "record.items": ("LogItem",),
-    "record.logged": ("LoggedItems",),
-    "record.layout": ("Item", "LogRecord"),
+    "record.layout": ("Item", "LogRecord", "LoggedItems"),
     "record.probeinfo": ("Place",),
     "resolve.probestate": ("ProbeState",),
     "rpn.program": ("Program",),

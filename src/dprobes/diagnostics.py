@@ -12,12 +12,10 @@ stages ``raise_if_errors`` stops. Rendered form, stable and asserted literally i
 
 from __future__ import annotations
 
-import enum
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dprobes.errors import SourceError
-from dprobes.escapes import escaped, replaced
+from dprobes.source import Diagnostic, Note, Severity
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -27,52 +25,8 @@ if TYPE_CHECKING:
 __all__ = ["Diagnostic", "Diagnostics", "Note", "Severity", "did_you_mean", "nearest"]
 
 
-_LINE_LIMIT = 160
-_BEFORE_CARET = 60
-"""A longer source line is shown in part: so many characters, of which so many are before the caret."""
-
 _KEPT = 50
-_MESSAGE_LIMIT = 600
 _WORD_LIMIT = 100
-
-
-class Severity(enum.Enum):
-    """Rank a diagnostic; only an error stops the program from being inserted."""
-
-    ERROR = "error"
-    WARNING = "warning"
-    NOTE = "note"
-
-
-@dataclass(frozen=True, slots=True)
-class Note:
-    """Add a fact to a diagnostic, with the place it speaks of if there is one."""
-
-    message: str
-    span: Span | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Diagnostic:
-    """Say what is wrong (``message``), where (``span``), why (``notes``) and what to do (``hint``)."""
-
-    severity: Severity
-    message: str
-    span: Span | None = None
-    notes: tuple[Note, ...] = ()
-    hint: str | None = None
-
-    def render(self) -> str:
-        """Return the text for people, without a final line end."""
-        parts = [_render_place(self.severity.value, self.message, self.span)]
-        expansion = self.span.expansion if self.span is not None else None
-        while expansion is not None:
-            parts.append(_render_place("note", f"in the expansion of macro '{expansion.name}'", expansion.body))
-            expansion = expansion.body.expansion if expansion.body is not None else None
-        parts += [_render_place("note", note.message, note.span) for note in self.notes]
-        if self.hint is not None:
-            parts.append(f"hint: {_clip(self.hint)}")
-        return "\n".join(parts)
 
 
 class Diagnostics:
@@ -166,32 +120,3 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     from difflib import get_close_matches  # only after a mistake: the module takes 5 ms to import
 
     return next(iter(get_close_matches(word.lower(), list(known), n=1, cutoff=0.6)), None)
-
-
-def _render_place(label: str, message: str, span: Span | None) -> str:
-    message = _clip(message)
-    if span is None:
-        return f"{label}: {message}"
-    line, column = span.file.line_and_column(span.start)
-    text = span.file.line_text(line)
-    first = max(0, column - 1 - _BEFORE_CARET) if len(text) > _LINE_LIMIT else 0
-    shown = replaced(text[first : first + _LINE_LIMIT])
-    caret = column - 1 - first
-    length = max(1, min(span.end - span.start, len(shown) - caret))
-    if first + _LINE_LIMIT < len(text):
-        shown += _ELLIPSIS
-    if first:
-        shown, caret = _ELLIPSIS + shown, caret + len(_ELLIPSIS)
-    # The caret line repeats the tabs of the source line, so that it stands right whatever the tab width is.
-    padding = "".join("\t" if c == "\t" else " " for c in shown[:caret])
-    return f"{escaped(str(span))}: {label}: {message}\n    {shown}\n    {padding}^{'~' * (length - 1)}"
-
-
-_ELLIPSIS = "..."
-
-
-def _clip(message: str) -> str:
-    # A message quotes the user's words, which may be of any length and hold anything.
-    if len(message) > _MESSAGE_LIMIT:
-        message = message[: _MESSAGE_LIMIT // 2] + _ELLIPSIS + message[-_MESSAGE_LIMIT // 4 :]
-    return escaped(message)

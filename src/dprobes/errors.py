@@ -29,7 +29,7 @@ from dprobes.escapes import escaped, escaped_lines
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from dprobes.diagnostics import Diagnostic
+    from dprobes.source import Diagnostic
 
 __all__ = [
     "DprobesError",

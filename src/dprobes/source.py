@@ -1,5 +1,5 @@
 """
-Source text and places in it.
+Source text, places in it, and what is said of them.
 
 A ``Span`` is three numbers' worth of data; lines and columns are computed only when something is printed.
 This module knows nothing about the language that the text is written in.
@@ -7,11 +7,20 @@ This module knows nothing about the language that the text is written in.
 
 from __future__ import annotations
 
+import enum
 from bisect import bisect_right
 from dataclasses import dataclass, field
 from functools import cached_property
 
-__all__ = ["Expansion", "SourceFile", "Span"]
+from dprobes.escapes import escaped, replaced
+
+__all__ = ["Diagnostic", "Expansion", "Note", "Severity", "SourceFile", "Span"]
+
+_LINE_LIMIT = 160
+_BEFORE_CARET = 60
+"""A longer source line is shown in part: so many characters, of which so many are before the caret."""
+
+_MESSAGE_LIMIT = 600
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,3 +106,71 @@ class Span:
     def __str__(self) -> str:
         line, column = self.file.line_and_column(self.start)
         return f"{self.file.name}:{line}:{column}"
+
+
+class Severity(enum.Enum):
+    """Rank a diagnostic; only an error stops the program from being inserted."""
+
+    ERROR = "error"
+    WARNING = "warning"
+    NOTE = "note"
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Add a fact to a diagnostic, with the place it speaks of if there is one."""
+
+    message: str
+    span: Span | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnostic:
+    """Say what is wrong (``message``), where (``span``), why (``notes``) and what to do (``hint``)."""
+
+    severity: Severity
+    message: str
+    span: Span | None = None
+    notes: tuple[Note, ...] = ()
+    hint: str | None = None
+
+    def render(self) -> str:
+        """Return the text for people, without a final line end."""
+        parts = [_render_place(self.severity.value, self.message, self.span)]
+        expansion = self.span.expansion if self.span is not None else None
+        while expansion is not None:
+            parts.append(_render_place("note", f"in the expansion of macro '{expansion.name}'", expansion.body))
+            expansion = expansion.body.expansion if expansion.body is not None else None
+        parts += [_render_place("note", note.message, note.span) for note in self.notes]
+        if self.hint is not None:
+            parts.append(f"hint: {_clip(self.hint)}")
+        return "\n".join(parts)
+
+
+def _render_place(label: str, message: str, span: Span | None) -> str:
+    message = _clip(message)
+    if span is None:
+        return f"{label}: {message}"
+    line, column = span.file.line_and_column(span.start)
+    text = span.file.line_text(line)
+    first = max(0, column - 1 - _BEFORE_CARET) if len(text) > _LINE_LIMIT else 0
+    shown = replaced(text[first : first + _LINE_LIMIT])
+    caret = column - 1 - first
+    length = max(1, min(span.end - span.start, len(shown) - caret))
+    if first + _LINE_LIMIT < len(text):
+        shown += _ELLIPSIS
+    if first:
+        shown, caret = _ELLIPSIS + shown, caret + len(_ELLIPSIS)
+    # The caret line repeats the tabs of the source line, so that it stands right whatever the tab width is.
+    padding = "".join("\t" if c == "\t" else " " for c in shown[:caret])
+    return f"{escaped(str(span))}: {label}: {message}\n    {shown}\n    {padding}^{'~' * (length - 1)}"
+
+
+_ELLIPSIS = "..."
+
+
+def _clip(message: str) -> str:
+    # A message quotes the user's words, which may be of any length and hold anything.
+    if len(message) > _MESSAGE_LIMIT:
+        message = message[: _MESSAGE_LIMIT // 2] + _ELLIPSIS + message[-_MESSAGE_LIMIT // 4 :]
+    return escaped(message)

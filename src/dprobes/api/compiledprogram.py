@@ -15,14 +15,14 @@ from dprobes.diagnostics import Diagnostics
 from dprobes.errors import FormatError
 from dprobes.rpn.groups import select, without_opcodes
 from dprobes.rpn.pipeline import CompileOptions, parse_file, parse_source
-from dprobes.target.symbolproviders import FileSymbols
+from dprobes.target.location import FileSymbols
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from dprobes.ppdf import Ppdf
     from dprobes.rpn.program import Program
-    from dprobes.target.symbolproviders import SymbolProvider
+    from dprobes.target.location import SymbolProvider
 
 __all__ = [
     "CompiledProgram",

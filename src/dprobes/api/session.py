@@ -20,7 +20,7 @@ from dprobes.engines.sharedglobals import GlobalVariables
 from dprobes.errors import EngineError
 from dprobes.record.codec import decode_record
 from dprobes.record.layout import Item
-from dprobes.target.symbolproviders import FileSymbols
+from dprobes.target.location import FileSymbols
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence

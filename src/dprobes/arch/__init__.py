@@ -6,11 +6,12 @@ One file per family holds the table of its appendix in the man page as data. Not
 
 from __future__ import annotations
 
-from dprobes.arch.processor import Architecture, Direction, Register, RegisterClass
+from dprobes.arch.processor import Architecture, ByteOrder, Direction, Register, RegisterClass
 
 __all__ = [
     "ARCHITECTURE_NAMES",
     "Architecture",
+    "ByteOrder",
     "Direction",
     "Register",
     "RegisterClass",

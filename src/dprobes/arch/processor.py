@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Architecture", "Direction", "Register", "RegisterClass", "parse_register_table"]
+__all__ = ["Architecture", "ByteOrder", "Direction", "Register", "RegisterClass", "parse_register_table"]
+
+ByteOrder = Literal["little", "big"]
 
 
 class Direction(enum.Enum):
@@ -69,7 +71,7 @@ class Architecture:
 
     name: str
     word_size: Literal[4, 8]
-    byte_order: Literal["little", "big"]
+    byte_order: ByteOrder
     registers: tuple[Register, ...]
     aliases: Mapping[str, str] = field(repr=False)
     unprobeable: Mapping[int, str] = field(repr=False)

@@ -1,8 +1,9 @@
 """
 What a shell may complete: one table from parameters to functions, used only while a shell asks.
 
-The shells' scripts call the command with ``COMPLETE_VARIABLE`` in the environment; click finds the parameter that the
-cursor is at. Whatever goes wrong here is silent: a shell in the middle of a line is no place for messages.
+The shells' scripts call the command with a variable (``main.COMPLETE_VARIABLE``) in the environment; click finds the
+parameter that the cursor is at. Whatever goes wrong here is silent: a shell in the middle of a line is no place for
+messages.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from click import shell_completion
 from click.shell_completion import CompletionItem
 
 from dprobes.cli.headeritems import LOG_ITEMS
-from dprobes.cli.main import COMPLETE_VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -144,11 +144,9 @@ class _Fish(_Silent, shell_completion.FishComplete):
 _SHELLS = {"bash": _Bash, "zsh": _Zsh, "fish": _Fish}
 
 
-def script(shell: str) -> str:
-    """Return the script of a shell."""
-    from dprobes.cli.main import command_group
-
-    return _SHELLS[shell](command_group, {}, "dprobes", COMPLETE_VARIABLE).source()
+def script(shell: str, command: click.Command, variable: str) -> str:
+    """Return the script of a shell, which calls a command with ``variable`` in the environment."""
+    return _SHELLS[shell](command, {}, "dprobes", variable).source()
 
 
 def register() -> None:

@@ -10,7 +10,7 @@ from dprobes.engines.auto import Choice, KernelSupport, choose, missing_privileg
 from dprobes.engines.capabilities import ENGINES, refuse_unsupported, requirements
 from dprobes.engines.linux.procfs import process_field
 from dprobes.errors import NotSupportedError, PrivilegeError, SourceError
-from dprobes.target.symbolproviders import OWN_SYMBOLS
+from dprobes.target.location import OWN_SYMBOLS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dprobes.engines.interface import Engine, Scope
     from dprobes.resolve.probepoints import Probepoint, ResolvedModule
     from dprobes.rpn.program import Program
-    from dprobes.target.symbolproviders import SymbolProvider
+    from dprobes.target.location import SymbolProvider
 
 __all__ = ["NAMES", "Checked", "EngineOptions", "Selection", "scope_problem"]
 

@@ -9,8 +9,7 @@ from weakref import WeakValueDictionary
 
 if TYPE_CHECKING:
     from dprobes.target.elf import ElfFile
-    from dprobes.target.location import Module
-    from dprobes.target.symbolproviders import SymbolProvider
+    from dprobes.target.location import Module, SymbolProvider
 
 __all__ = ["HeldFiles", "SharingSymbols"]
 

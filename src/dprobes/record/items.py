@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from dprobes.rpn.isa import Token
 
 if TYPE_CHECKING:
-    from dprobes.record.layout import ByteOrder
+    from dprobes.arch import ByteOrder
 
 __all__ = ["ItemHead", "LogItem", "item_head", "split_items"]
 

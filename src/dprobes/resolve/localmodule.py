@@ -11,7 +11,7 @@ from dprobes.resolve.samplers import resolve_samplers, samples_everything
 from dprobes.rpn.needs import watches_user_addresses
 from dprobes.rpn.pipeline import CompileOptions, check_program
 from dprobes.rpn.program import ModuleType, calls_extensions
-from dprobes.target.symbolproviders import OWN_SYMBOLS
+from dprobes.target.location import OWN_SYMBOLS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from dprobes.resolve.probepoints import Probepoint, ResolvedModule
     from dprobes.rpn.program import Program
     from dprobes.target.elf import ElfFile
-    from dprobes.target.symbolproviders import SymbolProvider
+    from dprobes.target.location import SymbolProvider
 
 __all__ = ["Compiled", "open_named_module", "resolve_here"]
 

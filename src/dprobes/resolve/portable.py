@@ -22,8 +22,8 @@ from dprobes.rpn.program import Glob, ModuleType, calls_extensions
 from dprobes.target.carriedsymbols import CarriedBuild, CarriedPlace
 from dprobes.target.elf import ElfFile
 from dprobes.target.identity import module_identity
+from dprobes.target.location import FileSymbols
 from dprobes.target.neededsymbols import NeededSymbols
-from dprobes.target.symbolproviders import FileSymbols
 from dprobes.version import __version__
 
 if TYPE_CHECKING:

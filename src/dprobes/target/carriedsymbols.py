@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 from dprobes.errors import TargetError
 from dprobes.target.identity import module_identity
 from dprobes.target.listedsymbols import ListedSymbols
-from dprobes.target.location import Module
-from dprobes.target.symbolproviders import OWN_SYMBOLS
+from dprobes.target.location import OWN_SYMBOLS, Module
 from dprobes.target.symbols import Symbol, SymbolTable
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import struct
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from dprobes.errors import TargetError
 from dprobes.target.contents import file_contents
@@ -20,13 +20,12 @@ from dprobes.target.contents import file_contents
 if TYPE_CHECKING:
     import os
 
+    from dprobes.arch import ByteOrder
     from dprobes.target.contents import Contents
     from dprobes.target.elfheaders import Headers, LoadSegment, Section
     from dprobes.target.frames import FrameTable
 
-__all__ = ["ByteOrder", "Dynamic", "ElfFile"]
-
-ByteOrder = Literal["little", "big"]
+__all__ = ["Dynamic", "ElfFile"]
 
 READ_MAX = 512 << 20
 """Bytes of a file that are read as one table. The symbol tables of the largest programs have half of it."""

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.errors import TargetError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from dprobes.arch import ByteOrder
     from dprobes.target.contents import Contents
 
 __all__ = ["SHT_DYNSYM", "SHT_SYMTAB", "Headers", "LoadSegment", "Section", "parse_headers"]
@@ -93,7 +94,7 @@ class Headers:
     """Hold what the headers say; pairs are file offset and size, except ``eh_frame_header``: a link address."""
 
     word_size: int
-    byte_order: Literal["little", "big"]
+    byte_order: ByteOrder
     machine: str
     type: str
     entry: int
@@ -117,7 +118,7 @@ def parse_headers(path: Path, data: Contents) -> Headers:
         raise TargetError(f"'{path}' is a malformed ELF file: {type(e).__name__} while reading its headers") from e
 
 
-def _check_ident(path: Path, data: Contents) -> tuple[int, Literal["little", "big"]]:
+def _check_ident(path: Path, data: Contents) -> tuple[int, ByteOrder]:
     if not data:
         raise TargetError(f"'{path}' is empty, expected an ELF file")
     if data[:4] != b"\x7fELF"[: len(data)]:
@@ -151,7 +152,7 @@ class _Segment(NamedTuple):
 class _Parser:
     """Walk one file's headers; what no check foresees is an exception that ``parse_headers`` sorts out."""
 
-    def __init__(self, path: Path, data: Contents, word_size: int, byte_order: Literal["little", "big"]) -> None:
+    def __init__(self, path: Path, data: Contents, word_size: int, byte_order: ByteOrder) -> None:
         self._path = path
         self._data = data
         self._word_size = word_size

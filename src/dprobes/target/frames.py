@@ -12,12 +12,13 @@ from __future__ import annotations
 import struct
 from bisect import bisect_right
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from dprobes.errors import TargetError
 
 if TYPE_CHECKING:
-    from dprobes.target.elf import ElfFile
+    from dprobes.target.contents import Contents
+    from dprobes.target.elfheaders import Section
 
 __all__ = ["FrameTable"]
 
@@ -29,6 +30,25 @@ _PCREL_SDATA4 = 0x1B
 _POINTER_SIZES = {0x00: 0, 0x01: -1, 0x02: 2, 0x03: 4, 0x04: 8, 0x09: -1, 0x0A: 2, 0x0B: 4, 0x0C: 8}
 
 
+class Image(Protocol):
+    """An ELF file, as far as its unwind table is read."""
+
+    data: Contents
+    word_size: int
+    struct_prefix: str
+    type: str
+    sections: tuple[Section, ...]
+
+    def read(self, link_address: int, n: int) -> bytes:
+        """Return the bytes at a link address; raise ``TargetError`` if the file does not hold them."""
+
+    def bytes_at(self, offset: int, size: int, what: str) -> bytes:
+        """Return the bytes at a file offset; raise ``TargetError`` if they are not ``what`` they should be."""
+
+    def code_range(self, link_address: int) -> tuple[int, int] | None:
+        """Return start and end of the executable segment around a link address."""
+
+
 @dataclass(frozen=True, slots=True)
 class FrameTable:
     """Hold the sorted link addresses at which functions start, and of each the address of its frame description."""
@@ -37,7 +57,7 @@ class FrameTable:
     descriptions: tuple[int, ...] = field(default=(), repr=False)
 
     @classmethod
-    def of(cls, elf: ElfFile, header: tuple[int, int] | None) -> FrameTable:
+    def of(cls, elf: Image, header: tuple[int, int] | None) -> FrameTable:
         """Return the table of ``elf`` whose header is at the given link address and size; empty if unusable."""
         try:
             if header is None:
@@ -48,7 +68,7 @@ class FrameTable:
             return cls()
 
     @classmethod
-    def _parse(cls, elf: ElfFile, address: int, size: int) -> FrameTable:
+    def _parse(cls, elf: Image, address: int, size: int) -> FrameTable:
         data = elf.read(address, size)
         version, pointer, count_encoding, table_encoding = struct.unpack_from("4B", data)
         pointer_size = _POINTER_SIZES.get(pointer & 0x0F, -1) or elf.word_size
@@ -67,7 +87,7 @@ class FrameTable:
         return cls(tuple(start for start, _ in rows), tuple(description for _, description in rows))
 
     @classmethod
-    def _walk(cls, elf: ElfFile) -> FrameTable:
+    def _walk(cls, elf: Image) -> FrameTable:
         section = next((s for s in elf.sections if s.name == ".eh_frame" and s.in_file and s.address), None)
         if section is None or elf.type == "rel":
             return cls()
@@ -87,7 +107,7 @@ class FrameTable:
         rows.sort()
         return cls(tuple(start for start, _ in rows), tuple(description for _, description in rows))
 
-    def covering(self, elf: ElfFile, link_address: int) -> int | None:
+    def covering(self, elf: Image, link_address: int) -> int | None:
         """Return the start of the function whose frame description covers ``link_address``, if one does."""
         i = bisect_right(self.starts, link_address) - 1
         code = elf.code_range(link_address)
@@ -97,7 +117,7 @@ class FrameTable:
         length = self._length(elf, i)
         return start if length is None or link_address < start + length else None
 
-    def extent(self, elf: ElfFile, link_address: int) -> tuple[int, int] | None:
+    def extent(self, elf: Image, link_address: int) -> tuple[int, int] | None:
         """Return start and end of the code whose frame description covers ``link_address``, if both are known."""
         i = bisect_right(self.starts, link_address) - 1
         length = self._length(elf, i) if i >= 0 else None
@@ -105,13 +125,13 @@ class FrameTable:
             return None
         return self.starts[i], self.starts[i] + length
 
-    def description_of(self, elf: ElfFile, link_address: int) -> int | None:
+    def description_of(self, elf: Image, link_address: int) -> int | None:
         """Return the link address of the frame description that covers ``link_address``."""
         if self.extent(elf, link_address) is None:
             return None
         return self.descriptions[bisect_right(self.starts, link_address) - 1]
 
-    def _length(self, elf: ElfFile, index: int) -> int | None:
+    def _length(self, elf: Image, index: int) -> int | None:
         """Return a function's length in bytes, for the encoding that compilers use (pcrel, sdata4), else None."""
         description = self.descriptions[index]
         try:

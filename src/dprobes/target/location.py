@@ -1,5 +1,5 @@
 """
-One module with its symbols: from names to places in the file and back.
+One module with its symbols, from names to places in the file and back, and where the symbols come from.
 
 Symbol expressions are taken apart elsewhere; this module answers for the single names in them. Addresses are link
 addresses, offsets are file offsets.
@@ -8,18 +8,22 @@ addresses, offsets are file offsets.
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from dprobes.errors import TargetError
+from dprobes.target.debugfiles import find_debug_file, load_symbols
 from dprobes.target.elf import ElfFile
+from dprobes.target.elfsymbols import elf_symbols
+from dprobes.target.symbols import SymbolTable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from dprobes.target.symbols import Symbol, SymbolTable
+    from dprobes.target.symbols import Symbol, SymbolSource
 
-__all__ = ["NOT_EXPECTED", "Module"]
+__all__ = ["NOT_EXPECTED", "OWN_SYMBOLS", "FileSymbols", "Module", "SymbolProvider"]
 
 NOT_EXPECTED = "no instruction is expected there"
 """The difference where it is not known which code should be in a file."""
@@ -51,8 +55,6 @@ class Module:
 
         ``reached`` leads to the file where ``path`` may not any more.
         """
-        from dprobes.target.symbolproviders import FileSymbols
-
         extra = None if extra_symbols is None else Path(extra_symbols)
         return FileSymbols(extra).module_of(ElfFile.open(path, reached))
 
@@ -213,3 +215,46 @@ def _quoted(names: Iterable[str]) -> str:
 
 def _alternatives(names: list[str]) -> str:
     return f"{_quoted(names[:-1])} or '{names[-1]}'" if len(names) > 1 else f"'{names[0]}'"
+
+
+class SymbolProvider(Protocol):
+    """Know the symbols of the files that a module's name means."""
+
+    def module_of(self, elf: ElfFile) -> Module:
+        """Return the module in a file with its symbols; raise ``TargetError`` if they cannot be given."""
+
+    def machine(self, host: str) -> str | None:
+        """Return for which processor a module is to be looked for on a machine, None for the machine's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileSymbols:
+    """
+    Take symbols from the file itself and its debug file, and before them from the file ``extra`` (``--sym``).
+
+    A separate debug file is looked for only when the module's own symbols do not answer a question.
+    """
+
+    extra: Path | None = None
+    table: type[SymbolTable] = SymbolTable
+
+    def module_of(self, elf: ElfFile) -> Module:
+        """Return the module in a file; raise ``TargetError`` if ``extra`` belongs to another one."""
+        sources: list[SymbolSource] = []
+        if self.extra is not None:
+            sources += load_symbols(self.extra, elf).sources
+        sources += elf_symbols(elf)
+        return Module(elf, self.table(sources, code_range=elf.code_range, later=lambda: _debug_symbols(elf)))
+
+    def machine(self, host: str) -> str | None:  # noqa: ARG002 - a file may have symbols for whatever processor
+        """Return None."""
+        return None
+
+
+OWN_SYMBOLS = FileSymbols()
+"""No symbols but those of the file itself and its debug file."""
+
+
+def _debug_symbols(elf: ElfFile) -> Iterable[SymbolSource]:
+    debug = find_debug_file(elf)
+    return elf_symbols(debug) if debug is not None else []

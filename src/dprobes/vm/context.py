@@ -9,10 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import MutableSequence
-from typing import TYPE_CHECKING, Protocol
-
-if TYPE_CHECKING:
-    from dprobes.vm.machine import Machine
+from typing import Any, Protocol
 
 __all__ = ["AddressFault", "Context", "SelectorFault", "SharedCells"]
 
@@ -124,5 +121,5 @@ class Context(Protocol):
     def time(self) -> int:
         """Return CLOCK_MONOTONIC in nanoseconds."""
 
-    def call_extension(self, name: str | None, machine: Machine) -> None:
-        """Run the registered extension called ``name``, or all of them."""
+    def call_extension(self, name: str | None, machine: Any) -> None:
+        """Run the registered extension called ``name``, or all of them, on the ``Machine`` that asks for it."""

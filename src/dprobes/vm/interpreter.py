@@ -13,6 +13,7 @@ from dprobes.vm import rules_flow, rules_log, rules_stack, rules_world
 from dprobes.vm.context import AddressFault, SelectorFault
 from dprobes.vm.machine import Ending, Machine, Raised
 from dprobes.vm.rules_flow import Reraised
+from dprobes.vm.stacktraces import take_trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -78,7 +79,7 @@ def _dispatch(machine: Machine, raised: Raised) -> None:
     if not forced and not raised.code & point.exception_mask:
         if raised.code & NON_MASKABLE:
             if point.autostacktrace:
-                machine.trace.take(machine)
+                take_trace(machine)
             _end(machine, raised)
         return
     machine.last_exception = (raised.code, raised.parm1 & machine.mask, raised.parm2 & machine.mask)
@@ -86,7 +87,7 @@ def _dispatch(machine: Machine, raised: Raised) -> None:
         for value in (raised.parm2, raised.parm1, raised.code):
             machine.push(value)
     if point.autostacktrace:
-        machine.trace.take(machine)
+        take_trace(machine)
     while machine.frames[-1].handler is None:
         if len(machine.frames) == 1:
             _end(machine, raised)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from dprobes.rpn.isa import RPN_STACK_CELLS, ExceptionCode
 from dprobes.vm.machine import Ending, Machine, Raised
+from dprobes.vm.stacktraces import take_trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -108,7 +109,7 @@ def _push_x(machine: Machine, operand: int) -> None:
 
 
 def _log_st(machine: Machine, operand: int) -> None:
-    machine.trace.take(machine)
+    take_trace(machine)
 
 
 def _purge_st(machine: Machine, operand: int) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dprobes.manager.sharedfiles import HeldFiles, SharingSymbols
 from dprobes.target.elf import ElfFile
-from dprobes.target.symbolproviders import OWN_SYMBOLS
+from dprobes.target.location import OWN_SYMBOLS
 
 
 def test_a_file_that_was_not_changed_is_held_once(tmp_path: Path) -> None:

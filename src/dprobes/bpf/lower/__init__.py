@@ -236,7 +236,7 @@ class _Handler:
         exceptions.write_dispatch(writer, writer.trace.call if self._autostacktrace else None)
         if writer.flow.returns:
             exceptions.write_return(writer)
-        writer.trace.write()
+        rows_trace.write_trace_routine(writer)
 
 
 def _relocated(image: CodeImage, flow: HandlerFlow, request: Request) -> Iterator[tuple[int, int]]:

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from dprobes.bpf.asm.assembler import Assembled
-    from dprobes.bpf.lower.composer import Composer
     from dprobes.bpf.lower.slot import SlotLayout
 
 __all__ = [
@@ -148,7 +147,7 @@ class Request:
     processes are to be named, None for the initial one. ``return_bytes`` is what a RET_SITE takes from the stack
     besides the return address. ``wants_tid`` puts the thread id into ring entries.
     ``note`` is given where a hit does not count if its instruction faults: the pair in NOTES that is this handler's.
-    ``extensions`` are the eBPF forms of what ``callk`` may call.
+    ``extensions`` are the eBPF forms of what ``callk`` may call: functions of a ``Composer``.
 
     An EVENT has one probepoint (``probe``). With a ``module`` only those events count that interrupt its code, which
     then says where it lies. With ``watched`` only those of processes in MAPPERS count, and ``link`` is the link address
@@ -178,7 +177,7 @@ class Request:
     return_bytes: int = 0
     wants_tid: bool = False
     note: int | None = None
-    extensions: Mapping[str, Callable[[Composer], None]] = field(default_factory=dict)
+    extensions: Mapping[str, Callable[..., None]] = field(default_factory=dict)
     replaceable: bool = False
     replaces: bool = False
     shared: bool = False

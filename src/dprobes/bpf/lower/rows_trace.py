@@ -10,17 +10,15 @@ from dprobes.bpf.asm.isa import Alu, Jump, Register, Size
 from dprobes.bpf.layout import MapName, power_of_two
 from dprobes.bpf.lower.exceptions import frame_address, ranges_address
 from dprobes.bpf.lower.logbuffer import move_back, move_to
-from dprobes.bpf.lower.loops import switch
 from dprobes.bpf.lower.slot import FRAMES, RANGES, Field, Frame
 from dprobes.bpf.lower.stack import SCRATCH
 from dprobes.rpn.isa import RPN_STACK_CELLS, ExceptionCode, Token
 
 if TYPE_CHECKING:
-    from dprobes.bpf.asm.assembler import Label
     from dprobes.bpf.lower.writer import Template, Writer
     from dprobes.rpn.decoder import EncodedInstruction
 
-__all__ = ["TEMPLATES", "TraceRoutine"]
+__all__ = ["TEMPLATES", "write_trace_routine"]
 
 _R = Register
 _CELLS, _LOCALS, _GLOBALS = 0, 16, 32
@@ -29,40 +27,24 @@ _CELLS, _LOCALS, _GLOBALS = 0, 16, 32
 _PREFIX = 3
 
 
-class TraceRoutine:
-    """
-    Write the routine that takes a stack trace, and calls of it.
+def write_trace_routine(w: Writer) -> None:
+    """Write the routine that takes a stack trace, behind everything that calls it."""
+    w.trace.write(_TraceWriter(w).write, w)
 
-    It is one piece of code for all places; where it returns to is a number in ``Field.RETURN``.
-    """
+
+class _TraceWriter:
+    """Write the routine that takes a stack trace."""
 
     def __init__(self, writer: Writer) -> None:
         self._w = writer
         self._asm = writer.asm
-        self._start = writer.asm.label()
         self._out = writer.asm.label()
-        self._returns: list[Label] = []
-
-    def call(self) -> None:
-        """Write a call; nothing is in registers, neither before nor behind it."""
-        label = self._asm.label()
-        self._returns.append(label)
-        self._asm.store(SCRATCH, Field.RETURN, len(self._returns))
-        self._asm.jump(self._start)
-        self._asm.place(label)
 
     def write(self) -> None:
-        """Write the routine behind everything that calls it."""
-        if not self._returns:
-            return
-        w, asm = self._w, self._asm
-        asm.place(self._start)
+        """Write what the routine does."""
         self._header()
         self._trace()
-        asm.place(self._out)
-        w.loops.junction()
-        asm.load(_R.R1, SCRATCH, Field.RETURN)
-        switch(w.asm, _R.R1, list(enumerate(self._returns, 1)), w.end_label)
+        self._asm.place(self._out)
 
     # Writing to the buffer
 

@@ -17,8 +17,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dprobes.bpf.asm.isa import Alu, Jump, Register, Size
-from dprobes.bpf.lower.loops import loops_of
-from dprobes.bpf.lower.rows_trace import TraceRoutine
+from dprobes.bpf.lower.loops import loops_of, switch
 from dprobes.bpf.lower.slot import Field
 from dprobes.bpf.lower.stack import SCRATCH, TSP, Operand, VirtualStack, store_number
 from dprobes.rpn.isa import NON_MASKABLE, RPN_STACK_CELLS, ExceptionCode
@@ -37,10 +36,37 @@ if TYPE_CHECKING:
 
     Template = Callable[["Writer", EncodedInstruction], None]
 
-__all__ = ["Writer"]
+__all__ = ["Routine", "Writer"]
 
 _SIZE_MAX = 1 << 16
 """The size at which nothing more is written: no jump reaches over so many instructions."""
+
+
+class Routine:
+    """A piece of code for all places that call it; where it returns to is a number in ``Field.RETURN``."""
+
+    def __init__(self, asm: Assembler) -> None:
+        self._asm = asm
+        self._start = asm.label()
+        self._returns: list[Label] = []
+
+    def call(self) -> None:
+        """Write a call; nothing is in registers, neither before nor behind it."""
+        label = self._asm.label()
+        self._returns.append(label)
+        self._asm.store(SCRATCH, Field.RETURN, len(self._returns))
+        self._asm.jump(self._start)
+        self._asm.place(label)
+
+    def write(self, body: Callable[[], None], writer: Writer) -> None:
+        """Write the routine, and the returns from it, if anything calls it."""
+        if not self._returns:
+            return
+        self._asm.place(self._start)
+        body()
+        writer.loops.junction()
+        self._asm.load(Register.R1, SCRATCH, Field.RETURN)
+        switch(self._asm, Register.R1, list(enumerate(self._returns, 1)), writer.end_label)
 
 
 class Writer:
@@ -83,7 +109,7 @@ class Writer:
         """Whether cells may be read that the handler has not written."""
         self.relocated: dict[int, int] = {}
         """Link addresses by the place in the encoded program where their run-time addresses belong."""
-        self.trace = TraceRoutine(self)
+        self.trace = Routine(asm)
         self.loops = loops_of(asm, request.abilities, self.end_label)
         self._blocks: dict[int, Label] = {}
         self._looped = flow.loop_heads()

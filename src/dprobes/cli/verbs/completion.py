@@ -19,6 +19,7 @@ def command(shell: str) -> int:
     compinit; for fish write the output to ~/.config/fish/completions/dprobes.fish.
     """
     from dprobes.cli.completions import script
+    from dprobes.cli.main import COMPLETE_VARIABLE, command_group
 
-    click.echo(script(shell))
+    click.echo(script(shell, command_group, COMPLETE_VARIABLE))
     return 0

@@ -12,7 +12,7 @@ from dprobes.engines.ebpf.attach.siteplan import plan_file
 from dprobes.engines.ebpf.attach.uretprobes import uretprobe_hazard
 from dprobes.engines.ebpf.kernel.features import Features
 from dprobes.engines.ebpf.support import kernel_support
-from dprobes.target.symbolproviders import OWN_SYMBOLS
+from dprobes.target.location import OWN_SYMBOLS
 
 if TYPE_CHECKING:
     from collections.abc import Container, Sequence
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from dprobes.engines.interface import Job
     from dprobes.resolve.probepoints import Probepoint, ResolvedModule
     from dprobes.rpn.program import Program
-    from dprobes.target.symbolproviders import SymbolProvider
+    from dprobes.target.location import SymbolProvider
 
 __all__ = ["RING_SIZE", "EbpfEngine"]
 

@@ -159,8 +159,8 @@ def _examine(question: Question, reached: Path) -> dict[str, Any]:
     from dprobes.diagnostics import Diagnostics
     from dprobes.resolve.probepoints import resolve
     from dprobes.target.elf import ElfFile
+    from dprobes.target.location import OWN_SYMBOLS
     from dprobes.target.outline import cheap_sites_in
-    from dprobes.target.symbolproviders import OWN_SYMBOLS
 
     elf = ElfFile.open(question.path, reached)
     is_meant = question.soname is None or elf.soname == question.soname
@@ -182,7 +182,7 @@ def _examine(question: Question, reached: Path) -> dict[str, Any]:
 
 
 def _own_places(elf: ElfFile, names: tuple[str, ...]) -> Mapping[str, int]:
-    from dprobes.target.symbolproviders import OWN_SYMBOLS
+    from dprobes.target.location import OWN_SYMBOLS
 
     if not names:
         return {}

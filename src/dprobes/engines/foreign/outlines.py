@@ -37,8 +37,7 @@ if TYPE_CHECKING:
 
     from dprobes.rpn.program import Program
     from dprobes.target.instructions import DecodedInstruction
-    from dprobes.target.location import Module
-    from dprobes.target.symbolproviders import SymbolProvider
+    from dprobes.target.location import Module, SymbolProvider
 
 __all__ = ["ANSWER_MAX", "PROBES_MAX", "Examined", "Question", "read_answer", "write_answer"]
 

@@ -20,7 +20,7 @@ from dprobes.engines.ptrace.wire import Done, Ended, Remove, Start
 from dprobes.errors import EngineError, InternalError
 from dprobes.extensions.registry import called_extensions
 from dprobes.rpn.program import Glob
-from dprobes.target.symbolproviders import OWN_SYMBOLS
+from dprobes.target.location import OWN_SYMBOLS
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from dprobes.engines.interface import Job
     from dprobes.engines.sharedglobals import GlobalVariables
     from dprobes.resolve.probepoints import LeftOutProbe, Probepoint
-    from dprobes.target.symbolproviders import SymbolProvider
+    from dprobes.target.location import SymbolProvider
 
 __all__ = ["PtraceEngine", "PtraceSession"]
 

@@ -42,14 +42,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.rpn.decoder import decode_one
 from dprobes.rpn.isa import Flow
-from dprobes.vm.translate.rows import write_instruction
 from dprobes.vm.translate.state import NotKnownError, State
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from dprobes.arch import Architecture
     from dprobes.rpn.decoder import EncodedInstruction
     from dprobes.rpn.encoder import CodeImage
-    from dprobes.vm.interpreter import Steps
+    from dprobes.rpn.isa import Row
+    from dprobes.vm.interpreter import Step, Steps
 
 __all__ = ["Function", "Writer"]
 
@@ -75,10 +77,20 @@ class Writer:
     """
     Write the function of the handler that starts at byte ``start`` of an image.
 
-    ``steps`` are the interpreter's. Without ``ends`` even what ends the handler is left to the interpreter.
+    ``steps`` are the interpreter's; ``write`` writes an instruction (``rows``). Without ``ends`` even what ends the
+    handler is left to the interpreter.
     """
 
-    def __init__(self, image: CodeImage, architecture: Architecture, steps: Steps, start: int, *, ends: bool) -> None:
+    def __init__(
+        self,
+        image: CodeImage,
+        architecture: Architecture,
+        steps: Steps,
+        start: int,
+        write: Callable[[Writer, Row, Step], None],
+        *,
+        ends: bool,
+    ) -> None:
         self.architecture = architecture
         self.bits: int = architecture.word_bits
         self.mask = f"{architecture.word_mask:#x}"
@@ -86,6 +98,7 @@ class Writer:
         self.state = State(start)
         self._image = image
         self._steps = steps
+        self._write = write
         self._meetings = self._find_meetings(start)
         self._numbers = {self.state.key(): 0}
         self._blocks = [self.state]
@@ -139,7 +152,7 @@ class Writer:
         length = len(self._lines)
         self.state.ip = instruction.end
         try:
-            write_instruction(self, instruction.row, self._steps[instruction.offset])
+            self._write(self, instruction.row, self._steps[instruction.offset])
         except NotKnownError:
             del self._lines[length:]
             self._leave()

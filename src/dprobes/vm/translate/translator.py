@@ -16,6 +16,7 @@ from dprobes.vm.interpreter import Interpreter
 from dprobes.vm.machine import Ending, Frame, Machine, Outcome, Point, Raised, read_string
 from dprobes.vm.rules_stack import add_to_variable, store_variable
 from dprobes.vm.translate.function import Function, Writer
+from dprobes.vm.translate.rows import write_instruction
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -63,7 +64,9 @@ class Translator:
 
     def function(self, start: int, *, ends: bool = True) -> Function:
         """Return the function of the handler at ``start``; without ``ends`` it leaves its end to the interpreter."""
-        return Writer(self._image, self._architecture, self._interpreter.steps, start, ends=ends).function()
+        return Writer(
+            self._image, self._architecture, self._interpreter.steps, start, write_instruction, ends=ends
+        ).function()
 
     def _compile(self, start: int, *, ends: bool) -> Handler:
         function = self.function(start, ends=ends)

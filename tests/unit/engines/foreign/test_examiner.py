@@ -24,9 +24,9 @@ from dprobes.rpn.pipeline import parse_source
 from dprobes.source import SourceFile
 from dprobes.target.elf import ElfFile
 from dprobes.target.functionexits import ExitKind
+from dprobes.target.location import OWN_SYMBOLS
 from dprobes.target.outline import cheap_sites_in
 from dprobes.target.starts import first_executed, last_executed
-from dprobes.target.symbolproviders import OWN_SYMBOLS
 from foreign_files import SYMTAB, add_symbols, claim
 
 if TYPE_CHECKING:

@@ -36,10 +36,10 @@ from dprobes.rpn.program import ModuleType
 from dprobes.target.elf import ElfFile
 from dprobes.target.functionexits import ExitKind
 from dprobes.target.instructions import decode_at
+from dprobes.target.location import OWN_SYMBOLS
 from dprobes.target.modules import matches
 from dprobes.target.ownership import foreign_owner
 from dprobes.target.processmaps import PAGE_SIZE, parse_maps, read_maps
-from dprobes.target.symbolproviders import OWN_SYMBOLS
 from dprobes.vm import Point
 
 if TYPE_CHECKING:
@@ -49,8 +49,7 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.wire import ModuleMapped
     from dprobes.resolve.probepoints import Probepoint
     from dprobes.rpn.program import Program
-    from dprobes.target.location import Module
-    from dprobes.target.symbolproviders import SymbolProvider
+    from dprobes.target.location import Module, SymbolProvider
 
 __all__ = ["Answers", "reachable"]
 
