@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
+from dprobes.rpn.arithmetic import signed
 from dprobes.rpn.isa import RPN_STACK_CELLS
 from dprobes.vm import Interpreter, Outcome, Point
 from dprobes.vm.interpreter import RULES, Steps
@@ -126,7 +127,7 @@ class Forgetting(Steps):
                 else:
                     rule(machine, operand)
             finally:
-                popped = max(0, machine.signed((machine.tsp - before) & machine.mask))
+                popped = max(0, signed((machine.tsp - before) & machine.mask, machine.bits))
                 for position in range(before, before + min(popped, RPN_STACK_CELLS)):
                     machine.cells[position % RPN_STACK_CELLS] = UNSPECIFIED
 

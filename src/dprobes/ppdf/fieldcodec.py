@@ -11,6 +11,7 @@ import struct
 from typing import TYPE_CHECKING, NoReturn
 
 from dprobes.errors import FormatError
+from dprobes.rpn.arithmetic import MAX_VALUE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -70,7 +71,7 @@ class Writer:
 
     def wide(self, value: int) -> None:
         """Write sixteen bytes, in two's complement; raise ``FormatError`` for what has more than 64 bits and a sign."""
-        if abs(value) >= 1 << 64:
+        if abs(value) > MAX_VALUE:
             raise FormatError(f"{value:#x} has more than 64 bits")
         self.data += value.to_bytes(_WIDE_BYTES, "little", signed=True)
 
@@ -147,7 +148,7 @@ class Reader:
         """Return a number of sixteen bytes, in two's complement, that has 64 bits with or without a sign."""
         at = self.offset
         value = int.from_bytes(self.take(_WIDE_BYTES, what), "little", signed=True)
-        if abs(value) >= 1 << 64:
+        if abs(value) > MAX_VALUE:
             self.fail(f"expected {what} of 64 bits, found {value:#x}", at)
         return value
 

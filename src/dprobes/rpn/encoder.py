@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from dprobes.rpn import isa
+from dprobes.rpn.arithmetic import mask_of
 from dprobes.rpn.isa import Flow, OperandKind, Row
 from dprobes.rpn.program import Code, Expression, Instruction
 
@@ -154,4 +155,4 @@ class _Encoder:
             case _:
                 raise TypeError(f"operand {operand!r} of '{row.syntax}'")
         # A negative number in "push" is its two's complement, like the distances.
-        return opcode + (value & ((1 << 8 * width) - 1)).to_bytes(width, self._architecture.byte_order)
+        return opcode + (value & mask_of(8 * width)).to_bytes(width, self._architecture.byte_order)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from dprobes.rpn.arithmetic import BINARY, MAX_VALUE, divided
 from dprobes.rpn.lexer import TokenKind
 from dprobes.rpn.program import Expression
 
@@ -30,21 +31,16 @@ _MAX_SHIFT = 64
 _MAX_DEPTH = 100
 
 _FOLD: dict[str, Callable[[int, int], int]] = {
-    "|": int.__or__,
-    "^": int.__xor__,
-    "&": int.__and__,
-    "*": int.__mul__,
+    **{operation.symbol: operation.function for operation in BINARY.values()},
     "<<": lambda a, b: a << min(b, _MAX_SHIFT),
     ">>": lambda a, b: a >> min(b, _MAX_SHIFT),
-    "/": lambda a, b: -(-a // b) if (a < 0) != (b < 0) else a // b,
-    "%": lambda a, b: a - b * (-(-a // b) if (a < 0) != (b < 0) else a // b),
+    "/": lambda a, b: divided(a, b)[0],
+    "%": lambda a, b: divided(a, b)[1],
 }
 
 _NUMBER = re.compile(r"(?:0[xX](?P<hex>[0-9a-fA-F]+)|(?P<octal>0[0-7]*)|(?P<decimal>[1-9][0-9]*))[uUlL]{0,3}")
 
 _ESCAPES = {"n": 10, "t": 9, "r": 13, "0": 0, "a": 7, "b": 8, "f": 12, "v": 11}
-
-MAX_VALUE = (1 << 64) - 1
 
 
 class ExpressionError(Exception):

@@ -20,15 +20,20 @@ import re
 from dataclasses import dataclass
 from functools import cache
 
+from dprobes.rpn.arithmetic import limits
+
 __all__ = [
     "ALIASES",
     "CALL_DEPTH_MAX",
     "DEFAULT_EXCEPTION_MASK",
+    "EXTENSION_NAME_MAX",
     "HANDLER_DISPATCH_MAX",
     "NON_MASKABLE",
     "OURS",
+    "RESERVED",
     "ROWS",
     "RPN_STACK_CELLS",
+    "VERSION",
     "Alias",
     "ExceptionCode",
     "Flow",
@@ -36,6 +41,7 @@ __all__ = [
     "OperandKind",
     "Row",
     "Token",
+    "free_opcodes",
     "rows_by_opcode",
     "rows_by_syntax",
 ]
@@ -44,6 +50,12 @@ RPN_STACK_CELLS = 1024
 CALL_DEPTH_MAX = 32
 HANDLER_DISPATCH_MAX = 256
 """How many exceptions may be dispatched to handlers in one hit (language.md, "Values")."""
+
+EXTENSION_NAME_MAX = limits(1)[1]
+"""How many characters the name of an extension has: the encoding gives its length a byte."""
+
+VERSION = 1
+"""The version of the instruction set: a number higher whenever an encoded instruction is added or changes its meaning."""
 
 OURS = "dprobes 0.1"
 """The ``since`` of what the original did not have."""
@@ -118,6 +130,11 @@ class OperandKind(enum.Enum):
     def is_signed(self) -> bool:
         """Whether the encoded operand is a two's complement number."""
         return self in (OperandKind.LABEL, OperandKind.PROCEDURE, OperandKind.DISPLACEMENT)
+
+    @property
+    def limits(self) -> tuple[int, int]:
+        """The smallest and the largest operand that can be encoded; only of kinds with a width of their own."""
+        return limits(self.width, is_signed=self.is_signed)
 
 
 _WIDTHS = {
@@ -478,6 +495,13 @@ ROWS: tuple[Row, ...] = (
     *_HEAP,
 )
 
+RESERVED: tuple[tuple[range, str], ...] = (
+    (range(0x0F, 0x11), "the original's 'suspend' and 'resume', which were never executed"),
+    (range(0x1C, 0x1F), "the original's 'alloc gv' and 'free gv', which were never executed"),
+    (range(0xF1, 0x100), "the first bytes of two-byte codes"),
+)
+"""The opcodes without a row that no row may get, and what they are for (recovered reference 1.2)."""
+
 ALIASES: tuple[Alias, ...] = (
     Alias("log arf", "log str"),
     Alias("push b, <value>", "push <value>"),
@@ -506,6 +530,12 @@ REJECTED: tuple[tuple[str, str], ...] = (
     ("free gv", "'free gv' was reserved and never executed; global variables outlive the programs"),
 )
 """Statements that some version knew and that are refused with a reason of their own."""
+
+
+def free_opcodes() -> list[int]:
+    """Return the opcodes that the next instruction may get: 0xb0 to 0xdf are for those of one architecture."""
+    taken = {row.opcode for row in ROWS}.union(*(opcodes for opcodes, _ in RESERVED))
+    return [opcode for opcode in range(0x100) if opcode not in taken]
 
 
 @cache

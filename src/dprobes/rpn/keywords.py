@@ -11,12 +11,12 @@ import enum
 from dataclasses import dataclass
 from functools import cache
 
+from dprobes.rpn.arithmetic import limits
 from dprobes.rpn.isa import DEFAULT_EXCEPTION_MASK, OURS
 
 __all__ = ["KEYWORDS", "KEYWORD_ALIASES", "Header", "Keyword", "ValueKind", "keywords_of"]
 
-U16 = 0xFFFF
-U32 = 0xFFFFFFFF
+U16, U32, S32 = limits(2)[1], limits(4)[1], limits(4, is_signed=True)[1]
 
 
 class Header(enum.Enum):
@@ -94,14 +94,14 @@ KEYWORDS: tuple[Keyword, ...] = (
     Keyword("sampler", _P, ValueKind.FREQUENCY, "Sample each CPU; starts a probe definition.", None, 1, 10_000,
             since=OURS, field="location"),
     Keyword("opcode", _P, ValueKind.NUMBER, "The first byte of the instruction there, checked before insertion.",
-            None, 0, 0xFF),
+            None, *limits(1)),
     Keyword("minor", _P, ValueKind.NUMBER, "The minor code of the probepoint's records.", 0, 0, U16),
     Keyword("watchpoint", _P, ValueKind.ACCESS, "Watch a range of memory for this kind of access."),
     Keyword("group", _P, ValueKind.NAME, "The group that the probepoint is in.", since="3.0"),
     Keyword("type", _P, ValueKind.NAMES, "The types that the probepoint has.", since="3.0", field="types"),
-    Keyword("passcount", _P, ValueKind.NUMBER, "How many hits are passed over first.", 0, 0, 0x7FFFFFFF),
+    Keyword("passcount", _P, ValueKind.NUMBER, "How many hits are passed over first.", 0, 0, S32),
     Keyword("maxhits", _P, ValueKind.NUMBER, "After how many hits the probepoint is disabled; 0 is never.",
-            0, 0, 0x7FFFFFFF),
+            0, 0, S32),
     Keyword("logonfault", _P, ValueKind.BOOLEAN, "Overrides the file header's logonfault."),
     Keyword("ex_mask", _P, ValueKind.NUMBER, "The exceptions that are enabled, a bit each.",
             DEFAULT_EXCEPTION_MASK, 0, U16, field="exception_mask"),

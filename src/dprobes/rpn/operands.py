@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from dprobes.arch import ARCHITECTURE_NAMES, architecture
 from dprobes.diagnostics import did_you_mean, nearest
 from dprobes.rpn import isa
+from dprobes.rpn.arithmetic import MAX_VALUE, MIN_VALUE, mask_of
 from dprobes.rpn.expressions import ExpressionError, parse_expression
 from dprobes.rpn.isa import Alias, OperandKind, Row
 from dprobes.rpn.lexer import TokenKind, WordToken
@@ -26,22 +27,6 @@ if TYPE_CHECKING:
     from dprobes.rpn.program import Operand
 
 __all__ = ["Match", "StatementError", "like_statement", "match_statement", "operators"]
-
-_RANGES = {
-    OperandKind.LV: (0, 0xFFFF),
-    OperandKind.GV: (0, 0xFFFF),
-    OperandKind.CV: (0, 0xFFFF),
-    OperandKind.MAJOR: (0, 0xFFFF),
-    OperandKind.MINOR: (0, 0xFFFF),
-    OperandKind.WORDS: (0, 0xFFFF),
-    OperandKind.BITS: (0, 0xFF),
-    OperandKind.TIMES: (0, 0xFF),
-    OperandKind.CELLS: (0, 0xFF),
-    OperandKind.DISPLACEMENT: (-0x8000, 0x7FFF),
-    OperandKind.EXIT_CODE: (0, 0xFF),
-    OperandKind.HEAP_COUNT: (0, 0xFFFF),
-    OperandKind.REGISTER: (0, 0xFFFF),
-}
 
 # The old "push b|w|d, value" says how wide the value is.
 _OLD_PUSH_BITS = {"push b, <value>": 8, "push w, <value>": 16, "push d, <value>": 32}
@@ -55,12 +40,6 @@ _NAMED = {
 _COMMA = WordToken(TokenKind.PUNCTUATION, ",", 0, 0)
 _SHORT = 16
 """Statements of more words are not looked at for a missing comma: none of the table has as many."""
-
-# The encoding gives its length a byte.
-_MAX_EXTENSION_NAME = 0xFF
-
-# A value that fits in a word, whatever the module: the checker knows which.
-_MIN_VALUE, _MAX_VALUE = -(1 << 63), (1 << 64) - 1
 
 
 class StatementError(Exception):
@@ -261,14 +240,16 @@ def _operand(kind: OperandKind, tokens: Sequence[WordToken]) -> Operand:
         case OperandKind.LABEL | OperandKind.PROCEDURE | OperandKind.EXTENSION:
             if len(tokens) != 1 or tokens[0].kind is not TokenKind.NAME:
                 raise StatementError(f"expected {_NAMED[kind]}", tokens)
-            if kind is OperandKind.EXTENSION and len(tokens[0].text) > _MAX_EXTENSION_NAME:
-                raise StatementError(f"the name of an extension has at most {_MAX_EXTENSION_NAME} characters", tokens)
+            if kind is OperandKind.EXTENSION and len(tokens[0].text) > isa.EXTENSION_NAME_MAX:
+                raise StatementError(
+                    f"the name of an extension has at most {isa.EXTENSION_NAME_MAX} characters", tokens
+                )
             return tokens[0].word
         case OperandKind.REGISTER if len(tokens) == 1 and tokens[0].kind is TokenKind.NAME:
             return tokens[0].word
         case OperandKind.VALUE:
             value = _expression(tokens)
-            if value.symbol is None and not _MIN_VALUE <= value.addend <= _MAX_VALUE:
+            if value.symbol is None and not MIN_VALUE <= value.addend <= MAX_VALUE:
                 raise StatementError(f"{value.addend} does not fit in a word", tokens)
             return value
         case _:
@@ -287,7 +268,7 @@ def _constant(kind: OperandKind, tokens: Sequence[WordToken]) -> int:
     if value.symbol is not None:
         what = "a register" if kind is OperandKind.REGISTER else "a number"
         raise StatementError(f"expected {what}, found '{value.symbol}'", tokens)
-    low, high = _RANGES[kind]
+    low, high = kind.limits
     if not low <= value.addend <= high:
         raise StatementError(f"{value.addend} is outside {low} to {high}", tokens)
     return value.addend
@@ -298,6 +279,6 @@ def _narrow(value: Expression, bits: int, tokens: Sequence[WordToken]) -> Expres
         raise StatementError(
             f"the address of '{value.symbol}' does not fit in {bits} bits", tokens, f"write 'push {value}'"
         )
-    if not -(1 << (bits - 1)) <= value.addend < 1 << bits:
+    if not -(1 << (bits - 1)) <= value.addend <= mask_of(bits):
         raise StatementError(f"{value.addend} does not fit in {bits} bits", tokens)
-    return Expression(value.addend & ((1 << bits) - 1))
+    return Expression(value.addend & mask_of(bits))

@@ -121,7 +121,7 @@ class Machine:
         self.architecture = architecture
         self.word_size = word_size = architecture.word_size
         self.bits = 8 * word_size
-        self.mask = (1 << 8 * word_size) - 1
+        self.mask = architecture.word_mask
         self.point = point
         self.context = context
         self.major = point.major
@@ -177,10 +177,6 @@ class Machine:
         """Push a value of ``bits`` bits in as many cells as it takes, least significant on top."""
         for cell in reversed(range(-(-bits // self.bits))):
             self.push(value >> (cell * self.bits))
-
-    def signed(self, value: int) -> int:
-        """Return a cell's value as a signed number."""
-        return value - (1 << self.bits) if value >> (self.bits - 1) else value
 
     # Control
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from dprobes.rpn.arithmetic import signed
 from dprobes.rpn.isa import RPN_STACK_CELLS, ExceptionCode
 from dprobes.vm.machine import Ending, Machine, Raised
 from dprobes.vm.stacktraces import take_trace
@@ -36,7 +37,7 @@ def _branch(condition: Callable[[int], bool]) -> Rule:
     """Return the rule of a conditional jump: the budget is charged only when the jump is taken."""
 
     def rule(machine: Machine, target: int) -> None:
-        if condition(machine.signed(machine.peek())):
+        if condition(signed(machine.peek(), machine.bits)):
             machine.charge_jump()
             machine.ip = target
 

@@ -4,8 +4,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from dprobes.rpn.arithmetic import BINARY, DIVISIONS, FILLS, SHIFTS, complement, mask_of
 from dprobes.rpn.isa import RPN_STACK_CELLS, ExceptionCode
 from dprobes.vm.context import SharedCells
 from dprobes.vm.heap import HeapExhaustedError
@@ -14,7 +15,10 @@ from dprobes.vm.machine import Machine, Raised
 if TYPE_CHECKING:
     from collections.abc import Callable, MutableSequence
 
+    _T = TypeVar("_T")
     Rule = Callable[[Machine, Any], None]
+    Sized = Callable[[int, int, int], _T]
+    """An operation on two numbers and the width of the word in bits."""
 
 __all__ = ["RULES", "add_to_variable", "store_variable"]
 
@@ -33,65 +37,43 @@ def _binary(operation: Callable[[int, int], int]) -> Rule:
 
 
 def _neg(machine: Machine, operand: int) -> None:
-    machine.poke(~machine.peek())
+    machine.poke(complement(machine.peek()))
 
 
-def _div(machine: Machine, operand: int) -> None:
-    divisor, dividend = machine.pop(), machine.pop()
-    if divisor == 0:
-        raise Raised(ExceptionCode.DIVIDE_BY_ZERO)
-    machine.push(dividend % divisor)
-    machine.push(dividend // divisor)
+def _division(operation: Sized[tuple[int, int]]) -> Rule:
+    """Return the rule that pops divisor and dividend, and pushes the remainder, then the quotient."""
+
+    def rule(machine: Machine, operand: int) -> None:
+        divisor, dividend = machine.pop(), machine.pop()
+        if divisor == 0:
+            raise Raised(ExceptionCode.DIVIDE_BY_ZERO)
+        quotient, remainder = operation(dividend, divisor, machine.bits)
+        machine.push(remainder)
+        machine.push(quotient)
+
+    return rule
 
 
-def _idiv(machine: Machine, operand: int) -> None:
-    divisor, dividend = machine.signed(machine.pop()), machine.signed(machine.pop())
-    if divisor == 0:
-        raise Raised(ExceptionCode.DIVIDE_BY_ZERO)
-    quotient = abs(dividend) // abs(divisor)
-    if (dividend < 0) != (divisor < 0):
-        quotient = -quotient
-    machine.push(dividend - quotient * divisor)
-    machine.push(quotient)
-
-
-def _rotate_left(machine: Machine, value: int, count: int) -> int:
-    count %= machine.bits
-    return value << count | value >> (machine.bits - count)
-
-
-def _rotate_right(machine: Machine, value: int, count: int) -> int:
-    return _rotate_left(machine, value, machine.bits - count % machine.bits)
-
-
-def _shift_left(machine: Machine, value: int, count: int) -> int:
-    return value << count if count < machine.bits else 0
-
-
-def _shift_right(machine: Machine, value: int, count: int) -> int:
-    return value >> count if count < machine.bits else 0
-
-
-def _shift(operation: Callable[[Machine, int, int], int]) -> tuple[Rule, Rule]:
+def _shift(operation: Sized[int]) -> tuple[Rule, Rule]:
     """Return the rules of the two forms: count in the instruction, and value on top with the count below."""
 
     def immediate(machine: Machine, count: int) -> None:
-        machine.poke(operation(machine, machine.peek(), count))
+        machine.poke(operation(machine.peek(), count, machine.bits))
 
     def popped(machine: Machine, operand: int) -> None:
         value = machine.pop()
-        machine.poke(operation(machine, value, machine.peek()))
+        machine.poke(operation(value, machine.peek(), machine.bits))
 
     return immediate, popped
 
 
-def _propagate(operation: Callable[[int, int, int], int]) -> tuple[Rule, Rule]:
-    """Return the rules of ``pbl`` and its like; ``operation`` takes value, n (1 to the width) and the word's mask."""
+def _fill(operation: Sized[int]) -> tuple[Rule, Rule]:
+    """Return the rules of ``pbl`` and its like: n in the instruction, and on top of the value."""
 
     def apply(machine: Machine, value: int, n: int) -> None:
         if not 1 <= n <= machine.bits:
             raise Raised(ExceptionCode.INVALID_OPERAND, 3, n)
-        machine.push(operation(value, n, machine.mask))
+        machine.push(operation(value, n, machine.bits))
 
     def immediate(machine: Machine, n: int) -> None:
         apply(machine, machine.pop(), n)
@@ -103,26 +85,11 @@ def _propagate(operation: Callable[[int, int, int], int]) -> tuple[Rule, Rule]:
     return immediate, popped
 
 
-def _pbl(value: int, n: int, mask: int) -> int:
-    low = (1 << n) - 1
-    return value | (mask & ~low) if value >> (n - 1) & 1 else value & low
-
-
-def _pbr(value: int, n: int, mask: int) -> int:
-    low = (1 << (n - 1)) - 1
-    return value | low if value >> (n - 1) & 1 else value & ~low
-
-
-def _pzl(value: int, n: int, mask: int) -> int:
-    return value & ((1 << n) - 1)
-
-
-def _pzr(value: int, n: int, mask: int) -> int:
-    return value & ~((1 << (n - 1)) - 1)
-
-
-_ROL, _ROR, _SHL, _SHR = (_shift(f) for f in (_rotate_left, _rotate_right, _shift_left, _shift_right))
-_PBL, _PBR, _PZL, _PZR = (_propagate(f) for f in (_pbl, _pbr, _pzl, _pzr))
+_COUNTED = {
+    **{name: _shift(operation) for name, operation in SHIFTS.items()},
+    **{name: _fill(operation) for name, operation in FILLS.items()},
+}
+"""The rules of the instructions of which each has two forms."""
 
 
 # The RPN stack
@@ -240,7 +207,7 @@ def _restore_tsp(machine: Machine, operand: int) -> None:
 
 def store_variable(values: MutableSequence[int], index: int, value: int, word_size: int) -> None:
     """Set a variable; a program with 4-byte words sees and changes the low half of a 64-bit global variable."""
-    mask = (1 << 8 * word_size) - 1
+    mask = mask_of(8 * word_size)
     if isinstance(values, SharedCells):
         values.store(index, value & mask, word_size)
     else:
@@ -352,31 +319,11 @@ def _pop_heap(width: int) -> Rule:
 
 
 RULES: dict[str, Rule] = {
-    "add": _binary(lambda val1, val2: val1 + val2),
-    "sub": _binary(lambda val1, val2: val1 - val2),
-    "mul": _binary(lambda val1, val2: val1 * val2),
-    "and": _binary(lambda val1, val2: val1 & val2),
-    "or": _binary(lambda val1, val2: val1 | val2),
-    "xor": _binary(lambda val1, val2: val1 ^ val2),
+    **{name: _binary(operation.function) for name, operation in BINARY.items()},
     "neg": _neg,
-    "div": _div,
-    "idiv": _idiv,
-    "rol <bits>": _ROL[0],
-    "rol": _ROL[1],
-    "ror <bits>": _ROR[0],
-    "ror": _ROR[1],
-    "shl <bits>": _SHL[0],
-    "shl": _SHL[1],
-    "shr <bits>": _SHR[0],
-    "shr": _SHR[1],
-    "pbl <bits>": _PBL[0],
-    "pbl": _PBL[1],
-    "pbr <bits>": _PBR[0],
-    "pbr": _PBR[1],
-    "pzl <bits>": _PZL[0],
-    "pzl": _PZL[1],
-    "pzr <bits>": _PZR[0],
-    "pzr": _PZR[1],
+    **{name: _division(operation) for name, operation in DIVISIONS.items()},
+    **{f"{name} <bits>": immediate for name, (immediate, _) in _COUNTED.items()},
+    **{name: popped for name, (_, popped) in _COUNTED.items()},
     "push <value>": _push_value,
     "xchg": _xchg,
     "dup <times>": _dup,

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 
 from dprobes.bpf.asm.isa import Alu, Jump, Register
 from dprobes.bpf.lower.stack import ADDRESS
+from dprobes.rpn.arithmetic import BINARY, FILLS, complement
 from dprobes.rpn.isa import ExceptionCode
 
 if TYPE_CHECKING:
     from dprobes.bpf.lower.stack import Operand
     from dprobes.bpf.lower.writer import Template, Writer
+    from dprobes.rpn.arithmetic import Binary
     from dprobes.rpn.decoder import EncodedInstruction
 
 __all__ = ["TEMPLATES"]
@@ -23,15 +25,15 @@ def _fits(value: Operand) -> bool:
     return isinstance(value, Register) or value < 1 << 31
 
 
-def _binary(operation: Alu, *, commutes: bool) -> Template:
+def _binary(operation: Alu, meaning: Binary) -> Template:
     """Return the template of ``top <operation> second``."""
 
     def template(w: Writer, i: EncodedInstruction) -> None:
         top, second = w.stack.pop(), w.stack.pop()
         if isinstance(top, int) and isinstance(second, int):
-            w.stack.push(_folded(operation, top, second))
+            w.stack.push(meaning.function(top, second))
             return
-        if commutes and isinstance(top, int):
+        if meaning.commutes and isinstance(top, int):
             top, second = second, top
         result = w.stack.in_register(top)
         if not _fits(second):
@@ -42,29 +44,13 @@ def _binary(operation: Alu, *, commutes: bool) -> Template:
     return template
 
 
-def _folded(operation: Alu, top: int, second: int) -> int:
-    match operation:
-        case Alu.ADD:
-            return top + second
-        case Alu.SUB:
-            return top - second
-        case Alu.MUL:
-            return top * second
-        case Alu.AND:
-            return top & second
-        case Alu.OR:
-            return top | second
-        case _:
-            return top ^ second
-
-
 def _neg(w: Writer, i: EncodedInstruction) -> None:
     value = w.stack.pop()
     if isinstance(value, Register):
         w.asm.alu(Alu.XOR, value, -1, wide=w.wide)
         w.stack.push(value)
     else:
-        w.stack.push(~value)
+        w.stack.push(complement(value))
 
 
 def _div(w: Writer, i: EncodedInstruction) -> None:
@@ -231,15 +217,12 @@ def _propagate_by(w: Writer, name: str, operand: Operand, n: Operand) -> None:
 
 _SHL, _SHR = _shift(Alu.LSH), _shift(Alu.RSH)
 _ROL, _ROR = _rotate(left=True), _rotate(left=False)
-_PROPAGATES = {name: _propagate(name) for name in ("pbl", "pbr", "pzl", "pzr")}
+_PROPAGATES = {name: _propagate(name) for name in FILLS}
+
+_ALU = {"add": Alu.ADD, "sub": Alu.SUB, "mul": Alu.MUL, "and": Alu.AND, "or": Alu.OR, "xor": Alu.XOR}
 
 TEMPLATES: dict[str, Template] = {
-    "add": _binary(Alu.ADD, commutes=True),
-    "sub": _binary(Alu.SUB, commutes=False),
-    "mul": _binary(Alu.MUL, commutes=True),
-    "and": _binary(Alu.AND, commutes=True),
-    "or": _binary(Alu.OR, commutes=True),
-    "xor": _binary(Alu.XOR, commutes=True),
+    **{name: _binary(_ALU[name], meaning) for name, meaning in BINARY.items()},
     "neg": _neg,
     "div": _div,
     "idiv": _idiv,

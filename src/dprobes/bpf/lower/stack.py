@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.bpf.asm.isa import Alu, Register
 from dprobes.bpf.lower.slot import CELLS, Field
+from dprobes.rpn.arithmetic import mask_of
 from dprobes.rpn.isa import RPN_STACK_CELLS
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class VirtualStack:
     def __init__(self, asm: Assembler, word_size: int, tsp: int | None) -> None:
         self._asm = asm
         self._word_size = word_size
-        self._mask = (1 << 8 * word_size) - 1
+        self._mask = mask_of(8 * word_size)
         self._cells: dict[int, _Cell] = {}
         self._held: list[Register] = []
         self.tsp = tsp
