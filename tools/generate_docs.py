@@ -72,6 +72,31 @@ def instruction_rows(group: isa.Group) -> list[str]:
     return rows
 
 
+def opcode_lines() -> list[str]:
+    free = [(opcode, opcode + 1) for opcode in isa.free_opcodes()]
+    joined: list[tuple[int, int]] = []
+    for start, end in free:
+        if joined and joined[-1][1] == start:
+            joined[-1] = joined[-1][0], end
+        else:
+            joined.append((start, end))
+    reserved = [f"{interval(each.start, each.stop)}: {purpose}" for each, purpose in isa.RESERVED]
+    return [
+        f"This is version {isa.VERSION} of the instruction set; compiled programs (`docs/ppdf.md`) carry that number.",
+        "",
+        (
+            f"Codes that are free: {', '.join(interval(*each) for each in joined)}. "
+            "Of these, `b0` to `df` are for instructions of one architecture."
+        ),
+        "",
+        f"Codes that stand for no instruction, and are not free: {'; '.join(reserved)}.",
+    ]
+
+
+def interval(start: int, end: int) -> str:
+    return f"`{start:02x}`" if end == start + 1 else f"`{start:02x}` to `{end - 1:02x}`"
+
+
 def register_rows(arch: Architecture) -> list[str]:
     rows = ["| index | register | bits | push u | push r | pop u | pop r |", "|---|---|---|---|---|---|---|"]
     for register in arch.registers:
@@ -92,6 +117,7 @@ def document() -> str:
     lines += ["### Older spellings", "", "| written | means | renamed in |", "|---|---|---|"]
     lines += [f"| `{alias.syntax}` | `{alias.canonical}` | {alias.since} |" for alias in isa.ALIASES]
     lines += ["", "Refused: " + "; ".join(reason for _, reason in isa.REJECTED) + ".", ""]
+    lines += ["### Numbers", "", *opcode_lines(), ""]
     lines += ["## Exceptions", "", "| code | name | when disabled |", "|---|---|---|"]
     for code in isa.ExceptionCode:
         masked = "the handler ends" if code & isa.NON_MASKABLE else "ignored"

@@ -23,10 +23,13 @@ from typing import NamedTuple
 
 from dprobes.errors import FormatError
 
-__all__ = ["MAGIC", "MAJOR", "MINOR", "SECTION_MAX", "SIZE_MAX", "Section", "pack", "unpack"]
+__all__ = ["MAGIC", "MAJOR", "MINOR", "NEWER_HINT", "SECTION_MAX", "SIZE_MAX", "Section", "pack", "unpack"]
 
 MAGIC = b"\x89PPDF\r\n\x1a"
-MAJOR, MINOR = 1, 0
+MAJOR, MINOR = 1, 1
+
+NEWER_HINT = "update dprobes here, or build the file with an older one"
+"""What to do about a file that this version cannot read."""
 
 SIZE_MAX = 64 << 20
 SECTION_MAX = 64
@@ -108,7 +111,7 @@ def _start(data: bytes) -> tuple[int, int, int]:
         raise FormatError(
             f"the file has version {major}.{minor}, and this dprobes reads versions up to {MAJOR}.x",
             offset=8,
-            hint="update dprobes here, or build the file with an older one",
+            hint=NEWER_HINT,
         )
     if major < MAJOR:
         raise FormatError(f"expected version {MAJOR}.x, found {major}.{minor}", offset=8)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.errors import FormatError
 from dprobes.ppdf.builds import read_builds
-from dprobes.ppdf.container import MAJOR, MINOR, Section, unpack
+from dprobes.ppdf.container import MAJOR, MINOR, NEWER_HINT, Section, unpack
 from dprobes.ppdf.definitions import read_program
 from dprobes.ppdf.ebpflisting import read_ebpf
 from dprobes.ppdf.fieldcodec import NO_TEXT, Reader
@@ -14,6 +14,7 @@ from dprobes.ppdf.images import read_images
 from dprobes.ppdf.model import Ppdf
 from dprobes.ppdf.sources import read_sources
 from dprobes.ppdf.writer import NEEDS_WRITE, STRING_MAX
+from dprobes.rpn import isa
 from dprobes.rpn.needs import writing_instructions
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ __all__ = ["decode"]
 _SECTIONS = {
     "STRS": "strings",
     "INFO": "the tool",
+    "ISET": "the instruction set",
     "SRCE": "source lines",
     "CODE": "code",
     "PROG": "the program",
@@ -33,16 +35,20 @@ _SECTIONS = {
 }
 """All sections of this version and what they hold; each is there, in whatever order."""
 
+_SINCE = {"ISET": 1}
+"""In which minor version a section came, if not in the first one."""
+
 _TEMPLATE_SIZE = 8
 
 
 def decode(data: bytes) -> Ppdf:
     """Return what the bytes of a PPDF hold; raise ``FormatError`` with the byte at which something is wrong."""
     minor, sections = unpack(data)
-    for name, what in _SECTIONS.items():
+    expected = {name: what for name, what in _SECTIONS.items() if _SINCE.get(name, 0) <= minor}
+    for name, what in expected.items():
         if name not in sections:
             raise FormatError(f"expected a section {name} ({what}), found none", offset=len(data))
-    unknown = [name for name in sections if name not in _SECTIONS]
+    unknown = [name for name in sections if name not in expected]
     if unknown and minor <= MINOR:
         raise FormatError(
             f"expected no section {unknown[0]} in version {MAJOR}.{minor}", offset=sections[unknown[0]].offset
@@ -53,6 +59,8 @@ def decode(data: bytes) -> Ppdf:
     if flags & ~NEEDS_WRITE:
         info.fail(f"expected no flags but {NEEDS_WRITE:#x}, found {flags:#x}", flags_at)
     info.end()
+    if "ISET" in expected:
+        _check_instruction_set(_reader(sections, "ISET"))
     spans = read_sources(_reader(sections, "SRCE", strings))
     images = read_images(_reader(sections, "CODE", strings))
     program = read_program(_reader(sections, "PROG", strings), spans, images)
@@ -73,6 +81,21 @@ def decode(data: bytes) -> Ppdf:
 def _reader(sections: dict[str, Section], name: str, strings: Sequence[str] = ()) -> Reader:
     section = sections[name]
     return Reader(section.data, section.offset, f"section {name}", strings)
+
+
+def _check_instruction_set(reader: Reader) -> None:
+    """Refuse code whose instructions a newer dprobes defines; a file of version 1.0 is in version 1 of these."""
+    at, version = reader.offset, reader.u32("the version of the instruction set")
+    if version > isa.VERSION:
+        raise FormatError(
+            f"the program is in version {version} of the instruction set, and this dprobes knows versions up to "
+            f"{isa.VERSION}",
+            offset=at,
+            hint=NEWER_HINT,
+        )
+    if version == 0:
+        reader.fail("expected a version from 1 on, found 0", at)
+    reader.end()
 
 
 def _read_strings(reader: Reader) -> list[str]:

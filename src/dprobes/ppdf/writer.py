@@ -13,6 +13,7 @@ from dprobes.ppdf.ebpflisting import write_ebpf
 from dprobes.ppdf.fieldcodec import NO_TEXT, Strings, Writer
 from dprobes.ppdf.images import MACHINES, notes_of, write_images
 from dprobes.ppdf.sources import Spans
+from dprobes.rpn import isa
 from dprobes.rpn.encoder import encode as encode_code
 
 if TYPE_CHECKING:
@@ -40,9 +41,10 @@ def encode(ppdf: Ppdf) -> bytes:
         raise FormatError(f"a PPDF is for {' and '.join(MACHINES)}, not for {', '.join(ppdf.machines) or 'nothing'}")
     images = {name: encode_code(program, architecture(name)) for name in machines}
     notes = notes_of(program, images[machines[0]], architecture(machines[0]))
-    info, code, body, sources, builds, ebpf, templates = (Writer(strings) for _ in range(7))
+    info, instructions, code, body, sources, builds, ebpf, templates = (Writer(strings) for _ in range(8))
     info.string(ppdf.tool)
     info.u32(NEEDS_WRITE if ppdf.needs_write else 0)
+    instructions.u32(isa.VERSION)
     write_images(code, images)
     write_program(body, program, notes, spans)
     spans.write(sources)
@@ -55,6 +57,7 @@ def encode(ppdf: Ppdf) -> bytes:
     sections = {
         "STRS": _string_table(strings),
         "INFO": info.data,
+        "ISET": instructions.data,
         "SRCE": sources.data,
         "CODE": code.data,
         "PROG": body.data,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.diagnostics import Diagnostics
 from dprobes.ppdf import Ppdf, encode
-from dprobes.ppdf.container import pack, unpack
+from dprobes.ppdf.container import MINOR, pack, unpack
 from dprobes.resolve.carriedebpf import ebpf_codes
 from dprobes.rpn.pipeline import parse_source
 from dprobes.source import SourceFile
@@ -100,7 +100,7 @@ def sections_of(data: bytes) -> dict[str, bytes]:
     return {name: bytes(section.data) for name, section in unpack(data)[1].items()}
 
 
-def repacked(sections: Mapping[str, bytes], minor: int = 0) -> bytes:
+def repacked(sections: Mapping[str, bytes], minor: int = MINOR) -> bytes:
     """Return a file with right checksums, whatever is in its sections."""
     return pack(dict(sections), minor)
 

@@ -44,7 +44,7 @@ def sections_as_drawn(data: bytes) -> dict[str, Fields]:
     assert data[:8] == bytes.fromhex("89 50 50 44 46 0d 0a 1a")
     major, minor, size, count, checksum = struct.unpack_from("<HHIII", data, 8)
     table = data[24 : 24 + 16 * count]
-    assert (major, minor, size) == (1, 0, len(data))
+    assert (major, minor, size) == (1, 1, len(data))
     assert checksum == zlib.crc32(data[:20] + table)
     found = {}
     end = 24 + 16 * count
@@ -65,6 +65,7 @@ def test_what_is_drawn_is_what_is_written() -> None:
     sections = sections_as_drawn(encode(ppdf))
     info = sections["INFO"]
     assert (info.string(), info.number(4), info.done()) == ("dprobes test", 1, True)
+    assert (sections["ISET"].number(4), sections["ISET"].done()) == (1, True)
     builds = sections["BILD"]
     assert builds.number(4) == len(ppdf.builds)
     for build in ppdf.builds:

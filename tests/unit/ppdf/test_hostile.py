@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import struct
 import tracemalloc
 from random import Random
@@ -18,6 +19,7 @@ from dprobes.errors import FormatError, SourceError, TargetError
 from dprobes.ppdf import Ppdf, decode, encode
 from dprobes.ppdf.container import MAGIC, SECTION_MAX, SIZE_MAX
 from dprobes.resolve.probepoints import resolve
+from dprobes.rpn import isa
 from dprobes.rpn.isa import rows_by_syntax
 from dprobes.rpn.program import Code, Expression, Instruction, Offset, ProbeDefinition, Procedure, Program
 from dprobes.target.carriedsymbols import CarriedSymbols, OtherBuild
@@ -132,8 +134,30 @@ def test_a_newer_major_version_is_refused_and_says_what_to_do() -> None:
 
 def test_a_newer_minor_version_is_read_without_the_sections_that_are_new() -> None:
     more = {**sections_of(SMALL), "NEWS": b"what nobody knows yet"}
-    assert decode(repacked(more, minor=1)) == decode(SMALL)
-    assert error_of(repacked(more)).startswith("expected no section NEWS in version 1.0 (at byte ")
+    assert decode(repacked(more, minor=2)) == decode(SMALL)
+    assert error_of(repacked(more)).startswith("expected no section NEWS in version 1.1 (at byte ")
+
+
+def test_a_newer_instruction_set_is_refused_and_says_what_to_do() -> None:
+    sections = sections_of(SMALL)
+    assert decode(repacked({**sections, "ISET": struct.pack("<I", isa.VERSION)})) == decode(SMALL)
+    with pytest.raises(FormatError) as caught:
+        decode(repacked({**sections, "ISET": struct.pack("<I", isa.VERSION + 1)}))
+    assert re.fullmatch(
+        r"the program is in version 2 of the instruction set, and this dprobes knows versions up to 1 \(at byte \d+\)",
+        caught.value.message,
+    )
+    assert caught.value.hint == "update dprobes here, or build the file with an older one"
+    said = error_of(repacked({**sections, "ISET": bytes(4)}))
+    assert said.startswith("section ISET: expected a version from 1 on, found 0 (at byte ")
+
+
+def test_version_1_0_has_no_section_with_the_instruction_set() -> None:
+    sections = sections_of(SMALL)
+    assert error_of(repacked(sections, minor=0)).startswith("expected no section ISET in version 1.0 (at byte ")
+    del sections["ISET"]
+    assert decode(repacked(sections, minor=0)) == decode(SMALL)
+    assert error_of(repacked(sections)).startswith("expected a section ISET (the instruction set), found none")
 
 
 def test_damage_names_the_section() -> None:

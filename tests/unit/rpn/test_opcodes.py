@@ -1,0 +1,43 @@
+"""The numbers of instructions: which are taken, reserved and free, and the version of the set that they make."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from pathlib import Path
+
+from dprobes.rpn import isa
+
+LANGUAGE = (Path(__file__).parents[3] / "docs" / "language.md").read_text()
+
+VERSIONS = {1: 0xC3565CD9}
+"""The versions of the instruction set, each with the checksum of its table."""
+
+
+def checksum() -> int:
+    """Return the checksum of all that the encoding of instructions and what they take from the stack depend on."""
+    rows = sorted((row.opcode, row.syntax, row.effect) for row in isa.ROWS)
+    kinds = [(kind.value, kind.width, kind.is_signed) for kind in isa.OperandKind]
+    return zlib.crc32(repr((rows, kinds)).encode())
+
+
+def test_an_instruction_that_is_added_or_changed_makes_a_new_version() -> None:
+    # Compiled programs carry the version: raise isa.VERSION, and add it here with the checksum of the new table.
+    assert max(VERSIONS) == isa.VERSION
+    assert VERSIONS[isa.VERSION] == checksum()
+
+
+def test_every_code_is_taken_reserved_or_free() -> None:
+    taken = [row.opcode for row in isa.ROWS]
+    reserved = [opcode for opcodes, _ in isa.RESERVED for opcode in opcodes]
+    assert sorted([*taken, *reserved, *isa.free_opcodes()]) == list(range(256))
+
+
+def test_the_reference_lists_the_free_codes() -> None:
+    (line,) = re.findall(r"^Codes that are free: (.*)\. Of these", LANGUAGE, re.MULTILINE)
+    free: list[int] = []
+    for part in line.split(", "):
+        first, _, last = part.replace("`", "").partition(" to ")
+        free += range(int(first, 16), int(last or first, 16) + 1)
+    assert free == isa.free_opcodes()
+    assert f"version {isa.VERSION} of the instruction set" in LANGUAGE
