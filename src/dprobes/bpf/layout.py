@@ -127,21 +127,19 @@ class Status(enum.IntEnum):
     ::
 
          0 u64 waiting     the reader sleeps until it is woken; a handler that sees 1 here takes it back and wakes it
-         8 u64 signals     how many SIGNAL entries have been written
-        16 u64 alive       how many processes are in SCOPE
-        24 u64 unfollowed  processes that should be in SCOPE, but for which it had no room
-        32 u64 unseen      SIGNAL entries for which the ring had no room
-        40 u64 late        processes that ran on before their watchpoints were attached
-        48 u64 turn        whose turn it is (``Turn``)
+         8 u64 alive       how many processes are in SCOPE
+        16 u64 unfollowed  processes that should be in SCOPE, but for which it had no room
+        24 u64 unseen      SIGNAL entries for which the ring had no room
+        32 u64 late        processes that ran on before their watchpoints were attached
+        40 u64 turn        whose turn it is (``Turn``)
     """
 
     WAITING = 0
-    SIGNALS = 8
-    ALIVE = 16
-    UNFOLLOWED = 24
-    UNSEEN = 32
-    LATE = 40
-    TURN = 48
+    ALIVE = 8
+    UNFOLLOWED = 16
+    UNSEEN = 24
+    LATE = 32
+    TURN = 40
 
 
 STATUS_SIZE = 64

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from dprobes.cli import console
 from dprobes.cli.enginechoice import note_uprobe_holders
 from dprobes.cli.summary import summary
-from dprobes.engines.interface import Begun, Finished, Notice, Pause, RecordBatch, RecordEvent, StateEvent
+from dprobes.engines.interface import Begun, Finished, Notice, Pause, RecordBatch, StateEvent
 from dprobes.resolve.probestate import ProbeState
 from dprobes.target.modules import advice_on_name
 
@@ -101,8 +101,6 @@ class Run:
         match event:
             case RecordBatch(records):
                 self._write(records)
-            case RecordEvent():
-                self._write([event])
             case Pause() if not self._reader_is_gone:
                 self._flush()
             case StateEvent():

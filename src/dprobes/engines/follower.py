@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from typing import TYPE_CHECKING
 
-from dprobes.engines.interface import Begun, Counts, Finished, Notice, Pause, RecordBatch, RecordEvent, StateEvent
+from dprobes.engines.interface import Begun, Counts, Finished, Notice, Pause, RecordBatch, StateEvent
 from dprobes.errors import DprobesError, InternalError
 from dprobes.resolve.probestate import ProbeState
 
@@ -102,9 +102,6 @@ class FollowedProgram(ABC):
             case RecordBatch(records):
                 self.take_records(records)
                 self._taken += len(records)
-            case RecordEvent():
-                self.take_records([(event.probe, event.record)])
-                self._taken += 1
             case Pause():
                 self._pauses += 1
             case StateEvent():

@@ -33,7 +33,6 @@ __all__ = [
     "Notice",
     "Pause",
     "RecordBatch",
-    "RecordEvent",
     "Scope",
     "Session",
     "StateEvent",
@@ -62,15 +61,8 @@ class Counts:
     executed: tuple[str, ...] = ()
 
 
-class RecordEvent(NamedTuple):
-    """Carry one record (``record.layout``) of a probepoint, an index into the session's ``probes``."""
-
-    probe: int
-    record: bytes
-
-
 class RecordBatch(NamedTuple):
-    """Carry many records in their order, each with its probepoint as in ``RecordEvent``."""
+    """Records (``record.layout``) in their order, each with its probepoint: an index into the session's ``probes``."""
 
     records: Sequence[tuple[int, bytes]]
 
@@ -133,7 +125,7 @@ class Finished:
     cut_short: bool = False
 
 
-Event = RecordEvent | RecordBatch | StateEvent | Notice | Pause | Begun | Finished
+Event = RecordBatch | StateEvent | Notice | Pause | Begun | Finished
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from dprobes.diagnostics import Diagnostics
-from dprobes.engines.interface import Finished, Job, RecordBatch, RecordEvent, Scope, StateEvent
+from dprobes.engines.interface import Finished, Job, RecordBatch, Scope, StateEvent
 from dprobes.resolve.probepoints import resolve
 from dprobes.rpn.pipeline import CompileOptions, parse_source
 from dprobes.source import SourceFile
@@ -80,8 +80,6 @@ class Followed:
         try:
             for event in self.session.events():
                 match event:
-                    case RecordEvent():
-                        self.records.append(event.probe)
                     case RecordBatch():
                         self.records += [probe for probe, _ in event.records]
                     case _:

@@ -15,7 +15,7 @@ from dprobes.diagnostics import Diagnostics
 from dprobes.engines.ebpf.engine import EbpfEngine
 from dprobes.engines.ebpf.kernel import bpfmaps, loader, ring
 from dprobes.engines.ebpf.kernel.features import Feature, Features
-from dprobes.engines.interface import Counts, Finished, Job, Notice, RecordBatch, RecordEvent, Scope
+from dprobes.engines.interface import Counts, Finished, Job, Notice, RecordBatch, Scope
 from dprobes.engines.linux.bpfcalls import Program, create_map, load_program
 from dprobes.errors import EngineError, NotSupportedError
 from dprobes.record.codec import decode_record
@@ -81,8 +81,6 @@ def run(source: str, command: tuple[str, ...], *missing: Feature) -> Outcome:
         with engine.run(Job(program, Scope(command=command), resolved=resolved)) as session:
             for event in session.events():
                 match event:
-                    case RecordEvent():
-                        logs.append(decode_record(event.record).data)
                     case RecordBatch(records):
                         logs += [decode_record(record).data for _, record in records]
                     case Notice():

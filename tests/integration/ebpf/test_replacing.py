@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dprobes.engines.ebpf.engine import EbpfEngine
+from dprobes.engines.ebpf.kernel import programorder
 from dprobes.engines.ebpf.kernel.features import Feature, Features
 from dprobes.engines.ebpf.kernel.programorder import runs_newest_first
 from dprobes.engines.ebpf.read.session import EbpfSession
@@ -300,7 +301,7 @@ def test_a_program_that_cannot_be_inserted_leaves_the_old_one(path: Path, monkey
             raise OSError(28, os.strerror(28))
 
         engine = engine_with()
-        assert engine.features.runs_newest_first
+        assert engine.features.remembered(runs_newest_first)
         for place in ("kernel.links.link_uprobes", "attach.tables.SharedMaps.set_successor"):
             with monkeypatch.context() as patch:
                 patch.setattr(f"dprobes.engines.ebpf.{place}", refuse)
@@ -384,7 +385,7 @@ def test_what_cannot_be_replaced_is_refused(path: Path, monkeypatch: pytest.Monk
         error = refusal(engine_with(), path, old.session, scope=Scope(command=("true",)))
         assert error.message == "a program that starts a command cannot replace another one"
         with monkeypatch.context() as patch:
-            patch.setattr(Features, "runs_newest_first", False)
+            patch.setattr(programorder, "runs_newest_first", lambda _: False)
             error = refusal(engine_with(), path, old.session)
         assert error.message == (
             "programs cannot be replaced on this kernel: it does not run the handlers of a place from the newest to "

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Self
 
 from dprobes.engines.capabilities import ENGINES
 from dprobes.engines.debugger import LOOK, Debuggers
-from dprobes.engines.interface import Counts, Event, Finished, Notice, Pause, RecordEvent
+from dprobes.engines.interface import Counts, Event, Finished, Notice, Pause
 from dprobes.engines.linux.procfs import living_thread, process_field
 from dprobes.engines.ptrace.client.answers import Answers
 from dprobes.engines.ptrace.client.conversation import Conversation, NotFollowedError
@@ -203,7 +203,7 @@ class PtraceSession:
                 elif isinstance(item, Exception):
                     raise item
                 else:
-                    yield run.records_from(item) if isinstance(item, RecordEvent) else item
+                    yield item
             if is_over:
                 return
             yield Pause()

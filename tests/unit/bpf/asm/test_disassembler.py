@@ -60,7 +60,7 @@ def test_a_program_is_listed_as_the_kernel_lists_it() -> None:
     asm.store(R7, 16, -1, Size.B)
     asm.load(R1, R7, 8192, Size.H)
     asm.load_map(R1, MapName.RING)
-    asm.load_value(R1, MapName.STATUS, Status.SIGNALS)
+    asm.load_value(R1, MapName.STATUS, Status.ALIVE)
     asm.atomic(Atomic.ADD, R1, 0, R2)
     asm.atomic(Atomic.ADD, R1, 0, R2, fetch=True)
     asm.atomic(Atomic.OR, R1, 4, R2, size=Size.W, fetch=True)

@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dprobes.diagnostics import Diagnostics
 from dprobes.engines.ebpf.attach.handlers import basic_request
-from dprobes.engines.ebpf.attach.installation import PlannedFile
 from dprobes.engines.ebpf.attach.mappers import FileId
 from dprobes.engines.ebpf.attach.modulefiles import KEPT, module_files
 from dprobes.engines.ebpf.attach.perfevents import events_everywhere, events_in, is_about_everything
+from dprobes.engines.ebpf.attach.plannedfile import Findings, PlannedFile
 from dprobes.engines.ebpf.attach.scope import descendants
 from dprobes.engines.ebpf.kernel.descriptors import Descriptors
+from dprobes.engines.ebpf.replaceable import ReplaceableSession
 from dprobes.engines.foreign.users import ForeignUsers
 from dprobes.engines.interface import Notice
 from dprobes.engines.linux.procfs import living_thread
@@ -29,18 +30,16 @@ from dprobes.target.elf import ElfFile
 from dprobes.target.modules import find_module, near_modules, root_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
     from dprobes.engines.ebpf.attach.modulefiles import ModuleFile
-    from dprobes.engines.ebpf.attach.perfevents import EventProbe
-    from dprobes.engines.ebpf.engine import EbpfEngine
+    from dprobes.engines.ebpf.attach.planner import Planner
     from dprobes.engines.foreign.outlines import Question
     from dprobes.engines.interface import Event, Job
     from dprobes.resolve.probepoints import ResolvedModule
 
 __all__ = [
-    "Findings",
     "doubts_about",
     "find_probes",
     "leave",
@@ -53,40 +52,23 @@ _FOREIGN_TIME = 2.0
 """Seconds that reading files of other users may take before the run begins; what is left waits until then."""
 
 
-@dataclass(frozen=True, slots=True)
-class Findings:
-    """
-    Hold the files that are to be probed, the events, and what the user should hear about others.
-
-    ``known`` are all files that were looked at, as ``passed_over`` of ``module_files``. With ``is_partial`` some are
-    left to be looked at when the run has begun.
-    """
-
-    files: Sequence[PlannedFile] = ()
-    events: Sequence[EventProbe] = ()
-    notices: Sequence[Event] = ()
-    known: Mapping[FileId, int] = field(default_factory=dict)
-    users: ForeignUsers | None = None
-    is_partial: bool = False
-
-
-def find_probes(engine: EbpfEngine, job: Job) -> Findings:
+def find_probes(planner: Planner, job: Job) -> Findings:
     """
     Find what a program is about; raise an error of ours if it cannot be served.
 
     The caller closes the descriptors of files.
     """
     if is_about_everything(job.program):
-        events, notices = events_everywhere(job.program, basic_request(engine.features, job.program))
-        engine.plan_everywhere([event.probe for event in events], Diagnostics())
+        events, notices = events_everywhere(job.program, basic_request(planner.features, job.program))
+        planner.plan_everywhere([event.probe for event in events], Diagnostics())
         return Findings((), events, notices)
-    files, found = _planned_files(engine, job)
+    files, found = _planned_files(planner, job)
     sampled = ((file.plan.resolved, file.all_reached) for file in files)
     sampled_events = [event for resolved, paths in sampled for event in events_in(resolved, paths)]
     return replace(found, files=files, events=sampled_events)
 
 
-def _planned_files(engine: EbpfEngine, job: Job) -> tuple[list[PlannedFile], Findings]:
+def _planned_files(planner: Planner, job: Job) -> tuple[list[PlannedFile], Findings]:
     files: list[PlannedFile] = []
     notices: list[Event] = []
     own = job.resolved.module.path if job.resolved is not None else None
@@ -104,7 +86,7 @@ def _planned_files(engine: EbpfEngine, job: Job) -> tuple[list[PlannedFile], Fin
                 continue
             known |= states_of(file.descriptors)
             try:
-                planned = plan_module_file(engine, job, file, users, job.resolved if file.path == own else None)
+                planned = plan_module_file(planner, job, file, users, job.resolved if file.path == own else None)
                 if planned is None:
                     continue
                 files.append(planned)
@@ -125,7 +107,7 @@ def _planned_files(engine: EbpfEngine, job: Job) -> tuple[list[PlannedFile], Fin
 
 
 def plan_module_file(
-    engine: EbpfEngine,
+    planner: Planner,
     job: Job,
     file: ModuleFile,
     users: ForeignUsers,
@@ -142,31 +124,31 @@ def plan_module_file(
     if resolved is None and file.owner is not None:
         began = time.monotonic()
         try:
-            examined = engine.features.examiner.examine(_question(engine, job, file), file.descriptor, is_wanted)
+            examined = planner.features.examiner.examine(_question(planner, job, file), file.descriptor, is_wanted)
         finally:
             users.note_reading(file.owner, time.monotonic() - began)
         if examined is None or examined.resolved is None:
             return None
         resolved, warnings = examined.resolved, examined.warnings
     elif resolved is None:
-        module = engine.symbols.module_of(ElfFile.open(file.path, file.reached))
-        resolved = resolve(job.program, module, diagnostics, allow_write=engine.allow_write)
-    plan = engine.plan(job.program, resolved, diagnostics, _kept(job, file), str(file.reached))
+        module = planner.symbols.module_of(ElfFile.open(file.path, file.reached))
+        resolved = resolve(job.program, module, diagnostics, allow_write=planner.allow_write)
+    plan = planner.plan(job.program, resolved, diagnostics, _kept(job, file), str(file.reached))
     if warnings is None:
         warnings = "\n".join(warning.render() for warning in resolved.warnings)
     return PlannedFile(str(file.path), file.descriptor, plan, file.alias_descriptors, file.owner, warnings)
 
 
-def _question(engine: EbpfEngine, job: Job, file: ModuleFile) -> Question:
+def _question(planner: Planner, job: Job, file: ModuleFile) -> Question:
     from dprobes.engines.foreign.outlines import Question
 
     return Question(
         str(file.path),
         job.program,
-        engine.symbols,
-        allow_write=engine.allow_write,
+        planner.symbols,
+        allow_write=planner.allow_write,
         soname=file.soname,
-        wants_moves=not engine.exact,
+        wants_moves=not planner.exact,
     )
 
 
@@ -188,9 +170,7 @@ def _kept(job: Job, file: ModuleFile) -> frozenset[int]:
     Were one of the new program behind it, a thread between the two when the programs change places would hit both.
     """
     old = job.replaces
-    from dprobes.engines.ebpf.read.session import EbpfSession
-
-    return old.breakpoints_in(file.descriptor) if isinstance(old, EbpfSession) else frozenset()
+    return old.breakpoints_in(file.descriptor) if isinstance(old, ReplaceableSession) else frozenset()
 
 
 def _missing(name: str) -> EngineError:

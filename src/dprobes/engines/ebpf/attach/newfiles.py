@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dprobes.engines.ebpf.attach.filesearch import doubts_about, leave, plan_module_file, refused, states_of
-from dprobes.engines.ebpf.attach.installation import conflicts_in
 from dprobes.engines.ebpf.attach.modulefiles import KEPT, module_files
+from dprobes.engines.ebpf.attach.plannedfile import conflicts_in
 from dprobes.engines.ebpf.kernel.descriptors import Descriptors
 from dprobes.engines.foreign.users import ForeignUsers
 from dprobes.engines.interface import Notice
@@ -28,13 +28,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from dprobes.engines.ebpf.attach.conflicts import Conflict
-    from dprobes.engines.ebpf.attach.filesearch import Findings
-    from dprobes.engines.ebpf.attach.installation import PlannedFile
     from dprobes.engines.ebpf.attach.modulefiles import ModuleFile
-    from dprobes.engines.ebpf.engine import EbpfEngine
+    from dprobes.engines.ebpf.attach.plannedfile import Findings, PlannedFile
+    from dprobes.engines.ebpf.attach.planner import Planner
     from dprobes.engines.interface import Job
 
-__all__ = ["Latecomer", "Latecomers"]
+__all__ = ["NewFile", "NewFiles"]
 
 _FIRST_INTERVAL, _LOOK_INTERVAL = 0.1, 2.0
 """Seconds between two looks for files at least, at first and later."""
@@ -47,22 +46,22 @@ _FOREIGN_TIME = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Latecomer:
-    """Hold a file that was found late, and where processes hold other code than it."""
+class NewFile:
+    """A file that was found late, and where processes hold other code than it."""
 
     file: PlannedFile
     conflicts: tuple[Conflict, ...]
 
 
-class Latecomers:
+class NewFiles:
     """
     Look for files now and then, in a thread; ``found`` gives what was found.
 
     Whoever has one calls ``close`` at the end.
     """
 
-    def __init__(self, engine: EbpfEngine, job: Job, start: Findings) -> None:
-        self._engine = engine
+    def __init__(self, planner: Planner, job: Job, start: Findings) -> None:
+        self._planner = planner
         self._job = job
         self._users = start.users or ForeignUsers(job.program.name)
         self._paths = [Path(file.reached) for file in start.files]
@@ -70,7 +69,7 @@ class Latecomers:
         # What a tree is going to execute shows soon; elsewhere nobody waits for a certain process.
         self._interval = _FIRST_INTERVAL if job.scope.is_tree else _LOOK_INTERVAL
         self._next = time.monotonic() + (0.0 if start.is_partial else self._interval)
-        self._found: deque[Latecomer | Notice] = deque()
+        self._found: deque[NewFile | Notice] = deque()
         self._thread: threading.Thread | None = None
         self._is_closed = False
 
@@ -79,7 +78,7 @@ class Latecomers:
         """Whether it is worth while to ask often."""
         return self._interval < _LOOK_INTERVAL or self._thread is not None or bool(self._found)
 
-    def found(self, pids: Callable[[], Iterable[int] | None]) -> Iterator[Latecomer | Notice]:
+    def found(self, pids: Callable[[], Iterable[int] | None]) -> Iterator[NewFile | Notice]:
         """
         Iterate over what there is to say, up to the next file; to be called often.
 
@@ -96,7 +95,7 @@ class Latecomers:
         while self._found:
             each = self._found.popleft()
             yield each
-            if isinstance(each, Latecomer):
+            if isinstance(each, NewFile):
                 return  # records have come meanwhile
 
     def keep(self, file: PlannedFile) -> None:
@@ -124,7 +123,7 @@ class Latecomers:
             self._thread.join()
             self._thread = None
         for each in self._found:
-            if isinstance(each, Latecomer):
+            if isinstance(each, NewFile):
                 Descriptors(each.file.descriptors).close()
         self._found.clear()
 
@@ -146,7 +145,7 @@ class Latecomers:
 
     def _find(self, pids: Iterable[int] | None, probed: Sequence[Path]) -> None:
         # A tree is small, and what it is about to execute changes fast.
-        recent = self._engine.features.maps if pids is None else None
+        recent = self._planner.features.maps if pids is None else None
         known = self._known
         files = module_files(self._job.program.name, probed, pids, recent, self._users, known)
         began = time.monotonic()
@@ -168,7 +167,7 @@ class Latecomers:
         """Plan a file; return whether it can be inserted."""
         try:
             planned = plan_module_file(
-                self._engine, self._job, file, self._users, is_wanted=lambda: not self._is_closed
+                self._planner, self._job, file, self._users, is_wanted=lambda: not self._is_closed
             )
             if planned is None:
                 return False
@@ -181,5 +180,5 @@ class Latecomers:
             self._found.append(Notice(f"{file.path} is not probed: {reason}"))
             return False
         self._found.extend(doubts_about(planned))
-        self._found.append(Latecomer(planned, tuple(conflicts)))
+        self._found.append(NewFile(planned, tuple(conflicts)))
         return True

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from dprobes.bpf.lower.request import Lowered
-    from dprobes.engines.ebpf.attach.installation import PlannedFile
+    from dprobes.engines.ebpf.attach.plannedfile import PlannedFile
     from dprobes.engines.ebpf.attach.siteplan import Site
 
 __all__ = ["ALONE_MAX", "Part", "batches", "joined"]
@@ -30,7 +30,7 @@ process was killed. A handler in a shared program costs each hit some 20 ns more
 @dataclass(slots=True)
 class Part:
     """
-    Hold the sites of one definition in one file that are placed alike, or an event.
+    The sites of one definition in one file that are placed alike, or an event.
 
     ``file`` is None for an event. ``lowered`` is the code until it is loaded: some KiB for each definition. What is
     ``shared`` was lowered for a program with other handlers.

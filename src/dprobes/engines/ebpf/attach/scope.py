@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from dprobes.bpf.lower.request import Filter
 from dprobes.engines.ebpf.attach.treeprograms import awaiting_key, follow_processes, own_process
 from dprobes.engines.ebpf.kernel.refusal import explained
-from dprobes.engines.linux.procfs import children_of, process_field, thread_state, threads_of
-from dprobes.errors import EngineError, NotSupportedError
+from dprobes.engines.linux.procfs import children_of, living_thread, process_field, thread_state, threads_of
+from dprobes.errors import EngineError, NotSupportedError, TargetError
 
 if TYPE_CHECKING:
     from dprobes.diagnostics import Diagnostics
@@ -23,9 +23,18 @@ if TYPE_CHECKING:
     from dprobes.engines.ebpf.kernel.descriptors import Descriptors
     from dprobes.engines.ebpf.kernel.kerneltypes import KernelTypes
     from dprobes.engines.interface import Scope
+    from dprobes.engines.launcher import Command
     from dprobes.rpn.program import Program
 
-__all__ = ["ProcessTree", "descendants", "filter_of", "is_in_scope", "is_initial_namespace", "refuse_stops"]
+__all__ = [
+    "ProcessTree",
+    "descendants",
+    "filter_of",
+    "is_in_scope",
+    "is_initial_namespace",
+    "pid_namespace_of",
+    "refuse_stops",
+]
 
 _INITIAL_PID_NAMESPACE = 0xEFFFFFFC
 """The inode of the first PID namespace (PROC_PID_INIT_INO in include/linux/proc_ns.h)."""
@@ -113,22 +122,32 @@ def _cgroup_of(path: str) -> tuple[int, int]:
 
 class ProcessTree:
     """
-    Keep the processes of a tree in SCOPE, with ``follow`` also what they start; ``alive`` says how many are left.
+    The processes of a tree, kept in SCOPE, and what they start if that follows; ``alive`` says how many are left.
 
-    It is empty until ``plant``, or with ``awaits_exec`` until ``await_exec``.
+    It is empty until ``plant``. A ``command``, or a process that is about to execute its program, comes into scope with
+    that; until then it counts as alive only.
     """
 
-    def __init__(self, maps: SharedMaps, types: KernelTypes, *, follow: bool, awaits_exec: bool = False) -> None:
+    def __init__(self, maps: SharedMaps, types: KernelTypes, scope: Scope, command: Command | None) -> None:
         self._maps = maps
-        self._follow = follow
+        self._follow = scope.follow
+        self._pid = command.pid if command is not None else scope.pid
+        self._awaits_exec = command is not None or scope.program is not None
         self._extra = 0
         with explained("what follows the processes of a tree"):
             self._links: Descriptors = follow_processes(
-                maps.descriptors, types, children=follow, awaits_exec=awaits_exec
+                maps.descriptors, types, children=scope.follow, awaits_exec=self._awaits_exec
             )
 
-    def plant(self, pid: int) -> None:
-        """Put a process in scope, and what it has started so far."""
+    def plant(self) -> None:
+        """Put the process in scope, and what it has started so far."""
+        pid = self._pid
+        if pid is None:
+            return
+        if self._awaits_exec:
+            self._maps.set_alive(1)
+            self._add(pid, awaiting_key(pid))
+            return
         wanted = [pid, *self._started_by(pid)]
         # Nobody else counts while the map is empty.
         self._maps.set_alive(len(wanted))
@@ -139,11 +158,6 @@ class ProcessTree:
             if _KEY.pack(each) not in self._maps.scope and thread_state(each) not in ("Z", "X"):
                 self._extra += 1
                 self._add(each)
-
-    def await_exec(self, pid: int) -> None:
-        """Put a process in scope when it executes a program; until then it counts as alive only."""
-        self._maps.set_alive(1)
-        self._add(pid, awaiting_key(pid))
 
     def _started_by(self, pid: int) -> list[int]:
         return descendants(pid) if self._follow else []
@@ -193,3 +207,13 @@ def descendants(pid: int) -> list[int]:
             found += children
             waiting += children
     return found
+
+
+def pid_namespace_of(scope: Scope) -> tuple[int, int]:
+    """Return device and inode of the PID namespace whose numbers records carry: the process's, or else ours."""
+    pid = scope.pid
+    try:
+        status = os.stat(f"/proc/{'self' if pid is None else living_thread(pid)}/ns/pid")
+    except OSError as error:
+        raise TargetError(f"process {pid} has ended") from error
+    return status.st_dev, status.st_ino

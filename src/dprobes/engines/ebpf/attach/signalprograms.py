@@ -25,6 +25,7 @@ from dprobes.bpf.layout import (
     ProbeField,
     Status,
 )
+from dprobes.engines.ebpf.attach.processprograms import add_to_status
 from dprobes.engines.ebpf.kernel.links import attach_typed_tracepoint
 from dprobes.target.btf import Kind
 
@@ -51,8 +52,8 @@ def signal_program(types: KernelTypes, *, in_scope: bool, casts: bool = False, e
 
     ``entries`` is how many the probe table has, a power of two, if there are notes of hits whose tickets come back.
 
-    ``Status.SIGNALS`` is counted up before the entry can be seen, and down again if the ring has no room. With
-    ``casts`` the kernel need not say that ``info`` is a pointer, but have ``bpf_rdonly_cast``.
+    Signals for which the ring has no room are counted in ``Status.UNSEEN``. With ``casts`` the kernel need not say that
+    ``info`` is a pointer, but have ``bpf_rdonly_cast``.
     """
     code, ip = types.member_offset("kernel_siginfo", "si_code"), types.member_offset("pt_regs", "ip")
     asm = Assembler()
@@ -92,9 +93,6 @@ def signal_program(types: KernelTypes, *, in_scope: bool, casts: bool = False, e
     asm.store(R10, _ENTRY + 20, R7, Size.W)
     if entries is not None:
         _give_back(asm, entries)
-    asm.load_value(R8, MapName.STATUS)
-    asm.mov(R1, 1)
-    asm.atomic(Atomic.ADD, R8, Status.SIGNALS, R1)
     asm.load_map(R1, MapName.RING)
     asm.mov(R2, R10)
     asm.alu(Alu.ADD, R2, _ENTRY)
@@ -102,10 +100,7 @@ def signal_program(types: KernelTypes, *, in_scope: bool, casts: bool = False, e
     asm.mov(R4, RingOutput.NO_WAKEUP)
     asm.call(Helper.RINGBUF_OUTPUT)
     asm.jump_if(Jump.JEQ, R0, 0, end)
-    asm.mov(R1, 1)
-    asm.atomic(Atomic.ADD, R8, Status.UNSEEN, R1)
-    asm.mov(R1, -1)
-    asm.atomic(Atomic.ADD, R8, Status.SIGNALS, R1)
+    add_to_status(asm, Status.UNSEEN, 1)
     asm.place(end)
     asm.mov(R0, 0)
     asm.exit()

@@ -271,12 +271,6 @@ class SharedMaps:
         count: int = self.status[Status.UNSEEN // 8]
         return count
 
-    @property
-    def signals(self) -> int:
-        """How many SIGNAL entries there are or have been in the ring."""
-        count: int = self.status[Status.SIGNALS // 8]
-        return count
-
     def unhandled(self) -> dict[int, int]:
         """Return the bits of the exceptions that ended handlers, and that nothing caught, by probepoint."""
         column = self._probes.words[ProbeField.UNHANDLED // 8 :: PROBE_ENTRY_SIZE // 8]

@@ -82,6 +82,7 @@ class Features:
         self.maps = RecentMaps()
         """What processes have mapped, for all engines that share these features."""
         self._found: dict[Feature, OSError | None] = {}
+        self._results: dict[Callable[[Features], bool], bool] = {}
         for feature, is_there in (overrides or {}).items():
             self._found[feature] = None if is_there else OSError(errno.EOPNOTSUPP, "switched off")
 
@@ -92,12 +93,11 @@ class Features:
 
         return Examiner()
 
-    @cached_property
-    def runs_newest_first(self) -> bool:
-        """Whether the kernel runs the handlers of a place in the order that replacing a program needs."""
-        from dprobes.engines.ebpf.kernel.programorder import runs_newest_first
-
-        return runs_newest_first(self)
+    def remembered(self, trial: Callable[[Features], bool]) -> bool:
+        """Return the result of a trial that takes longer, which is made once; raise what it raises."""
+        if trial not in self._results:
+            self._results[trial] = trial(self)
+        return self._results[trial]
 
     def __contains__(self, feature: Feature) -> bool:
         return self.error(feature) is None

@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import select
+import struct
 import sys
 import time
 from typing import TYPE_CHECKING
@@ -27,18 +28,32 @@ from dprobes.engines.ebpf.kernel.descriptors import Descriptor
 from dprobes.engines.linux.bpfcalls import MapType, create_map
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
-__all__ = ["RingBuffer", "wait"]
+__all__ = ["RingBuffer", "entries_in", "wait"]
 
 _BUSY = 1 << 31
 _DISCARDED = 1 << 30
 _HEADER = 8
+_LENGTH = struct.Struct("=I")
+
+
+def entries_in(window: memoryview | bytes) -> Iterator[tuple[int, int]]:
+    """Iterate over the bounds of the data of those entries in a window of a ring that were not discarded."""
+    position, end, unpack = 0, len(window), _LENGTH.unpack_from
+    while position < end:
+        (length,) = unpack(window, position)
+        start = position + _HEADER
+        if length & _DISCARDED:
+            length ^= _DISCARDED
+        else:
+            yield start, start + length
+        position = start + length + 7 & ~7
 
 
 class RingBuffer(Descriptor):
     """
-    Hold a ring buffer of ``size`` bytes, a power of two and at least a page, and read what programs write to it.
+    A ring buffer of ``size`` bytes, a power of two and at least a page, that programs write to and we read.
 
     There is one reader at a time. Views of the data must not be kept beyond ``close``.
     """
@@ -68,24 +83,10 @@ class RingBuffer(Descriptor):
 
     def drain(self) -> list[bytes]:
         """Return the data of all entries up to the first incomplete one, and give their room back."""
-        position = start = self._consumer[0]
-        end = self._producer[0]
-        mask = self.size - 1
-        words, mapping = self._words, self._kernels
-        first = mmap.PAGESIZE + _HEADER
-        entries = []
-        while position < end:
-            place = position & mask
-            length = words[place >> 2]
-            if length >= _DISCARDED:
-                if length & _BUSY:
-                    break
-                length ^= _DISCARDED
-            else:
-                entries.append(mapping[first + place : first + place + length])
-            position += length + _HEADER + 7 & ~7
-        if position != start:
-            self._consumer[0] = position
+        with self.window() as window:
+            entries = [bytes(window[start:stop]) for start, stop in entries_in(window)]
+            size = len(window)
+        self.advance(size)
         return entries
 
     def window(self, size: int = sys.maxsize) -> memoryview:

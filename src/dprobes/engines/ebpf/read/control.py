@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+from abc import ABC, abstractmethod
 from collections import deque
 from typing import TYPE_CHECKING
 
@@ -18,8 +19,9 @@ if TYPE_CHECKING:
 
     from dprobes.engines.ebpf.attach.installation import Installation
     from dprobes.engines.interface import Counts
+    from dprobes.resolve.probepoints import Probepoint
 
-__all__ = ["Readings", "Wishes"]
+__all__ = ["ControlledRun", "Readings", "Wishes"]
 
 
 class Wishes:
@@ -125,3 +127,49 @@ class Readings:
             self._read_counts()
             self._read_variables()
             self._is_closed = True
+
+
+class ControlledRun(ABC):
+    """A run of which others may ask for changes, and look at its counts and variables once ``_readings`` is set."""
+
+    def __init__(self) -> None:
+        self._wishes = Wishes()
+        self._readings: Readings | None = None
+
+    @property
+    @abstractmethod
+    def probes(self) -> Sequence[Probepoint]:
+        """The probepoints."""
+
+    @property
+    def tracer(self) -> None:
+        """Nobody traces a process for it."""
+        return None
+
+    def wake(self) -> None:
+        """Have ``events`` look at the ring at once."""
+        self._wishes.wake()
+
+    def counts(self) -> tuple[Counts, ...]:
+        """Return what happened so far, in the order of ``probes``; records on their way to ``events`` included."""
+        return self._readings.counts() if self._readings is not None else ()
+
+    def local_variables(self) -> list[int]:
+        """Return the program's local variables."""
+        return self._readings.local_variables() if self._readings is not None else []
+
+    def cpu_variables(self) -> list[list[int]]:
+        """Return its CPU variables, a list for each CPU up to the last one that is online."""
+        return self._readings.cpu_variables() if self._readings is not None else []
+
+    def reset_variables(self, first: int = 0, last: int | None = None) -> None:
+        """Set its local and CPU variables with these indices to zero; what is added at that moment may be lost."""
+        if self._readings is not None:
+            self._readings.reset_variables(first, last)
+
+    def remove(self, probes: Sequence[int]) -> None:
+        """Take probepoints away; ``events`` reports those that were there as REMOVED."""
+        for probe in probes:
+            if not 0 <= probe < len(self.probes):
+                raise IndexError(f"there is no probepoint {probe}: they are 0 to {len(self.probes) - 1}")
+        self._wishes.remove(probes)

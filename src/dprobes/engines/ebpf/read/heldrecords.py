@@ -1,25 +1,63 @@
 """
-Records that wait until their instruction is known to have completed, of threads that got no signal for a fault.
+Log on success: records that wait until their instruction is known to have completed.
 
-There may be a million of them in a second, so they are bare pairs here. All records of a thread but the last one are
-certain: it has come to another hit. What comes behind an uncertain record waits with it, so that the order stays.
+A record whose instruction may fault is uncertain at first. It becomes certain when its thread comes to another hit, or
+is seen beyond the instruction; a signal for the instruction drops it. Whatever comes behind an uncertain record waits
+with it, so that the order stays that of the ring.
+
+A million records may come in a second, but few signals. So records are bare pairs in a list, and their threads numbers
+in another, in which the last record of each thread is found when somebody asks for it. Nothing talks to the kernel.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Generic, TypeVar
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+from dprobes.engines.interface import RecordBatch
+from dprobes.target.processmaps import PAGE_SIZE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 
-__all__ = ["Thread", "Waiting"]
+__all__ = ["HOLDING", "SETTLING", "Ended", "HeldRecords", "Progress"]
 
-Item = TypeVar("Item")
+SETTLING = 0.004
+"""
+Seconds that the last record of a thread is held back at least. The signal follows it as fast as the instruction can
+fault, which takes longer only if the thread has to give way to others right there: then somebody has to look.
+"""
+
+HOLDING = 0.5
+"""Seconds after which a record is given out even if its thread stands where it stood."""
+
+_BATCH = 1024
+"""How many records are a batch at most."""
+
+Progress = Callable[[int, int | None], int]
+"""
+Look where a thread is. It gets the thread's id and what it returned of the same hit before, or None.
+
+A result below 0 means that the thread is beyond the instruction of its last record.
+"""
 
 
-class Thread:
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A probepoint that is to be taken away, because of a hit in thread ``tid`` of process ``pid``."""
+
+    probe: int
+    reason: int
+    """The operand of ``exit``, or ``layout.LIMIT`` or ``layout.REMOVE``."""
+    pid: int
+    tid: int
+
+
+class _Thread:
     """
-    Hold what is known of a thread since its last record, which came at the time ``stamp``.
+    A thread since its last record, which came at the time ``stamp``.
 
     ``mark`` is the result of looking where it is, and ``look`` the number of the last drain before that.
     """
@@ -33,53 +71,203 @@ class Thread:
         self.look = 0
 
 
-class Waiting(Generic[Item]):
+class HeldRecords:
     """
-    Hold items in their order, each with its thread, or 0 if the item is certain.
+    The records that have been read and not yet given out, and ends of probepoints between them.
 
-    ``has_settled`` says whether a thread is beyond the instruction of its last record; it is asked of one after the
-    other until it denies.
+    ``faulting`` maps the probepoints whose record is dropped when their instruction faults to the file offset of that
+    instruction. Of those in ``ticketed`` the kernel says whether the instruction of a hit faulted. A thread from which
+    nothing has come for ``SETTLING`` seconds is looked at by ``progress``; without it they are enough.
     """
 
-    def __init__(self, has_settled: Callable[[Thread], bool]) -> None:
-        self._has_settled = has_settled
-        self._items: list[Item] = []
+    def __init__(
+        self, faulting: Mapping[int, int], ticketed: Collection[int] = (), progress: Progress | None = None
+    ) -> None:
+        self._faulting: dict[int, int] = {}
+        self._shared: set[int] = set()
+        self._ticketed = ticketed
+        self._progress = progress
+        self._items: list[tuple[int, bytes] | Ended | None] = []
+        """None stands for a dropped record."""
+        self._others = 0
+        """How many of the items are not records."""
+        self._first = 0
+        """The number of the first item; numbers only grow."""
         self._tids: list[int] = []
-        self._threads: dict[int, Thread] = {}
-        self._first: Thread | None = None
+        """The threads of the last items, as many as ``_last`` does not know yet; 0 where the item is certain."""
+        self._last: dict[int, int] = {}
+        """The number of the uncertain record of each thread, the last one if the hit has several."""
+        self._earlier: dict[int, int] = {}
+        """The number of the record before, of the same hit: several probepoints may be at one instruction."""
+        self._threads: dict[int, _Thread] = {}
+        self._obstacle: _Thread | None = None
+        """The thread whose record the first item is, if that was uncertain last time."""
+        self.faults: Counter[int] = Counter()
+        """How many hits of each probepoint did not complete the instruction."""
+        self.dropped: Counter[int] = Counter()
+        """How many records of each probepoint were not given out for that reason, stack traces included."""
+        self.expect(faulting)
 
-    def __len__(self) -> int:
-        return len(self._items)
+    def __bool__(self) -> bool:
+        return bool(self._items)
 
-    def add(self, items: Sequence[Item], tids: Sequence[int], stamp: float) -> None:
-        """Add items that came at the time ``stamp``, and their threads."""
-        self._items += items
-        self._tids += tids
-        for tid in set(tids):
-            self._threads[tid] = Thread(tid, stamp)
-            if self._first is not None and self._first.tid == tid:
-                self._first = None
+    @property
+    def uncertain(self) -> Container[int]:
+        """The probepoints whose records come with the thread."""
+        return self._faulting
 
-    def take_certain(self) -> list[Item]:
-        """Take away the items before the first one that is not certain."""
-        if self._first is not None and not self._has_settled(self._first):
+    def expect(self, faulting: Mapping[int, int]) -> None:
+        """Take up more probepoints whose records are dropped when their instruction faults."""
+        self._faulting.update(faulting)
+        count = Counter(self._faulting.values())
+        self._shared = {probe for probe, offset in self._faulting.items() if count[offset] > 1}
+
+    def add(
+        self, records: Sequence[tuple[int, bytes]], tids: Sequence[int], stamp: float, *, is_trace: bool = False
+    ) -> None:
+        """
+        Add records that came at the time ``stamp``, each with its thread, or 0 if it is certain.
+
+        With ``is_trace`` they are stack traces, which come behind the record of their hit.
+        """
+        threads = {tid: _Thread(tid, stamp) for tid in set(tids)}
+        self._threads |= threads
+        if self._obstacle is not None and self._obstacle.tid in threads:
+            self._obstacle = None
+        if not is_trace and not self._shared:
+            self._items += records
+            self._tids += tids
+            return
+        self._find_last()
+        first = self._end
+        self._items += records
+        for number, ((probe, _), tid) in enumerate(zip(records, tids, strict=True), first):
+            if tid:
+                self._join(number, probe, tid, is_trace=is_trace)
+                self._last[tid] = number
+
+    def add_end(self, ended: Ended) -> None:
+        """Add the end of a probepoint."""
+        self._items.append(ended)
+        self._tids.append(0)
+        self._others += 1
+
+    @property
+    def _end(self) -> int:
+        return self._first + len(self._items)
+
+    def _find_last(self) -> None:
+        """Bring ``_last`` up to date."""
+        self._last.update(zip(self._tids, range(self._end - len(self._tids), self._end), strict=True))
+        self._last.pop(0, None)
+        self._tids.clear()
+
+    def _join(self, number: int, probe: int, tid: int, *, is_trace: bool) -> None:
+        """Note that a record is of the same hit as the last one of its thread, if it is."""
+        last = self._last.get(tid)
+        if last is None or self._faulting[self._probe(last)] != self._faulting[probe]:
+            return
+        if is_trace or not any(each < self._first or self._probe(each) == probe for each in self._hit(last)):
+            self._earlier[number] = last
+
+    def _hit(self, number: int | None) -> Iterator[int]:
+        """Iterate over the records of a hit up to this one, the last first; some may have been given out."""
+        while number is not None:
+            yield number
+            number = self._earlier.get(number)
+
+    def _probe(self, number: int) -> int:
+        item = self._items[number - self._first]
+        assert isinstance(item, tuple), "uncertain items are records"
+        return item[0]
+
+    def drop(self, tid: int, ip: int, *, has_tickets: bool) -> None:
+        """
+        Know of a signal: drop the last records of a thread if the instruction at ``ip`` can be that of their hit.
+
+        ``has_tickets`` says that the kernel gave tickets of the hit back.
+        """
+        self._find_last()
+        last = self._last.pop(tid, None)
+        if last is None:
+            return
+        if self._obstacle is not None and self._obstacle.tid == tid:
+            self._obstacle = None
+        hit = list(self._hit(last))
+        # Where the file is in the process is not known, but it is mapped by whole pages.
+        if (self._faulting[self._probe(last)] - ip) % PAGE_SIZE:
+            return
+        held = [number for number in hit if number >= self._first]
+        probes = [self._probe(number) for number in held]
+        if not has_tickets and len(held) == len(hit) and all(probe in self._ticketed for probe in probes):
+            return
+        for number in held:
+            self._items[number - self._first] = None
+        self._others += len(held)
+        self.dropped.update(probes)
+        self.faults.update(set(probes))
+
+    def take(self, now: float, parsed: int, drains: int) -> list[RecordBatch | Ended]:
+        """
+        Take away what is before the first record that is uncertain still.
+
+        The ring was read up to what it held at the time ``now``, by the drain number ``parsed``; ``drains`` have been
+        made, whose signals may come.
+        """
+        if self._obstacle is not None and not self._has_settled(self._obstacle, now, parsed, drains):
             return []
-        self._first = None
-        count = len(self._items)
-        last = dict(zip(self._tids, range(count), strict=True))
-        for tid, place in sorted(last.items(), key=lambda pair: pair[1]):
-            if tid and not self._has_settled(self._threads[tid]):
-                self._first, count = self._threads[tid], place
+        self._obstacle = None
+        self._find_last()
+        end = self._end
+        for number, tid in sorted((min(self._hit(last)), tid) for tid, last in self._last.items()):
+            thread = self._threads[tid]
+            if not self._has_settled(thread, now, parsed, drains):
+                self._obstacle, end = thread, number
                 break
-        items, self._items = self._items[:count], self._items[count:]
-        self._tids = self._tids[count:]
-        if not self._items:
-            self._threads.clear()
-        return items
+        items = self._items[: end - self._first]
+        if not items:
+            return []
+        del self._items[: len(items)]
+        self._first = end
+        self._last = {tid: last for tid, last in self._last.items() if last >= end}
+        self._earlier = {number: earlier for number, earlier in self._earlier.items() if number >= end}
+        self._threads = {tid: self._threads[tid] for tid in self._last}
+        return list(self._batches(items))
 
-    def take_all(self) -> Iterator[tuple[Item, int, float]]:
-        """Take away everything; iterate over items, their threads, and the times of these threads' last items."""
-        items, tids, threads = self._items, self._tids, self._threads
-        self._items, self._tids, self._threads, self._first = [], [], {}, None
-        for item, tid in zip(items, tids, strict=True):
-            yield item, tid, threads[tid].stamp
+    def _batches(self, items: Sequence[tuple[int, bytes] | Ended | None]) -> Iterator[RecordBatch | Ended]:
+        """Iterate over items, the records in batches."""
+        if not self._others:
+            yield from _batches_of(items)
+            return
+        count = len(items)
+        left = [item for item in items if item is not None]
+        start = 0
+        for number, item in enumerate(left):
+            if isinstance(item, Ended):
+                yield from _batches_of(left[start:number])
+                yield item
+                start = number + 1
+                count += 1
+        self._others -= count - len(left)
+        yield from _batches_of(left[start:])
+
+    def _has_settled(self, thread: _Thread, now: float, parsed: int, drains: int) -> bool:
+        """Return whether the last record of a thread can be given out: it is beyond the instruction."""
+        if thread.stamp + HOLDING <= now:
+            return True
+        if thread.stamp + SETTLING > now:
+            return False
+        if self._progress is None:
+            return True
+        if thread.mark is None or thread.mark >= 0:
+            thread.mark = self._progress(thread.tid, thread.mark)
+            thread.look = drains
+            return False
+        # The signal may have come into the ring just before that look.
+        return parsed > thread.look
+
+
+def _batches_of(items: Sequence[tuple[int, bytes] | Ended | None]) -> Iterator[RecordBatch]:
+    records = cast("Sequence[tuple[int, bytes]]", items)
+    for start in range(0, len(records), _BATCH):
+        yield RecordBatch(records[start : start + _BATCH])

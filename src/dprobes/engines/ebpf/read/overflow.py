@@ -1,8 +1,7 @@
 """
 Bytes that nobody has had time to look at, in a file without a name: first in, first out.
 
-Writing is a copy in the kernel, so that the ring is emptied a hundred times faster than records are formatted; and what
-waits does not grow our memory.
+Writing is one copy, from the ring's memory to the file's, and what waits does not grow our memory.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ class Overflow:
         self._file: IO[bytes] | None = None
         self._start = self._end = 0
 
-    def write(self, data: bytes) -> bool:
+    def write(self, data: memoryview | bytes) -> bool:
         """Append data; return False if there is no room, and nothing was kept."""
         if self._end + len(data) > self._limit:
             return False

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from dprobes.engines.debugger import Debuggers
-    from dprobes.engines.ebpf.read.entries import Ended
+    from dprobes.engines.ebpf.read.heldrecords import Ended
     from dprobes.engines.interface import Event
 
 __all__ = ["CORE_DUMP", "DEBUGGER", "Leaving"]

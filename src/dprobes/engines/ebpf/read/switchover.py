@@ -15,21 +15,20 @@ from typing import TYPE_CHECKING
 from dprobes.bpf.layout import Turn
 from dprobes.engines.ebpf.kernel.ownplace import Barrier
 from dprobes.engines.ebpf.kernel.refusal import explained
+from dprobes.engines.ebpf.replaceable import ReplaceableSession
 from dprobes.errors import EngineError, NotSupportedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from dprobes.engines.ebpf.attach.installation import Installation
-    from dprobes.engines.ebpf.engine import EbpfEngine
     from dprobes.engines.ebpf.kernel.features import Features
-    from dprobes.engines.ebpf.read.session import EbpfSession
     from dprobes.engines.interface import ControlledSession, Job
 
 __all__ = ["Replacement", "session_to_replace"]
 
 
-def session_to_replace(engine: EbpfEngine, job: Job) -> EbpfSession | None:
+def session_to_replace(features: Features, job: Job) -> ReplaceableSession | None:
     """Return the session that a job's is to replace; raise an error of ours if it cannot."""
     if job.replaces is None:
         return None
@@ -39,8 +38,10 @@ def session_to_replace(engine: EbpfEngine, job: Job) -> EbpfSession | None:
             "a program that starts a command cannot replace another one",
             hint="replace the program for the process that runs already (-p PID)",
         )
+    from dprobes.engines.ebpf.kernel.programorder import runs_newest_first
+
     with explained("the trial that replacing a program begins with"):
-        is_possible = engine.features.runs_newest_first
+        is_possible = features.remembered(runs_newest_first)
     if not is_possible:
         raise NotSupportedError(
             "programs cannot be replaced on this kernel: it does not run the handlers of a place from the newest to "
@@ -50,10 +51,8 @@ def session_to_replace(engine: EbpfEngine, job: Job) -> EbpfSession | None:
     return old
 
 
-def _checked(session: ControlledSession) -> EbpfSession:
-    from dprobes.engines.ebpf.read.session import EbpfSession
-
-    if not isinstance(session, EbpfSession):
+def _checked(session: ControlledSession) -> ReplaceableSession:
+    if not isinstance(session, ReplaceableSession):
         raise EngineError(
             "only a program of the ebpf engine can be replaced by one of it",
             hint="remove the program that is there, and insert the new one",
@@ -67,16 +66,16 @@ def _checked(session: ControlledSession) -> EbpfSession:
 
 
 class Replacement:
-    """Hold a session still that is to be replaced; ``old`` is its program in the kernel, None if it is at its end."""
+    """A session that is held still to be replaced; ``old`` is its program in the kernel, None if it is at its end."""
 
-    def __init__(self, session: EbpfSession, old: Installation | None, features: Features) -> None:
+    def __init__(self, session: ReplaceableSession, old: Installation | None, features: Features) -> None:
         self._session = session
         self._old = old
         self._features = features
 
     @classmethod
     @contextlib.contextmanager
-    def of(cls, session: EbpfSession | None, features: Features) -> Iterator[Replacement | None]:
+    def of(cls, session: ReplaceableSession | None, features: Features) -> Iterator[Replacement | None]:
         """Return the replacement of a session if there is one; it goes on as before where no ``take_over`` follows."""
         if session is None:
             yield None

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import weakref
 from collections import deque
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NamedTuple
 
-from dprobes.engines.interface import Counts, Event, Finished, RecordBatch, RecordEvent
+from dprobes.engines.interface import Counts, Event, Finished, RecordBatch
 from dprobes.engines.ptrace.wire import Done, Ended
 
 if TYPE_CHECKING:
@@ -27,6 +27,13 @@ Item = Event | Done | Ended | Exception
 """What is to be given out, or raised."""
 
 
+class _Record(NamedTuple):
+    """A record and its probepoint, to be given out in a batch."""
+
+    probe: int
+    data: bytes
+
+
 class ProgramRun:
     """Hold one program; ``items`` are to be given out by who follows it, whom ``wake`` wakes up."""
 
@@ -35,7 +42,7 @@ class ProgramRun:
         self.ledger = ledger
         self.debuggers = debuggers
         self.number = 0
-        self.items: deque[Item] = deque()
+        self.items: deque[Item | _Record] = deque()
         self.is_stopping = False
         """Whether its end was asked for."""
         self.is_over = False
@@ -67,25 +74,26 @@ class ProgramRun:
             return
         self._received[probe] = self._received.get(probe, 0) + 1
         self._backlog += len(record)
-        self.items.append(RecordEvent(probe, record))
+        self.items.append(_Record(probe, record))
 
     def next_item(self) -> Item:
-        """Take the next one of the items."""
+        """Take the next one of the items; records come many at once, which are written faster."""
         item = self.items.popleft()
-        if isinstance(item, RecordEvent):
-            self._backlog -= len(item.record)
-        return item
-
-    def records_from(self, first: RecordEvent) -> RecordBatch:
-        """Take the records that come directly behind one, up to a limit: many at once are written faster."""
-        records = [first]
-        while self.items and len(records) < _TOGETHER and isinstance(self.items[0], RecordEvent):
-            records.append(cast("RecordEvent", self.next_item()))
+        if not isinstance(item, _Record):
+            return item
+        records = [item]
+        while self.items and len(records) < _TOGETHER and isinstance(following := self.items[0], _Record):
+            records.append(following)
+            self.items.popleft()
+        self._backlog -= sum(len(record.data) for record in records)
         return RecordBatch(records)
 
     def take_all(self) -> list[Item]:
         """Take all items that there are."""
-        return [self.next_item() for _ in range(len(self.items))]
+        items = []
+        while self.items:
+            items.append(self.next_item())
+        return items
 
     def wake(self) -> None:
         """Wake up who waits."""

@@ -1,0 +1,127 @@
+"""The handlers of a run's probepoints, compiled: one for all sites of a definition in a file that are placed alike."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from dprobes.bpf.layout import NOTE_HITS, MapName
+from dprobes.bpf.lower import lower
+from dprobes.bpf.lower.dispatch import can_share
+from dprobes.bpf.lower.request import Placement
+from dprobes.engines.ebpf.attach.parts import ALONE_MAX, Part
+from dprobes.engines.ebpf.attach.perfevents import lower_event
+from dprobes.engines.ebpf.attach.siteplan import Site
+from dprobes.engines.ebpf.kernel.features import Feature
+from dprobes.record.layout import Item
+from dprobes.resolve.probestate import ProbeState
+from dprobes.rpn.point import Point
+from dprobes.rpn.program import Glob
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from dprobes.bpf.lower.request import Request
+    from dprobes.engines.ebpf.attach.plannedfile import PlannedFile
+    from dprobes.engines.ebpf.attach.probenumbers import ProbeNumbers
+    from dprobes.engines.ebpf.kernel.features import Features
+    from dprobes.rpn.program import Program
+
+__all__ = ["HandlerCompiler", "has_tickets"]
+
+
+def has_tickets(program: Program) -> bool:
+    """Return whether what a hit has drawn is to be given back if its instruction faults."""
+    return any(definition.passcount or definition.maxhits for definition in program.definitions) or any(
+        instruction.row.operator == "remove" for code in program.bodies() for instruction in code.instructions
+    )
+
+
+class HandlerCompiler:
+    """A compiler of handlers; ``request`` is what they have in common, ``items`` what records are to carry."""
+
+    def __init__(
+        self, program: Program, numbers: ProbeNumbers, request: Request, items: Item, features: Features
+    ) -> None:
+        self._program = program
+        self._numbers = numbers
+        self._request = request
+        self._items = items
+        self._has_multi = Feature.UPROBE_MULTI in features
+        self._notes_tickets = has_tickets(program)
+        self.giving_back: set[int] = set()
+        """The probepoints whose hits give their ticket back if the instruction faults; those of late files join."""
+
+    def parts(self, file: PlannedFile, numbers: range) -> Iterator[Part]:
+        """Group the sites of a file's probepoints, and compile the handler of each group."""
+        probes = self._numbers.probes
+        grouped: dict[tuple[int, Placement, int], list[tuple[int, Site]]] = {}
+        notes: Counter[int] = Counter()
+        for number in numbers:
+            for site in self._numbers.sites[number]:
+                key = (probes[number].number, site.placement, site.return_bytes)
+                grouped.setdefault(key, []).append((number, site))
+        written = [key for key in grouped if not isinstance(self._program.definitions[key[0]].location, Glob)]
+        are_many = len(written) > ALONE_MAX and self._has_multi
+        resolved = file.plan.resolved
+        for (number, placement, return_bytes), sites in grouped.items():
+            definition = self._program.definitions[number]
+            is_glob = isinstance(definition.location, Glob)
+            first, site = sites[0]
+            request = replace(
+                self._request,
+                items=self._items | Item.IP if is_glob else self._items,
+                placement=placement,
+                probe=None if is_glob else first,
+                link=self._numbers.link_address(first, file),
+                moved=site.moved,
+                symbols=dict(resolved.symbols),
+                passcount=definition.passcount,
+                maxhits=definition.maxhits,
+                return_bytes=return_bytes,
+                wants_tid=self._is_uncertain(number, sites),
+                note=self._note_of(number, sites, notes),
+            )
+            point = Point.of(self._program, definition, self._numbers.offset(first))
+            handler = resolved.image, resolved.architecture, resolved.image.handlers[number], point
+            shared = are_many and not is_glob
+            lowered = lower(*handler, replace(request, probe=None, shared=True) if shared else request)
+            if shared and not can_share(lowered.assembled):
+                shared, lowered = False, lower(*handler, request)
+            if any(reference.map is MapName.NOTES for reference in lowered.assembled.maps):
+                self.giving_back |= {probe for probe, _ in sites}
+            yield Part(file, number, placement, sites, lowered, shared=shared)
+
+    def event_parts(self, numbers: range) -> Iterator[Part]:
+        """Compile the handlers of events."""
+        for number in numbers:
+            event = self._numbers.events[number]
+            if event.probe.state is ProbeState.COMPILED:
+                site = Site(0, Placement.EVENT, event.executed, may_fault=False)
+                self._numbers.sites[number] = (site,)
+                request = replace(self._request, items=self._items)
+                lowered = lower_event(event, self._program, number, request)
+                yield Part(None, event.probe.number, Placement.EVENT, [(number, site)], lowered)
+
+    def _is_uncertain(self, number: int, sites: Sequence[tuple[int, Site]]) -> bool:
+        """Return whether records are to be dropped should the instruction fault."""
+        definition = self._program.definitions[number]
+        return not self._program.keeps_log_on_fault(definition) and any(site.may_fault for _, site in sites)
+
+    def _note_of(self, number: int, sites: Sequence[tuple[int, Site]], used: Counter[int]) -> int | None:
+        """Return which pair of a note is that of a handler; ``used`` counts those that are taken at an offset."""
+        if not (self._notes_tickets and self._is_uncertain(number, sites)):
+            return None
+        note = max(used[site.offset] for _, site in sites)
+        used.update({site.offset: note + 1 - used[site.offset] for _, site in sites})
+        return note if note < NOTE_HITS else None
+
+    def faulting(self, parts: Iterable[Part]) -> dict[int, int]:
+        """Return the probepoints whose records are dropped if the instruction faults, with the offset of that."""
+        return {
+            probe: site.offset
+            for part in parts
+            for probe, site in part.sites
+            if site.may_fault and self._is_uncertain(part.number, part.sites)
+        }

@@ -1,0 +1,81 @@
+"""A file that is to be probed: its plan, and how it is reached; and all that was found when a run begins."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from dprobes.engines.ebpf.attach.conflicts import Place, find_conflicts
+from dprobes.engines.ebpf.attach.modulefiles import descriptor_path
+from dprobes.target.instructions import first_instructions
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from dprobes.engines.ebpf.attach.conflicts import Conflict
+    from dprobes.engines.ebpf.attach.mappers import FileId
+    from dprobes.engines.ebpf.attach.perfevents import EventProbe
+    from dprobes.engines.ebpf.attach.siteplan import FilePlan
+    from dprobes.engines.foreign.users import ForeignUsers
+    from dprobes.engines.interface import Event
+
+__all__ = ["Findings", "PlannedFile", "conflicts_in"]
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedFile:
+    """
+    A file's plan, and how the file is reached.
+
+    ``path`` is for people, and may lead to another file later; ``descriptor`` is that of the file, opened with O_PATH.
+    ``aliases`` are such descriptors of files that show the same contents: a uprobe in one is in all of them. ``owner``
+    is who else can change the file, ``warnings`` what was warned of that is due to it.
+    """
+
+    path: str
+    descriptor: int
+    plan: FilePlan
+    aliases: tuple[int, ...] = ()
+    owner: str | None = None
+    warnings: str = ""
+
+    @property
+    def reached(self) -> str:
+        """A path to the very file for the kernel."""
+        return str(descriptor_path(self.descriptor))
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        """What is to be closed when the file is not needed any more."""
+        return self.descriptor, *self.aliases
+
+    @property
+    def all_reached(self) -> tuple[str, ...]:
+        """Paths to the very file, and to those that show the same contents."""
+        return tuple(str(descriptor_path(descriptor)) for descriptor in self.descriptors)
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """
+    The files that are to be probed, the events, and what the user should hear about others.
+
+    ``known`` are all files that were looked at, as ``passed_over`` of ``module_files``. With ``is_partial`` some are
+    left to be looked at when the run has begun.
+    """
+
+    files: Sequence[PlannedFile] = ()
+    events: Sequence[EventProbe] = ()
+    notices: Sequence[Event] = ()
+    known: Mapping[FileId, int] = field(default_factory=dict)
+    users: ForeignUsers | None = None
+    is_partial: bool = False
+
+
+def conflicts_in(file: PlannedFile, users: ForeignUsers | None = None) -> Iterator[Conflict]:
+    """Iterate over the places where processes hold other code than a file; see ``find_conflicts`` for ``users``."""
+    offsets = dict.fromkeys(site.offset for _, sites in file.plan.probes for site in sites)
+    found = first_instructions(file.plan.resolved.module, offsets)
+    places = [Place(instruction.offset, instruction.raw) for instruction in found]
+    for path in file.all_reached if places else ():
+        yield from find_conflicts(path, places, users=users).found

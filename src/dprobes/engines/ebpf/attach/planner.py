@@ -1,0 +1,82 @@
+"""How the probepoints of files are to be served: the plans of an engine, each made once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from dprobes.engines.ebpf.attach.handlers import basic_request, check_handlers
+from dprobes.engines.ebpf.attach.siteplan import plan_file
+from dprobes.engines.ebpf.attach.uretprobes import uretprobe_hazard
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dprobes.diagnostics import Diagnostics
+    from dprobes.engines.ebpf.attach.siteplan import FilePlan
+    from dprobes.engines.ebpf.kernel.features import Features
+    from dprobes.resolve.probepoints import Probepoint, ResolvedModule
+    from dprobes.rpn.program import Program
+    from dprobes.target.symbolproviders import SymbolProvider
+
+__all__ = ["Planner"]
+
+
+class Planner:
+    """
+    The maker of plans; any thread may use it.
+
+    ``exact`` forbids to place a breakpoint at a cheaper neighbour. ``command`` is the program that the run is going to
+    start.
+    """
+
+    def __init__(
+        self, features: Features, symbols: SymbolProvider, *, allow_write: bool, exact: bool, command: str
+    ) -> None:
+        self.features = features
+        self.symbols = symbols
+        self.allow_write = allow_write
+        self.exact = exact
+        self._command = command
+        self._plans: dict[tuple[int, frozenset[int]], FilePlan] = {}
+
+    def plan(
+        self,
+        program: Program,
+        resolved: ResolvedModule,
+        diagnostics: Diagnostics,
+        kept: frozenset[int] = frozenset(),
+        reached: str = "",
+    ) -> FilePlan:
+        """
+        Return how the probepoints of a file are served; raise ``SourceError`` if one cannot be.
+
+        What stands at one of the file offsets ``kept`` is not moved to a cheaper neighbour. ``reached`` leads to the
+        file where its path may not any more.
+        """
+        key = (id(resolved), kept)
+        plan = self._plans.get(key)
+        if plan is None:
+            request = replace(basic_request(self.features, program), symbols=dict(resolved.symbols))
+            check_handlers(program, resolved.image, resolved.architecture, diagnostics, request)
+            self._refuse_events((*resolved.samplers, *resolved.watchpoints), diagnostics, everywhere=False)
+            hazard = partial(uretprobe_hazard, resolved.module, command=self._command, reached=reached)
+            plan = plan_file(program, resolved, diagnostics, exact=self.exact, kept=kept, uretprobe_hazard=hazard)
+            self._plans[key] = plan
+        return plan
+
+    def forget(self) -> None:
+        """Forget what was planned for runs that have ended."""
+        self._plans.clear()
+
+    def plan_everywhere(self, probes: Sequence[Probepoint], diagnostics: Diagnostics) -> None:
+        """Raise ``SourceError`` if the probepoints of a program without a module cannot be served."""
+        self._refuse_events(probes, diagnostics, everywhere=True)
+        diagnostics.raise_if_errors()
+
+    def _refuse_events(self, probes: Sequence[Probepoint], diagnostics: Diagnostics, *, everywhere: bool) -> None:
+        if probes:
+            from dprobes.engines.ebpf.attach.perfevents import refuse_events
+
+            refuse_events(probes, self.features, diagnostics, everywhere=everywhere)

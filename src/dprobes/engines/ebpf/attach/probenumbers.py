@@ -1,0 +1,60 @@
+"""The numbers of probepoints: the index in a session's ``probes``, in the probe table and in ring entries."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dprobes.resolve.probepoints import ResolvedProbe
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dprobes.engines.ebpf.attach.perfevents import EventProbe
+    from dprobes.engines.ebpf.attach.plannedfile import PlannedFile
+    from dprobes.engines.ebpf.attach.siteplan import Site
+    from dprobes.resolve.probepoints import Probepoint
+
+__all__ = ["ProbeNumbers"]
+
+
+class ProbeNumbers:
+    """
+    The probepoints of a run in the order of their numbers, through all files; ``probes`` only grows.
+
+    ``sites`` are where each of them has breakpoints, ``events`` those that are perf events.
+    """
+
+    def __init__(self) -> None:
+        self.probes: list[Probepoint] = []
+        self.sites: dict[int, tuple[Site, ...]] = {}
+        self.events: dict[int, EventProbe] = {}
+
+    def enter(self, file: PlannedFile) -> range:
+        """Give the probepoints of a file their numbers."""
+        first = len(self.probes)
+        for probe, sites in file.plan.probes:
+            self.sites[len(self.probes)] = sites
+            self.probes.append(probe)
+        return range(first, len(self.probes))
+
+    def enter_events(self, events: Sequence[EventProbe]) -> range:
+        """Give events their numbers."""
+        first = len(self.probes)
+        for event in events:
+            self.events[len(self.probes)] = event
+            self.probes.append(event.probe)
+        return range(first, len(self.probes))
+
+    def offset(self, number: int) -> int:
+        """Return the file offset of a probepoint's written place, 0 for an event."""
+        probe = self.probes[number]
+        return probe.offset if isinstance(probe, ResolvedProbe) else 0
+
+    def link_address(self, number: int, file: PlannedFile) -> int:
+        """Return the link address of a probepoint's written place."""
+        return file.plan.resolved.module.elf.link_address(self.offset(number)) or 0
+
+    def limit(self, number: int) -> int:
+        """Return how many hits a probepoint takes, 0 if as many as there are."""
+        definition = self.probes[number].definition
+        return definition.passcount + definition.maxhits if definition.maxhits else 0
