@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import struct
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -69,7 +70,7 @@ def start_dump(pid: int, tid: int, name: str, directory: str, hidden: dict[int, 
     """
     import json
 
-    from dprobes.engines.ptrace.tracer.coredump import create_core_file
+    from dprobes.engines.core.coreinput import create_core_file
 
     path = os.path.join(directory, f"core.dprobes.{pid}")
     try:
@@ -132,10 +133,10 @@ def main(pid: int, tid: int) -> None:
 def _write(pid: int, tid: int) -> None:
     import json
 
+    from dprobes.engines.core.coreinput import POINTER, register_sets_of, signal_info_at
     from dprobes.engines.core.corewriter import CoreRequest, ThreadState, write_core
     from dprobes.engines.linux import ptracecalls
     from dprobes.engines.linux.ptracecalls import RegisterSet
-    from dprobes.engines.ptrace.tracer.coredump import register_sets_of, signal_info_at
 
     hidden = {int(address): byte for address, byte in json.load(sys.stdin).items()}
     seized: set[int] = set()
@@ -150,8 +151,8 @@ def _write(pid: int, tid: int) -> None:
     # The kernel gives as many registers as the program's processor has: 17 of 4 bytes, or 27 of 8.
     word_size: Literal[4, 8] = 4 if len(general[tid]) == _I386_REGISTERS_SIZE else 8
     threads = [ThreadState(each, registers, register_sets_of(each, word_size)) for each, registers in general.items()]
-    offset, size = (16 * 8, 8) if word_size == 8 else (12 * 4, 4)
-    address = int.from_bytes(general[tid][offset : offset + size], "little")
+    offset, word = POINTER[word_size]
+    (address,) = struct.unpack_from(word, general[tid], offset)
     memory = os.open(f"/proc/{tid}/mem", os.O_RDONLY | os.O_CLOEXEC)
     info = signal_info_at(word_size, address)
     write_core(CoreRequest(pid, word_size, memory, tuple(threads), info, hidden), sys.stdout.fileno())

@@ -15,7 +15,7 @@ import traceback
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NoReturn
 
-from dprobes.engines.core.corefile import Note, NoteType
+from dprobes.engines.core.coreinput import POINTER, create_core_file, register_sets_of, signal_info_at
 from dprobes.engines.core.corewriter import CoreRequest, ThreadState, write_core
 from dprobes.engines.linux import ptracecalls
 from dprobes.engines.linux.oomscore import copy_score
@@ -30,25 +30,7 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.tracer.programs import InsertedProgram
     from dprobes.engines.ptrace.tracer.stopper import Stopper
 
-__all__ = ["CoreDumps", "create_core_file", "register_sets_of", "signal_info_at"]
-
-_ATTEMPTS = 1000
-"""How many file names are tried."""
-
-_MORE_SETS = {
-    8: ((RegisterSet.FLOATING_POINT, NoteType.PRFPREG), (RegisterSet.XSTATE, NoteType.XSTATE)),
-    4: (
-        (RegisterSet.FLOATING_POINT, NoteType.PRFPREG),
-        (RegisterSet.FXSAVE_32, NoteType.PRXFPREG),
-        (RegisterSet.XSTATE, NoteType.XSTATE),
-        (RegisterSet.TLS_32, NoteType.TLS_386),
-    ),
-}
-
-# Where the instruction pointer is in the general registers: offset and format.
-_POINTER = {8: (16 * 8, "=Q"), 4: (12 * 4, "=I")}
-
-_TRAP_BRKPT = 1
+__all__ = ["CoreDumps"]
 
 
 @dataclass(slots=True, eq=False)
@@ -181,23 +163,11 @@ class CoreDumps:
         self._connection.send(Dumped(program.number, thread.pid, name, path, size, problem))
 
 
-def create_core_file(path: str) -> tuple[str, int]:
-    """Create a file that is new, called ``path`` or with a number behind that; return its name and descriptor."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    name = path
-    for number in range(1, _ATTEMPTS):
-        try:
-            return name, os.open(name, flags, 0o600)
-        except FileExistsError:
-            name = f"{path}.{number}"
-    return name, os.open(name, flags, 0o600)
-
-
 def _request(dump: _Dump, siblings: list[Thread]) -> CoreRequest:
     thread = dump.thread
     space = thread.space
     first = _state(thread, dump, space.word_size)
-    offset, word = _POINTER[space.word_size]
+    offset, word = POINTER[space.word_size]
     (address,) = struct.unpack_from(word, first.registers, offset)
     return CoreRequest(
         pid=thread.pid,
@@ -212,17 +182,11 @@ def _request(dump: _Dump, siblings: list[Thread]) -> CoreRequest:
 def _state(thread: Thread, dump: _Dump, word_size: int) -> ThreadState:
     registers = ptracecalls.get_register_set(thread.tid, RegisterSet.GENERAL)
     if registers:
-        offset, word = _POINTER[word_size]
+        offset, word = POINTER[word_size]
         values = bytearray(registers)
         struct.pack_into(word, values, offset, _visible(struct.unpack_from(word, values, offset)[0], thread, dump))
         registers = bytes(values)
     return ThreadState(thread.tid, registers, register_sets_of(thread.tid, word_size))
-
-
-def register_sets_of(tid: int, word_size: int) -> tuple[Note, ...]:
-    """Return the notes about the registers of a stopped thread, but for the general ones."""
-    sets = ((kind, ptracecalls.get_register_set(tid, which)) for which, kind in _MORE_SETS[word_size])
-    return tuple(Note(kind, data) for kind, data in sets if data)
 
 
 def _visible(address: int, thread: Thread, dump: _Dump) -> int:
@@ -238,9 +202,3 @@ def _is_trapped(thread: Thread, dump: _Dump) -> bool:
     if thread.tid in dump.parked:
         return classify_stop(dump.parked[thread.tid][1]) == (StopKind.SIGNAL, signal.SIGTRAP)
     return bool(int(process_field(thread.tid, "SigPnd") or "0", 16) & 1 << signal.SIGTRAP - 1)
-
-
-def signal_info_at(word_size: int, address: int) -> bytes:
-    """Return the ``siginfo_t`` of a breakpoint trap at an address, which is what the process has stopped for."""
-    head = struct.pack("=iii", signal.SIGTRAP, 0, _TRAP_BRKPT)
-    return (head + (struct.pack("=xxxxQ", address) if word_size == 8 else struct.pack("=I", address))).ljust(128, b"\0")
