@@ -92,7 +92,9 @@ def _load_what_is_needed() -> None:
     """Import what each child would have to import."""
     import iced_x86  # noqa: F401 - to have it
 
-    import dprobes.engines.ebpf.attach.siteplan
+    import dprobes.resolve.movableprobes
+    import dprobes.resolve.probepoints
+    import dprobes.target.cheapsites
     import dprobes.target.starts  # noqa: F401 - as above
 
 
@@ -173,7 +175,7 @@ def _examine(question: Question, reached: Path) -> dict[str, Any]:
     resolved = resolve(question.program, module, Diagnostics(), allow_write=question.allow_write)
     moves: dict[int, int] = {}
     if question.wants_moves:
-        from dprobes.engines.ebpf.attach.siteplan import movable_probes
+        from dprobes.resolve.movableprobes import movable_probes
 
         probes = movable_probes(resolved)
         found = cheap_sites_in(module, [probe.instruction for probe in probes])

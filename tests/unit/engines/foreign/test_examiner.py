@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dprobes.diagnostics import Diagnostics
-from dprobes.engines.ebpf.attach.siteplan import movable_probes
 from dprobes.engines.foreign.examination import Limits
 from dprobes.engines.foreign.examiner import Examiner
 from dprobes.engines.foreign.outlines import Examined, Question, read_answer, write_answer
 from dprobes.errors import DprobesError, SourceError, TargetError
+from dprobes.resolve.movableprobes import movable_probes
 from dprobes.resolve.probepoints import ResolvedModule, resolve
 from dprobes.rpn.pipeline import parse_source
 from dprobes.source import SourceFile

@@ -12,9 +12,10 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from dprobes.bpf.lower.request import Placement
+from dprobes.resolve.movableprobes import movable_probes
 from dprobes.resolve.probepoints import LeftOutProbe, ResolvedModule, ResolvedProbe
 from dprobes.resolve.probestate import ProbeState
-from dprobes.rpn.program import Expression, Glob, Offset
+from dprobes.rpn.program import Glob
 from dprobes.target.faults import may_fault
 from dprobes.target.functionexits import ExitKind
 from dprobes.target.instructions import decode_at
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from dprobes.diagnostics import Diagnostics
     from dprobes.rpn.program import Program
 
-__all__ = ["FilePlan", "Site", "movable_probes", "plan_file"]
+__all__ = ["FilePlan", "Site", "plan_file"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,20 +177,3 @@ class _Planner:
             f"the ebpf engine cannot probe {what}: {reason}",
             hint="use --engine ptrace with -c COMMAND or -p PID",
         )
-
-
-def movable_probes(resolved: ResolvedModule) -> list[ResolvedProbe]:
-    """Return the probepoints whose breakpoints may stand at a neighbouring instruction, if that is cheaper."""
-    return [
-        probe
-        for probe in resolved.probes
-        if probe.exits is None and probe.state is ProbeState.COMPILED and _is_named(probe)
-    ]
-
-
-def _is_named(probe: ResolvedProbe) -> bool:
-    """Return whether the place was written as the name of a function, without a distance or a number."""
-    match probe.definition.location:
-        case Glob() | Offset(Expression(0, str())):
-            return True
-    return False
