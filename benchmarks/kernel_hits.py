@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from table import Measurement
@@ -23,11 +23,11 @@ from dprobes.bpf.asm.isa import Register
 from dprobes.engines.ebpf.kernel.features import Features
 from dprobes.engines.ebpf.kernel.links import attach_uprobes, uprobe_attach_type
 from dprobes.engines.ebpf.kernel.loader import load
-from dprobes.engines.linux.bpfcalls import ProgramType, enable_statistics, program_info
+from dprobes.engines.linux.bpfcalls import ProgramType, enable_statistics, open_program, program_info
 from dprobes.target.location import Module
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
 __all__ = ["kernel_hits", "papers_experiments"]
@@ -68,11 +68,20 @@ HANDLERS = (
 
 @dataclass(slots=True)
 class _Cost:
-    hit: float = field(default=float("inf"))
-    program: float = field(default=float("inf"))
+    """The best times in nanoseconds; None is what could not be measured."""
 
-    def note(self, hit: float, program: float) -> None:
-        self.hit, self.program = min(self.hit, hit), min(self.program, program)
+    hit: float
+    program: float | None
+
+    def note(self, other: _Cost) -> None:
+        self.hit = min(self.hit, other.hit)
+        self.program = min((time for time in (self.program, other.program) if time is not None), default=None)
+
+
+def _run_times(programs: Iterable[int]) -> tuple[int, int]:
+    """Return nanoseconds and runs of programs, given by their descriptors, as far as they have been counted."""
+    found = [program_info(program) for program in programs]
+    return sum(info.run_time for info in found), sum(info.runs for info in found)
 
 
 class _Costs:
@@ -88,7 +97,7 @@ class _Costs:
         for _ in range(ROUNDS):
             self.unprobed = min(self.unprobed, self._loop.calls(TURNS // 10))
             with self._empty() as program:
-                self._note("dprobes", EMPTY, lambda: (program_info(program).run_time, program_info(program).runs))
+                self._note("dprobes", EMPTY, [program])
             for handler in HANDLERS:
                 source = self._directory / "hit.rpn"
                 source.write_text(f'name = "{self._loop.path}"\nvars = 1\noffset = called\n{handler.rpn}\n')
@@ -101,22 +110,31 @@ class _Costs:
     def _trace(self, who: str, what: str, command: list[str], environment: Mapping[str, str] | None = None) -> None:
         with Tracer(command, self._directory, environment=environment) as tracer:
             self._loop.wait_until_armed()
-            self._note(who, what, tracer.run_times)
+            programs = [open_program(number) for number in tracer.uprobe_programs()]
+            try:
+                self._note(who, what, programs)
+            finally:
+                for program in programs:
+                    os.close(program)
 
-    def _note(self, who: str, what: str, run_times: object) -> None:
-        assert callable(run_times)
-        cost = self.costs.setdefault((who, what), _Cost())
-        cost.note(self._loop.calls(HITS, BATCHES), float("inf"))
+    def _note(self, who: str, what: str, programs: list[int]) -> None:
+        measured = _Cost(self._loop.calls(HITS, BATCHES), self._program_time(programs))
+        self.costs.setdefault((who, what), measured).note(measured)
+
+    def _program_time(self, programs: list[int]) -> float | None:
+        """Return the nanoseconds of a run of the programs as the kernel counts them, the best of some batches."""
+        times = []
         statistics = enable_statistics()
         try:
             for _ in range(BATCHES):
-                before = run_times()
+                before = _run_times(programs)
                 self._loop.calls(HITS // 4)
-                after = run_times()
+                after = _run_times(programs)
                 if after[1] > before[1]:
-                    cost.note(float("inf"), (after[0] - before[0]) / (after[1] - before[1]))
+                    times.append((after[0] - before[0]) / (after[1] - before[1]))
         finally:
             os.close(statistics)
+        return min(times, default=None)
 
     @contextlib.contextmanager
     def _empty(self) -> Iterator[int]:
@@ -142,21 +160,23 @@ def kernel_hits(directory: Path) -> list[Measurement]:
     costs = _Costs(directory, loop)
     costs.measure()
 
-    def row(what: str, ours: float, peers: float | None) -> Measurement:
-        return Measurement(what, ours / 1000, "bpftrace", None if peers is None else peers / 1000)
+    def row(what: str, *nanoseconds: float | None) -> Measurement:
+        ours, peers = (None if time is None else time / 1000 for time in nanoseconds)
+        return Measurement(what, ours, "bpftrace", peers)
 
     def above_empty(who: str, what: str, *, in_program: bool) -> float | None:
         cost, empty = costs.costs.get((who, what)), costs.costs.get((who, EMPTY))
         if cost is None or empty is None:
             return None
-        return cost.program - empty.program if in_program else cost.hit - empty.hit
+        if not in_program:
+            return cost.hit - empty.hit
+        return None if cost.program is None or empty.program is None else cost.program - empty.program
 
     theirs = costs.costs.get(("bpftrace", EMPTY))
     rows = [row(f"hit in the kernel: {EMPTY}", costs.costs["dprobes", EMPTY].hit, theirs.hit if theirs else None)]
     for handler in HANDLERS:
         for in_program, where in ((False, "above empty"), (True, "program alone")):
             ours = above_empty("dprobes", handler.what, in_program=in_program)
-            assert ours is not None
             peers = above_empty("bpftrace", handler.what, in_program=in_program)
             rows.append(row(f"hit in the kernel: {handler.what}, {where}", ours, peers))
     rows.append(

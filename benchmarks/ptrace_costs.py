@@ -8,11 +8,15 @@ import shutil
 import subprocess
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from handlers import handler_costs
 from peers import HANDLER, hit_costs
 from table import Measurement
-from tracing import DPROBES
+from tracing import BYTE_CODE, DPROBES, byte_code
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 __all__ = ["by_ptrace"]
 
@@ -53,12 +57,12 @@ def loop_time(command: list[str], *, one_cpu: bool = False) -> float:
     return best
 
 
-def run_time(command: list[str], rounds: int) -> float:
+def run_time(command: list[str], rounds: int, environment: Mapping[str, str] | None = None) -> float:
     """Return the microseconds that a command takes, the best of some rounds."""
     best = float("inf")
     for _ in range(rounds):
         begin = time.perf_counter()
-        subprocess.run(command, capture_output=True, check=False)
+        subprocess.run(command, capture_output=True, check=False, env=os.environ | dict(environment or {}))
         best = min(best, time.perf_counter() - begin)
     return best * 1e6
 
@@ -140,12 +144,23 @@ class Bench:
             Measurement("paper 5: as 2, exit with a record", with_record, "paper", 200),
             *(Measurement(*cost) for cost in handler_costs()),
             self.many(),
-            Measurement("start: dprobes --help", self.start("--help")),
-            Measurement("start: dprobes check", self.start("check", malloc)),
+            *self.starts(malloc),
+        ]
+
+    def starts(self, source: str) -> list[Measurement]:
+        """Measure starts with and without byte code on disk."""
+        rows = {
+            "dprobes --help": ["--help"],
+            "dprobes check": ["check", source],
+            "dprobes run, to the end of 'true'": ["run", "--engine", "ptrace", source, "-c", "true"],
+        }
+        return [
             Measurement(
-                "start: dprobes run, to the end of 'true'",
-                self.start("run", "--engine", "ptrace", malloc, "-c", "true"),
-            ),
+                f"start: {what}, {word} byte code",
+                run_time([*DPROBES, *arguments], 5, byte_code(self._directory, is_there=is_there)),
+            )
+            for what, arguments in rows.items()
+            for word, is_there in BYTE_CODE.items()
         ]
 
 

@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from table import Measurement, Unit
-from tracing import CPUS, Loop, Tracer, bpftrace, dprobes, has_bpftrace
+from tracing import BYTE_CODE, CPUS, Loop, Tracer, bpftrace, byte_code, dprobes, has_bpftrace
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,7 +21,8 @@ def starting(directory: Path) -> list[Measurement]:
     loop = Loop(directory)
     source = directory / "start.rpn"
     source.write_text(f'name = "{loop.path}"\nvars = 1\noffset = called\ninc lv, 0\nabort\n')
-    commands = {"dprobes": dprobes(source)}
+    commands = {f"dprobes {word}": dprobes(source) for word in BYTE_CODE}
+    environments = {f"dprobes {word}": byte_code(directory, is_there=it) for word, it in BYTE_CODE.items()}
     if has_bpftrace():
         commands["bpftrace"] = bpftrace(loop.probe, "@ = count();")
     armed: dict[str, list[float]] = {}
@@ -32,20 +33,22 @@ def starting(directory: Path) -> list[Measurement]:
         for who, command in commands.items():
             waiting = loop.waiting()
             time.sleep(0.05)
-            with Tracer(command, directory, CPUS[1:] or CPUS) as tracer:
+            with Tracer(command, directory, CPUS[1:] or CPUS, environments.get(who)) as tracer:
                 armed.setdefault(who, []).append((loop.wait_until_armed(waiting) - tracer.started) * 1e6)
                 usage = tracer.stop()
             gone.setdefault(who, []).append(usage.ending * 1e6)
             cpu.setdefault(who, []).append(usage.cpu * 1e6)
             memory.setdefault(who, []).append(usage.memory)
 
-    def row(what: str, figures: dict[str, list[float]], unit: Unit = Unit.MICROSECONDS) -> Measurement:
+    def row(
+        what: str, figures: dict[str, list[float]], word: str = "with", unit: Unit = Unit.MICROSECONDS
+    ) -> Measurement:
         best = {who: min(values) for who, values in figures.items()}
-        return Measurement(what, best["dprobes"], "bpftrace", best.get("bpftrace"), unit)
+        return Measurement(what, best[f"dprobes {word}"], "bpftrace", best.get("bpftrace"), unit)
 
     return [
-        row("start: to the first armed probe", armed),
+        *(row(f"start: to the first armed probe, {word} byte code", armed, word) for word in BYTE_CODE),
         row("start and end: processor time", cpu),
         row("end: from Ctrl-C to the end, one probe", gone),
-        row("peak memory, one probe", memory, Unit.KIB),
+        row("peak memory, one probe", memory, unit=Unit.KIB),
     ]

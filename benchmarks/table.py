@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 from dataclasses import dataclass
 
 __all__ = ["Measurement", "Unit", "print_table"]
@@ -28,6 +29,10 @@ class Measurement:
     peer: str = ""
     peers: float | None = None
     unit: Unit = Unit.MICROSECONDS
+
+    def __post_init__(self) -> None:
+        for figure in (self.ours, self.peers):
+            assert figure is None or math.isfinite(figure), f"{self.what}: {figure} was not measured"
 
     def cells(self) -> tuple[str, str, str, str, str]:
         """Return the row as text."""

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BUFFERS",
+    "BYTE_CODE",
     "CPUS",
     "DPROBES",
     "HERE",
@@ -25,6 +26,7 @@ __all__ = [
     "Tracer",
     "Usage",
     "bpftrace",
+    "byte_code",
     "dprobes",
     "has_bpftrace",
     "on_cpus",
@@ -39,6 +41,9 @@ CPUS = sorted(os.sched_getaffinity(0))
 BUFFERS = {"BPFTRACE_PERF_RB_PAGES": "4096"}
 """The environment in which bpftrace has as much room for records as we, so that it loses none either."""
 
+BYTE_CODE = {"with": True, "without": False}
+"""What rows about starts say of byte code on disk: many containers set PYTHONDONTWRITEBYTECODE."""
+
 _PATIENCE = 60.0
 _REPEAT = 20.0
 """Seconds after which Ctrl-C is sent once more: bpftrace overlooks one that comes just before it sleeps."""
@@ -49,6 +54,16 @@ _DESCRIPTION = re.compile(r"^(\w+):\s*(.*)$", re.MULTILINE)
 def on_cpus(cpus: Sequence[int], *command: str) -> list[str]:
     """Return a command that runs another one on these CPUs, before other work of the machine."""
     return ["nice", "-n", "-10", "taskset", "-c", ",".join(map(str, cpus)), *command]
+
+
+def byte_code(directory: Path, *, is_there: bool) -> dict[str, str]:
+    """
+    Return an environment in which Python finds byte code of all modules, or of none and keeps none.
+
+    The byte code is this benchmark's own, in ``directory``; the first start writes it.
+    """
+    place = {"PYTHONPYCACHEPREFIX": str(directory / ("bytecode" if is_there else "nothing"))}
+    return place | {"PYTHONDONTWRITEBYTECODE": "" if is_there else "1"}
 
 
 def has_bpftrace() -> bool:
@@ -159,10 +174,13 @@ class Tracer:
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
-    def run_times(self) -> tuple[int, int]:
-        """Return nanoseconds and runs of its uprobe program, as far as they have been counted."""
-        programs = [d for d in self.descriptors() if d.get("prog_type") == "2"]  # BPF_PROG_TYPE_KPROBE
-        return sum(int(d["run_time_ns"]) for d in programs), sum(int(d["run_cnt"]) for d in programs)
+    def uprobe_programs(self) -> set[int]:
+        """Return the ids of its uprobe programs: it may have closed their descriptors, and hold links alone."""
+        return {
+            int(d["prog_id"])
+            for d in self.descriptors()
+            if d.get("prog_type") == "2" or d.get("link_type") == "uprobe_multi"  # BPF_PROG_TYPE_KPROBE
+        }
 
     def _peak_memory(self) -> int:
         """Return its peak memory in KiB, 0 when it has ended. What wait4(2) says would count us, who started it."""

@@ -60,6 +60,9 @@ check_imports() {
     done
 }
 
+# Nobody may write byte code later: many containers set PYTHONDONTWRITEBYTECODE. pip compiles what it copies, not a checkout.
+compile_sources() { .venv/bin/python -m compileall -q src; }
+
 fetch_selftests() {
     for tool in apt-get dpkg-deb tar xz; do
         command -v "$tool" >/dev/null 2>&1 || { say "'$tool' is not installed"; return 1; }
@@ -79,6 +82,7 @@ run)
     make_venv
     pip_install -e .
     check_imports dprobes click iced_x86
+    compile_sources
     touch .venv/run.stamp
     ;;
 dev)
@@ -87,6 +91,7 @@ dev)
     pip_install -e '.[all]' $(.venv/bin/python tools/requirements_of.py dev)
     check_imports dprobes pytest hypothesis mypy importlinter elftools \
         serial zstandard perfetto pyarrow duckdb opentelemetry.sdk
+    compile_sources
     touch .venv/run.stamp .venv/dev.stamp
     ;;
 bench)

@@ -24,6 +24,7 @@ from dprobes.engines.linux.bpfcalls import (
     enable_statistics,
     load_program,
     lookup_element,
+    open_program,
     program_info,
     verifier_log,
 )
@@ -226,3 +227,13 @@ def test_runs_are_counted_while_statistics_are_enabled() -> None:
         info = program_info(fd)
         assert (info.runs, info.recursion_misses, info.verified) == (3, 0, 2)
         assert info.run_time > 0
+
+
+def test_a_loaded_program_is_opened_by_its_id() -> None:
+    with loaded(RETURN_0) as fd:
+        other = open_program(program_info(fd).id)
+        try:
+            assert other != fd
+            assert program_info(other) == program_info(fd)
+        finally:
+            os.close(other)

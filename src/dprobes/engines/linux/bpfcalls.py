@@ -41,6 +41,7 @@ __all__ = [
     "load_program",
     "lookup_element",
     "map_keys",
+    "open_program",
     "open_raw_tracepoint",
     "program_info",
     "update_element",
@@ -63,6 +64,7 @@ class _Command(enum.IntEnum):
     MAP_GET_NEXT_KEY = 4
     PROG_LOAD = 5
     PROG_TEST_RUN = 10
+    PROG_GET_FD_BY_ID = 13
     OBJ_GET_INFO_BY_FD = 15
     RAW_TRACEPOINT_OPEN = 17
     BTF_LOAD = 18
@@ -370,6 +372,11 @@ def program_info(program_fd: int) -> ProgramInfo:
     info = ctypes.create_string_buffer(_PROGRAM_INFO.size)
     _bpf(_Command.OBJ_GET_INFO_BY_FD, _attributes(_OBJECT_INFO, program_fd, len(info), ctypes.addressof(info)))
     return ProgramInfo(*_PROGRAM_INFO.unpack(info.raw))
+
+
+def open_program(number: int) -> int:
+    """Return a descriptor of the loaded program with this id, whoever has loaded it."""
+    return _bpf(_Command.PROG_GET_FD_BY_ID, _attributes(struct.Struct("=I8x"), number))
 
 
 def enable_statistics() -> int:
