@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from dprobes.engines.ebpf.kernel.features import Features
     from dprobes.resolve.probepoints import Probepoint, ResolvedModule
     from dprobes.rpn.program import Program
-    from dprobes.target.symbolproviders import SymbolProvider
+    from dprobes.target.location import SymbolProvider
 
 __all__ = ["Planner"]
 
