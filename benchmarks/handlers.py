@@ -13,7 +13,7 @@ from dprobes.arch import architecture
 from dprobes.diagnostics import Diagnostics
 from dprobes.engines.hits.records import RecordBuilder
 from dprobes.engines.linux import ptracecalls
-from dprobes.engines.ptrace.sharedcounters import Ledger
+from dprobes.engines.ptrace.sharedcounters import SharedCounters
 from dprobes.engines.ptrace.tracer.processes import AddressSpace, Thread, ThreadState
 from dprobes.engines.ptrace.tracer.programs import InsertedProgram, Reach
 from dprobes.engines.ptrace.tracer.threadcontext import ThreadContext
@@ -57,7 +57,9 @@ def handler_costs() -> list[Cost]:
 
 
 def _program() -> InsertedProgram:
-    return InsertedProgram(0, 0, Reach(), (), {}, Ledger.new(1, 0), [], {}, RecordBuilder(0), core_directory=".")
+    return InsertedProgram(
+        0, 0, Reach(), (), {}, SharedCounters.new(1, 0), [], {}, RecordBuilder(0), core_directory="."
+    )
 
 
 def _costs(what: str, text: str) -> list[Cost]:
@@ -79,7 +81,7 @@ def _costs(what: str, text: str) -> list[Cost]:
     builder = RecordBuilder(int(Item.PID))
 
     def record() -> None:
-        builder.record(builder.header(context, registers, 8), outcome)
+        builder.record(builder.header(context, 8), outcome)
 
     translated = _microseconds(lambda: translator.run(start, point, context))
     interpreted = _microseconds(lambda: interpreter.run(start, point, context))

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+from dprobes.engines.hits import probes
+from dprobes.engines.hits.probes import ProbeLimits
 from dprobes.engines.hits.records import RecordBuilder
-from dprobes.engines.ptrace.sharedcounters import Ledger
-from dprobes.engines.ptrace.sites import ProbeLimits
-from dprobes.engines.ptrace.tracer.probes import Probe
-from dprobes.engines.ptrace.tracer.programs import InsertedProgram, Reach
+from dprobes.engines.ptrace.sharedcounters import SharedCounters, Tally
+from dprobes.engines.ptrace.tracer.programs import InsertedProgram, Probe, Reach
 
 NO_LIMITS = ProbeLimits(0, 0, keep_on_fault=False, keep_ip=False)
 
 
 def inserted_program(number: int = 0, items: int = 0, variables: int = 0) -> InsertedProgram:
     """Return a program that is about process 1."""
-    ledger = Ledger.new(variables, 0)
+    counters = SharedCounters.new(variables, 0)
     return InsertedProgram(
-        number, number, Reach(pids={1}), (), {}, ledger, [], {}, RecordBuilder(items), core_directory="."
+        number, number, Reach(pids={1}), (), {}, counters, [], {}, RecordBuilder(items), core_directory="."
     )
 
 
 def probe_of(program: InsertedProgram, number: int = 0, limits: ProbeLimits = NO_LIMITS) -> Probe:
     """Return a new probepoint of a program."""
-    return Probe(program, number, 0, limits, (0, 0))
+    return probes.Probe(program, number, 0, limits, (0, 0), Tally())

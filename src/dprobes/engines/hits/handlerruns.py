@@ -8,53 +8,67 @@ it belongs to all threads: what a handler writes there is done at once.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
-from dprobes.engines.ptrace.tracer.processes import Handled
+from dprobes.engines.hits.context import HandledProgram
+from dprobes.engines.hits.probes import HANDING_OVER, Probe
 from dprobes.vm import Ending
 
 if TYPE_CHECKING:
-    import ctypes
     from collections.abc import Iterable, Sequence
 
-    from dprobes.engines.ptrace.tracer.probes import Probe
-    from dprobes.engines.ptrace.tracer.processes import Thread
-    from dprobes.engines.ptrace.tracer.threadcontext import ThreadContext
-    from dprobes.vm import Point
+    from dprobes.engines.hits.context import Changes, HitContext
+    from dprobes.engines.hits.records import Header
+    from dprobes.vm import Outcome, Point
 
-__all__ = ["HandlerRunner"]
+__all__ = ["Handled", "HandlerRunner", "hands_over"]
+
+ProgramT = TypeVar("ProgramT", bound=HandledProgram)
+
+
+class Handled(NamedTuple, Generic[ProgramT]):
+    """What the handler of one probepoint came to at a hit; ``outcome`` is None if the handler was skipped."""
+
+    probe: Probe[ProgramT]
+    outcome: Outcome | None = None
+    header: Header | None = None
+    changes: Changes | None = None
+
+
+def hands_over(handled: Iterable[Handled[ProgramT]]) -> bool:
+    """Return whether a handler wants the process to be handed to the debugger, or its core."""
+    for _, outcome, _, _ in handled:  # noqa: SIM110 - a generator costs as much as the rest of a hit's bookkeeping
+        if outcome is not None and outcome.exit_code in HANDING_OVER:
+            return True
+    return False
 
 
 class HandlerRunner:
-    """Run handlers on the thread that ``context`` has selected."""
+    """Run handlers on the thread that ``context`` speaks of."""
 
-    def __init__(self, context: ThreadContext) -> None:
+    def __init__(self, context: HitContext) -> None:
         self._context = context
 
     def run(
-        self,
-        thread: Thread,
-        owners: Sequence[tuple[Probe, Point]],
-        registers: ctypes.Array[ctypes.c_ulong],
-        known: Iterable[Handled] = (),
-    ) -> tuple[Handled, ...]:
+        self, owners: Sequence[tuple[Probe[ProgramT], Point]], known: Iterable[Handled[ProgramT]] = ()
+    ) -> tuple[Handled[ProgramT], ...]:
         """
-        Run the handlers of those probepoints whom a hit of the thread concerns; those that are ``known`` ran before.
+        Run the handlers of those probepoints whom a hit concerns; those that are ``known`` ran before.
 
-        What they change in ``registers`` is there when all have run, and in ``written`` of the context.
+        What they change in registers is there when all have run, and in ``written`` of the context.
         """
+        context = self._context
         if len(owners) == 1 and not known:  # nearly always
             probe, point = owners[0]
-            return (self._run(thread, probe, point, registers),) if probe.concerns(thread) else ()
-        context = self._context
+            return (self._run(probe, point),) if probe.concerns(context.process) else ()
         before = {handled.probe: handled for handled in known}
         context.set_aside()
         results = []
         for probe, point in owners:
-            if probe.concerns(thread):
+            if probe.concerns(context.process):
                 handled = before.get(probe)
                 if handled is None:
-                    handled = self._run(thread, probe, point, registers)
+                    handled = self._run(probe, point)
                     context.set_aside()
                 results.append(handled)
         for handled in results:
@@ -62,16 +76,17 @@ class HandlerRunner:
                 context.apply(handled.changes)
         return tuple(results)
 
-    def _run(self, thread: Thread, probe: Probe, point: Point, registers: ctypes.Array[ctypes.c_ulong]) -> Handled:
-        if not probe.runs_handler:
+    def _run(self, probe: Probe[ProgramT], point: Point) -> Handled[ProgramT]:
+        if probe.counter < 0:  # passcount
             return Handled(probe)
-        program, context, word_size = probe.program, self._context, thread.space.word_size
-        program.ledger.reset_if_asked()
+        program, context = probe.program, self._context
+        word_size = context.word_size
+        program.counters.reset_if_asked()
         if context.program is not program:
             context.use(program)
-        context.symbols = thread.space.symbols.get((program.number, probe.file), {})
+        context.probe = probe
         outcome = program.handlers[word_size].run(probe.definition, point, context)
         if outcome.ending is Ending.ABORT:
             return Handled(probe, outcome, None, context.written)
-        header = program.records.header(context, registers, word_size, keep_ip=probe.limits.keep_ip)
+        header = program.records.header(context, word_size, keep_ip=probe.limits.keep_ip)
         return Handled(probe, outcome, header, context.written)

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dprobes.engines.linux.ptracecalls import Register
 from dprobes.record.layout import PROCESS_NAME_MAX, Item, header_struct
 
 if TYPE_CHECKING:
-    import ctypes
-
-    from dprobes.engines.ptrace.tracer.threadcontext import ThreadContext
+    from dprobes.engines.hits.context import HitContext
     from dprobes.vm import Outcome
 
 __all__ = ["Header", "RecordBuilder"]
@@ -33,10 +30,9 @@ class RecordBuilder:
             bool(items & item) for item in (Item.CPU, Item.PID, Item.UID, Item.TIME, Item.PROCESS_NAME, Item.TID)
         )
         self._cs, self._ip, self._ss, self._sp = (bool(items & item) for item in (Item.CS, Item.IP, Item.SS, Item.SP))
+        self._pointers = self._cs or self._ip or self._ss or self._sp
 
-    def header(
-        self, context: ThreadContext, registers: ctypes.Array[ctypes.c_ulong], word_size: int, *, keep_ip: bool = False
-    ) -> Header:
+    def header(self, context: HitContext, word_size: int, *, keep_ip: bool = False) -> Header:
         """
         Return flags, items and tail of a record for the state before the probed instruction.
 
@@ -50,14 +46,16 @@ class RecordBuilder:
             values.append(context.pid())
         if self._uid:
             values.append(context.uid())
-        if self._cs:
-            values.append(registers[Register.CS])
-        if self._ip or keep_ip:
-            values.append(registers[Register.RIP])
-        if self._ss:
-            values.append(registers[Register.SS])
-        if self._sp:
-            values.append(registers[Register.RSP])
+        if self._pointers or keep_ip:
+            cs, ip, ss, sp = context.pointers()
+            if self._cs:
+                values.append(cs)
+            if self._ip or keep_ip:
+                values.append(ip)
+            if self._ss:
+                values.append(ss)
+            if self._sp:
+                values.append(sp)
         if self._time:
             values.append(context.time())
         tail = context.process_name()[:PROCESS_NAME_MAX] + b"\0" if self._name else b""

@@ -13,7 +13,7 @@ import errno
 import functools
 import os
 import signal
-from typing import Literal
+from typing import Literal, NoReturn
 
 __all__ = [
     "NEW_TASK_EVENTS",
@@ -47,6 +47,7 @@ __all__ = [
     "get_signal_info",
     "get_signal_mask",
     "get_thread_area",
+    "has_stopped",
     "interrupt",
     "is_local_socket",
     "listen",
@@ -184,7 +185,7 @@ def word_size(registers: ctypes.Array[ctypes.c_ulong]) -> Literal[4, 8]:
     return 4 if registers[Register.CS] == USER_CS_32 else 8
 
 
-_CS = int(Register.CS)
+_CS, _RIP_OFFSET = int(Register.CS), 8 * Register.RIP
 
 
 def runs_as(registers: ctypes.Array[ctypes.c_ulong], size: int) -> bool:
@@ -221,9 +222,16 @@ def classify_stop(status: int) -> tuple[StopKind, int]:
 
 def _check(result: int) -> int:
     if result < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
+        _fail()
     return result
+
+
+def _fail() -> NoReturn:
+    number = ctypes.get_errno()
+    raise OSError(number, os.strerror(number))
+
+
+# The requests that each hit makes look at their results themselves: a call costs as much as they do besides the kernel.
 
 
 def seize(tid: int, *, follow: bool = True) -> None:
@@ -243,7 +251,8 @@ def interrupt(tid: int) -> None:
 
 def resume(tid: int, number: int = 0) -> None:
     """Let a stopped thread run on, with a signal or 0 (PTRACE_CONT)."""
-    _check(_ptrace(_CONT, tid, None, number))
+    if _ptrace(_CONT, tid, None, number) < 0:
+        _fail()
 
 
 def listen(tid: int) -> None:
@@ -268,14 +277,20 @@ def detach(tid: int, number: int = 0) -> None:
 
 def get_registers(tid: int, registers: ctypes.Array[ctypes.c_ulong]) -> None:
     """Read the integer registers of a stopped thread into ``registers``."""
-    _check(_ptrace(_GETREGS, tid, None, ctypes.addressof(registers)))
+    if _ptrace(_GETREGS, tid, None, ctypes.addressof(registers)) < 0:
+        _fail()
+
+
+def has_stopped(tid: int, registers: ctypes.Array[ctypes.c_ulong]) -> bool:
+    """Return whether a traced thread has stopped, whether or not that was waited for; then read its registers."""
+    return bool(_ptrace(_GETREGS, tid, None, ctypes.addressof(registers)) >= 0)
 
 
 def set_registers(tid: int, registers: ctypes.Array[ctypes.c_ulong]) -> None:
     """Write the integer registers of a stopped thread."""
     if _ptrace(_SETREGS, tid, None, ctypes.addressof(registers)) < 0:
         if ctypes.get_errno() != errno.EIO:
-            _check(-1)
+            _fail()
         _set_changed_registers(tid, registers)
 
 
@@ -295,7 +310,8 @@ def _set_changed_registers(tid: int, registers: ctypes.Array[ctypes.c_ulong]) ->
 
 def set_instruction_pointer(tid: int, address: int) -> None:
     """Let a stopped thread go on at ``address``; cheaper than ``set_registers``."""
-    _check(_ptrace(_POKEUSER, tid, 8 * Register.RIP, address))
+    if _ptrace(_POKEUSER, tid, _RIP_OFFSET, address) < 0:
+        _fail()
 
 
 class _IoVector(ctypes.Structure):
@@ -400,8 +416,10 @@ SignalInfo = ctypes.c_int32 * 32
 
 def get_signal_info(tid: int, info: ctypes.Array[ctypes.c_int32]) -> int:
     """Read the signal that a thread stopped at into ``info``, and return its ``si_code``."""
-    _check(_ptrace(_GETSIGINFO, tid, None, ctypes.addressof(info)))
-    return int(info[2])
+    if _ptrace(_GETSIGINFO, tid, None, ctypes.addressof(info)) < 0:
+        _fail()
+    code: int = info[2]
+    return code
 
 
 def set_signal_info(tid: int, info: ctypes.Array[ctypes.c_int32]) -> None:

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Self
 
 from dprobes.engines.capabilities import ENGINES
 from dprobes.engines.debugger import LOOK, Debuggers
+from dprobes.engines.hits.probes import ProbeLimits
 from dprobes.engines.interface import Counts, Event, Finished, Notice, Pause
 from dprobes.engines.linux.procfs import living_thread, process_field
 from dprobes.engines.ptrace.client.answers import Answers
 from dprobes.engines.ptrace.client.conversation import Conversation, NotFollowedError
 from dprobes.engines.ptrace.client.programrun import ProgramRun
-from dprobes.engines.ptrace.sharedcounters import Ledger
-from dprobes.engines.ptrace.sites import ProbeLimits
+from dprobes.engines.ptrace.sharedcounters import SharedCounters
 from dprobes.engines.ptrace.wire import Done, Ended, Remove, Start
 from dprobes.errors import EngineError, InternalError
 from dprobes.extensions.registry import called_extensions
@@ -81,7 +81,7 @@ class PtraceSession:
         """The global variables that are shared with other sessions."""
         self._run = ProgramRun(
             Answers(job.program, allow_write=allow_write, symbols=symbols, resolved=job.resolved),
-            Ledger.new(job.program.vars, job.program.cvars),
+            SharedCounters.new(job.program.vars, job.program.cvars),
             # A command needs its input itself, unless it is the terminal, which people share.
             Debuggers(debugger, keep_input=not job.scope.is_command or os.isatty(0)),
         )
@@ -235,15 +235,15 @@ class PtraceSession:
 
     def local_variables(self) -> list[int]:
         """Return the program's local variables."""
-        return self._run.ledger.local_variables()
+        return self._run.counters.local_variables()
 
     def cpu_variables(self) -> list[list[int]]:
         """Return its CPU variables, a list for each CPU."""
-        return self._run.ledger.cpu_variables()
+        return self._run.counters.cpu_variables()
 
     def reset_variables(self, first: int = 0, last: int | None = None) -> None:
         """Set its local and CPU variables with these indices to zero, between two handlers."""
-        self._run.ledger.ask_for_reset(first, last)
+        self._run.counters.ask_for_reset(first, last)
 
     # The conversation
 
@@ -278,7 +278,7 @@ class PtraceSession:
             definitions,
             int(self._job.items),
             (program.vars, program.gvars, program.cvars),
-            self._run.ledger.descriptor,
+            self._run.counters.descriptor,
             called_extensions(program),
             self._core_directory,
             follow=self._job.scope.follow,

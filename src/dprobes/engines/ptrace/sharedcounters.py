@@ -25,7 +25,7 @@ from dprobes.engines.ptrace.tracer.slots import Placement
 if TYPE_CHECKING:
     from collections.abc import MutableSequence, Sequence
 
-__all__ = ["Ledger", "Tally", "Variables"]
+__all__ = ["SharedCounters", "Tally", "Variables"]
 
 _CELL = 8
 _ASKED, _MADE, _FIRST_VARIABLE = 0, 1, 2
@@ -76,7 +76,7 @@ class Variables:
     by_cpu: Sequence[MutableSequence[int]]
 
 
-class Ledger:
+class SharedCounters:
     """
     Map the memory behind ``descriptor``, which is closed with the object, for so many local and CPU variables.
 
@@ -106,7 +106,7 @@ class Ledger:
     @classmethod
     def new(cls, local_count: int, cpu_count: int) -> Self:
         """Make the memory; ``descriptor`` may be handed to other processes."""
-        return cls(os.memfd_create("dprobes_ledger"), local_count, cpu_count)
+        return cls(os.memfd_create("dprobes_counters"), local_count, cpu_count)
 
     def tally(self, probe: int) -> Tally:
         """Return where a probepoint is counted."""

@@ -12,21 +12,7 @@ if TYPE_CHECKING:
     from dprobes.rpn.encoder import CodeImage
     from dprobes.vm.machine import Point
 
-__all__ = ["Code", "ProbeLimits", "Role", "Site", "Sites", "WatchSite"]
-
-
-@dataclass(frozen=True, slots=True)
-class ProbeLimits:
-    """
-    Hold what a probe definition says of whether a hit runs its handler and keeps its record.
-
-    ``keep_ip`` says that its records carry the instruction pointer even if nobody asked for that.
-    """
-
-    passcount: int
-    maxhits: int
-    keep_on_fault: bool
-    keep_ip: bool
+__all__ = ["Code", "Role", "Site", "Sites", "WatchSite"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from dprobes.engines.hits.probes import ProbeLimits
     from dprobes.engines.interface import HandedOver
-    from dprobes.engines.ptrace.sites import ProbeLimits, Sites
+    from dprobes.engines.ptrace.sites import Sites
     from dprobes.engines.x86.debugregs import Watch
     from dprobes.extensions.registry import Registration
     from dprobes.resolve.probestate import ProbeState
@@ -56,6 +57,7 @@ __all__ = [
 
 _FRAME = struct.Struct("=IB")
 _RECORD = struct.Struct("=II")
+_RECORD_FRAME = struct.Struct("=IBII")
 
 
 class Kind(enum.IntEnum):
@@ -79,8 +81,8 @@ class Start:
     """``record.layout.Item`` flags."""
     variables: tuple[int, int, int]
     """How many local, global and per-CPU variables the program has."""
-    ledger: int
-    """The descriptor of the memory for counts and variables (``ledger``)."""
+    counters: int
+    """The descriptor of the memory for counts and variables (``sharedcounters``)."""
     extensions: tuple[Registration, ...] = ()
     """What the program may call by ``callk``, in order."""
     core_directory: str = "."
@@ -118,7 +120,7 @@ class Insert:
     """
     Ask the tracer to insert one more program, into the process ``pid`` and what that has started.
 
-    It opens the ``ledger`` of ``start`` in the client, and has ``globals`` already. ``known`` says what is in files
+    It opens the ``counters`` of ``start`` in the client, and has ``globals`` already. ``known`` says what is in files
     that it has asked about.
     """
 
@@ -259,7 +261,7 @@ class Done:
     Close the conversation: everything is taken away and all processes are detached or gone.
 
     ``complete`` says that they are gone, ``problem`` what went wrong in the tracer, if anything. The counts are in the
-    ledger.
+    shared counters.
     """
 
     complete: bool = True
@@ -321,7 +323,7 @@ def pack_message(message: object) -> bytes:
 
 def pack_record(program: int, probe: int, record: bytes) -> bytes:
     """Return the frame of a record of a program's probepoint."""
-    return _FRAME.pack(len(record) + _RECORD.size, Kind.RECORD) + _RECORD.pack(program, probe) + record
+    return _RECORD_FRAME.pack(len(record) + _RECORD.size, Kind.RECORD, program, probe) + record
 
 
 def unpack_record(payload: bytes) -> tuple[int, int, bytes]:

@@ -10,7 +10,7 @@ from dprobes.arch import architecture
 from dprobes.bpf.layout import ENTRY_HEAD, LIMIT, REMOVE, Entry, ProbeField
 from dprobes.bpf.lower import Request
 from dprobes.diagnostics import Diagnostics
-from dprobes.engines.ptrace.sites import ProbeLimits
+from dprobes.engines.hits.probes import ProbeLimits
 from dprobes.resolve.probestate import ProbeState
 from dprobes.rpn.encoder import encode
 from dprobes.rpn.pipeline import CompileOptions, parse_source
@@ -73,7 +73,7 @@ def test_the_same_hits_run_the_handler_and_the_same_one_is_the_last(
             for hit in range(10):
                 outcome = None
                 if probe.is_active:
-                    outcome = interpreter.run(start, point, traced) if probe.runs_handler else None
+                    outcome = interpreter.run(start, point, traced) if probe.counter >= 0 else None
                     probe.count_hit(outcome)
                 found = runner.hit(start, point)
                 where = (passcount, maxhits, hit)

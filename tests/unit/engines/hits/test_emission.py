@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -10,8 +10,7 @@ from dprobes.engines.hits.emission import Emitter
 from ptrace_programs import inserted_program, probe_of
 
 if TYPE_CHECKING:
-    from dprobes.engines.ptrace.tracer.connection import Connection
-    from dprobes.engines.ptrace.tracer.probes import Probe
+    from dprobes.engines.ptrace.tracer.programs import Probe
 
 
 class FakeConnection:
@@ -35,7 +34,7 @@ def connection() -> FakeConnection:
 
 @pytest.fixture
 def emitter(connection: FakeConnection) -> Emitter:
-    return Emitter(cast("Connection", connection))
+    return Emitter(connection)
 
 
 @pytest.fixture
@@ -68,12 +67,10 @@ def test_a_hit_without_a_record_gives_its_turn_away(emitter: Emitter, connection
     assert connection.sent == [b"2"]
 
 
-def test_nobody_waits_for_a_turn_that_is_passed_over(
-    emitter: Emitter, connection: FakeConnection, probe: Probe
-) -> None:
+def test_nobody_waits_for_a_turn_that_is_skipped(emitter: Emitter, connection: FakeConnection, probe: Probe) -> None:
     slow, other = emitter.take_turn(), emitter.take_turn()
     emitter.emit([(probe, b"3")])
-    emitter.pass_over(slow)
+    emitter.skip(slow)
     assert connection.sent == []
     emitter.emit([(probe, b"2")], other)
     emitter.emit([(probe, b"1")], slow)
@@ -91,7 +88,7 @@ def test_finishing_sends_what_is_known(emitter: Emitter, connection: FakeConnect
 
 def test_what_finds_no_room_is_counted_as_lost(probe: Probe) -> None:
     connection = FakeConnection(room=1)
-    emitter = Emitter(cast("Connection", connection))
+    emitter = Emitter(connection)
     turn = emitter.take_turn()
     emitter.emit([(probe, b"2")])
     emitter.emit([(probe, b"1")], turn)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 from dprobes.engines.hits.handlerruns import HandlerRunner
+from dprobes.engines.hits.probes import ProbeLimits
 from dprobes.engines.linux.ptracecalls import Register, Registers
-from dprobes.engines.ptrace.sites import ProbeLimits
 from dprobes.engines.ptrace.tracer.processes import AddressSpace, Thread, ThreadState
 from dprobes.engines.ptrace.tracer.threadcontext import ThreadContext
 from dprobes.resolve.probestate import ProbeState
@@ -16,7 +16,8 @@ from ptrace_programs import inserted_program, probe_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dprobes.engines.ptrace.tracer.probes import Handlers, Probe
+    from dprobes.engines.hits.probes import Handlers
+    from dprobes.engines.ptrace.tracer.programs import Probe
     from dprobes.vm import Context
 
 RDI, RSI, RAX = 0x0A, 0x0B, 0x06
@@ -68,7 +69,7 @@ class Hit:
 def test_each_sees_the_state_of_the_hit_and_the_later_change_of_a_register_counts() -> None:
     hit = Hit()
     owners = [hit.owner(1, rdi=11, rsi=21), hit.owner(2, rdi=12), hit.owner(3, rax=33)]
-    handled = hit.runner.run(hit.thread, owners, hit.registers)
+    handled = hit.runner.run(owners)
     assert hit.seen == [(10, 20, 30)] * 3
     assert hit.state == (12, 21, 33)
     assert [each.probe for each in handled] == [probe for probe, _ in owners]
@@ -77,7 +78,7 @@ def test_each_sees_the_state_of_the_hit_and_the_later_change_of_a_register_count
 
 def test_one_alone_changes_what_it_wants() -> None:
     hit = Hit()
-    (handled,) = hit.runner.run(hit.thread, [hit.owner(1, rdi=11)], hit.registers)
+    (handled,) = hit.runner.run([hit.owner(1, rdi=11)])
     assert hit.state == (11, 20, 30)
     assert handled.changes == hit.context.written == {Register.RDI: (10, 11)}
 
@@ -85,19 +86,19 @@ def test_one_alone_changes_what_it_wants() -> None:
 def test_who_ran_before_does_not_run_again_and_its_changes_stay() -> None:
     hit = Hit()
     first, late = hit.owner(1, rdi=11), hit.owner(2, rax=32)
-    known = hit.runner.run(hit.thread, [first], hit.registers)
+    known = hit.runner.run([first])
     written = hit.context.written
     # The thread hits once more, on registers as the handler has left them.
     hit.context.select(hit.thread, hit.registers)
     hit.context.written = written
-    handled = hit.runner.run(hit.thread, [first, late], hit.registers, known)
+    handled = hit.runner.run([first, late], known)
     assert hit.seen == [(10, 20, 30)] * 2
     assert hit.state == (11, 20, 32)
     assert handled[0] is known[0]
     # And once more, after registers were set back, when one of the programs has gone.
     hit.registers[Register.RDI] = hit.registers[Register.RAX] = 0
     hit.context.select(hit.thread, hit.registers)
-    assert hit.runner.run(hit.thread, [late], hit.registers, handled) == (handled[1],)
+    assert hit.runner.run([late], handled) == (handled[1],)
     assert len(hit.seen) == 2
     assert hit.state == (0, 20, 32)
 
@@ -108,11 +109,11 @@ def test_only_whom_it_concerns_runs() -> None:
     elsewhere[0].program.reach.pids = {2}
     gone[0].state = ProbeState.REMOVED
     waiting = hit.owner(4, ProbeLimits(1, 0, keep_on_fault=False, keep_ip=False))
-    handled = hit.runner.run(hit.thread, [elsewhere, gone, right, waiting], hit.registers)
+    handled = hit.runner.run([elsewhere, gone, right, waiting])
     assert [each.probe for each in handled] == [right[0], waiting[0]]
     assert [each.outcome is None for each in handled] == [False, True]
     assert len(hit.seen) == 1
-    assert hit.runner.run(hit.thread, [elsewhere], hit.registers) == ()
+    assert hit.runner.run([elsewhere]) == ()
 
 
 def test_each_program_has_its_own_variables() -> None:
@@ -127,6 +128,6 @@ def test_each_program_has_its_own_variables() -> None:
         program.handlers[8] = cast("Handlers", FakeHandlers(count))
         owners.append((probe_of(program), Point()))
     for _ in range(3):
-        hit.runner.run(hit.thread, owners, hit.registers)
-    hit.runner.run(hit.thread, owners[:1], hit.registers)
-    assert [program.ledger.local_variables() for program in programs] == [[4], [3]]
+        hit.runner.run(owners)
+    hit.runner.run(owners[:1])
+    assert [program.counters.local_variables() for program in programs] == [[4], [3]]

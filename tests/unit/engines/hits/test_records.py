@@ -7,14 +7,12 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from dprobes.engines.hits.records import RecordBuilder
-from dprobes.engines.linux import ptracecalls
-from dprobes.engines.linux.ptracecalls import Register
 from dprobes.record.codec import decode_record
 from dprobes.record.layout import Item, LogRecord
 from dprobes.vm import Ending, Outcome
 
 if TYPE_CHECKING:
-    from dprobes.engines.ptrace.tracer.threadcontext import ThreadContext
+    from dprobes.engines.hits.context import HitContext
 
 
 class Context:
@@ -32,6 +30,9 @@ class Context:
 
     def time(self) -> int:
         return 5
+
+    def pointers(self) -> tuple[int, int, int, int]:
+        return 0x33, 0x1234, 0x2B, 0x5678
 
     def process_name(self) -> bytes:
         return b"a-name-of-more-than-15-bytes"
@@ -56,17 +57,14 @@ EVERYTHING = Item(sum(VALUES))
 @pytest.mark.parametrize("word_size", [4, 8])
 @pytest.mark.parametrize("items", [Item(0), *VALUES, EVERYTHING], ids=str)
 def test_a_record_carries_what_was_asked_for(items: Item, word_size: int) -> None:
-    registers = ptracecalls.Registers()
-    for register, value in ((Register.CS, 0x33), (Register.RIP, 0x1234), (Register.SS, 0x2B), (Register.RSP, 0x5678)):
-        registers[register] = value
     builder = RecordBuilder(int(items))
     outcome = Outcome(Ending.EXIT, b"log", b"trace", 10, 20)
-    context = cast("ThreadContext", Context())
+    context = cast("HitContext", Context())
     expected: dict[str, Any] = {"word_size": word_size}
     for item, field in VALUES.items():
         if items & item:
             expected |= field
-    header = builder.header(context, registers, word_size)
+    header = builder.header(context, word_size)
     assert LogRecord(major=10, minor=20, data=b"log", **expected) == decode_record(builder.record(header, outcome))
     trace = LogRecord(major=0, minor=0, data=b"trace", is_stack_trace=True, **expected)
     assert trace == decode_record(builder.stack_trace(header, outcome))

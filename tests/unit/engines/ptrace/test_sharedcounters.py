@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dprobes.engines.interface import Counts
-from dprobes.engines.ptrace.sharedcounters import Ledger
+from dprobes.engines.ptrace.sharedcounters import SharedCounters
 from dprobes.engines.ptrace.tracer.slots import Placement
 
 if TYPE_CHECKING:
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def client() -> Ledger:
-    return Ledger.new(3, 2)
+def client() -> SharedCounters:
+    return SharedCounters.new(3, 2)
 
 
 @pytest.fixture
-def tracer(client: Ledger) -> Ledger:
-    return Ledger(os.dup(client.descriptor), 3, 2)
+def tracer(client: SharedCounters) -> SharedCounters:
+    return SharedCounters(os.dup(client.descriptor), 3, 2)
 
 
 def fill(values: MutableSequence[int], first: int) -> None:
@@ -31,7 +31,7 @@ def fill(values: MutableSequence[int], first: int) -> None:
 
 
 def test_what_one_side_counts_is_what_the_other_reads_however_many_probepoints_there_are(
-    client: Ledger, tracer: Ledger
+    client: SharedCounters, tracer: SharedCounters
 ) -> None:
     for probe in (2000, 0, 511, 512):
         tally = tracer.tally(probe)
@@ -47,7 +47,7 @@ def test_what_one_side_counts_is_what_the_other_reads_however_many_probepoints_t
     assert [counts[number].hits for number in (0, 511, 2000)] == [1, 512, 2001]
 
 
-def test_variables_lie_beside_each_other(client: Ledger, tracer: Ledger) -> None:
+def test_variables_lie_beside_each_other(client: SharedCounters, tracer: SharedCounters) -> None:
     fill(tracer.variables.local, 10)
     for cpu, values in enumerate(tracer.variables.by_cpu):
         fill(values, 100 * cpu + 100)
@@ -60,7 +60,7 @@ def test_variables_lie_beside_each_other(client: Ledger, tracer: Ledger) -> None
     assert client.local_variables()[2] == (1 << 64) - 1
 
 
-def test_a_reset_shows_at_once_and_is_made_between_two_handlers(client: Ledger, tracer: Ledger) -> None:
+def test_a_reset_shows_at_once_and_is_made_between_two_handlers(client: SharedCounters, tracer: SharedCounters) -> None:
     fill(tracer.variables.local, 1)
     fill(tracer.variables.by_cpu[0], 5)
     tracer.tally(3).hits = 9
@@ -78,7 +78,9 @@ def test_a_reset_shows_at_once_and_is_made_between_two_handlers(client: Ledger, 
     assert client.counts(4)[3].hits == 9
 
 
-def test_a_reset_of_some_variables_leaves_the_others_as_they_are(client: Ledger, tracer: Ledger) -> None:
+def test_a_reset_of_some_variables_leaves_the_others_as_they_are(
+    client: SharedCounters, tracer: SharedCounters
+) -> None:
     fill(tracer.variables.local, 1)
     fill(tracer.variables.by_cpu[0], 5)
     client.ask_for_reset(1, 1)
@@ -101,8 +103,8 @@ def test_a_reset_of_some_variables_leaves_the_others_as_they_are(client: Ledger,
 
 
 def test_a_program_may_have_no_variables() -> None:
-    ledger = Ledger.new(0, 0)
-    ledger.ask_for_reset()
-    ledger.reset_if_asked()
-    assert ledger.local_variables() == []
-    assert set(map(tuple, ledger.cpu_variables())) == {()}
+    counters = SharedCounters.new(0, 0)
+    counters.ask_for_reset()
+    counters.reset_if_asked()
+    assert counters.local_variables() == []
+    assert set(map(tuple, counters.cpu_variables())) == {()}

@@ -13,7 +13,7 @@ from dprobes.engines.ptrace.wire import Done, Ended
 if TYPE_CHECKING:
     from dprobes.engines.debugger import Debuggers
     from dprobes.engines.ptrace.client.answers import Answers
-    from dprobes.engines.ptrace.sharedcounters import Ledger
+    from dprobes.engines.ptrace.sharedcounters import SharedCounters
 
 __all__ = ["Item", "ProgramRun"]
 
@@ -37,9 +37,9 @@ class _Record(NamedTuple):
 class ProgramRun:
     """Hold one program; ``items`` are to be given out by who follows it, whom ``wake`` wakes up."""
 
-    def __init__(self, answers: Answers, ledger: Ledger, debuggers: Debuggers) -> None:
+    def __init__(self, answers: Answers, counters: SharedCounters, debuggers: Debuggers) -> None:
         self.answers = answers
-        self.ledger = ledger
+        self.counters = counters
         self.debuggers = debuggers
         self.number = 0
         self.items: deque[Item | _Record] = deque()
@@ -56,7 +56,7 @@ class ProgramRun:
 
     def counts(self) -> tuple[Counts, ...]:
         """Return what happened so far."""
-        counts = self.ledger.counts(len(self.answers.probes))
+        counts = self.counters.counts(len(self.answers.probes))
         for probe, dropped in list(self._dropped.items()):
             counts[probe].records -= dropped
             counts[probe].lost += dropped

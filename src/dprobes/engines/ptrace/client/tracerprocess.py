@@ -33,7 +33,7 @@ def start_tracer(start: Start, module: str) -> tuple[subprocess.Popen[bytes], in
     from_tracer, their_output = os.pipe2(os.O_CLOEXEC)
     with contextlib.suppress(OSError):
         fcntl.fcntl(their_output, fcntl.F_SETPIPE_SZ, _PIPE_SIZE)
-    shared = [descriptor for descriptor in (start.ledger, start.globals) if descriptor >= 0]
+    shared = [descriptor for descriptor in (start.counters, start.globals) if descriptor >= 0]
     try:
         # A session of its own: neither the terminal's signals nor the end of ours reach the tracer by themselves.
         process = subprocess.Popen(

@@ -9,8 +9,7 @@ from dprobes.engines.ptrace.sites import Role
 
 if TYPE_CHECKING:
     from dprobes.engines.ptrace.sites import Site
-    from dprobes.engines.ptrace.tracer.probes import Probe
-    from dprobes.engines.ptrace.tracer.programs import InsertedProgram
+    from dprobes.engines.ptrace.tracer.programs import InsertedProgram, Probe
     from dprobes.vm import Point
 
 __all__ = ["Breakpoint"]

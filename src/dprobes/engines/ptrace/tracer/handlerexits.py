@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dprobes.engines.hits.probes import CORE_DUMP, HANDING_OVER
 from dprobes.engines.linux import ptracecalls
-from dprobes.engines.ptrace.tracer.probes import CORE_DUMP, HANDING_OVER
 from dprobes.engines.ptrace.tracer.processes import Leaving
 from dprobes.engines.ptrace.wire import Warned
 
@@ -15,14 +15,10 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.tracer.connection import Connection
     from dprobes.engines.ptrace.tracer.coredump import CoreDumps
     from dprobes.engines.ptrace.tracer.handover import HandOver
-    from dprobes.engines.ptrace.tracer.processes import Handled, Thread
+    from dprobes.engines.ptrace.tracer.processes import Thread
+    from dprobes.engines.ptrace.tracer.programs import Handled
 
-__all__ = ["Exits", "hands_over"]
-
-
-def hands_over(handled: Iterable[Handled]) -> bool:
-    """Return whether a handler wants the process to be handed over, or its core."""
-    return any(each.outcome is not None and each.outcome.exit_code in HANDING_OVER for each in handled)
+__all__ = ["Exits"]
 
 
 class Exits:

@@ -14,12 +14,11 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from dprobes.engines.hits.emission import Emitter
-from dprobes.engines.hits.handlerruns import HandlerRunner
+from dprobes.engines.hits.handlerruns import HandlerRunner, hands_over
 from dprobes.engines.linux import ptracecalls
 from dprobes.engines.linux.ptracecalls import RESUME_FLAG, TRAP_FLAG, Register
 from dprobes.engines.ptrace.sites import Role
 from dprobes.engines.ptrace.tracer.copies import heal
-from dprobes.engines.ptrace.tracer.handlerexits import hands_over
 from dprobes.engines.ptrace.tracer.memoryreturn import give_back_pages
 from dprobes.engines.ptrace.tracer.pendinghits import PendingHits
 from dprobes.engines.ptrace.tracer.processes import ThreadState, UnfinishedHit
@@ -40,14 +39,13 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.tracer.debugregisters import Armer
     from dprobes.engines.ptrace.tracer.handlerexits import Exits
     from dprobes.engines.ptrace.tracer.modulebreakpoints import ModuleWatcher
-    from dprobes.engines.ptrace.tracer.probes import Probe
-    from dprobes.engines.ptrace.tracer.processes import Handled, PendingHit, Thread
+    from dprobes.engines.ptrace.tracer.processes import PendingHit, Thread
+    from dprobes.engines.ptrace.tracer.programs import Handled, Probe
     from dprobes.engines.ptrace.tracer.removal import Remover
     from dprobes.engines.ptrace.tracer.returns import Hit
     from dprobes.engines.ptrace.tracer.stepper import Stepper
     from dprobes.engines.ptrace.tracer.stopper import Stopper
     from dprobes.engines.ptrace.tracer.threadcontext import ThreadContext
-    from dprobes.engines.ptrace.tracer.traps import Traps
 
 __all__ = ["HitHandler"]
 
@@ -68,7 +66,6 @@ class HitHandler:
         remover: Remover,
         armer: Armer,
         exits: Exits,
-        traps: Traps,
     ) -> None:
         self._connection = connection
         self._context = context
@@ -78,7 +75,6 @@ class HitHandler:
         self._remover = remover
         self._armer = armer
         self._exits = exits
-        self.traps = traps
         self._returns = Returns(connection, context)
         self._handlers = HandlerRunner(context)
         self._registers = ptracecalls.Registers()
@@ -98,10 +94,7 @@ class HitHandler:
         self._emitter.finish()
 
     def on_trap(self, thread: Thread) -> None:
-        """Handle a stop with SIGTRAP: a breakpoint, a watchpoint, the late end of a step, or the program's own trap."""
-        if thread.trapped:
-            self._on_breakpoint(thread)
-            return
+        """Handle another stop with SIGTRAP: a watchpoint, the late end of a step, or the program's own trap."""
         registers = self._registers
         ptracecalls.get_registers(thread.tid, registers)
         if thread.pending is not None and registers[_RIP] != thread.pending.slot.address:
@@ -128,8 +121,8 @@ class HitHandler:
                 return
         self.deliver(thread, signal.SIGTRAP)
 
-    def _on_breakpoint(self, thread: Thread) -> None:
-        """Handle the stop of a thread that has run into a breakpoint, and stands where it could go on (``traps``)."""
+    def on_breakpoint(self, thread: Thread) -> None:
+        """Handle the stop of a thread that has run into a breakpoint, and stands where it could go on (``Stopper``)."""
         address, thread.trapped = thread.trapped, 0
         space = thread.space
         if thread.pending is not None:
@@ -144,18 +137,18 @@ class HitHandler:
             ptracecalls.set_instruction_pointer(thread.tid, address)
             self._stopper.resume(thread)
             return
-        registers = self.traps.take_registers(thread, self._registers)
+        registers = self._stopper.take_registers(thread, self._registers)
+        runs_natively = True
         if registers is None:
             registers = self._registers
             ptracecalls.get_registers(thread.tid, registers)
-            way_on = self._stepper.way_on(thread, breakpoint_)
-            if not ptracecalls.runs_as(registers, space.word_size):
-                way_on = address
+            runs_natively = ptracecalls.runs_as(registers, space.word_size)
+            way_on = space.slots.way_on(breakpoint_) if runs_natively else address
             if registers[_RIP] != way_on:  # of another thread that hit here meanwhile
                 ptracecalls.set_instruction_pointer(thread.tid, way_on)
         self._registers = registers
         registers[_RIP] = address
-        if ptracecalls.runs_as(registers, space.word_size):
+        if runs_natively:
             self._on_hit(thread, breakpoint_)
         else:
             self._pass_by(thread, breakpoint_)
@@ -216,9 +209,9 @@ class HitHandler:
                 pass  # it has been counted: a system call, say, that is made once more only because we interrupted it
             elif unfinished is not None:
                 self._context.written = thread.written
-                handled = self._handlers.run(thread, breakpoint_.handlers, self._registers, unfinished.handled)
+                handled = self._handlers.run(breakpoint_.handlers, unfinished.handled)
             elif breakpoint_.handlers:
-                handled = self._handlers.run(thread, breakpoint_.handlers, self._registers)
+                handled = self._handlers.run(breakpoint_.handlers)
         except BaseException:
             # Whatever ends the run here, the thread must not go on behind the breakpoint.
             ptracecalls.set_registers(thread.tid, self._registers)
@@ -233,7 +226,7 @@ class HitHandler:
                 thread.unfinished = UnfinishedHit(breakpoint_, (), is_counted=True)
             self._go_on(thread)
             return
-        completion = self._complete(thread, breakpoint_, may_pend=self._may_pend(thread, breakpoint_, handled))
+        completion = self._complete(thread, breakpoint_, handled)
         thread.written = None
         if completion.kind is CompletionKind.PENDING:
             if handled:
@@ -270,7 +263,7 @@ class HitHandler:
         outer = self._context.written  # of a breakpoint that the thread is just being stepped from
         self._context.select(thread, registers)
         owners = sorted(((hit.probe, hit.point) for hit in hits), key=lambda owner: owner[0].program.rank)
-        handled = self._handlers.run(thread, owners, registers)
+        handled = self._handlers.run(owners)
         self._count(thread, handled, COMPLETED)
         self._exits.note(thread, handled)
         if written := self._context.written:
@@ -309,7 +302,7 @@ class HitHandler:
         """Run handlers on the state after a return, or after several: those of one function on what others left."""
         for _, function in groupby(hits, key=lambda hit: (hit[0].file, hit[1].offset)):
             owners = [(probe, site.point) for probe, site in function if site.point is not None]
-            handled = self._handlers.run(thread, owners, self._registers)
+            handled = self._handlers.run(owners)
             ptracecalls.set_registers(thread.tid, self._registers)
             self._count(thread, handled, COMPLETED)
             self._exits.note(thread, handled)
@@ -328,7 +321,7 @@ class HitHandler:
                 return False
         return True
 
-    def _complete(self, thread: Thread, breakpoint_: Breakpoint, *, may_pend: bool) -> Completion:
+    def _complete(self, thread: Thread, breakpoint_: Breakpoint, handled: tuple[Handled, ...]) -> Completion:
         """Carry the original instruction out, by emulation or by a step."""
         emulation = breakpoint_.site.emulation
         may_emulate = not (
@@ -341,6 +334,7 @@ class HitHandler:
         if may_emulate and emulate(emulation, self._registers, memory):
             ptracecalls.set_registers(thread.tid, self._registers)
             return COMPLETED
+        may_pend = self._may_pend(thread, breakpoint_, handled)
         return self._stepper.step(thread, breakpoint_, self._registers, may_pend=may_pend)
 
     def _on_rewrite(self, thread: Thread, breakpoints: list[Breakpoint]) -> None:
@@ -357,23 +351,8 @@ class HitHandler:
         self, thread: Thread, handled: Iterable[Handled], completion: Completion, turn: Turn | None = None
     ) -> None:
         """Count the hits of an instruction and emit their records; ``turn`` is their place in the order."""
-        records: list[tuple[Probe, bytes]] = []
-        gone = []
-        for probe, outcome, header, _ in handled:
-            was_active = probe.is_active
-            if completion.kind is not CompletionKind.FAULTED or probe.limits.keep_on_fault:
-                probe.count_hit(outcome)
-                if outcome is not None and header is not None:
-                    builder = probe.program.records
-                    records.append((probe, builder.record(header, outcome)))
-                    if outcome.trace:
-                        records.append((probe, builder.stack_trace(header, outcome)))
-            elif outcome is not None and outcome.ending is not Ending.ABORT:
-                probe.counts.faulted += 1
-            if was_active and not probe.is_active:
-                gone.append(probe)
-        self._emitter.emit(records, turn)
-        for probe in gone:
+        has_faulted = completion.kind is CompletionKind.FAULTED
+        for probe in self._emitter.count(handled, turn, has_faulted=has_faulted):
             self._withdraw(probe, thread)
 
     def _count_pending(self, thread: Thread, hit: PendingHit, completion: Completion) -> None:

@@ -140,11 +140,11 @@ def prepared(
     Raise ``EngineError`` if it cannot be made.
     """
     try:
-        ledger = connection.open(message.start.ledger)
+        counters = connection.open(message.start.counters)
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise EngineError(f"the tracer cannot share memory with dprobes: {reason}") from error
-    program = InsertedProgram.of(replace(message.start, ledger=ledger), former)
+    program = InsertedProgram.of(replace(message.start, counters=counters), former)
     for key, sites in message.known.items():
         program.known[key] = sites
         modules.enter(program, sites, key)

@@ -46,7 +46,6 @@ from dprobes.engines.ptrace.tracer.stepper import Stepper
 from dprobes.engines.ptrace.tracer.stopper import Stopper
 from dprobes.engines.ptrace.tracer.switchover import Replacer
 from dprobes.engines.ptrace.tracer.threadcontext import ThreadContext
-from dprobes.engines.ptrace.tracer.traps import Traps
 from dprobes.engines.ptrace.tracer.watchpoints import Watching
 from dprobes.engines.ptrace.wire import (
     Attach,
@@ -108,10 +107,8 @@ class Tracer:
             self._remover,
             self._armer,
             Exits(connection, HandOver(connection, self._detacher), self._dumps),
-            Traps(self._threads, stepper),
         )
         self._replacer = Replacer(connection, self._family, self._modules, self._stopper, self._watching, self._hits)
-        self._stopper.secure = self._hits.traps.secure
         self._inserter = Inserter(
             connection,
             self._family,
@@ -156,8 +153,6 @@ class Tracer:
         """Handle what the kernel has to report; return False if that was nothing."""
         handled = 0
         while handled < _CHECK_INTERVAL:
-            if self._stopper.deferred:
-                self._hits.traps.forget()
             found = self._stopper.next_stop()
             if found is None:
                 return bool(handled)
@@ -273,7 +268,10 @@ class Tracer:
                 self._family.note_stranger(tid, status)
                 return
         if kind is StopKind.SIGNAL and number == signal.SIGTRAP:
-            self._hits.on_trap(thread)
+            if thread.trapped:
+                self._hits.on_breakpoint(thread)
+            else:
+                self._hits.on_trap(thread)
             return
         thread.state = ThreadState.STOPPED
         if thread.pending is not None:

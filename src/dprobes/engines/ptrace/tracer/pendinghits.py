@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
     from dprobes.engines.hits.emission import Emitter
     from dprobes.engines.ptrace.tracer.breakpoints import Breakpoint
-    from dprobes.engines.ptrace.tracer.processes import Handled, Thread
+    from dprobes.engines.ptrace.tracer.processes import Thread
+    from dprobes.engines.ptrace.tracer.programs import Handled
 
 __all__ = ["PendingHits"]
 
@@ -122,7 +123,7 @@ class PendingHits:
             if now - pending.since >= _PATIENCE and thread.state is ThreadState.RUNNING:
                 self._look_at(thread)
             if now - pending.since >= _ORDERLY and thread.pending is pending:
-                self._emitter.pass_over(pending.turn)
+                self._emitter.skip(pending.turn)
             again = again or (
                 thread.pending is not None and (thread.state is ThreadState.RUNNING or pending.turn.is_queued)
             )

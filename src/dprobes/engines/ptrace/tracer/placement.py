@@ -23,9 +23,8 @@ if TYPE_CHECKING:
 
     from dprobes.engines.ptrace.sites import Site
     from dprobes.engines.ptrace.tracer.connection import Connection
-    from dprobes.engines.ptrace.tracer.probes import Probe
     from dprobes.engines.ptrace.tracer.processes import AddressSpace, Thread
-    from dprobes.engines.ptrace.tracer.programs import InsertedProgram
+    from dprobes.engines.ptrace.tracer.programs import InsertedProgram, Probe
     from dprobes.target.processmaps import Mapping
 
 __all__ = ["Placer", "note_placement", "why_not"]

@@ -19,25 +19,22 @@ from dprobes.engines.ptrace.tracer.slots import Slots
 from dprobes.target.processmaps import PAGE_SIZE
 
 if TYPE_CHECKING:
+    from dprobes.engines.hits.context import Changes
     from dprobes.engines.hits.emission import Turn
-    from dprobes.engines.hits.records import Header
     from dprobes.engines.ptrace.sites import Site
     from dprobes.engines.ptrace.tracer.breakpoints import Breakpoint
-    from dprobes.engines.ptrace.tracer.probes import Probe
-    from dprobes.engines.ptrace.tracer.programs import InsertedProgram
+    from dprobes.engines.ptrace.tracer.programs import Handled, InsertedProgram, Probe
     from dprobes.engines.ptrace.tracer.slots import Slot
     from dprobes.engines.ptrace.tracer.timedwaits import InterruptedWait
     from dprobes.engines.x86.debugregs import Watch
-    from dprobes.vm import Outcome, Point
+    from dprobes.vm import Point
 
 __all__ = [
     "INT3",
     "STRANGE",
     "AddressSpace",
-    "Changes",
     "DebugState",
     "FileKey",
-    "Handled",
     "Leaving",
     "PageReader",
     "PendingHit",
@@ -65,19 +62,6 @@ class ThreadState(enum.Enum):
     NEWBORN = "not yet run: its first stop is still to come"
     VFORKING = "waiting in the kernel for its vfork child"
     ENDED = "ended, while other threads of the process go on (a zombie leader)"
-
-
-Changes = dict[int, tuple[int, int]]
-"""Registers that handlers changed: (before, after) by word."""
-
-
-class Handled(NamedTuple):
-    """Hold what the handler of one probepoint came to at a hit; ``outcome`` is None if the hit was passed over."""
-
-    probe: Probe
-    outcome: Outcome | None = None
-    header: Header | None = None
-    changes: Changes | None = None
 
 
 class PendingHit(NamedTuple):
@@ -157,7 +141,7 @@ class Thread:
     uid: tuple[int, int] | None = None
     """The (effective, real) user ids when they were last looked up."""
     unfinished: UnfinishedHit | None = None
-    trapped: int = 0  # the address of the breakpoint into which it has run, until that is handled (``traps``)
+    trapped: int = 0  # the address of the breakpoint into which it has run, until that is handled (``Stopper``)
     written: Changes | None = None
     """What handlers changed before an instruction that was not yet executed."""
     restarting: int = 0

@@ -5,21 +5,29 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from dprobes.engines.hits import handlerruns, probes
+from dprobes.engines.hits.probes import Handlers
 from dprobes.engines.hits.records import RecordBuilder
-from dprobes.engines.ptrace.sharedcounters import Ledger
-from dprobes.engines.ptrace.tracer.probes import Handlers, Probe
+from dprobes.engines.ptrace.sharedcounters import SharedCounters
 from dprobes.engines.sharedglobals import MappedCells
 from dprobes.resolve.probestate import ProbeState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, MutableSequence, Sequence
 
-    from dprobes.engines.ptrace.sites import ProbeLimits, Site, Sites, WatchSite
+    from dprobes.engines.hits.probes import ProbeLimits
+    from dprobes.engines.ptrace.sites import Site, Sites, WatchSite
     from dprobes.engines.ptrace.tracer.processes import AddressSpace, FileKey
     from dprobes.engines.ptrace.wire import Start
     from dprobes.extensions import Extension
 
-__all__ = ["InsertedProgram", "Reach"]
+__all__ = ["Handled", "InsertedProgram", "Probe", "Reach"]
+
+Probe = probes.Probe["InsertedProgram"]
+"""A probepoint of one of the tracer's programs."""
+
+Handled = handlerruns.Handled["InsertedProgram"]
+"""What the handler of such a probepoint came to."""
 
 
 @dataclass(slots=True, eq=False)
@@ -48,7 +56,7 @@ class InsertedProgram:
     reach: Reach
     definitions: Sequence[ProbeLimits]
     everywhere: dict[int, Sites | str]
-    ledger: Ledger
+    counters: SharedCounters
     global_variables: MutableSequence[int]
     extensions: Mapping[str, Extension]
     records: RecordBuilder
@@ -79,14 +87,14 @@ class InsertedProgram:
         else:
             kept = [] if former is None else list(former.global_variables[:global_count])
             cells = kept + [0] * (global_count - len(kept))
-        ledger = Ledger(start.ledger, local_count, cpu_count)
+        counters = SharedCounters(start.counters, local_count, cpu_count)
         return cls(
             start.number,
             start.number if former is None else former.rank,
             Reach(start.follow) if former is None else former.reach,
             start.definitions,
             dict(start.everywhere),
-            ledger,
+            counters,
             cells,
             extensions,
             RecordBuilder(start.items),
@@ -99,15 +107,16 @@ class InsertedProgram:
         removed = []
         for site in found:
             if site.probe >= 0 and site.probe not in self.probes:
-                limits, counts = self.definitions[site.definition], self.ledger.tally(site.probe)
-                probe = self.probes[site.probe] = Probe(self, site.probe, site.definition, limits, file, counts=counts)
+                limits, counts = self.definitions[site.definition], self.counters.tally(site.probe)
+                probe = probes.Probe(self, site.probe, site.definition, limits, file, counts)
+                self.probes[site.probe] = probe
                 if site.probe in self._removed:
                     probe.state = ProbeState.REMOVED
                     removed.append(probe)
         if sites.code is not None:
             word_size = sites.code.image.word_size
             if word_size not in self.handlers:
-                self.handlers[word_size] = Handlers(sites.code, warn)
+                self.handlers[word_size] = Handlers(sites.code.image, sites.code.architecture, warn)
         return removed
 
     def probe(self, number: int) -> Probe | None:

@@ -14,10 +14,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from dprobes.engines.ptrace.tracer.connection import Connection
-    from dprobes.engines.ptrace.tracer.probes import Probe
     from dprobes.engines.ptrace.tracer.processes import AddressSpace
     from dprobes.engines.ptrace.tracer.processtree import Family
-    from dprobes.engines.ptrace.tracer.programs import InsertedProgram
+    from dprobes.engines.ptrace.tracer.programs import InsertedProgram, Probe
     from dprobes.engines.ptrace.tracer.stopper import Stopper
     from dprobes.engines.ptrace.tracer.watchpoints import Watching
 

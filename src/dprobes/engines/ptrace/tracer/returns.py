@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     import ctypes
 
     from dprobes.engines.ptrace.tracer.connection import Connection
-    from dprobes.engines.ptrace.tracer.probes import Probe
     from dprobes.engines.ptrace.tracer.processes import Thread
+    from dprobes.engines.ptrace.tracer.programs import Probe
     from dprobes.engines.ptrace.tracer.threadcontext import ThreadContext
 
 __all__ = ["Returns"]
@@ -57,7 +57,7 @@ class Returns:
         jumps: list[Hit] = []
         address, top = registers[_RIP], registers[_RSP]
         for probe, site in breakpoint_.exits:
-            if not probe.concerns(thread):
+            if not probe.concerns(thread.pid):
                 continue
             if site.role is Role.RETURN:
                 _give_up(thread, top)
@@ -79,7 +79,7 @@ class Returns:
         if found:
             thread.returns = [p for p in thread.returns if p not in found]
         _give_up(thread, top)
-        return [(pending.probe, pending.site) for pending in reversed(found) if pending.probe.concerns(thread)]
+        return [(pending.probe, pending.site) for pending in reversed(found) if pending.probe.concerns(thread.pid)]
 
     def unwinding(self, thread: Thread) -> None:
         """Note that functions are about to be left without a return."""

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from dprobes.engines.ptrace.tracer.breakpoints import Breakpoint
     from dprobes.engines.ptrace.tracer.pendinghits import PendingHits
-    from dprobes.engines.ptrace.tracer.processes import Handled, Thread
-    from dprobes.engines.ptrace.tracer.programs import InsertedProgram
+    from dprobes.engines.ptrace.tracer.processes import Thread
+    from dprobes.engines.ptrace.tracer.programs import Handled, InsertedProgram
     from dprobes.engines.ptrace.tracer.stepper import Stepper
     from dprobes.engines.ptrace.tracer.stopper import Stopper
 
@@ -60,7 +60,7 @@ class Settler:
         elif unfinished is not None and not unfinished.is_counted:
             breakpoint_ = unfinished.breakpoint
             ptracecalls.get_registers(thread.tid, self._registers)
-            if self._registers[_RIP] in (breakpoint_.address, self._stepper.way_on(thread, breakpoint_)):
+            if self._registers[_RIP] in (breakpoint_.address, thread.space.slots.way_on(breakpoint_)):
                 self._give_up(thread, breakpoint_, _of_others(unfinished.handled, program))
             else:
                 self.count_now(thread)  # the trap that says so is still to come

@@ -50,12 +50,6 @@ class SlotMaker:
         self._stopper = stopper
         self._connection = connection
 
-    def known(self, thread: Thread, breakpoint_: Breakpoint) -> Slot | None:
-        """Return the slot that a breakpoint has in the thread's memory already."""
-        if breakpoint_.site.copy is None:
-            return None
-        return thread.space.slots.by_site.get((breakpoint_.address, breakpoint_.site.original))
-
     def may_make(self, thread: Thread, breakpoint_: Breakpoint) -> bool:
         """Return whether it has not been tried yet to make one."""
         key = (breakpoint_.address, breakpoint_.site.original)

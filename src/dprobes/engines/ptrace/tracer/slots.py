@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from dprobes.engines.ptrace.tracer.breakpoints import Breakpoint
+
 __all__ = ["GRANULE", "JUMP_SIZE", "NOP", "Placement", "Slot", "SlotArea", "Slots"]
 
 NOP = 0x90
@@ -152,6 +154,17 @@ class Slots:
             site: slot for site, slot in self.by_site.items() if slot is None or slot.address not in missing
         }
         self.areas = [area for area in self.areas if is_mapped(area.start)]
+
+    def known(self, breakpoint_: Breakpoint) -> Slot | None:
+        """Return the slot that a breakpoint has already."""
+        site = breakpoint_.site
+        return None if site.copy is None else self.by_site.get((breakpoint_.address, site.original))
+
+    def way_on(self, breakpoint_: Breakpoint) -> int:
+        """Return where a thread could execute the instruction under a breakpoint by itself, as far as that is known."""
+        site, address = breakpoint_.site, breakpoint_.address
+        slot = None if site.copy is None else self.by_site.get((address, site.original))
+        return address if slot is None else slot.address
 
     def traps(self) -> list[tuple[int, int]]:
         """Return the address of each int3 in a slot, and what may stand in its place."""

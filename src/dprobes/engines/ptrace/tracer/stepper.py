@@ -99,8 +99,8 @@ class Stepper:
         ``ThreadGoneError`` if the thread ends in it.
         """
         tid = thread.tid
-        slot = self._slots.known(thread, breakpoint_)
-        # Then the thread has been put there already (``way_on``), and only handlers change registers.
+        slot = thread.space.slots.known(breakpoint_)
+        # Then the thread has been put there already (``Slots.way_on``), and only handlers change registers.
         is_ready = slot is not None and not self._context.written and not breakpoint_.waiting
         if slot is None and self._slots.may_make(thread, breakpoint_):
             # Should we die while memory for the slot is got, the thread goes on here.
@@ -128,11 +128,6 @@ class Stepper:
     ) -> Completion:
         """Let a thread execute in place whatever is under a breakpoint, without regard to what it was taken for."""
         return self._step_in_place(thread, breakpoint_, registers, Action.STEP)
-
-    def way_on(self, thread: Thread, breakpoint_: Breakpoint) -> int:
-        """Return where a thread could execute the instruction under a breakpoint by itself, as far as that is known."""
-        slot = self._slots.known(thread, breakpoint_)
-        return breakpoint_.address if slot is None else slot.address
 
     def _step_in_place(
         self,
@@ -307,7 +302,7 @@ class Stepper:
 
     def settle_late(self, thread: Thread, breakpoint_: Breakpoint, registers: ctypes.Array[ctypes.c_ulong]) -> None:
         """Put a thread that went to sleep in its step where it belongs, now that it has executed the instruction."""
-        slot = self._slots.known(thread, breakpoint_)
+        slot = thread.space.slots.known(breakpoint_)
         if slot is not None:
             self.settle(thread, slot, registers)
 

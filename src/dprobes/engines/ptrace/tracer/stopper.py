@@ -1,8 +1,13 @@
 """
-Waiting for stops, stopping threads, and letting them go on.
+Waiting for stops, stopping threads, and letting them run on.
 
 Rules that this module keeps:
 
+* A thread that has run into a breakpoint of ours stands behind the breakpoint's byte, in the middle of an instruction.
+  Should we be killed, the kernel lets it run on: with the SIGTRAP if nobody has waited for its stop yet, else without,
+  and then it would execute whatever the rest of the instruction happens to mean (the kernel's ``wait_task_stopped``
+  forgets the signal, ``ptrace_stop`` delivers what is left of it). So its instruction pointer is put right before the
+  stop is taken from the kernel.
 * A stop that is reported while another one is awaited is kept and handled later; none is lost.
 * A thread that cannot stop now (it waits in the kernel) is not waited for: it stops before it runs user code again.
 * A thread that we stopped does not notice: its system calls do not fail because of us, and its signals keep their
@@ -20,11 +25,12 @@ from typing import TYPE_CHECKING
 
 from dprobes.engines.linux import ptracecalls
 from dprobes.engines.linux.procfs import children_of, system_call_of, thread_state
-from dprobes.engines.linux.ptracecalls import Event, StopKind, classify_stop
+from dprobes.engines.linux.ptracecalls import Event, Register, StopKind, classify_stop
 from dprobes.engines.ptrace.tracer.processes import ThreadState
 from dprobes.engines.ptrace.tracer.waits import Waits
 
 if TYPE_CHECKING:
+    import ctypes
     from collections.abc import Callable, Iterator
 
     from dprobes.engines.ptrace.tracer.debugregisters import Armer
@@ -32,11 +38,16 @@ if TYPE_CHECKING:
 
 __all__ = ["Stopper", "await_stop"]
 
+_RIP = int(Register.RIP)
+
 _POLL = ptracecalls.WALL | os.WNOHANG
 """How to ask for a stop without waiting for it."""
 
 _LOOK = _POLL | os.WEXITED | os.WSTOPPED | os.WNOWAIT
 """How to ask for a stop, and leave it with the kernel (waitid)."""
+
+_ROUND = 64
+"""After how many stops of an only thread to look for stops of threads that are not in the table."""
 
 _SPINS = 40
 """How many times to ask for a stop, about a microsecond each, before sleeping until there is one."""
@@ -85,11 +96,13 @@ class Stopper:
         self._threads = threads
         self._armer = armer
         self._held_registers = ptracecalls.Registers()
+        self._registers = ptracecalls.Registers()
+        self._info = ptracecalls.SignalInfo()
+        self._trapped: Thread | None = None
+        """The thread whose registers were read last, at a breakpoint, and have not changed since."""
         # Asking again makes sense only if the thread can run meanwhile.
         self._spins = _SPINS if len(os.sched_getaffinity(0)) > 1 else 1
         self._turns = 0
-        self.secure: Callable[[int], None] = lambda _: None
-        """What to do with a thread that has stopped with SIGTRAP, before its stop is taken from the kernel."""
         self.deferred: dict[int, int] = {}
         """Reported stops (wait statuses by tid, in order of arrival) that nobody has handled yet."""
         self.waits = Waits()
@@ -105,15 +118,27 @@ class Stopper:
         than to ask some more times. Of several threads each gets its turn: the kernel would always name the first one
         that has stopped.
         """
+        self._turns += 1
         if self.deferred:
-            self._turns += 1
+            self._trapped = None
             if self._turns % _TURNS == 0:
                 self.collect()
             return self.oldest_deferred()
-        take, spins = self._take, self._spins
+        spins = self._spins
+        if len(self._threads) == 1 and self._turns % _ROUND:
+            # Its registers can be read as soon as it has stopped, which spares asking the kernel whether it has.
+            ((tid, thread),) = self._threads.items()
+            for _ in range(spins):
+                if ptracecalls.has_stopped(tid, self._registers):
+                    self._secure(thread)
+                    found = os.waitpid(tid, _POLL)
+                    if found[0]:
+                        return found
+                    break
+            spins = 1
         try:
             for _ in range(spins):
-                found = take()
+                found = self._take()
                 if found[0]:
                     break
             else:
@@ -151,8 +176,52 @@ class Stopper:
         if found is None:
             return _NOTHING
         if found.si_status == signal.SIGTRAP and found.si_code == os.CLD_TRAPPED:
-            self.secure(found.si_pid)
+            thread = self._threads.get(found.si_pid)
+            if thread is not None and ptracecalls.has_stopped(thread.tid, self._registers):
+                self._secure(thread)
         return os.waitpid(found.si_pid, _POLL)
+
+    def _secure(self, thread: Thread) -> None:
+        """
+        Put a thread that has stopped, with its registers just read, onto the instruction if it ran into a breakpoint.
+
+        Where the instruction has a copy it is put there, since the thread could execute that without us. ``trapped``
+        says where the breakpoint is.
+        """
+        registers, space = self._registers, thread.space
+        self._trapped = None
+        address = registers[_RIP] - 1
+        breakpoint_ = space.breakpoints.get(address)
+        if breakpoint_ is None and address not in space.former:
+            return
+        info, runs_natively = self._info, ptracecalls.runs_as(registers, space.word_size)
+        way_on = address
+        if breakpoint_ is not None and runs_natively:
+            way_on = space.slots.way_on(breakpoint_)
+        try:
+            # Faults that come from the kernel have the same code.
+            if ptracecalls.get_signal_info(thread.tid, info) != ptracecalls.SI_KERNEL or info[0] != signal.SIGTRAP:
+                return
+            ptracecalls.set_instruction_pointer(thread.tid, way_on)
+        except OSError:
+            return  # killed meanwhile, or it has not stopped for a signal
+        thread.trapped = address
+        if runs_natively:
+            self._trapped = thread
+
+    def take_registers(
+        self, thread: Thread, scratch: ctypes.Array[ctypes.c_ulong]
+    ) -> ctypes.Array[ctypes.c_ulong] | None:
+        """
+        Return the registers of a thread that trapped just now, with ``scratch`` to be used in their place.
+
+        The instruction pointer is that behind the breakpoint, and the code is of the word size of the address space.
+        None says that they may have changed, or that it runs code of another size.
+        """
+        if self._trapped is not thread:
+            return None
+        registers, self._registers, self._trapped = self._registers, scratch, None
+        return registers
 
     def await_stop(self, thread: Thread) -> int:
         """Do as the function ``await_stop`` with a thread that may run into a breakpoint of ours."""

@@ -28,10 +28,9 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.tracer.connection import Connection
     from dprobes.engines.ptrace.tracer.hits import HitHandler
     from dprobes.engines.ptrace.tracer.modulebreakpoints import ModuleWatcher
-    from dprobes.engines.ptrace.tracer.probes import Probe
     from dprobes.engines.ptrace.tracer.processes import AddressSpace, Thread
     from dprobes.engines.ptrace.tracer.processtree import Family
-    from dprobes.engines.ptrace.tracer.programs import InsertedProgram
+    from dprobes.engines.ptrace.tracer.programs import InsertedProgram, Probe
     from dprobes.engines.ptrace.tracer.stopper import Stopper
     from dprobes.engines.ptrace.tracer.watchpoints import Watching
     from dprobes.engines.ptrace.wire import Replace

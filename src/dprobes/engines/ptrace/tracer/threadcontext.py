@@ -25,9 +25,10 @@ if TYPE_CHECKING:
     import ctypes
     from collections.abc import Callable, Mapping, MutableSequence
 
+    from dprobes.engines.hits.context import Changes
     from dprobes.engines.ptrace.tracer.breakpoints import Breakpoint
-    from dprobes.engines.ptrace.tracer.processes import Changes, Thread
-    from dprobes.engines.ptrace.tracer.programs import InsertedProgram
+    from dprobes.engines.ptrace.tracer.processes import Thread
+    from dprobes.engines.ptrace.tracer.programs import InsertedProgram, Probe
     from dprobes.extensions import Extension
     from dprobes.vm.machine import Machine
 
@@ -36,6 +37,8 @@ __all__ = ["ThreadContext"]
 _RSEQ_CPU_ID = 4  # offsetof(struct rseq, cpu_id), include/uapi/linux/rseq.h
 
 _CPUID = 0x3C
+
+_CS, _RIP, _SS, _RSP = int(Register.CS), int(Register.RIP), int(Register.SS), int(Register.RSP)
 
 # Index in appendix A to word of user_regs_struct.
 _WORDS: dict[int, int] = {
@@ -65,11 +68,10 @@ def _ignore(program: InsertedProgram | None, message: str, hint: str | None) -> 
 
 class ThreadContext:
     """
-    Give handlers the thread that ``select`` chose, and the variables of the program that ``use`` did.
+    The thread that ``select`` chose, as the handler of ``probe`` sees it, and the variables that ``use`` chose.
 
-    ``symbols`` are the addresses of what handlers push of the probe's module. ``written`` holds what handlers
-    changed in the registers. ``on_rewrite`` is told of breakpoints whose instructions they changed, ``on_warning`` of
-    what the user of a program should know (message and hint).
+    ``written`` holds what handlers changed in the registers. ``on_rewrite`` is told of breakpoints whose instructions
+    they changed, ``on_warning`` of what the user of a program should know (message and hint).
     """
 
     local_variables: MutableSequence[int]
@@ -83,16 +85,18 @@ class ThreadContext:
         self._thread: Thread
         self._registers: ctypes.Array[ctypes.c_ulong]
         self._floating_point: xsave.FloatingPoint | None = None
-        self.symbols: Mapping[str, int] = {}
+        self.probe: Probe
+        self.process = 0
+        self.word_size = 8
         self.written: Changes | None = None
         self.on_rewrite: Callable[[Thread, list[Breakpoint]], None] | None = None
         self.on_warning: Callable[[InsertedProgram | None, str, str | None], None] = _ignore
 
     def use(self, program: InsertedProgram) -> None:
-        """Give handlers of a program what is theirs."""
+        """Give handlers what is their program's."""
         self.program = program
-        self.local_variables = program.ledger.variables.local
-        self._cpu_variables = program.ledger.variables.by_cpu
+        self.local_variables = program.counters.variables.local
+        self._cpu_variables = program.counters.variables.by_cpu
         self.global_variables = program.global_variables
         self.extensions = program.extensions
 
@@ -103,6 +107,8 @@ class ThreadContext:
     def select(self, thread: Thread, registers: ctypes.Array[ctypes.c_ulong]) -> None:
         """Speak of ``thread`` from now on, whose instruction pointer in ``registers`` is that of the probe."""
         self._thread = thread
+        self.process = thread.pid
+        self.word_size = thread.space.word_size
         self._registers = registers
         self.written = None
         self._floating_point = None
@@ -136,7 +142,7 @@ class ThreadContext:
         if word is None:
             return
         if word not in _SEGMENTS:
-            self._set_word(word, value if self._thread.space.word_size == 8 else value & 0xFFFFFFFF)
+            self._set_word(word, value if self.word_size == 8 else value & 0xFFFFFFFF)
         elif value & 0xFFFF != self._registers[word]:
             selector, base = self.segments.selector_to_load(self._thread, value)
             self._set_word(word, selector)
@@ -233,7 +239,8 @@ class ThreadContext:
         raise InternalError(f"writing {value:#x} ({size} bytes) to port {port:#x} was not refused before insertion")
 
     def symbol_address(self, symbol: str) -> int:
-        return self.symbols[symbol]
+        probe = self.probe
+        return self._thread.space.symbols[probe.program.number, probe.file][symbol]
 
     # System variables
 
@@ -279,7 +286,11 @@ class ThreadContext:
 
         call_extensions(self.extensions, name, machine, lambda message: self.warn(message, None))
 
-    # Header items that no instruction pushes
+    # Header items
+
+    def pointers(self) -> tuple[int, int, int, int]:
+        registers = self._registers
+        return registers[_CS], registers[_RIP], registers[_SS], registers[_RSP]
 
     def process_name(self) -> bytes:
         """Return the name of the thread as the kernel keeps it, without its NUL."""

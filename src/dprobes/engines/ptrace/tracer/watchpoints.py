@@ -17,9 +17,8 @@ from dprobes.resolve.probestate import ProbeState
 if TYPE_CHECKING:
     from dprobes.engines.ptrace.tracer.connection import Connection
     from dprobes.engines.ptrace.tracer.debugregisters import Armer, Refusal
-    from dprobes.engines.ptrace.tracer.probes import Probe
     from dprobes.engines.ptrace.tracer.processes import AddressSpace, FileKey, Thread, Watchpoint
-    from dprobes.engines.ptrace.tracer.programs import InsertedProgram
+    from dprobes.engines.ptrace.tracer.programs import InsertedProgram, Probe
     from dprobes.engines.ptrace.tracer.stopper import Stopper
     from dprobes.engines.x86.emulation import StackMemory
 

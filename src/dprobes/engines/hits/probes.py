@@ -1,5 +1,5 @@
 """
-The probepoints as the tracer runs them: state, counts, and the rules of passcount and maxhits.
+The probepoints as hits find them: state, counts, and the rules of passcount and maxhits.
 
 The hit counter starts at -passcount; the handler runs while it is not negative, and the probepoint is disabled when it
 reaches maxhits (recovered reference 2.2).
@@ -7,11 +7,11 @@ reaches maxhits (recovered reference 2.2).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from dprobes.arch import architecture
-from dprobes.engines.ptrace.sharedcounters import Tally
+from dprobes.engines.hits.context import HandledProgram
 from dprobes.resolve.probestate import ProbeState
 from dprobes.rpn.isa import ExceptionCode
 from dprobes.vm import Ending
@@ -20,12 +20,13 @@ from dprobes.vm.translate import Translator
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dprobes.engines.ptrace.sites import Code, ProbeLimits
-    from dprobes.engines.ptrace.tracer.processes import Thread
-    from dprobes.engines.ptrace.tracer.programs import InsertedProgram
+    from dprobes.engines.hits.context import Tally
+    from dprobes.rpn.encoder import CodeImage
     from dprobes.vm import Context, Outcome, Point
 
-__all__ = ["CORE_DUMP", "DEBUGGER", "HANDING_OVER", "Handlers", "Probe"]
+__all__ = ["CORE_DUMP", "DEBUGGER", "HANDING_OVER", "Handlers", "Probe", "ProbeLimits"]
+
+ProgramT = TypeVar("ProgramT", bound=HandledProgram)
 
 DEBUGGER, CORE_DUMP = 1, 3
 """The operands of ``exit`` that mean something in user programs."""
@@ -33,15 +34,17 @@ DEBUGGER, CORE_DUMP = 1, 3
 HANDING_OVER = frozenset({DEBUGGER, CORE_DUMP})
 """Those after which the probepoint is taken away."""
 
+_INACTIVE = (ProbeState.DISABLED, ProbeState.REMOVED)
+
 
 class Handlers:
-    """Run a program's handlers on modules of one architecture; ``warn`` takes a message and a hint for the user."""
+    """A program's handlers for modules of one architecture; ``warn`` takes a message and a hint for the user."""
 
-    def __init__(self, code: Code, warn: Callable[[str, str | None], None]) -> None:
+    def __init__(self, image: CodeImage, name: str, warn: Callable[[str, str | None], None]) -> None:
         self._warn = warn
         self._ended: set[tuple[int, int]] = set()
-        self._translator = Translator(code.image, architecture(code.architecture))
-        self._starts = code.image.handlers
+        self._translator = Translator(image, architecture(name))
+        self._starts = image.handlers
 
     def run(self, definition: int, point: Point, context: Context) -> Outcome:
         """Run the handler of a probe definition."""
@@ -57,22 +60,36 @@ class Handlers:
         return outcome
 
 
-@dataclass(slots=True, eq=False)
-class Probe:
+@dataclass(frozen=True, slots=True)
+class ProbeLimits:
     """
-    Hold the state of one probepoint of a program in all processes; ``definition`` is the number of its definition.
+    What a probe definition says of whether a hit runs its handler and keeps its record.
+
+    ``keep_ip`` says that its records carry the instruction pointer even if nobody asked for that.
+    """
+
+    passcount: int
+    maxhits: int
+    keep_on_fault: bool
+    keep_ip: bool
+
+
+@dataclass(slots=True, eq=False)
+class Probe(Generic[ProgramT]):
+    """
+    A probepoint of a program, in all processes; ``definition`` is the number of its definition.
 
     ``file`` is the device and inode of the file that it is in.
     """
 
-    program: InsertedProgram
+    program: ProgramT
     number: int
     definition: int
     limits: ProbeLimits
     file: tuple[int, int]
+    counts: Tally
     counter: int = 0
     state: ProbeState = ProbeState.COMPILED
-    counts: Tally = field(default_factory=Tally)
 
     def __post_init__(self) -> None:
         self.counter = -self.limits.passcount
@@ -80,23 +97,26 @@ class Probe:
     @property
     def is_active(self) -> bool:
         """Whether hits count."""
-        return self.state not in (ProbeState.DISABLED, ProbeState.REMOVED)
+        return self.state not in _INACTIVE
 
-    def concerns(self, thread: Thread) -> bool:
-        """Return whether hits of a thread count."""
-        return self.is_active and thread.pid in self.program.reach.pids
+    def concerns(self, process: int) -> bool:
+        """Return whether hits of a process count."""
+        return process in self.program.reach.pids and self.state not in _INACTIVE
 
-    @property
-    def runs_handler(self) -> bool:
-        """Whether the next hit runs the handler instead of being passed over."""
-        return self.counter >= 0
+    def count_hit(self, outcome: Outcome | None) -> bool:
+        """
+        Count a hit whose instruction completed; ``outcome`` is None if its handler was skipped.
 
-    def count_hit(self, outcome: Outcome | None) -> None:
-        """Count a hit whose instruction completed; ``outcome`` is None if it was passed over."""
+        Return whether the probepoint has become inactive by this.
+        """
         self.counts.hits += 1
         self.counts.passed += outcome is None
         self.counter += 1
         if outcome is not None and (outcome.ending is Ending.REMOVE or outcome.exit_code in HANDING_OVER):
-            self.state = ProbeState.REMOVED
+            state = ProbeState.REMOVED
         elif self.limits.maxhits and self.counter >= self.limits.maxhits:
-            self.state = ProbeState.DISABLED
+            state = ProbeState.DISABLED
+        else:
+            return False
+        former, self.state = self.state, state
+        return former not in _INACTIVE

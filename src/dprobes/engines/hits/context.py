@@ -1,0 +1,96 @@
+"""
+What the life of a hit needs of an engine: the context of the handlers, and the programs that these are of.
+
+An engine implements ``HitContext`` once and lets it speak of one stopped thread after the other.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+from dprobes.vm import Context
+
+if TYPE_CHECKING:
+    from dprobes.engines.hits.probes import Handlers, Probe
+    from dprobes.engines.hits.records import RecordBuilder
+
+__all__ = ["Changes", "HandledProgram", "HitContext", "Reach", "SharedCounters", "Tally"]
+
+Changes = dict[int, tuple[int, int]]
+"""Registers that handlers changed: (before, after) by the engine's number of the register."""
+
+
+class Tally(Protocol):
+    """The counts of one probepoint; ``hits`` that skipped the handler are in ``passed`` as well."""
+
+    hits: int
+    records: int
+    lost: int
+    passed: int
+    faulted: int
+
+    def note(self, placement: Any) -> None:
+        """Note where the probed instruction is executed."""
+
+
+class Reach(Protocol):
+    """The processes that a program is about."""
+
+    pids: set[int]
+
+
+class SharedCounters(Protocol):
+    """The memory of a program's variables, which others may ask to be reset."""
+
+    def reset_if_asked(self) -> None:
+        """Set variables to zero if somebody wants that; only between two handlers."""
+
+
+class HandledProgram(Protocol):
+    """A program whose handlers run at hits; ``handlers`` are those for modules with words of 4 and 8 bytes."""
+
+    number: int
+    rank: int
+    records: RecordBuilder
+    handlers: dict[int, Handlers]
+
+    @property
+    def reach(self) -> Reach:
+        """The processes that it is about."""
+
+    @property
+    def counters(self) -> SharedCounters:
+        """The memory of its variables."""
+
+
+class HitContext(Context, Protocol):
+    """
+    The context of the handlers of a hit, on a thread of the process ``process`` in code with words of ``word_size``.
+
+    ``probe`` is that whose handler runs, on the variables and extensions of the program that ``use`` named. ``written``
+    holds what handlers changed in the registers.
+    """
+
+    process: int
+    word_size: int
+    probe: Probe[Any]
+    written: Changes | None
+
+    @property
+    def program(self) -> HandledProgram | None:
+        """The program that was named last."""
+
+    def use(self, program: Any) -> None:
+        """Give handlers what is their program's."""
+
+    def set_aside(self) -> Changes | None:
+        """Set registers back to what they were before handlers changed them, and return the changes."""
+
+    def apply(self, changes: Changes) -> None:
+        """Make changes that were set aside; what was changed before stays as far as they do not concern it."""
+
+    def pointers(self) -> tuple[int, int, int, int]:
+        """Return cs, the instruction pointer, ss and the stack pointer."""
+
+    def process_name(self) -> bytes:
+        """Return the name of the thread as the kernel keeps it, without its NUL."""
