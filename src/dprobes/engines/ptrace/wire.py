@@ -174,7 +174,7 @@ class ModuleMapped:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """Say that breakpoints are about to be written: (address, original byte) pairs, for the bystander."""
+    """Say that breakpoints are about to be written: (address, original byte) pairs, for the crash restorer."""
 
     pid: int
     breakpoints: tuple[tuple[int, int], ...]

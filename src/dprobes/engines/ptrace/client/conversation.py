@@ -5,7 +5,7 @@ A tracer may have several programs, and outlives those that end before others. S
 tracer, and a ``ProgramRun`` for each program. One of the threads that ``wait`` reads from the tracer, and sees to all
 that has arrived; the others sleep until they are woken up. Whoever stops waiting lets another one read.
 
-The client is the tracer's bystander as well: when the tracer dies, it puts the original bytes back at once.
+The client holds the crash restorer as well: when the tracer dies, the original bytes are put back at once.
 """
 
 from __future__ import annotations
@@ -22,12 +22,9 @@ from dprobes.engines.debugger import LOOK
 from dprobes.engines.interface import Begun, Finished, Notice
 from dprobes.engines.launcher import Command
 from dprobes.engines.linux.ptracecalls import allow_tracer
-from dprobes.engines.ptrace.client.crashrestorer import Bystander
-from dprobes.engines.ptrace.client.deathguard import TracerGuard
-from dprobes.engines.ptrace.client.inbox import Inbox
-from dprobes.engines.ptrace.client.outbox import Outbox
-from dprobes.engines.ptrace.client.reports import death_notices, dump_notice, obstacle_text, state_event
-from dprobes.engines.ptrace.client.tracerprocess import readable, start_tracer
+from dprobes.engines.ptrace.client.crashrestorer import CrashRestorer
+from dprobes.engines.ptrace.client.link import Inbox, Outbox, TracerGuard, readable, start_tracer
+from dprobes.engines.ptrace.client.programrun import death_notices, dump_notice, obstacle_text, state_event
 from dprobes.engines.ptrace.wire import (
     Attach,
     Attached,
@@ -102,9 +99,9 @@ class Conversation:
         self._refusal: EngineError | None = None
         self._asked: dict[tuple[int, int, str], ModuleMapped] = {}
         self._command: Command | None = None
-        self._bystander = Bystander()
+        self._restorer = CrashRestorer()
         self._restored = 0
-        self._disarmed = (0, 0)
+        self._cleared = (0, 0)
         self._is_over = False
         self._inserting = threading.Lock()
         """Taken by who inserts a program: one at a time."""
@@ -130,7 +127,7 @@ class Conversation:
             # The Yama module extends this to our descendants: the tracer, and a debugger after ``exit 1``.
             self._command = Command(scope.command, allow_tracer, scope.output)
         # Not before: a process that is forked has no threads but one.
-        self._guard = TracerGuard(self._tracer, self._restore, self._disarm)
+        self._guard = TracerGuard(self._tracer, self._restore, self._clear)
         is_launching = self._command is not None or scope.program is not None
         pid = scope.pid if self._command is None else self._command.pid
         self.outbox.send(Attach(pid or 0, launching=is_launching))
@@ -346,7 +343,7 @@ class Conversation:
             case Done():
                 self._on_end(lambda _: message)
             case _:
-                self._bystander.note(message)
+                self._restorer.note(message)
 
     def _give(self, item: Item, program: int | None) -> None:
         """Let a program's run give something out, or with None those of all."""
@@ -373,20 +370,20 @@ class Conversation:
         """Put the original bytes back; whoever has the lock may wait for a tracer that cannot answer any more."""
         if self._lock.acquire(timeout=_PATIENCE_AT_DEATH):
             try:
-                self._bystander.note_all(self._inbox.read_ahead())
+                self._restorer.note_all(self._inbox.read_ahead())
             finally:
                 self._lock.release()
-        self._restored += self._bystander.restore()
+        self._restored += self._restorer.restore()
 
-    def _disarm(self) -> None:
-        self._disarmed = self._bystander.disarm()
+    def _clear(self) -> None:
+        self._cleared = self._restorer.clear()
 
     def _on_death(self) -> None:
         """Say what happened, and do what the guard could not do."""
-        self._restored += self._bystander.restore()
+        self._restored += self._restorer.restore()
         status = self._wait_for_tracer()
-        disarmed, armed = (sum(pair) for pair in zip(self._disarmed, self._bystander.disarm(), strict=True))
-        notices = death_notices(status, self._restored, disarmed, armed)
+        cleared, left = (sum(pair) for pair in zip(self._cleared, self._restorer.clear(), strict=True))
+        notices = death_notices(status, self._restored, cleared, left)
         for run in self._runs.values():
             run.items += notices
         self._on_end(lambda run: Finished(run.counts_of_received(), cut_short=True))

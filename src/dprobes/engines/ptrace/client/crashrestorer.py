@@ -17,10 +17,10 @@ from dprobes.engines.ptrace.wire import Kind, Placed, Removed, Watched, load_mes
 if TYPE_CHECKING:
     from dprobes.engines.x86.debugregs import Watch
 
-__all__ = ["Bystander"]
+__all__ = ["CrashRestorer"]
 
 
-class Bystander:
+class CrashRestorer:
     """Keep the list of breakpoints and watchpoints of a tracer."""
 
     def __init__(self) -> None:
@@ -63,15 +63,15 @@ class Bystander:
 
         self._watches[pid] = watches
 
-    def disarm(self) -> tuple[int, int]:
-        """Take the watchpoints out of all threads; return how many threads were armed, and how many may still be."""
+    def clear(self) -> tuple[int, int]:
+        """Take the watchpoints out of all threads; return how many threads had any, and how many may still."""
         watches = {pid: some for pid, some in self._watches.items() if some}
         self._watches.clear()
         if not watches:
             return 0, 0
-        from dprobes.engines.ptrace.client.watchpointremoval import disarm_processes
+        from dprobes.engines.ptrace.client.watchpointremoval import clear_processes
 
-        return disarm_processes(watches)
+        return clear_processes(watches)
 
     def restore(self) -> int:
         """Put the original bytes back wherever a breakpoint still is; return how many that were."""

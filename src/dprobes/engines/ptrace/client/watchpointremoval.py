@@ -2,7 +2,7 @@
 Taking watchpoints out of the debug registers from outside, when the tracer itself was killed.
 
 The kernel lets a dead tracer's threads run on with their debug registers set, and an access would end the program by a
-SIGTRAP. So every thread is seized once more, stopped, disarmed, and let go. Threads that are born meanwhile need
+SIGTRAP. So every thread is seized once more, stopped, cleared, and let go. Threads that are born meanwhile need
 nothing: the kernel gives them empty registers.
 """
 
@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 from dprobes.engines.linux import ptracecalls
 from dprobes.engines.linux.procfs import process_field, threads_of
 from dprobes.engines.linux.ptracecalls import StopKind, classify_stop
-from dprobes.engines.ptrace.tracer.debugregisters import Armer
 from dprobes.engines.ptrace.tracer.processes import AddressSpace, Thread, ThreadState
 from dprobes.engines.ptrace.tracer.stopper import Stopper, await_stop
+from dprobes.engines.ptrace.tracer.watchpoints import DebugRegisters
 from dprobes.engines.x86.debugregs import CONTROL, SLOTS, STATUS, decode, slot_mask, slots_hit
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from dprobes.engines.x86.debugregs import Watch
 
-__all__ = ["disarm_processes"]
+__all__ = ["clear_processes"]
 
 _PATIENCE = 2.0
 """Seconds to wait for the kernel to let go of a dead tracer's threads, and for a thread that cannot stop now."""
@@ -35,14 +35,14 @@ _PATIENCE = 2.0
 _PAUSE = 0.0002
 
 
-def disarm_processes(watches: Mapping[int, tuple[Watch, ...]]) -> tuple[int, int]:
+def clear_processes(watches: Mapping[int, tuple[Watch, ...]]) -> tuple[int, int]:
     """
     Take the watches of each process out of the registers of all its threads.
 
-    Return how many threads were disarmed, and how many may still be armed because they could not be stopped.
+    Return how many threads were cleared, and how many may still have them because they could not be stopped.
     """
     threads: dict[int, Thread] = {}
-    stopper = Stopper(threads, Armer(lambda _: None))
+    stopper = Stopper(threads, DebugRegisters(lambda _: None))
     missed = 0
     until = time.monotonic() + _PATIENCE
     for pid in watches:
@@ -54,23 +54,23 @@ def disarm_processes(watches: Mapping[int, tuple[Watch, ...]]) -> tuple[int, int
                         threads[tid] = Thread(tid, pid, space, ThreadState.RUNNING)
                 except OSError:
                     missed += 1
-    disarmed = 0
+    cleared = 0
     while threads:
         for thread in stopper.stop([t for t in threads.values() if t.state is ThreadState.RUNNING]):
             with contextlib.suppress(OSError):
-                disarmed += _let_go(thread, watches[thread.pid], stopper)
+                cleared += _let_go(thread, watches[thread.pid], stopper)
             del threads[thread.tid]
         while stopper.deferred:
             tid, status = stopper.oldest_deferred()
             thread = threads.pop(tid)
             with contextlib.suppress(OSError):
-                disarmed += _let_go_at(thread, status, watches[thread.pid], stopper)
+                cleared += _let_go_at(thread, status, watches[thread.pid], stopper)
         for thread in [t for t in threads.values() if t.state is ThreadState.ENDED]:
             del threads[thread.tid]
         if time.monotonic() > until:
             missed += len(threads)
             break
-    return disarmed, missed
+    return cleared, missed
 
 
 def _seize(tid: int, until: float) -> bool:
@@ -89,24 +89,24 @@ def _seize(tid: int, until: float) -> bool:
 
 
 def _let_go(thread: Thread, watches: tuple[Watch, ...], stopper: Stopper) -> bool:
-    """Disarm and detach a thread that stopped because we asked for it; return whether it was armed."""
-    armed, hit = _disarm(thread.tid, watches)
+    """Clear the registers of a thread that stopped because we asked for it, and detach it; return if any was set."""
+    was_set, hit = _clear(thread.tid, watches)
     if hit and _has_pending_trap(thread.tid):
         # The trap comes before the thread runs any code.
         ptracecalls.resume(thread.tid)
         status = await_stop(thread.tid)
-        return _let_go_at(thread, status, watches, stopper) or armed
+        return _let_go_at(thread, status, watches, stopper) or was_set
     stopper.waits.hide_interruption(thread)
     ptracecalls.detach(thread.tid)
-    return armed
+    return was_set
 
 
 def _let_go_at(thread: Thread, status: int, watches: tuple[Watch, ...], stopper: Stopper) -> bool:
-    """Disarm and detach a thread that stopped for a reason of its own; return whether it was armed."""
+    """Clear the registers of a thread that stopped for a reason of its own, and detach it; return if any was set."""
     kind, number = classify_stop(status)
     if kind is StopKind.EXITED:
         return False
-    armed, _ = _disarm(thread.tid, watches)
+    was_set, _ = _clear(thread.tid, watches)
     deliver = number if kind is StopKind.SIGNAL else 0
     if deliver == signal.SIGTRAP:
         code = ptracecalls.get_signal_info(thread.tid, ptracecalls.SignalInfo())
@@ -114,10 +114,10 @@ def _let_go_at(thread: Thread, status: int, watches: tuple[Watch, ...], stopper:
             deliver = 0
     stopper.waits.hide_interruption(thread, deliver)
     ptracecalls.detach(thread.tid, deliver)
-    return armed
+    return was_set
 
 
-def _disarm(tid: int, watches: tuple[Watch, ...]) -> tuple[bool, bool]:
+def _clear(tid: int, watches: tuple[Watch, ...]) -> tuple[bool, bool]:
     """Clear our slots; return whether there were any, and whether one of them was hit."""
     control = before = ptracecalls.get_debug_register(tid, CONTROL)
     mine = [s for s in SLOTS if decode(control, s, ptracecalls.get_debug_register(tid, s)) in watches]

@@ -1,9 +1,14 @@
 """
-Letting go: every way out of the tracer leads through ``Detacher``, for all processes or for one.
+Detaching: every way out of the tracer leads through ``Detacher``, for all processes or for one.
 
 All threads are stopped first, and the children that they were just making are taken in. Then the original bytes go
 back, the threads that executed a breakpoint whose trap has not been delivered are set back onto the original
 instruction, and everything is detached, each thread with the signal that it was about to receive.
+
+What we changed or mapped in a process is given back. A page of code in which a breakpoint stood is a copy of the file's
+page, and stays one when the byte is restored. madvise(MADV_DONTNEED), which the process itself has to call, makes it
+the file's page again. Should it then show something else than before, somebody else had changed it too, and that is put
+back.
 """
 
 from __future__ import annotations
@@ -16,18 +21,21 @@ from typing import TYPE_CHECKING
 from dprobes.engines.linux import ptracecalls
 from dprobes.engines.linux.procfs import process_field
 from dprobes.engines.linux.ptracecalls import NEW_TASK_EVENTS, Event, Register, StopKind, classify_stop
-from dprobes.engines.ptrace.tracer.memoryreturn import give_back_all
+from dprobes.engines.ptrace.tracer.injection import MADVISE, MUNMAP, InjectionError, injecting, may_inject
 from dprobes.engines.ptrace.tracer.processes import STRANGE, AddressSpace, Thread, ThreadGoneError, ThreadState
+from dprobes.engines.ptrace.tracer.slots import Slots
+from dprobes.target.processmaps import PAGE_SIZE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator
 
-    from dprobes.engines.ptrace.tracer.debugregisters import Armer
-    from dprobes.engines.ptrace.tracer.processtree import Family
+    from dprobes.engines.ptrace.tracer.injection import Call
+    from dprobes.engines.ptrace.tracer.processtree import ProcessTree
     from dprobes.engines.ptrace.tracer.stepper import Stepper
     from dprobes.engines.ptrace.tracer.stopper import Stopper
+    from dprobes.engines.ptrace.tracer.watchpoints import DebugRegisters
 
-__all__ = ["Detacher"]
+__all__ = ["Detacher", "give_back_all", "give_back_pages"]
 
 _ATTEMPTS = 100
 """How many stops a thread may report before its queued trap, which comes before other signals."""
@@ -36,9 +44,9 @@ _ATTEMPTS = 100
 class Detacher:
     """Restore and detach threads of the tracer's tables."""
 
-    def __init__(self, family: Family, stopper: Stopper, stepper: Stepper, armer: Armer) -> None:
-        self._family = family
-        self._armer = armer
+    def __init__(self, tree: ProcessTree, stopper: Stopper, stepper: Stepper, debug_registers: DebugRegisters) -> None:
+        self._tree = tree
+        self._debug_registers = debug_registers
         self._stopper = stopper
         self._stepper = stepper
         self._registers = ptracecalls.Registers()
@@ -52,9 +60,9 @@ class Detacher:
 
     def detach_all(self) -> None:
         """Leave every target as it would be without us."""
-        threads = self._family.threads
+        threads = self._tree.threads
         self._stop(None)
-        for space in self._family.spaces():
+        for space in self._tree.spaces():
             space.withdraw_all()
         self._detach(self._settle_all(list(threads.values()), give_back=True))
         threads.clear()
@@ -70,9 +78,9 @@ class Detacher:
         """
         if not self._stop(pid):
             return False
-        mine = [thread for thread in self._family.threads.values() if thread.pid == pid]
+        mine = [thread for thread in self._tree.threads.values() if thread.pid == pid]
         for space in {id(thread.space): thread.space for thread in mine}.values():
-            self._family.lend(space, pid)
+            self._tree.share_with_vfork(space, pid)
         busy = (ThreadState.RUNNING, ThreadState.VFORKING)
         self._leaving |= {thread.tid: thread for thread in mine if thread.state in busy}
         signals = self._settle_all([thread for thread in mine if thread.state not in busy], give_back=True)
@@ -81,7 +89,7 @@ class Detacher:
                 os.kill(pid, signal.SIGSTOP)
         self._detach(signals)
         for thread in mine:
-            self._family.remove(thread)
+            self._tree.remove(thread)
         return True
 
     def let_go(self, tid: int, status: int) -> bool:
@@ -96,7 +104,7 @@ class Detacher:
         if kind is StopKind.EVENT and number in NEW_TASK_EVENTS:
             child = ptracecalls.event_message(tid)
             self._leaving[child] = Thread(child, thread.pid, thread.space, ThreadState.NEWBORN)
-            self._family.reconsider(child)
+            self._tree.reconsider(child)
         del self._leaving[tid]
         self._signals[tid] = number if kind is StopKind.SIGNAL else 0
         self._detach(self._settle_all([thread]))
@@ -111,7 +119,7 @@ class Detacher:
         deferred = self._stopper.deferred
         while True:
             self._stopper.collect()
-            threads = [t for t in self._family.threads.values() if pid is None or t.pid == pid]
+            threads = [t for t in self._tree.threads.values() if pid is None or t.pid == pid]
             for thread in threads:
                 if thread.state is ThreadState.LISTENING:
                     # PTRACE_DETACH needs a real stop; an interrupt ends the listening, and the group stop lasts.
@@ -128,18 +136,18 @@ class Detacher:
             for tid in reported:
                 self._note_stop(tid, deferred.pop(tid))
             if pid is None:
-                self._family.adopt_orphans()
+                self._tree.adopt_orphans()
             if not reported and (pid is not None or not deferred):
                 return True
 
     def _note_stop(self, tid: int, status: int) -> None:
-        thread = self._family.threads.get(tid)
+        thread = self._tree.threads.get(tid)
         kind, number = classify_stop(status)
         if thread is None:
             if not self.let_go(tid, status):
-                self._family.note_stranger(tid, status)
+                self._tree.note_unreported(tid, status)
         elif kind is StopKind.EXITED:
-            self._family.remove(thread)
+            self._tree.remove(thread)
         else:
             thread.state = ThreadState.STOPPED
             if kind is StopKind.SIGNAL:
@@ -153,9 +161,9 @@ class Detacher:
     def _let_finish(self, thread: Thread, event: int) -> None:
         """Let a thread finish the system call in which it has stopped: until then it can make no other one for us."""
         if event in NEW_TASK_EVENTS:
-            self._family.add_child(thread, Event(event), ptracecalls.event_message(thread.tid))
+            self._tree.add_child(thread, Event(event), ptracecalls.event_message(thread.tid))
         elif event == Event.EXEC:
-            self._family.leave_space(thread)
+            self._tree.leave_space(thread)
             thread.space = AddressSpace.closed(thread.space.word_size)
             thread.space.pids.add(thread.pid)
         self._stopper.resume(thread)
@@ -192,9 +200,9 @@ class Detacher:
         One that waits in the kernel for its vfork child does, and does not come back into a slot.
         """
         still = (ThreadState.VFORKING, ThreadState.ENDED)
-        mine = [t for t in self._family.threads.values() if t.space is space and t.state not in still]
+        mine = [t for t in self._tree.threads.values() if t.space is space and t.state not in still]
         ready = [t for t in mine if signals.get(t) == 0 and t.state is ThreadState.STOPPED]
-        if not all(t in signals for t in mine) or not space.lent <= {t.pid for t in mine}:
+        if not all(t in signals for t in mine) or not space.shared_with <= {t.pid for t in mine}:
             return
         for thread in ready:
             with contextlib.suppress(*STRANGE, ThreadGoneError):
@@ -203,7 +211,7 @@ class Detacher:
 
     def _settle(self, thread: Thread) -> int:
         """Put a stopped thread where the program itself would be; return the signal with which it is to go on."""
-        self._armer.disarm(thread)
+        self._debug_registers.clear(thread)
         number = self._signals.pop(thread.tid, 0)
         self.before_leaving(thread)
         if number == signal.SIGTRAP:
@@ -248,7 +256,7 @@ class Detacher:
             self._stepper.settle_late(thread, thread.unfinished.breakpoint, self._registers)
             return True
         if code == ptracecalls.TRAP_HWBKPT:
-            hits, foreign = self._armer.take_hits(thread)
+            hits, foreign = self._debug_registers.take_hits(thread)
             return bool(hits) and not foreign
         if code != ptracecalls.SI_KERNEL:
             return False
@@ -262,3 +270,75 @@ class Detacher:
             return False
         ptracecalls.set_instruction_pointer(thread.tid, address)
         return True
+
+
+_DONTNEED = 4
+
+
+def give_back_pages(space: AddressSpace, thread: Thread, addresses: Iterable[int]) -> None:
+    """
+    Let ``thread`` drop our copies of the pages at ``addresses`` in which no breakpoint is any more.
+
+    It must have stopped without a signal to be delivered, and all others of the space must be stopped. Where the
+    process may not be made to do system calls, the copies stay.
+    """
+    kept = {address & -PAGE_SIZE for address in space.breakpoints}
+    pages = {address & -PAGE_SIZE for address in addresses} - kept
+    if not pages or not may_inject(thread):
+        return
+    with contextlib.suppress(InjectionError), injecting(thread) as call:
+        _drop(space, call, pages)
+
+
+def give_back_all(space: AddressSpace, thread: Thread) -> bool:
+    """
+    Let ``thread`` drop and unmap all that is ours, the slots included; no thread may be in one.
+
+    Return False if another thread has to be asked.
+    """
+    pages = {address & -PAGE_SIZE for address in space.former}
+    for area in space.slots.areas:
+        if area.former is not None:
+            with contextlib.suppress(OSError):
+                os.pwrite(space.memory, area.former[: area.used], area.start)
+            pages |= {address & -PAGE_SIZE for address in range(area.start, area.start + area.used, PAGE_SIZE)}
+    mapped = [area for area in space.slots.areas if area.former is None]
+    if not (pages or mapped) or not may_inject(thread):
+        return True
+    try:
+        with injecting(thread) as call:
+            for area in mapped:
+                call(MUNMAP[space.word_size], area.start, area.end - area.start)
+            space.slots = Slots()
+            _drop(space, call, pages)
+    except InjectionError:
+        return False
+    return True
+
+
+def _drop(space: AddressSpace, call: Call, pages: set[int]) -> None:
+    for start, size in _runs(pages):
+        try:
+            before = os.pread(space.memory, size, start)
+        except OSError:
+            continue
+        if call(MADVISE[space.word_size], start, size, _DONTNEED) < 0:
+            continue  # locked in memory
+        with contextlib.suppress(OSError):
+            after = os.pread(space.memory, size, start)
+            for offset in range(0, size, PAGE_SIZE):
+                if after[offset : offset + PAGE_SIZE] != before[offset : offset + PAGE_SIZE]:
+                    os.pwrite(space.memory, before[offset : offset + PAGE_SIZE], start + offset)
+
+
+def _runs(pages: set[int]) -> Iterator[tuple[int, int]]:
+    """Join adjoining pages: give (start, size) of each run."""
+    start = end = -1
+    for page in sorted(pages):
+        if page != end:
+            if start >= 0:
+                yield start, end - start
+            start = page
+        end = page + PAGE_SIZE
+    if start >= 0:
+        yield start, end - start

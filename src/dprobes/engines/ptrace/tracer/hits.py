@@ -18,12 +18,11 @@ from dprobes.engines.hits.handlerruns import HandlerRunner, hands_over
 from dprobes.engines.linux import ptracecalls
 from dprobes.engines.linux.ptracecalls import RESUME_FLAG, TRAP_FLAG, Register
 from dprobes.engines.ptrace.sites import Role
-from dprobes.engines.ptrace.tracer.copies import heal
-from dprobes.engines.ptrace.tracer.memoryreturn import give_back_pages
-from dprobes.engines.ptrace.tracer.pendinghits import PendingHits
+from dprobes.engines.ptrace.tracer.breakpoints import heal
+from dprobes.engines.ptrace.tracer.detachment import give_back_pages
+from dprobes.engines.ptrace.tracer.pendinghits import PendingHits, Settler
 from dprobes.engines.ptrace.tracer.processes import ThreadState, UnfinishedHit
 from dprobes.engines.ptrace.tracer.returns import Returns
-from dprobes.engines.ptrace.tracer.settlement import Settler
 from dprobes.engines.ptrace.tracer.stepper import COMPLETED, Completion, CompletionKind
 from dprobes.engines.ptrace.tracer.watchpoints import UnwatchedMemory
 from dprobes.engines.ptrace.wire import Placed
@@ -36,16 +35,16 @@ if TYPE_CHECKING:
     from dprobes.engines.hits.emission import Turn
     from dprobes.engines.ptrace.tracer.breakpoints import Breakpoint
     from dprobes.engines.ptrace.tracer.connection import Connection
-    from dprobes.engines.ptrace.tracer.debugregisters import Armer
     from dprobes.engines.ptrace.tracer.handlerexits import Exits
+    from dprobes.engines.ptrace.tracer.insertions import Remover
     from dprobes.engines.ptrace.tracer.modulebreakpoints import ModuleWatcher
     from dprobes.engines.ptrace.tracer.processes import PendingHit, Thread
     from dprobes.engines.ptrace.tracer.programs import Handled, Probe
-    from dprobes.engines.ptrace.tracer.removal import Remover
     from dprobes.engines.ptrace.tracer.returns import Hit
     from dprobes.engines.ptrace.tracer.stepper import Stepper
     from dprobes.engines.ptrace.tracer.stopper import Stopper
     from dprobes.engines.ptrace.tracer.threadcontext import ThreadContext
+    from dprobes.engines.ptrace.tracer.watchpoints import DebugRegisters
 
 __all__ = ["HitHandler"]
 
@@ -64,7 +63,7 @@ class HitHandler:
         stopper: Stopper,
         stepper: Stepper,
         remover: Remover,
-        armer: Armer,
+        debug_registers: DebugRegisters,
         exits: Exits,
     ) -> None:
         self._connection = connection
@@ -73,7 +72,7 @@ class HitHandler:
         self._stopper = stopper
         self._stepper = stepper
         self._remover = remover
-        self._armer = armer
+        self._debug_registers = debug_registers
         self._exits = exits
         self._returns = Returns(connection, context)
         self._handlers = HandlerRunner(context)
@@ -151,9 +150,9 @@ class HitHandler:
         if runs_natively:
             self._on_hit(thread, breakpoint_)
         else:
-            self._pass_by(thread, breakpoint_)
+            self._skip(thread, breakpoint_)
 
-    def _pass_by(self, thread: Thread, breakpoint_: Breakpoint) -> None:
+    def _skip(self, thread: Thread, breakpoint_: Breakpoint) -> None:
         """Let a thread execute code of the other word size, which is not the instruction that the probe is for."""
         for probe in breakpoint_.probes():
             other = 64 if thread.space.word_size == 4 else 32
@@ -251,7 +250,7 @@ class HitHandler:
 
     def _on_watchpoint(self, thread: Thread) -> bool:
         """Take the watchpoints that a stopped thread has hit; return False if its trap has another reason as well."""
-        hits, foreign = self._armer.take_hits(thread)
+        hits, foreign = self._debug_registers.take_hits(thread)
         if not hits:
             return False
         registers = self._registers_at_watchpoint

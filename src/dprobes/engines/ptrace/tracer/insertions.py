@@ -1,5 +1,5 @@
 """
-Inserting one more program among those that a tracer has, and taking one away while others stay.
+Inserting one more program among those that a tracer has, and taking programs and probepoints away while others stay.
 
 A handler is added to a breakpoint, or a breakpoint is written, between two hits; so no hit of any program is lost, and
 no thread has to stop for it. What is wrong with the program itself is found out before anything is changed.
@@ -11,11 +11,13 @@ import contextlib
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dprobes.engines.ptrace.tracer.processes import ThreadState
+from dprobes.engines.ptrace.tracer.detachment import give_back_pages
+from dprobes.engines.ptrace.tracer.pendinghits import has_hit_of
+from dprobes.engines.ptrace.tracer.processes import ThreadGoneError, ThreadState
 from dprobes.engines.ptrace.tracer.programs import InsertedProgram
-from dprobes.engines.ptrace.tracer.settlement import has_hit_of
-from dprobes.engines.ptrace.wire import Ended, InPlace, NotInserted
+from dprobes.engines.ptrace.wire import Ended, InPlace, NotInserted, ProbeStatus, Removed
 from dprobes.errors import EngineError
+from dprobes.resolve.probestate import ProbeState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -26,12 +28,13 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.tracer.hits import HitHandler
     from dprobes.engines.ptrace.tracer.modulebreakpoints import ModuleWatcher
     from dprobes.engines.ptrace.tracer.processes import AddressSpace, Thread
-    from dprobes.engines.ptrace.tracer.processtree import Family
-    from dprobes.engines.ptrace.tracer.removal import Remover
+    from dprobes.engines.ptrace.tracer.processtree import ProcessTree
+    from dprobes.engines.ptrace.tracer.programs import Probe
     from dprobes.engines.ptrace.tracer.stopper import Stopper
+    from dprobes.engines.ptrace.tracer.watchpoints import Watching
     from dprobes.engines.ptrace.wire import Insert, Replace
 
-__all__ = ["Inserter", "prepared"]
+__all__ = ["Inserter", "Remover", "prepared"]
 
 
 class Inserter:
@@ -40,7 +43,7 @@ class Inserter:
     def __init__(
         self,
         connection: Connection,
-        family: Family,
+        tree: ProcessTree,
         modules: ModuleWatcher,
         stopper: Stopper,
         remover: Remover,
@@ -49,7 +52,7 @@ class Inserter:
         detacher: Detacher,
     ) -> None:
         self._connection = connection
-        self._family = family
+        self._tree = tree
         self._modules = modules
         self._stopper = stopper
         self._remover = remover
@@ -60,13 +63,13 @@ class Inserter:
     def insert(self, message: Insert) -> None:
         """Insert a program, or tell the client why not; then nothing has changed."""
         number = message.start.number
-        pids = self._family.tree_of(message.pid)
+        pids = self._tree.tree_of(message.pid)
         if not pids:
             self._connection.send(NotInserted(number))
             return
         if not message.start.follow:
             pids = {message.pid}
-        spaces = [space for space in self._family.spaces() if not pids.isdisjoint(space.pids)]
+        spaces = [space for space in self._tree.spaces() if not pids.isdisjoint(space.pids)]
         try:
             program = prepared(message, None, self._connection, self._modules, spaces)
         except EngineError as error:
@@ -74,10 +77,10 @@ class Inserter:
             return
         program.reach.pids |= pids
         self._modules.programs.append(program)
-        self._family.rescope()
+        self._tree.rescope()
         for space in spaces:
-            thread = next((t for t in self._family.threads.values() if t.space is space and t.pid in pids), None)
-            if thread is not None and space.is_open and not space.lent:
+            thread = next((t for t in self._tree.threads.values() if t.space is space and t.pid in pids), None)
+            if thread is not None and space.is_open and not space.shared_with:
                 self._modules.place_missing(space, thread, program)
                 self._modules.watch_missing(space, thread, program)
         self._connection.send(InPlace(number))
@@ -97,7 +100,7 @@ class Inserter:
         held = self._settle_all(program)
         self._modules.drop(program)
         self._remover.withdraw_program(program)
-        for thread in self._family.threads.values():
+        for thread in self._tree.threads.values():
             thread.returns = [pending for pending in thread.returns if pending.probe.program is not program]
         for thread in held:
             with contextlib.suppress(ProcessLookupError):
@@ -109,7 +112,7 @@ class Inserter:
 
     def _settle_all(self, program: InsertedProgram) -> list[Thread]:
         """Settle what is not counted yet, and return the threads that were stopped for that."""
-        concerned = [thread for thread in self._family.threads.values() if has_hit_of(thread, program)]
+        concerned = [thread for thread in self._tree.threads.values() if has_hit_of(thread, program)]
         held = self._stopper.stop(concerned)
         for thread in concerned:
             status = self._stopper.deferred.get(thread.tid)
@@ -121,8 +124,8 @@ class Inserter:
 
     def _let_go(self) -> None:
         """Detach the processes that were in this program's scope only, as far as they have memory of their own."""
-        for pid in self._family.rescope():
-            space = next(thread.space for thread in self._family.threads.values() if thread.pid == pid)
+        for pid in self._tree.rescope():
+            space = next(thread.space for thread in self._tree.threads.values() if thread.pid == pid)
             if space.pids == {pid}:
                 self._detacher.detach_process(pid)
 
@@ -151,3 +154,75 @@ def prepared(
     if not modules.complete(program, spaces):
         raise EngineError("dprobes was stopped, and could not be asked about the program's files")
     return program
+
+
+class Remover:
+    """Take the breakpoints and watchpoints of probepoints out of all address spaces."""
+
+    def __init__(self, connection: Connection, tree: ProcessTree, stopper: Stopper, watching: Watching) -> None:
+        self._connection = connection
+        self._tree = tree
+        self._stopper = stopper
+        self._watching = watching
+
+    def withdraw(self, probe: Probe) -> list[tuple[AddressSpace, list[int]]]:
+        """
+        Take a probepoint away that is not active any more, and say so.
+
+        Return the address spaces that had breakpoints of it, and where nothing else needs them. No thread has to stop
+        for a byte; one that has just run into it finds the address among the ``former`` ones.
+        """
+        self._watching.withdraw(probe)
+        emptied = []
+        for space in self._tree.spaces():
+            addresses = [b.address for b in space.drop(probe)]
+            if addresses:
+                emptied.append((space, addresses))
+                for pid in space.pids:
+                    self._connection.send(Removed(pid, tuple(addresses)))
+        self._connection.send(ProbeStatus(probe.program.number, (probe.number,), 0, probe.state))
+        return emptied
+
+    def withdraw_program(self, program: InsertedProgram) -> None:
+        """Take away all that a program has, without a word about it, and give back what was only for that."""
+        for probe in program.probes.values():
+            if probe.is_active:
+                probe.state = ProbeState.REMOVED
+        emptied = {}
+        for space in self._tree.spaces():
+            self._watching.withdraw_program(space, program)
+            addresses = [b.address for b in space.drop_program(program)] if space.is_open else []
+            if addresses:
+                emptied[space] = addresses
+                for pid in space.pids:
+                    self._connection.send(Removed(pid, tuple(addresses)))
+        for space, addresses in emptied.items():
+            self._give_back(space, addresses)
+
+    def remove(self, probes: Iterable[Probe]) -> None:
+        """Remove probepoints that were not removed before, and give back the pages of code that were only for them."""
+        emptied: dict[AddressSpace, list[int]] = {}
+        for probe in probes:
+            if probe.state is not ProbeState.REMOVED:
+                probe.state = ProbeState.REMOVED
+                for space, addresses in self.withdraw(probe):
+                    emptied.setdefault(space, []).extend(addresses)
+        for space, addresses in emptied.items():
+            self._give_back(space, addresses)
+
+    def _give_back(self, space: AddressSpace, addresses: list[int]) -> None:
+        """Let a thread that stops for nothing else drop the pages; if there is none, they stay until the end."""
+        threads = [t for t in self._tree.threads.values() if t.space is space]
+        held = self._stopper.stop(threads)
+        for thread in held[:1]:
+            try:
+                self._stopper.waits.hide_interruption(thread)
+                give_back_pages(space, thread, addresses)
+            except ThreadGoneError as gone:
+                self._stopper.defer(thread.tid, gone.status)
+                held.remove(thread)
+            except ProcessLookupError:
+                held.remove(thread)  # its end is still to be reported
+        for thread in held:
+            with contextlib.suppress(ProcessLookupError):
+                self._stopper.release(thread)

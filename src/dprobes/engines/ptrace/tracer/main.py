@@ -22,13 +22,10 @@ from dprobes.engines.linux.ptracecalls import Event, StopKind, classify_stop
 from dprobes.engines.ptrace.sites import Sites
 from dprobes.engines.ptrace.tracer.connection import ClientGoneError, Connection
 from dprobes.engines.ptrace.tracer.coredump import CoreDumps
-from dprobes.engines.ptrace.tracer.debugregisters import Armer
 from dprobes.engines.ptrace.tracer.detachment import Detacher
-from dprobes.engines.ptrace.tracer.handlerexits import Exits
-from dprobes.engines.ptrace.tracer.handover import HandOver
+from dprobes.engines.ptrace.tracer.handlerexits import Exits, HandOver
 from dprobes.engines.ptrace.tracer.hits import HitHandler
-from dprobes.engines.ptrace.tracer.insertions import Inserter
-from dprobes.engines.ptrace.tracer.localtable import LocalTables
+from dprobes.engines.ptrace.tracer.insertions import Inserter, Remover
 from dprobes.engines.ptrace.tracer.modulebreakpoints import ModuleWatcher
 from dprobes.engines.ptrace.tracer.processes import (
     STRANGE,
@@ -38,15 +35,14 @@ from dprobes.engines.ptrace.tracer.processes import (
     ThreadGoneError,
     ThreadState,
 )
-from dprobes.engines.ptrace.tracer.processtree import ORPHAN_AGE, Family
+from dprobes.engines.ptrace.tracer.processtree import ORPHAN_AGE, ProcessTree, Seizer
 from dprobes.engines.ptrace.tracer.programs import InsertedProgram
-from dprobes.engines.ptrace.tracer.removal import Remover
-from dprobes.engines.ptrace.tracer.seizure import Seizer
+from dprobes.engines.ptrace.tracer.segments import LocalTables
 from dprobes.engines.ptrace.tracer.stepper import Stepper
 from dprobes.engines.ptrace.tracer.stopper import Stopper
 from dprobes.engines.ptrace.tracer.switchover import Replacer
 from dprobes.engines.ptrace.tracer.threadcontext import ThreadContext
-from dprobes.engines.ptrace.tracer.watchpoints import Watching
+from dprobes.engines.ptrace.tracer.watchpoints import DebugRegisters, Watching
 from dprobes.engines.ptrace.wire import (
     Attach,
     Attached,
@@ -84,19 +80,19 @@ class Tracer:
     def __init__(self, connection: Connection, program: InsertedProgram) -> None:
         self._connection = connection
         self._threads: dict[int, Thread] = {}
-        self._armer = Armer(connection.send)
-        self._stopper = Stopper(self._threads, self._armer)
-        self._watching = Watching(self._threads, connection, self._stopper, self._armer)
+        self._debug_registers = DebugRegisters(connection.send)
+        self._stopper = Stopper(self._threads, self._debug_registers)
+        self._watching = Watching(self._threads, connection, self._stopper, self._debug_registers)
         self._modules = ModuleWatcher(connection, program, self._watching)
         connection.is_the_end = self._is_the_end
         context = ThreadContext()
         context.on_warning = self._warn
         context.segments.local = LocalTables(self._stopper, context.memory, context.warn).descriptor
         stepper = Stepper(self._stopper, context, connection)
-        self._family = Family(self._threads, connection, self._stopper, self._modules)
-        self._remover = Remover(connection, self._family, self._stopper, self._watching)
-        self._seizer = Seizer(self._threads, self._family, self._stopper)
-        self._detacher = Detacher(self._family, self._stopper, stepper, self._armer)
+        self._tree = ProcessTree(self._threads, connection, self._stopper, self._modules)
+        self._remover = Remover(connection, self._tree, self._stopper, self._watching)
+        self._seizer = Seizer(self._threads, self._tree, self._stopper)
+        self._detacher = Detacher(self._tree, self._stopper, stepper, self._debug_registers)
         self._dumps = CoreDumps(connection, self._stopper, self._threads)
         self._hits = HitHandler(
             connection,
@@ -105,13 +101,13 @@ class Tracer:
             self._stopper,
             stepper,
             self._remover,
-            self._armer,
+            self._debug_registers,
             Exits(connection, HandOver(connection, self._detacher), self._dumps),
         )
-        self._replacer = Replacer(connection, self._family, self._modules, self._stopper, self._watching, self._hits)
+        self._replacer = Replacer(connection, self._tree, self._modules, self._stopper, self._watching, self._hits)
         self._inserter = Inserter(
             connection,
-            self._family,
+            self._tree,
             self._modules,
             self._stopper,
             self._remover,
@@ -131,11 +127,11 @@ class Tracer:
         complete, problem = False, ""
         try:
             self._take_messages()
-            while self._threads or not self._attached or self._family.has_strangers or self._dumps.busy:
+            while self._threads or not self._attached or self._tree.has_unreported or self._dumps.busy:
                 if not self._handle_stops():
                     self._wait()
-                if self._family.has_idle_programs:
-                    self._family.has_idle_programs = False
+                if self._tree.has_idle_programs:
+                    self._tree.has_idle_programs = False
                     self._inserter.end_idle()
             complete = True
         except (_EndedError, ClientGoneError):
@@ -175,13 +171,13 @@ class Tracer:
 
     def _wait(self) -> None:
         """Sleep until something happens."""
-        if self._family.has_strangers:
-            self._family.adopt_orphans(ORPHAN_AGE)
+        if self._tree.has_unreported:
+            self._tree.adopt_orphans(ORPHAN_AGE)
         if self._connection.has_messages:
             self._take_messages()
         # What is found out about hits makes records, which have to be sent in time: so that comes last.
         delays = [self._hits.pending.look_after(), self._stopper.waits.look_after(), self._connection.flush_if_due()]
-        if self._family.has_strangers:
+        if self._tree.has_unreported:
             delays.append(_RETRY)
         delay = min((delay for delay in delays if delay is not None), default=None)
         self._check_signals(1 if delay is None else delay)
@@ -265,7 +261,7 @@ class Tracer:
             elif self._detacher.let_go(tid, status):
                 return
             else:
-                self._family.note_stranger(tid, status)
+                self._tree.note_unreported(tid, status)
                 return
         if kind is StopKind.SIGNAL and number == signal.SIGTRAP:
             if thread.trapped:
@@ -278,7 +274,7 @@ class Tracer:
             self._hits.pending.resolve(thread, kind, number)
         match kind:
             case StopKind.EXITED:
-                self._family.remove(thread)
+                self._tree.remove(thread)
             case StopKind.SIGNAL:
                 self._hits.deliver(thread, number)
             case StopKind.GROUP_STOP:
@@ -313,13 +309,13 @@ class Tracer:
                 self._stopper.release(thread)
             return
         if event in ptracecalls.NEW_TASK_EVENTS:
-            self._family.add_child(thread, event, ptracecalls.event_message(thread.tid))
+            self._tree.add_child(thread, event, ptracecalls.event_message(thread.tid))
         elif event is Event.EXEC:
             self._on_exec(thread)
             if self._dismissed(thread):
                 return
-        elif event is Event.VFORK_DONE and thread.space.lent:
-            self._family.take_back(thread)
+        elif event is Event.VFORK_DONE and thread.space.shared_with:
+            self._tree.take_back(thread)
         self._stopper.resume(thread)
         if event is Event.VFORK:
             thread.state = ThreadState.VFORKING
@@ -333,13 +329,13 @@ class Tracer:
     def _leader_by_exec(self, tid: int) -> Thread:
         """Return the entry of a thread that took the number of an untraced, ended leader when it executed a program."""
         former = self._threads[ptracecalls.event_message(tid)]
-        return self._family.enter(tid, former.pid, former.space)
+        return self._tree.enter(tid, former.pid, former.space)
 
     def _on_exec(self, thread: Thread) -> None:
         for other in [t for t in self._threads.values() if t.pid == thread.pid and t is not thread]:
             self._hits.pending.forget(other)
             del self._threads[other.tid]
-        self._family.leave_space(thread)
+        self._tree.leave_space(thread)
         ptracecalls.get_registers(thread.tid, self._registers)
         word_size = ptracecalls.word_size(self._registers)
         try:

@@ -91,7 +91,7 @@ class ModuleWatcher:
         """Let a program know all files that are mapped now; return False if the client does not answer."""
         for space in spaces:
             if _EVERYWHERE not in space.files:
-                continue  # its process has not executed its program yet, or has lent it
+                continue  # its process has not executed its program yet, or shares it with a vfork child
             match program.everywhere.get(space.word_size):
                 case Sites() as sites:
                     self.enter(program, sites, _EVERYWHERE)
@@ -180,7 +180,7 @@ class ModuleWatcher:
         self._update(space, thread, inherited=True)
 
     def _update(self, space: AddressSpace, thread: Thread, *, inherited: bool) -> None:
-        if not space.is_open or space.lent:
+        if not space.is_open or space.shared_with:
             return
         try:
             found = _by_file(read_maps(thread.tid))

@@ -137,7 +137,7 @@ class Placer:
     def _write(
         self, space: AddressSpace, thread: Thread, program: InsertedProgram, wanted: list[Breakpoint], path: str
     ) -> set[Probe]:
-        # The bystander hears of a breakpoint before it exists, so that it never misses one.
+        # The crash restorer hears of a breakpoint before it exists, so that it never misses one.
         self._connection.send(Placed(thread.pid, tuple((b.address, b.original) for b in wanted)))
         active: set[Probe] = set()
         reported: set[Probe] = set()

@@ -1,7 +1,7 @@
 """
 What the tracer knows of its targets: threads, processes, and the address spaces that processes may share.
 
-Data and look-ups only; who may run when is decided in ``stopping`` and ``tracer``.
+Data and look-ups only; who may run when is decided in ``stopper`` and ``main``.
 """
 
 from __future__ import annotations
@@ -118,11 +118,11 @@ class DebugState:
     """
     Hold what a thread's debug registers watch for us.
 
-    ``armed`` is what its address space had watchpoints for when they were set; ``slots`` are those that found a
+    ``programmed`` is what its address space had watchpoints for when they were set; ``slots`` are those that found a
     register. ``superseded`` are watchpoints that lost their slot while the trap of a hit was under way.
     """
 
-    armed: tuple[Watchpoint, ...] = ()
+    programmed: tuple[Watchpoint, ...] = ()
     slots: dict[int, Watchpoint] = field(default_factory=dict)
     superseded: dict[int, Watchpoint] = field(default_factory=dict)
     has_foreign: bool = False
@@ -218,8 +218,8 @@ class AddressSpace:
 
     ``former`` remembers breakpoints that were taken away: a thread may have run into one just before.
     ``files`` says at which addresses, (start, end, file offset), each file was found. ``symbols`` are the addresses of
-    what handlers push, by the number of the program and the probed file (device, inode). ``lent`` names processes that
-    are not traced any more but may still run in this memory: meanwhile it has no breakpoints.
+    what handlers push, by the number of the program and the probed file (device, inode). ``shared_with`` names
+    processes that are not traced any more but may still run in this memory: meanwhile it has no breakpoints.
     """
 
     memory: int
@@ -230,14 +230,14 @@ class AddressSpace:
     former: dict[int, int] = field(default_factory=dict)
     files: dict[FileKey, tuple[tuple[int, int, int], ...]] = field(default_factory=dict)
     symbols: dict[tuple[int, tuple[int, int]], dict[str, int]] = field(default_factory=dict)
-    lent: set[int] = field(default_factory=set)
+    shared_with: set[int] = field(default_factory=set)
     by_probe: dict[Probe, tuple[Breakpoint, ...]] = field(default_factory=dict)
     slots: Slots = field(default_factory=Slots)
     gadgets: tuple[int, int] | None = None
     """Where a system call instruction and a return from a signal are (0: nowhere); None while not looked for."""
     watchpoints: tuple[Watchpoint, ...] = ()
     awaited: tuple[Breakpoint, ...] = ()
-    """The breakpoints at return addresses that are not there only because the memory is lent."""
+    """The breakpoints at return addresses that are not there only because the memory is shared with a vfork child."""
 
     @classmethod
     def of_thread(cls, tid: int, word_size: Literal[4, 8]) -> AddressSpace:

@@ -1,23 +1,26 @@
 """
-Who belongs to whom: the traced threads, and the children that appear before or without their parent's report.
+The traced threads and processes: which start which, and which run already when the tracer takes them over.
 
-The kernel stops a new thread or process before it runs, and tells of it twice: by that stop, and by an event of the
+The kernel stops a new thread or process before it runs, and reports it twice: by that stop, and by an event of the
 parent. Either may come first, and if the parent is killed at that moment the event never comes.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from dprobes.engines.linux import ptracecalls
-from dprobes.engines.linux.procfs import process_field
+from dprobes.engines.linux.procfs import children_of, process_field, thread_state, threads_of
 from dprobes.engines.linux.ptracecalls import Event, StopKind, classify_stop
 from dprobes.engines.ptrace.tracer.breakpoints import Breakpoint
 from dprobes.engines.ptrace.tracer.processes import AddressSpace, PageReader, Thread, ThreadState
 from dprobes.engines.ptrace.wire import Placed, Removed, Watched
+from dprobes.engines.x86.debugregs import CONTROL
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -26,13 +29,13 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.tracer.modulebreakpoints import ModuleWatcher
     from dprobes.engines.ptrace.tracer.stopper import Stopper
 
-__all__ = ["ORPHAN_AGE", "Family"]
+__all__ = ["ORPHAN_AGE", "ProcessTree", "Seizer"]
 
 ORPHAN_AGE = 0.5
 """Seconds after which a child's parent can hardly tell of it any more."""
 
 
-class Family:
+class ProcessTree:
     """Hold the table of threads, and keep it true as threads and processes come and go."""
 
     def __init__(
@@ -50,27 +53,27 @@ class Family:
         """For processes that were born here: that which has made them, as long as both are there."""
         self.has_idle_programs = False
         """Whether the last process of a program has gone."""
-        self._strangers: dict[int, tuple[int, float]] = {}
+        self._unreported: dict[int, tuple[int, float]] = {}
 
     def spaces(self) -> Iterable[AddressSpace]:
         """Return all address spaces, each once."""
         return {id(t.space): t.space for t in self.threads.values()}.values()
 
     @property
-    def has_strangers(self) -> bool:
+    def has_unreported(self) -> bool:
         """Whether a thread has stopped of which no parent has told."""
-        return bool(self._strangers)
+        return bool(self._unreported)
 
-    def note_stranger(self, tid: int, status: int) -> None:
+    def note_unreported(self, tid: int, status: int) -> None:
         """Keep the stop of a thread that is not in the table: its parent's event is still to come."""
-        self._strangers[tid] = (status, time.monotonic())
+        self._unreported[tid] = (status, time.monotonic())
 
     def add_child(self, parent: Thread, event: Event, tid: int) -> None:
         """Enter the thread or process that ``parent`` has just made."""
         if tid in self.threads:
             return
-        stranger = self._strangers.pop(tid, None)
-        if stranger is not None and classify_stop(stranger[0])[0] is StopKind.EXITED:
+        unreported = self._unreported.pop(tid, None)
+        if unreported is not None and classify_stop(unreported[0])[0] is StopKind.EXITED:
             return
         pid = _process_of(tid)
         space = parent.space
@@ -85,7 +88,7 @@ class Family:
             space.pids.add(pid)
             if space.watchpoints:
                 self._connection.send(Watched(pid, tuple(w.watch for w in space.watchpoints)))
-        self._enter_newborn(tid, pid, space, stranger[0] if stranger is not None else None)
+        self._enter_newborn(tid, pid, space, unreported[0] if unreported is not None else None)
         self.threads[tid].is_outside = not self._is_in_scope(pid)
         if pid != parent.pid:
             # It goes on where its parent does, on a copy of the stack.
@@ -118,10 +121,10 @@ class Family:
     def adopt_orphans(self, age: float = 0) -> None:
         """Take in the threads that stopped at least ``age`` seconds ago and of which no parent has told."""
         now = time.monotonic()
-        for tid, (status, since) in list(self._strangers.items()):
+        for tid, (status, since) in list(self._unreported.items()):
             if now - since < age:
                 continue
-            del self._strangers[tid]
+            del self._unreported[tid]
             if classify_stop(status)[0] is not StopKind.EXITED:
                 with contextlib.suppress(OSError):
                     self._adopt(tid, status)
@@ -146,24 +149,24 @@ class Family:
 
     def reconsider(self, tid: int) -> None:
         """Let a stop be handled once more that was kept because nobody knew the thread."""
-        if (stranger := self._strangers.pop(tid, None)) is not None:
-            self._stopper.defer(tid, stranger[0])
+        if (unreported := self._unreported.pop(tid, None)) is not None:
+            self._stopper.defer(tid, unreported[0])
 
-    def lend(self, space: AddressSpace, pid: int) -> None:
+    def share_with_vfork(self, space: AddressSpace, pid: int) -> None:
         """Take all breakpoints out of memory in which a process is about to run that is not traced any more."""
         addresses = tuple(space.breakpoints)
         space.awaited += tuple(b for b in space.breakpoints.values() if b.waiting)
         space.withdraw_all()
         space.files.clear()
-        space.lent.add(pid)
+        space.shared_with.add(pid)
         for user in space.pids if addresses else ():
             self._connection.send(Removed(user, addresses))
 
     def take_back(self, thread: Thread) -> None:
-        """Place breakpoints again in the memory of a stopped thread if all whom it was lent to have left it."""
+        """Place breakpoints again in the memory of a stopped thread if all that it was shared with have left it."""
         space = thread.space
-        space.lent = {pid for pid in space.lent if ptracecalls.same_memory(thread.tid, pid)}
-        if not space.lent:
+        space.shared_with = {pid for pid in space.shared_with if ptracecalls.same_memory(thread.tid, pid)}
+        if not space.shared_with:
             self._modules.update(space, thread)
             self._await_again(space, thread)
 
@@ -245,3 +248,70 @@ def _process_of(tid: int) -> int:
     with contextlib.suppress(ValueError):
         return int(process_field(tid, "Tgid"))
     return tid
+
+
+class Seizer:
+    """Seize threads and enter them in the table."""
+
+    def __init__(self, threads: dict[int, Thread], tree: ProcessTree, stopper: Stopper) -> None:
+        self._threads = threads
+        self._tree = tree
+        self._stopper = stopper
+
+    def seize_all(self, pid: int) -> list[Thread]:
+        """
+        Seize and stop all threads of a process; return those that stopped for no other reason.
+
+        A thread that is making a new thread or process at this moment has finished when it stops; so no breakpoint can
+        get into a child that is not traced. New threads may appear meanwhile, so until none is new.
+        """
+        held: list[Thread] = []
+        space: AddressSpace | None = None
+        while True:
+            new: list[Thread] = []
+            for tid in sorted(threads_of(pid) - self._threads.keys(), key=lambda tid: tid != pid):
+                try:
+                    ptracecalls.seize(tid)
+                except OSError as error:
+                    # A thread may have ended, the first one as a zombie. All others must be ours: a breakpoint is
+                    # deadly for a thread that is not traced.
+                    has_ended = error.errno == errno.ESRCH or thread_state(tid) in ("Z", "X")
+                    if has_ended and threads_of(pid) != {tid}:
+                        continue
+                    if process_field(tid, "TracerPid") == str(os.getpid()):
+                        continue  # born of a thread that is ours already, which has yet to tell of it
+                    raise
+                if space is None:
+                    space = AddressSpace.of_thread(tid, _word_size_of(tid))
+                    space.pids.add(pid)
+                new.append(self._tree.enter(tid, pid, space))
+            if not new:
+                break
+            held += self._stopper.stop(new)
+            for thread in new:
+                with contextlib.suppress(OSError):  # it has not stopped
+                    thread.debug.has_foreign = bool(ptracecalls.get_debug_register(thread.tid, CONTROL))
+            for thread in new:
+                if thread.state is ThreadState.RUNNING and thread.tid not in self._stopper.deferred:
+                    held += self._seize_vfork_child(thread)
+        if space is None:
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+        return held
+
+    def _seize_vfork_child(self, parent: Thread) -> list[Thread]:
+        """Seize the child that runs in the memory of ``parent``, which cannot stop because it waits for that."""
+        held: list[Thread] = []
+        for pid in children_of(parent.pid, parent.tid):
+            if not ptracecalls.same_memory(parent.tid, pid) or pid in self._threads:
+                continue
+            ptracecalls.seize(pid)
+            parent.state = ThreadState.VFORKING
+            parent.space.pids.add(pid)
+            held += self._stopper.stop([self._tree.enter(pid, pid, parent.space)])
+        return held
+
+
+def _word_size_of(tid: int) -> Literal[4, 8]:
+    """Return the word size of the program that a thread runs, which need not be stopped."""
+    with open(f"/proc/{tid}/exe", "rb") as file:
+        return 4 if file.read(5)[4:] == b"\x01" else 8  # EI_CLASS: ELFCLASS32

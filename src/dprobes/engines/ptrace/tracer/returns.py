@@ -92,11 +92,11 @@ class Returns:
             address = self._context.read_word(top, size)
         except OSError:
             return  # whoever was jumped to cannot return either
-        if self._arm(thread, probe, address):
+        if self._place(thread, probe, address):
             _give_up(thread, top + size)
             thread.returns.append(PendingReturn(address, top + size, probe, site))
 
-    def _arm(self, thread: Thread, probe: Probe, address: int) -> bool:
+    def _place(self, thread: Thread, probe: Probe, address: int) -> bool:
         """See to it that there is a breakpoint at a return address; return False if it cannot be one."""
         space = thread.space
         breakpoint_ = space.breakpoints.get(address)

@@ -92,7 +92,7 @@ class SlotMaker:
         trap = 0
         if site.emulation[0] == Action.REPEAT:
             trap = end
-            # Should the tracer die, the bystander makes it a nop; the jump is behind it.
+            # Should the tracer die, the crash restorer makes it a nop; the jump is behind it.
             self._connection.send(Placed(thread.pid, ((trap, NOP),)))
         return Slot(
             address,

@@ -6,7 +6,7 @@ A slot is one or two times 16 bytes. The jump at its end leads a thread back, ev
     copy of the instruction | jmp rel32 to the instruction behind the original one
     repeated string instruction | int3 | jmp rel32 ...
 
-This module holds the data; ``slotmaking`` finds the memory.
+This module holds the data; ``slotmemory`` finds the memory.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["GRANULE", "JUMP_SIZE", "NOP", "Placement", "Slot", "SlotArea", "Slots"]
 
 NOP = 0x90
-"""What the bystander puts in the place of an int3 in a slot."""
+"""What the crash restorer puts in the place of an int3 in a slot."""
 
 GRANULE = 16
 """What the size and address of a slot are multiples of, in bytes."""

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     import ctypes
     from collections.abc import Callable, Iterator
 
-    from dprobes.engines.ptrace.tracer.debugregisters import Armer
     from dprobes.engines.ptrace.tracer.processes import AddressSpace, Thread
+    from dprobes.engines.ptrace.tracer.watchpoints import DebugRegisters
 
 __all__ = ["Stopper", "await_stop"]
 
@@ -92,9 +92,9 @@ def await_stop(tid: int, take: Callable[[int], tuple[int, int]] = _take_plainly)
 class Stopper:
     """Stop threads and let them run; ``threads`` is the tracer's table of all of them."""
 
-    def __init__(self, threads: dict[int, Thread], armer: Armer) -> None:
+    def __init__(self, threads: dict[int, Thread], debug_registers: DebugRegisters) -> None:
         self._threads = threads
-        self._armer = armer
+        self._debug_registers = debug_registers
         self._held_registers = ptracecalls.Registers()
         self._registers = ptracecalls.Registers()
         self._info = ptracecalls.SignalInfo()
@@ -333,8 +333,8 @@ class Stopper:
         try:
             if number:
                 self.waits.hide_interruption(thread, number)
-            if thread.debug.armed is not thread.space.watchpoints:
-                self._armer.bring_in_line(thread)
+            if thread.debug.programmed is not thread.space.watchpoints:
+                self._debug_registers.program_and_report(thread)
             if thread.wait is None:
                 ptracecalls.resume(thread.tid, number)
             else:

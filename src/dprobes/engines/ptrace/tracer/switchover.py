@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 
 from dprobes.engines.ptrace.sites import Role
 from dprobes.engines.ptrace.tracer.insertions import prepared
+from dprobes.engines.ptrace.tracer.pendinghits import has_hit_of
 from dprobes.engines.ptrace.tracer.placement import note_placement
 from dprobes.engines.ptrace.tracer.processes import ThreadState
-from dprobes.engines.ptrace.tracer.settlement import has_hit_of
 from dprobes.engines.ptrace.wire import InPlace, NotInserted, ProbeStatus, Removed, Replaced
 from dprobes.errors import EngineError
 from dprobes.resolve.probestate import ProbeState
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.tracer.hits import HitHandler
     from dprobes.engines.ptrace.tracer.modulebreakpoints import ModuleWatcher
     from dprobes.engines.ptrace.tracer.processes import AddressSpace, Thread
-    from dprobes.engines.ptrace.tracer.processtree import Family
+    from dprobes.engines.ptrace.tracer.processtree import ProcessTree
     from dprobes.engines.ptrace.tracer.programs import InsertedProgram, Probe
     from dprobes.engines.ptrace.tracer.stopper import Stopper
     from dprobes.engines.ptrace.tracer.watchpoints import Watching
@@ -47,14 +47,14 @@ class Replacer:
     def __init__(
         self,
         connection: Connection,
-        family: Family,
+        tree: ProcessTree,
         modules: ModuleWatcher,
         stopper: Stopper,
         watching: Watching,
         hits: HitHandler,
     ) -> None:
         self._connection = connection
-        self._family = family
+        self._tree = tree
         self._modules = modules
         self._stopper = stopper
         self._watching = watching
@@ -67,7 +67,7 @@ class Replacer:
         if former is None:
             self._connection.send(NotInserted(number, "the program that is to be replaced has ended"))
             return
-        spaces = [space for space in self._family.spaces() if former.reach.covers(space)]
+        spaces = [space for space in self._tree.spaces() if former.reach.covers(space)]
         try:
             program = prepared(message, former, self._connection, self._modules, spaces)
         except EngineError as error:
@@ -91,12 +91,12 @@ class Replacer:
                         self._stopper.release(thread)
 
     def _spaces(self) -> list[AddressSpace]:
-        return list(self._family.spaces())
+        return list(self._tree.spaces())
 
     # Bringing hits to their end
 
     def _stop_all(self) -> list[Thread]:
-        threads = list(self._family.threads.values())
+        threads = list(self._tree.threads.values())
         for thread in threads:
             if thread.state is ThreadState.LISTENING and (thread.pending or thread.unfinished):
                 # It can be looked at in a real stop only; an interrupt ends the listening, and the group stop lasts.
@@ -105,7 +105,7 @@ class Replacer:
 
     def _settle_all(self, former: InsertedProgram) -> None:
         settler = self._hits.settler
-        for thread in self._family.threads.values():
+        for thread in self._tree.threads.values():
             if not has_hit_of(thread, former):
                 continue
             status = self._stopper.deferred.get(thread.tid)
@@ -133,7 +133,7 @@ class Replacer:
             for site in sites.sites:
                 if site.role is Role.JUMP:
                     jumps.setdefault((key[:2], site.offset), (site, program.probe(site.probe)))
-        for thread in self._family.threads.values():
+        for thread in self._tree.threads.values():
             kept = []
             for pending in thread.returns:
                 if pending.probe.program is not former:
@@ -146,7 +146,7 @@ class Replacer:
             thread.returns = kept
 
     def _exchange_in(self, space: AddressSpace, former: InsertedProgram, program: InsertedProgram) -> None:
-        threads = [t for t in self._family.threads.values() if t.space is space and t.pid in program.reach.pids]
+        threads = [t for t in self._tree.threads.values() if t.space is space and t.pid in program.reach.pids]
         if not threads or not space.is_open:
             return
         owners = self._owners(space, program)

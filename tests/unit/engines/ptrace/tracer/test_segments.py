@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dprobes.engines.ptrace.tracer.localtable import decode_descriptor
+from dprobes.engines.ptrace.tracer.segments import decode_descriptor
 
 
 def raw(base: int, limit: int, access: int, flags: int) -> bytes:

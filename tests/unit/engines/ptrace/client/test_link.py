@@ -8,7 +8,7 @@ import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from dprobes.engines.ptrace.client.outbox import Outbox
+from dprobes.engines.ptrace.client.link import Outbox
 from dprobes.engines.ptrace.wire import End, FrameReader, Remove, load_message
 
 if TYPE_CHECKING:

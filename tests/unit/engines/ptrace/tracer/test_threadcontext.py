@@ -9,8 +9,8 @@ import pytest
 
 from dprobes.engines.ptrace.sites import Site
 from dprobes.engines.ptrace.tracer.breakpoints import Breakpoint
-from dprobes.engines.ptrace.tracer.memorywriter import write_memory
 from dprobes.engines.ptrace.tracer.processes import AddressSpace, Thread, ThreadState
+from dprobes.engines.ptrace.tracer.threadcontext import write_memory
 from dprobes.vm import AddressFault
 
 if TYPE_CHECKING:
