@@ -30,9 +30,8 @@ from dprobes.bpf.layout import (
     power_of_two,
 )
 from dprobes.bpf.lower import Abilities, LoopForm, Lowered, Placement, Request, Tables, VmaLayout, is_supported, lower
-from dprobes.bpf.lower.frame import ABORT, EXIT_WITH, REMOVE_PROBE
+from dprobes.bpf.lower.handlerstate import ABORT, CELLS, EXIT_WITH, REMOVE_PROBE, Field
 from dprobes.bpf.lower.host import REGISTER_OFFSETS, Host
-from dprobes.bpf.lower.slot import CELLS, Field
 from dprobes.engines.ebpf.kernel.bpfmaps import ArrayMap, LruHashMap
 from dprobes.engines.ebpf.kernel.features import Feature, Features
 from dprobes.engines.ebpf.kernel.kerneltypes import KernelTypes
@@ -243,7 +242,7 @@ class EbpfRunner:
         self._request = replace(
             request,
             abilities=abilities(loops, sleepable=sleepable),
-            tables=Tables(slots=1, cpus=8, probes=_PROBES),
+            tables=Tables(states=1, cpus=8, probes=_PROBES),
             vars=lv,
             gvars=gv,
             cvars=cv,
@@ -304,11 +303,11 @@ class EbpfRunner:
         words = self._hit(start, point)
         claims = self._maps[MapName.CLAIMS]
         assert isinstance(claims, ArrayMap)
-        assert claims.words[0] == 0, "the slot was not given back"
+        assert claims.words[0] == 0, "the state was not given back"
         return self._outcome(words, point)
 
     def miss(self, start: int, point: Point) -> list[tuple[Entry, int, bytes]]:
-        """Hit while no slot is free; return what comes into the ring."""
+        """Hit while no state is free; return what comes into the ring."""
         claims = self._maps[MapName.CLAIMS]
         assert isinstance(claims, ArrayMap)
         claims.words[0] = 1
@@ -319,10 +318,10 @@ class EbpfRunner:
         return self._entries()
 
     def _hit(self, start: int, point: Point) -> memoryview:
-        """Run the program once; return the slot."""
+        """Run the program once; return the state."""
         if (start, point) not in self._programs:
             lowered = self.compile(start, point)
-            scratch = ArrayMap(lowered.slot.size)
+            scratch = ArrayMap(lowered.state.size)
             self._programs[start, point] = lowered, scratch, self._load(lowered, scratch)
         self.lowered, scratch, program = self._programs[start, point]
         self._write_variables()
@@ -452,7 +451,7 @@ class EbpfRunner:
 
 _NOT_RUN = 0xFFFF_FFFF
 _LEFT_BEHIND = b"\xa5"
-"""What the slot is full of before a hit, for that of other hits: nobody may see it."""
+"""What the state is full of before a hit, for that of other hits: nobody may see it."""
 
 
 class Stage:

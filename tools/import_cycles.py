@@ -20,7 +20,6 @@ ROOT = Path(__file__).parents[1]
 SOURCES = ROOT / "src"
 
 _TRACER = "dprobes.engines.ptrace.tracer."
-_EBPF = "dprobes.engines.ebpf."
 
 KNOWN: tuple[frozenset[str], ...] = (
     frozenset(
@@ -37,20 +36,6 @@ KNOWN: tuple[frozenset[str], ...] = (
             f"{_TRACER}timedwaits",
         )
     ),
-    frozenset(
-        (
-            f"{_EBPF}attach.filesearch",
-            f"{_EBPF}attach.installation",
-            f"{_EBPF}attach.newfiles",
-            f"{_EBPF}attach.parts",
-            f"{_EBPF}engine",
-            f"{_EBPF}read.control",
-            f"{_EBPF}read.inspection",
-            f"{_EBPF}read.session",
-            f"{_EBPF}read.switchover",
-        )
-    ),
-    frozenset(f"{_EBPF}kernel.{name}" for name in ("features", "links", "ownplace", "programorder")),
 )
 """The circles that are still there, as the names of their modules."""
 

@@ -38,13 +38,13 @@ class MapName(enum.Enum):
     Name the maps that handlers use.
 
     Each is an array with one element, which is addressed directly, except SCRATCH (an array with an element for each
-    slot), RING (a ring buffer), SCOPE (a hash) and SUCCESSOR.
+    running handler), RING (a ring buffer), SCOPE (a hash) and SUCCESSOR.
     """
 
     SCRATCH = "scratch"
     """The state of running handlers; an element belongs to one hit at a time."""
     CLAIMS = "claims"
-    """A 64-bit word for each slot of SCRATCH: not 0 while the slot is in use."""
+    """A 64-bit word for each element of SCRATCH: not 0 while that is in use."""
     PROBES = "probes"
     """The probe table: ``ProbeField`` entries."""
     STATUS = "status"
@@ -91,7 +91,7 @@ class ProbeField(enum.IntEnum):
          0 u64 hits        all hits, those passed over included; may exceed passcount + maxhits
          8 u64 records     records emitted, stack traces included
         16 u64 lost        records for which the ring had no room
-        24 u64 missed      hits that ran no handler because all slots of SCRATCH were in use
+        24 u64 missed      hits that ran no handler because all of SCRATCH was in use
         32 u32 disabled    not 0: no handler runs any more; REMOVED_BY and a thread id if 'remove' of a hit said so
         40 u64 link        the link address of the written place
         48 u64 unhandled   the bits of the exceptions that ended handlers, and that nothing caught

@@ -110,7 +110,7 @@ def _request(definition: ProbeDefinition, basic: Request, site: Site | None) -> 
 def _handler(lowered: Lowered, image: CodeImage) -> Iterator[str]:
     assembled = lowered.assembled
     sleeps = ", may sleep" if lowered.sleepable else ""
-    yield f"// eBPF: {len(assembled.code)} instructions, {lowered.slot.size} bytes of scratch memory{sleeps}"
+    yield f"// eBPF: {len(assembled.code)} instructions, {lowered.state.size} bytes of scratch memory{sleeps}"
     texts = {offset: f"{offset:04x}  {print_instruction(i)}{_place(i.span)}" for offset, i in image.instructions}
     origin = None
     for line in disassemble(assembled.code, {reference.index: reference.map for reference in assembled.maps}):

@@ -65,7 +65,7 @@ def _codes(program: Program, machines: Sequence[str]) -> Iterator[EbpfCode]:
                     encode_insns(assembled.code),
                     tuple(EbpfMap(m.index, m.map.value, m.is_value) for m in assembled.maps),
                     assembled.origins,
-                    lowered.slot.size,
+                    lowered.state.size,
                     lowered.sleepable,
                 )
 

@@ -98,7 +98,7 @@ def is_allowed(row: Row, register: Register | None) -> bool:
 def is_taken(lowered: Lowered, maps: dict[MapName, int]) -> bool:
     """Return whether the kernel takes a handler as the program of an event; it must not want to sleep."""
     assert not lowered.sleepable
-    with ArrayMap(lowered.slot.size, 64) as scratch:
+    with ArrayMap(lowered.state.size, 64) as scratch:
         try:
             os.close(load(lowered.assembled, {**maps, MapName.SCRATCH: scratch.fd}, ProgramType.PERF_EVENT))
         except OSError:

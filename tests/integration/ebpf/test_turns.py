@@ -14,7 +14,7 @@ from dprobes.bpf.asm.isa import Register
 from dprobes.bpf.layout import CROSSED_SIZE, STATUS_SIZE, MapName, Status, Turn
 from dprobes.bpf.lower import Placement, Request
 from dprobes.bpf.lower.switchover import write_turn
-from dprobes.engines.ebpf.kernel.bpfmaps import ArrayMap, MapSlot
+from dprobes.engines.ebpf.kernel.bpfmaps import ArrayMap, OuterMap
 from dprobes.engines.ebpf.kernel.loader import load
 from dprobes.engines.linux.bpfcalls import ProgramFlag, ProgramRunner, ProgramType
 from integration.ebpf.kernel import require_bpf, require_initial_namespace
@@ -38,7 +38,7 @@ class Turns:
         self.status = ArrayMap(STATUS_SIZE)
         self.crossed = ArrayMap(CROSSED_SIZE)
         self.others = ArrayMap(CROSSED_SIZE)
-        self.successor = MapSlot(self.others.fd)
+        self.successor = OuterMap(self.others.fd)
 
     def close(self) -> None:
         for each in (self.successor, self.others, self.crossed, self.status):

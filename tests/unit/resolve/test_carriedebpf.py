@@ -42,7 +42,7 @@ def test_the_code_is_that_of_the_lowering(program: Program, machine: str) -> Non
         assert [(m.index, m.name, m.is_value) for m in code.maps] == [
             (m.index, m.map.value, m.is_value) for m in lowered.assembled.maps
         ]
-        assert (code.scratch, code.sleepable, code.problem) == (lowered.slot.size, lowered.sleepable, "")
+        assert (code.scratch, code.sleepable, code.problem) == (lowered.state.size, lowered.sleepable, "")
 
 
 def test_more_code_than_anybody_reads_is_left_out(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,9 +26,11 @@ from dprobes.bpf.lower import (
     rows_world,
 )
 from dprobes.bpf.lower.composer import Composer, call_extensions
+from dprobes.bpf.lower.epilogue import Epilogue
 from dprobes.bpf.lower.flow import HandlerFlow, analyse
-from dprobes.bpf.lower.frame import EntryAndEnd
+from dprobes.bpf.lower.handlerstate import StateLayout
 from dprobes.bpf.lower.host import REGISTER_OFFSETS, Host
+from dprobes.bpf.lower.prologue import Prologue
 from dprobes.bpf.lower.request import (
     Abilities,
     Filter,
@@ -41,7 +43,8 @@ from dprobes.bpf.lower.request import (
     VmaLayout,
     Watched,
 )
-from dprobes.bpf.lower.slot import SlotLayout
+from dprobes.bpf.lower.ringentries import RingEntries
+from dprobes.bpf.lower.tickets import ticket_of
 from dprobes.bpf.lower.unwritten import may_read_unwritten
 from dprobes.bpf.lower.writer import Writer
 from dprobes.errors import NotSupportedError
@@ -119,7 +122,7 @@ def lower(
         handler.write()
         handler.write_functions()
         assembled = asm.assemble()
-    return Lowered(assembled, handler.slot, handler.sleeps, architecture.word_size)
+    return Lowered(assembled, handler.state, handler.sleeps, architecture.word_size)
 
 
 def check_lowering(image: CodeImage, architecture: Architecture, start: int, point: Point, request: Request) -> None:
@@ -158,7 +161,7 @@ def lower_for_word_sizes(
         for handler in handlers:
             handler.write_functions()
         assembled = asm.assemble()
-    largest = max((handler.slot for handler in handlers), key=lambda slot: slot.size)
+    largest = max((handler.state for handler in handlers), key=lambda state: state.size)
     return Lowered(assembled, largest, any(handler.sleeps for handler in handlers), 8)
 
 
@@ -196,13 +199,13 @@ class _Handler:
         flow = analyse(image, architecture, start, point.logmax)
         for instruction in flow.instructions.values():
             _check(instruction, architecture, request)
-        self.slot = SlotLayout(
+        self.state = StateLayout(
             point.logmax,
             point.ex_logmax if point.autostacktrace or flow.uses(*_TRACING) else 0,
             max(point.heap, architecture.word_size) if _uses(flow, Group.HEAP) else 0,
         )
         self._host = host(asm, architecture, request, **_host_uses(architecture, flow, request))
-        self._writer = Writer(asm, flow, architecture, point, request, self.slot, self._host)
+        self._writer = Writer(asm, flow, architecture, point, request, self.state, self._host)
         self._writer.reads_unwritten = may_read_unwritten(image, architecture, flow)
         self._writer.relocated = dict(_relocated(image, flow, request))
         self._autostacktrace = point.autostacktrace
@@ -220,10 +223,11 @@ class _Handler:
 
     def write(self) -> None:
         """Write the program, without the functions that the kernel calls."""
-        writer, frame = self._writer, EntryAndEnd(self._writer)
-        frame.enter()
+        writer = self._writer
+        around = writer, RingEntries(writer), ticket_of(writer), writer.asm.label()
+        Prologue(*around).write()
         writer.loops.write_inside(self._write_body)
-        frame.leave()
+        Epilogue(*around).write()
 
     def write_functions(self) -> None:
         """Write the functions that the kernel calls."""

@@ -1,7 +1,7 @@
 """
 What the eBPF form of an extension is written with.
 
-All values are variables: 64-bit words of the slot. So whatever an extension does in a loop, the verifier sees unknown
+All values are variables: 64-bit words of the state. So whatever an extension does in a loop, the verifier sees unknown
 numbers only, as between blocks of RPN (``writer``).
 """
 
@@ -28,12 +28,12 @@ __all__ = ["Composer", "Variable", "call_extensions"]
 
 _R = Register
 _FIRST, _LAST = 16, 31
-"""The words of the slot that are variables of extensions."""
+"""The words of the state that are variables of extensions."""
 
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """Name a 64-bit word of the slot by its offset."""
+    """Name a 64-bit word of the state by its offset."""
 
     offset: int
 

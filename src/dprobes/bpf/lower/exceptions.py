@@ -1,7 +1,7 @@
 """
 What happens when an exception is raised: the code that all places share (recovered reference 1.7).
 
-A place that raises has put code and parameters into the slot and TSP into its field. It goes to ``raise_label``, or to
+A place that raises has put code and parameters into the state and TSP into its field. It goes to ``raise_label``, or to
 ``reraise_label`` if the three cells are on the stack already (``rx``), or to ``masked_label`` if the exception is not
 enabled and ends the handler.
 """
@@ -11,8 +11,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dprobes.bpf.asm.isa import Alu, Jump, Register
+from dprobes.bpf.lower.handlerstate import CELLS, FRAME_COUNT, FRAME_SIZE, FRAMES, RANGE_SIZE, Field, Frame
 from dprobes.bpf.lower.loops import switch
-from dprobes.bpf.lower.slot import CELLS, FRAME_COUNT, FRAME_SIZE, FRAMES, RANGE_SIZE, Field, Frame
 from dprobes.bpf.lower.stack import SCRATCH, TSP
 from dprobes.rpn.isa import HANDLER_DISPATCH_MAX
 
@@ -51,7 +51,7 @@ def write_dispatch(w: Writer, take_trace: Callable[[], None] | None) -> None:
     if flow.catches or take_trace is not None:
         _push_triple(w)
     asm.place(w.reraise_label)
-    if flow.uses("push x") or w.slot.ex_logmax:
+    if flow.uses("push x") or w.state.ex_logmax:
         for last, field in (
             (Field.LAST_CODE, Field.CODE),
             (Field.LAST_PARM1, Field.PARM1),

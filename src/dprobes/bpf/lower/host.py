@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from dprobes.bpf.asm.isa import Alu, Atomic, Helper, Jump, Register, RingOutput, Size
 from dprobes.bpf.layout import NAME_SIZE, PROBE_ENTRY_SIZE, MapName, ProbeField, Status
 from dprobes.bpf.lower.dispatch import COOKIE
+from dprobes.bpf.lower.handlerstate import Field
 from dprobes.bpf.lower.request import Placement, Watched
-from dprobes.bpf.lower.slot import Field
 from dprobes.bpf.lower.stack import SCRATCH
 from dprobes.bpf.lower.vma import Answer, VmaQuestions, ask_once, write_module_test
 
@@ -42,7 +42,7 @@ _NAMESPACE_IDS = -32
 """Where on the stack ``struct bpf_pidns_info`` is put: u32 thread id, u32 process id."""
 
 _FOUND = -48
-"""Where on the stack the file offset of a sample and the load bias of a module wait for the slot."""
+"""Where on the stack the file offset of a sample and the load bias of a module wait for the state."""
 
 _KEY = -4
 """Where on the stack the key of a look-up is put."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dprobes.bpf.asm.isa import Alu, Jump, Register, Size
-from dprobes.bpf.lower.slot import LOG, Field
+from dprobes.bpf.lower.handlerstate import LOG, Field
 from dprobes.bpf.lower.stack import SCRATCH
 from dprobes.rpn.isa import ExceptionCode, Token
 
@@ -77,7 +77,7 @@ def append(w: Writer, value: Register, size: int) -> None:
     """Write a value at LP and advance it; takes R1."""
     asm = w.asm
     asm.load(_R.R1, SCRATCH, Field.LP)
-    w.pointer(_R.R1, 0, w.slot.log_mask)
+    w.pointer(_R.R1, 0, w.state.log_mask)
     asm.store(_R.R1, LOG, value, Size.of(size))
     asm.load(_R.R1, SCRATCH, Field.LP)
     asm.alu(Alu.ADD, _R.R1, size)
@@ -89,7 +89,7 @@ def write_prefix(w: Writer, token: Token, length: int) -> None:
     asm = w.asm
     asm.load(_R.R2, SCRATCH, length)
     asm.load(_R.R1, SCRATCH, Field.LP)
-    w.pointer(_R.R1, 0, w.slot.log_mask)
+    w.pointer(_R.R1, 0, w.state.log_mask)
     asm.store(_R.R1, LOG, int(token), Size.B)
     asm.store(_R.R1, LOG + 1, _R.R2, Size.H)
     asm.load(_R.R1, SCRATCH, Field.LP)

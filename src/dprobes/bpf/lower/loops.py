@@ -12,9 +12,9 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 from dprobes.bpf.asm.isa import LOOPS_MAX, Alu, Helper, Jump, Register
+from dprobes.bpf.lower.handlerstate import Field
 from dprobes.bpf.lower.host import CONTEXT
 from dprobes.bpf.lower.request import LoopForm
-from dprobes.bpf.lower.slot import Field
 from dprobes.bpf.lower.stack import SCRATCH
 from dprobes.rpn.isa import ExceptionCode
 
@@ -151,7 +151,7 @@ class Steps(Loops):
         self._resumed: list[Label] = []
 
     def write_inside(self, body: Callable[[], None]) -> None:  # noqa: ARG002 - it is written behind
-        """Write the call, which takes context and slot to the callback."""
+        """Write the call, which takes context and state to the callback."""
         asm, ended = self._asm, self._asm.label()
         asm.store(_R.R10, -8, CONTEXT)
         asm.store(_R.R10, -16, SCRATCH)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from dprobes.bpf.asm.assembler import Assembled
-    from dprobes.bpf.lower.slot import SlotLayout
+    from dprobes.bpf.lower.handlerstate import StateLayout
 
 __all__ = [
     "Abilities",
@@ -129,9 +129,9 @@ class Watched(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """Hold the sizes of shared maps, all powers of two: slots, CPUs, and entries of the probe table."""
+    """Hold the sizes of shared maps, all powers of two: states, CPUs, and entries of the probe table."""
 
-    slots: int = 64
+    states: int = 64
     cpus: int = 64
     probes: int = 1
 
@@ -195,6 +195,6 @@ class Lowered:
     """
 
     assembled: Assembled
-    slot: SlotLayout
+    state: StateLayout
     sleepable: bool
     word_size: Literal[4, 8]

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.bpf.asm.isa import Alu, Jump
 from dprobes.bpf.lower.exceptions import frame_address, ranges_address
-from dprobes.bpf.lower.frame import ABORT, EXIT, EXIT_WITH, REMOVE_PROBE
-from dprobes.bpf.lower.slot import FRAMES, RANGES, Field, Frame
+from dprobes.bpf.lower.handlerstate import ABORT, EXIT, EXIT_WITH, FRAMES, RANGES, REMOVE_PROBE, Field, Frame
 from dprobes.bpf.lower.stack import SCRATCH, store_number
 from dprobes.rpn.isa import CALL_DEPTH_MAX, ExceptionCode
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dprobes.bpf.asm.isa import Alu, Jump, Register, Size
-from dprobes.bpf.lower.slot import CELLS, Field
+from dprobes.bpf.lower.handlerstate import CELLS, Field
 from dprobes.bpf.lower.stack import SCRATCH
 from dprobes.rpn.isa import ExceptionCode
 
@@ -38,7 +38,7 @@ def _usable(w: Writer) -> int:
 def _header(w: Writer, register: Register, position: int) -> None:
     """Let a register point to the header at the position that a field holds."""
     w.asm.load(register, SCRATCH, position)
-    w.pointer(register, w.slot.heap_start, w.slot.heap_mask)
+    w.pointer(register, w.state.heap_start, w.state.heap_mask)
 
 
 def _next(w: Writer, register: Register, position: int, size: Register) -> None:
@@ -111,9 +111,9 @@ def _malloc(w: Writer, i: EncodedInstruction) -> None:
     asm.store(_R.R1, 0, _R.R2, w.size)
     asm.place(done)
     asm.load(_R.R1, SCRATCH, position)
-    w.pointer(_R.R1, w.slot.heap_start + word, w.slot.heap_mask)
+    w.pointer(_R.R1, w.state.heap_start + word, w.state.heap_mask)
     asm.load(_R.R2, SCRATCH, size)
-    asm.alu(Alu.AND, _R.R2, w.slot.heap_mask)
+    asm.alu(Alu.AND, _R.R2, w.state.heap_mask)
     w.host.clear_memory()
     w.close_loop()
     handle = w.field(position)

@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dprobes.bpf.asm.isa import Alu, Jump, Register, Size
+from dprobes.bpf.lower.handlerstate import LOG, Field
 from dprobes.bpf.lower.logbuffer import (
     PREFIX_SIZE,
     append,
@@ -19,7 +20,6 @@ from dprobes.bpf.lower.logbuffer import (
     room,
     write_prefix,
 )
-from dprobes.bpf.lower.slot import LOG, Field
 from dprobes.bpf.lower.stack import SCRATCH, store_number
 from dprobes.rpn.isa import Token
 
@@ -32,7 +32,7 @@ __all__ = ["TEMPLATES"]
 _R = Register
 _UNROLLED = 16
 _REACH = (1 << 15) - 64
-"""How far an address in the slot may be from its start for an instruction to hold it."""
+"""How far an address in the state may be from its start for an instruction to hold it."""
 
 
 # Cells
@@ -89,7 +89,7 @@ def _in_a_row(w: Writer, count: int, size: int) -> None:
         asm.jump(done)
 
     w.defer(what_fits)
-    w.pointer(_R.R1, 0, w.slot.log_mask)
+    w.pointer(_R.R1, 0, w.state.log_mask)
     for n in range(count):
         offset = w.stack.address(_R.R0, w.stack.top + n)
         asm.load(_R.R2, w.stack.base(_R.R0), offset)
@@ -216,7 +216,7 @@ def _pop_lp(w: Writer, i: EncodedInstruction) -> None:
     w.asm.load(_R.R1, SCRATCH, target)
     w.asm.mov(_R.R9, w.point.logmax)
     overflow_if(w, Jump.JGT, _R.R1, _R.R9, done)
-    move_to(w, target, Field.LP, Field.LOGGED, LOG, w.slot.log_mask)
+    move_to(w, target, Field.LP, Field.LOGGED, LOG, w.state.log_mask)
     w.asm.place(done)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dprobes.bpf.asm.isa import Alu, Jump, Register, Size
+from dprobes.bpf.lower.handlerstate import LOG, Field
 from dprobes.bpf.lower.logbuffer import (
     PREFIX_SIZE,
     advance,
@@ -19,7 +20,6 @@ from dprobes.bpf.lower.logbuffer import (
     write_prefix,
 )
 from dprobes.bpf.lower.rows_world import PAGE, next_page, read_byte
-from dprobes.bpf.lower.slot import LOG, Field
 from dprobes.bpf.lower.stack import SCRATCH
 from dprobes.rpn.isa import ExceptionCode, Token
 
@@ -55,7 +55,7 @@ def _memory(w: Writer, i: EncodedInstruction) -> None:
     asm.place(fits)
     _log_address(w, _R.R1)
     asm.load(_R.R2, SCRATCH, kept)
-    asm.alu(Alu.AND, _R.R2, w.slot.log_mask)
+    asm.alu(Alu.AND, _R.R2, w.state.log_mask)
     asm.load(_R.R3, SCRATCH, address)
     asm.jump_if(Jump.JEQ, _R.R2, 0, empty)
     w.host.read_memory()
@@ -74,7 +74,7 @@ def _memory(w: Writer, i: EncodedInstruction) -> None:
 def _log_address(w: Writer, register: Register) -> None:
     """Let a register point to what comes behind a prefix at LP."""
     w.asm.load(register, SCRATCH, Field.LP)
-    w.pointer(register, LOG + PREFIX_SIZE, w.slot.log_mask)
+    w.pointer(register, LOG + PREFIX_SIZE, w.state.log_mask)
 
 
 def _find_fault(w: Writer, label: Label) -> None:
@@ -141,7 +141,7 @@ def _string(w: Writer, i: EncodedInstruction) -> None:
     asm.store(SCRATCH, length, 0)
     _log_address(w, _R.R1)
     asm.load(_R.R2, SCRATCH, limit)
-    asm.alu(Alu.AND, _R.R2, w.slot.log_mask)
+    asm.alu(Alu.AND, _R.R2, w.state.log_mask)
     asm.jump_if(Jump.JEQ, _R.R2, 0, known)
     asm.alu(Alu.ADD, _R.R2, 1)
     asm.load(_R.R3, SCRATCH, address)
@@ -188,7 +188,7 @@ def _string_by_pages(w: Writer, known: Label) -> None:
     asm.place(fits)
     _string_address(w, _R.R1, length)
     asm.load(_R.R2, SCRATCH, chunk)
-    asm.alu(Alu.AND, _R.R2, w.slot.log_mask)
+    asm.alu(Alu.AND, _R.R2, w.state.log_mask)
     asm.load(_R.R3, SCRATCH, position)
     w.host.read_memory()
     asm.jump_if(Jump.JNE, _R.R0, 0, fault)
@@ -222,7 +222,7 @@ def _string_address(w: Writer, register: Register, length: int) -> None:
     w.asm.load(register, SCRATCH, Field.LP)
     w.asm.load(_R.R9, SCRATCH, length)
     w.asm.alu(Alu.ADD, register, _R.R9)
-    w.pointer(register, LOG + PREFIX_SIZE, w.slot.log_mask)
+    w.pointer(register, LOG + PREFIX_SIZE, w.state.log_mask)
 
 
 TEMPLATES: dict[str, Template] = {"log str": _string, "log mrf": _memory}

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dprobes.bpf.asm.isa import Alu, Jump, Register
-from dprobes.bpf.lower.slot import Field
+from dprobes.bpf.lower.handlerstate import Field
 from dprobes.bpf.lower.stack import SCRATCH, TSP
 from dprobes.rpn.isa import RPN_STACK_CELLS
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from dprobes.bpf.asm.isa import Alu, Jump, Register, Size
 from dprobes.bpf.layout import MapName, power_of_two
 from dprobes.bpf.lower.exceptions import frame_address, ranges_address
+from dprobes.bpf.lower.handlerstate import FRAMES, RANGES, Field, Frame
 from dprobes.bpf.lower.logbuffer import move_back, move_to
-from dprobes.bpf.lower.slot import FRAMES, RANGES, Field, Frame
 from dprobes.bpf.lower.stack import SCRATCH
 from dprobes.rpn.isa import RPN_STACK_CELLS, ExceptionCode, Token
 
@@ -50,7 +50,7 @@ class _TraceWriter:
 
     def _check_room(self, size: int) -> None:
         """Cut the trace here if ``size`` bytes do not fit."""
-        room = self._w.slot.ex_logmax - size
+        room = self._w.state.ex_logmax - size
         if room < 0:
             self._asm.jump(self._out)
             return
@@ -59,7 +59,7 @@ class _TraceWriter:
 
     def _pointer(self, register: Register, field: int) -> None:
         self._asm.load(register, SCRATCH, field)
-        self._w.pointer(register, self._w.slot.trace, self._w.slot.trace_mask)
+        self._w.pointer(register, self._w.state.trace, self._w.state.trace_mask)
 
     def _advance(self, size: int) -> None:
         self._asm.load(_R.R1, SCRATCH, Field.STP)
@@ -89,7 +89,7 @@ class _TraceWriter:
         tail = point.program_id.to_bytes(2, "little")
         size = len(start) + len(offset) + len(tail) + 4 + _PREFIX
         self._check_room(size)
-        if size <= w.slot.ex_logmax:
+        if size <= w.state.ex_logmax:
             self._pointer(_R.R1, Field.STP)
             self._bytes(start)
             self._offset(len(start), offset)
@@ -147,7 +147,7 @@ class _TraceWriter:
         asm.store(SCRATCH, Field.TRACES, _R.R2)
         asm.load(_R.R1, SCRATCH, Field.TRACE_COUNT_AT)
         asm.alu(Alu.SUB, _R.R1, 1)
-        w.pointer(_R.R1, w.slot.trace, w.slot.trace_mask)
+        w.pointer(_R.R1, w.state.trace, w.state.trace_mask)
         asm.store(_R.R1, 0, _R.R2, Size.H)
         if self._has_depth:
             self._frames()
@@ -274,7 +274,7 @@ def _pop_stp(w: Writer, i: EncodedInstruction) -> None:
         w.asm.jump_if(Jump.JGT, _R.R1, _R.R9, ignored)
     else:
         w.throw_if(Jump.JGT, _R.R1, _R.R9, ExceptionCode.LOG_OVERFLOW, limit, wide=True)
-    move_to(w, target, Field.STP, Field.TRACED, w.slot.trace, w.slot.trace_mask)
+    move_to(w, target, Field.STP, Field.TRACED, w.state.trace, w.state.trace_mask)
     w.asm.place(ignored)
 
 

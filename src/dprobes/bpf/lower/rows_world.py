@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 from dprobes.arch import Direction
 from dprobes.bpf.asm.isa import Alu, Jump, Register, Size
 from dprobes.bpf.layout import ProbeField
-from dprobes.bpf.lower.frame import ABORT
+from dprobes.bpf.lower.handlerstate import ABORT, Field
 from dprobes.bpf.lower.host import REGISTER_OFFSETS
-from dprobes.bpf.lower.slot import Field
 from dprobes.bpf.lower.stack import SCRATCH
 from dprobes.bpf.lower.vma import BUSY, VM_WRITE
 from dprobes.rpn.isa import ExceptionCode

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dprobes.bpf.asm.isa import Alu, Register
-from dprobes.bpf.lower.slot import CELLS, Field
+from dprobes.bpf.lower.handlerstate import CELLS, Field
 from dprobes.rpn.arithmetic import mask_of
 from dprobes.rpn.isa import RPN_STACK_CELLS
 
@@ -28,7 +28,7 @@ __all__ = ["SCRATCH", "TSP", "Operand", "VirtualStack", "store_number"]
 ADDRESS = Register.R0
 """The register in which addresses of cells are worked out; it holds nothing else across an instruction."""
 SCRATCH = Register.R7
-"""The register that points to the slot."""
+"""The register that points to the state."""
 TSP = Register.R8
 """The register that holds TSP where the depth is not known."""
 

@@ -1,5 +1,5 @@
 """
-Whether a handler may read cells of the RPN stack that it has not written: a slot holds what earlier hits left there.
+Whether a handler may read cells of the RPN stack that it has not written: a state holds what earlier hits left there.
 
 The analysis follows what is certain of the cells from the top on: that the handler wrote them, and which numbers they
 hold. Where ways meet, only what all of them agree on is certain. A read of any other cell counts: the answer may be a

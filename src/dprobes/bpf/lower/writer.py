@@ -1,13 +1,13 @@
 """
 From blocks of RPN to eBPF: what all templates share.
 
-The registers: R6 holds the context, R7 the slot, R8 TSP in blocks where the depth is not known; R0-R5 belong to the
+The registers: R6 holds the context, R7 the state, R8 TSP in blocks where the depth is not known; R0-R5 belong to the
 instruction that is being written, and cache cells within a block; R9 is for a single number at a time.
 
 The rules that make the verifier's work linear:
 
-1. Between blocks everything is in the slot. What is loaded from it is an unknown number, so there is nothing that could
-   differ between two paths, and nothing to unroll.
+1. Between blocks everything is in the state. What is loaded from it is an unknown number, so nothing could differ
+   between two paths, and there is nothing to unroll.
 2. An index or a length is loaded, masked, and added to a base, in consecutive instructions.
 3. Every way back passes a guard (``loops``).
 """
@@ -17,8 +17,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dprobes.bpf.asm.isa import Alu, Jump, Register, Size
+from dprobes.bpf.lower.handlerstate import Field
 from dprobes.bpf.lower.loops import loops_of, switch
-from dprobes.bpf.lower.slot import Field
 from dprobes.bpf.lower.stack import SCRATCH, TSP, Operand, VirtualStack, store_number
 from dprobes.rpn.isa import NON_MASKABLE, RPN_STACK_CELLS, ExceptionCode
 
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from dprobes.arch import Architecture
     from dprobes.bpf.asm.assembler import Assembler, Label
     from dprobes.bpf.lower.flow import HandlerFlow
+    from dprobes.bpf.lower.handlerstate import StateLayout
     from dprobes.bpf.lower.host import Host
     from dprobes.bpf.lower.request import Request
-    from dprobes.bpf.lower.slot import SlotLayout
     from dprobes.rpn.decoder import EncodedInstruction
     from dprobes.rpn.point import Point
 
@@ -79,7 +79,7 @@ class Writer:
         architecture: Architecture,
         point: Point,
         request: Request,
-        slot: SlotLayout,
+        state: StateLayout,
         host: Host,
     ) -> None:
         self.asm = asm
@@ -87,7 +87,7 @@ class Writer:
         self.architecture = architecture
         self.point = point
         self.request = request
-        self.slot = slot
+        self.state = state
         self.host = host
         self.word_size = architecture.word_size
         self.bits = architecture.word_bits
@@ -276,7 +276,7 @@ class Writer:
         self.stack.tsp, self.stack.top = None, 0
         self.asm.load(TSP, SCRATCH, Field.TSP)
 
-    # Fields of the slot
+    # Fields of the state
 
     def field(self, which: int) -> Register:
         """Return a new register with a field."""
@@ -295,7 +295,7 @@ class Writer:
         self.asm.alu(Alu.ADD, register, SCRATCH)
 
     def pointer(self, register: Register, area: int, mask: int) -> None:
-        """Turn a freshly loaded position into the address in an area of the slot; positions are at most ``mask``."""
+        """Turn a freshly loaded position into the address in an area of the state; positions are at most ``mask``."""
         self.asm.alu(Alu.AND, register, mask)
         self.asm.alu(Alu.ADD, register, SCRATCH)
         if area:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from dprobes.engines.capabilities import ENGINES
 from dprobes.engines.ebpf.attach.planner import Planner
 from dprobes.engines.ebpf.kernel.features import Features
-from dprobes.engines.ebpf.options import Options
+from dprobes.engines.ebpf.settings import Settings
 from dprobes.engines.ebpf.support import kernel_support
 from dprobes.target.location import OWN_SYMBOLS
 
@@ -45,7 +45,7 @@ class EbpfEngine:
     """
     Probe files, whoever maps them, with handlers that are compiled to eBPF and run in the kernel.
 
-    ``exact``, ``command`` are those of the ``Planner``, the others those of ``Options``. Any thread may use an engine,
+    ``exact``, ``command`` are those of the ``Planner``, the others those of ``Settings``. Any thread may use an engine,
     and sessions may share it.
     """
 
@@ -67,7 +67,7 @@ class EbpfEngine:
     ) -> None:
         self.features = features or Features()
         self._planner = Planner(self.features, symbols, allow_write=allow_write, exact=exact, command=command)
-        self._options = Options(
+        self._settings = Settings(
             self.features,
             self._planner,
             debugger,
@@ -99,4 +99,4 @@ class EbpfEngine:
         """Return the session; entering it attaches the program, and starts the command if there is one."""
         from dprobes.engines.ebpf.read.session import EbpfSession
 
-        return EbpfSession(self._options, job)
+        return EbpfSession(self._settings, job)

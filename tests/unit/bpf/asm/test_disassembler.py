@@ -169,7 +169,7 @@ def test_the_kernel_lists_handlers_in_the_same_way(shape: str) -> None:
     runner, start, point = runner_of(SHAPES[shape], "x86_64", LoopForm.MAY_GOTO)
     with runner:
         lowered = runner.compile(start, point)
-        scratch = ArrayMap(lowered.slot.size)
+        scratch = ArrayMap(lowered.state.size)
         maps = {each: map_.fd for each, map_ in runner._maps.items()} | {MapName.SCRATCH: scratch.fd}
         code = with_descriptors(lowered.assembled, maps)
         log = ctypes.create_string_buffer(1 << 24)

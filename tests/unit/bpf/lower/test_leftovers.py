@@ -1,4 +1,4 @@
-"""No hit sees what another one left in its slot, and handlers that cannot look there pay nothing for that."""
+"""No hit sees what another one left in its state, and handlers that cannot look there pay nothing for that."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def encoded(handler: str, name: str) -> tuple:  # type: ignore[type-arg]
 
 
 def outcomes(handler: str, name: str) -> tuple[Outcome, Outcome]:
-    """Return what the interpreter makes of a handler, and the kernel in a slot full of what others left."""
+    """Return what the interpreter makes of a handler, and the kernel in a state full of what others left."""
     program, image = encoded(handler, name)
     memory = {0x1000: b"name\0".ljust(64, b"x")}
     worlds = [FakeContext(name, memory=memory, registers={"esp": 0x1000}) for _ in range(2)]

@@ -97,7 +97,7 @@ def test_each_instruction_is_verified_a_few_times_at_most(shape: str, name: str,
     log = ctypes.create_string_buffer(1 << 12)
     with runner:
         lowered = runner.compile(start, point)
-        scratch = ArrayMap(lowered.slot.size)
+        scratch = ArrayMap(lowered.state.size)
         maps = {each: map_.fd for each, map_ in runner._maps.items()} | {MapName.SCRATCH: scratch.fd}
         code = with_descriptors(lowered.assembled, maps)
         program = Program(ProgramType.SYSCALL, code, flags=ProgramFlag.SLEEPABLE)

@@ -20,7 +20,7 @@ from dprobes.engines.ebpf.attach.perfevents import attach_event, events_in
 from dprobes.engines.ebpf.attach.plannedfile import conflicts_in
 from dprobes.engines.ebpf.attach.probenumbers import ProbeNumbers
 from dprobes.engines.ebpf.attach.sitelinks import Attachments, Group
-from dprobes.engines.ebpf.attach.tables import SharedMaps, Sizes, slot_count
+from dprobes.engines.ebpf.attach.tables import SharedMaps, Sizes, state_count
 from dprobes.engines.ebpf.kernel.descriptors import Descriptors
 from dprobes.engines.ebpf.kernel.features import Feature
 from dprobes.engines.ebpf.kernel.links import attach_uprobes, uprobe_attach_type
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from dprobes.engines.ebpf.attach.modulewatch import ModuleWatch
     from dprobes.engines.ebpf.attach.parts import Part
     from dprobes.engines.ebpf.attach.plannedfile import Findings, PlannedFile
-    from dprobes.engines.ebpf.options import Options
+    from dprobes.engines.ebpf.settings import Settings
     from dprobes.engines.interface import Event, Job
     from dprobes.resolve.probepoints import Probepoint
 
@@ -62,13 +62,13 @@ class Installation:
 
     def __init__(
         self,
-        options: Options,
+        settings: Settings,
         job: Job,
         found: Findings,
         scope: Filter,
         namespace: tuple[int, int] | None,
     ) -> None:
-        features = self._features = options.features
+        features = self._features = settings.features
         self._program = job.program
         self._numbers = numbers = ProbeNumbers()
         self._unavailable: dict[int, str] = {}
@@ -80,28 +80,28 @@ class Installation:
         if 2 * self.bank_size > PROBE_MAX:
             raise EngineError(f"{count} probepoints are too many: the ebpf engine can have {PROBE_MAX // 2 // _ROOM}")
         cpus = power_of_two(os.cpu_count() or 1)
-        tables = Tables(slot_count(), cpus, 2 * self.bank_size)
+        tables = Tables(state_count(), cpus, 2 * self.bank_size)
         request = replace(
             basic_request(features, self._program),
             filter=scope,
             tables=tables,
             namespace=namespace,
-            replaceable=options.replaceable,
+            replaceable=settings.replaceable,
             replaces=job.replaces is not None,
         )
         self._compiler = HandlerCompiler(self._program, numbers, request, job.items, features)
         self._parts = [part for file, entered in owned for part in self._compiler.parts(file, entered)]
         self._parts += self._compiler.event_parts(events)
-        slot = max((part.lowered.slot.size for part in self._parts if part.lowered is not None), default=64)
+        state = max((part.lowered.state.size for part in self._parts if part.lowered is not None), default=64)
         program, shared = self._program, job.globals
         if shared is not None:
             shared.check(program.gvars)
         self.notes_tickets = has_tickets(program)
         self.maps = SharedMaps(
             Sizes(
-                2 * self.bank_size, slot, options.ring_size, tables.slots, cpus,
+                2 * self.bank_size, state, settings.ring_size, tables.states, cpus,
                 program.vars, program.gvars if shared is None else 0, program.cvars,
-                scope.processes, bool(events), options.replaceable, job.replaces is not None, self.notes_tickets,
+                scope.processes, bool(events), settings.replaceable, job.replaces is not None, self.notes_tickets,
             ),
             shared.descriptor if shared is not None else None,
         )  # fmt: skip

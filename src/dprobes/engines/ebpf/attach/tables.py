@@ -19,7 +19,7 @@ from dprobes.bpf.layout import (
     Turn,
     power_of_two,
 )
-from dprobes.engines.ebpf.kernel.bpfmaps import ArrayMap, HashMap, LruHashMap, MapSlot
+from dprobes.engines.ebpf.kernel.bpfmaps import ArrayMap, HashMap, LruHashMap, OuterMap
 from dprobes.engines.ebpf.kernel.links import online_cpus
 from dprobes.engines.ebpf.kernel.refusal import TOO_MANY_FILES
 from dprobes.engines.ebpf.kernel.ring import RingBuffer
@@ -28,10 +28,10 @@ from dprobes.errors import EngineError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["ProbeCounters", "SharedMaps", "Sizes", "slot_count"]
+__all__ = ["ProbeCounters", "SharedMaps", "Sizes", "state_count"]
 
-_SLOTS_MIN = 8
-_SLOTS_FOR_CPU = 4
+_STATES_MIN = 8
+_STATES_FOR_CPU = 4
 _TOO_MUCH = "a smaller --ring-size needs less, and so do a smaller 'logmax' and fewer variables"
 _LOCKED = "kernels before 5.11 count them as locked memory: raise its limit (ulimit -l unlimited)"
 _HINTS = {errno.EPERM: _LOCKED, errno.EMFILE: TOO_MANY_FILES}
@@ -41,20 +41,20 @@ _NOTES = 1 << 12
 """How many threads can be between a hit and the end of its instruction; if more are, the oldest ones are forgotten."""
 
 
-def slot_count() -> int:
+def state_count() -> int:
     """Return how many handlers can run at once: a few on each CPU, because handlers may sleep and be preempted."""
-    # A handler takes one of those of its CPU (``bpf.lower.frame``).
-    return max(_SLOTS_MIN, power_of_two(_SLOTS_FOR_CPU * (max(online_cpus()) + 1)))
+    # A handler takes one of those of its CPU (``bpf.lower.prologue``).
+    return max(_STATES_MIN, power_of_two(_STATES_FOR_CPU * (max(online_cpus()) + 1)))
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Say how large the maps are to be: ``slot`` and ``ring`` in bytes, variables by their number."""
+    """Say how large the maps are to be: ``state`` and ``ring`` in bytes, variables by their number."""
 
     probes: int
-    slot: int
+    state: int
     ring: int
-    slots: int
+    states: int
     cpus: int
     locals: int = 0
     globals: int = 0
@@ -93,8 +93,8 @@ class SharedMaps:
                 self.scope = stack.enter_context(
                     HashMap(4, 4, scope_size, "dprobes_scope", preallocated=sizes.for_events)
                 )
-                self._scratch = stack.enter_context(ArrayMap(sizes.slot, sizes.slots, "dprobes_scratch"))
-                self._claims = stack.enter_context(ArrayMap(8 * sizes.slots, name="dprobes_claims"))
+                self._scratch = stack.enter_context(ArrayMap(sizes.state, sizes.states, "dprobes_scratch"))
+                self._claims = stack.enter_context(ArrayMap(8 * sizes.states, name="dprobes_claims"))
                 table_size = PROBE_ENTRY_SIZE * power_of_two(sizes.probes)
                 self._probes = stack.enter_context(ArrayMap(table_size, name="dprobes_probes"))
                 self._status = stack.enter_context(ArrayMap(STATUS_SIZE, name="dprobes_status"))
@@ -112,12 +112,12 @@ class SharedMaps:
                 if sizes.notes:
                     self._notes = stack.enter_context(LruHashMap(4, NOTE_SIZE, _NOTES, "dprobes_notes"))
                 self._crossed: ArrayMap | None = None
-                self._successor: MapSlot | None = None
+                self._successor: OuterMap | None = None
                 if sizes.replaces:
                     self._crossed = stack.enter_context(ArrayMap(CROSSED_SIZE, name="dprobes_crossed"))
                 if sizes.replaceable:
                     with ArrayMap(CROSSED_SIZE) as example:
-                        self._successor = stack.enter_context(MapSlot(example.fd, "dprobes_next"))
+                        self._successor = stack.enter_context(OuterMap(example.fd, "dprobes_next"))
             except OSError as error:
                 raise EngineError(
                     f"the kernel has no memory for the maps of this program: {(error.strerror or str(error)).lower()}",

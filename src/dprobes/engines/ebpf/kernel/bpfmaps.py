@@ -24,7 +24,7 @@ from dprobes.engines.linux.bpfcalls import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["ArrayMap", "HashMap", "MapSlot"]
+__all__ = ["ArrayMap", "HashMap", "OuterMap"]
 
 
 class ArrayMap(Descriptor):
@@ -83,7 +83,7 @@ class ArrayMap(Descriptor):
         super().close()
 
 
-class MapSlot(Descriptor):
+class OuterMap(Descriptor):
     """
     Hold one map for programs that are loaded before it exists; it is like the one with the descriptor ``example``.
 

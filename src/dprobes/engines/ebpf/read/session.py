@@ -41,7 +41,7 @@ from dprobes.resolve.probestate import ProbeState
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
-    from dprobes.engines.ebpf.options import Options
+    from dprobes.engines.ebpf.settings import Settings
     from dprobes.engines.interface import Counts, Event, Job
     from dprobes.resolve.probepoints import LeftOutProbe, Probepoint
 
@@ -59,10 +59,10 @@ _RENEWAL_SLEEP = 0.1
 class EbpfSession(ControlledRun, ReplaceableSession):
     """One run; use it as a context manager and iterate over ``events``."""
 
-    def __init__(self, options: Options, job: Job) -> None:
+    def __init__(self, settings: Settings, job: Job) -> None:
         super().__init__()
-        self._options = options
-        self._features = options.features
+        self._settings = settings
+        self._features = settings.features
         self._job = job
         self._program = job.program
         self._stack = contextlib.ExitStack()
@@ -74,8 +74,8 @@ class EbpfSession(ControlledRun, ReplaceableSession):
         self._command: Command | None = None
         self._left_out: list[LeftOutProbe] = []
         self._notices: list[Event] = []
-        self._debuggers = Debuggers(options.debugger, keep_input=not job.scope.is_command or os.isatty(0))
-        self._leaving = Leaving(self._debuggers, options.core_directory, self._hidden)
+        self._debuggers = Debuggers(settings.debugger, keep_input=not job.scope.is_command or os.isatty(0))
+        self._leaving = Leaving(self._debuggers, settings.core_directory, self._hidden)
         self._stopping = False
         self._finished = False
         self._hurried = False
@@ -114,19 +114,19 @@ class EbpfSession(ControlledRun, ReplaceableSession):
         with self._stack as stack:
             self._wishes.open()
             stack.callback(self._wishes.close)
-            stack.callback(self._options.planner.forget)
+            stack.callback(self._settings.planner.forget)
             scope = self._job.scope
             replaced = session_to_replace(self._features, self._job)
-            found = find_probes(self._options.planner, self._job)
+            found = find_probes(self._settings.planner, self._job)
             self._notices += found.notices
             if found.files:
-                self._new_files = NewFiles(self._options.planner, self._job, found)
+                self._new_files = NewFiles(self._settings.planner, self._job, found)
                 stack.callback(self._new_files.close)
             for file in found.files:
                 stack.enter_context(Descriptors(file.descriptors))
                 self._left_out += file.plan.left_out
-            namespace = pid_namespace_of(scope) if self._options.pid_namespace else None
-            installed = Installation(self._options, self._job, found, filter_of(scope), namespace)
+            namespace = pid_namespace_of(scope) if self._settings.pid_namespace else None
+            installed = Installation(self._settings, self._job, found, filter_of(scope), namespace)
             self._installation = installed
             self._inspector = Inspector(self._program, installed)
             stack.callback(installed.close)

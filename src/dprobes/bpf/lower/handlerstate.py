@@ -25,7 +25,10 @@ from dprobes.bpf.layout import power_of_two
 from dprobes.rpn.isa import RPN_STACK_CELLS
 
 __all__ = [
+    "ABORT",
     "CELLS",
+    "EXIT",
+    "EXIT_WITH",
     "FIELDS",
     "FRAMES",
     "FRAME_COUNT",
@@ -34,9 +37,10 @@ __all__ = [
     "RANGES",
     "RANGE_SIZE",
     "RECORD_SPACE",
+    "REMOVE_PROBE",
     "Field",
     "Frame",
-    "SlotLayout",
+    "StateLayout",
 ]
 
 CELLS = 0
@@ -51,6 +55,10 @@ LOG = RANGES + FRAME_COUNT * RANGE_SIZE + RECORD_SPACE
 
 _SLACK = 64
 """Bytes behind the largest position that a store of a few words may touch."""
+
+
+EXIT, ABORT, REMOVE_PROBE, EXIT_WITH = 0, 1, 2, 16
+"""How a handler ended, in ``Field.ENDING``; ``exit N`` is EXIT_WITH + N."""
 
 
 class Field(enum.IntEnum):
@@ -80,7 +88,7 @@ class Field(enum.IntEnum):
     RESUME = FIELDS + 144
     """Where a handler goes on that runs in steps (``LoopForm.CALLBACK``)."""
     NUMBER = FIELDS + 152
-    """The number of this slot."""
+    """The number of this state."""
     PROBE = FIELDS + 160
     IS_LAST = FIELDS + 168
     """Whether this hit is the one that ``maxhits`` allows last."""
@@ -117,7 +125,7 @@ class Frame(enum.IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class SlotLayout:
+class StateLayout:
     """Lay out what depends on the program: ``logmax`` and so on are 0 where a program has no use for the area."""
 
     logmax: int
@@ -151,6 +159,6 @@ class SlotLayout:
 
     @property
     def size(self) -> int:
-        """The size of a slot in bytes."""
+        """The size of a state in bytes."""
         end = self.heap_start + (2 * (self.heap_mask + 1) + _SLACK if self.heap else 0)
         return -(-end // 64) * 64

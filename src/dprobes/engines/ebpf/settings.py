@@ -11,13 +11,13 @@ if TYPE_CHECKING:
     from dprobes.engines.ebpf.attach.planner import Planner
     from dprobes.engines.ebpf.kernel.features import Features
 
-__all__ = ["Options"]
+__all__ = ["Settings"]
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class Settings:
     """
-    The options of an engine, and what its sessions share.
+    How an engine was made, and what its sessions share.
 
     ``pid_namespace`` gives process ids as the namespace of the processes numbers them. ``ring_size`` is in bytes, a
     power of two. ``replaceable`` programs can be replaced by others (``Job.replaces``), which costs each hit a

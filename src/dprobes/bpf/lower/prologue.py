@@ -1,0 +1,198 @@
+"""
+What comes before a handler: whose hits count, limits, and the state that it runs with.
+
+::
+
+    turn, filter ─► probe table: passcount and maxhits ─► claim of a state, an element of SCRATCH ─► its fields
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dprobes.bpf.asm.isa import Alu, Atomic, Helper, Jump, Register, Size
+from dprobes.bpf.layout import LIMIT, MapName, ProbeField
+from dprobes.bpf.lower.handlerstate import FRAMES, RANGES, Field, Frame
+from dprobes.bpf.lower.host import CONTEXT
+from dprobes.bpf.lower.scopefilter import write_filter
+from dprobes.bpf.lower.stack import SCRATCH
+from dprobes.bpf.lower.switchover import write_turn
+from dprobes.record.layout import Item
+from dprobes.rpn.isa import RPN_STACK_CELLS
+
+if TYPE_CHECKING:
+    from dprobes.bpf.asm.assembler import Label
+    from dprobes.bpf.lower.ringentries import RingEntries
+    from dprobes.bpf.lower.tickets import Ticket
+    from dprobes.bpf.lower.writer import Writer
+
+__all__ = ["Prologue"]
+
+_TRIES = 4
+"""How many states are tried: as many hits may be under way on a CPU, one interrupting the other."""
+
+_KEY = -4
+_ENDED = -24
+"""Where on the stack things are put before there is a state: the key of one, and an ENDED entry."""
+
+_R = Register
+
+
+class Prologue:
+    """The code before one handler; hits that do not count go to ``out``."""
+
+    def __init__(self, writer: Writer, entries: RingEntries, ticket: Ticket | None, out: Label) -> None:
+        self._w = writer
+        self._asm = writer.asm
+        self._request = writer.request
+        self._entries = entries
+        self._ticket = ticket
+        self._out = out
+        self._busy = writer.asm.label()
+
+    def write(self) -> None:
+        """Write all of it."""
+        self._asm.mov(CONTEXT, _R.R1)
+        write_turn(self._asm, self._request, self._out)
+        write_filter(self._asm, self._request.filter, self._w.host.global_pid, self._out)
+        self._w.host.find_module(self._out, self._busy)
+        self._w.host.find_mapper(self._out)
+        self._count_hit()
+        self._claim()
+        self._initialise()
+
+    def _count_hit(self) -> None:
+        """Write the counting; R8 keeps the attach cookie and R9 whether it is the last hit. R7 is still free."""
+        asm, request, host = self._asm, self._request, self._w.host
+        if request.probe is None:
+            host.cookie()
+            asm.mov(_R.R8, _R.R0)
+        if self._ticket is not None:
+            self._ticket.open(self._busy)
+        if request.probe is None:
+            asm.mov(_R.R0, _R.R8)
+            host.entry_at(_R.R1, _R.R0)
+        else:
+            host.probe_entry(_R.R1)
+        asm.load(_R.R2, _R.R1, ProbeField.DISABLED, Size.W)
+        asm.jump_if(Jump.JNE, _R.R2, 0, self._out)
+        last = request.passcount + request.maxhits - 1
+        if self._ticket is not None:
+            self._ticket.draw(last if request.maxhits else None, self._out)
+        else:
+            asm.mov(_R.R2, 1)
+            limited = bool(request.passcount or request.maxhits)
+            asm.atomic(Atomic.ADD, _R.R1, ProbeField.HITS, _R.R2, fetch=limited)
+        if request.passcount:
+            asm.jump_if(Jump.JLT, _R.R2, request.passcount, self._out)
+        if request.maxhits:
+            asm.mov(_R.R3, last)
+            asm.jump_if(Jump.JGT, _R.R2, _R.R3, self._out)
+            asm.alu(Alu.SUB, _R.R3, _R.R2)
+            asm.mov(_R.R9, _R.R3)  # 0 for the last one
+
+    def _claim(self) -> None:
+        """Write the search for a free state; its number is put into it."""
+        asm, states = self._asm, self._request.tables.states
+        claimed, address = asm.label(), _R.R3
+        asm.call(Helper.GET_SMP_PROCESSOR_ID)
+        asm.alu(Alu.MUL, _R.R0, _TRIES)
+        for attempt in range(_TRIES):
+            if attempt:
+                asm.alu(Alu.ADD, _R.R0, 1)
+            asm.mov(_R.R1, _R.R0)
+            asm.alu(Alu.AND, _R.R1, states - 1)
+            asm.mov(_R.R2, _R.R1)
+            asm.alu(Alu.LSH, _R.R2, 3)
+            asm.load_value(address, MapName.CLAIMS)
+            asm.alu(Alu.ADD, address, _R.R2)
+            asm.mov(_R.R4, 1)
+            asm.atomic(Atomic.XCHG, address, 0, _R.R4)
+            asm.jump_if(Jump.JEQ, _R.R4, 0, claimed)
+        if self._request.maxhits:
+            self._miss_last()
+        if self._request.module is not None or self._ticket is not None:
+            asm.place(self._busy)
+        self._count_missed()
+        asm.jump(self._out)
+        asm.place(claimed)
+        asm.store(_R.R10, _KEY, _R.R1, Size.W)
+        asm.load_map(_R.R1, MapName.SCRATCH)
+        asm.mov(_R.R2, _R.R10)
+        asm.alu(Alu.ADD, _R.R2, _KEY)
+        asm.call(Helper.MAP_LOOKUP_ELEM)
+        asm.jump_if(Jump.JEQ, _R.R0, 0, self._out)
+        asm.mov(SCRATCH, _R.R0)
+        asm.load(_R.R1, _R.R10, _KEY, Size.W)
+        asm.store(SCRATCH, Field.NUMBER, _R.R1)
+
+    def _miss_last(self) -> None:
+        """Write what happens if the last hit finds no state: the probepoint is to be taken away all the same."""
+        asm, other = self._asm, self._asm.label()
+        asm.jump_if(Jump.JNE, _R.R9, 0, other)
+        if self._ticket is None:
+            self._entry_without_state()
+            asm.store(_R.R1, ProbeField.DISABLED, 1, Size.W)
+        self._entries.write_end(_R.R10, _ENDED, LIMIT, cookie=_R.R8)
+        asm.place(other)
+
+    def _entry_without_state(self) -> None:
+        """Let R1 point to the entry in the probe table; R8 holds the cookie still. Takes R2."""
+        if self._request.probe is None:
+            self._asm.mov(_R.R2, _R.R8)
+            self._w.host.entry_at(_R.R1, _R.R2)
+        else:
+            self._w.host.probe_entry(_R.R1)
+
+    def _count_missed(self) -> None:
+        asm = self._asm
+        self._entry_without_state()
+        asm.mov(_R.R2, 1)
+        asm.atomic(Atomic.ADD, _R.R1, ProbeField.MISSED, _R.R2)
+
+    def _initialise(self) -> None:
+        asm, flow, takes_traces = self._asm, self._w.flow, bool(self._w.state.ex_logmax)
+        if self._request.probe is None:
+            asm.store(SCRATCH, Field.PROBE, _R.R8)
+            asm.alu(Alu.ARSH, _R.R8, 32)
+            asm.store(SCRATCH, Field.MOVED, _R.R8)
+        if self._request.maxhits:
+            asm.store(SCRATCH, Field.IS_LAST, _R.R9)
+        if self._w.reads_unwritten:
+            asm.mov(_R.R1, SCRATCH)
+            asm.mov(_R.R2, 8 * RPN_STACK_CELLS)
+            self._w.host.clear_memory()
+        zero = [Field.LP, Field.ENDING, Field.UNHANDLED, FRAMES + Frame.HANDLER]
+        if self._w.counts_jumps:
+            zero.append(Field.JUMPS)
+        if flow.uses("push plp"):
+            zero.append(Field.PLP)
+        if flow.uses("pop lp"):
+            zero.append(Field.LOGGED)
+        if flow.uses("pop stp"):
+            zero.append(Field.TRACED)
+        if flow.uses("call <procname>", "ret") or takes_traces:
+            zero.append(Field.DEPTH)
+        if flow.catches:
+            zero.append(Field.DISPATCHES)
+        if flow.uses("push x") or takes_traces:
+            zero += [Field.LAST_CODE, Field.LAST_PARM1, Field.LAST_PARM2]
+        if takes_traces:
+            zero += [Field.STP, Field.TRACE_COUNT_AT, Field.TRACES, *(RANGES + 8 * n for n in range(6))]
+        if self._w.state.heap:
+            zero.append(Field.HEAP_END)
+        for field in zero:
+            asm.store(SCRATCH, field, 0)
+        asm.store(SCRATCH, Field.SBP, RPN_STACK_CELLS)
+        asm.store(SCRATCH, Field.TSP, RPN_STACK_CELLS)
+        if flow.uses("setmaj", "setmaj <major>", "setmin", "setmin <minor>"):
+            asm.store(SCRATCH, Field.MAJOR, self._w.point.major)
+            asm.store(SCRATCH, Field.MINOR, self._w.point.minor)
+        self._w.host.prepare()
+        if Item.TIME in self._entries.items:
+            self._w.host.time()
+            asm.store(SCRATCH, self._entries.header(Item.TIME), _R.R0)
+        for item, name in ((Item.CS, "cs"), (Item.IP, "eip"), (Item.SS, "ss"), (Item.SP, "esp")):
+            if item in self._entries.items:
+                self._w.host.register(_R.R1, name)
+                asm.store(SCRATCH, self._entries.header(item), _R.R1, Size.of(self._entries.size_of(item)))

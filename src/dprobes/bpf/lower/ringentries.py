@@ -1,0 +1,154 @@
+"""The ring entries of a handler: its record, that of its stack traces, and the wish to take the probepoint away."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dprobes.bpf.asm.isa import Alu, Jump, Register, Size
+from dprobes.bpf.layout import ENTRY_HEAD, KIND_SHIFT, NAME_SIZE, Entry, ProbeField
+from dprobes.bpf.lower.handlerstate import LOG, Field
+from dprobes.bpf.lower.stack import SCRATCH
+from dprobes.record.layout import Item
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dprobes.bpf.lower.writer import Writer
+
+__all__ = ["RingEntries"]
+
+_R = Register
+_HEAD = ENTRY_HEAD.size
+
+
+class RingEntries:
+    """What one handler puts into the ring; ``items`` are those of its records' headers."""
+
+    def __init__(self, writer: Writer) -> None:
+        self._w = writer
+        self._asm = writer.asm
+        self._request = writer.request
+        self.items = self._request.items | Item.MAJOR | Item.MINOR | (Item.WIDE if writer.wide else Item(0))
+        self._places = dict(_item_places(self.items))
+        self._header_size = max(offset + size for offset, size in self._places.values())
+
+    def header(self, item: Item) -> int:
+        """Return the offset in the state of an item of the log record's header."""
+        return LOG - self._header_size + self._places[item][0]
+
+    def size_of(self, item: Item) -> int:
+        """Return the size of an item in bytes."""
+        return self._places[item][1]
+
+    def write_record(self) -> None:
+        """Write the record; some items of its header are there already."""
+        asm, host, start = self._asm, self._w.host, LOG - self._header_size
+        self._head(start - _HEAD, Entry.RECORD)
+        asm.store(SCRATCH, start, int(self.items), Size.W)
+        flow = self._w.flow
+        if flow.uses("setmaj", "setmaj <major>", "setmin", "setmin <minor>"):
+            for item, field in ((Item.MAJOR, Field.MAJOR), (Item.MINOR, Field.MINOR)):
+                asm.load(_R.R1, SCRATCH, field)
+                asm.store(SCRATCH, self.header(item), _R.R1, Size.W)
+        else:
+            asm.store(SCRATCH, self.header(Item.MAJOR), self._w.point.major, Size.W)
+            asm.store(SCRATCH, self.header(Item.MINOR), self._w.point.minor, Size.W)
+        for item, load in ((Item.CPU, host.cpu), (Item.PID, host.pid), (Item.UID, host.uid), (Item.TID, host.tid)):
+            if item in self.items:
+                load()
+                asm.store(SCRATCH, self.header(item), _R.R0, Size.W)
+        if Item.PROCESS_NAME in self.items:
+            asm.mov(_R.R1, SCRATCH)
+            asm.alu(Alu.ADD, _R.R1, self.header(Item.PROCESS_NAME))
+            host.process_name()
+        asm.mov(_R.R2, SCRATCH)
+        asm.alu(Alu.ADD, _R.R2, start - _HEAD)
+        asm.load(_R.R3, SCRATCH, Field.LP)
+        asm.alu(Alu.AND, _R.R3, self._w.state.log_mask)
+        asm.alu(Alu.ADD, _R.R3, self._header_size + _HEAD)
+        host.output()
+        self._count_output()
+
+    def write_traces(self) -> None:
+        """Write the record of the stack traces: the same header with other flags, and the codes 0,0."""
+        asm, none = self._asm, self._asm.label()
+        asm.load(_R.R1, SCRATCH, Field.STP)
+        asm.jump_if(Jump.JEQ, _R.R1, 0, none)
+        trace = self._w.state.trace
+        to = trace - self._header_size - _HEAD
+        # The trace area lies beyond the reach of 16-bit offsets.
+        asm.mov(_R.R4, SCRATCH)
+        asm.alu(Alu.ADD, _R.R4, to)
+        source = LOG - self._header_size - _HEAD
+        for offset in range(0, self._header_size + _HEAD, 4):
+            asm.load(_R.R1, SCRATCH, source + offset, Size.W)
+            asm.store(_R.R4, offset, _R.R1, Size.W)
+        kind = Entry.TRACE << KIND_SHIFT
+        asm.load(_R.R1, _R.R4, 0, Size.W)
+        asm.alu(Alu.OR, _R.R1, kind)
+        asm.store(_R.R4, 0, _R.R1, Size.W)
+        asm.store(_R.R4, _HEAD, int(self.items | Item.STACK_TRACE), Size.W)
+        for item in (Item.MAJOR, Item.MINOR):
+            asm.store(_R.R4, _HEAD + self._places[item][0], 0, Size.W)
+        asm.mov(_R.R2, _R.R4)
+        asm.load(_R.R3, SCRATCH, Field.STP)
+        asm.alu(Alu.AND, _R.R3, self._w.state.trace_mask)
+        asm.alu(Alu.ADD, _R.R3, self._header_size + _HEAD)
+        self._w.host.output()
+        self._count_output()
+        asm.place(none)
+
+    def write_end(self, base: Register, at: int, reason: Register | int, cookie: Register | None = None) -> None:
+        """Write the wish to take the probepoint away, and put it into the ring."""
+        asm = self._asm
+        self._head(at, Entry.ENDED, base, cookie)
+        asm.store(base, at + _HEAD, reason, Size.W)
+        self._w.host.global_pid()
+        asm.store(base, at + _HEAD + 4, _R.R0, Size.W)
+        asm.mov(_R.R2, base)
+        asm.alu(Alu.ADD, _R.R2, at)
+        asm.mov(_R.R3, _HEAD + 8)
+        self._w.host.output(wakes=True)
+
+    def _head(self, at: int, kind: Entry, base: Register = SCRATCH, cookie: Register | None = None) -> None:
+        """Write the head of a ring entry; takes R0-R5. Without ``cookie`` that is in the state."""
+        asm = self._asm
+        if self._request.wants_tid or kind is Entry.ENDED:
+            self._w.host.global_tid()
+            asm.store(base, at + 4, _R.R0, Size.W)
+        else:
+            asm.store(base, at + 4, 0, Size.W)
+        if self._request.probe is not None:
+            asm.store(base, at, _signed(self._request.probe | kind << KIND_SHIFT), Size.W)
+            return
+        if cookie is None:
+            asm.load(_R.R1, SCRATCH, Field.PROBE, Size.W)
+        else:
+            asm.mov(_R.R1, cookie, wide=False)
+        asm.alu(Alu.OR, _R.R1, kind << KIND_SHIFT)
+        asm.store(base, at, _R.R1, Size.W)
+
+    def _count_output(self) -> None:
+        asm, lost, counted = self._asm, self._asm.label(), self._asm.label()
+        asm.jump_if(Jump.JNE, _R.R0, 0, lost)
+        self._w.host.count(ProbeField.RECORDS)
+        asm.jump(counted)
+        asm.place(lost)
+        self._w.host.count(ProbeField.LOST)
+        asm.place(counted)
+
+
+def _item_places(items: Item) -> Iterator[tuple[Item, tuple[int, int]]]:
+    """Iterate over the items of a header with their offset behind its start, and their size in bytes."""
+    position = 4
+    for item in (Item.MAJOR, Item.MINOR, Item.CPU, Item.PID, Item.UID, Item.CS, Item.IP, Item.SS, Item.SP, Item.TIME,
+                 Item.PROCESS_NAME, Item.TID):  # fmt: skip
+        if item in items:
+            wide = Item.WIDE in items and item in (Item.IP, Item.SP)
+            size = NAME_SIZE if item is Item.PROCESS_NAME else 8 if wide or item is Item.TIME else 4
+            yield item, (position, size)
+            position += size
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 32) if value >> 31 else value
