@@ -7,16 +7,12 @@ itself, the other methods take and return typed data.
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import json
 import math
 import os
 import signal
 import socket
 import struct
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -25,8 +21,6 @@ from dprobes.engines.interface import Notice, Scope
 from dprobes.engines.linux.procfs import thread_state
 from dprobes.errors import ManagerError, reason_of
 from dprobes.manager.paths import (
-    ALREADY,
-    READY,
     RUNTIME,
     STATE,
     check_private,
@@ -35,14 +29,33 @@ from dprobes.manager.paths import (
     socket_address,
 )
 from dprobes.manager.protocol import VERSION, Connection, error_of
-from dprobes.manager.results import Killed, ManagerStatus, Stopped, insertion, managed_program, parsed, variables
+from dprobes.manager.requests import (
+    AddTargetArguments,
+    GetvarsArguments,
+    InsertArguments,
+    QueryArguments,
+    RemoveArguments,
+    RemoveTargetArguments,
+    ScopeArguments,
+    StopArguments,
+)
+from dprobes.manager.results import (
+    InsertedPrograms,
+    Insertion,
+    Killed,
+    ManagedProgram,
+    ManagedVariables,
+    ManagerStatus,
+    Removal,
+    Stopped,
+)
+from dprobes.manager.schema import decode, encode
 from dprobes.record.layout import Item
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from dprobes.manager.paths import ManagerPaths
-    from dprobes.manager.results import Insertion, ManagedProgram, ManagedVariables
     from dprobes.sinks.target import TargetStatus
 
 __all__ = ["ManagerClient"]
@@ -52,17 +65,11 @@ _START_PATIENCE = 30.0
 
 _INTERVAL = 0.02
 
-_LOG_MAX = 1 << 20
-"""Bytes of what managers have said, after which a new one begins anew."""
-
 _STOPPED_LOOK = 2.0
 """Seconds of silence after which a client looks whether the manager is stopped."""
 
 _SILENCE = 10.0
 """Seconds of silence after which a client says that it is waiting."""
-
-_SCOPE = ("pid", "cgroup", "uid", "follow", "program")
-"""What of a scope the manager is told: it starts no commands."""
 
 _NOBODY = (FileNotFoundError, ConnectionRefusedError)
 
@@ -120,7 +127,7 @@ class ManagerClient:
             while (message := self._connection.receive()) is not None:
                 if "notice" in message:
                     if self._notify is not None:
-                        self._notify(parsed(Notice, message["notice"]))
+                        self._notify(decode(Notice, message["notice"]))
                 elif "error" in message:
                     raise error_of(message)
                 else:
@@ -129,6 +136,9 @@ class ManagerClient:
         except OSError as error:
             raise ManagerError(f"the probe manager does not answer: {reason_of(error)}") from error
         raise ManagerError("the probe manager has ended; all probepoints have been taken away with it")
+
+    def _ask(self, verb: str, arguments: Any) -> dict[str, Any]:
+        return self.ask(verb, **encode(arguments))
 
     def _on_silence(self) -> None:
         """Raise ``ManagerError`` if the manager is stopped, and TimeoutError if it has been silent for too long."""
@@ -186,17 +196,17 @@ class ManagerClient:
                 "the probe manager starts no commands",
                 hint="'dprobes insert -c COMMAND' and 'dprobes.launch' do",
             )
-        answer = self.ask(
-            "insert",
-            ppdf=base64.b64encode(ppdf).decode("ascii"),
+        arguments = InsertArguments(
+            ppdf,
+            name,
             merge=merges,
             replace=replaces,
-            scope=_given({name: getattr(where, name) for name in _SCOPE}),
+            scope=ScopeArguments(where.pid, where.cgroup, where.uid, where.follow, where.program),
             engine=engine,
-            groups=list(groups),
-            types=list(types),
+            groups=tuple(groups),
+            types=tuple(types),
             items=int(items),
-            targets=list(targets),
+            targets=tuple(targets),
             format=log_format,
             core_directory=os.path.abspath(core_directory),  # noqa: PTH100 - text
             directory=str(Path.cwd()),
@@ -207,13 +217,12 @@ class ManagerClient:
             verify_opcodes=verify_opcodes,
             verify_build_id=verify_build_id,
             own_symbols=own_symbols,
-            **{"as": name},
         )
-        return insertion(answer)
+        return decode(Insertion, self._ask("insert", arguments))
 
     def status(self) -> ManagerStatus:
         """Return which manager answers, and how much is inserted."""
-        return parsed(ManagerStatus, self.ask("status"))
+        return decode(ManagerStatus, self.ask("status"))
 
     def programs(self, name: str | None = None, *, extended: bool = False) -> list[ManagedProgram]:
         """
@@ -221,15 +230,16 @@ class ManagerClient:
 
         With ``extended`` their answers hold the compiled program as well.
         """
-        return [managed_program(each) for each in self.ask("query", name=name, extended=extended)["programs"]]
+        return list(decode(InsertedPrograms, self._ask("query", QueryArguments(name, extended))).programs)
 
     def remove(self, name: str | None = None) -> list[ManagedProgram]:
         """Remove the programs called ``name``, or all, and return what they have counted."""
-        return [managed_program(each) for each in self.ask("remove", name=name, all=name is None)["removed"]]
+        return list(decode(Removal, self._ask("remove", RemoveArguments(name, name is None))).removed or ())
 
     def remove_probepoints(self, major: int, minor: int, name: str | None = None) -> int:
         """Remove the probepoints with these codes, of the programs called ``name`` or of all; return how many."""
-        return int(self.ask("remove", name=name, probe=[major, minor])["probepoints"])
+        arguments = RemoveArguments(name, probe=(major, minor))
+        return decode(Removal, self._ask("remove", arguments)).probepoints or 0
 
     def variables(
         self,
@@ -245,10 +255,8 @@ class ManagerClient:
 
         ``index`` is the first and the last index that are meant. With ``resets`` they are zero from then on.
         """
-        wanted = {"local": wants_locals, "global": wants_globals}
-        return variables(
-            self.ask("getvars", name=name, index=None if index is None else list(index), reset=resets, **wanted)
-        )
+        arguments = GetvarsArguments(name, wants_locals, wants_globals, index, resets)
+        return decode(ManagedVariables, self._ask("getvars", arguments))
 
     def global_variables(self) -> list[int]:
         """Return the global variables that programs declare, or have left behind; each is 64 bits."""
@@ -260,16 +268,15 @@ class ManagerClient:
 
     def add_target(self, target: str, name: str | None = None, log_format: str = "text") -> list[TargetStatus]:
         """Add a log target, for the program called ``name`` or all; the path of a file is absolute. Return all."""
-        return _targets(self.ask("add-target", target=target, name=name, format=log_format))
+        return _targets(self._ask("add-target", AddTargetArguments(target, name, log_format)))
 
     def remove_target(self, target: str, name: str | None = None) -> list[TargetStatus]:
         """Remove a log target, that for the program called ``name`` or all of its name; return how they fared."""
-        return _targets(self.ask("remove-target", target=target, name=name))
+        return _targets(self._ask("remove-target", RemoveTargetArguments(target, name)))
 
     def stop(self, *, ends: bool = False) -> Stopped:
         """Take everything away at once. With ``ends`` the manager ends, too."""
-        answer = self.ask("stop", manager=ends)
-        return Stopped(answer["stopped"], tuple(answer["unfinished"]))
+        return decode(Stopped, self._ask("stop", StopArguments(ends)))
 
     def kill(self, patience: float = 0.0) -> Killed | None:
         """
@@ -343,66 +350,27 @@ class ManagerClient:
 
     def _start(self) -> socket.socket:
         """Start a manager, or wait for the one that somebody else is starting."""
+        from dprobes.manager.launch import launch_manager
+
         private_directory(self._paths.runtime, RUNTIME)
         private_directory(self._paths.state, STATE)
         until = time.monotonic() + _START_PATIENCE
         while time.monotonic() < until:
-            self._launch()
+            launch_manager(self._paths)
             if (end := self._connect()) is not None:
                 return end
             time.sleep(_INTERVAL)
         raise ManagerError("another probe manager is starting or ending, and takes too long")
 
-    def _launch(self) -> None:
-        ready, theirs = os.pipe2(os.O_CLOEXEC)
-        try:
-            with self._paths.log.open("ab") as log:
-                if log.tell() > _LOG_MAX:
-                    log.truncate(0)
-                # A session of its own: it lives on when this terminal is closed.
-                process = subprocess.Popen(
-                    [sys.executable, "-P", "-m", "dprobes.manager", str(theirs)],
-                    pass_fds=[theirs],
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    stderr=log,
-                    start_new_session=True,
-                    cwd="/",
-                )
-        except OSError as error:
-            os.close(ready)
-            raise ManagerError(f"the probe manager cannot be started: {reason_of(error)}") from error
-        finally:
-            os.close(theirs)
-        with os.fdopen(ready, "rb") as pipe:
-            said = pipe.read(len(READY))
-            said += b"" if said == READY else pipe.read()
-        if said != READY and (status := process.wait()) != ALREADY:
-            if said:
-                raise error_of(json.loads(said))
-            raise ManagerError(
-                f"the probe manager ended at once, with status {status}: {_last_line(self._paths)}",
-                hint=f"'{self._paths.log}' may say more",
-            )
-        process.returncode = process.returncode or 0  # it is not ours to wait for
-
 
 def _targets(answer: dict[str, Any]) -> list[TargetStatus]:
     from dprobes.sinks.target import TargetStatus
 
-    return [parsed(TargetStatus, each) for each in answer["targets"]]
+    return [decode(TargetStatus, each) for each in answer["targets"]]
 
 
 def _given(arguments: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in arguments.items() if value is not None}
-
-
-def _last_line(paths: ManagerPaths) -> str:
-    with contextlib.suppress(OSError):
-        lines = paths.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        if lines:
-            return lines[-1].removeprefix("dprobes manager: ")
-    return "it said nothing"
 
 
 def _holds_lock(paths: ManagerPaths) -> bool:

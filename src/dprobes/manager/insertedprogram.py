@@ -6,7 +6,7 @@ import threading
 import time
 from collections import Counter
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dprobes.engines.follower import FollowedProgram
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from dprobes.manager.recorder import ProgramRecords
     from dprobes.rpn.program import Program
 
-__all__ = ["InsertedProgram", "describe_scope"]
+__all__ = ["InsertedProgram"]
 
 
 class InsertedProgram(FollowedProgram):
@@ -81,14 +81,3 @@ class InsertedProgram(FollowedProgram):
     def take_end(self, lost: int) -> None:
         """Note the end, and how many records were lost."""
         self._records.end(lost)
-
-
-def describe_scope(scope: Scope) -> dict[str, Any]:
-    """Return a scope for people and programs."""
-    if scope.pid is not None:
-        return {"pid": scope.pid, "follow": scope.follow}
-    if scope.cgroup is not None:
-        return {"cgroup": scope.cgroup}
-    if scope.uid is not None:
-        return {"uid": scope.uid}
-    return {}

@@ -13,7 +13,8 @@ from dprobes.engines.follower import GONE
 from dprobes.engines.insertion import look_around, prepare
 from dprobes.engines.interface import Job, Notice
 from dprobes.errors import EngineError, ManagerError, NotSupportedError
-from dprobes.manager.insertedprogram import InsertedProgram, describe_scope
+from dprobes.manager.descriptions import describe_scope
+from dprobes.manager.insertedprogram import InsertedProgram
 from dprobes.manager.sharedfiles import HeldFiles, SharingSymbols
 from dprobes.record.origin import RecordSource
 from dprobes.resolve.probepoints import ResolvedProbe

@@ -1,7 +1,8 @@
 """
 The manager itself: the programs that are inserted, by name, and what may be done to them.
 
-Each verb is a method that takes and returns JSON values; ``server`` calls them, each connection in a thread of its own.
+Each verb is a method that takes its arguments (``requests``) and returns what is answered (``results``); ``server``
+calls them, each connection in a thread of its own.
 What changes programs is done by one thread at a time; looking at them waits for nobody.
 """
 
@@ -11,24 +12,45 @@ import contextlib
 import os
 import threading
 import time
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Self
 
 from dprobes.engines.follower import GONE, settled_counts
 from dprobes.engines.sharedglobals import GlobalVariables
 from dprobes.errors import ManagerError
-from dprobes.manager.arguments import Arguments
+from dprobes.manager.arguments import check_format, insertion
 from dprobes.manager.descriptions import describe_program, describe_variables
 from dprobes.manager.insertions import Inserter
 from dprobes.manager.recorder import TRACE_LIMIT, Recording
+from dprobes.manager.requests import (
+    VERBS,
+    AddTargetArguments,
+    GetvarsArguments,
+    InsertArguments,
+    QueryArguments,
+    RemoveArguments,
+    RemoveTargetArguments,
+    StopArguments,
+)
+from dprobes.manager.results import (
+    GlobalValues,
+    InsertedPrograms,
+    Insertion,
+    ManagedProgram,
+    ManagedVariables,
+    ManagerStatus,
+    Removal,
+    Stopped,
+)
+from dprobes.manager.schema import decode_arguments, encode
 from dprobes.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
     from dprobes.engines.interface import Notice
     from dprobes.manager.insertedprogram import InsertedProgram
+    from dprobes.sinks.target import TargetStatus
 
 __all__ = ["GLOBALS_MAX", "Manager"]
 
@@ -93,46 +115,43 @@ class Manager:
 
     def answer(self, verb: str, arguments: dict[str, Any], notify: Callable[[Notice], None]) -> dict[str, Any]:
         """Carry out a verb; raise an error of ours if that is refused, or there is none of that name."""
-        given = Arguments(verb, arguments)
-        match verb:
-            case "status":
-                return self._status(given)
-            case "insert":
-                return self._insert(given, notify)
-            case "remove":
-                return self._remove(given)
-            case "query":
-                return self._query(given)
-            case "getvars":
-                return self._getvars(given)
-            case "add-target":
+        if verb not in VERBS:
+            raise ManagerError(f"the manager (dprobes {__version__}) knows no verb '{verb}'")
+        match decode_arguments(VERBS[verb], verb, arguments):
+            case InsertArguments() as given:
+                return encode(self._insert(given, notify))
+            case RemoveArguments() as given:
+                return encode(self._remove(given))
+            case QueryArguments() as given:
+                return encode(self._query(given))
+            case GetvarsArguments() as given:
+                return encode(self._getvars(given))
+            case AddTargetArguments() as given:
                 return self._add_target(given)
-            case "remove-target":
-                return self._remove_target(given)
-            case "targets":
-                return self._targets(given)
-            case "stop":
-                return self._stop(given)
-        raise ManagerError(f"the manager (dprobes {__version__}) knows no verb '{verb}'")
+            case RemoveTargetArguments() as given:
+                return _answer_targets(self._recording.remove_target(given.target, given.name))
+            case StopArguments() as given:
+                return encode(self._stop(given))
+            case _ if verb == "targets":
+                return _answer_targets(self._recording.targets())
+        return encode(self._status())
 
-    # Verbs: each takes its arguments, has it checked that these are all, and only then does something.
+    # Verbs
 
-    def _status(self, given: Arguments) -> dict[str, Any]:
-        given.check_all_used()
+    def _status(self) -> ManagerStatus:
         programs = self._all()
-        return {
-            "version": __version__,
-            "pid": os.getpid(),
-            "since": self._since,
-            "trace": str(self._recording.trace),
-            "trace_problem": self._recording.problem,
-            "programs": sum(not inserted.has_ended for inserted in programs),
-            "probepoints": sum(len(inserted.probes) for inserted in programs if not inserted.has_ended),
-        }
+        return ManagerStatus(
+            version=__version__,
+            pid=os.getpid(),
+            since=self._since,
+            trace=str(self._recording.trace),
+            trace_problem=self._recording.problem,
+            programs=sum(not inserted.has_ended for inserted in programs),
+            probepoints=sum(len(inserted.probes) for inserted in programs if not inserted.has_ended),
+        )
 
-    def _insert(self, given: Arguments, notify: Callable[[Notice], None]) -> dict[str, Any]:
-        request = given.insertion()
-        given.check_all_used()
+    def _insert(self, given: InsertArguments, notify: Callable[[Notice], None]) -> Insertion:
+        request = insertion(given)
         with self._changing:
             if self.is_over:
                 raise ManagerError("the probe manager is ending", hint="try again")
@@ -157,24 +176,23 @@ class Manager:
             except BaseException:
                 self._recording.forget_targets(added, name)
                 raise
-            replaced = []
+            replaced: tuple[ManagedProgram, ...] = ()
             if request.replaces:
                 self._take_away(present)
-                replaced, present = [describe_program(each) for each in present], []
+                replaced, present = tuple(describe_program(each) for each in present), []
             self._programs[name] = [*present, inserted]
         for notice in inserted.notices():
             notify(notice)
-        return {"program": describe_program(inserted), "replaced": replaced, "reason": request.reason}
+        return Insertion(describe_program(inserted), replaced, request.reason)
 
-    def _remove(self, given: Arguments) -> dict[str, Any]:
-        name, everything, codes = given.text("name"), given.flag("all"), given.codes("probe")
-        given.check_all_used()
+    def _remove(self, given: RemoveArguments) -> Removal:
+        name, codes = given.name, given.probe
         with self._changing:
-            chosen = self._chosen(name, everything=everything or (codes is not None and name is None))
+            chosen = self._chosen(name, everything=given.all or (codes is not None and name is None))
             if codes is not None:
                 return self._remove_probe(chosen, *codes)
             unfinished = self._take_away(chosen)
-            removed = [describe_program(inserted) for inserted in chosen]
+            removed = tuple(describe_program(inserted) for inserted in chosen)
             for inserted in chosen:
                 parts = self._programs[inserted.name]
                 parts.remove(inserted)
@@ -183,9 +201,9 @@ class Manager:
                     self._recording.forget_targets_of(inserted.name)
         if unfinished:
             raise ManagerError(f"the program '{unfinished[0].name}' has not ended yet, but is going to")
-        return {"removed": removed}
+        return Removal(removed=removed)
 
-    def _remove_probe(self, chosen: list[InsertedProgram], major: int, minor: int) -> dict[str, Any]:
+    def _remove_probe(self, chosen: list[InsertedProgram], major: int, minor: int) -> Removal:
         found = {inserted: inserted.probes_at(major, minor) for inserted in chosen}
         if not any(found.values()):
             raise ManagerError(f"no inserted program has a probepoint {major},{minor}")
@@ -197,72 +215,52 @@ class Manager:
             count += len(there)
         if not count:
             raise ManagerError(f"the probepoint {major},{minor} is removed already")
-        return {"probepoints": count}
+        return Removal(probepoints=count)
 
-    def _query(self, given: Arguments) -> dict[str, Any]:
-        name, extended = given.text("name"), given.flag("extended")
-        given.check_all_used()
-        result = []
-        chosen = self._chosen(name, everything=name is None)
+    def _query(self, given: QueryArguments) -> InsertedPrograms:
+        chosen = self._chosen(given.name, everything=given.name is None)
         settled = settled_counts(chosen, time.monotonic() + _RECORDS_PATIENCE)
-        for inserted, (counts, pending) in zip(chosen, settled, strict=True):
-            described = describe_program(inserted, counts, pending)
-            if extended:
-                described["ppdf"] = given.encoded(inserted.data)
-                described["selected"] = {"groups": list(inserted.groups), "types": list(inserted.types)}
-            result.append(described)
-        return {"programs": result}
+        return InsertedPrograms(
+            tuple(
+                describe_program(inserted, counts, pending, extended=given.extended)
+                for inserted, (counts, pending) in zip(chosen, settled, strict=True)
+            )
+        )
 
-    def _getvars(self, given: Arguments) -> dict[str, Any]:
-        name = given.text("name")
-        wants_locals, wants_globals = given.flag("local"), given.flag("global")
-        first, last = given.range("index", GLOBALS_MAX)
-        resets = given.flag("reset")
-        given.check_all_used()
-        chosen = self._chosen(name, everything=name is None) if wants_locals else []
-        result: dict[str, Any] = {"first": first}
-        if wants_globals:
-            result["globals"] = self._describe_globals(first, last)
-        if wants_locals:
-            described = [describe_variables(inserted, first, last) for inserted in chosen]
-            result["programs"] = [each for each in described if each["locals"] or any(each["cpu"])]
-        if resets and wants_globals:
+    def _getvars(self, given: GetvarsArguments) -> ManagedVariables:
+        first, last = given.index or (0, GLOBALS_MAX - 1)
+        last = min(last, GLOBALS_MAX - 1)
+        chosen = self._chosen(given.name, everything=given.name is None) if given.local else []
+        own = [describe_variables(inserted, first, last) for inserted in chosen]
+        result = ManagedVariables(
+            first,
+            self._describe_globals(first, last) if given.wants_globals else None,
+            tuple(each for each in own if each.local or any(each.cpu)) if given.local else None,
+        )
+        if given.reset and given.wants_globals:
             for index in range(first, last + 1):
                 self._cells[index] = 0
-        if resets:
+        if given.reset:
             for inserted in chosen:
                 inserted.session.reset_variables(first, last)
         return result
 
-    def _describe_globals(self, first: int, last: int) -> dict[str, Any]:
+    def _describe_globals(self, first: int, last: int) -> GlobalValues:
         """Return as many of the global variables as a program has asked for, or as hold something."""
         count = max((inserted.program.gvars for inserted in self._all()), default=0)
         values = self._cells.view().tolist()
         # What programs have left that were removed is shown as well.
         count = max(count, next((n for n in range(len(values), count, -1) if values[n - 1]), 0))
-        return {"count": count, "values": values[first : min(last + 1, count)]}
+        return GlobalValues(count, tuple(values[first : min(last + 1, count)]))
 
-    def _add_target(self, given: Arguments) -> dict[str, Any]:
-        name, module, format_name = given.required_text("target"), given.text("name"), given.format()
-        given.check_all_used()
-        if module is not None:
-            self._chosen(module, everything=False)
-        self._recording.add_target(name, module, format_name)
-        return {"targets": [asdict(status) for status in self._recording.targets()]}
+    def _add_target(self, given: AddTargetArguments) -> dict[str, Any]:
+        check_format(given.format)
+        if given.name is not None:
+            self._chosen(given.name, everything=False)
+        self._recording.add_target(given.target, given.name, given.format)
+        return _answer_targets(self._recording.targets())
 
-    def _remove_target(self, given: Arguments) -> dict[str, Any]:
-        name, module = given.required_text("target"), given.text("name")
-        given.check_all_used()
-        statuses = self._recording.remove_target(name, module)
-        return {"targets": [asdict(status) for status in statuses]}
-
-    def _targets(self, given: Arguments) -> dict[str, Any]:
-        given.check_all_used()
-        return {"targets": [asdict(status) for status in self._recording.targets()]}
-
-    def _stop(self, given: Arguments) -> dict[str, Any]:
-        ends = given.flag("manager")
-        given.check_all_used()
+    def _stop(self, given: StopArguments) -> Stopped:
         # Nobody waits for a verb that takes its time: this is for emergencies.
         chosen = self._all()
         for inserted in chosen:
@@ -272,9 +270,9 @@ class Manager:
             names = list(self._programs)
             self._programs.clear()
             self._recording.forget_targets_of(*names, limit=_STOPPING_LIMIT)
-        if ends:
+        if given.manager:
             self.end()
-        return {"stopped": len(chosen), "unfinished": [inserted.name for inserted in unfinished]}
+        return Stopped(len(chosen), tuple(inserted.name for inserted in unfinished))
 
     # Programs
 
@@ -299,3 +297,7 @@ class Manager:
         for inserted in chosen:
             inserted.stop()
         return [inserted for inserted in chosen if not inserted.wait()]
+
+
+def _answer_targets(statuses: Iterable[TargetStatus]) -> dict[str, Any]:
+    return {"targets": [encode(status) for status in statuses]}

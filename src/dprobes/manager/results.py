@@ -1,36 +1,38 @@
 """
-What the manager's answers mean, as data: JSON objects to frozen dataclasses.
+What the manager answers (``schema``); docs/manager.md says what the fields mean.
 
-``answer`` of each is the object itself, which docs/manager.md describes; it has more than what most users ask for.
+``answer`` is the object itself as a client has received it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from dprobes.engines.interface import Counts
-from dprobes.resolve.probestate import ProbeState
+from dprobes.manager.schema import LEFT_OUT, NOT_SENT, wire
+from dprobes.resolve.probestate import ProbeState  # noqa: TC001 - the schema looks its fields' types up
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 __all__ = [
+    "GlobalValues",
+    "InsertedPrograms",
     "Insertion",
     "Killed",
+    "LeftOutPlace",
+    "ManagedHeader",
     "ManagedProbepoint",
     "ManagedProgram",
+    "ManagedScope",
     "ManagedVariables",
     "ManagerStatus",
     "ProgramVariables",
+    "Removal",
+    "Selection",
     "Stopped",
-    "insertion",
-    "managed_program",
-    "parsed",
-    "variables",
 ]
-
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,20 +54,78 @@ class ManagedProbepoint:
     Say what is known of one place; ``where`` is it for people, ``path`` the file.
 
     ``definition`` is the number of its probe definition. ``at_return`` says that it is hit just after the function's
-    return.
+    return. What follows ``kind`` is there for some kinds only.
     """
 
+    definition: int
     major: int
     minor: int
     state: ProbeState
     detail: str
     where: str
     path: str
+    group: str | None
+    types: tuple[str, ...]
+    passcount: int
+    maxhits: int
+    at_return: bool = field(metadata=wire("return"))
     kind: str
-    counts: Counts
-    definition: int
-    at_return: bool
-    answer: Mapping[str, Any] = field(repr=False, compare=False)
+    offset: int | None = field(default=None, metadata=LEFT_OUT)
+    placed: int | None = field(default=None, metadata=LEFT_OUT)
+    opcode: int | None = field(default=None, metadata=LEFT_OUT)
+    instruction: str | None = field(default=None, metadata=LEFT_OUT)
+    address: int | None = field(default=None, metadata=LEFT_OUT)
+    length: int | None = field(default=None, metadata=LEFT_OUT)
+    access: str | None = field(default=None, metadata=LEFT_OUT)
+    frequency: int | None = field(default=None, metadata=LEFT_OUT)
+    counts: Counts = field(default_factory=Counts)
+    answer: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False, metadata=NOT_SENT)
+
+
+@dataclass(frozen=True, slots=True)
+class ManagedScope:
+    """Say which processes a program is about: those of one of these, or all."""
+
+    pid: int | None = field(default=None, metadata=LEFT_OUT)
+    follow: bool | None = field(default=None, metadata=LEFT_OUT)
+    cgroup: str | None = field(default=None, metadata=LEFT_OUT)
+    uid: int | None = field(default=None, metadata=LEFT_OUT)
+
+
+@dataclass(frozen=True, slots=True)
+class ManagedHeader:
+    """Hold statements of a program's file header."""
+
+    modtype: str
+    major: int
+    id: int
+    jmpmax: int
+    logmax: int
+    ex_logmax: int
+    heapmax: int
+    vars: int
+    gvars: int
+    cvars: int
+    autostacktrace: bool
+    logonfault: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Say which groups and types of a compiled program were inserted."""
+
+    groups: tuple[str, ...]
+    types: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOutPlace:
+    """Say why what the pattern of a definition matches has no probepoint; ``number`` is the definition's."""
+
+    number: int
+    path: str
+    name: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,22 +136,29 @@ class ManagedProgram:
     ``name`` is what it is called, ``module`` what it probes. ``since`` is in seconds since 1970. ``problem`` says why
     it has ended, if not because it was asked to. ``not_resolved`` are the numbers of definitions without a probepoint.
     ``pending`` of the records that are counted are not in the trace file yet. ``unwritten`` could not be written to it:
-    they are among those that are lost.
+    they are among those that are lost. ``ppdf`` and ``selected`` are there if they were asked for.
     """
 
     name: str
     module: str
     engine: str
+    scope: ManagedScope
     since: float
     ended: bool
     problem: str | None
-    probepoints: tuple[ManagedProbepoint, ...]
-    local_variables: tuple[int, ...]
-    notices: tuple[str, ...]
+    header: ManagedHeader
+    groups: tuple[str, ...]
+    types: tuple[str, ...]
+    probepoints: tuple[ManagedProbepoint, ...] = field(metadata=wire("probes"))
     not_resolved: tuple[int, ...]
-    pending: int
-    unwritten: int
-    answer: Mapping[str, Any] = field(repr=False, compare=False)
+    left_out: tuple[LeftOutPlace, ...]
+    notices: tuple[str, ...]
+    local_variables: tuple[int, ...] = field(metadata=wire("locals"))
+    pending: int = 0
+    unwritten: int = 0
+    ppdf: bytes | None = field(default=None, metadata=LEFT_OUT)
+    selected: Selection | None = field(default=None, metadata=LEFT_OUT)
+    answer: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False, metadata=NOT_SENT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +168,30 @@ class Insertion:
     program: ManagedProgram
     replaced: tuple[ManagedProgram, ...]
     reason: str | None
-    answer: Mapping[str, Any] = field(repr=False, compare=False)
+    answer: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False, metadata=NOT_SENT)
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """Say what was removed: programs, or how many of their probepoints."""
+
+    removed: tuple[ManagedProgram, ...] | None = field(default=None, metadata=LEFT_OUT)
+    probepoints: int | None = field(default=None, metadata=LEFT_OUT)
+
+
+@dataclass(frozen=True, slots=True)
+class InsertedPrograms:
+    """Hold the programs that are inserted."""
+
+    programs: tuple[ManagedProgram, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GlobalValues:
+    """Say how many global variables are in use, and hold the values of those that were asked for."""
+
+    count: int
+    values: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +199,7 @@ class ProgramVariables:
     """Hold the variables that a program has for itself; ``cpu`` has a list for each CPU."""
 
     name: str
-    local: tuple[int, ...]
+    local: tuple[int, ...] = field(metadata=wire("locals"))
     cpu: tuple[tuple[int, ...], ...]
 
 
@@ -122,16 +212,26 @@ class ManagedVariables:
     """
 
     first: int
-    globals: tuple[int, ...] | None
-    programs: tuple[ProgramVariables, ...]
-    answer: Mapping[str, Any] = field(repr=False, compare=False)
+    globals_in_use: GlobalValues | None = field(default=None, metadata=wire("globals", is_left_out=True))
+    own: tuple[ProgramVariables, ...] | None = field(default=None, metadata=wire("programs", is_left_out=True))
+    answer: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False, metadata=NOT_SENT)
+
+    @property
+    def globals(self) -> tuple[int, ...] | None:
+        """The values of the global variables."""
+        return None if self.globals_in_use is None else self.globals_in_use.values
+
+    @property
+    def programs(self) -> tuple[ProgramVariables, ...]:
+        """The programs that have variables of their own; none if they were not asked for."""
+        return self.own or ()
 
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
     """Say how many programs were stopped, and which of them have not ended yet."""
 
-    count: int
+    count: int = field(metadata=wire("stopped"))
     unfinished: tuple[str, ...]
 
 
@@ -141,61 +241,3 @@ class Killed:
 
     pid: int
     by_force: bool
-
-
-def parsed(kind: type[_T], message: dict[str, Any]) -> _T:
-    """Return what the members of a JSON object say; those that this version does not know are passed over."""
-    return kind(**{field.name: message[field.name] for field in fields(kind) if field.name in message})  # type: ignore[arg-type]
-
-
-def managed_program(message: dict[str, Any]) -> ManagedProgram:
-    """Return what the manager says of a program."""
-    return ManagedProgram(
-        name=message["name"],
-        module=message["module"],
-        engine=message["engine"],
-        since=message["since"],
-        ended=message["ended"],
-        problem=message["problem"],
-        probepoints=tuple(_probepoint(each) for each in message["probes"]),
-        local_variables=tuple(message["locals"]),
-        notices=tuple(message["notices"]),
-        not_resolved=tuple(message["not_resolved"]),
-        pending=message.get("pending", 0),
-        unwritten=message.get("unwritten", 0),
-        answer=message,
-    )
-
-
-def insertion(message: dict[str, Any]) -> Insertion:
-    """Return what the manager says of an insertion."""
-    replaced = tuple(managed_program(each) for each in message["replaced"])
-    return Insertion(managed_program(message["program"]), replaced, message["reason"], message)
-
-
-def variables(message: dict[str, Any]) -> ManagedVariables:
-    """Return what the manager says of variables."""
-    programs = tuple(
-        ProgramVariables(each["name"], tuple(each["locals"]), tuple(tuple(values) for values in each["cpu"]))
-        for each in message.get("programs", ())
-    )
-    found = tuple(message["globals"]["values"]) if "globals" in message else None
-    return ManagedVariables(message["first"], found, programs, message)
-
-
-def _probepoint(message: dict[str, Any]) -> ManagedProbepoint:
-    counts = dict(message.get("counts", {}))
-    counts["executed"] = tuple(counts.get("executed", ()))
-    return ManagedProbepoint(
-        major=message["major"],
-        minor=message["minor"],
-        state=ProbeState(message["state"]),
-        detail=message["detail"],
-        where=message["where"],
-        path=message["path"],
-        kind=message["kind"],
-        counts=parsed(Counts, counts),
-        definition=message["definition"],
-        at_return=message["return"],
-        answer=message,
-    )

@@ -15,12 +15,12 @@ import sys
 import threading
 import time
 import traceback
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from dprobes.errors import DprobesError, FormatError, InternalError, ManagerError, PrivilegeError, reason_of
 from dprobes.escapes import escaped_lines
 from dprobes.manager.protocol import VERSION, Connection, Message, line_of, message_of
+from dprobes.manager.schema import encode
 from dprobes.version import __version__
 
 if TYPE_CHECKING:
@@ -181,7 +181,7 @@ class Server:
 
     def _answer(self, request: Message, connection: Connection) -> Message:
         def notify(notice: Notice) -> None:
-            connection.send({"notice": asdict(notice)})
+            connection.send({"notice": encode(notice)})
 
         try:
             return {"result": self._carry_out(request, notify)}

@@ -2,28 +2,45 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import re
 import socket
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from dprobes import errors
+from dprobes.engines.interface import Counts
 from dprobes.errors import ManagerError
 from dprobes.manager import descriptions
-from dprobes.manager.arguments import Arguments
-from dprobes.manager.manager import Manager
 from dprobes.manager.protocol import VERSION
+from dprobes.manager.requests import VERBS, ScopeArguments
+from dprobes.manager.results import (
+    GlobalValues,
+    InsertedPrograms,
+    Insertion,
+    LeftOutPlace,
+    ManagedHeader,
+    ManagedProbepoint,
+    ManagedScope,
+    ManagedVariables,
+    ManagerStatus,
+    Removal,
+    Selection,
+    Stopped,
+)
+from dprobes.manager.schema import decode, encode, members
 from dprobes.resolve.probestate import ProbeState
 from dprobes.resolve.samplers import ResolvedSampler
 from dprobes.resolve.watchpoints import ResolvedWatchpoint
 from dprobes.rpn.program import Access, Code, ProbeDefinition, Sampler
+from dprobes.sinks.target import TargetStatus
 from integration.manager.conftest import PROGRAM
 
 if TYPE_CHECKING:
+    from dprobes.manager.manager import Manager
     from integration.manager.sandbox import Sandbox, Service
 
 DOCUMENT = (Path(__file__).parents[3] / "docs" / "manager.md").read_text()
@@ -35,28 +52,37 @@ def section(verb: str) -> str:
     return DOCUMENT.partition(f"\n### Verb `{verb}`\n")[2].partition("\n### ")[0]
 
 
-def documented(text: str, heading: str) -> dict[str, str]:
-    """Return the rows of the table with this heading: names, and the whole row."""
+Row = tuple[str, ...]
+"""The cells of a row of a table of the document, the names in the first one left out."""
+
+
+def documented(text: str, heading: str) -> dict[str, Row]:
+    """Return the rows of the table with this heading, by name: several names may share a row."""
     table = text.partition(f"\n| {heading} | ")[2].partition("\n\n")[0]
-    rows = [line for line in table.splitlines() if line.startswith("| `")]
-    return {name: row for row in rows for name in re.findall(r"`([^`]+)`", row.split("|")[1])}
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines() if line.startswith("| `")]
+    return {name: tuple(row[1:]) for row in rows for name in re.findall(r"`([^`]+)`", row[0])}
 
 
-VERBS = re.findall(r"^### Verb `([a-z-]+)`$", DOCUMENT, re.MULTILINE)
+def singular(text: str) -> str:
+    """Return the name of a type as of one field: 'lists of texts' is what several have."""
+    return {"numbers": "number", "lists of texts": "list of texts"}.get(text, text)
 
 
-@pytest.fixture
-def taken(monkeypatch: pytest.MonkeyPatch) -> dict[str, set[str]]:
-    """The arguments that each verb has asked for."""
-    found: dict[str, set[str]] = {}
-    take = Arguments._take
+def types(rows: dict[str, Row]) -> dict[str, str]:
+    return {name: singular(row[0]) for name, row in rows.items()}
 
-    def spy(self: Arguments, name: str, *rest: Any) -> Any:
-        found.setdefault(self._verb, set()).add(name)
-        return take(self, name, *rest)
 
-    monkeypatch.setattr(Arguments, "_take", spy)
+def in_schema(kind: type, prefix: str = "", *, inner: tuple[str, ...] = ()) -> dict[str, str]:
+    """Return the types of a dataclass's fields, with those of the objects in the lists ``inner``."""
+    found = {}
+    for member in members(kind):
+        found[prefix + member.name] = member.value_type.name + (" or null" if member.is_nullable else "")
+        if member.inner is not None and member.name in inner:
+            found |= in_schema(member.inner, f"{prefix}{member.name}[].")
     return found
+
+
+DOCUMENTED_VERBS = re.findall(r"^### Verb `([a-z-]+)`$", DOCUMENT, re.MULTILINE)
 
 
 def ask(manager: Manager, verb: str, **arguments: Any) -> dict[str, Any]:
@@ -66,79 +92,140 @@ def ask(manager: Manager, verb: str, **arguments: Any) -> dict[str, Any]:
 
 
 def test_all_verbs_are_documented() -> None:
-    assert set(VERBS) == set(re.findall(r'case "([a-z-]+)":', inspect.getsource(Manager.answer)))
+    assert list(VERBS) == DOCUMENTED_VERBS
 
 
-def test_arguments_are_those_that_are_documented(
-    manager: Manager, taken: dict[str, set[str]], insertion: dict[str, Any], tmp_path: Path
-) -> None:
-    ask(manager, "insert", **insertion)
-    required = {"add-target": {"target": str(tmp_path / "log")}, "remove-target": {"target": str(tmp_path / "log")}}
-    for verb in VERBS:
-        if verb not in ("insert", "remove"):
-            ask(manager, verb, **required.get(verb, {}))
-    with pytest.raises(ManagerError):
-        ask(manager, "remove")
-    for verb in VERBS:
-        assert set(documented(section(verb), "argument")) == taken.get(verb, set()), verb
-    scope = documented(section("insert"), "argument")["scope"]
-    assert taken["insert.scope"] == {"pid", "cgroup", "uid", "follow", "program"}
-    assert all(f"`{name}`" in scope for name in taken["insert.scope"])
+@pytest.mark.parametrize("verb", VERBS)
+def test_arguments_are_those_that_are_documented(verb: str) -> None:
+    rows = documented(section(verb), "argument")
+    assert types(rows) == {member.name: member.value_type.name for member in members(VERBS[verb])}
+    written = {
+        field.name: repr(field.default).lower() for field in fields(VERBS[verb]) if field.default not in (None, MISSING)
+    }
+    for member in members(VERBS[verb]):
+        default = rows[member.name][1].strip("`")
+        assert member.is_required == (default == "required"), member.name
+        if (value := written.get(member.attribute)) not in (None, "()"):
+            assert value.strip("'") == default, member.name
 
 
-def test_results_have_the_documented_fields(
-    manager: Manager, insertion: dict[str, Any], target: Service, tmp_path: Path
+def test_the_scope_is_documented() -> None:
+    row = documented(section("insert"), "argument")["scope"]
+    names = {member.name for member in members(ScopeArguments)}
+    assert names == {"pid", "cgroup", "uid", "follow", "program"}
+    assert all(f"`{name}`" in row[-1] for name in names)
+
+
+@pytest.mark.parametrize(
+    ("verb", "kind", "inner"),
+    [
+        ("status", ManagerStatus, ()),
+        ("insert", Insertion, ()),
+        ("remove", Removal, ()),
+        ("query", InsertedPrograms, ("programs",)),
+        ("getvars", ManagedVariables, ("programs",)),
+        ("stop", Stopped, ()),
+    ],
+)
+def test_results_are_those_that_are_documented(verb: str, kind: type, inner: tuple[str, ...]) -> None:
+    assert types(documented(section(verb), "result")) == in_schema(kind, inner=inner)
+
+
+def test_log_targets_are_documented() -> None:
+    targets = {f"targets[].{name}": text for name, text in in_schema(TargetStatus).items()}
+    assert types(documented(section("add-target"), "result")) == {"targets": "list of objects"} | targets
+    for verb in ("remove-target", "targets"):
+        assert types(documented(section(verb), "result")) == {"targets": "list of objects"}
+
+
+def inner_names(row: Row, *outer: str) -> set[str]:
+    return set(re.findall(r"`([^`]+)`", row[-1])) - set(outer)
+
+
+def names_of(kind: type) -> set[str]:
+    return {member.name for member in members(kind)}
+
+
+def test_objects_within_results_are_documented() -> None:
+    rows = documented(section("query"), "result")
+    assert names_of(ManagedHeader) == inner_names(rows["programs[].header"])
+    assert names_of(ManagedScope) == inner_names(rows["programs[].scope"])
+    assert names_of(LeftOutPlace) == inner_names(rows["programs[].left_out"])
+    assert names_of(Selection) == inner_names(rows["programs[].selected"], "extended")
+    assert names_of(GlobalValues) == inner_names(documented(section("getvars"), "result")["globals"], "global")
+
+
+def test_probepoints_are_documented() -> None:
+    rows = documented(DOCUMENT.partition("\nFields of each of `probes`:")[2], "probepoint")
+    assert types(rows) == in_schema(ManagedProbepoint)
+    assert names_of(Counts) == inner_names(rows["counts"])
+    assert set(re.findall(r"\b[A-Z][A-Z_]{5,}\b", rows["state"][-1])) == {each.value for each in ProbeState}
+    assert inner_names(rows["kind"]) == PROBE_KINDS
+    # What only some kinds have is left out of the others.
+    own = {name for name, row in rows.items() if row[-1].partition(":")[0] in PROBE_KINDS}
+    assert own == {member.name for member in members(ManagedProbepoint) if member.is_left_out}
+
+
+def test_kinds_of_probepoints_have_the_fields_that_are_documented(
+    manager: Manager, insertion: dict[str, Any], target: Service
 ) -> None:
     inserted = ask(manager, "insert", **insertion)
-    assert set(inserted) == set(documented(section("insert"), "result"))
-    assert set(ask(manager, "status")) == set(documented(section("status"), "result"))
-
-    (program,) = ask(manager, "query", extended=True)["programs"]
-    fields = documented(section("query"), "result")
-    assert {f"programs[].{name}" for name in program} | {"programs"} == set(fields)
-    assert set(inserted["program"]) | {"ppdf", "selected"} == set(program)
-    assert set(program["header"]) == inner(fields["programs[].header"], "programs[].header")
-    assert program["scope"] == {"pid": target.pid, "follow": True}
-    check_probes(program["probes"][0])
-
-    variables = ask(manager, "getvars", **{"local": True, "global": True})
-    fields = documented(section("getvars"), "result")
-    assert set(variables) | {f"programs[].{name}" for name in variables["programs"][0]} == set(fields)
-    assert set(variables["globals"]) == {"count", "values"} == inner(fields["globals"], "globals", "global")
-
-    added = ask(manager, "add-target", target=str(tmp_path / "log"))
-    names = documented(section("add-target"), "result")
-    assert {"targets", *(f"targets[].{name}" for name in added["targets"][0])} == set(names)
-    assert set(ask(manager, "targets")) == set(documented(section("targets"), "result"))
-    gone = ask(manager, "remove-target", target=str(tmp_path / "log"))
-    assert set(gone) == set(documented(section("remove-target"), "result"))
-
-    removal = documented(section("remove"), "result")
-    assert set(ask(manager, "remove", probe=[5, 1])) | set(ask(manager, "remove", all=True)) == set(removal)
-    assert set(ask(manager, "stop")) == set(documented(section("stop"), "result"))
-
-
-def inner(row: str, *outer: str) -> set[str]:
-    return set(re.findall(r"`([^`]+)`", row)) - set(outer)
-
-
-def check_probes(breakpoint_: dict[str, Any]) -> None:
-    """Compare the fields of all kinds of probepoint."""
-    fields = documented(DOCUMENT.partition("\nFields of each of `probes`:")[2], "probepoint")
+    rows = documented(DOCUMENT.partition("\nFields of each of `probes`:")[2], "probepoint")
     definition = ProbeDefinition(Sampler(99), Code())
     watchpoint = ResolvedWatchpoint(0, definition, "/lib", 16, 4, False, Access.WRITE, "place")
     sampler = ResolvedSampler(0, definition, "/lib", 99)
     state = (ProbeState.ACTIVE, "")
-    described = [breakpoint_, *(descriptions._describe_probe(1, each, state, None) for each in (watchpoint, sampler))]
-    common = set(described[0]) & set(described[1]) & set(described[2]) | {"counts"}
-    for probe in described:
-        kind = probe["kind"]
-        own = {name for name, row in fields.items() if f"| {kind}: " in row}
-        assert set(probe) | {"counts"} == common | own, kind
-    assert common == {name for name, row in fields.items() if not any(f"| {kind}: " in row for kind in PROBE_KINDS)}
-    assert set(breakpoint_["counts"]) == inner(fields["counts"], "counts")
-    assert set(re.findall(r"\b[A-Z][A-Z_]{5,}\b", fields["state"])) == {each.value for each in ProbeState}
-    assert inner(fields["kind"], "kind") == PROBE_KINDS
+    others = [encode(descriptions._describe_probe(1, each, state, Counts())) for each in (watchpoint, sampler)]
+    common = {name for name, row in rows.items() if row[-1].partition(":")[0] not in PROBE_KINDS}
+    for probe in (inserted["program"]["probes"][0], *others):
+        own = {name for name, row in rows.items() if row[-1].startswith(f"{probe['kind']}: ")}
+        assert set(probe) == common | own, probe["kind"]
+    assert inserted["program"]["scope"] == {"pid": target.pid, "follow": True}
+
+
+def test_what_is_answered_is_what_is_documented(
+    manager: Manager, insertion: dict[str, Any], target: Service, tmp_path: Path
+) -> None:
+    inserted = ask(manager, "insert", **insertion)
+    assert set(inserted) == set(documented(section("insert"), "result"))
+    (program,) = ask(manager, "query", extended=True)["programs"]
+    fields = set(documented(section("query"), "result"))
+    assert {f"programs[].{name}" for name in program} | {"programs"} == fields
+    assert set(inserted["program"]) | {"ppdf", "selected"} == set(program)
+    variables = ask(manager, "getvars", **{"local": True, "global": True})
+    own = {f"programs[].{name}" for name in variables["programs"][0]}
+    assert set(variables) | own == set(documented(section("getvars"), "result"))
+    (added,) = ask(manager, "add-target", target=str(tmp_path / "log"))["targets"]
+    assert {"targets", *(f"targets[].{name}" for name in added)} == set(documented(section("add-target"), "result"))
+    assert {"targets": [added]} == ask(manager, "targets")
+    assert set(ask(manager, "remove-target", target=str(tmp_path / "log"))) == {"targets"}
+    assert set(ask(manager, "remove", probe=[5, 1])) == {"probepoints"}
+    assert set(ask(manager, "remove", all=True)) == {"removed"}
+    assert ask(manager, "stop") == {"stopped": 0, "unfinished": []}
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "expected"),
+    [
+        (Stopped, [], "it must be an object"),
+        (Stopped, {"stopped": 1}, "it has no field 'unfinished'"),
+        (Stopped, {"stopped": True, "unfinished": []}, "it has a field 'stopped', which must be a number"),
+        (Stopped, {"stopped": 1, "unfinished": [1]}, "it has a field 'unfinished', which must be a list of texts"),
+        (
+            InsertedPrograms,
+            {"programs": [{"name": 1}]},
+            "it has a field 'programs', which has a field 'name', which must be a text",
+        ),
+    ],
+)
+def test_an_answer_that_is_not_as_documented_is_an_error(kind: type, message: object, expected: str) -> None:
+    with pytest.raises(ManagerError) as caught:
+        decode(kind, message)
+    assert caught.value.message == f"the probe manager's answer is not as expected: {expected}"
+
+
+def test_fields_that_are_not_known_are_skipped() -> None:
+    assert decode(Stopped, {"stopped": 1, "unfinished": ["a"], "new": {}}) == Stopped(1, ("a",))
 
 
 def test_kinds_of_errors_are_those_of_the_package() -> None:
