@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 from roff import Page, bold, escaped, italic
 
+from dprobes.cli.enginechoice import EngineName
 from dprobes.cli.main import VERBS, command_of
 from dprobes.cli.original import VERBS as ORIGINAL_VERBS
 from dprobes.cli.original import Takes
@@ -194,7 +195,7 @@ def tag(option: click.Option) -> str:
         names += ", " + ", ".join(bold(name) for name in option.secondary_opts)
     if option.is_flag:
         return names
-    if isinstance(option.type, click.Choice):
+    if isinstance(option.type, click.Choice | EngineName):
         return names + " " + "|".join(bold(str(choice)) for choice in option.type.choices)
     return names + " " + italic(option.metavar or (option.name or "").upper())
 

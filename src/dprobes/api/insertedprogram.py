@@ -13,10 +13,10 @@ from dprobes.resolve.probeplaces import places_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from dprobes.api.childcommand import LaunchedCommand
     from dprobes.api.recordqueue import RecordQueue
     from dprobes.diagnostics import Diagnostics
     from dprobes.engines.interface import ControlledSession
+    from dprobes.engines.launchedcommand import LaunchedCommand
     from dprobes.record.probeinfo import Place
     from dprobes.resolve.probestate import ProbeState
     from dprobes.rpn.program import Program

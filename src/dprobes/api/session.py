@@ -8,14 +8,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
 from dprobes.api.builder import ProgramBuilder
-from dprobes.api.childcommand import LaunchedCommand
 from dprobes.api.compiledprogram import CompiledProgram
 from dprobes.api.insertedprogram import InsertedProgram, total
 from dprobes.api.recordqueue import RecordQueue
 from dprobes.diagnostics import Diagnostics
-from dprobes.engines.choice import NAMES, EngineOptions, scope_problem
-from dprobes.engines.insertion import look_around, prepare
-from dprobes.engines.interface import Counts, Job, Scope
+from dprobes.engines.ebpf.options import RING_SIZE
+from dprobes.engines.insertion import insertion
+from dprobes.engines.interface import Counts, Scope, ScopeKind
+from dprobes.engines.launchedcommand import LaunchedCommand
+from dprobes.engines.options import EngineOptions
+from dprobes.engines.registry import AUTO, engine_that_probes, named_engine
 from dprobes.engines.sharedglobals import GlobalVariables
 from dprobes.errors import EngineError
 from dprobes.record.codec import decode_record
@@ -23,11 +25,11 @@ from dprobes.record.layout import Item
 from dprobes.target.location import FileSymbols
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+    from collections.abc import AsyncGenerator, Generator, Iterable, Iterator, Sequence
     from pathlib import Path
 
-    from dprobes.engines.interface import Engine
     from dprobes.record.layout import LogRecord
+    from dprobes.record.probeinfo import Place
     from dprobes.rpn.program import Program
 
 __all__ = ["ALL_ITEMS", "ProbeSession", "attach", "everywhere", "launch"]
@@ -39,7 +41,6 @@ _GLOBALS_MAX = 65536
 """How many global variables there are: as many as a program may ask for."""
 
 _BUFFER = 64 << 20
-_RING = 16 << 20
 
 
 class ProbeSession:
@@ -52,15 +53,12 @@ class ProbeSession:
     """
 
     def __init__(self, scope: Scope, options: EngineOptions, *, engine: str, items: Item, buffer: int) -> None:
-        if engine not in NAMES:
-            raise EngineError(f"there is no engine '{engine}'", hint=f"engines are {', '.join(NAMES)}")
-        if (problem := scope_problem(engine, scope, options)) is not None:
-            raise EngineError(problem)
-        look_around(scope)
+        self._engine, argument = named_engine(engine)
+        scope = scope if argument is None else replace(scope, endpoint=argument)
+        insertion(self._engine, scope, options)
         self._scope = scope
         self._command = LaunchedCommand(scope.command, follow=scope.follow) if scope.command else None
         self._options = options
-        self._engine = engine
         self._items = items | Item.MAJOR | Item.MINOR
         self._queue = RecordQueue(buffer)
         self._programs: list[InsertedProgram] = []
@@ -168,15 +166,19 @@ class ProbeSession:
         """
         self._begin_command()
         while batch := self._queue.take(timeout):
-            read = 0
-            try:
-                for record, place in batch:
-                    read += 1
-                    yield decode_record(record, place)
-            finally:
-                self._queue.put_back(batch[read:])
+            yield from self._decoded(batch)
         for program in self.programs:
             program.raise_problem()
+
+    def _decoded(self, batch: Sequence[tuple[bytes, Place]]) -> Generator[LogRecord, None, None]:
+        """Iterate over records that were taken; those that are not read go back."""
+        read = 0
+        try:
+            for record, place in batch:
+                read += 1
+                yield decode_record(record, place)
+        finally:
+            self._queue.put_back(batch[read:])
 
     async def async_records(self) -> AsyncGenerator[LogRecord, None]:
         """
@@ -204,13 +206,9 @@ class ProbeSession:
                         break
                     await changed.wait()
                     continue
-                read = 0
-                try:
-                    for record, place in batch:
-                        read += 1
-                        yield decode_record(record, place)
-                finally:
-                    self._queue.put_back(batch[read:])
+                with contextlib.closing(self._decoded(batch)) as records:
+                    for record in records:
+                        yield record
         for program in self.programs:
             program.raise_problem()
 
@@ -286,46 +284,37 @@ class ProbeSession:
     def _prepared(
         self, compiled: CompiledProgram, engine: str | None, replaces: InsertedProgram | None
     ) -> InsertedProgram:
-        beside = tuple(each.session for each in self._programs if not each.has_ended)
+        beside = [each.session for each in self._programs if not each.has_ended]
         diagnostics = Diagnostics()
         scope = self._scope if self._command is None else self._command.scope()
-        options = replace(
-            self._options,
-            symbols=compiled.symbols,
-            allow_write=self._options.allow_write or compiled.allow_write,
-            traces_already=replaces is not None and replaces.engine == "ptrace",
-            tracers=frozenset(session.tracer for session in beside if session.tracer is not None),
-        )
-        prepared = prepare(
-            compiled.program,
-            diagnostics,
-            scope,
-            look_around(scope),
-            engine=engine or (replaces.engine if replaces is not None else self._engine),
-            options=options,
-        )
-        chosen: Engine = prepared.engine()
-        session = chosen.run(
-            Job(
-                compiled.program,
-                scope,
-                self._items,
-                prepared.compiled.resolved,
-                self._globals,
-                replaces.session if replaces is not None else None,
-                beside,
-            )
-        )
+        name = self._engine if replaces is None else AUTO
+        if engine is not None:
+            name, argument = named_engine(engine)
+            scope = scope if argument is None else replace(scope, endpoint=argument)
+        where = insertion(name, scope, self._options, replaces=replaces, beside=beside)
+        prepared = where.prepare(compiled.program, diagnostics, compiled.symbols, allow_write=compiled.allow_write)
+        session = prepared.session(self._items, self._globals)
         session.__enter__()
         return InsertedProgram(
             compiled.program,
             session,
             self._queue,
-            engine=chosen.name,
-            reason=prepared.selection.reason,
+            engine=prepared.engine.name,
+            reason=prepared.reason,
             diagnostics=diagnostics,
             command=self._command,
         )
+
+
+def _options(
+    directory: str | Path, allow_write: bool, exact: bool, pid_namespace: bool, ring_size: int
+) -> EngineOptions:
+    return EngineOptions(
+        allow_write,
+        core_directory=str(directory),
+        replaceable=True,
+        own={"exact": exact, "pid_namespace": pid_namespace, "ring_size": ring_size},
+    )
 
 
 def attach(
@@ -339,26 +328,25 @@ def attach(
     pid_namespace: bool = False,
     core_directory: str | Path = ".",
     buffer: int = _BUFFER,
-    ring_size: int = _RING,
+    ring_size: int = RING_SIZE,
 ) -> ProbeSession:
     """
     Return a session for a running process, and with ``follow`` for all that it starts.
 
     Raise ``EngineError`` if there is no such process, or none that can be probed.
 
-    ``engine`` is "ptrace", "ebpf", or "auto", which takes the one that can do what a program needs, and is cheapest.
+    ``engine`` is one that ``dprobes run --engine`` knows; "auto" is the cheapest that can do what a program needs.
     ``items`` are the header items of records: fewer make them smaller. ``allow_write`` allows programs to change or
     stop the target. ``exact``, ``pid_namespace``, ``core_directory`` and ``ring_size`` (in bytes) are those of
     ``dprobes run``. ``buffer`` is how many bytes of records are kept that nobody has read.
     """
     return ProbeSession(
         Scope(pid=pid, follow=follow),
-        EngineOptions(allow_write, core_directory=str(core_directory), exact=exact, pid_namespace=pid_namespace,
-                      ring_size=ring_size, replaceable=True),
+        _options(core_directory, allow_write, exact, pid_namespace, ring_size),
         engine=engine,
         items=items,
         buffer=buffer,
-    )  # fmt: skip
+    )
 
 
 def launch(
@@ -372,7 +360,7 @@ def launch(
     pid_namespace: bool = False,
     core_directory: str | Path = ".",
     buffer: int = _BUFFER,
-    ring_size: int = _RING,
+    ring_size: int = RING_SIZE,
 ) -> ProbeSession:
     """
     Return a session for a command, a list of words.
@@ -384,12 +372,11 @@ def launch(
     """
     return ProbeSession(
         Scope(command=tuple(command), follow=follow),
-        EngineOptions(allow_write, core_directory=str(core_directory), exact=exact, pid_namespace=pid_namespace,
-                      ring_size=ring_size, replaceable=True),
+        _options(core_directory, allow_write, exact, pid_namespace, ring_size),
         engine=engine,
         items=items,
         buffer=buffer,
-    )  # fmt: skip
+    )
 
 
 def everywhere(
@@ -402,7 +389,7 @@ def everywhere(
     pid_namespace: bool = False,
     core_directory: str | Path = ".",
     buffer: int = _BUFFER,
-    ring_size: int = _RING,
+    ring_size: int = RING_SIZE,
 ) -> ProbeSession:
     """
     Return a session for all processes, those that are started later included; it needs the ebpf engine, and so root.
@@ -412,9 +399,8 @@ def everywhere(
     """
     return ProbeSession(
         Scope(cgroup=None if cgroup is None else str(cgroup), uid=uid),
-        EngineOptions(allow_write, core_directory=str(core_directory), exact=exact, pid_namespace=pid_namespace,
-                      ring_size=ring_size, replaceable=True),
-        engine="ebpf",
+        _options(core_directory, allow_write, exact, pid_namespace, ring_size),
+        engine=engine_that_probes(ScopeKind.EVERYWHERE),
         items=items,
         buffer=buffer,
-    )  # fmt: skip
+    )

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from dprobes.diagnostics import Diagnostics
-    from dprobes.engines.interface import Scope
+    from dprobes.engines.insertion import Vantage
     from dprobes.rpn.pipeline import CompileOptions
 
 __all__ = ["compiled_here"]
@@ -26,7 +26,7 @@ def compiled_here(
     file: Path,
     options: CompileOptions,
     symbols: Path | None,
-    scope: Scope,
+    vantage: Vantage,
     diagnostics: Diagnostics,
     templates: Path | None = None,
 ) -> bytes:
@@ -38,12 +38,7 @@ def compiled_here(
     program = parse_file(file, diagnostics, options)
     module = None
     if program.modtype is ModuleType.USER and program.name != "*":
-        pid = None
-        if scope.pid is not None:
-            from dprobes.engines.linux.procfs import living_thread
-
-            pid = living_thread(scope.pid)
-        module = find_module(program.name, pid=pid, command=scope.command[0] if scope.command else None)
+        module = find_module(program.name, pid=vantage.tid, command=vantage.command)
         if module is not None:
             open_named_module(program, module, diagnostics)
     ppdf = build_ppdf(

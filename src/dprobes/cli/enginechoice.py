@@ -2,48 +2,83 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from dprobes.cli import console
-from dprobes.engines.auto import USUAL_REASON
-from dprobes.engines.choice import NAMES, EngineOptions, Selection, scope_problem
+from dprobes.engines.choice import scope_problem
+from dprobes.engines.interface import ScopeKind
+from dprobes.engines.registry import AUTO, engine_row, named_engine, names, rows
+from dprobes.errors import EngineError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-    from dprobes.engines.choice import Checked
-    from dprobes.engines.interface import Engine, Scope
+    from click.shell_completion import CompletionItem
 
-__all__ = [
-    "NAMES",
-    "EngineOptions",
-    "Selection",
-    "check_scope",
-    "note_engine",
-    "note_uprobe_holders",
-    "settle",
-    "verbose_option",
-]
+    from dprobes.engines.interface import Scope
+    from dprobes.engines.options import EngineOptions
+
+__all__ = ["EngineName", "check_scope", "engine_option", "note_engine", "note_uprobe_holders", "verbose_option"]
 
 
-def check_scope(name: str, scope: Scope, options: EngineOptions) -> None:
-    """Raise a usage error if the engine cannot be asked for with a scope and options."""
+class EngineName(click.ParamType[str]):
+    """The name of an engine, or NAME=ARGUMENT; ``choices`` are those that are shown."""
+
+    name = "engine"
+
+    def __init__(self, choices: Sequence[str]) -> None:
+        self.choices = choices
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the text if there is such an engine; else it is a usage error."""
+        try:
+            named_engine(value)
+        except EngineError as error:
+            self.fail(f"{error.message}; {error.hint}", param, ctx)
+        return value
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:  # noqa: ARG002 - click's signature
+        """Return what the help shows."""
+        return f"[{'|'.join(self.choices)}]"
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG002
+        """Return the names that begin with what is there."""
+        from click.shell_completion import CompletionItem
+
+        starts = (each.partition("=") for each in self.choices)
+        return [CompletionItem(name + equals) for name, equals, _ in starts if name.startswith(incomplete)]
+
+
+def engine_option(text: str, *, with_arguments: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return the option ``--engine``; its help says what the engines with an argument do, if they can be asked for."""
+    shown = [name for name in names() if with_arguments or "=" not in name]
+    text += "".join(f" {row.usage} {row.summary}." for row in rows() if row.summary and row.usage in shown)
+    return click.option("--engine", "engine_name", type=EngineName(shown), default=AUTO, help=text)
+
+
+def check_scope(text: str, scope: Scope, options: EngineOptions) -> tuple[str, Scope]:
+    """
+    Return the name of the engine that a user asks for, and the scope, which what stands behind the name is part of.
+
+    Raise a usage error if the engine cannot be asked for with the scope and options.
+    """
+    name, argument = named_engine(text)
+    if argument is not None:
+        if scope.kind is not ScopeKind.EVERYWHERE:
+            raise click.UsageError(f"--engine {text} says what is probed: give no -c, -p, --cgroup or --uid besides")
+        scope = replace(scope, endpoint=argument)
     if (problem := scope_problem(name, scope, options)) is not None:
         raise click.UsageError(problem)
-
-
-def settle(selection: Selection, compiled: Checked, *, verbose: bool) -> Engine:
-    """Return the engine that can insert a compiled program, and say why ``auto`` takes it."""
-    engine = selection.settle(compiled)
-    note_engine(engine.name, selection.reason, verbose=verbose)
-    return engine
+    return name, scope
 
 
 def note_engine(name: str, reason: str | None, *, verbose: bool) -> None:
     """Say why an engine was taken, unless it was asked for, or is what a user expects and ``verbose`` is not set."""
-    if reason is not None and (verbose or reason != USUAL_REASON):
+    candidacy = engine_row(name).candidacy
+    if reason is not None and (verbose or candidacy is None or reason != candidacy.usual_reason):
         console.note(f"engine {name}: {reason}")
 
 

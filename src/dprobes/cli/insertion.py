@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import shutil
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from dprobes.cli import console
-from dprobes.cli.enginechoice import NAMES, note_engine, note_uprobe_holders, verbose_option
+from dprobes.cli.enginechoice import check_scope, engine_option, note_engine, note_uprobe_holders, verbose_option
 from dprobes.cli.headeritems import log_items_of
 from dprobes.cli.logoptions import has_structure, log_format_option
 from dprobes.cli.managed import client, print_json
@@ -17,17 +16,19 @@ from dprobes.cli.options import names_of, selection_options, verification_option
 from dprobes.cli.scopeoptions import scope_of
 from dprobes.cli.textoutput import print_line
 from dprobes.cli.verbs.log_target import absolute_target
-from dprobes.engines.interface import Scope
-from dprobes.engines.launcher import Command
+from dprobes.engines.insertion import insertion
+from dprobes.engines.launchedcommand import LaunchedCommand
+from dprobes.engines.options import EngineOptions
 from dprobes.record.layout import Item
 from dprobes.resolve.probestate import ProbeState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from dprobes.manager.results import Insertion
+    from dprobes.engines.insertion import Insertion
+    from dprobes.manager import results
 
-__all__ = ["insert", "insertion_options", "scope_from"]
+__all__ = ["insert", "insertion_from", "insertion_options"]
 
 _NOT_INSERTED = frozenset(ProbeState) - {
     ProbeState.ACTIVE,
@@ -57,7 +58,7 @@ def insertion_options(function: Callable[..., Any]) -> Callable[..., Any]:
                 "--unformatted-output", "-f", "unformatted", is_flag=True,
                 help="Send log targets the bytes in hex on one line, not as a dump.",
             ),
-            click.option("--engine", "engine_name", type=click.Choice(NAMES), default="auto", help="auto chooses."),
+            engine_option("auto chooses."),
             click.option("--exact", is_flag=True, help="Probe the very instruction that is named (ebpf)."),
             click.option("--pid-namespace", is_flag=True, help="Number processes as their own PID namespace (ebpf)."),
             click.option(
@@ -75,9 +76,9 @@ def insertion_options(function: Callable[..., Any]) -> Callable[..., Any]:
     return selection_options(verification_options(verbose_option(function)))
 
 
-def scope_from(options: dict[str, Any], arguments: tuple[str, ...]) -> Scope:
-    """Take the options of the scope out of ``options``, and return what they mean."""
-    return scope_of(
+def insertion_from(options: dict[str, Any], arguments: tuple[str, ...]) -> Insertion:
+    """Take the options of the scope and the engine out of ``options``, and return what is to be inserted into."""
+    scope = scope_of(
         options.pop("command_line"),
         arguments,
         options.pop("pid"),
@@ -85,6 +86,12 @@ def scope_from(options: dict[str, Any], arguments: tuple[str, ...]) -> Scope:
         options.pop("user"),
         follow=options.pop("follow"),
     )
+    known = EngineOptions(own={"pid_namespace": options["pid_namespace"]})
+    engine, scope = check_scope(options.pop("engine_name"), scope, known)
+    if scope.endpoint is not None:
+        raise click.UsageError(f"a program that is inserted cannot have the {engine} engine; use 'dprobes run'")
+    # The manager knows which processes of dprobes are to be left alone.
+    return insertion(engine, scope, known, allow_self=True)
 
 
 def _log_format(ppdf: bytes, targets: Sequence[str]) -> str:
@@ -96,22 +103,17 @@ def _log_format(ppdf: bytes, targets: Sequence[str]) -> str:
     return "text" if decode(ppdf).templates else "dump"
 
 
-def insert(ppdf: bytes, scope: Scope, options: dict[str, Any], **more: Any) -> int:
+def insert(ppdf: bytes, where: Insertion, options: dict[str, Any], **more: Any) -> int:
     """Have the manager insert a compiled program, and print what has become of it."""
     targets = [absolute_target(target) for target in options["targets"]]
     if options["merges"] and options["replaces"]:
         raise click.UsageError("give one of --merge and --replace")
+    scope = where.scope
     items = log_items_of(options["log_items"], is_tree=scope.is_tree, all_by_default=has_structure(targets))
-    command = None
+    command = LaunchedCommand(scope.command, follow=scope.follow) if scope.command else None
     try:
-        if scope.command:
-            from dprobes.engines.linux.ptracecalls import allow_tracer
-            from dprobes.target.executables import executable_of
-
-            executable_of(scope.command[0])
-            program = os.path.abspath(shutil.which(scope.command[0]) or scope.command[0])  # noqa: PTH100 - text
-            command = Command(scope.command, allow_tracer)
-            scope = Scope(command.pid, follow=scope.follow, program=program)
+        if command is not None:
+            scope = command.scope()
         with client(starts=True) as manager:
             result = manager.insert(
                 ppdf,
@@ -120,7 +122,7 @@ def insert(ppdf: bytes, scope: Scope, options: dict[str, Any], **more: Any) -> i
                 merges=options["merges"],
                 replaces=options["replaces"],
                 scope=scope,
-                engine=options["engine_name"],
+                engine=where.engine,
                 groups=names_of(options["groups"]),
                 types=names_of(options["types"]),
                 items=items | _printed_items(ppdf),
@@ -136,7 +138,6 @@ def insert(ppdf: bytes, scope: Scope, options: dict[str, Any], **more: Any) -> i
         status = _report(result, as_json=options["as_json"], verbose=options["verbose"], program=scope.program)
         if command is not None:
             command.go()
-            command.check_started()
     finally:
         if command is not None:
             command.close()
@@ -155,7 +156,7 @@ def _printed_items(ppdf: bytes) -> Item:
         return Item(0)
 
 
-def _report(result: Insertion, *, as_json: bool, verbose: bool, program: str | None) -> int:
+def _report(result: results.Insertion, *, as_json: bool, verbose: bool, program: str | None) -> int:
     """Print what was inserted, before ``program`` is executed if there is one; return the exit status."""
     inserted = result.program
     note_engine(inserted.engine, result.reason, verbose=verbose)

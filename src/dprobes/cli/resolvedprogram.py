@@ -8,7 +8,6 @@ import click
 
 from dprobes.api import compiledprogram
 from dprobes.api.compiledprogram import is_compiled
-from dprobes.engines.capabilities import ENGINES, Capability, requirements
 from dprobes.resolve.localmodule import Compiled, resolve_here
 from dprobes.rpn.pipeline import CompileOptions
 
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 
     from dprobes.api.compiledprogram import CompiledProgram
 
-__all__ = ["Compiled", "compile_program", "is_compiled", "load_program", "note_unsupported"]
+__all__ = ["Compiled", "compile_program", "is_compiled", "load_program"]
 
 
 def load_program(
@@ -67,15 +66,3 @@ def compile_program(
         pid=pid,
         architecture_name=architecture_name,
     )
-
-
-def note_unsupported(compiled: Compiled) -> None:
-    """Add a note for everything that the program needs and no engine has."""
-    able = frozenset[Capability]().union(*ENGINES.values())
-    for requirement in requirements(compiled.program, compiled.architecture):
-        if requirement.capability not in able:
-            compiled.diagnostics.note(
-                requirement.span,
-                f"'{requirement.what}' needs {requirement.capability.value}, which no engine of this version has",
-                hint=requirement.hurdle,
-            )

@@ -60,7 +60,7 @@ class Run:
         self._session = session
         self._outputs = outputs
         self._argv = scope.command
-        self._announces = not scope.command
+        self._announces = not scope.command and scope.endpoint is None
         self._has_begun = False
         self._active = 0
         self._exit_status = exit_status

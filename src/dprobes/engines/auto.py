@@ -1,114 +1,87 @@
 """
 Which engine a run takes where that is left to dprobes.
 
-The eBPF engine, where it can do all that is asked for: its hits cost a tenth and stop nothing. Else ptrace, which needs
-no privileges, but a process or command to start from. Nothing here imports an engine.
+The cheapest engine that can do all that is asked for. The others are named by their rows in the registry only.
 """
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dprobes.engines.capabilities import ENGINES, Capability
-from dprobes.engines.linux.procfs import process_field
+from dprobes.engines.registry import candidates
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from dprobes.engines.capabilities import Requirement
     from dprobes.engines.interface import Scope
+    from dprobes.engines.registry import Candidacy, EngineRow, KernelSupport
 
-__all__ = ["FOUND_BY_TRYING", "USUAL_REASON", "Choice", "KernelSupport", "choose", "missing_privilege"]
-
-
-@dataclass(frozen=True, slots=True)
-class KernelSupport:
-    """
-    Say what this kernel lets the eBPF engine do for this user.
-
-    ``problem`` is a clause that says why it cannot work at all, ``remedy`` what to do about that; ``tree_problem`` one
-    that says why it cannot follow the processes of a tree, ``tree_remedy`` where it could. ``capabilities`` is what it
-    can besides its row in ``ENGINES``; each may be found out when it is asked for.
-    """
-
-    problem: str | None = None
-    remedy: str | None = None
-    tree_problem: str | None = None
-    tree_remedy: str | None = None
-    capabilities: Container[Capability] = frozenset()
-
-
-USUAL_REASON = "handlers run in the kernel, and nothing in the program needs ptrace"
-"""Why the eBPF engine is taken where nothing speaks against it: what a user need not hear."""
+__all__ = ["Choice", "choose"]
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Name an engine, and why it was taken."""
+    """The name of an engine, and why it was taken."""
 
     engine: str
     reason: str
 
 
-FOUND_BY_TRYING = frozenset({Capability.WRITE_MEMORY, Capability.WRITE_REGISTER, Capability.VERIFY_WRITE})
-"""What the eBPF engine can on some kernels, besides its row in ``ENGINES``."""
-
-_STANDS_BEFORE = {
-    Capability.HAND_OVER: "leaves the probed instruction to the debugger only there",
-    Capability.CORE_DUMP: "shows the state before the probed instruction only there",
-    Capability.MODULE_WATCHPOINT: "sees accesses from the very start of a process only there",
-}
-"""
-What both engines can, and ptrace better: in the kernel the probed instruction is finished before a thread stops, and a
-module is watched where its own code begins.
-"""
-
-
 def choose(
     scope: Scope,
     needs: Iterable[Requirement],
-    support: Callable[[], KernelSupport],
+    support: Callable[[EngineRow], KernelSupport],
     *,
     traced_by: str | None = None,
 ) -> Choice:
     """
     Return the engine for a scope and what a program needs; ``support`` is asked only if it matters.
 
-    ``traced_by`` names the process that traces the target already, which keeps ptrace away from it.
+    ``traced_by`` names the process that traces the target already, which keeps tracers away from it.
     """
-    if not scope.is_tree:
-        return Choice("ebpf", "only it probes processes that it did not start or attach to")
     needed = list(needs)
-    for need in needed:
-        if need.capability not in ENGINES["ptrace"] and need.capability in ENGINES["ebpf"]:
-            return Choice("ebpf", f"'{need.what}' needs {need.capability.value}, which the ptrace engine lacks")
-    if traced_by is not None:
-        return Choice("ebpf", f"the process is traced by {traced_by} already")
-    for need in needed:
-        if need.capability in _STANDS_BEFORE:
-            return Choice("ptrace", f"'{need.what}' {_STANDS_BEFORE[need.capability]}")
-    for need in needed:
-        if need.capability not in ENGINES["ebpf"] and not (
-            need.capability in FOUND_BY_TRYING and need.capability in support().capabilities
+    chosen, *others = candidates()
+    reason = _candidacy(chosen).usual_reason
+    for other in others:
+        reason_against = _reason_against(chosen, other, scope, needed, support, traced_by)
+        chosen, reason = (other, reason_against[1]) if reason_against[0] else (chosen, reason_against[1])
+    return Choice(chosen.name, reason)
+
+
+def _reason_against(
+    row: EngineRow,
+    other: EngineRow,
+    scope: Scope,
+    needs: Sequence[Requirement],
+    support: Callable[[EngineRow], KernelSupport],
+    traced_by: str | None,
+) -> tuple[bool, str]:
+    """Return whether a more expensive engine is to take the place of another one, and why or why not."""
+    mine, others = _candidacy(row), _candidacy(other)
+    if scope.kind not in other.scopes:
+        return False, mine.scope_reason
+    for need in needs:
+        if need.capability not in other.capabilities and need.capability in row.capabilities:
+            return False, f"'{need.what}' needs {need.capability.value}, which the {other.name} engine lacks"
+    if traced_by is not None and other.is_tracer:
+        return False, f"the process is traced by {traced_by} already"
+    for need in needs:
+        if need.capability in others.better_at:
+            return True, f"'{need.what}' {others.better_at[need.capability]}"
+    for need in needs:
+        if need.capability not in row.capabilities and not (
+            need.capability in mine.found_by_trying and need.capability in support(row).capabilities
         ):
-            return Choice("ptrace", f"'{need.what}' needs {need.capability.value}, which the ebpf engine lacks")
-    if (problem := support().problem) is not None:
-        return Choice("ptrace", f"the ebpf engine cannot work here: {problem}")
-    if (problem := support().tree_problem) is not None:
-        return Choice("ptrace", f"the ebpf engine cannot follow processes here: {problem}")
-    return Choice("ebpf", USUAL_REASON)
+            return True, f"'{need.what}' needs {need.capability.value}, which the {row.name} engine lacks"
+    if (problem := support(row).problem) is not None:
+        return True, f"the {row.name} engine cannot work here: {problem}"
+    if (problem := support(row).tree_problem) is not None:
+        return True, f"the {row.name} engine cannot follow processes here: {problem}"
+    return False, mine.usual_reason
 
 
-_CAP_SYS_ADMIN, _CAP_PERFMON, _CAP_BPF = 21, 38, 39  # capability(7)
-
-
-def missing_privilege() -> str | None:
-    """Return which capabilities this process lacks for BPF programs on uprobes, as a clause; None if it has them."""
-    effective = int(process_field(os.getpid(), "CapEff") or "0", 16)
-    if effective >> _CAP_SYS_ADMIN & 1:
-        return None
-    wanted = {"CAP_BPF": _CAP_BPF, "CAP_PERFMON": _CAP_PERFMON}
-    missing = [name for name, bit in wanted.items() if not effective >> bit & 1]
-    return f"this user lacks {' and '.join(missing)}" if missing else None
+def _candidacy(row: EngineRow) -> Candidacy:
+    assert row.candidacy is not None, "auto chooses from candidates"
+    return row.candidacy

@@ -1,9 +1,4 @@
-"""
-What programs need and engines can.
-
-An engine that lacks something a program needs refuses it here, before anything is inserted, with the line and the
-reason. Nothing here imports an engine.
-"""
+"""What programs need of engines, which the rows of the registry say that engines can."""
 
 from __future__ import annotations
 
@@ -18,18 +13,15 @@ from dprobes.rpn.needs import watches_user_addresses
 from dprobes.rpn.program import Access, Address, Glob, ModuleType, Sampler
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterator, Mapping
+    from collections.abc import Iterator
 
     from dprobes.arch import Architecture
-    from dprobes.diagnostics import Diagnostics
     from dprobes.rpn.program import Instruction, Program
     from dprobes.source import Span
 
 __all__ = [
-    "ENGINES",
     "Capability",
     "Requirement",
-    "refuse_unsupported",
     "requirements",
 ]
 
@@ -58,46 +50,6 @@ class Capability(enum.Enum):
     CORE_DUMP = "writing a core dump"
     EXTENSION = "extensions called by callk"
     INTERPRETED_EXTENSION = "extensions that have no form for eBPF"
-
-
-ENGINES: Mapping[str, frozenset[Capability]] = {
-    "ptrace": frozenset(
-        {
-            Capability.WRITE_REGISTER,
-            Capability.WRITE_MEMORY,
-            Capability.VERIFY_WRITE,
-            Capability.SEGMENT_REGISTER,
-            Capability.FLOATING_POINT,
-            Capability.CPUID,
-            Capability.SEGMENTED,
-            Capability.EXTENSION,
-            Capability.INTERPRETED_EXTENSION,
-            Capability.HAND_OVER,
-            Capability.CORE_DUMP,
-            Capability.GLOB,
-            Capability.WATCHPOINT,
-            Capability.MODULE_WATCHPOINT,
-            Capability.RETURN,
-        }
-    ),
-    "ebpf": frozenset(
-        {
-            Capability.TASK,
-            Capability.EXTENSION,
-            Capability.HAND_OVER,
-            Capability.CORE_DUMP,
-            Capability.GLOB,
-            Capability.RETURN,
-            Capability.SAMPLER,
-            Capability.WATCHPOINT,
-            Capability.MODULE_WATCHPOINT,
-        }
-    ),
-}
-"""What each engine can where it works at all; some kernels let one do more."""
-
-
-_HOW_TO_USE = {"ptrace": "use --engine ptrace with -c COMMAND or -p PID", "ebpf": "use --engine ebpf"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,23 +138,3 @@ def _is_interpreted(call: Instruction) -> bool:
         return any(extension.compile is None for extension in load_extensions(called).values())
     except EngineError:
         return False  # what cannot be loaded is reported where extensions are checked
-
-
-def refuse_unsupported(
-    program: Program,
-    architecture: Architecture,
-    engine: str,
-    capabilities: Container[Capability],
-    diagnostics: Diagnostics,
-) -> None:
-    """Add an error for everything that ``program`` needs and ``engine`` lacks, naming an engine that has it."""
-    for requirement in requirements(program, architecture):
-        if requirement.capability in capabilities:
-            continue
-        able = [other for other, has in ENGINES.items() if requirement.capability in has and other != engine]
-        hint = _HOW_TO_USE[able[0]] if able else requirement.hurdle or "no engine of this version provides that"
-        diagnostics.error(
-            requirement.span,
-            f"'{requirement.what}' needs {requirement.capability.value}, which the {engine} engine lacks",
-            hint=hint,
-        )

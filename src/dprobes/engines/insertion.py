@@ -1,26 +1,40 @@
-"""From a program and the processes in scope to the engine and the job that insert it: refusals come first."""
+"""
+The insertion of a program: what the command line, the Python API and the manager have in common.
+
+Four steps, each of which may refuse: look around (``insertion``), find the probepoints (``prepare``), settle the engine
+(``Prepared.engine``), and enter the session (``Prepared.session``).
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Protocol
 
-from dprobes.engines.choice import Selection
+from dprobes.engines.choice import Selection, scope_problem
+from dprobes.engines.interface import Job
+from dprobes.engines.registry import AUTO, engine_row
+from dprobes.errors import EngineError
 from dprobes.resolve.localmodule import resolve_here
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from dprobes.diagnostics import Diagnostics
-    from dprobes.engines.choice import EngineOptions
-    from dprobes.engines.interface import Engine, Scope
+    from dprobes.engines.interface import ControlledSession, Engine, Scope
+    from dprobes.engines.options import EngineOptions
+    from dprobes.engines.sharedglobals import GlobalVariables
+    from dprobes.record.layout import Item
     from dprobes.resolve.localmodule import Compiled
     from dprobes.rpn.program import Program
+    from dprobes.target.location import SymbolProvider
 
-__all__ = ["Prepared", "Vantage", "look_around", "prepare"]
+__all__ = ["Insertion", "Prepared", "Vantage", "insertion", "look_around"]
 
 
 @dataclass(frozen=True, slots=True)
 class Vantage:
-    """Say from whose point of view a module is looked for: a thread's, or that of a command; else this process's."""
+    """From whose point of view a module is looked for: a thread's, or that of a command; else this process's."""
 
     tid: int | None = None
     command: str | None = None
@@ -49,36 +63,108 @@ def look_around(scope: Scope, *, allow_self: bool = False) -> Vantage:
     return Vantage(tid=living_thread(scope.pid))
 
 
-@dataclass(frozen=True)
-class Prepared:
-    """Hold a program that is checked and resolved, and the selection of its engine."""
+class Present(Protocol):
+    """A program that its owner has inserted already."""
 
-    compiled: Compiled
-    selection: Selection
+    engine: str
+    """The name of its engine."""
 
-    def engine(self) -> Engine:
-        """Return the engine that can insert it; raise an error of ours if there is none."""
-        return self.selection.settle(self.compiled)
+    @property
+    def session(self) -> ControlledSession:
+        """Its session."""
 
 
-def prepare(
-    program: Program,
-    diagnostics: Diagnostics,
-    scope: Scope,
-    vantage: Vantage,
-    *,
+def insertion(
     engine: str,
+    scope: Scope,
     options: EngineOptions,
-) -> Prepared:
-    """Find a program's module and resolve its probes; raise ``SourceError`` with everything that is wrong."""
-    selection = Selection(engine, scope, options)
-    compiled = resolve_here(
-        program,
-        diagnostics,
-        allow_write=options.allow_write,
-        symbols=options.symbols,
-        pid=vantage.tid,
-        command=vantage.command,
-        refuse=selection.refuse,
+    *,
+    allow_self: bool = False,
+    replaces: Present | None = None,
+    beside: Iterable[ControlledSession] = (),
+) -> Insertion:
+    """
+    Return an insertion into a scope; raise an error of ours if no engine can be asked for that.
+
+    ``replaces`` is the program whose place the new one takes, by the same engine unless one is named. ``beside`` are
+    the sessions of the same owner. ``allow_self`` is that of ``look_around``.
+    """
+    if engine == AUTO and replaces is not None:
+        engine = replaces.engine
+    if (problem := scope_problem(engine, scope, options)) is not None:
+        raise EngineError(problem)
+    present = tuple(beside)
+    options = replace(
+        options,
+        traces_already=replaces is not None and engine_row(replaces.engine).is_tracer,
+        tracers=frozenset(session.tracer for session in present if session.tracer is not None),
     )
-    return Prepared(compiled, selection)
+    vantage = look_around(scope, allow_self=allow_self)
+    return Insertion(engine, scope, options, vantage, replaces.session if replaces is not None else None, present)
+
+
+@dataclass(frozen=True, slots=True)
+class Insertion:
+    """A scope that was looked at, for one program."""
+
+    engine: str
+    scope: Scope
+    options: EngineOptions
+    vantage: Vantage
+    replaces: ControlledSession | None = None
+    beside: tuple[ControlledSession, ...] = ()
+
+    def prepare(
+        self, program: Program, diagnostics: Diagnostics, symbols: SymbolProvider, *, allow_write: bool = False
+    ) -> Prepared:
+        """
+        Find a program's module and resolve its probes; raise ``SourceError`` with everything that is wrong.
+
+        ``allow_write`` allows what the options do not.
+        """
+        options = replace(self.options, symbols=symbols, allow_write=allow_write or self.options.allow_write)
+        selection = Selection(self.engine, self.scope, options)
+        compiled = resolve_here(
+            program,
+            diagnostics,
+            allow_write=options.allow_write,
+            symbols=symbols,
+            pid=self.vantage.tid,
+            command=self.vantage.command,
+            refuse=selection.refuse,
+        )
+        return Prepared(self, compiled, selection)
+
+
+class Prepared:
+    """A program that is checked and resolved, and its engine."""
+
+    def __init__(self, owner: Insertion, compiled: Compiled, selection: Selection) -> None:
+        self._insertion = owner
+        self.compiled = compiled
+        self._selection = selection
+
+    @cached_property
+    def engine(self) -> Engine:
+        """The engine that can insert it; raises an error of ours if there is none."""
+        return self._selection.settle(self.compiled)
+
+    @property
+    def reason(self) -> str | None:
+        """Why ``auto`` takes the engine that it takes; None if the engine was named."""
+        return self._selection.reason
+
+    def session(self, items: Item, globals_: GlobalVariables | None = None) -> ControlledSession:
+        """Return the session, which inserts the program when it is entered; records carry the header items."""
+        owner = self._insertion
+        return self.engine.run(
+            Job(
+                self.compiled.program,
+                owner.scope,
+                items,
+                self.compiled.resolved,
+                globals_,
+                owner.replaces,
+                owner.beside,
+            )
+        )

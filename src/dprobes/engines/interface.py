@@ -6,6 +6,8 @@ What a program needs and an engine can is in ``capabilities``.
 
 from __future__ import annotations
 
+import enum
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
 
@@ -16,7 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Container, Iterator, Sequence
 
     from dprobes.engines.capabilities import Capability
+    from dprobes.engines.options import EngineOptions
     from dprobes.engines.sharedglobals import GlobalVariables
+    from dprobes.resolve.localmodule import Compiled
     from dprobes.resolve.probepoints import LeftOutProbe, Probepoint, ResolvedModule
     from dprobes.resolve.probestate import ProbeState
     from dprobes.rpn.program import Program
@@ -32,8 +36,10 @@ __all__ = [
     "Job",
     "Notice",
     "Pause",
+    "PlaceNote",
     "RecordBatch",
     "Scope",
+    "ScopeKind",
     "Session",
     "StateEvent",
 ]
@@ -144,16 +150,29 @@ class HandedOver:
     has_executed: bool = False
 
 
+class ScopeKind(enum.Enum):
+    """What a scope consists of; the value completes "the engine cannot probe ..."."""
+
+    EVERYWHERE = "all processes"
+    TREE = "a command or process"
+    CGROUP = "a cgroup"
+    USER = "a user's processes"
+    ENDPOINT = "what an address or file names"
+    MACHINE = "a virtual machine"
+    KERNEL = "the kernel"
+
+
 @dataclass(frozen=True, slots=True)
 class Scope:
     """
-    Say which processes a run is about: all of them, unless something is given.
+    What a run is about: all processes, unless something is given.
 
     At most one of ``pid``, a ``command`` that is to be started, the path ``cgroup`` of a directory in a cgroup file
-    system, and the user id ``uid`` is given. ``follow`` says that what the process or command starts is in scope as
-    well; with the others that follows by itself. ``program`` is the path of what the process ``pid`` is about to
-    execute: it comes into scope with that. ``output`` is the descriptor that a command gets as its standard output, by
-    default ours.
+    system, the user id ``uid``, an ``endpoint``, a ``machine`` and the ``kernel`` is given. An endpoint is what stands
+    behind the name of an engine (NAME=ENDPOINT), such as HOST:PORT or a file. ``follow`` says that what the process or
+    command starts is in scope as well; with the others that follows by itself. ``program`` is the path of what the
+    process ``pid`` is about to execute: it comes into scope with that. ``output`` is the descriptor that a command gets
+    as its standard output, by default ours.
     """
 
     pid: int | None = None
@@ -163,6 +182,23 @@ class Scope:
     follow: bool = True
     program: str | None = None
     output: int | None = None
+    endpoint: str | None = None
+    machine: str | None = None
+    kernel: bool = False
+
+    @property
+    def kind(self) -> ScopeKind:
+        """What it consists of."""
+        if self.is_tree:
+            return ScopeKind.TREE
+        given = {
+            ScopeKind.CGROUP: self.cgroup is not None,
+            ScopeKind.USER: self.uid is not None,
+            ScopeKind.ENDPOINT: self.endpoint is not None,
+            ScopeKind.MACHINE: self.machine is not None,
+            ScopeKind.KERNEL: self.kernel,
+        }
+        return next((kind for kind, is_given in given.items() if is_given), ScopeKind.EVERYWHERE)
 
     @property
     def is_tree(self) -> bool:
@@ -211,6 +247,7 @@ class Session(Protocol):
     @property
     def is_debugging(self) -> bool:
         """Whether a debugger runs for a process that was handed over, and Ctrl-C at the terminal is for it."""
+        return False
 
     @property
     def left_out(self) -> Sequence[LeftOutProbe]:
@@ -219,6 +256,7 @@ class Session(Protocol):
     @property
     def mapped_files(self) -> Collection[str]:
         """The names, without directories, of files that processes in scope mapped as code, as far as it was told."""
+        return ()
 
     def __enter__(self) -> Self: ...
 
@@ -236,6 +274,7 @@ class Session(Protocol):
 
         Return False if nothing can be gained by that; may be called by a signal handler.
         """
+        return False
 
 
 class ControlledSession(Session, Protocol):
@@ -244,12 +283,14 @@ class ControlledSession(Session, Protocol):
     @property
     def tracer(self) -> int | None:
         """The process that traces those in scope for the session, None if there is none (any more)."""
+        return None
 
     def counts(self) -> tuple[Counts, ...]:
         """Return what happened so far, in the order of ``probes``."""
 
     def wake(self) -> None:
         """Have ``events`` look at once what has come, and give it out."""
+        return
 
     def remove(self, probes: Sequence[int]) -> None:
         """Take probepoints away, as the instruction ``remove`` does; ``events`` reports them as REMOVED."""
@@ -264,14 +305,40 @@ class ControlledSession(Session, Protocol):
         """Set its local and CPU variables with the indices from ``first`` to ``last``, by default all, to zero."""
 
 
-class Engine(Protocol):
-    """Place probepoints and run handlers by one mechanism."""
+@dataclass(frozen=True, slots=True)
+class PlaceNote:
+    """
+    What an engine does at an instruction, for people who choose a place.
+
+    ``text`` is a clause; ``verdict`` completes "the instruction is ``text``" where advice follows. ``is_cheap`` marks
+    the instructions where a hit costs less than at others.
+    """
+
+    text: str
+    verdict: str = ""
+    is_cheap: bool = False
+
+
+class Engine(ABC):
+    """A mechanism that places probepoints and runs handlers."""
 
     name: str
 
     @property
-    def capabilities(self) -> Container[Capability]:
-        """What programs may need of it."""
+    def found_capabilities(self) -> Container[Capability]:
+        """What it can on this machine, besides its row in the registry."""
+        return ()
 
+    def check(self, scope: Scope, options: EngineOptions) -> None:  # noqa: B027 - most engines work everywhere
+        """Raise an error of ours if it cannot work here, or not on what is in scope."""
+
+    def prepare(self, compiled: Compiled) -> None:  # noqa: B027 - most engines serve all that was found
+        """Raise ``SourceError`` if it cannot serve the probepoints that were found."""
+
+    def drawback(self, compiled: Compiled, scope: Scope) -> str | None:  # noqa: ARG002 - for those that have one
+        """Return why another engine that can insert the program should do so, as a clause; None if there is none."""
+        return None
+
+    @abstractmethod
     def run(self, job: Job) -> ControlledSession:
         """Return the session of a run, which starts when it is entered."""

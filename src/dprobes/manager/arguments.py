@@ -6,9 +6,10 @@ import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from dprobes.engines.choice import NAMES, EngineOptions
 from dprobes.engines.interface import Scope
-from dprobes.errors import ManagerError
+from dprobes.engines.options import EngineOptions
+from dprobes.engines.registry import AUTO, named_engine
+from dprobes.errors import EngineError, ManagerError
 from dprobes.record.layout import Item
 from dprobes.sinks.interface import LOG_FORMATS
 
@@ -44,7 +45,7 @@ class Insertion:
     replaces: bool = False
     groups: tuple[str, ...] = ()
     types: tuple[str, ...] = ()
-    engine: str = "auto"
+    engine: str = AUTO
     items: Item = field(default=Item.MAJOR | Item.MINOR)
     verifies_opcodes: bool = True
     verifies_build_id: bool = True
@@ -59,8 +60,6 @@ def insertion(given: InsertArguments) -> Insertion:
     """Return what ``insert`` is to do; raise ``FormatError`` for a PPDF that is none, and ``ManagerError``."""
     from dprobes.ppdf import decode
 
-    if given.engine not in NAMES:
-        raise ManagerError(f"there is no engine '{given.engine}'", hint=f"engines are {', '.join(NAMES)}")
     if given.merge and given.replace:
         raise ManagerError("a program is either merged (--merge) or replaces another one (--replace)")
     items = Item(given.items)
@@ -71,16 +70,18 @@ def insertion(given: InsertArguments) -> Insertion:
         options=EngineOptions(
             allow_write=given.allow_write,
             core_directory=given.core_directory or ".",
-            pid_namespace=given.pid_namespace,
-            exact=given.exact,
-            ring_size=given.ring_size or 0,
+            own={
+                "pid_namespace": given.pid_namespace,
+                "exact": given.exact,
+                **({} if given.ring_size is None else {"ring_size": given.ring_size}),
+            },
         ),
         name=_program_name(given.name),
         merges=given.merge,
         replaces=given.replace,
         groups=given.groups,
         types=given.types,
-        engine=given.engine,
+        engine=_engine(given.engine),
         items=(items & sum(Item)) & ~(Item.WIDE | Item.STACK_TRACE) | Item.MAJOR | Item.MINOR,
         verifies_opcodes=given.verify_opcodes,
         verifies_build_id=given.verify_build_id,
@@ -89,6 +90,16 @@ def insertion(given: InsertArguments) -> Insertion:
         targets=given.targets,
         format=check_format(given.format),
     )
+
+
+def _engine(text: str) -> str:
+    try:
+        name, argument = named_engine(text)
+    except EngineError as error:
+        raise ManagerError(error.message, hint=error.hint) from None
+    if argument is not None:
+        raise ManagerError(f"a program that is inserted cannot have the {name} engine", hint="use 'dprobes run'")
+    return name
 
 
 def _scope(given: ScopeArguments) -> Scope:

@@ -7,12 +7,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dprobes.diagnostics import Diagnostics, Note, Severity
-from dprobes.engines.choice import scope_problem
-from dprobes.engines.ebpf.kernel.features import Features
 from dprobes.engines.follower import GONE
-from dprobes.engines.insertion import look_around, prepare
-from dprobes.engines.interface import Job, Notice
-from dprobes.errors import EngineError, ManagerError, NotSupportedError
+from dprobes.engines.insertion import insertion
+from dprobes.engines.interface import Notice
+from dprobes.engines.options import MachineKnowledge
+from dprobes.errors import ManagerError, NotSupportedError
 from dprobes.manager.descriptions import describe_scope
 from dprobes.manager.insertedprogram import InsertedProgram
 from dprobes.manager.sharedfiles import HeldFiles, SharingSymbols
@@ -24,7 +23,8 @@ from dprobes.target.carriedsymbols import CarriedSymbols, OtherBuild
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from dprobes.engines.interface import ControlledSession, Engine
+    from dprobes.engines.insertion import Prepared
+    from dprobes.engines.interface import Scope
     from dprobes.engines.sharedglobals import GlobalVariables
     from dprobes.manager.arguments import Insertion
     from dprobes.manager.recorder import Recording
@@ -56,7 +56,7 @@ class Inserter:
     def __init__(self, recording: Recording, globals_: GlobalVariables) -> None:
         self._recording = recording
         self._globals = globals_
-        self._features = Features()
+        self._knowledge = MachineKnowledge()
         self._files = HeldFiles()
 
     def insert(
@@ -78,32 +78,28 @@ class Inserter:
         program = select(program, request.groups, request.types)
         if not request.verifies_opcodes:
             program = without_opcodes(program)
-        if (problem := scope_problem(request.engine, request.scope, request.options)) is not None:
-            raise EngineError(problem)
-        vantage = look_around(request.scope)
-        symbols = SharingSymbols(self._symbols_of(request), self._files)
         replaced = present[0] if request.replaces and present else None
+        own = request.options.own
         options = replace(
             request.options,
-            symbols=symbols,
-            features=self._features,
             replaceable=True,
-            ring_size=request.options.ring_size or ring_size(len(beside)),
-            traces_already=replaced is not None and replaced.engine == "ptrace",
-            tracers=frozenset(each.session.tracer for each in beside if each.session.tracer is not None),
+            own={"ring_size": ring_size(len(beside)), **own},
+            knowledge=self._knowledge,
         )
-        engine_name = replaced.engine if replaced is not None and request.engine == "auto" else request.engine
-        prepared = prepare(program, Diagnostics(), request.scope, vantage, engine=engine_name, options=options)
+        sessions = [each.session for each in beside]
+        where = insertion(request.engine, request.scope, options, replaces=replaced, beside=sessions)
+        prepared = where.prepare(program, Diagnostics(), SharingSymbols(self._symbols_of(request), self._files))
         compiled = prepared.compiled
         if request.merges:
             _check_apart(compiled, present)
-        engine = prepared.engine()
-        request.reason = prepared.selection.reason
+        engine = prepared.engine.name
+        request.reason = prepared.reason
         if text := compiled.render(Severity.WARNING, *((Severity.NOTE,) if compiled.resolved is None else ())):
             has_warnings = any(d.severity is Severity.WARNING for d in compiled.diagnostics)
             notify(Notice(f"the program '{name}' has {'warnings' if has_warnings else 'notes'}", details=text))
-        sessions = tuple(each.session for each in beside)
-        return self._run(name, program, engine, compiled, request, replaced, sessions)
+        if replaced is not None:
+            _check_replaceable(replaced, engine, request.scope)
+        return self._enter(name, prepared, request)
 
     @staticmethod
     def _symbols_of(request: Insertion) -> CarriedSymbols:
@@ -114,37 +110,9 @@ class Inserter:
             request.ppdf.builds, request.ppdf.program.name, other, verify_opcodes=request.verifies_opcodes
         )
 
-    def _run(
-        self,
-        name: str,
-        program: Program,
-        engine: Engine,
-        compiled: Compiled,
-        request: Insertion,
-        replaced: InsertedProgram | None,
-        beside: tuple[ControlledSession, ...],
-    ) -> InsertedProgram:
-        if replaced is not None:
-            if replaced.engine != engine.name:
-                raise NotSupportedError(
-                    f"a program of the {replaced.engine} engine cannot be replaced by one of the {engine.name} engine",
-                    hint=f"insert it with --engine {replaced.engine}, or remove the other one first",
-                )
-            if describe_scope(replaced.scope) != describe_scope(request.scope):
-                raise ManagerError(
-                    "a program can be replaced by one for the same processes only",
-                    hint="give the same -p, --cgroup or --uid, or remove the other one first",
-                )
-        job = Job(
-            program,
-            request.scope,
-            request.items,
-            compiled.resolved,
-            self._globals,
-            replaced.session if replaced is not None else None,
-            beside,
-        )
-        session = engine.run(job)
+    def _enter(self, name: str, prepared: Prepared, request: Insertion) -> InsertedProgram:
+        program = prepared.compiled.program
+        session = prepared.session(request.items, self._globals)
         session.__enter__()
         try:
             source = RecordSource(0, name, program.name, program.major, templates=request.ppdf.templates)
@@ -153,7 +121,7 @@ class Inserter:
                 program,
                 session,
                 self._recording.open_program(source),
-                engine=engine.name,
+                engine=prepared.engine.name,
                 scope=request.scope,
                 data=request.data,
                 groups=request.groups,
@@ -165,6 +133,20 @@ class Inserter:
             raise
         inserted.start(_BEGINNING)
         return inserted
+
+
+def _check_replaceable(replaced: InsertedProgram, engine: str, scope: Scope) -> None:
+    """Raise an error of ours if a program cannot be replaced by one of an engine in a scope."""
+    if replaced.engine != engine:
+        raise NotSupportedError(
+            f"a program of the {replaced.engine} engine cannot be replaced by one of the {engine} engine",
+            hint=f"insert it with --engine {replaced.engine}, or remove the other one first",
+        )
+    if describe_scope(replaced.scope) != describe_scope(scope):
+        raise ManagerError(
+            "a program can be replaced by one for the same processes only",
+            hint="give the same -p, --cgroup or --uid, or remove the other one first",
+        )
 
 
 def _with_absolute_name(program: Program, directory: str) -> Program:

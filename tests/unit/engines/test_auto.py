@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from dprobes.engines.auto import Choice, KernelSupport, choose
+from dprobes.engines.auto import Choice, choose
 from dprobes.engines.capabilities import Capability, Requirement
 from dprobes.engines.interface import Scope
+from dprobes.engines.registry import EngineRow, KernelSupport
 
 TREE = Scope(pid=1)
 ALL = Scope()
@@ -20,14 +21,14 @@ def works(*capabilities: Capability) -> KernelSupport:
     return KernelSupport(capabilities=frozenset(capabilities))
 
 
-def never_asked() -> KernelSupport:
+def never_asked(row: EngineRow) -> KernelSupport:
     raise AssertionError("the kernel need not be asked")
 
 
 def test_where_both_can_the_kernel_runs_the_handlers() -> None:
     expected = Choice("ebpf", "handlers run in the kernel, and nothing in the program needs ptrace")
-    assert choose(TREE, [], works) == expected
-    assert choose(Scope(command=("ls",)), [need(Capability.GLOB)], works) == expected
+    assert choose(TREE, [], lambda _: works()) == expected
+    assert choose(Scope(command=("ls",)), [need(Capability.GLOB)], lambda _: works()) == expected
 
 
 @pytest.mark.parametrize("scope", [ALL, Scope(uid=0), Scope(cgroup="/sys/fs/cgroup/x")])
@@ -43,9 +44,9 @@ def test_what_only_ptrace_can_is_named() -> None:
 
 def test_what_some_kernels_allow_is_asked_for() -> None:
     needs = [need(Capability.WRITE_MEMORY, "pop mem, u8")]
-    assert choose(TREE, needs, lambda: works(Capability.WRITE_MEMORY)).engine == "ebpf"
+    assert choose(TREE, needs, lambda _: works(Capability.WRITE_MEMORY)).engine == "ebpf"
     reason = "'pop mem, u8' needs writing memory, which the ebpf engine lacks"
-    assert choose(TREE, needs, works) == Choice("ptrace", reason)
+    assert choose(TREE, needs, lambda _: works()) == Choice("ptrace", reason)
 
 
 def test_what_only_the_kernel_can_is_named() -> None:
@@ -55,14 +56,14 @@ def test_what_only_the_kernel_can_is_named() -> None:
 
 def test_a_kernel_that_does_not_allow_it_leaves_ptrace() -> None:
     reason = "the ebpf engine cannot work here: this user lacks CAP_BPF"
-    assert choose(TREE, [], lambda: KernelSupport("this user lacks CAP_BPF")) == Choice("ptrace", reason)
+    assert choose(TREE, [], lambda _: KernelSupport("this user lacks CAP_BPF")) == Choice("ptrace", reason)
 
 
 def test_a_kernel_without_types_cannot_follow_a_tree() -> None:
     support = KernelSupport(tree_problem="this kernel shows no types")
     reason = "the ebpf engine cannot follow processes here: this kernel shows no types"
-    assert choose(TREE, [], lambda: support) == Choice("ptrace", reason)
-    assert choose(ALL, [], lambda: support).engine == "ebpf"
+    assert choose(TREE, [], lambda _: support) == Choice("ptrace", reason)
+    assert choose(ALL, [], lambda _: support).engine == "ebpf"
 
 
 def test_a_debugger_gets_the_instruction_that_was_not_executed() -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from dprobes.arch import architecture
 from dprobes.diagnostics import Diagnostics
-from dprobes.engines.capabilities import ENGINES, Capability, refuse_unsupported, requirements
+from dprobes.engines.capabilities import Capability, requirements
+from dprobes.engines.choice import refuse_unsupported
+from dprobes.engines.registry import engine_row
 from dprobes.rpn.pipeline import parse_source
 from dprobes.source import SourceFile
 
@@ -61,9 +64,9 @@ def test_a_refusal_names_the_engine_that_can() -> None:
     diagnostics = Diagnostics()
     program = parsed("name = x\noffset = 0\npush r, ds\nexit\n")
     arch = architecture("x86_64")
-    refuse_unsupported(program, arch, "ptrace", ENGINES["ptrace"], diagnostics)
+    refuse_unsupported(program, arch, engine_row("ptrace"), diagnostics)
     assert not list(diagnostics)
-    refuse_unsupported(program, arch, "other", frozenset(), diagnostics)
+    refuse_unsupported(program, arch, replace(engine_row("ebpf"), name="other", capabilities=frozenset()), diagnostics)
     (found,) = diagnostics
     assert found.message == (
         "'push r, ds' needs the segment registers other than cs and ss, which the other engine lacks"

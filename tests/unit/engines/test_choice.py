@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dprobes.diagnostics import Diagnostics
-from dprobes.engines import choice
-from dprobes.engines.choice import EngineOptions, Selection
+from dprobes.engines.choice import Selection
+from dprobes.engines.ebpf import engine as ebpf
 from dprobes.engines.ebpf.attach.mappers import Mapper, Mappers
 from dprobes.engines.interface import Scope
+from dprobes.engines.options import EngineOptions
 from dprobes.resolve.localmodule import Compiled, resolve_here
 from dprobes.rpn.pipeline import CompileOptions, parse_source
 from dprobes.source import SourceFile
@@ -35,8 +36,8 @@ def settled(monkeypatch: pytest.MonkeyPatch, name: str, scope: Scope, mappers: i
         return Mappers((Mapper(1, 1, (), ""),) * mappers)
 
     monkeypatch.setattr("dprobes.engines.ebpf.attach.mappers.find_mappers", found)
-    monkeypatch.setattr(choice, "MANY_PLACES", 20)
-    monkeypatch.setattr(choice, "MANY_BREAKPOINTS", 2000)
+    monkeypatch.setattr(ebpf, "MANY_PLACES", 20)
+    monkeypatch.setattr(ebpf, "MANY_BREAKPOINTS", 2000)
     diagnostics = Diagnostics()
     source = SourceFile("x.rpn", f'name = "{LIBRARY}"\noffset = m*\nexit\n')
     program = parse_source(source, diagnostics, CompileOptions())

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dprobes.api.compiledprogram import compiled_bytes
-from dprobes.cli.insertion import insert, insertion_options, scope_from
+from dprobes.cli.insertion import insert, insertion_from, insertion_options
 from dprobes.cli.options import PROGRAM_FILE
 from dprobes.cli.scopeoptions import scope_options
 
@@ -30,5 +30,5 @@ def command(file: Path, arguments: tuple[str, ...], **options: Any) -> int:
     It needs neither symbols nor sources: the module must be of a build that it was made for. The instructions at its
     probepoints are compared with those of that build.
     """
-    scope = scope_from(options, arguments)
-    return insert(compiled_bytes(file), scope, options, allow_write=options["allow_write"])
+    where = insertion_from(options, arguments)
+    return insert(compiled_bytes(file), where, options, allow_write=options["allow_write"])

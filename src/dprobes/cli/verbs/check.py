@@ -9,9 +9,10 @@ import click
 from dprobes.arch import ARCHITECTURE_NAMES
 from dprobes.cli import console
 from dprobes.cli.options import PROGRAM_FILE, compile_options, program_options, symbols_option
-from dprobes.cli.resolvedprogram import compile_program, note_unsupported
+from dprobes.cli.resolvedprogram import compile_program
 from dprobes.cli.templateoption import TEMPLATE_SUFFIX, check_program_templates, check_templates, templates_option
 from dprobes.diagnostics import Severity
+from dprobes.engines.choice import note_unsupported
 from dprobes.formatters.templates.directory import DIRECTORY_FILE
 
 if TYPE_CHECKING:

@@ -23,10 +23,9 @@ def command() -> int:
 
     Everything is tried, nothing is concluded from version numbers. Exit status 1 means that probes cannot work at all.
     """
-    from dprobes.engines.ebpf import doctor as ebpf
-    from dprobes.engines.ptrace import doctor as ptrace
+    from dprobes.engines.registry import rows
 
-    findings = [*ptrace.examine(), *ebpf.examine()]
+    findings = [finding for row in rows() for finding in row.examine()]
     for finding in findings:
         print_lines(_lines(finding))
     return 0 if all(finding.works for finding in findings if finding.essential) else 1

@@ -8,7 +8,7 @@ import click
 
 from dprobes.api.compiledprogram import compiled_bytes
 from dprobes.cli import console
-from dprobes.cli.insertion import insert, insertion_options, scope_from
+from dprobes.cli.insertion import insert, insertion_from, insertion_options
 from dprobes.cli.options import PROGRAM_FILE, compile_options, program_options, symbols_option
 from dprobes.cli.resolvedprogram import is_compiled
 from dprobes.cli.scopeoptions import scope_options
@@ -38,19 +38,19 @@ def command(
     The probe manager, which is started if there is none, keeps it inserted until 'dprobes remove'. Records go to the
     manager's trace file ('dprobes log' prints it) and to log targets.
     """
-    scope = scope_from(options, arguments)
+    where = insertion_from(options, arguments)
     allow_write = options["allow_write"]
     if is_compiled(file):
         data = compiled_bytes(file) if templates is None else _with_templates(file, templates)
-        return insert(data, scope, options, allow_write=allow_write)
+        return insert(data, where, options, allow_write=allow_write)
     from dprobes.cli.compiledprogram import compiled_here
 
     diagnostics = Diagnostics()
     compiling = compile_options(options["defines"], options["includes"], options["cpp"], allow_write=allow_write)
-    ppdf = compiled_here(file, compiling, symbols, scope, diagnostics, templates)
+    ppdf = compiled_here(file, compiling, symbols, where.vantage, diagnostics, templates)
     if text := "\n".join(d.render() for d in diagnostics if d.severity is Severity.WARNING):
         console.write(text)
-    return insert(ppdf, scope, options, allow_write=allow_write, own_symbols=symbols is None)
+    return insert(ppdf, where, options, allow_write=allow_write, own_symbols=symbols is None)
 
 
 def _with_templates(file: Path, templates: Path) -> bytes:

@@ -11,6 +11,7 @@ from dprobes.cli.textoutput import print_lines
 from dprobes.errors import TargetError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from dprobes.rpn.program import Expression
@@ -115,7 +116,7 @@ def _describe_place(module: Module, expression: Expression) -> list[str]:
         f"offset = {_offset_text(expression, offset)}",
         f"opcode = {decoded.opcode_byte:#04x}",
         "",
-        *(_instruction_line(module, instruction, offset) for instruction in around),
+        *_instruction_lines(module, around, offset),
         "",
         *_verdict(module, decoded, unprobeable(decoded)),
     ]
@@ -128,24 +129,23 @@ def _offset_text(expression: Expression, offset: int) -> str:
     return f"{offset:#x}" if expression.symbol is None else f"{expression}          // file offset {offset:#x}"
 
 
-def _instruction_line(module: Module, instruction: DecodedInstruction, offset: int) -> str:
-    from dprobes.engines.x86.cost import execution_of
+def _instruction_lines(module: Module, instructions: Sequence[DecodedInstruction], offset: int) -> Iterator[str]:
+    from dprobes.engines.registry import rows
 
-    arrow = "=>" if instruction.offset == offset else "  "
-    cheap = "+" if execution_of(instruction.raw, module.word_size).is_cheap else " "
-    return f"{arrow} {instruction.offset:8x} {cheap} {instruction.raw.hex(' '):<30} {instruction.text}"
+    notes = [note for row in rows() if (note := list(row.notes_on(module, instructions)))]
+    for number, instruction in enumerate(instructions):
+        arrow = "=>" if instruction.offset == offset else "  "
+        cheap = "+" if any(each[number].is_cheap for each in notes) else " "
+        yield f"{arrow} {instruction.offset:8x} {cheap} {instruction.raw.hex(' '):<30} {instruction.text}"
 
 
 def _verdict(module: Module, decoded: DecodedInstruction, unprobeable: str | None) -> list[str]:
     if unprobeable is not None:
         return [f"'{decoded.text}' can never carry a probe: {unprobeable}"]
-    from dprobes.cli.uprobesite import in_kernel
-    from dprobes.engines.x86.cost import execution_of
+    from dprobes.engines.registry import rows
 
-    execution = execution_of(decoded.raw, module.word_size)
-    verdict = f"ptrace: '{decoded.text}' is executed {execution.value}"
-    if execution.is_cheap:
-        verdict += ": a hit stops the thread once."
-    else:
-        verdict += "; a hit at an instruction marked '+' near it costs less."
-    return [verdict, f"ebpf: '{decoded.text}' is {in_kernel(module, decoded)}"]
+    return [
+        f"{row.name}: '{decoded.text}' is {note.text}{note.verdict}"
+        for row in rows()
+        for note in row.notes_on(module, [decoded])
+    ]

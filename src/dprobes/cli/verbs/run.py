@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dprobes.cli import console
-from dprobes.cli.enginechoice import NAMES, EngineOptions, check_scope, settle, verbose_option
+from dprobes.cli.enginechoice import check_scope, engine_option, note_engine, verbose_option
 from dprobes.cli.headeritems import LOG_ITEMS, log_items_of
 from dprobes.cli.interrupts import EarlyInterrupt
 from dprobes.cli.logoptions import has_structure, log_format_option
@@ -30,8 +30,10 @@ from dprobes.cli.scopeoptions import scope_of, scope_options, words_of
 from dprobes.cli.templateoption import note_addresses, printed_items, say_problems, templates_option
 from dprobes.cli.views import Views
 from dprobes.diagnostics import Severity
-from dprobes.engines.insertion import look_around, prepare
-from dprobes.engines.interface import Job
+from dprobes.engines.ebpf.options import RING_SIZE
+from dprobes.engines.insertion import insertion
+from dprobes.engines.options import EngineOptions
+from dprobes.engines.registry import engine_row
 from dprobes.formatters import FORMATS
 from dprobes.record.origin import RecordSource
 
@@ -59,7 +61,7 @@ _GDB = ("gdb", "-q", "-p", "%p", "-ex", "handle SIGSTOP nostop noprint nopass")
 @templates_option("Print records by the templates in this directory.")
 @selection_options
 @verification_options
-@click.option("--engine", "engine_name", type=click.Choice(NAMES), default="auto", help="The engine; auto chooses.")
+@engine_option("The engine; auto chooses.", with_arguments=True)
 @click.option("--format", "format_name", type=click.Choice(FORMATS), default="text", show_default=True)
 @click.option(
     "--log",
@@ -122,7 +124,7 @@ _GDB = ("gdb", "-q", "-p", "%p", "-ex", "handle SIGSTOP nostop noprint nopass")
 @click.option(
     "--ring-size",
     type=click.IntRange(min=1, max=1024),
-    default=16,
+    default=RING_SIZE >> 20,
     show_default=True,
     metavar="MIB",
     help="Room for records that nobody has taken yet, in MiB (ebpf).",
@@ -190,12 +192,10 @@ def command(
         allow_write=allow_write,
         debugger=_debugger(debugger),
         core_directory=core_directory,
-        pid_namespace=pid_namespace,
-        exact=exact,
-        ring_size=ring_size << 20,
+        own={"pid_namespace": pid_namespace, "exact": exact, "ring_size": ring_size << 20},
     )
-    check_scope(engine_name, scope, options)
-    vantage = look_around(scope, allow_self=allow_self)
+    engine_name, scope = check_scope(engine_name, scope, options)
+    where = insertion(engine_name, scope, options, allow_self=allow_self)
     loaded = load_program(
         file,
         compile_options(defines, includes, cpp, allow_write=allow_write),
@@ -215,28 +215,24 @@ def command(
     note_addresses(loaded.templates, items)
     source = RecordSource(1, loaded.program.name, loaded.program.name, loaded.program.major, templates=loaded.templates)
     views.check(source)
-    prepared = prepare(
-        loaded.program,
-        loaded.diagnostics,
-        scope,
-        vantage,
-        engine=engine_name,
-        options=replace(options, symbols=loaded.symbols),
-    )
+    prepared = where.prepare(loaded.program, loaded.diagnostics, loaded.symbols)
     compiled = prepared.compiled
-    engine = settle(prepared.selection, compiled, verbose=verbose)
+    engine = prepared.engine.name
+    note_engine(engine, prepared.reason, verbose=verbose)
     # That the module is not there yet is of interest where it may still come.
-    waits = compiled.resolved is None and engine.name == "ptrace"
+    waits = compiled.resolved is None and engine_row(engine).waits_for_modules
     if text := compiled.render(Severity.WARNING, *((Severity.NOTE,) if waits else ())):
         console.write(text)
-    with Outputs(source, output, format_name, targets, log_format or format_name, views.sinks) as outputs:
-        job = Job(compiled.program, scope, items, compiled.resolved)
-        with EarlyInterrupt(deferred=not scope.command) as early, engine.run(job) as session:
-            run = Run(compiled.program, session, outputs, scope, exit_status=exit_status)
-            with views.shown(compiled.program, session):
-                finished = run.follow(early)
-            views.print()
-            return run.conclude(finished)
+    with (
+        Outputs(source, output, format_name, targets, log_format or format_name, views.sinks) as outputs,
+        EarlyInterrupt(deferred=not scope.command) as early,
+        prepared.session(items) as session,
+    ):
+        run = Run(compiled.program, session, outputs, scope, exit_status=exit_status)
+        with views.shown(compiled.program, session):
+            finished = run.follow(early)
+        views.print()
+        return run.conclude(finished)
 
 
 def _is_for_programs(

@@ -70,9 +70,9 @@ def command(
     if text := compiled.render(Severity.WARNING, Severity.NOTE):
         console.write(text)
     if as_bpf:
-        from dprobes.cli.ebpfcode import ebpf_listing
+        from dprobes.engines.registry import code_listing
 
-        print_lines(ebpf_listing(compiled))
+        print_lines(code_listing(compiled))
         return 0
     print_lines(listing(compiled))
     return 0
@@ -104,16 +104,16 @@ def listing(compiled: Compiled) -> Iterator[str]:
 
 
 def _places(probes: Sequence[Probepoint], module: Module | None) -> Iterator[str]:
-    from dprobes.cli.uprobesite import places_in_kernel
-    from dprobes.engines.x86.cost import execution_of
+    from dprobes.engines.registry import rows
 
     if not probes:
         yield "// not resolved"
-    in_kernel: dict[int, str] = {}
+    remarks: dict[int, list[str]] = {}
     if module is not None:
         entries = [p for p in probes if isinstance(p, ResolvedProbe) and p.exits is None]
-        texts = places_in_kernel(module, (p.instruction for p in entries))
-        in_kernel = {p.offset: text for p, text in zip(entries, texts, strict=True)}
+        for row in rows():
+            for entry, note in zip(entries, row.notes_on(module, [p.instruction for p in entries]), strict=False):
+                remarks.setdefault(entry.offset, []).append(f"// {row.name}: {note.text}")
     for probe in probes:
         if isinstance(probe, ResolvedWatchpoint):
             size = f"{probe.length} byte{'s' if probe.length > 1 else ''}"
@@ -127,9 +127,7 @@ def _places(probes: Sequence[Probepoint], module: Module | None) -> Iterator[str
         yield f"// {place_of(probe)}: {place}, {probe.state.value}"
         if probe.exits is None:
             yield f"// {instruction.raw.hex(' ')}  {instruction.text}"
-            assert module is not None
-            yield f"// ptrace: executed {execution_of(instruction.raw, module.word_size).value}"
-            yield f"// ebpf: {in_kernel[probe.offset]}"
+            yield from remarks[probe.offset]
         else:
             exits = ", ".join(f"{exit_.kind.value} at {exit_.offset:#x}" for exit_ in probe.exits.exits)
             yield f"// left by {exits or 'nothing'}"

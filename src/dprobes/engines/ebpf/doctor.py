@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dprobes.engines.auto import missing_privilege
+from dprobes.engines.ebpf.privilege import missing_privilege
 from dprobes.engines.findings import Finding
 from dprobes.engines.linux.procfs import thread_state
 
@@ -132,8 +132,8 @@ def _writing_remedy() -> str:
 
 def _map_memory() -> Finding:
     """Find out whether the kernel has room for what records wait in."""
-    from dprobes.engines.ebpf.engine import RING_SIZE
     from dprobes.engines.ebpf.kernel.ring import RingBuffer
+    from dprobes.engines.ebpf.options import RING_SIZE
 
     what = f"make room for records that wait ({RING_SIZE >> 20} MiB)"
     limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]

@@ -6,11 +6,12 @@ import errno
 from typing import TYPE_CHECKING
 
 from dprobes.bpf.lower.request import Abilities, LoopForm, VmaLayout
-from dprobes.engines.auto import KernelSupport, missing_privilege
 from dprobes.engines.capabilities import Capability
 from dprobes.engines.ebpf.attach.scope import is_initial_namespace
 from dprobes.engines.ebpf.kernel.features import Feature, Features
 from dprobes.engines.ebpf.kernel.vmas import vma_layout
+from dprobes.engines.ebpf.privilege import missing_privilege
+from dprobes.engines.registry import KernelSupport
 from dprobes.target.btf import Kind
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ _LOOPS = (Feature.MAY_GOTO, Feature.ITERATORS, Feature.BPF_LOOP)
 
 
 def kernel_support(features: Features) -> KernelSupport:
-    """Return whether the engine works here, and what it can besides its row in ``ENGINES``."""
+    """Return whether the engine works here, and what it can besides its row in the registry."""
     problem = missing_privilege()
     if problem is not None:
         return KernelSupport(problem, "run dprobes as root, or with CAP_BPF and CAP_PERFMON")

@@ -7,10 +7,9 @@ import os
 import time
 from typing import TYPE_CHECKING, Self
 
-from dprobes.engines.capabilities import ENGINES
 from dprobes.engines.debugger import LOOK, Debuggers
 from dprobes.engines.hits.probes import ProbeLimits
-from dprobes.engines.interface import Counts, Event, Finished, Notice, Pause
+from dprobes.engines.interface import Counts, Engine, Event, Finished, Notice, Pause
 from dprobes.engines.linux.procfs import living_thread, process_field
 from dprobes.engines.ptrace.client.answers import Answers
 from dprobes.engines.ptrace.client.conversation import Conversation, NotFollowedError
@@ -25,19 +24,19 @@ from dprobes.target.location import OWN_SYMBOLS
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
-    from dprobes.engines.interface import Job
+    from dprobes.engines.interface import Job, Scope
+    from dprobes.engines.options import EngineOptions
     from dprobes.engines.sharedglobals import GlobalVariables
     from dprobes.resolve.probepoints import LeftOutProbe, Probepoint
     from dprobes.target.location import SymbolProvider
 
-__all__ = ["PtraceEngine", "PtraceSession"]
+__all__ = ["PtraceEngine", "PtraceSession", "engine_for"]
 
 
-class PtraceEngine:
+class PtraceEngine(Engine):
     """Probe a process tree through ptrace(2)."""
 
     name = "ptrace"
-    capabilities = ENGINES[name]
 
     def __init__(
         self,
@@ -52,6 +51,13 @@ class PtraceEngine:
         self._debugger = debugger
         self._core_directory = core_directory
 
+    def check(self, scope: Scope, options: EngineOptions) -> None:
+        """Raise ``EngineError`` if somebody else traces the process in scope."""
+        if scope.pid is not None and not options.traces_already:
+            from dprobes.engines.refusals import check_traceable
+
+            check_traceable(scope.pid, options.tracers)
+
     def run(self, job: Job) -> PtraceSession:
         """Return the session; entering it starts the tracer and the command, or attaches to the process."""
         return PtraceSession(
@@ -61,6 +67,16 @@ class PtraceEngine:
             debugger=self._debugger,
             core_directory=self._core_directory,
         )
+
+
+def engine_for(options: EngineOptions, scope: Scope) -> PtraceEngine:  # noqa: ARG001 - the registry's signature
+    """Return the engine for what a user says."""
+    return PtraceEngine(
+        allow_write=options.allow_write,
+        symbols=options.symbols,
+        debugger=options.debugger,
+        core_directory=options.core_directory,
+    )
 
 
 class PtraceSession:

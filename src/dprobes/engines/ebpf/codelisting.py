@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from dprobes.bpf.asm.disassembler import disassemble
 from dprobes.bpf.lower import Placement, Request, lower
-from dprobes.engines.auto import missing_privilege
 from dprobes.engines.ebpf.attach.handlers import basic_request
 from dprobes.engines.ebpf.engine import EbpfEngine
 from dprobes.engines.ebpf.kernel.features import Feature, Features
+from dprobes.engines.ebpf.privilege import missing_privilege
 from dprobes.errors import NotSupportedError, SourceError
 from dprobes.record.layout import Item
 from dprobes.rpn.encoder import encode
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from dprobes.bpf.lower import Lowered
-    from dprobes.cli.resolvedprogram import Compiled
     from dprobes.engines.ebpf.attach.siteplan import Site
+    from dprobes.resolve.localmodule import Compiled
     from dprobes.rpn.encoder import CodeImage
     from dprobes.rpn.program import ProbeDefinition
     from dprobes.source import Span

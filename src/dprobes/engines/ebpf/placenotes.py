@@ -4,28 +4,27 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dprobes.engines.interface import PlaceNote
 from dprobes.target.instructions import decode_at
 from dprobes.target.uprobes import UprobeClass, refusal, uprobe_class
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator, Sequence
 
     from dprobes.target.instructions import DecodedInstruction
     from dprobes.target.location import Module
 
-__all__ = ["in_kernel", "places_in_kernel"]
+__all__ = ["place_notes"]
 
 
-def in_kernel(module: Module, instruction: DecodedInstruction) -> str:
-    """Return what the ebpf engine would do, for a probe that names the place as a function's start if it is one."""
-    return next(places_in_kernel(module, [instruction]))
+def place_notes(module: Module, instructions: Sequence[DecodedInstruction]) -> Iterator[PlaceNote]:
+    """Iterate over what is done at instructions, for probes that name a place as a function's start if it is one."""
+    return (PlaceNote(text) for text in _texts(module, instructions))
 
 
-def places_in_kernel(module: Module, instructions: Iterable[DecodedInstruction]) -> Iterator[str]:
-    """Give the same for many places of a module."""
+def _texts(module: Module, known: Sequence[DecodedInstruction]) -> Iterator[str]:
     from dprobes.target.cheapsites import cheap_sites
 
-    known = list(instructions)
     bits = 8 * module.word_size
     for instruction, moved in zip(known, cheap_sites(module, known), strict=True):
         reason = refusal(instruction, bits, at_entry=module.function_start(instruction.offset) == instruction.address)

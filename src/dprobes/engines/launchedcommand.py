@@ -58,7 +58,7 @@ class LaunchedCommand:
                 from dprobes.engines.linux.ptracecalls import allow_tracer
 
                 self._command = Command(self._words, allow_tracer)
-            path = os.path.abspath(shutil.which(self.name) or self.name)  # noqa: PTH100 - links are kept
+            path = os.path.abspath(shutil.which(self.name) or self.name)
             return Scope(self._command.pid, follow=self._follow, program=path)
 
     def go(self) -> None:

@@ -1,0 +1,300 @@
+"""
+The engines: one row for each, with all that others know of it.
+
+An engine is a package in ``engines/`` and its row here. What a row names as "module:object" is imported when it is
+asked for the first time. Nothing else imports an engine, compares the name of one, or lists them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from dprobes.engines.capabilities import Capability
+from dprobes.engines.interface import ScopeKind
+from dprobes.errors import EngineError
+
+if TYPE_CHECKING:
+    from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+
+    from dprobes.engines.findings import Finding
+    from dprobes.engines.interface import Engine, PlaceNote, Scope
+    from dprobes.engines.options import EngineOptions, MachineKnowledge
+    from dprobes.resolve.localmodule import Compiled
+    from dprobes.target.instructions import DecodedInstruction
+    from dprobes.target.location import Module
+
+__all__ = [
+    "AUTO",
+    "Candidacy",
+    "EngineRow",
+    "KernelSupport",
+    "candidates",
+    "engine_row",
+    "named_engine",
+    "names",
+    "rows",
+]
+
+AUTO = "auto"
+"""What stands for the engine that can do what a program needs, and is cheapest."""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSupport:
+    """
+    What this kernel lets an engine do for this user.
+
+    ``problem`` is a clause that says why it cannot work at all, ``remedy`` what to do about that; ``tree_problem`` one
+    that says why it cannot follow the processes of a tree, ``tree_remedy`` where it could. ``capabilities`` is what it
+    can besides its row; each may be found out when it is asked for.
+    """
+
+    problem: str | None = None
+    remedy: str | None = None
+    tree_problem: str | None = None
+    tree_remedy: str | None = None
+    capabilities: Container[Capability] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Candidacy:
+    """
+    What ``auto`` weighs of an engine.
+
+    ``cost`` is that of a hit, relative to others. ``usual_reason`` says why it is taken where nothing speaks against
+    it, which a user need not hear; ``scope_reason`` why it is taken where others cannot take the scope. ``better_at``
+    is what cheaper engines can do less well, with the reason. ``found_by_trying`` is what some kernels let it do
+    besides its row; ``support`` returns its ``KernelSupport``. ``offer`` is for those for whom other engines do not
+    work.
+    """
+
+    cost: int
+    usual_reason: str = ""
+    scope_reason: str = ""
+    better_at: Mapping[Capability, str] = field(default_factory=dict)
+    found_by_trying: frozenset[Capability] = frozenset()
+    support: str = ""
+    offer: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRow:
+    """
+    An engine as others know it.
+
+    ``factory`` returns the engine for ``EngineOptions`` and a ``Scope``. ``argument`` says what follows the name, as in
+    NAME=FILE, ``summary`` what the engine does with it. ``capabilities`` is what it can where it works at all; some
+    kernels let one do more. ``how_to_ask`` is the hint for those whose program needs it; None if it does not probe what
+    runs. ``is_tracer`` says that it traces the processes in scope, which only one can at a time, ``waits_for_modules``
+    that a user is told of a module that is not there yet. ``options`` is the dataclass of options of its own; those in
+    ``demands`` cannot be ignored by another engine, and are named there as users write them. ``doctor`` returns
+    ``Finding``s. ``place_notes`` says what the engine does at instructions, ``code_listing`` how it compiles a program
+    (``show``).
+    """
+
+    name: str
+    factory: str
+    scopes: frozenset[ScopeKind]
+    capabilities: frozenset[Capability]
+    argument: str | None = None
+    summary: str = ""
+    how_to_ask: str | None = None
+    is_tracer: bool = False
+    waits_for_modules: bool = False
+    candidacy: Candidacy | None = None
+    options: str | None = None
+    demands: Mapping[str, str] = field(default_factory=dict)
+    doctor: str | None = None
+    place_notes: str | None = None
+    code_listing: str | None = None
+
+    @property
+    def usage(self) -> str:
+        """What a user writes for it."""
+        return self.name if self.argument is None else f"{self.name}={self.argument}"
+
+    def make(self, options: EngineOptions, scope: Scope) -> Engine:
+        """Return the engine for a run."""
+        engine: Engine = _load(self.factory)(options, scope)
+        return engine
+
+    def own_options(self, values: Mapping[str, Any]) -> Any:
+        """Return the options of its own, with those of ``values`` that are among them."""
+        assert self.options is not None, "the engine has no options of its own"
+        kind = _load(self.options)
+        return kind(**{each.name: values[each.name] for each in fields(kind) if each.name in values})
+
+    def support(self, knowledge: MachineKnowledge) -> KernelSupport:
+        """Return what the kernel lets it do."""
+        if self.candidacy is None or not self.candidacy.support:
+            return KernelSupport()
+        support: KernelSupport = _load(self.candidacy.support)(knowledge)
+        return support
+
+    def examine(self) -> list[Finding]:
+        """Return what it needs of this machine, and whether that works."""
+        return [] if self.doctor is None else list(_load(self.doctor)())
+
+    def notes_on(self, module: Module, instructions: Sequence[DecodedInstruction]) -> Iterable[PlaceNote]:
+        """Return what it would do at each of some instructions of a module; nothing if there is nothing to say."""
+        return () if self.place_notes is None else _load(self.place_notes)(module, instructions)
+
+
+_PTRACE = EngineRow(
+    name="ptrace",
+    factory="dprobes.engines.ptrace.engine:engine_for",
+    scopes=frozenset({ScopeKind.TREE}),
+    capabilities=frozenset(
+        {
+            Capability.WRITE_REGISTER,
+            Capability.WRITE_MEMORY,
+            Capability.VERIFY_WRITE,
+            Capability.SEGMENT_REGISTER,
+            Capability.FLOATING_POINT,
+            Capability.CPUID,
+            Capability.SEGMENTED,
+            Capability.EXTENSION,
+            Capability.INTERPRETED_EXTENSION,
+            Capability.HAND_OVER,
+            Capability.CORE_DUMP,
+            Capability.GLOB,
+            Capability.WATCHPOINT,
+            Capability.MODULE_WATCHPOINT,
+            Capability.RETURN,
+        }
+    ),
+    how_to_ask="use --engine ptrace with -c COMMAND or -p PID",
+    is_tracer=True,
+    waits_for_modules=True,
+    candidacy=Candidacy(
+        cost=10,
+        better_at={
+            Capability.HAND_OVER: "leaves the probed instruction to the debugger only there",
+            Capability.CORE_DUMP: "shows the state before the probed instruction only there",
+            Capability.MODULE_WATCHPOINT: "sees accesses from the very start of a process only there",
+        },
+        offer="for one command or process (-c, -p) there is an engine that needs neither",
+    ),
+    doctor="dprobes.engines.ptrace.doctor:examine",
+    place_notes="dprobes.engines.ptrace.placenotes:place_notes",
+)
+
+_EBPF = EngineRow(
+    name="ebpf",
+    factory="dprobes.engines.ebpf.engine:engine_for",
+    scopes=frozenset({ScopeKind.EVERYWHERE, ScopeKind.TREE, ScopeKind.CGROUP, ScopeKind.USER}),
+    capabilities=frozenset(
+        {
+            Capability.TASK,
+            Capability.EXTENSION,
+            Capability.HAND_OVER,
+            Capability.CORE_DUMP,
+            Capability.GLOB,
+            Capability.RETURN,
+            Capability.SAMPLER,
+            Capability.WATCHPOINT,
+            Capability.MODULE_WATCHPOINT,
+        }
+    ),
+    how_to_ask="use --engine ebpf",
+    candidacy=Candidacy(
+        cost=1,
+        usual_reason="handlers run in the kernel, and nothing in the program needs ptrace",
+        scope_reason="only it probes processes that it did not start or attach to",
+        found_by_trying=frozenset({Capability.WRITE_MEMORY, Capability.WRITE_REGISTER, Capability.VERIFY_WRITE}),
+        support="dprobes.engines.ebpf.availability:support",
+    ),
+    options="dprobes.engines.ebpf.options:EbpfOptions",
+    demands={"pid_namespace": "--pid-namespace"},
+    doctor="dprobes.engines.ebpf.doctor:examine",
+    place_notes="dprobes.engines.ebpf.placenotes:place_notes",
+    code_listing="dprobes.engines.ebpf.codelisting:ebpf_listing",
+)
+
+_REPLAY = EngineRow(
+    name="replay",
+    factory="dprobes.engines.replay.engine:ReplayEngine",
+    scopes=frozenset({ScopeKind.ENDPOINT}),
+    capabilities=frozenset(
+        {
+            Capability.WRITE_REGISTER,
+            Capability.WRITE_MEMORY,
+            Capability.VERIFY_WRITE,
+            Capability.SEGMENT_REGISTER,
+            Capability.SEGMENTED,
+            Capability.TASK,
+            Capability.EXTENSION,
+            Capability.INTERPRETED_EXTENSION,
+            Capability.HAND_OVER,
+            Capability.CORE_DUMP,
+            Capability.GLOB,
+            Capability.WATCHPOINT,
+            Capability.MODULE_WATCHPOINT,
+            Capability.RETURN,
+            Capability.SAMPLER,
+        }
+    ),
+    argument="FILE",
+    summary="runs handlers on the hits that FILE describes",
+)
+
+_ROWS = (_PTRACE, _EBPF, _REPLAY)
+
+
+def rows() -> Sequence[EngineRow]:
+    """Return the engines, those first that need the least of a machine."""
+    return _ROWS
+
+
+def engine_row(name: str) -> EngineRow:
+    """Return the engine called ``name``; raise ``EngineError`` if there is none."""
+    for row in _ROWS:
+        if row.name == name:
+            return row
+    raise EngineError(f"there is no engine '{name}'", hint=f"engines are {', '.join(names())}")
+
+
+def engine_that_probes(kind: ScopeKind) -> str:
+    """Return the name of the engine that probes a kind of scope; raise ``EngineError`` if none does."""
+    for row in _ROWS:
+        if kind in row.scopes:
+            return row.name
+    raise EngineError(f"no engine of this version probes {kind.value}")
+
+
+def names() -> tuple[str, ...]:
+    """Return what users may ask for."""
+    return (AUTO, *sorted(row.usage for row in _ROWS))
+
+
+def named_engine(text: str) -> tuple[str, str | None]:
+    """Return the name and the argument in what a user asks for; raise ``EngineError`` if there is no such engine."""
+    name, equals, argument = text.partition("=")
+    if name == AUTO and not equals:
+        return name, None
+    row = engine_row(name)
+    if row.argument is None and equals:
+        raise EngineError(f"the {name} engine takes no argument: '{text}'", hint=f"write --engine {name}")
+    if row.argument is not None and not argument:
+        raise EngineError(f"the {name} engine needs an argument", hint=f"write --engine {row.usage}")
+    return name, argument or None
+
+
+def candidates() -> tuple[EngineRow, ...]:
+    """Return the engines that ``auto`` chooses from, those first whose hits cost least."""
+    weighed = [(row.candidacy.cost, row) for row in _ROWS if row.candidacy is not None]
+    return tuple(row for _, row in sorted(weighed, key=lambda each: each[0]))
+
+
+def code_listing(compiled: Compiled) -> Iterator[str]:
+    """Iterate over the lines of a program as the engine that compiles handlers would run it (``show --bpf``)."""
+    path = next(row.code_listing for row in _ROWS if row.code_listing is not None)
+    lines: Iterator[str] = _load(path)(compiled)
+    return lines
+
+
+def _load(path: str) -> Any:
+    module, _, name = path.partition(":")
+    return getattr(import_module(module), name)
