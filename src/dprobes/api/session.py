@@ -340,13 +340,9 @@ def attach(
     stop the target. ``exact``, ``pid_namespace``, ``core_directory`` and ``ring_size`` (in bytes) are those of
     ``dprobes run``. ``buffer`` is how many bytes of records are kept that nobody has read.
     """
-    return ProbeSession(
-        Scope(pid=pid, follow=follow),
-        _options(core_directory, allow_write, exact, pid_namespace, ring_size),
-        engine=engine,
-        items=items,
-        buffer=buffer,
-    )
+    options = _options(core_directory, allow_write, exact, pid_namespace, ring_size)
+    scope = Scope(pid=pid, follow=follow)
+    return ProbeSession(scope, options, engine=engine, items=items, buffer=buffer)
 
 
 def launch(
@@ -370,13 +366,9 @@ def launch(
     not begun, it never will. ``ProbeSession.wait`` returns its exit status. Raise ``TargetError`` if there is no such
     command. The other arguments are those of ``attach``.
     """
-    return ProbeSession(
-        Scope(command=tuple(command), follow=follow),
-        _options(core_directory, allow_write, exact, pid_namespace, ring_size),
-        engine=engine,
-        items=items,
-        buffer=buffer,
-    )
+    options = _options(core_directory, allow_write, exact, pid_namespace, ring_size)
+    scope = Scope(command=tuple(command), follow=follow)
+    return ProbeSession(scope, options, engine=engine, items=items, buffer=buffer)
 
 
 def everywhere(
@@ -397,10 +389,6 @@ def everywhere(
     ``cgroup`` is a directory below /sys/fs/cgroup whose processes only are meant, ``uid`` a user. The other arguments
     are those of ``attach``.
     """
-    return ProbeSession(
-        Scope(cgroup=None if cgroup is None else str(cgroup), uid=uid),
-        _options(core_directory, allow_write, exact, pid_namespace, ring_size),
-        engine=engine_that_probes(ScopeKind.EVERYWHERE),
-        items=items,
-        buffer=buffer,
-    )
+    options = _options(core_directory, allow_write, exact, pid_namespace, ring_size)
+    scope = Scope(cgroup=None if cgroup is None else str(cgroup), uid=uid)
+    return ProbeSession(scope, options, engine=engine_that_probes(ScopeKind.EVERYWHERE), items=items, buffer=buffer)
