@@ -22,6 +22,7 @@ What is quoted may be anybody's, so a message has no character that disturbs a l
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from dprobes.escapes import escaped, escaped_lines
@@ -44,6 +45,7 @@ __all__ = [
     "SourceError",
     "TargetError",
     "reason_of",
+    "reason_of_number",
 ]
 
 
@@ -153,3 +155,8 @@ class InternalError(DprobesError):
 def reason_of(error: OSError) -> str:
     """Return why a system call failed, as part of a message."""
     return (error.strerror or str(error)).lower()
+
+
+def reason_of_number(number: int) -> str:
+    """Return why a system call failed with an error number, as part of a message."""
+    return reason_of(OSError(number, os.strerror(number)))

@@ -150,7 +150,7 @@ def _ours(arguments: Sequence[str]) -> tuple[Sequence[str], bool]:
 
 def run(arguments: Sequence[str]) -> int:
     """Carry out a command line and return the exit status."""
-    from dprobes.errors import DprobesError, InternalError, SourceError
+    from dprobes.errors import DprobesError, InternalError, SourceError, reason_of
 
     _open_standard_files()
     is_translated = False
@@ -184,16 +184,16 @@ def run(arguments: Sequence[str]) -> int:
         return 1
     except OSError as error:
         if error.filename is not None:
-            console.error(f"'{os.fsdecode(error.filename)}': {(error.strerror or str(error)).lower()}")
+            console.error(f"'{os.fsdecode(error.filename)}': {reason_of(error)}")
             return 1
         if not _is_of_output(error):
-            console.error((error.strerror or str(error)).lower(), "dprobes doctor says what this machine allows")
+            console.error(reason_of(error), "dprobes doctor says what this machine allows")
             return 1
         # Python would complain again at exit.
         with contextlib.suppress(OSError, ValueError, AttributeError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if not isinstance(error, BrokenPipeError):
-            console.error(f"standard output: {(error.strerror or str(error)).lower()}")
+            console.error(f"standard output: {reason_of(error)}")
         return 1
     return result if isinstance(result, int) else 0
 

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.engines.interface import Notice
 from dprobes.engines.linux.procfs import process_field, thread_state, threads_of
+from dprobes.errors import reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -101,7 +102,7 @@ class Debuggers:
                 process_group=0 if self._has_terminal else None,
             )
         except OSError as error:
-            yield Notice(f"'{words[0]}' cannot be started: {(error.strerror or str(error)).lower()}")
+            yield Notice(f"'{words[0]}' cannot be started: {reason_of(error)}")
             yield _stopped_notice(target)
             return
         self._current = target

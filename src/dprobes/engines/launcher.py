@@ -12,7 +12,7 @@ import os
 import signal
 from typing import TYPE_CHECKING, NoReturn
 
-from dprobes.errors import TargetError
+from dprobes.errors import TargetError, reason_of_number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -74,14 +74,14 @@ class Command:
         if self._status is None:
             self._status = os.waitpid(self.pid, 0)[1]
             if number := os.read(self._failure, 16):
-                raise TargetError(f"'{self._arguments[0]}' cannot be started: {os.strerror(int(number)).lower()}")
+                raise TargetError(f"'{self._arguments[0]}' cannot be started: {reason_of_number(int(number))}")
         return self._status
 
     def check_started(self) -> None:
         """Wait until the child has executed its program; raise ``TargetError`` if it could not."""
         if number := os.read(self._failure, 16):
             self._status = os.waitpid(self.pid, 0)[1]
-            raise TargetError(f"'{self._arguments[0]}' cannot be started: {os.strerror(int(number)).lower()}")
+            raise TargetError(f"'{self._arguments[0]}' cannot be started: {reason_of_number(int(number))}")
 
     @property
     def has_ended(self) -> bool:

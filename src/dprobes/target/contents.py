@@ -15,7 +15,7 @@ import stat
 import sys
 from typing import TYPE_CHECKING, TypeAlias, overload
 
-from dprobes.errors import TargetError
+from dprobes.errors import TargetError, reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -145,7 +145,7 @@ def _is_hole(descriptor: int, status: os.stat_result) -> bool:
 def _unreadable(path: Path, error: OSError | ValueError) -> TargetError:
     if not isinstance(error, OSError):  # a NUL in the name
         return TargetError(f"{str(path)!r} is not a file name: {error}")
-    reason = _REASONS.get(error.errno or 0) or f"cannot be read: {(error.strerror or str(error)).lower()}"
+    reason = _REASONS.get(error.errno or 0) or f"cannot be read: {reason_of(error)}"
     return TargetError(f"'{path}' {reason}")
 
 

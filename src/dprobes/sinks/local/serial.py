@@ -9,7 +9,7 @@ import termios
 import time
 from typing import TYPE_CHECKING, Any
 
-from dprobes.errors import SinkError, reason_of
+from dprobes.errors import SinkError, reason_of, reason_of_number
 from dprobes.sinks.bytesinks import byte_sink
 from dprobes.sinks.descriptorwriter import write_parts
 
@@ -62,7 +62,7 @@ class SerialOutlet:
         except (SerialException, OSError, ValueError) as error:
             # Its messages repeat the device, and have the system's as a tuple.
             number = getattr(error, "errno", None)
-            said = os.strerror(number).lower() if number else str(error)
+            said = reason_of_number(number) if number else str(error)
             raise SinkError(f"'{device}' cannot be set up for {baud} baud: {said}") from error
 
     def _settings(self) -> list[Any]:

@@ -166,5 +166,5 @@ def file(path: Path) -> StreamOutlet:
     try:
         stream = path.open("w", encoding="utf-8", errors="backslashreplace")
     except OSError as error:
-        raise SinkError(f"'{path}' cannot be written: {(error.strerror or str(error)).lower()}") from error
+        raise SinkError(f"'{path}' cannot be written: {reason_of(error)}") from error
     return StreamOutlet(stream, f"'{path}'", owned=True)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import os
 import socket
 import ssl
 import struct
@@ -20,7 +19,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from dprobes.errors import RecordsRefusedError, SinkError, reason_of
+from dprobes.errors import RecordsRefusedError, SinkError, reason_of, reason_of_number
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -88,7 +87,7 @@ class Datagrams:
                     raise SinkError(f"{self._name}: {_reason(error)}", taken=taken, lost=too_long) from error
                 too_long += are_records
         if too_long:
-            raise RecordsRefusedError(f"{self._name}: {os.strerror(errno.EMSGSIZE).lower()}", lost=too_long)
+            raise RecordsRefusedError(f"{self._name}: {reason_of_number(errno.EMSGSIZE)}", lost=too_long)
 
     def close(self) -> None:
         """Close the socket."""
