@@ -19,21 +19,25 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[1]
 SOURCES = ROOT / "src"
 
-_TRACER = "dprobes.engines.ptrace.tracer."
+_HITS, _PTRACE = "dprobes.engines.hits", "dprobes.engines.ptrace"
 
-KNOWN: tuple[frozenset[str], ...] = (
+KNOWN = (
+    frozenset(f"{_HITS}.{name}" for name in ("context", "probes", "records")),
+    frozenset(f"{_PTRACE}.tracer.{name}" for name in ("hits", "insertions")),
     frozenset(
-        (
-            "dprobes.engines.hits.emission",
-            "dprobes.engines.hits.records",
-            f"{_TRACER}breakpoints",
-            f"{_TRACER}memorywriter",
-            f"{_TRACER}probes",
-            f"{_TRACER}processes",
-            f"{_TRACER}programs",
-            f"{_TRACER}segments",
-            f"{_TRACER}threadcontext",
-            f"{_TRACER}timedwaits",
+        f"{_PTRACE}.{name}"
+        for name in (
+            "sharedcounters",
+            "tracer.breakpoints",
+            "tracer.modulebreakpoints",
+            "tracer.placement",
+            "tracer.processes",
+            "tracer.programs",
+            "tracer.slots",
+            "tracer.stopper",
+            "tracer.timedwaits",
+            "tracer.waits",
+            "tracer.watchpoints",
         )
     ),
 )
