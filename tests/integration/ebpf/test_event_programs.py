@@ -25,7 +25,7 @@ from dprobes.bpf.lower import (
     lower,
     lower_for_word_sizes,
 )
-from dprobes.engines.ebpf.attach.arrivals import (
+from dprobes.engines.ebpf.attach.mapperprograms import (
     arrival_program,
     departure_program,
     exec_program,

@@ -302,7 +302,7 @@ def test_a_program_that_cannot_be_inserted_leaves_the_old_one(path: Path, monkey
 
         engine = engine_with()
         assert engine.features.remembered(runs_newest_first)
-        for place in ("kernel.links.link_uprobes", "attach.tables.SharedMaps.set_successor"):
+        for place in ("kernel.links.link_uprobes", "attach.sharedmaps.SharedMaps.set_successor"):
             with monkeypatch.context() as patch:
                 patch.setattr(f"dprobes.engines.ebpf.{place}", refuse)
                 with pytest.raises(EngineError) as caught:

@@ -19,8 +19,8 @@ from dprobes.engines.ebpf.attach.parts import batches, joined
 from dprobes.engines.ebpf.attach.perfevents import attach_event, events_in
 from dprobes.engines.ebpf.attach.plannedfile import conflicts_in
 from dprobes.engines.ebpf.attach.probenumbers import ProbeNumbers
+from dprobes.engines.ebpf.attach.sharedmaps import SharedMaps, Sizes, state_count
 from dprobes.engines.ebpf.attach.sitelinks import Attachments, Group
-from dprobes.engines.ebpf.attach.tables import SharedMaps, Sizes, state_count
 from dprobes.engines.ebpf.kernel.descriptors import Descriptors
 from dprobes.engines.ebpf.kernel.features import Feature
 from dprobes.engines.ebpf.kernel.links import attach_uprobes, uprobe_attach_type

@@ -3,8 +3,8 @@ Watchpoints in a module: debug registers of all CPUs, wherever the module lies i
 
 A symbol lies elsewhere in each process, but there are only four registers: one serves all processes that have the
 module at the same place, such as those that a process started with fork(2), and all of a program that is not
-position-independent. What maps the module is kept by programs (``arrivals``), and handlers ask them; so an access in
-any other process does not count.
+position-independent. Programs keep which processes map the module (``mapperprograms``), and handlers ask for that; so
+an access in any other process does not count.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ import time
 from typing import TYPE_CHECKING
 
 from dprobes.bpf.layout import ARRIVAL, MapName, Status
-from dprobes.engines.ebpf.attach.arrivals import (
+from dprobes.engines.ebpf.attach.hardwarebreakpoints import IN_USE, Watch
+from dprobes.engines.ebpf.attach.mapperprograms import (
     arrival_program,
     departure_program,
     exec_program,
     fork_program,
     leave_program,
 )
-from dprobes.engines.ebpf.attach.hardwarebreakpoints import IN_USE, Watch
 from dprobes.engines.ebpf.attach.mappers import find_mappers
 from dprobes.engines.ebpf.attach.scope import is_in_scope
 from dprobes.engines.ebpf.kernel.bpfmaps import HashMap
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
     from dprobes.bpf.lower.request import Filter
     from dprobes.engines.ebpf.attach.mappers import Mapper
-    from dprobes.engines.ebpf.attach.tables import SharedMaps
+    from dprobes.engines.ebpf.attach.sharedmaps import SharedMaps
     from dprobes.engines.ebpf.kernel.descriptors import Descriptors
     from dprobes.engines.ebpf.kernel.features import Features
     from dprobes.engines.interface import Event, Scope

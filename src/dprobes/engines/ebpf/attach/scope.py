@@ -19,7 +19,7 @@ from dprobes.errors import EngineError, NotSupportedError, TargetError
 
 if TYPE_CHECKING:
     from dprobes.diagnostics import Diagnostics
-    from dprobes.engines.ebpf.attach.tables import SharedMaps
+    from dprobes.engines.ebpf.attach.sharedmaps import SharedMaps
     from dprobes.engines.ebpf.kernel.descriptors import Descriptors
     from dprobes.engines.ebpf.kernel.kerneltypes import KernelTypes
     from dprobes.engines.interface import Scope

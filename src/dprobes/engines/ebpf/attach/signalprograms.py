@@ -1,5 +1,5 @@
 """
-Tell the reader of signals that an instruction brought about: its record is not one of success.
+The program that tells the reader of signals for faults: the record of the instruction is not one of success.
 
 A program on the tracepoint ``signal_deliver`` writes ``Entry.SIGNAL`` when a thread is about to get a signal for a
 fault, and gives back what its hit has drawn (``bpf.lower.tickets``). Where a uprobe had the instruction executed out of
@@ -25,7 +25,7 @@ from dprobes.bpf.layout import (
     ProbeField,
     Status,
 )
-from dprobes.engines.ebpf.attach.processprograms import add_to_status
+from dprobes.engines.ebpf.attach.tracepoints import add_to_status
 from dprobes.engines.ebpf.kernel.links import attach_typed_tracepoint
 from dprobes.target.btf import Kind
 

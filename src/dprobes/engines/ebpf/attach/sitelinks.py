@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from dprobes.bpf.lower.request import Placement
+    from dprobes.engines.ebpf.attach.sharedmaps import SharedMaps
     from dprobes.engines.ebpf.attach.siteplan import Site
-    from dprobes.engines.ebpf.attach.tables import SharedMaps
     from dprobes.engines.ebpf.kernel.descriptors import Descriptors
 
 __all__ = ["Attachments", "Group", "Linker"]

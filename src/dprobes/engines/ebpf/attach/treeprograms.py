@@ -1,5 +1,5 @@
 """
-Keep SCOPE: programs on the kernel's tracepoints add the children of processes in it, and take away what ends.
+Programs that keep SCOPE: on the kernel's tracepoints they add the children of processes in it, and remove what ends.
 
 Process ids are of the initial namespace. A child is in scope before it first runs. The members of ``task_struct`` are
 found in the kernel's type information.
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from dprobes.bpf.asm.assembler import Assembled, Assembler
 from dprobes.bpf.asm.isa import NO_OVERWRITE, Alu, Helper, Jump, Register, RingOutput, Size
 from dprobes.bpf.layout import KIND_SHIFT, Entry, MapName, Status
-from dprobes.engines.ebpf.attach.processprograms import (
+from dprobes.engines.ebpf.attach.tracepoints import (
     add_to_status,
     begin_exit,
     begin_fork,

@@ -15,7 +15,7 @@ from dprobes.bpf.asm.assembler import Assembler
 from dprobes.bpf.asm.isa import Alu, Atomic, Register
 from dprobes.bpf.layout import MapName
 from dprobes.engines.ebpf.kernel.bpfmaps import ArrayMap
-from dprobes.engines.ebpf.kernel.ownplace import OwnPlace
+from dprobes.engines.ebpf.kernel.privatesite import PrivateSite
 
 if TYPE_CHECKING:
     from dprobes.bpf.asm.assembler import Assembled
@@ -29,7 +29,7 @@ _PROGRAMS = 3
 def runs_newest_first(features: Features) -> bool:
     """Return whether a uprobe runs programs that were attached later before others; raise what the kernel answers."""
     with contextlib.ExitStack() as stack:
-        place = stack.enter_context(OwnPlace(features))
+        place = stack.enter_context(PrivateSite(features))
         table = stack.enter_context(ArrayMap(8 * (1 + _PROGRAMS), name="dprobes_order"))
         for number in range(_PROGRAMS):
             stack.callback(place.attach(_noting(number), {MapName.STATUS: table.fd}).close)

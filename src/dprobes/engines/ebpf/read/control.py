@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from dprobes.engines.interface import Counts
     from dprobes.resolve.probepoints import Probepoint
 
-__all__ = ["ControlledRun", "Readings", "Wishes"]
+__all__ = ["ControlledRun", "Readings", "Requests"]
 
 
-class Wishes:
+class Requests:
     """
-    Note what others ask of a run, and wake up the thread that sees to it.
+    What others ask of a run; the thread that sees to it is woken up.
 
     ``descriptor`` can be read when something was asked for; it is -1 while the run does not go on. A signal handler may
     interrupt these methods and call them itself.
@@ -34,7 +34,7 @@ class Wishes:
 
     def __init__(self) -> None:
         self.descriptor = -1
-        self._unwanted: deque[int] = deque()
+        self._removals: deque[int] = deque()
         self._lock = threading.RLock()
 
     def open(self) -> None:
@@ -42,7 +42,7 @@ class Wishes:
         self.descriptor = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
     def wake(self) -> None:
-        """Wake up the thread that sees to wishes."""
+        """Wake up the thread that sees to requests."""
         # The number may be that of somebody else's descriptor as soon as it is closed.
         with self._lock:
             if self.descriptor >= 0:
@@ -50,15 +50,15 @@ class Wishes:
                     os.eventfd_write(self.descriptor, 1)
 
     def remove(self, probes: Sequence[int]) -> None:
-        """Ask for probepoints to be taken away."""
-        self._unwanted += probes
+        """Ask for probepoints to be removed."""
+        self._removals += probes
         self.wake()
 
-    def take_unwanted(self) -> list[int]:
-        """Return the probepoints that are to be taken away, and forget them."""
+    def take_removals(self) -> list[int]:
+        """Return the probepoints that are to be removed, and forget them."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self.descriptor)
-        return [self._unwanted.popleft() for _ in range(len(self._unwanted))]
+        return [self._removals.popleft() for _ in range(len(self._removals))]
 
     def close(self) -> None:
         """Wake up nobody any more."""
@@ -70,7 +70,7 @@ class Wishes:
 
 class Readings:
     """
-    Show the counts and variables of a program in the kernel, and what they were at the end once ``close`` was called.
+    The counts and variables of a program in the kernel, and what they were at the end once ``close`` was called.
 
     ``count`` returns the counts of a probepoint, and is called by any thread.
     """
@@ -133,7 +133,7 @@ class ControlledRun(ABC):
     """A run of which others may ask for changes, and look at its counts and variables once ``_readings`` is set."""
 
     def __init__(self) -> None:
-        self._wishes = Wishes()
+        self._requests = Requests()
         self._readings: Readings | None = None
 
     @property
@@ -148,7 +148,7 @@ class ControlledRun(ABC):
 
     def wake(self) -> None:
         """Have ``events`` look at the ring at once."""
-        self._wishes.wake()
+        self._requests.wake()
 
     def counts(self) -> tuple[Counts, ...]:
         """Return what happened so far, in the order of ``probes``; records on their way to ``events`` included."""
@@ -172,4 +172,4 @@ class ControlledRun(ABC):
         for probe in probes:
             if not 0 <= probe < len(self.probes):
                 raise IndexError(f"there is no probepoint {probe}: they are 0 to {len(self.probes) - 1}")
-        self._wishes.remove(probes)
+        self._requests.remove(probes)

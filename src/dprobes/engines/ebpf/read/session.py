@@ -26,10 +26,10 @@ from dprobes.engines.ebpf.kernel.descriptors import Descriptors
 from dprobes.engines.ebpf.read.control import ControlledRun, Readings
 from dprobes.engines.ebpf.read.coredump import breakpoints_in
 from dprobes.engines.ebpf.read.heldrecords import Ended, HeldRecords
-from dprobes.engines.ebpf.read.inspection import Inspector
 from dprobes.engines.ebpf.read.recordstream import RecordStream
-from dprobes.engines.ebpf.read.stoppedprocesses import CORE_DUMP, DEBUGGER, Leaving
+from dprobes.engines.ebpf.read.stoppedprocesses import CORE_DUMP, DEBUGGER, StoppedProcesses
 from dprobes.engines.ebpf.read.switchover import Replacement, session_to_replace
+from dprobes.engines.ebpf.read.tablewatch import TableWatch
 from dprobes.engines.ebpf.read.threadprogress import progress
 from dprobes.engines.ebpf.replaceable import ReplaceableSession
 from dprobes.engines.interface import Begun, Finished, Notice, Pause, RecordBatch, StateEvent
@@ -75,7 +75,7 @@ class EbpfSession(ControlledRun, ReplaceableSession):
         self._left_out: list[LeftOutProbe] = []
         self._notices: list[Event] = []
         self._debuggers = Debuggers(settings.debugger, keep_input=not job.scope.is_command or os.isatty(0))
-        self._leaving = Leaving(self._debuggers, settings.core_directory, self._hidden)
+        self._stopped_processes = StoppedProcesses(self._debuggers, settings.core_directory, self._hidden)
         self._stopping = False
         self._finished = False
         self._hurried = False
@@ -112,8 +112,8 @@ class EbpfSession(ControlledRun, ReplaceableSession):
 
     def __enter__(self) -> Self:
         with self._stack as stack:
-            self._wishes.open()
-            stack.callback(self._wishes.close)
+            self._requests.open()
+            stack.callback(self._requests.close)
             stack.callback(self._settings.planner.forget)
             scope = self._job.scope
             replaced = session_to_replace(self._features, self._job)
@@ -128,7 +128,7 @@ class EbpfSession(ControlledRun, ReplaceableSession):
             namespace = pid_namespace_of(scope) if self._settings.pid_namespace else None
             installed = Installation(self._settings, self._job, found, filter_of(scope), namespace)
             self._installation = installed
-            self._inspector = Inspector(self._program, installed)
+            self._tables = TableWatch(self._program, installed)
             stack.callback(installed.close)
             faulting = installed.faulting
             look = progress if is_initial_namespace() else None  # the ids of threads are not ours elsewhere
@@ -180,7 +180,7 @@ class EbpfSession(ControlledRun, ReplaceableSession):
     def stop(self) -> None:
         """Ask for the end; may be called by a signal handler."""
         self._stopping = True
-        self._wishes.wake()
+        self._requests.wake()
 
     def hurry(self) -> bool:
         """Give up the records that wait, once nothing is attached any more; return whether that makes a difference."""
@@ -225,7 +225,7 @@ class EbpfSession(ControlledRun, ReplaceableSession):
             while self._notices:
                 yield self._notices.pop(0)
             yield from self._turn()
-            yield from self._take_unwanted()
+            yield from self._take_removals()
             if self._is_over():
                 yield from self._finish()
                 return
@@ -236,7 +236,7 @@ class EbpfSession(ControlledRun, ReplaceableSession):
     def _is_over(self) -> bool:
         if self._stopping:
             return True
-        if self._tree is None or not self._leaving.is_idle:
+        if self._tree is None or not self._stopped_processes.is_idle:
             return False
         # A tree of which somebody else has taken a process away (ALIVE is too high) ends with its command at least.
         return self._tree.alive <= 0
@@ -256,12 +256,12 @@ class EbpfSession(ControlledRun, ReplaceableSession):
         sleep = _IDLE_SLEEP
         if not self._installed.attachments.is_settled or self._expects_files:
             sleep = _RENEWAL_SLEEP
-        elif not self._leaving.is_idle:
+        elif not self._stopped_processes.is_idle:
             sleep = LOOK
-        self._stream.wait(sleep, (self._wishes.descriptor,))
+        self._stream.wait(sleep, (self._requests.descriptor,))
 
     def _look_after(self) -> Iterator[Event]:
-        yield from self._leaving.look()
+        yield from self._stopped_processes.look()
         # Who replaces this session holds it still meanwhile; it must not wait for whoever takes our events.
         if self._changing.acquire(blocking=False):
             try:
@@ -272,7 +272,7 @@ class EbpfSession(ControlledRun, ReplaceableSession):
         now = time.monotonic()
         if now - self._last_look >= _IDLE_SLEEP:
             self._last_look = now
-            yield from self._inspector.look(is_quiet=self._stream.is_quiet)
+            yield from self._tables.look(is_quiet=self._stream.is_quiet)
 
     def _changes(self) -> list[Event]:
         """Bring links in line with what was found and what was taken away; return what there is to say."""
@@ -317,10 +317,10 @@ class EbpfSession(ControlledRun, ReplaceableSession):
 
     # What happens to probepoints
 
-    def _take_unwanted(self) -> Iterator[Event]:
+    def _take_removals(self) -> Iterator[Event]:
         """Take away what others want to be taken away, and report what was there still."""
         attachments = self._installed.attachments
-        gone = tuple(probe for probe in self._wishes.take_unwanted() if attachments.take_away(probe))
+        gone = tuple(probe for probe in self._requests.take_removals() if attachments.take_away(probe))
         if gone:
             yield StateEvent(gone, 0, ProbeState.REMOVED)
 
@@ -342,7 +342,7 @@ class EbpfSession(ControlledRun, ReplaceableSession):
                 attachments.renew(at_once=True)
             if ended.reason == DEBUGGER and self._tree is not None:
                 self._tree.release(ended.pid)
-            yield from self._leaving.leave(ended)
+            yield from self._stopped_processes.take(ended)
 
     def _hidden(self, pid: int) -> dict[int, int]:
         """Return the original bytes of the breakpoints in a process, by address."""
@@ -374,15 +374,15 @@ class EbpfSession(ControlledRun, ReplaceableSession):
                 if not installed.is_void(each.probe, each.reason) and installed.attachments.take_away(each.probe):
                     yield _state_after(each)
                 if each.reason in (DEBUGGER, CORE_DUMP):
-                    yield from self._leaving.leave(each)
+                    yield from self._stopped_processes.take(each)
         if gone := tuple(probe for probe in sorted(unheard) if installed.attachments.take_away(probe)):
             yield StateEvent(gone, 0, ProbeState.DISABLED)
-        yield from self._leaving.abandon()
+        yield from self._stopped_processes.abandon()
         while not self._debuggers.is_idle:
             yield Pause()
             yield from self._debuggers.look()
             time.sleep(LOOK)
-        yield from self._inspector.finish()
+        yield from self._tables.finish()
         status = None
         if self._command is not None and (not self._stopping or self._command.has_ended):
             status = self._command.wait()

@@ -1,5 +1,5 @@
 """
-``exit 1`` and ``exit 3``: a process that its handler has stopped goes to a debugger, or gets its core written.
+Processes that ``exit 1`` and ``exit 3`` have stopped: one goes to a debugger, or gets its core written.
 
 The kernel stops the thread by a SIGSTOP, which it delivers after it has carried out the probed instruction: what the
 debugger or the core shows is the state right behind it.
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from dprobes.engines.ebpf.read.heldrecords import Ended
     from dprobes.engines.interface import Event
 
-__all__ = ["CORE_DUMP", "DEBUGGER", "Leaving"]
+__all__ = ["CORE_DUMP", "DEBUGGER", "StoppedProcesses"]
 
 DEBUGGER, CORE_DUMP = 1, 3
 """The operands of ``exit``."""
 
 
-class Leaving:
-    """Take care of stopped processes; ``hidden`` returns the original bytes of the breakpoints in a process."""
+class StoppedProcesses:
+    """The stopped processes of a run; ``hidden`` returns the original bytes of the breakpoints in a process."""
 
     def __init__(self, debuggers: Debuggers, core_directory: str, hidden: Callable[[int], dict[int, int]]) -> None:
         self._debuggers = debuggers
@@ -40,7 +40,7 @@ class Leaving:
         """Whether nothing is left to ``look`` at."""
         return self._debuggers.is_idle and not self._dumps
 
-    def leave(self, ended: Ended) -> Iterator[Event]:
+    def take(self, ended: Ended) -> Iterator[Event]:
         """Begin with a process that was stopped, after the probepoint has been taken away."""
         name = process_field(ended.tid, "Name") or "ended"
         if ended.reason == DEBUGGER:

@@ -13,7 +13,7 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from dprobes.bpf.layout import Turn
-from dprobes.engines.ebpf.kernel.ownplace import Barrier
+from dprobes.engines.ebpf.kernel.privatesite import Barrier
 from dprobes.engines.ebpf.kernel.refusal import explained
 from dprobes.engines.ebpf.replaceable import ReplaceableSession
 from dprobes.errors import EngineError, NotSupportedError

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 from dprobes.bpf.lower.request import Placement
+from dprobes.engines.ebpf.attach.sharedmaps import ProbeCounters
 from dprobes.engines.ebpf.attach.sitelinks import Attachments, Group
 from dprobes.engines.ebpf.attach.siteplan import Site
-from dprobes.engines.ebpf.attach.tables import ProbeCounters
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

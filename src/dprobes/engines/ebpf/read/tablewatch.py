@@ -1,4 +1,4 @@
-"""What a run says besides records: looked for in the tables that handlers write, now and then and at the end."""
+"""The watch on the tables that handlers write: what a run says besides records, now and then and at the end."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from dprobes.engines.interface import Event
     from dprobes.rpn.program import Program
 
-__all__ = ["Inspector"]
+__all__ = ["TableWatch"]
 
 
-class Inspector:
-    """Look at the tables of one program in the kernel, and say each thing once."""
+class TableWatch:
+    """The watch on the tables of one program in the kernel; each thing is reported once."""
 
     def __init__(self, program: Program, installed: Installation) -> None:
         self._program = program

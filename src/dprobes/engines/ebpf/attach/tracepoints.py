@@ -1,4 +1,4 @@
-"""What programs that follow processes have in common: the arguments of the kernel's tracepoints, and process ids."""
+"""The arguments of the kernel's tracepoints, and process ids, for programs that follow processes."""
 
 from __future__ import annotations
 

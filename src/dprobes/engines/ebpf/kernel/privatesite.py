@@ -1,4 +1,4 @@
-"""A place for uprobes that nobody else comes by: a few instructions in a file in memory."""
+"""A site for uprobes that no other process executes: a few instructions in a file in memory."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
     from dprobes.engines.ebpf.kernel.descriptors import Descriptors
     from dprobes.engines.ebpf.kernel.features import Features
 
-__all__ = ["Barrier", "OwnPlace"]
+__all__ = ["Barrier", "PrivateSite"]
 
 _CODE = bytes.fromhex("55 5d c3")  # push %rbp; pop %rbp; ret
 
 
-class OwnPlace(Descriptor):
-    """Own such a place; what is raised is what the kernel answers, or an error of ours."""
+class PrivateSite(Descriptor):
+    """Such a site; what is raised is what the kernel answers, or an error of ours."""
 
     def __init__(self, features: Features) -> None:
-        super().__init__(os.memfd_create("dprobes-place"))
+        super().__init__(os.memfd_create("dprobes-site"))
         self._features = features
         os.write(self.fd, _CODE)
 
@@ -51,7 +51,7 @@ class OwnPlace(Descriptor):
 
 class Barrier:
     """
-    Wait, once, until all hits have been dealt with that were under way when ``wait`` was called.
+    A wait, once, until all hits have been dealt with that were under way when ``wait`` was called.
 
     To take a uprobe away the kernel waits for all handlers of all uprobes (``uprobe_unregister_sync``); where it has
     handlers run under the lock of their place, before Linux 6.12, there is nothing to wait for.
@@ -62,7 +62,7 @@ class Barrier:
         asm = Assembler()
         asm.mov(Register.R0, 0)
         asm.exit()
-        with OwnPlace(features) as place:
+        with PrivateSite(features) as place:
             self._links = place.attach(asm.assemble(), {})
 
     def wait(self) -> None:

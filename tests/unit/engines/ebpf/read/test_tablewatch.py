@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from dprobes.diagnostics import Diagnostics
-from dprobes.engines.ebpf.read.inspection import Inspector
+from dprobes.engines.ebpf.read.tablewatch import TableWatch
 from dprobes.engines.interface import Notice, StateEvent
 from dprobes.resolve.probestate import ProbeState
 from dprobes.rpn.isa import ExceptionCode
@@ -34,9 +34,9 @@ class Installed:
 PROGRAM = "name = x\nmajor = 7\noffset = a*\nminor = 1\nexit\noffset = 2\nminor = 2\nexit 1\n"
 
 
-def inspector(text: str = PROGRAM) -> tuple[Inspector, Installed]:
+def inspector(text: str = PROGRAM) -> tuple[TableWatch, Installed]:
     installed = Installed(text)
-    return Inspector(installed.program, cast("Any", installed)), installed
+    return TableWatch(installed.program, cast("Any", installed)), installed
 
 
 def test_an_exception_is_said_once_for_a_definition() -> None:

@@ -1,5 +1,5 @@
 """
-Keep MAPPERS: programs that notice a watched module's first instruction in a process, and what becomes of the process.
+Programs that keep MAPPERS: they notice a watched module's first instruction in a process, and what becomes of that.
 
 Where the module's place is a new one, its watchpoints have to be attached there first. So the program tells user space
 of it (ARRIVALS) and lets the process wait in the kernel, for a limited time: nobody else can see that it waits. What a
@@ -18,7 +18,7 @@ from dprobes.bpf.asm.isa import LOOPS_MAX, NO_OVERWRITE, Alu, Helper, Jump, Regi
 from dprobes.bpf.layout import ARRIVAL, MapName, Status
 from dprobes.bpf.lower.host import REGISTER_OFFSETS
 from dprobes.bpf.lower.scopefilter import write_filter
-from dprobes.engines.ebpf.attach.processprograms import (
+from dprobes.engines.ebpf.attach.tracepoints import (
     add_to_status,
     begin_exit,
     begin_fork,
