@@ -251,9 +251,9 @@ class Detacher:
             thread.trapped = 0
             return True
         code = ptracecalls.get_signal_info(thread.tid, self._info)
-        if code == ptracecalls.TRAP_TRACE and thread.unfinished is not None:
+        if code == ptracecalls.TRAP_TRACE and thread.hit.is_late:
             # The end of a step of ours.
-            self._stepper.settle_late(thread, thread.unfinished.breakpoint, self._registers)
+            self._stepper.settle_late(thread, thread.hit.breakpoint, self._registers)
             return True
         if code == ptracecalls.TRAP_HWBKPT:
             hits, foreign = self._debug_registers.take_hits(thread)

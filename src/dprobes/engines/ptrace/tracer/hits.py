@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING
 
 from dprobes.engines.hits.emission import Emitter
 from dprobes.engines.hits.handlerruns import HandlerRunner, hands_over
+from dprobes.engines.hits.lifecycle import AFTER, HitEvent, HitState
 from dprobes.engines.linux import ptracecalls
 from dprobes.engines.linux.ptracecalls import RESUME_FLAG, TRAP_FLAG, Register
 from dprobes.engines.ptrace.sites import Role
 from dprobes.engines.ptrace.tracer.breakpoints import heal
 from dprobes.engines.ptrace.tracer.detachment import give_back_pages
 from dprobes.engines.ptrace.tracer.pendinghits import PendingHits, Settler
-from dprobes.engines.ptrace.tracer.processes import ThreadState, UnfinishedHit
+from dprobes.engines.ptrace.tracer.processes import ThreadState
 from dprobes.engines.ptrace.tracer.returns import Returns
 from dprobes.engines.ptrace.tracer.stepper import COMPLETED, Completion, CompletionKind
 from dprobes.engines.ptrace.tracer.watchpoints import UnwatchedMemory
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.tracer.handlerexits import Exits
     from dprobes.engines.ptrace.tracer.insertions import Remover
     from dprobes.engines.ptrace.tracer.modulebreakpoints import ModuleWatcher
-    from dprobes.engines.ptrace.tracer.processes import PendingHit, Thread
+    from dprobes.engines.ptrace.tracer.processes import Thread
     from dprobes.engines.ptrace.tracer.programs import Handled, Probe
     from dprobes.engines.ptrace.tracer.returns import Hit
     from dprobes.engines.ptrace.tracer.stepper import Stepper
@@ -47,6 +48,13 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.tracer.watchpoints import DebugRegisters
 
 __all__ = ["HitHandler"]
+
+_ARRIVED, _CAME_BACK, _COMPLETED, _FAULTED = (
+    HitEvent.ARRIVED,
+    HitEvent.CAME_BACK,
+    HitEvent.COMPLETED,
+    HitEvent.FAULTED,
+)
 
 # Plain numbers: to look a register up by an enum member takes longer, and this runs at each hit.
 _RIP, _EFLAGS = int(Register.RIP), int(Register.EFLAGS)
@@ -96,13 +104,13 @@ class HitHandler:
         """Handle another stop with SIGTRAP: a watchpoint, the late end of a step, or the program's own trap."""
         registers = self._registers
         ptracecalls.get_registers(thread.tid, registers)
-        if thread.pending is not None and registers[_RIP] != thread.pending.slot.address:
+        if thread.hit.state is HitState.PENDING and registers[_RIP] != thread.hit.slot.address:
             self.pending.complete(thread)
         code = ptracecalls.get_signal_info(thread.tid, self._info)
         if code == ptracecalls.SI_KERNEL:
             address = registers[_RIP] - 1
             slot = thread.space.slots.holding(address)
-            if slot is not None and slot.trap == address and thread.unfinished is not None:
+            if slot is not None and slot.trap == address and thread.hit.is_late:
                 self._on_late_step(thread)
                 return
             if thread.space.breakpoints and heal(thread, address, self._modules):
@@ -110,7 +118,7 @@ class HitHandler:
                 ptracecalls.set_instruction_pointer(thread.tid, address)
                 self._stopper.resume(thread)
                 return
-        elif code == ptracecalls.TRAP_TRACE and thread.unfinished is not None:
+        elif code == ptracecalls.TRAP_TRACE and thread.hit.is_late:
             self._on_late_step(thread)
             return
         elif code == ptracecalls.TRAP_HWBKPT:
@@ -124,7 +132,7 @@ class HitHandler:
         """Handle the stop of a thread that has run into a breakpoint, and stands where it could go on (``Stopper``)."""
         address, thread.trapped = thread.trapped, 0
         space = thread.space
-        if thread.pending is not None:
+        if thread.hit.state is HitState.PENDING:
             self.pending.complete(thread)
         thread.state = ThreadState.STOPPED
         breakpoint_ = space.breakpoints.get(address)
@@ -169,19 +177,20 @@ class HitHandler:
     def deliver(self, thread: Thread, number: int) -> None:
         """Let a thread run on with the signal that it has stopped for."""
         number_now = self._stepper.leave_slot(thread, self._registers, number)
-        if thread.pending is not None:
+        if thread.hit.state is HitState.PENDING:
             self.pending.complete(thread)
         self._stopper.resume(thread, number_now)
 
     def _on_late_step(self, thread: Thread) -> None:
         """Count the hit of a thread that went to sleep in its step, and has got past the instruction after all."""
-        assert thread.unfinished is not None
-        breakpoint_, handled, is_counted = thread.unfinished
-        thread.unfinished = thread.written = None
+        hit = thread.hit
+        breakpoint_, is_counted = hit.breakpoint, hit.state is HitState.COUNTED
+        hit.follow(HitEvent.COMPLETED)
+        hit.written = None
         thread.state = ThreadState.STOPPED
         self._stepper.settle_late(thread, breakpoint_, self._registers)
         if not is_counted:
-            self._count(thread, [each for each in handled if each.probe.is_active], COMPLETED)
+            self._count(thread, [each for each in hit.handled if each.probe.is_active], COMPLETED)
         if breakpoint_.exits:
             self._leave(thread, breakpoint_)
         if thread.debug.slots:
@@ -190,11 +199,15 @@ class HitHandler:
 
     def _on_hit(self, thread: Thread, breakpoint_: Breakpoint) -> None:
         handled: tuple[Handled, ...] = ()
-        unfinished = thread.unfinished
-        if unfinished is not None and unfinished.breakpoint is not breakpoint_:
-            unfinished = None
-        repeated = thread.restarting == breakpoint_.address or (unfinished is not None and unfinished.is_counted)
-        thread.unfinished, thread.restarting = None, 0
+        hit = thread.hit
+        if hit.state and (hit.breakpoint is not breakpoint_ or not hit.is_late):
+            hit.follow(HitEvent.GIVEN_UP)
+        repeated = hit.state is HitState.COUNTED or thread.restarting == breakpoint_.address
+        known = hit.handled if hit.state is HitState.UNFINISHED else None
+        if repeated and known is not None:
+            hit.follow(HitEvent.GIVEN_UP)
+        hit.state = AFTER[hit.state, _CAME_BACK if repeated else _ARRIVED]
+        hit.breakpoint, hit.handled, thread.restarting = breakpoint_, (), 0
         self._context.select(thread, self._registers)
         try:
             if breakpoint_.own:
@@ -202,13 +215,14 @@ class HitHandler:
             if breakpoint_.waiting and not thread.is_outside:
                 self._after(thread, self._returns.arrived(thread, breakpoint_, self._registers))
                 if thread.leaving is not None:
+                    hit.follow(HitEvent.GIVEN_UP)
                     self._go_on(thread)
                     return
             if repeated:
                 pass  # it has been counted: a system call, say, that is made once more only because we interrupted it
-            elif unfinished is not None:
-                self._context.written = thread.written
-                handled = self._handlers.run(breakpoint_.handlers, unfinished.handled)
+            elif known is not None:
+                self._context.written = hit.written
+                handled = self._handlers.run(breakpoint_.handlers, known)
             elif breakpoint_.handlers:
                 handled = self._handlers.run(breakpoint_.handlers)
         except BaseException:
@@ -220,27 +234,28 @@ class HitHandler:
             ptracecalls.set_registers(thread.tid, self._registers)
             self._count(thread, handled, COMPLETED)
             self._exits.note(thread, handled)
-            if breakpoint_.is_needed:
-                # Should the thread go on under our eyes, it comes by once more: that will be no other hit.
-                thread.unfinished = UnfinishedHit(breakpoint_, (), is_counted=True)
+            # Should the thread go on under our eyes, it comes by once more: that will be no other hit.
+            hit.follow(HitEvent.COUNTED_EARLY if breakpoint_.is_needed else HitEvent.COMPLETED)
             self._go_on(thread)
             return
         completion = self._complete(thread, breakpoint_, handled)
-        thread.written = None
+        hit.written = None
         if completion.kind is CompletionKind.PENDING:
             if handled:
-                thread.written = self._context.written
-                self.pending.add(thread, breakpoint_, handled)
+                hit.written = self._context.written
+                self.pending.add(thread, handled)
+            else:
+                hit.follow(HitEvent.COMPLETED)
             self._stopper.resume(thread)
             return
         if completion.kind is CompletionKind.INTERRUPTED:
-            thread.written = self._context.written
-            if (breakpoint_.handlers or breakpoint_.exits) and not repeated and not completion.signal:
-                thread.unfinished = UnfinishedHit(breakpoint_, handled)
-            elif repeated and not completion.signal:
-                thread.restarting = breakpoint_.address
-        elif handled:
-            self._count(thread, handled, completion)
+            hit.handled, hit.written = handled, self._context.written
+            is_kept = not completion.signal and (repeated or breakpoint_.handlers or breakpoint_.exits)
+            hit.follow(HitEvent.INTERRUPTED if is_kept else HitEvent.GIVEN_UP)
+        else:
+            hit.state = AFTER[hit.state, _FAULTED if completion.kind is CompletionKind.FAULTED else _COMPLETED]
+            if handled:
+                self._count(thread, handled, completion)
         if completion.kind is CompletionKind.COMPLETED and (thread.debug.slots or thread.debug.superseded):
             self._on_watchpoint(thread)
         if breakpoint_.exits and completion.kind is CompletionKind.COMPLETED:
@@ -354,8 +369,8 @@ class HitHandler:
         for probe in self._emitter.count(handled, turn, has_faulted=has_faulted):
             self._withdraw(probe, thread)
 
-    def _count_pending(self, thread: Thread, hit: PendingHit, completion: Completion) -> None:
-        self._count(thread, hit.handled, completion, hit.turn)
+    def _count_pending(self, thread: Thread, completion: Completion) -> None:
+        self._count(thread, thread.hit.handled, completion, thread.hit.turn)
 
     def _withdraw(self, probe: Probe, thread: Thread) -> None:
         """Take a probe away everywhere: it is disabled or removed."""

@@ -15,6 +15,7 @@ import signal
 import sys
 import traceback
 
+from dprobes.engines.hits.lifecycle import HitState
 from dprobes.engines.linux import ptracecalls
 from dprobes.engines.linux.oomscore import spare_process
 from dprobes.engines.linux.procfs import living_thread, thread_state
@@ -33,6 +34,7 @@ from dprobes.engines.ptrace.tracer.processes import (
     DebugState,
     Thread,
     ThreadGoneError,
+    ThreadHit,
     ThreadState,
 )
 from dprobes.engines.ptrace.tracer.processtree import ORPHAN_AGE, ProcessTree, Seizer
@@ -270,7 +272,7 @@ class Tracer:
                 self._hits.on_trap(thread)
             return
         thread.state = ThreadState.STOPPED
-        if thread.pending is not None:
+        if thread.hit.state is HitState.PENDING:
             self._hits.pending.resolve(thread, kind, number)
         match kind:
             case StopKind.EXITED:
@@ -353,7 +355,8 @@ class Tracer:
         thread.rseq = 0
         thread.debug = DebugState()  # the kernel has cleared the registers
         thread.uid = None
-        thread.unfinished = thread.written = None
+        self._hits.pending.drop(thread)
+        thread.hit = ThreadHit()
         self._stopper.waits.forget(thread)
         thread.restarting = thread.trapped = 0
         thread.returns = []

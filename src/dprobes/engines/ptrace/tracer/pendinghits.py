@@ -18,18 +18,18 @@ import contextlib
 import time
 from typing import TYPE_CHECKING
 
+from dprobes.engines.hits.lifecycle import AFTER, HitEvent, HitState
 from dprobes.engines.linux import ptracecalls
 from dprobes.engines.linux.procfs import system_call_of
 from dprobes.engines.linux.ptracecalls import Register, StopKind, classify_stop
 from dprobes.engines.ptrace.tracer.heldsignals import FAULTS
-from dprobes.engines.ptrace.tracer.processes import PendingHit, ThreadState, UnfinishedHit
+from dprobes.engines.ptrace.tracer.processes import ThreadState
 from dprobes.engines.ptrace.tracer.stepper import COMPLETED, Completion, CompletionKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from dprobes.engines.hits.emission import Emitter
-    from dprobes.engines.ptrace.tracer.breakpoints import Breakpoint
     from dprobes.engines.ptrace.tracer.processes import Thread
     from dprobes.engines.ptrace.tracer.programs import Handled, InsertedProgram
     from dprobes.engines.ptrace.tracer.stepper import Stepper
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 __all__ = ["PendingHits", "Settler", "has_hit_of"]
 
 _FAULTED = Completion(CompletionKind.FAULTED)
+
+_COMPLETE, _FAULT = HitEvent.COMPLETED, HitEvent.FAULTED
 
 _PATIENCE = 0.005
 """Seconds after which to look what became of a hit."""
@@ -51,24 +53,29 @@ _RIP = int(Register.RIP)
 class PendingHits:
     """Hold the threads with a pending hit."""
 
-    def __init__(self, emitter: Emitter, count: Callable[[Thread, PendingHit, Completion], None]) -> None:
+    def __init__(self, emitter: Emitter, count: Callable[[Thread, Completion], None]) -> None:
         self._emitter = emitter
         self._count = count
         self._threads: dict[int, Thread] = {}
         self._registers = ptracecalls.Registers()
         self._info = ptracecalls.SignalInfo()
 
-    def add(self, thread: Thread, breakpoint_: Breakpoint, handled: tuple[Handled, ...]) -> None:
-        """Note that a thread is about to execute the instruction of a hit in its slot."""
-        slot = thread.space.slots.by_site[breakpoint_.address, breakpoint_.site.original]
+    def add(self, thread: Thread, handled: tuple[Handled, ...]) -> None:
+        """Note that a thread is about to execute the instruction of its hit in its slot."""
+        hit, site = thread.hit, thread.hit.breakpoint.site
+        slot = thread.space.slots.by_site[hit.breakpoint.address, site.original]
         assert slot is not None
-        thread.pending = PendingHit(breakpoint_, handled, slot, self._emitter.take_turn(), time.monotonic())
+        hit.state = AFTER[hit.state, HitEvent.LET_RUN]
+        hit.handled, hit.slot, hit.turn = handled, slot, self._emitter.take_turn()
+        hit.since = hit.looked_at = time.monotonic()
         self._threads[thread.tid] = thread
+
+    def __contains__(self, tid: int) -> bool:
+        """Return whether a thread has a pending hit."""
+        return tid in self._threads
 
     def resolve(self, thread: Thread, kind: StopKind, number: int) -> None:
         """Find out at a stop of a thread, which is none for SIGTRAP, what became of its pending hit."""
-        pending = thread.pending
-        assert pending is not None
         if kind is StopKind.EXITED:
             self.complete(thread)
             return
@@ -79,16 +86,16 @@ class PendingHits:
 
     def complete(self, thread: Thread, completion: Completion = COMPLETED) -> None:
         """Count a hit whose instruction was executed, or faulted."""
-        pending = thread.pending
-        assert pending is not None
-        thread.pending = thread.written = None
+        hit = thread.hit
+        hit.state = AFTER[hit.state, _FAULT if completion is _FAULTED else _COMPLETE]
+        hit.written = None
         self._threads.pop(thread.tid, None)
         # Also if a probepoint has gone meanwhile: its handler ran before.
-        self._count(thread, pending, completion)
+        self._count(thread, completion)
 
     def let_go(self, thread: Thread) -> None:
         """Count the pending hit of a stopped thread that is about to be detached, if its instruction was executed."""
-        if thread.pending is None:
+        if thread.hit.state is not HitState.PENDING:
             return
         with contextlib.suppress(OSError):
             if self._is_past(thread):
@@ -97,14 +104,14 @@ class PendingHits:
 
     def drop(self, thread: Thread) -> None:
         """Forget a hit whose instruction was not executed, if there is one."""
-        if (pending := thread.pending) is not None:
-            thread.pending = None
+        if thread.hit.state is HitState.PENDING:
+            thread.hit.follow(HitEvent.GIVEN_UP)
             self._threads.pop(thread.tid, None)
-            self._emitter.emit([], pending.turn)
+            self._emitter.emit([], thread.hit.turn)
 
     def forget(self, thread: Thread) -> None:
         """Count the pending hit of a thread that is gone, because another one has executed a program."""
-        if thread.pending is not None:
+        if thread.hit.state is HitState.PENDING:
             self.complete(thread)
 
     def look_after(self) -> float | None:
@@ -119,27 +126,26 @@ class PendingHits:
         now = time.monotonic()
         again = False
         for tid, thread in list(self._threads.items()):
-            pending = thread.pending
-            if pending is None or thread.state is ThreadState.ENDED:
+            hit = thread.hit
+            if hit.state is not HitState.PENDING or thread.state is ThreadState.ENDED:
                 self.drop(thread)
                 self._threads.pop(tid, None)
                 continue
-            if now - pending.since >= _PATIENCE and thread.state is ThreadState.RUNNING:
+            if now - hit.looked_at >= _PATIENCE and thread.state is ThreadState.RUNNING:
+                # Not more often: a thread that waits for a processor executes nothing between two stops.
+                hit.looked_at = now
                 self._look_at(thread)
-            if now - pending.since >= _ORDERLY and thread.pending is pending:
-                self._emitter.skip(pending.turn)
-            again = again or (
-                thread.pending is not None and (thread.state is ThreadState.RUNNING or pending.turn.is_queued)
-            )
+            if now - hit.since >= _ORDERLY and tid in self._threads:
+                self._emitter.skip(hit.turn)
+            again = again or (tid in self._threads and (thread.state is ThreadState.RUNNING or hit.turn.is_queued))
         return _PATIENCE if again else None
 
     def _is_past(self, thread: Thread) -> bool:
         """Return whether a stopped thread has executed the instruction: it is elsewhere, or has hit once more."""
-        assert thread.pending is not None
         if thread.trapped:
             return True
         ptracecalls.get_registers(thread.tid, self._registers)
-        return bool(self._registers[_RIP] != thread.pending.slot.address)
+        return bool(self._registers[_RIP] != thread.hit.slot.address)
 
     def _look_at(self, thread: Thread) -> None:
         where = system_call_of(thread.tid)
@@ -172,61 +178,61 @@ class Settler:
 
         If the instruction was not executed, the thread is put back onto it, and will hit again.
         """
-        pending, unfinished = thread.pending, thread.unfinished
-        if pending is not None:
+        hit = thread.hit
+        if hit.state is HitState.PENDING:
             self._resolve(thread, status)
-            if thread.pending is not None:
+            if thread.tid in self._pending:
                 self._pending.drop(thread)
-                self._give_up(thread, pending.breakpoint, _of_others(pending.handled, program))
-        elif unfinished is not None and not unfinished.is_counted:
-            breakpoint_ = unfinished.breakpoint
+                self._give_up(thread, program)
+        elif hit.state is HitState.UNFINISHED:
             ptracecalls.get_registers(thread.tid, self._registers)
-            if self._registers[_RIP] in (breakpoint_.address, thread.space.slots.way_on(breakpoint_)):
-                self._give_up(thread, breakpoint_, _of_others(unfinished.handled, program))
+            if self._registers[_RIP] in (hit.breakpoint.address, thread.space.slots.way_on(hit.breakpoint)):
+                self._give_up(thread, program)
             else:
                 self.count_now(thread)  # the trap that says so is still to come
 
     def drop(self, thread: Thread, status: int | None, program: InsertedProgram) -> None:
         """Settle the hit of a stopped thread, which reports ``status``, for a program that ends."""
-        if thread.pending is not None:
+        if thread.hit.state is HitState.PENDING:
             self._resolve(thread, status)
         self.forget(thread, program)
 
     @staticmethod
     def forget(thread: Thread, program: InsertedProgram) -> None:
         """Let a hit of a thread that is not counted yet be none of a program."""
-        if (pending := thread.pending) is not None:
-            thread.pending = pending._replace(handled=_of_others(pending.handled, program))
-        if (unfinished := thread.unfinished) is not None:
-            thread.unfinished = unfinished._replace(handled=_of_others(unfinished.handled, program))
+        thread.hit.handled = _of_others(thread.hit.handled, program)
 
     def count_now(self, thread: Thread) -> None:
         """Count the hit of a thread that cannot be stopped in the instruction: it will execute that by itself."""
-        if thread.pending is not None:
+        hit = thread.hit
+        if hit.state is HitState.PENDING:
             self._pending.complete(thread)
-        elif (unfinished := thread.unfinished) is not None and not unfinished.is_counted:
-            thread.unfinished = unfinished._replace(is_counted=True)
-            self._count(thread, [each for each in unfinished.handled if each.probe.is_active], COMPLETED)
+        elif hit.state is HitState.UNFINISHED:
+            hit.follow(HitEvent.COUNTED_EARLY)
+            self._count(thread, [each for each in hit.handled if each.probe.is_active], COMPLETED)
 
     def _resolve(self, thread: Thread, status: int | None) -> None:
         kind, number = (StopKind.EVENT, 0) if status is None else classify_stop(status)
         self._pending.resolve(thread, kind, number)
 
-    def _give_up(self, thread: Thread, breakpoint_: Breakpoint, others: tuple[Handled, ...]) -> None:
+    def _give_up(self, thread: Thread, program: InsertedProgram) -> None:
+        hit = thread.hit
         self._stopper.give_up_hit(thread)
         ptracecalls.get_registers(thread.tid, self._registers)
-        self._registers[_RIP] = breakpoint_.address
+        self._registers[_RIP] = hit.breakpoint.address
         ptracecalls.set_registers(thread.tid, self._registers)
-        if others:
-            thread.unfinished = UnfinishedHit(breakpoint_, others)
+        hit.handled = _of_others(hit.handled, program)
+        if hit.handled:
+            hit.follow(HitEvent.KEPT)
 
 
 def has_hit_of(thread: Thread, program: InsertedProgram) -> bool:
     """Return whether a thread has a hit of a program that is not counted yet, or a return of it to come."""
-    if thread.pending is not None:
-        return any(each.probe.program is program for each in thread.pending.handled)
-    if (unfinished := thread.unfinished) is not None and not unfinished.is_counted:
-        probes = [each.probe for each in unfinished.handled] + [probe for probe, _ in unfinished.breakpoint.exits]
+    hit = thread.hit
+    if hit.state is HitState.PENDING:
+        return any(each.probe.program is program for each in hit.handled)
+    if hit.state is HitState.UNFINISHED:
+        probes = [each.probe for each in hit.handled] + [probe for probe, _ in hit.breakpoint.exits]
         return any(probe.program is program for probe in probes)
     return False
 

@@ -14,6 +14,7 @@ import struct
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from dprobes.engines.hits.lifecycle import AFTER, HitState
 from dprobes.engines.linux.procfs import process_field
 from dprobes.engines.ptrace.tracer.slots import Slots
 from dprobes.target.processmaps import PAGE_SIZE
@@ -21,6 +22,7 @@ from dprobes.target.processmaps import PAGE_SIZE
 if TYPE_CHECKING:
     from dprobes.engines.hits.context import Changes
     from dprobes.engines.hits.emission import Turn
+    from dprobes.engines.hits.lifecycle import HitEvent
     from dprobes.engines.ptrace.sites import Site
     from dprobes.engines.ptrace.tracer.breakpoints import Breakpoint
     from dprobes.engines.ptrace.tracer.programs import Handled, InsertedProgram, Probe
@@ -37,12 +39,11 @@ __all__ = [
     "FileKey",
     "Leaving",
     "PageReader",
-    "PendingHit",
     "PendingReturn",
     "Thread",
     "ThreadGoneError",
+    "ThreadHit",
     "ThreadState",
-    "UnfinishedHit",
     "Watchpoint",
 ]
 
@@ -64,24 +65,34 @@ class ThreadState(enum.Enum):
     ENDED = "ended, while other threads of the process go on (a zombie leader)"
 
 
-class PendingHit(NamedTuple):
-    """Hold the results of handlers, in their order, whose instruction may or may not have been executed by now."""
+@dataclass(slots=True, eq=False)
+class ThreadHit:
+    """
+    The hit of a thread at a breakpoint, whose ``state`` follows the table of ``hits.lifecycle``.
 
-    breakpoint: Breakpoint
-    handled: tuple[Handled, ...]
-    slot: Slot
-    turn: Turn
-    since: float
-    """In seconds of the monotonic clock."""
+    ``handled`` are the results of handlers in their order, ``written`` what these changed in the registers. A PENDING
+    hit has a ``slot`` in which its instruction is executed, and a ``turn`` for its records.
+    """
 
+    state: HitState = HitState.NONE
+    breakpoint: Breakpoint = field(init=False)
+    handled: tuple[Handled, ...] = ()
+    written: Changes | None = None
+    slot: Slot = field(init=False)
+    turn: Turn = field(init=False)
+    since: float = 0.0
+    """When it has become PENDING, in seconds of the monotonic clock."""
+    looked_at: float = 0.0
+    """When it was looked at then."""
 
-class UnfinishedHit(NamedTuple):
-    """Hold a breakpoint whose handlers ran, but whose instruction could not be carried out yet, and their results."""
+    def follow(self, event: HitEvent) -> None:
+        """Take notice of an event."""
+        self.state = AFTER[self.state, event]
 
-    breakpoint: Breakpoint
-    handled: tuple[Handled, ...]
-    is_counted: bool = False
-    """Whether nothing is to be counted any more when it is."""
+    @property
+    def is_late(self) -> bool:
+        """Whether handlers have run, and the thread may still execute the instruction in a step in which it sleeps."""
+        return self.state is HitState.UNFINISHED or self.state is HitState.COUNTED
 
 
 class Leaving(NamedTuple):
@@ -140,14 +151,10 @@ class Thread:
     rseq: int = 0
     uid: tuple[int, int] | None = None
     """The (effective, real) user ids when they were last looked up."""
-    unfinished: UnfinishedHit | None = None
+    hit: ThreadHit = field(default_factory=ThreadHit)
     trapped: int = 0  # the address of the breakpoint into which it has run, until that is handled (``Stopper``)
-    written: Changes | None = None
-    """What handlers changed before an instruction that was not yet executed."""
     restarting: int = 0
     """The address of a system call instruction that the thread executes once more, because we interrupted it."""
-    pending: PendingHit | None = None
-    """A hit whose instruction the thread is executing, or has executed, without a stop behind it."""
     is_outside: bool = False
     """Whether it is of a process in no program's scope, traced only as long as it shares memory with one that is."""
     leaving: Leaving | None = None

@@ -15,6 +15,7 @@ import signal
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dprobes.engines.hits.lifecycle import HitState
 from dprobes.engines.linux import ptracecalls
 from dprobes.engines.linux.ptracecalls import RESUME_FLAG, TRAP_FLAG, Event, Register, StopKind, classify_stop
 from dprobes.engines.ptrace.tracer.heldsignals import FAULTS, HeldSignals, move_signal_address
@@ -325,7 +326,7 @@ class Stepper:
                 ptracecalls.get_signal_info(thread.tid, self._info)
                 move_signal_address(self._info, slot.end, slot.following)
                 ptracecalls.set_signal_info(thread.tid, self._info)
-        elif number and (slot.is_free or thread.pending is not None):
+        elif number and (slot.is_free or thread.hit.state is HitState.PENDING):
             # Its handler has run; so let it be executed before the signal is delivered.
             return self._finish(thread, slot, registers, number)
         else:

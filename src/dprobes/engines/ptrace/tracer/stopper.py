@@ -23,6 +23,7 @@ import signal
 import time
 from typing import TYPE_CHECKING
 
+from dprobes.engines.hits.lifecycle import HitEvent, HitState
 from dprobes.engines.linux import ptracecalls
 from dprobes.engines.linux.procfs import children_of, system_call_of, thread_state
 from dprobes.engines.linux.ptracecalls import Event, Register, StopKind, classify_stop
@@ -344,19 +345,21 @@ class Stopper:
 
     def give_up_hit(self, thread: Thread) -> None:
         """Forget a hit whose instruction was not executed: a signal handler comes first, and may go elsewhere."""
-        thread.unfinished = None
+        hit = thread.hit
+        if hit.state is not HitState.NONE and hit.state is not HitState.PENDING:
+            hit.follow(HitEvent.GIVEN_UP)
         thread.restarting = 0
-        if thread.written is None:
+        if hit.written is None:
             return
         # If the instruction is tried again, the handler runs again; so it must find what it found before.
         with contextlib.suppress(ProcessLookupError):
             registers = self._held_registers
             ptracecalls.get_registers(thread.tid, registers)
-            for word, (before, after) in thread.written.items():
+            for word, (before, after) in hit.written.items():
                 if registers[word] == after:  # else a repeated string instruction has moved on
                     registers[word] = before
             ptracecalls.set_registers(thread.tid, registers)
-        thread.written = None
+        hit.written = None
 
     def release(self, thread: Thread) -> None:
         """Let a thread run on that stopped only because we asked for it."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
+from dprobes.engines.hits.lifecycle import HitState
 from dprobes.engines.ptrace.sites import Role
 from dprobes.engines.ptrace.tracer.insertions import prepared
 from dprobes.engines.ptrace.tracer.pendinghits import has_hit_of
@@ -98,7 +99,7 @@ class Replacer:
     def _stop_all(self) -> list[Thread]:
         threads = list(self._tree.threads.values())
         for thread in threads:
-            if thread.state is ThreadState.LISTENING and (thread.pending or thread.unfinished):
+            if thread.state is ThreadState.LISTENING and thread.hit.state is not HitState.NONE:
                 # It can be looked at in a real stop only; an interrupt ends the listening, and the group stop lasts.
                 thread.state = ThreadState.RUNNING
         return self._stopper.stop(threads)
