@@ -2,10 +2,13 @@
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help demo test torture lint bench docs clean
+.PHONY: help demo quick test torture mutants lint bench docs clean
 
 PYTHON := .venv/bin/python
 SOURCES := $(shell find src -name '*.py')
+# Tests wait for processes more than half of their time, so there is one more at once than the two processors need.
+WORKERS := 3
+PARALLEL := $(PYTHON) -m pytest -q --dist loadgroup --timeout=300 --timeout-method=signal
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -13,12 +16,19 @@ help: ## list the targets
 demo: .venv/run.stamp ## install what is needed and show probe records of a real program
 	@sh tools/demo.sh
 
+quick: .venv/dev.stamp ## run the tests that take no time: unit tests and cases
+	$(PARALLEL) -n 2 -m "not torture and not slow" tests/unit tests/cases
+
 test: .venv/dev.stamp .venv/tools.stamp ## run the whole test suite
-	$(PYTHON) -m pytest -q -m "not torture" --timeout=300 --timeout-method=signal
+	$(PYTHON) -m compileall -q src
+	$(PARALLEL) -n $(WORKERS) -m "not torture"
 
 torture: .venv/dev.stamp .venv/tools.stamp .venv/selftests.stamp ## run the long forms of the torture and differential tests
 	$(PYTHON) -m pytest -q -m torture
 	DPROBES_EXAMPLES=torture $(PYTHON) -m pytest -q tests/unit tests/integration/ebpf/test_random_uprobes.py
+
+mutants: .venv/dev.stamp ## change single places of the sources, and list the changes that no test notices
+	$(PYTHON) tools/mutants.py --count 200
 
 lint: .venv/dev.stamp ## check style, types, layers, and that generated files are up to date
 	.venv/bin/ruff check .

@@ -25,9 +25,10 @@ from case_interpreter import (  # noqa: E402
     is_compiled_case,
 )
 from ebpf_backend import obstacle  # noqa: E402
+from requirements import is_required, required_words  # noqa: E402
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Generator, Iterator
 
 CASES = Path(__file__).parent / "cases"
 
@@ -36,6 +37,45 @@ BACK_ENDS: dict[str, Callable[[Case, Target], None]] = {
     "translator": check_translated_case,
     "ebpf": check_compiled_case,
 }
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if uses_uprobes(item):
+            item.add_marker(pytest.mark.xdist_group("uprobes"))
+
+
+def uses_uprobes(item: pytest.Item) -> bool:
+    """Return whether a test uses the eBPF engine on real programs: by its directory, or by a parameter."""
+    tests = CASES.parent / "integration"
+    return item.path.is_relative_to(tests / "ebpf") or (item.path.is_relative_to(tests) and "ebpf" in item.name)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    refuse_skip(report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    report = yield
+    refuse_skip(report)
+    return report
+
+
+def refuse_skip(report: pytest.TestReport | pytest.CollectReport) -> None:
+    """Make a skip a failure where what the test lacks is required; an expected failure is no skip."""
+    if report.skipped and not hasattr(report, "wasxfail") and isinstance(report.longrepr, tuple):
+        _, _, reason = report.longrepr
+        if is_required(reason, required_words()):
+            report.outcome = "failed"
+            report.longrepr = (
+                f"{reason}\nDPROBES_REQUIRE={os.environ['DPROBES_REQUIRE']} allows no skip for this reason"
+            )
 
 
 @functools.cache

@@ -170,9 +170,9 @@ def processor_flags() -> frozenset[str]:
 def need(form: Form) -> None:
     if form.name == "call_non_canonical" and "vmmcall" not in processor_flags():
         # Intel's processors store the return address before they fault; the copy in a slot stores its own.
-        pytest.skip(f"{form.name}: this processor stores below the stack pointer before it faults")
+        pytest.skip(f"processor: {form.name}: it stores below the stack pointer before it faults")
     if missing := set(form.needs) - processor_flags():
-        pytest.skip(f"{form.name}: this processor lacks {', '.join(sorted(missing))}")
+        pytest.skip(f"processor: {form.name}: it lacks {', '.join(sorted(missing))}")
 
 
 def test_the_tables_hold_what_was_asked_for() -> None:

@@ -130,9 +130,7 @@ def test_another_tracer_is_kept_out_until_the_end(build: Builder, run: Runner, t
 
 @pytest.fixture
 def shared(run: Runner, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> Path:
-    """Return a directory that every user may write to, and open the way to it."""
-    for path in (tmp_path, *list(tmp_path.parents)[:2]):
-        path.chmod(0o755)
+    """Return a directory that every user may write to."""
     tmp_path.chmod(0o777)
     return tmp_path
 

@@ -280,7 +280,7 @@ def test_what_is_called_broken_is_broken(comparison_of: Callable[[int], Comparis
             unharmed.add(form.name)
     assert broken > 10
     if repaired := sorted(unharmed - SAME_HERE):
-        pytest.skip(f"this kernel carries out what others do not: {', '.join(repaired)}")
+        pytest.skip(f"newer kernel: it carries out what others do not: {', '.join(repaired)}")
 
 
 def test_a_repeated_instruction_is_hit_once_for_each_element(build: Builder) -> None:
