@@ -19,28 +19,9 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[1]
 SOURCES = ROOT / "src"
 
-_HITS, _PTRACE = "dprobes.engines.hits", "dprobes.engines.ptrace"
+_TRACER = "dprobes.engines.ptrace.tracer."
 
-KNOWN = (
-    frozenset(f"{_HITS}.{name}" for name in ("context", "probes", "records")),
-    frozenset(f"{_PTRACE}.tracer.{name}" for name in ("hits", "insertions")),
-    frozenset(
-        f"{_PTRACE}.{name}"
-        for name in (
-            "sharedcounters",
-            "tracer.breakpoints",
-            "tracer.modulebreakpoints",
-            "tracer.placement",
-            "tracer.processes",
-            "tracer.programs",
-            "tracer.slots",
-            "tracer.stopper",
-            "tracer.timedwaits",
-            "tracer.waits",
-            "tracer.watchpoints",
-        )
-    ),
-)
+KNOWN = (frozenset(f"{_TRACER}{name}" for name in ("breakpoints", "processes", "programs", "timedwaits")),)
 """The circles that are still there, as the names of their modules."""
 
 

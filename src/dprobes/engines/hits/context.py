@@ -6,15 +6,11 @@ An engine implements ``HitContext`` once and lets it speak of one stopped thread
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from dprobes.vm import Context
 
-if TYPE_CHECKING:
-    from dprobes.engines.hits.probes import Handlers, Probe
-    from dprobes.engines.hits.records import RecordBuilder
-
-__all__ = ["Changes", "HandledProgram", "HitContext", "Reach", "SharedCounters", "Tally"]
+__all__ = ["Changes", "HitContext", "Reach", "SharedCounters", "Tally"]
 
 Changes = dict[int, tuple[int, int]]
 """Registers that handlers changed: (before, after) by the engine's number of the register."""
@@ -46,23 +42,6 @@ class SharedCounters(Protocol):
         """Set variables to zero if somebody wants that; only between two handlers."""
 
 
-class HandledProgram(Protocol):
-    """A program whose handlers run at hits; ``handlers`` are those for modules with words of 4 and 8 bytes."""
-
-    number: int
-    rank: int
-    records: RecordBuilder
-    handlers: dict[int, Handlers]
-
-    @property
-    def reach(self) -> Reach:
-        """The processes that it is about."""
-
-    @property
-    def counters(self) -> SharedCounters:
-        """The memory of its variables."""
-
-
 class HitContext(Context, Protocol):
     """
     The context of the handlers of a hit, on a thread of the process ``process`` in code with words of ``word_size``.
@@ -73,11 +52,11 @@ class HitContext(Context, Protocol):
 
     process: int
     word_size: int
-    probe: Probe[Any]
+    probe: Any
     written: Changes | None
 
     @property
-    def program(self) -> HandledProgram | None:
+    def program(self) -> object:
         """The program that was named last."""
 
     def use(self, program: Any) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from dprobes.engines.hits.context import HandledProgram
+from dprobes.engines.hits.probes import HandledProgram
 from dprobes.vm import Ending
 
 if TYPE_CHECKING:

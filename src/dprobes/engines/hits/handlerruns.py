@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
-from dprobes.engines.hits.context import HandledProgram
-from dprobes.engines.hits.probes import HANDING_OVER, Probe
+from dprobes.engines.hits.probes import HANDING_OVER, HandledProgram, Probe
 from dprobes.vm import Ending
 
 if TYPE_CHECKING:

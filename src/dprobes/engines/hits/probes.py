@@ -8,10 +8,9 @@ reaches maxhits (recovered reference 2.2).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from dprobes.arch import architecture
-from dprobes.engines.hits.context import HandledProgram
 from dprobes.resolve.probestate import ProbeState
 from dprobes.rpn.isa import ExceptionCode
 from dprobes.vm import Ending
@@ -20,13 +19,14 @@ from dprobes.vm.translate import Translator
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dprobes.engines.hits.context import Tally
+    from dprobes.engines.hits.context import Reach, SharedCounters, Tally
+    from dprobes.engines.hits.records import RecordBuilder
     from dprobes.rpn.encoder import CodeImage
     from dprobes.vm import Context, Outcome, Point
 
-__all__ = ["CORE_DUMP", "DEBUGGER", "HANDING_OVER", "Handlers", "Probe", "ProbeLimits"]
+__all__ = ["CORE_DUMP", "DEBUGGER", "HANDING_OVER", "HandledProgram", "Handlers", "Probe", "ProbeLimits"]
 
-ProgramT = TypeVar("ProgramT", bound=HandledProgram)
+ProgramT = TypeVar("ProgramT", bound="HandledProgram")
 
 DEBUGGER, CORE_DUMP = 1, 3
 """The operands of ``exit`` that mean something in user programs."""
@@ -58,6 +58,23 @@ class Handlers:
                     "catch it with 'sx', or see where it is raised with 'autostacktrace = yes'",
                 )
         return outcome
+
+
+class HandledProgram(Protocol):
+    """A program whose handlers run at hits; ``handlers`` are those for modules with words of 4 and 8 bytes."""
+
+    number: int
+    rank: int
+    records: RecordBuilder
+    handlers: dict[int, Handlers]
+
+    @property
+    def reach(self) -> Reach:
+        """The processes that it is about."""
+
+    @property
+    def counters(self) -> SharedCounters:
+        """The memory of its variables."""
 
 
 @dataclass(frozen=True, slots=True)

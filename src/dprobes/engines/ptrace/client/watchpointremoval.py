@@ -42,7 +42,7 @@ def clear_processes(watches: Mapping[int, tuple[Watch, ...]]) -> tuple[int, int]
     Return how many threads were cleared, and how many may still have them because they could not be stopped.
     """
     threads: dict[int, Thread] = {}
-    stopper = Stopper(threads, DebugRegisters(lambda _: None))
+    stopper = Stopper(threads, DebugRegisters(lambda _: None).program_and_report)
     missed = 0
     until = time.monotonic() + _PATIENCE
     for pid in watches:

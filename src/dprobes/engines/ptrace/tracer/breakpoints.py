@@ -19,8 +19,9 @@ from dprobes.engines.ptrace.sites import Role
 from dprobes.engines.ptrace.tracer.processes import INT3
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from dprobes.engines.ptrace.sites import Site
-    from dprobes.engines.ptrace.tracer.modulebreakpoints import ModuleWatcher
     from dprobes.engines.ptrace.tracer.processes import AddressSpace, Thread
     from dprobes.engines.ptrace.tracer.programs import InsertedProgram, Probe
     from dprobes.vm import Point
@@ -102,7 +103,7 @@ _ALIKE = 16
 """How many bytes from a breakpoint on must be the same for a place to be a copy of it."""
 
 
-def heal(thread: Thread, address: int, modules: ModuleWatcher) -> bool:
+def heal(thread: Thread, address: int, inherit: Callable[[AddressSpace, Thread], object]) -> bool:
     """
     Take away a breakpoint of ours at which a thread has stopped, and which is at no address that we know.
 
@@ -111,7 +112,7 @@ def heal(thread: Thread, address: int, modules: ModuleWatcher) -> bool:
     space = thread.space
     if _catches_traps(thread.tid):
         return False
-    modules.inherit(space, thread)
+    inherit(space, thread)
     if address in space.breakpoints or address in space.former:
         return True
     with contextlib.suppress(OSError):

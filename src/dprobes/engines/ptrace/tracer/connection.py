@@ -61,8 +61,6 @@ class Connection:
         self.client = os.getppid()
         """The process id of the client."""
         self._messages: deque[object] = deque()
-        self.is_the_end: Callable[[object], bool] = lambda _: False
-        """Which messages ask for the end of everything, so that nothing is to be waited for."""
         fcntl.fcntl(incoming, fcntl.F_SETOWN, os.getpid())
         fcntl.fcntl(incoming, fcntl.F_SETFL, fcntl.fcntl(incoming, fcntl.F_GETFL) | os.O_ASYNC)
 
@@ -121,9 +119,11 @@ class Connection:
             self._fill()
         return self._messages.popleft() if self._messages else None
 
-    def await_answer(self, number: int) -> Sites | None:
+    def await_answer(self, number: int, is_the_end: Callable[[object], bool]) -> Sites | None:
         """
         Wait for the answer to a question that was sent; raise ``ClientGoneError`` if none will come.
+
+        ``is_the_end`` says which messages ask for the end of everything, so that nothing is to be waited for.
 
         A client that is stopped (Ctrl-Z) answers when it goes on: then the result is None.
         """
@@ -134,7 +134,7 @@ class Connection:
                 if isinstance(message, Sites) and message.number == number:
                     self._messages.remove(message)
                     return message
-                if self.is_the_end(message):
+                if is_the_end(message):
                     raise ClientGoneError
             if not poll.poll(_RETRY if self._waiting else _LOOK) and self._client_is_stopped():
                 return None

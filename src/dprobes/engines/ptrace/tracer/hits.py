@@ -9,7 +9,6 @@ emitted.
 from __future__ import annotations
 
 import signal
-from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -26,8 +25,7 @@ from dprobes.engines.ptrace.tracer.processes import ThreadState
 from dprobes.engines.ptrace.tracer.returns import Returns
 from dprobes.engines.ptrace.tracer.stepper import COMPLETED, Completion, CompletionKind
 from dprobes.engines.ptrace.tracer.watchpoints import UnwatchedMemory
-from dprobes.engines.ptrace.wire import Placed
-from dprobes.engines.x86.emulation import Action, emulate, uses_return_addresses
+from dprobes.engines.x86.emulation import emulate, uses_return_addresses
 from dprobes.vm import Ending
 
 if TYPE_CHECKING:
@@ -37,10 +35,10 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.tracer.breakpoints import Breakpoint
     from dprobes.engines.ptrace.tracer.connection import Connection
     from dprobes.engines.ptrace.tracer.handlerexits import Exits
-    from dprobes.engines.ptrace.tracer.insertions import Remover
     from dprobes.engines.ptrace.tracer.modulebreakpoints import ModuleWatcher
     from dprobes.engines.ptrace.tracer.processes import Thread
     from dprobes.engines.ptrace.tracer.programs import Handled, Probe
+    from dprobes.engines.ptrace.tracer.removal import Remover
     from dprobes.engines.ptrace.tracer.returns import Hit
     from dprobes.engines.ptrace.tracer.stepper import Stepper
     from dprobes.engines.ptrace.tracer.stopper import Stopper
@@ -92,7 +90,6 @@ class HitHandler:
         self.settler = Settler(stopper, stepper, self.pending, self._count)
         self._emptied: list[int] = []
         """Where breakpoints were taken away in the memory of the thread that is being handled."""
-        context.on_rewrite = self._on_rewrite
         stepper.on_watchpoint = self._on_watchpoint
         stepper.drop_pending = self.pending.drop
 
@@ -113,7 +110,7 @@ class HitHandler:
             if slot is not None and slot.trap == address and thread.hit.is_late:
                 self._on_late_step(thread)
                 return
-            if thread.space.breakpoints and heal(thread, address, self._modules):
+            if thread.space.breakpoints and heal(thread, address, self._modules.inherit):
                 # A hit if it is a probepoint now.
                 ptracecalls.set_instruction_pointer(thread.tid, address)
                 self._stopper.resume(thread)
@@ -150,7 +147,7 @@ class HitHandler:
             registers = self._registers
             ptracecalls.get_registers(thread.tid, registers)
             runs_natively = ptracecalls.runs_as(registers, space.word_size)
-            way_on = space.slots.way_on(breakpoint_) if runs_natively else address
+            way_on = space.slots.way_on(address, breakpoint_.site) if runs_natively else address
             if registers[_RIP] != way_on:  # of another thread that hit here meanwhile
                 ptracecalls.set_instruction_pointer(thread.tid, way_on)
         self._registers = registers
@@ -350,16 +347,6 @@ class HitHandler:
             return COMPLETED
         may_pend = self._may_pend(thread, breakpoint_, handled)
         return self._stepper.step(thread, breakpoint_, self._registers, may_pend=may_pend)
-
-    def _on_rewrite(self, thread: Thread, breakpoints: list[Breakpoint]) -> None:
-        """Take notice of instructions under our breakpoints that a handler changed."""
-        space = thread.space
-        for breakpoint_ in breakpoints:
-            # What was decided about the old instruction does not hold for the new one.
-            emulation = (Action.STEP, len(breakpoint_.site.original))
-            breakpoint_.site = replace(breakpoint_.site, emulation=emulation, copy=None)
-        for pid in space.pids:
-            self._connection.send(Placed(pid, tuple((b.address, b.original) for b in breakpoints)))
 
     def _count(
         self, thread: Thread, handled: Iterable[Handled], completion: Completion, turn: Turn | None = None

@@ -26,7 +26,7 @@ from dprobes.engines.ptrace.tracer.coredump import CoreDumps
 from dprobes.engines.ptrace.tracer.detachment import Detacher
 from dprobes.engines.ptrace.tracer.handlerexits import Exits, HandOver
 from dprobes.engines.ptrace.tracer.hits import HitHandler
-from dprobes.engines.ptrace.tracer.insertions import Inserter, Remover
+from dprobes.engines.ptrace.tracer.insertions import Inserter
 from dprobes.engines.ptrace.tracer.modulebreakpoints import ModuleWatcher
 from dprobes.engines.ptrace.tracer.processes import (
     STRANGE,
@@ -39,6 +39,7 @@ from dprobes.engines.ptrace.tracer.processes import (
 )
 from dprobes.engines.ptrace.tracer.processtree import ORPHAN_AGE, ProcessTree, Seizer
 from dprobes.engines.ptrace.tracer.programs import InsertedProgram
+from dprobes.engines.ptrace.tracer.removal import Remover
 from dprobes.engines.ptrace.tracer.segments import LocalTables
 from dprobes.engines.ptrace.tracer.stepper import Stepper
 from dprobes.engines.ptrace.tracer.stopper import Stopper
@@ -83,12 +84,10 @@ class Tracer:
         self._connection = connection
         self._threads: dict[int, Thread] = {}
         self._debug_registers = DebugRegisters(connection.send)
-        self._stopper = Stopper(self._threads, self._debug_registers)
+        self._stopper = Stopper(self._threads, self._debug_registers.program_and_report)
         self._watching = Watching(self._threads, connection, self._stopper, self._debug_registers)
         self._modules = ModuleWatcher(connection, program, self._watching)
-        connection.is_the_end = self._is_the_end
-        context = ThreadContext()
-        context.on_warning = self._warn
+        context = ThreadContext(self._warn, connection.send)
         context.segments.local = LocalTables(self._stopper, context.memory, context.warn).descriptor
         stepper = Stepper(self._stopper, context, connection)
         self._tree = ProcessTree(self._threads, connection, self._stopper, self._modules)
@@ -211,14 +210,10 @@ class Tracer:
                 case Replace():
                     self._replacer(message)
                 case End(number):
-                    if self._is_the_end(message):
+                    if self._modules.is_the_end(message):
                         raise _EndedError
                     if (program := self._modules.program(number)) is not None:
                         self._inserter.end(program)
-
-    def _is_the_end(self, message: object) -> bool:
-        """Return whether the last program is to be taken away."""
-        return isinstance(message, End) and [message.program] == [program.number for program in self._modules.programs]
 
     def _warn(self, program: InsertedProgram | None, message: str, hint: str | None) -> None:
         """Tell the user of a program something once."""

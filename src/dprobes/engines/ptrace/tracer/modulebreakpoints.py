@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from dprobes.engines.ptrace.sites import Sites
 from dprobes.engines.ptrace.tracer.placement import Placer, why_not
 from dprobes.engines.ptrace.tracer.processes import PageReader, Watchpoint
-from dprobes.engines.ptrace.wire import ModuleMapped, ProbeStatus, Removed, Warned
+from dprobes.engines.ptrace.wire import End, ModuleMapped, ProbeStatus, Removed, Warned
 from dprobes.engines.x86.debugregs import Watch
 from dprobes.errors import TargetError
 from dprobes.resolve.probestate import ProbeState
@@ -48,6 +48,10 @@ class ModuleWatcher:
     def program(self, number: int) -> InsertedProgram | None:
         """Return the program that the client gave a number, None if it is not there any more."""
         return next((program for program in self.programs if program.number == number), None)
+
+    def is_the_end(self, message: object) -> bool:
+        """Return whether a message asks for the last program to be taken away."""
+        return isinstance(message, End) and [message.program] == [program.number for program in self.programs]
 
     def _warn(self, program: InsertedProgram, message: str, hint: str | None = None, details: str = "") -> None:
         self._connection.send(Warned(message, hint, program.number, details))
@@ -100,7 +104,7 @@ class ModuleWatcher:
                     text = f"the program cannot be inserted into programs of {space.word_size} bytes"
                     self._warn(program, text, details=problem)
             for key in space.files.keys() - program.known.keys() - {_EVERYWHERE}:
-                answer = self._connection.await_answer(self._ask(program, key, min(space.pids)))
+                answer = self._connection.await_answer(self._ask(program, key, min(space.pids)), self.is_the_end)
                 if answer is None:
                     return False
                 program.known[key] = answer
@@ -235,7 +239,7 @@ class ModuleWatcher:
                 number = self._unanswered.get((program, key))
                 asked[program] = self._ask(program, key, pid) if number is None else number
         for program, number in asked.items():
-            answer = self._connection.await_answer(number)
+            answer = self._connection.await_answer(number, self.is_the_end)
             if answer is None:
                 self._unanswered[program, key] = number
             else:

@@ -186,7 +186,10 @@ class Settler:
                 self._give_up(thread, program)
         elif hit.state is HitState.UNFINISHED:
             ptracecalls.get_registers(thread.tid, self._registers)
-            if self._registers[_RIP] in (hit.breakpoint.address, thread.space.slots.way_on(hit.breakpoint)):
+            if self._registers[_RIP] in (
+                hit.breakpoint.address,
+                thread.space.slots.way_on(hit.breakpoint.address, hit.breakpoint.site),
+            ):
                 self._give_up(thread, program)
             else:
                 self.count_now(thread)  # the trap that says so is still to come

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dprobes.engines.ptrace.tracer.breakpoints import Breakpoint
+    from dprobes.engines.ptrace.sites import Site
 
 __all__ = ["GRANULE", "JUMP_SIZE", "NOP", "Placement", "Slot", "SlotArea", "Slots"]
 
@@ -155,14 +155,12 @@ class Slots:
         }
         self.areas = [area for area in self.areas if is_mapped(area.start)]
 
-    def known(self, breakpoint_: Breakpoint) -> Slot | None:
-        """Return the slot that a breakpoint has already."""
-        site = breakpoint_.site
-        return None if site.copy is None else self.by_site.get((breakpoint_.address, site.original))
+    def known(self, address: int, site: Site) -> Slot | None:
+        """Return the slot that the instruction at an address has already."""
+        return None if site.copy is None else self.by_site.get((address, site.original))
 
-    def way_on(self, breakpoint_: Breakpoint) -> int:
-        """Return where a thread could execute the instruction under a breakpoint by itself, as far as that is known."""
-        site, address = breakpoint_.site, breakpoint_.address
+    def way_on(self, address: int, site: Site) -> int:
+        """Return where a thread could execute by itself the instruction at an address, as far as that is known."""
         slot = None if site.copy is None else self.by_site.get((address, site.original))
         return address if slot is None else slot.address
 

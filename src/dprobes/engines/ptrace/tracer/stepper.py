@@ -100,7 +100,7 @@ class Stepper:
         ``ThreadGoneError`` if the thread ends in it.
         """
         tid = thread.tid
-        slot = thread.space.slots.known(breakpoint_)
+        slot = thread.space.slots.known(breakpoint_.address, breakpoint_.site)
         # Then the thread has been put there already (``Slots.way_on``), and only handlers change registers.
         is_ready = slot is not None and not self._context.written and not breakpoint_.waiting
         if slot is None and self._slots.may_make(thread, breakpoint_):
@@ -303,7 +303,7 @@ class Stepper:
 
     def settle_late(self, thread: Thread, breakpoint_: Breakpoint, registers: ctypes.Array[ctypes.c_ulong]) -> None:
         """Put a thread that went to sleep in its step where it belongs, now that it has executed the instruction."""
-        slot = thread.space.slots.known(breakpoint_)
+        slot = thread.space.slots.known(breakpoint_.address, breakpoint_.site)
         if slot is not None:
             self.settle(thread, slot, registers)
 

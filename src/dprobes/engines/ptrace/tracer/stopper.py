@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from dprobes.engines.ptrace.tracer.processes import AddressSpace, Thread
-    from dprobes.engines.ptrace.tracer.watchpoints import DebugRegisters
 
 __all__ = ["Stopper", "await_stop"]
 
@@ -91,11 +90,15 @@ def await_stop(tid: int, take: Callable[[int], tuple[int, int]] = _take_plainly)
 
 
 class Stopper:
-    """Stop threads and let them run; ``threads`` is the tracer's table of all of them."""
+    """
+    Stop threads and let them run; ``threads`` is the tracer's table of all of them.
 
-    def __init__(self, threads: dict[int, Thread], debug_registers: DebugRegisters) -> None:
+    ``prepare`` programs the debug registers of a thread that is about to run, where its watchpoints have changed.
+    """
+
+    def __init__(self, threads: dict[int, Thread], prepare: Callable[[Thread], None]) -> None:
         self._threads = threads
-        self._debug_registers = debug_registers
+        self._prepare = prepare
         self._held_registers = ptracecalls.Registers()
         self._registers = ptracecalls.Registers()
         self._info = ptracecalls.SignalInfo()
@@ -198,7 +201,7 @@ class Stopper:
         info, runs_natively = self._info, ptracecalls.runs_as(registers, space.word_size)
         way_on = address
         if breakpoint_ is not None and runs_natively:
-            way_on = space.slots.way_on(breakpoint_)
+            way_on = space.slots.way_on(address, breakpoint_.site)
         try:
             # Faults that come from the kernel have the same code.
             if ptracecalls.get_signal_info(thread.tid, info) != ptracecalls.SI_KERNEL or info[0] != signal.SIGTRAP:
@@ -335,7 +338,7 @@ class Stopper:
             if number:
                 self.waits.hide_interruption(thread, number)
             if thread.debug.programmed is not thread.space.watchpoints:
-                self._debug_registers.program_and_report(thread)
+                self._prepare(thread)
             if thread.wait is None:
                 ptracecalls.resume(thread.tid, number)
             else:

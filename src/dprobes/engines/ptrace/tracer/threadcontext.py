@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dprobes.engines.linux import ptracecalls
@@ -17,7 +18,9 @@ from dprobes.engines.linux.procfs import process_field
 from dprobes.engines.linux.ptracecalls import Register
 from dprobes.engines.ptrace.tracer.processes import INT3
 from dprobes.engines.ptrace.tracer.segments import Segments
+from dprobes.engines.ptrace.wire import Placed
 from dprobes.engines.x86 import cpuid, xsave
+from dprobes.engines.x86.emulation import Action
 from dprobes.errors import InternalError, TargetError
 from dprobes.target.processmaps import PAGE_SIZE, parse_maps, read_maps
 from dprobes.vm import AddressFault
@@ -64,23 +67,29 @@ _SEGMENTS: dict[int, int | None] = {
 }
 
 
-def _ignore(program: InsertedProgram | None, message: str, hint: str | None) -> None:
-    """Drop a warning, where nobody takes them."""
+def _ignore(*_: object) -> None:
+    """Drop a warning or a message, where nobody takes them."""
 
 
 class ThreadContext:
     """
     The thread that ``select`` chose, as the handler of ``probe`` sees it, and the variables that ``use`` chose.
 
-    ``written`` holds what handlers changed in the registers. ``on_rewrite`` is told of breakpoints whose instructions
-    they changed, ``on_warning`` of what the user of a program should know (message and hint).
+    ``written`` holds what handlers changed in the registers. ``on_warning`` is told what the user of a program should
+    know (message and hint), and ``send`` gets what the client should hear of breakpoints.
     """
 
     local_variables: MutableSequence[int]
     global_variables: MutableSequence[int]
     extensions: Mapping[str, Extension]
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        on_warning: Callable[[InsertedProgram | None, str, str | None], None] = _ignore,
+        send: Callable[[object], None] = _ignore,
+    ) -> None:
+        self.on_warning = on_warning
+        self._send = send
         self.program: InsertedProgram | None = None
         self.memory = ptracecalls.RemoteMemory()
         self.segments = Segments()
@@ -91,8 +100,6 @@ class ThreadContext:
         self.process = 0
         self.word_size = 8
         self.written: Changes | None = None
-        self.on_rewrite: Callable[[Thread, list[Breakpoint]], None] | None = None
-        self.on_warning: Callable[[InsertedProgram | None, str, str | None], None] = _ignore
 
     def use(self, program: InsertedProgram) -> None:
         """Give handlers what is their program's."""
@@ -209,8 +216,17 @@ class ThreadContext:
 
     def write(self, address: int, data: bytes) -> None:
         rewritten = write_memory(self.memory, self._thread, address, data)
-        if rewritten and self.on_rewrite is not None:
-            self.on_rewrite(self._thread, rewritten)
+        if rewritten:
+            self._note_rewritten(rewritten)
+
+    def _note_rewritten(self, breakpoints: list[Breakpoint]) -> None:
+        """Take notice of instructions under our breakpoints that a handler changed."""
+        for breakpoint_ in breakpoints:
+            # What was decided about the old instruction does not apply to the new one.
+            emulation = (Action.STEP, len(breakpoint_.site.original))
+            breakpoint_.site = replace(breakpoint_.site, emulation=emulation, copy=None)
+        for pid in self._thread.space.pids:
+            self._send(Placed(pid, tuple((b.address, b.original) for b in breakpoints)))
 
     def is_readable(self, address: int) -> bool:
         return len(self.memory.read(self._thread.tid, address, 1)) == 1
