@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import enum
 from bisect import bisect_right
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 
 from dprobes.escapes import escaped, replaced
+from dprobes.lazydataclass import dataclass
 
 __all__ = ["Diagnostic", "Expansion", "Note", "Severity", "SourceFile", "Span"]
 

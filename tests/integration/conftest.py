@@ -25,9 +25,13 @@ def _interruptible() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(autouse=True)
 def _reachable(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Let other users come to what tests make; pytest and its workers put directories of their own user around it."""
+    """
+    Let other users come to what tests make; pytest and its workers put directories of their own user around it.
+
+    Each pytest that starts on this machine takes the outermost one for itself alone again.
+    """
     base = tmp_path_factory.getbasetemp()
     for path in (base, *base.parents):
         if path.stat().st_uid == os.getuid() and path != Path(tempfile.gettempdir()):

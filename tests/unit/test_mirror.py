@@ -26,7 +26,8 @@ def subject(name: str, package: Path, packages: dict[str, set[Path]]) -> str:
 
 def test_each_directory_of_unit_tests_is_a_package() -> None:
     directories = {path.parent.relative_to(UNIT) for path in UNIT.rglob("*.py")}
-    assert [str(path) for path in sorted(directories) if not (SOURCES / path / "__init__.py").is_file()] == []
+    strange = [path for path in directories if not (SOURCES / path / "__init__.py").is_file()]
+    assert sorted(map(str, strange)) == ["tools"]  # tests of what is beside src
 
 
 def test_no_test_has_the_name_of_a_module_of_another_package() -> None:

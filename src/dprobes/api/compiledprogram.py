@@ -7,12 +7,13 @@ Compiled programs: from a file, a text or a builder to what can be inserted, and
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dprobes.diagnostics import Diagnostics
 from dprobes.errors import FormatError
+from dprobes.lazydataclass import dataclass
 from dprobes.rpn.groups import select, without_opcodes
 from dprobes.rpn.pipeline import CompileOptions, parse_file, parse_source
 from dprobes.target.location import FileSymbols

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dprobes.engines.follower import FollowedProgram
 from dprobes.engines.interface import Counts
 from dprobes.errors import DprobesError, EngineError
+from dprobes.lazydataclass import dataclass
 from dprobes.resolve.probeplaces import places_of
 
 if TYPE_CHECKING:

@@ -6,10 +6,10 @@ The cheapest engine that can do all that is asked for. The others are named by t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dprobes.engines.registry import candidates
+from dprobes.lazydataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

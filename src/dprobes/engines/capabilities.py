@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dprobes.arch import RegisterClass
 from dprobes.errors import EngineError
+from dprobes.lazydataclass import dataclass
 from dprobes.rpn.isa import Group, OperandKind
 from dprobes.rpn.needs import watches_user_addresses
 from dprobes.rpn.program import Access, Address, Glob, ModuleType, Sampler

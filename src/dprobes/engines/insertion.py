@@ -7,7 +7,7 @@ Four steps, each of which may refuse: look around (``insertion``), find the prob
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
@@ -15,6 +15,7 @@ from dprobes.engines.choice import Selection, scope_problem
 from dprobes.engines.interface import Job
 from dprobes.engines.registry import AUTO, engine_row
 from dprobes.errors import EngineError
+from dprobes.lazydataclass import dataclass
 from dprobes.resolve.localmodule import resolve_here
 
 if TYPE_CHECKING:

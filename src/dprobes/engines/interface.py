@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import enum
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
 
 from dprobes.escapes import escaped, escaped_lines
+from dprobes.lazydataclass import dataclass
 from dprobes.record.layout import Item
 
 if TYPE_CHECKING:

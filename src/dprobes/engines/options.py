@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from dprobes.lazydataclass import dataclass
 from dprobes.target.location import OWN_SYMBOLS
 
 if TYPE_CHECKING:

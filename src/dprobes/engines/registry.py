@@ -7,13 +7,14 @@ asked for the first time. Nothing else imports an engine, compares the name of o
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from dprobes.engines.capabilities import Capability
 from dprobes.engines.interface import ScopeKind
 from dprobes.errors import EngineError
+from dprobes.lazydataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Iterator, Mapping, Sequence

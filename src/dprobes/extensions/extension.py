@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass  # noqa: TID251 - it has what is rare
 from typing import TYPE_CHECKING
 
 from dprobes.extensions.view import View

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
 from dprobes.engines.interface import Scope
 from dprobes.engines.options import EngineOptions
 from dprobes.engines.registry import AUTO, named_engine
 from dprobes.errors import EngineError, ManagerError
+from dprobes.lazydataclass import dataclass
 from dprobes.record.layout import Item
 from dprobes.sinks.interface import LOG_FORMATS
 

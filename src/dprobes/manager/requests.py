@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from dprobes.lazydataclass import dataclass
 from dprobes.manager.schema import Codes, Range, wire
 
 __all__ = [

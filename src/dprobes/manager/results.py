@@ -6,10 +6,11 @@ What the manager answers (``schema``); docs/manager.md says what the fields mean
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 from dprobes.engines.interface import Counts
+from dprobes.lazydataclass import dataclass
 from dprobes.manager.schema import LEFT_OUT, NOT_SENT, wire
 from dprobes.resolve.probestate import ProbeState  # noqa: TC001 - the schema looks its fields' types up
 

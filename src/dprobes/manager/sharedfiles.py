@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
+
+from dprobes.lazydataclass import dataclass
 
 if TYPE_CHECKING:
     from dprobes.target.elf import ElfFile

@@ -8,11 +8,11 @@ of several labels at one place was meant.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dprobes.arch import architecture
 from dprobes.errors import FormatError
+from dprobes.lazydataclass import dataclass
 from dprobes.rpn.decoder import EncodedInstruction, decode_one
 from dprobes.rpn.encoder import CodeImage, Relocation, encode
 from dprobes.rpn.isa import OperandKind

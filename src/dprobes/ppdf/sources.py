@@ -6,9 +6,9 @@ Only lines to which something refers are carried; the others are empty in the fi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dprobes.lazydataclass import dataclass
 from dprobes.ppdf.fieldcodec import NO_TEXT, NONE, Strings, Writer
 from dprobes.source import Expansion, SourceFile, Span
 

@@ -8,9 +8,9 @@ Other macros are not known here; arguments are expanded by a callable.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dprobes.lazydataclass import dataclass
 from dprobes.preprocessor.problems import DirectiveError, StopError
 from dprobes.preprocessor.tokens import BODY, Token, lex, strip
 

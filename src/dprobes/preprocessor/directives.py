@@ -8,10 +8,10 @@ otherwise ignored; a limit that is passed ends the text there. It must not know 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dprobes.diagnostics import Diagnostics, Note, did_you_mean
+from dprobes.lazydataclass import dataclass
 from dprobes.preprocessor.clean import Cleaned, clean
 from dprobes.preprocessor.condition import evaluate
 from dprobes.preprocessor.expansion import Macros

@@ -7,8 +7,9 @@ How the other preprocessor is run is not known here; ``dprobes.cli.externalcpp``
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
+
+from dprobes.lazydataclass import dataclass
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,9 +8,9 @@ not know what macros are defined.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from dprobes.lazydataclass import dataclass
 from dprobes.source import Expansion, SourceFile, Span
 
 if TYPE_CHECKING:

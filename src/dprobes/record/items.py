@@ -7,9 +7,9 @@ be cut into items without a remainder. That is a guess; a template knows.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from dprobes.lazydataclass import dataclass
 from dprobes.rpn.isa import Token
 
 if TYPE_CHECKING:

@@ -22,10 +22,10 @@ What is no frame, as where bytes were lost on the line, is passed over and count
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dprobes.errors import FormatError
+from dprobes.lazydataclass import dataclass
 from dprobes.record.codec import decode_record, flag_word
 from dprobes.record.layout import PROCESS_NAME_MAX, ByteOrder, Item, header_struct
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from functools import lru_cache
+
+from dprobes.lazydataclass import dataclass
 
 __all__ = ["Place", "routine_of"]
 

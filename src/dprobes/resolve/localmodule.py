@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dprobes.arch import architecture, host_architecture
 from dprobes.errors import TargetError
+from dprobes.lazydataclass import dataclass
 from dprobes.resolve.samplers import resolve_samplers, samples_everything
 from dprobes.rpn.needs import watches_user_addresses
 from dprobes.rpn.pipeline import CompileOptions, check_program

@@ -7,12 +7,13 @@ matches and is no place for a probepoint is left out, with the reason.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dprobes.arch import ARCHITECTURE_NAMES, Architecture, architecture
 from dprobes.diagnostics import Note, Severity
 from dprobes.errors import TargetError
+from dprobes.lazydataclass import dataclass
 from dprobes.resolve.mismatch import exits_difference, warn_of_mismatch
 from dprobes.resolve.probestate import ProbeState
 from dprobes.resolve.samplers import ResolvedSampler, resolve_samplers

@@ -6,12 +6,12 @@ A symbol gives a link address, which becomes another address in each process; a 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from dprobes.diagnostics import Note
 from dprobes.errors import TargetError
+from dprobes.lazydataclass import dataclass
 from dprobes.resolve.probestate import ProbeState
 from dprobes.rpn.program import Access, Address, Expression
 

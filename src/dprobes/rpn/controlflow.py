@@ -7,9 +7,9 @@ a pop certainly reads a cell that nothing wrote. UNKNOWN is no bound at all.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dprobes.lazydataclass import dataclass
 from dprobes.rpn.effects import stack_effect
 from dprobes.rpn.isa import Flow
 

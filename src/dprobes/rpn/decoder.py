@@ -6,9 +6,9 @@ Bytes are hostile until proven otherwise: an unknown opcode or a cut-off operand
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from dprobes.lazydataclass import dataclass
 from dprobes.rpn.isa import OperandKind, Row, rows_by_opcode
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ need no rule for it. The offsets of this encoding are what stack traces and INVA
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from dprobes.lazydataclass import dataclass
 from dprobes.rpn import isa
 from dprobes.rpn.arithmetic import mask_of
 from dprobes.rpn.isa import Flow, OperandKind, Row

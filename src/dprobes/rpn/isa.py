@@ -17,9 +17,9 @@ from __future__ import annotations
 
 import enum
 import re
-from dataclasses import dataclass
 from functools import cache
 
+from dprobes.lazydataclass import dataclass
 from dprobes.rpn.arithmetic import limits
 
 __all__ = [

@@ -8,9 +8,9 @@ The parser, the printer and the language reference read this table. Sources: man
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
 from functools import cache
 
+from dprobes.lazydataclass import dataclass
 from dprobes.rpn.arithmetic import limits
 from dprobes.rpn.isa import DEFAULT_EXCEPTION_MASK, OURS
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import enum
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from dprobes.lazydataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
 from dprobes.arch import ARCHITECTURE_NAMES, architecture
 from dprobes.diagnostics import did_you_mean, nearest
+from dprobes.lazydataclass import dataclass
 from dprobes.rpn import isa
 from dprobes.rpn.arithmetic import MAX_VALUE, MIN_VALUE, mask_of
 from dprobes.rpn.expressions import ExpressionError, parse_expression

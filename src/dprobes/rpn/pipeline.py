@@ -6,9 +6,10 @@ From a file to a checked program: the passes in their order.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
+from dprobes.lazydataclass import dataclass
 from dprobes.rpn.checker import check
 
 if TYPE_CHECKING:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dprobes.lazydataclass import dataclass
 from dprobes.rpn.isa import DEFAULT_EXCEPTION_MASK
 
 if TYPE_CHECKING:

@@ -8,9 +8,10 @@ that ``parse(print(program)) == program``. Registers and labels are names here; 
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
+from dprobes.lazydataclass import dataclass
 from dprobes.rpn.isa import DEFAULT_EXCEPTION_MASK, Row
 
 if TYPE_CHECKING:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dprobes.formatters.fieldvalues import FieldValues
 from dprobes.formatters.templates.values import Fault
+from dprobes.lazydataclass import dataclass
 from dprobes.record.codec import decode_record
 
 if TYPE_CHECKING:

@@ -8,9 +8,10 @@ says so. Whoever uses it holds a lock.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from dprobes.lazydataclass import dataclass
 from dprobes.record.clock import wall_offset
 from dprobes.sinks.interface import Batch
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import select
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dprobes.errors import reason_of
+from dprobes.lazydataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,10 +9,10 @@ function as an entry point of the group ``dprobes.sinks``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from dprobes.formatters import FORMATS
+from dprobes.lazydataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

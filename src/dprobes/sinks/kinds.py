@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import importlib
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dprobes.errors import SinkError
+from dprobes.lazydataclass import dataclass
 from dprobes.trace.filenames import is_trace_name
 
 if TYPE_CHECKING:

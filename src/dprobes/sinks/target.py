@@ -12,10 +12,10 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dprobes.errors import FormatError, RecordsRefusedError, SinkError, reason_of
+from dprobes.lazydataclass import dataclass
 from dprobes.sinks.backlog import Created, Destroyed, RecordQueue
 from dprobes.sinks.interface import Batch
 from dprobes.sinks.pace import Pace, Problems

@@ -8,10 +8,10 @@ data ended before is left out; bytes that no field takes are ``rest``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dprobes.formatters.templates.fields import Fault, Field, FieldKind, decode_fields, fields_of
+from dprobes.lazydataclass import dataclass
 from dprobes.sinks.fixedlayout import fixed_layout
 
 if TYPE_CHECKING:

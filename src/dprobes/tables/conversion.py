@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 from dprobes.errors import FormatError
 from dprobes.escapes import escaped
 from dprobes.formatters.templates import Templates
 from dprobes.formatters.templates.fields import Fault, FieldKind, decode_fields
+from dprobes.lazydataclass import dataclass
 from dprobes.record.codec import decode_record
 from dprobes.record.items import split_items
 from dprobes.record.layout import LogRecord

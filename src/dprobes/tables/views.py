@@ -11,11 +11,12 @@ from __future__ import annotations
 import importlib.util
 import shutil
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from dprobes.errors import FormatError, NotSupportedError, reason_of
+from dprobes.lazydataclass import dataclass
 from dprobes.tables.journals import journal_paths
 from dprobes.tables.parquetfiles import description_of, files_of, locked, write_tables
 from dprobes.tables.queryerrors import message_of

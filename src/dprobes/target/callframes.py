@@ -9,10 +9,10 @@ Rules: Linux Standard Base 5.0, "Exception Frames"; DWARF 5, 6.4; the GNU operat
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.errors import TargetError
+from dprobes.lazydataclass import dataclass
 
 if TYPE_CHECKING:
     from dprobes.target.elf import ElfFile

@@ -8,10 +8,10 @@ the symbols the bytes of the probed instructions are carried, so that a wrong fi
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dprobes.errors import TargetError
+from dprobes.lazydataclass import dataclass
 from dprobes.target.identity import module_identity
 from dprobes.target.listedsymbols import ListedSymbols
 from dprobes.target.location import OWN_SYMBOLS, Module

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import re
 import struct
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dprobes.lazydataclass import dataclass
 from dprobes.target.callframes import CallFrames
 from dprobes.target.instructions import instructions_between
 from dprobes.target.uprobes import UprobeClass, has_no_effect, uprobe_class

@@ -9,12 +9,12 @@ Rules: System V ABI (gABI) chapters 4 and 5.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from dprobes.errors import TargetError
+from dprobes.lazydataclass import dataclass
 from dprobes.target.contents import file_contents
 
 if TYPE_CHECKING:

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_right
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Protocol
 
 from dprobes.errors import TargetError
+from dprobes.lazydataclass import dataclass
 
 if TYPE_CHECKING:
     from dprobes.target.contents import Contents

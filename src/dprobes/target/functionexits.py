@@ -9,10 +9,11 @@ tells. What cannot be decided is an error: a return that is missed would be wors
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
 from dprobes.errors import TargetError
+from dprobes.lazydataclass import dataclass
 from dprobes.target.instructions import instructions_between
 
 if TYPE_CHECKING:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from dprobes.globs import compile_glob
+from dprobes.lazydataclass import dataclass
 from dprobes.target.instructions import instruction_starts
 from dprobes.target.symbols import familiarity
 

@@ -7,10 +7,10 @@ x86 only, through iced-x86: i386 and x86-64. Works on the file, never on a runni
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dprobes.errors import TargetError
+from dprobes.lazydataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import platform
 import struct
-from dataclasses import dataclass
 from pathlib import Path
 
 from dprobes.errors import TargetError
+from dprobes.lazydataclass import dataclass
 from dprobes.target.contents import file_contents
 
 __all__ = ["LD_CACHE", "CachedLibrary", "host_architecture", "parse_ld_cache", "read_ld_cache"]

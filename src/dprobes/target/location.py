@@ -8,11 +8,11 @@ addresses, offsets are file offsets.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from dprobes.errors import TargetError
+from dprobes.lazydataclass import dataclass
 from dprobes.target.debugfiles import find_debug_file, load_symbols
 from dprobes.target.elf import ElfFile
 from dprobes.target.elfsymbols import elf_symbols

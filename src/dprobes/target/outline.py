@@ -6,9 +6,9 @@ So whoever uses it spends no time and no memory on a file that may have been mad
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from dprobes.lazydataclass import dataclass
 from dprobes.target.contents import KnownBytes
 from dprobes.target.elf import Dynamic, ElfFile
 from dprobes.target.elfheaders import Headers

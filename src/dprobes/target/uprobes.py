@@ -14,9 +14,9 @@ Pure: bytes in, answer out.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dprobes.lazydataclass import dataclass
 from dprobes.target.instructions import unprobeable
 
 if TYPE_CHECKING:

@@ -15,11 +15,11 @@ Texts know ``\\``, ``\"`` and ``\'``. ``&&``, ``||`` and ``!`` are ``and``, ``or
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from dprobes.diagnostics import Diagnostic, Severity, did_you_mean
 from dprobes.errors import SourceError
+from dprobes.lazydataclass import dataclass
 from dprobes.source import SourceFile, Span
 
 if TYPE_CHECKING:

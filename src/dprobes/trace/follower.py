@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from dprobes.errors import FormatError
+from dprobes.lazydataclass import dataclass
 from dprobes.trace.reader import TraceReader
 from dprobes.trace.writer import older_part
 

@@ -25,11 +25,12 @@ import enum
 import json
 import struct
 import zlib
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dprobes.errors import FormatError
+from dprobes.lazydataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Container

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 
 from dprobes.errors import FormatError, SinkError
+from dprobes.lazydataclass import dataclass
 from dprobes.trace.frames import VERSION, Frame, FrameKind, FrameSplitter, number_in, split_json, torn_head
 
 __all__ = ["Sound", "sound_part"]

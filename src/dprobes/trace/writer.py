@@ -10,11 +10,12 @@ import contextlib
 import platform
 import time
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from dprobes.errors import SinkError
+from dprobes.lazydataclass import dataclass
 from dprobes.record.clock import WallClock
 from dprobes.trace.framefile import FrameFile, older_part
 from dprobes.trace.frames import JSON_MAX, RECORD_HEAD, VERSION, FrameKind, json_frame, records_frame

@@ -12,7 +12,7 @@ neighbours are joined at once. Fresh data is zero.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dprobes.lazydataclass import dataclass
 
 __all__ = ["Heap", "HeapExhaustedError"]
 

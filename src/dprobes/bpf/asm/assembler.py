@@ -19,11 +19,11 @@ What cannot be reached is left out, because the kernel refuses it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
 from dprobes.bpf.asm.insn import WIDE_LOAD, Insn
 from dprobes.bpf.asm.isa import Alu, Atomic, CallKind, Class, Jump, LoadImmediate, Mode, Register, Size, X
+from dprobes.lazydataclass import dataclass
 
 if TYPE_CHECKING:
     from dprobes.bpf.layout import MapName

@@ -14,11 +14,11 @@ instruction is called one that is unknown.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dprobes.bpf.asm.insn import WIDE_LOAD, Insn
 from dprobes.bpf.asm.isa import Alu, Atomic, CallKind, Class, Helper, Jump, LoadImmediate, Mode, Size, X
+from dprobes.lazydataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

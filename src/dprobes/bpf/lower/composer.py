@@ -8,13 +8,13 @@ numbers only, as between blocks of RPN (``writer``).
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dprobes.bpf.asm.isa import Alu, Jump, Register
 from dprobes.bpf.lower.rows_world import read_value
 from dprobes.bpf.lower.stack import SCRATCH, store_number
 from dprobes.errors import NotSupportedError
+from dprobes.lazydataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

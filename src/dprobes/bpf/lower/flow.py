@@ -7,10 +7,11 @@ by constants instead of masked numbers.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
+from dprobes.lazydataclass import dataclass
 from dprobes.rpn.decoder import decode_one
 from dprobes.rpn.effects import stack_effect
 from dprobes.rpn.isa import Flow

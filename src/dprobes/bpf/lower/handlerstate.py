@@ -19,9 +19,9 @@ prove about their sum. Frames and cells are masked in the same way.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
 
 from dprobes.bpf.layout import power_of_two
+from dprobes.lazydataclass import dataclass
 from dprobes.rpn.isa import RPN_STACK_CELLS
 
 __all__ = [

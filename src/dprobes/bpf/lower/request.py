@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Literal
 
+from dprobes.lazydataclass import dataclass
 from dprobes.record.layout import Item
 
 if TYPE_CHECKING:

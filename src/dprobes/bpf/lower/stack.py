@@ -12,11 +12,11 @@ the registers. Cells that were popped before that are never written.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dprobes.bpf.asm.isa import Alu, Register
 from dprobes.bpf.lower.handlerstate import CELLS, Field
+from dprobes.lazydataclass import dataclass
 from dprobes.rpn.arithmetic import mask_of
 from dprobes.rpn.isa import RPN_STACK_CELLS
 

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import enum
 import struct
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Literal
 
+from dprobes.lazydataclass import dataclass
 from dprobes.target.processmaps import PAGE_SIZE, parse_maps
 
 if TYPE_CHECKING:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import struct
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Self
 
 from dprobes.engines.core.corefile import (
@@ -25,6 +24,7 @@ from dprobes.engines.core.corefile import (
     place,
 )
 from dprobes.engines.linux.procfs import process_field
+from dprobes.lazydataclass import dataclass
 from dprobes.target.processmaps import PAGE_SIZE
 
 if TYPE_CHECKING:

@@ -18,12 +18,12 @@ import signal
 import socket
 import struct
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dprobes.engines.foreign.outlines import ANSWER_MAX, Question, write_answer
 from dprobes.errors import DprobesError, SourceError, TargetError
+from dprobes.lazydataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

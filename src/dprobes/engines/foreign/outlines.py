@@ -8,13 +8,13 @@ probepoints must be in code. Only what the program itself says (its definitions,
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from dprobes.arch import architecture
 from dprobes.diagnostics import Diagnostics
 from dprobes.errors import TargetError
+from dprobes.lazydataclass import dataclass
 from dprobes.resolve.probepoints import LeftOutProbe, ResolvedModule, ResolvedProbe
 from dprobes.resolve.probestate import ProbeState
 from dprobes.resolve.samplers import resolve_samplers

@@ -7,10 +7,10 @@ reaches maxhits (recovered reference 2.2).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from dprobes.arch import architecture
+from dprobes.lazydataclass import dataclass
 from dprobes.resolve.probestate import ProbeState
 from dprobes.rpn.isa import ExceptionCode
 from dprobes.vm import Ending

@@ -13,10 +13,10 @@ import enum
 import errno
 import os
 import struct
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dprobes.engines.linux.proxy import call_in_proxy
+from dprobes.lazydataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

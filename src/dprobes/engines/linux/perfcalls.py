@@ -13,9 +13,9 @@ import enum
 import fcntl
 import os
 import struct
-from dataclasses import dataclass
 
 from dprobes.engines.linux.proxy import call_in_proxy
+from dprobes.lazydataclass import dataclass
 
 __all__ = [
     "Access",

@@ -16,11 +16,11 @@ import mmap
 import os
 import threading
 import weakref
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self, cast
 
 from dprobes.engines.interface import Counts
 from dprobes.engines.ptrace.tracer.slots import Placement
+from dprobes.lazydataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import MutableSequence, Sequence

@@ -13,9 +13,9 @@ slot; G does the same, and is left alone because the kernel treats both alike.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
+from dprobes.lazydataclass import dataclass
 from dprobes.resolve.watchpoints import SLOT_COUNT
 from dprobes.rpn.program import Access
 

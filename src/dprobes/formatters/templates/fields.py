@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import enum
 import re
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -17,6 +16,7 @@ from dprobes.formatters.templates.compiled import compiled_of
 from dprobes.formatters.templates.extraction import data_parts, read
 from dprobes.formatters.templates.model import Conversion, Placeholder, Skip, Text
 from dprobes.formatters.templates.values import Fault, Value
+from dprobes.lazydataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dprobes.lazydataclass import dataclass
 
 __all__ = ["Fault", "Value"]
 

@@ -6,9 +6,10 @@ It says in TSDL what ``packets.HEADER``, ``packets.CONTEXT`` and ``classes.EVENT
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
+from dprobes.lazydataclass import dataclass
 from dprobes.sinks.ctf.classes import TYPES, quoted
 from dprobes.version import __version__
 

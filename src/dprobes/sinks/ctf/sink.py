@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dprobes.errors import FormatError, SinkError, reason_of
 from dprobes.formatters.templates import Templates
+from dprobes.lazydataclass import dataclass
 from dprobes.record.codec import decode_record
 from dprobes.record.layout import LogRecord
 from dprobes.sinks.ctf.classes import HeaderItems

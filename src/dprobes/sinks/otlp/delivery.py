@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dprobes.errors import SinkError
+from dprobes.lazydataclass import dataclass
 from dprobes.sinks.otlp.requests import request_timeout
 
 if TYPE_CHECKING:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import secrets
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dprobes.errors import FormatError, SinkError
 from dprobes.formatters.templates import Templates
+from dprobes.lazydataclass import dataclass
 from dprobes.record.codec import decode_record
 from dprobes.record.layout import LogRecord
 from dprobes.sinks.perfetto import messages

@@ -14,12 +14,12 @@ Each may have ``max=BYTES``, the longest message, and ``rfc=3164`` or ``rfc=5424
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, urlsplit
 
 from dprobes.errors import SinkError, reason_of
+from dprobes.lazydataclass import dataclass
 from dprobes.sinks.bytesinks import refuse_binary
 from dprobes.sinks.syslog.messages import FORMS, SyslogFormatter
 from dprobes.sinks.syslog.transports import Datagrams, Stream, Tls

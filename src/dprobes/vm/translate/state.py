@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import NamedTuple
 
+from dprobes.lazydataclass import dataclass
 from dprobes.rpn.isa import RPN_STACK_CELLS
 
 __all__ = ["Atom", "Call", "NotKnownError", "Pointer", "State"]

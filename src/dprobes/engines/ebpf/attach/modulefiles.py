@@ -14,7 +14,7 @@ import enum
 import mmap
 import os
 import stat
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Self
@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Self
 from dprobes.engines.ebpf.attach.mappers import FileId, RecentMaps, file_id, processes
 from dprobes.engines.ebpf.kernel.descriptors import Descriptor
 from dprobes.engines.foreign.users import ForeignUsers
+from dprobes.lazydataclass import dataclass
 from dprobes.target.modules import has_soname, is_made_by_kernel, matches
 from dprobes.target.processmaps import executable_mappings
 

@@ -12,7 +12,6 @@ import os
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +22,7 @@ from dprobes.engines.ebpf.kernel.descriptors import Descriptors
 from dprobes.engines.foreign.users import ForeignUsers
 from dprobes.engines.interface import Notice
 from dprobes.errors import DprobesError, SourceError, TargetError
+from dprobes.lazydataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

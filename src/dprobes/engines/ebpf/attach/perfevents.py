@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dprobes.arch import architecture
@@ -25,6 +25,7 @@ from dprobes.engines.ebpf.kernel.links import ACCESSES, attach_breakpoint, attac
 from dprobes.engines.ebpf.kernel.vmas import FileIdentifier, mapped_module, vma_layout
 from dprobes.engines.interface import Notice
 from dprobes.errors import EngineError, PrivilegeError, SourceError
+from dprobes.lazydataclass import dataclass
 from dprobes.record.layout import Item
 from dprobes.resolve.samplers import ResolvedSampler, resolve_samplers, samples_everything
 from dprobes.resolve.watchpoints import EveryProgram, ResolvedWatchpoint, resolve_watchpoints

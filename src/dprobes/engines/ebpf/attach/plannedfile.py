@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
 from dprobes.engines.ebpf.attach.conflicts import Place, find_conflicts
 from dprobes.engines.ebpf.attach.modulefiles import descriptor_path
+from dprobes.lazydataclass import dataclass
 from dprobes.target.instructions import first_instructions
 
 if TYPE_CHECKING:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from dprobes.bpf.layout import (
@@ -24,6 +23,7 @@ from dprobes.engines.ebpf.kernel.links import online_cpus
 from dprobes.engines.ebpf.kernel.refusal import TOO_MANY_FILES
 from dprobes.engines.ebpf.kernel.ring import RingBuffer
 from dprobes.errors import EngineError
+from dprobes.lazydataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -12,8 +12,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
+
+from dprobes.lazydataclass import dataclass
 
 if TYPE_CHECKING:
     from dprobes.bpf.lower.request import Placement

@@ -7,11 +7,12 @@ it if the file is mapped later. Works on files only.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING
 
 from dprobes.bpf.lower.request import Placement
+from dprobes.lazydataclass import dataclass
 from dprobes.resolve.movableprobes import movable_probes
 from dprobes.resolve.probepoints import LeftOutProbe, ResolvedModule, ResolvedProbe
 from dprobes.resolve.probestate import ProbeState

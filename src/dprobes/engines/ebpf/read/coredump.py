@@ -14,10 +14,10 @@ import signal
 import struct
 import subprocess
 import sys
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from dprobes.engines.interface import Notice
+from dprobes.lazydataclass import dataclass
 from dprobes.target.processmaps import executable_mappings, read_maps
 
 if TYPE_CHECKING:

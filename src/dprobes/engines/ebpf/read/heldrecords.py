@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 from dprobes.engines.interface import RecordBatch
+from dprobes.lazydataclass import dataclass
 from dprobes.target.processmaps import PAGE_SIZE
 
 if TYPE_CHECKING:

@@ -11,12 +11,13 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
 from dprobes.engines.linux.procfs import process_field
 from dprobes.engines.ptrace.sites import Role
 from dprobes.engines.ptrace.tracer.processes import INT3
+from dprobes.lazydataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,7 +12,7 @@ import os
 import signal
 import struct
 import traceback
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, NoReturn
 
 from dprobes.engines.core.coreinput import POINTER, create_core_file, register_sets_of, signal_info_at
@@ -23,6 +23,7 @@ from dprobes.engines.linux.procfs import process_field
 from dprobes.engines.linux.ptracecalls import RegisterSet, StopKind, classify_stop
 from dprobes.engines.ptrace.tracer.processes import ThreadState as State
 from dprobes.engines.ptrace.wire import Dumped
+from dprobes.lazydataclass import dataclass
 
 if TYPE_CHECKING:
     from dprobes.engines.ptrace.tracer.connection import Connection

@@ -11,12 +11,13 @@ import enum
 import errno
 import os
 import struct
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from dprobes.engines.hits.lifecycle import AFTER, HitState
 from dprobes.engines.linux.procfs import process_field
 from dprobes.engines.ptrace.tracer.slots import Slots
+from dprobes.lazydataclass import dataclass
 from dprobes.target.processmaps import PAGE_SIZE
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
 from dprobes.engines.hits import handlerruns, probes
@@ -10,6 +10,7 @@ from dprobes.engines.hits.probes import Handlers
 from dprobes.engines.hits.records import RecordBuilder
 from dprobes.engines.ptrace.sharedcounters import SharedCounters
 from dprobes.engines.sharedglobals import MappedCells
+from dprobes.lazydataclass import dataclass
 from dprobes.resolve.probestate import ProbeState
 
 if TYPE_CHECKING:

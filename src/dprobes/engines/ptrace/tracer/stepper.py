@@ -12,7 +12,6 @@ import contextlib
 import enum
 import os
 import signal
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dprobes.engines.hits.lifecycle import HitState
@@ -25,6 +24,7 @@ from dprobes.engines.ptrace.tracer.slots import Placement
 from dprobes.engines.ptrace.wire import Placed, Removed
 from dprobes.engines.x86.debugregs import STATUS, slots_hit
 from dprobes.engines.x86.emulation import Action
+from dprobes.lazydataclass import dataclass
 
 if TYPE_CHECKING:
     import ctypes

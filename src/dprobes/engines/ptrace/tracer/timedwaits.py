@@ -21,11 +21,11 @@ import errno
 import os
 import stat
 import struct
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.engines.linux import ptracecalls
 from dprobes.engines.linux.ptracecalls import Register
+from dprobes.lazydataclass import dataclass
 
 if TYPE_CHECKING:
     import ctypes
