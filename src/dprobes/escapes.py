@@ -16,9 +16,12 @@ character: ``\x1b`` in a result may be four characters that stood there.
 
 from __future__ import annotations
 
-import json
+import functools
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import json
 
 __all__ = ["escaped", "escaped_lines", "json_text", "replaced"]
 
@@ -51,20 +54,27 @@ def replaced(text: str) -> str:
 
 def json_text(value: Any, *, indent: int | None = None) -> str:
     """Return a value as JSON: on one line without ``indent``, and with JSON's escapes for what cannot be printed."""
-    text = _LINE.encode(value) if indent is None else json.dumps(value, ensure_ascii=False, indent=indent)
+    text = _encoder(indent).encode(value)
     if text.isprintable():
         return text
     return _UNPRINTABLE_IN_JSON.sub(_json_escape, text)
 
 
-_LINE = json.JSONEncoder(ensure_ascii=False)
-"""Making one for each record takes longer than the record."""
+@functools.cache
+def _encoder(indent: int | None) -> json.JSONEncoder:
+    # Making one for each record takes longer than the record.
+    import json
+
+    return json.JSONEncoder(ensure_ascii=False, indent=indent)
+
 
 _UNPRINTABLE_IN_JSON = re.compile(r"[^\n -~]")
 """All but ASCII, and but the line ends that stand between values: those in texts are escaped already."""
 
 
 def _json_escape(match: re.Match[str]) -> str:
+    import json
+
     return match[0] if match[0].isprintable() else json.dumps(match[0])[1:-1]
 
 

@@ -32,10 +32,10 @@ PROGRAM = "name = hotloop\nvars = 1\noffset = tick\ninc lv, 0\nabort\n"
 @pytest.mark.parametrize(
     ("command", "every", "ours"),
     [
-        (["--help"], 150, 15),
-        (["check", "{source}"], 290, 110),
-        (["run", "--engine", "ptrace", "{source}", "--", "{program}", "5"], 390, 190),
-        (["run", "--engine", "ebpf", "{source}", "--", "{program}", "5"], 430, 240),
+        (["--help"], 145, 15),
+        (["check", "{source}"], 230, 100),
+        (["run", "--engine", "ptrace", "{source}", "--", "{program}", "5"], 370, 190),
+        (["run", "--engine", "ebpf", "{source}", "--", "{program}", "5"], 425, 245),
     ],
 )
 def test_a_start_imports_little(build: Builder, tmp_path: Path, command: list[str], every: int, ours: int) -> None:

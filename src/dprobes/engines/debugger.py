@@ -13,10 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shlex
-import shutil
 import signal
-import subprocess
 import time
 from collections import deque
 from typing import TYPE_CHECKING
@@ -26,6 +23,7 @@ from dprobes.engines.linux.procfs import process_field, thread_state, threads_of
 from dprobes.errors import reason_of
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Iterator, Sequence
 
     from dprobes.engines.interface import Event, HandedOver
@@ -85,6 +83,10 @@ class Debuggers:
             yield from self._watch(self._current, self._process)
 
     def _start(self, target: HandedOver) -> Iterator[Event]:
+        import shlex
+        import shutil
+        import subprocess
+
         assert self._command is not None
         words = [_expand(word, target.pid) for word in self._command]
         _await_stop(target.pid)

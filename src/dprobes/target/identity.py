@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -27,6 +26,8 @@ def module_identity(elf: ElfFile) -> str:
     """
     if elf.build_id:
         return elf.build_id
+    import hashlib
+
     digest = hashlib.blake2b(digest_size=_DIGEST_SIZE)
     for segment in elf.load_segments:
         if segment.executable:

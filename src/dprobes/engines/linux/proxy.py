@@ -17,7 +17,6 @@ import contextlib
 import ctypes
 import os
 import signal
-import socket
 import struct
 import threading
 from functools import cache
@@ -164,6 +163,8 @@ class _Holder:
     """Hold copies of descriptors in a proxy until ``finish``, or until this process has ended."""
 
     def __init__(self, descriptors: Sequence[int]) -> None:
+        import socket
+
         self._ours, its = socket.socketpair()
         byte = ctypes.create_string_buffer(1)
         number, at = its.fileno(), ctypes.addressof(byte)

@@ -12,7 +12,6 @@ import contextlib
 import os
 import signal
 import struct
-import subprocess
 import sys
 from typing import TYPE_CHECKING, Literal
 
@@ -21,6 +20,7 @@ from dprobes.lazydataclass import dataclass
 from dprobes.target.processmaps import executable_mappings, read_maps
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Iterable, Mapping
 
 __all__ = ["Dump", "breakpoints_in", "main", "start_dump"]
@@ -79,6 +79,8 @@ def start_dump(pid: int, tid: int, name: str, directory: str, hidden: dict[int, 
         let_go_on(pid)
         reason = (error.strerror or str(error)).lower()
         return Notice(f"no core of process {pid} ({name}) in '{path}': {reason}; the process goes on")
+    import subprocess
+
     try:
         writer = subprocess.Popen(
             [sys.executable, "-P", "-m", "dprobes.engines.ebpf.read.coredump", str(pid), str(tid)],
