@@ -44,9 +44,13 @@ ALSO: dict[str, list[str]] = {
     "cli/verbs/run": ["tests/integration/test_ends.py", "tests/integration/test_refusals.py"],
     "engines/ebpf": ["tests/integration/ebpf/test_runs.py", "tests/integration/ebpf/test_control.py"],
     "engines/ebpf/attach": ["tests/integration/ebpf/test_runs.py", "tests/integration/ebpf/test_scopes.py"],
+    "engines/ebpf/attach/arrivals": ["tests/integration/ebpf/test_module_watch.py"],
     "engines/ebpf/kernel": ["tests/integration/ebpf/test_bpf_calls.py", "tests/integration/ebpf/test_features.py"],
     "engines/linux": ["tests/integration/ebpf/test_bpf_calls.py", "tests/integration/test_points.py"],
     "engines/ptrace": ["tests/integration/test_points.py", "tests/integration/test_control.py"],
+    "engines/ptrace/tracer/detachment": ["tests/integration/test_ways_out.py"],
+    "engines/ptrace/tracer/slotmemory": ["tests/integration/test_slots.py"],
+    "engines/ptrace/tracer/timedwaits": ["tests/integration/test_waits.py"],
     "engines/x86": ["tests/integration/test_points.py"],
     "manager": ["tests/integration/manager/test_verbs.py", "tests/integration/manager/test_states.py"],
 }

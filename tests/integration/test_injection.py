@@ -7,7 +7,6 @@ import errno
 import os
 import signal
 import threading
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -115,10 +114,14 @@ def test_a_thread_goes_on_where_it_was_when_its_tracer_dies_in_a_call(
             die_in_a_call(still.pid, word_size, stops)
         assert os.waitpid(tracer, 0)[1] == signal.SIGKILL
         await_true(lambda: status_field(still.pid, "TracerPid") == "0", "the end of tracing")
-        time.sleep(0.01)  # it runs: through the call, and back
-        assert kernel_state(still.pid) == "R"
-        with stopped(still, word_size) as thread:
-            assert state_of(thread.tid) == before
+        # It runs through the call and back, as soon as it gets a processor.
+        await_true(lambda: kernel_state(still.pid) == "R" and stopped_state(still, word_size) == before, "its return")
+
+
+def stopped_state(process: subprocess.Popen[str], word_size: int) -> object:
+    """Stop a process for a moment, and return its thread's registers and mask of signals."""
+    with stopped(process, word_size) as thread:
+        return state_of(thread.tid)
 
 
 def die_in_a_call(pid: int, word_size: int, stops: int) -> None:
