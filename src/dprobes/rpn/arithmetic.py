@@ -96,7 +96,8 @@ def _divide_unsigned(dividend: int, divisor: int, bits: int) -> tuple[int, int]:
 
 
 def _divide_signed(dividend: int, divisor: int, bits: int) -> tuple[int, int]:
-    return divided(signed(dividend, bits), signed(divisor, bits))
+    sign = 1 << (bits - 1)
+    return divided((dividend ^ sign) - sign, (divisor ^ sign) - sign)
 
 
 DIVISIONS = {"div": _divide_unsigned, "idiv": _divide_signed}
