@@ -187,7 +187,7 @@ def test_a_program_that_cannot_be_inserted_leaves_the_old_one(path: Path, chain:
         write(pid, place, b"\xcc")
         patched = job_for(path, "offset = both\nexit\n", scope, replaces=old.session)
         assert patched.resolved is not None
-        where = f"offset {patched.resolved.probes[0].offset:#x} of '{path}'"
+        where = f"offset {patched.resolved.in_code[0].offset:#x} of '{path}'"
         assert refused(patched) == (
             f"CONFLICT in process {pid}: a breakpoint of another tool is at {where}; the program before goes on"
         )

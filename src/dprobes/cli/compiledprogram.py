@@ -8,8 +8,8 @@ from dprobes.formatters.templates.carried import carried_templates
 from dprobes.ppdf import encode
 from dprobes.resolve.localmodule import open_named_module
 from dprobes.resolve.portable import build_ppdf
+from dprobes.resolve.spaces import Space, space_of
 from dprobes.rpn.pipeline import parse_file
-from dprobes.rpn.program import ModuleType
 from dprobes.target.modules import find_module
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def compiled_here(
     """
     program = parse_file(file, diagnostics, options)
     module = None
-    if program.modtype is ModuleType.USER and program.name != "*":
+    if space_of(program) is Space.MODULE:
         module = find_module(program.name, pid=vantage.tid, command=vantage.command)
         if module is not None:
             open_named_module(program, module, diagnostics)

@@ -131,7 +131,7 @@ def faulted_runs(counts: Counts, place: str) -> str:
 
 def place_of(probe: Probepoint) -> str:
     """Return a probepoint's place for people."""
-    return f"{probe.where} (return)" if probe.definition.at_return else probe.where
+    return f"{probe.where} (return)" if probe.at_return else probe.where
 
 
 def left_out_lines(left_out: Sequence[LeftOutProbe], *, names: int | None) -> Iterator[str]:

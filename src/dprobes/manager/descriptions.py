@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, assert_never
 
 from dprobes.engines.interface import Counts
 from dprobes.manager.results import (
@@ -14,8 +14,7 @@ from dprobes.manager.results import (
     ProgramVariables,
     Selection,
 )
-from dprobes.resolve.probepoints import ResolvedProbe
-from dprobes.resolve.samplers import ResolvedSampler
+from dprobes.resolve.probepoints import ProbeKind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -98,23 +97,26 @@ def describe_scope(scope: Scope) -> ManagedScope:
 def _describe_probe(major: int, probe: Probepoint, state: tuple[ProbeState, str], counts: Counts) -> ManagedProbepoint:
     definition = probe.definition
     own: dict[str, Any]
-    if isinstance(probe, ResolvedProbe):
-        own = {
-            "kind": "breakpoint",
-            "offset": probe.offset,
-            "placed": probe.offset + probe.moved,
-            "opcode": probe.instruction.opcode_byte,
-            "instruction": probe.instruction.text,
-        }
-    elif isinstance(probe, ResolvedSampler):
-        own = {"kind": "sampler", "frequency": probe.frequency}
-    else:
-        own = {
-            "kind": "watchpoint",
-            "address": probe.address,
-            "length": probe.length,
-            "access": probe.access.value,
-        }
+    match probe.kind:
+        case ProbeKind.BREAKPOINT | ProbeKind.RETURN:
+            own = {
+                "kind": "breakpoint",
+                "offset": probe.offset,
+                "placed": probe.placed,
+                "opcode": probe.instruction.opcode_byte,
+                "instruction": probe.instruction.text,
+            }
+        case ProbeKind.WATCHPOINT:
+            own = {
+                "kind": "watchpoint",
+                "address": probe.memory.address,
+                "length": probe.memory.length,
+                "access": probe.memory.access.value,
+            }
+        case ProbeKind.SAMPLER:
+            own = {"kind": "sampler", "frequency": probe.clock.frequency}
+        case kind:
+            assert_never(kind)
     return ManagedProbepoint(
         definition=probe.number,
         major=major,
@@ -127,7 +129,7 @@ def _describe_probe(major: int, probe: Probepoint, state: tuple[ProbeState, str]
         types=tuple(definition.types),
         passcount=definition.passcount,
         maxhits=definition.maxhits,
-        at_return=definition.at_return,
+        at_return=probe.at_return,
         counts=counts,
         **own,
     )

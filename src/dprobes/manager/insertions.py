@@ -16,7 +16,6 @@ from dprobes.manager.descriptions import describe_scope
 from dprobes.manager.insertedprogram import InsertedProgram
 from dprobes.manager.sharedfiles import HeldFiles, SharingSymbols
 from dprobes.record.origin import RecordSource
-from dprobes.resolve.probepoints import ResolvedProbe
 from dprobes.rpn.groups import select, without_opcodes
 from dprobes.target.carriedsymbols import CarriedSymbols, OtherBuild
 
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from dprobes.manager.arguments import Insertion
     from dprobes.manager.recorder import Recording
     from dprobes.resolve.localmodule import Compiled
+    from dprobes.resolve.probepoints import Probepoint
     from dprobes.rpn.program import Program
 
 __all__ = ["Inserter", "ring_size"]
@@ -157,21 +157,19 @@ def _with_absolute_name(program: Program, directory: str) -> Program:
     return replace(program, name=os.path.normpath(os.path.join(directory, name)))  # noqa: PTH118 - text
 
 
-def _places(inserted: InsertedProgram) -> Iterator[ResolvedProbe]:
+def _places(inserted: InsertedProgram) -> Iterator[Probepoint]:
     states = zip(inserted.probes, inserted.states(), strict=False)
-    return (probe for probe, (state, _) in states if isinstance(probe, ResolvedProbe) and state not in GONE)
+    return (probe for probe, (state, _) in states if probe.is_in_code and state not in GONE)
 
 
 def _check_apart(compiled: Compiled, present: Iterable[InsertedProgram]) -> None:
     """Raise ``SourceError`` if a program has a probepoint where one of its name has one that is not gone."""
     if compiled.resolved is None:
         return
-    taken = {
-        (probe.path, probe.offset, probe.definition.at_return): probe for each in present for probe in _places(each)
-    }
+    taken = {probe.place: probe for each in present for probe in _places(each)}
     diagnostics = compiled.diagnostics
-    for probe in compiled.resolved.probes:
-        other = taken.get((probe.path, probe.offset, probe.definition.at_return))
+    for probe in compiled.resolved.in_code:
+        other = taken.get(probe.place)
         if other is not None:
             diagnostics.error(
                 probe.definition.span("offset"),

@@ -7,10 +7,7 @@ from typing import TYPE_CHECKING
 from dprobes.arch import architecture, host_architecture
 from dprobes.errors import TargetError
 from dprobes.lazydataclass import dataclass
-from dprobes.resolve.samplers import resolve_samplers, samples_everything
-from dprobes.rpn.needs import watches_user_addresses
-from dprobes.rpn.pipeline import CompileOptions, check_program
-from dprobes.rpn.program import ModuleType, calls_extensions
+from dprobes.resolve.spaces import Space, space_of
 from dprobes.target.location import OWN_SYMBOLS
 
 if TYPE_CHECKING:
@@ -30,9 +27,10 @@ __all__ = ["Compiled", "open_named_module", "resolve_here"]
 @dataclass(frozen=True)
 class Compiled:
     """
-    Hold a checked program, and where its probes are if its module was found.
+    A checked program, and where its probepoints are if its module was found.
 
-    ``diagnostics`` holds no errors: those have been raised.
+    ``diagnostics`` holds no errors: those have been raised. ``everywhere`` are the probepoints of a program without a
+    module, in every process or in the whole system.
     """
 
     program: Program
@@ -40,7 +38,6 @@ class Compiled:
     resolved: ResolvedModule | None
     diagnostics: Diagnostics
     everywhere: tuple[Probepoint, ...] = ()
-    """What is watched or sampled in every process, whatever that maps."""
 
     def render(self, *severities: Severity) -> str:
         """Return the diagnostics of these severities as text."""
@@ -63,28 +60,17 @@ def resolve_here(
 
     ``refuse`` adds an error for what the engine that is to run the program cannot do.
     """
+    from dprobes.resolve.resolution import architecture_of, check_with_extensions, resolve, resolve_everywhere
+
     architecture_name = architecture_name or symbols.machine(host_architecture().name)
     module = _find_module(program, diagnostics, pid, command, architecture_name)
     if module is None:
         arch = architecture(architecture_name) if architecture_name else host_architecture()
         if refuse is not None:
             refuse(program, arch, diagnostics)
-        if calls_extensions(program):
-            from dprobes.extensions.registry import check_extensions
-
-            check_extensions(program, diagnostics, allow_write=allow_write)
-        check_program(program, arch, diagnostics, CompileOptions(allow_write=allow_write))
-        everywhere: tuple[Probepoint, ...] = ()
-        if samples_everything(program):
-            everywhere = resolve_samplers(program, program.name)
-        elif watches_user_addresses(program):
-            from dprobes.resolve.watchpoints import EveryProgram, resolve_watchpoints
-
-            everywhere = resolve_watchpoints(program, EveryProgram(arch), diagnostics)
-            diagnostics.raise_if_errors()
-        return Compiled(program, arch, None, diagnostics, everywhere)
-    from dprobes.resolve.probepoints import architecture_of, resolve
-
+        check_with_extensions(program, arch, diagnostics, allow_write=allow_write)
+        diagnostics.raise_if_errors()
+        return Compiled(program, arch, None, diagnostics, resolve_everywhere(program, arch, diagnostics))
     elf = open_named_module(program, module, diagnostics)
     loaded = symbols.module_of(elf)
     arch = architecture_of(elf)
@@ -96,7 +82,7 @@ def resolve_here(
 
 def open_named_module(program: Program, path: Path, diagnostics: Diagnostics) -> ElfFile:
     """Return the file that ``name =`` of a program stands for; raise ``SourceError`` there if it is no module."""
-    from dprobes.resolve.probepoints import architecture_of
+    from dprobes.resolve.resolution import architecture_of
     from dprobes.target.elf import ElfFile
 
     try:
@@ -112,7 +98,7 @@ def open_named_module(program: Program, path: Path, diagnostics: Diagnostics) ->
 def _find_module(
     program: Program, diagnostics: Diagnostics, pid: int | None, command: str | None, architecture_name: str | None
 ) -> Path | None:
-    if program.modtype is not ModuleType.USER or samples_everything(program):
+    if space_of(program) is not Space.MODULE:
         return None
     from dprobes.target.modules import advice_on_name, find_module, is_made_by_kernel, near_modules
 

@@ -4,25 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dprobes.resolve.probepoints import ProbeKind
 from dprobes.resolve.probestate import ProbeState
 from dprobes.rpn.program import Expression, Glob, Offset
 
 if TYPE_CHECKING:
-    from dprobes.resolve.probepoints import ResolvedModule, ResolvedProbe
+    from dprobes.resolve.probepoints import Probepoint, ResolvedModule
 
 __all__ = ["movable_probes"]
 
 
-def movable_probes(resolved: ResolvedModule) -> list[ResolvedProbe]:
+def movable_probes(resolved: ResolvedModule) -> list[Probepoint]:
     """Return the probepoints whose breakpoints may stand at a neighbouring instruction, if that is cheaper."""
-    return [
-        probe
-        for probe in resolved.probes
-        if probe.exits is None and probe.state is ProbeState.COMPILED and _is_named(probe)
-    ]
+    breakpoints = resolved.of(ProbeKind.BREAKPOINT)
+    return [probe for probe in breakpoints if probe.state is ProbeState.COMPILED and _is_named(probe)]
 
 
-def _is_named(probe: ResolvedProbe) -> bool:
+def _is_named(probe: Probepoint) -> bool:
     """Return whether the place was written as the name of a function, without a distance or a number."""
     match probe.definition.location:
         case Glob() | Offset(Expression(0, str())):

@@ -14,11 +14,11 @@ from dprobes.errors import TargetError
 from dprobes.ppdf.images import MACHINES
 from dprobes.ppdf.model import Ppdf
 from dprobes.resolve.localmodule import open_named_module
-from dprobes.resolve.probepoints import resolve
-from dprobes.resolve.samplers import samples_everything
+from dprobes.resolve.resolution import check_with_extensions, resolve
+from dprobes.resolve.spaces import Space, space_of
 from dprobes.rpn.checker import check
 from dprobes.rpn.needs import writing_instructions
-from dprobes.rpn.program import Glob, ModuleType, calls_extensions
+from dprobes.rpn.program import Glob, calls_extensions
 from dprobes.target.carriedsymbols import CarriedBuild, CarriedPlace
 from dprobes.target.elf import ElfFile
 from dprobes.target.identity import module_identity
@@ -84,7 +84,7 @@ def module_here(program: Program, advice: str) -> Sequence[Path]:
     Raise ``TargetError`` if there is none; ``advice`` is what to do about it. Raise ``SourceError`` if the file that
     the name stands for is no module.
     """
-    if program.modtype is not ModuleType.USER or samples_everything(program):
+    if space_of(program) is not Space.MODULE:
         return ()
     from dprobes.target.modules import find_module, near_modules
 
@@ -113,16 +113,16 @@ def _build(
     for definition in program.definitions:
         if isinstance(definition.location, Glob):
             symbols.need_matching(definition.location.pattern)
-    for probe in resolved.probes:
+    for probe in resolved.in_code:
         start = probe.instruction.address
         symbols.starting(start, start + _NEIGHBOURHOOD)
     return CarriedBuild(module_identity(elf), str(path), elf.machine, symbols.needed, tuple(_places(resolved)))
 
 
 def _places(resolved: ResolvedModule) -> Iterator[CarriedPlace]:
-    for probe in resolved.probes:
+    for probe in resolved.in_code:
         yield CarriedPlace(probe.number, probe.offset, probe.instruction.raw, probe.where)
-        for leaving in probe.exits.exits if probe.exits is not None else ():
+        for leaving in probe.code.exits.exits:
             yield CarriedPlace(probe.number, leaving.offset, leaving.raw, probe.where, is_exit=True)
 
 
@@ -135,11 +135,7 @@ def _machines(
         check(program, host_architecture(), diagnostics, allow_write=allow_write)
         diagnostics.raise_if_errors()
     if not machines:
-        check(program, architecture(found[0]), diagnostics, allow_write=allow_write)
-        if calls_extensions(program):
-            from dprobes.extensions.registry import check_extensions
-
-            check_extensions(program, diagnostics, allow_write=allow_write)
+        check_with_extensions(program, architecture(found[0]), diagnostics, allow_write=allow_write)
         diagnostics.raise_if_errors()
     return found
 

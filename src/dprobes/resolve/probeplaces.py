@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from dprobes.errors import TargetError
 from dprobes.record.probeinfo import Place
-from dprobes.resolve.probepoints import ResolvedProbe
 from dprobes.target.elf import ElfFile
 
 if TYPE_CHECKING:
@@ -23,24 +22,23 @@ __all__ = ["places_of", "with_files"]
 def places_of(module: str, probes: Sequence[Probepoint], first: int = 0) -> list[Place]:
     """Return the places of the probepoints of the module's program, from one of them on."""
     known: set[tuple[str, int, bool]] = set()
-    if any(probe.definition.at_return for probe in probes):
-        known = {(p.path, p.offset, p.definition.at_return) for p in probes if isinstance(p, ResolvedProbe)}
+    if any(probe.at_return for probe in probes):
+        known = {probe.place for probe in probes if probe.is_in_code}
     return [_place_of(module, probe, known) for probe in probes[first:]]
 
 
 def _place_of(module: str, probe: Probepoint, known: set[tuple[str, int, bool]]) -> Place:
-    if not isinstance(probe, ResolvedProbe):
+    if not probe.is_in_code:
         return Place(module, probe.where, probe.function, is_code=False)
-    placed = probe.offset + probe.moved if probe.moved else None
-    at_return = probe.definition.at_return
-    is_paired = (probe.path, probe.offset, not at_return) in known
-    return Place(module, probe.where, probe.function, placed, at_return, is_paired)
+    path, offset, at_return = probe.place
+    placed = probe.placed if probe.code.moved else None
+    return Place(module, probe.where, probe.function, placed, at_return, (path, offset, not at_return) in known)
 
 
 def with_files(source: RecordSource, probes: Iterable[Probepoint]) -> RecordSource:
     """Return a source that knows also the files that these probepoints are in; some files have no build-id."""
     build_ids, paths = dict.fromkeys(source.build_ids), dict.fromkeys(source.paths)
-    for path in dict.fromkeys(probe.path for probe in probes if isinstance(probe, ResolvedProbe)):
+    for path in dict.fromkeys(probe.path for probe in probes if probe.is_in_code):
         paths[path] = None
         with contextlib.suppress(TargetError):  # it may be gone already
             if (build_id := ElfFile.open(path).build_id) is not None:

@@ -1,93 +1,31 @@
 """
-The watchpoints of a program against a module's file: which bytes they watch, and whether the processor can.
+The watchpoints of a program: which bytes they watch, and whether the processor can.
 
 A symbol gives a link address, which becomes another address in each process; a number is an address in the process.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from dprobes.diagnostics import Note
 from dprobes.errors import TargetError
-from dprobes.lazydataclass import dataclass
+from dprobes.resolve.probepoints import ProbeKind, Probepoint, WatchedMemory
 from dprobes.resolve.probestate import ProbeState
 from dprobes.rpn.program import Access, Address, Expression
 
 if TYPE_CHECKING:
-    from dprobes.arch import Architecture
     from dprobes.diagnostics import Diagnostics
+    from dprobes.resolve.spaces import SymbolSpace
     from dprobes.rpn.program import ProbeDefinition, Program
 
-__all__ = ["SLOT_COUNT", "EveryProgram", "ResolvedWatchpoint", "WatchedModule", "length_problem", "resolve_watchpoints"]
+__all__ = ["SLOT_COUNT", "length_problem", "resolve_watchpoints"]
 
 SLOT_COUNT = 4
 """How many watchpoints x86 has registers for (DR0 to DR3)."""
 
 _LENGTHS = (1, 2, 4, 8)
 """How many bytes one of them can watch for data (Intel SDM, volume 3, "Debug Control Register (DR7)")."""
-
-
-@dataclass(frozen=True, slots=True)
-class ResolvedWatchpoint:
-    """
-    Name the bytes that one probe definition watches.
-
-    ``number`` is that of the definition. ``address`` is a link address of the file ``path``, or with ``absolute`` one
-    of the process. ``where`` names it for people. ``state`` is COMPILED, or says why it will not be inserted.
-    """
-
-    number: int
-    definition: ProbeDefinition
-    path: str
-    address: int
-    length: int
-    absolute: bool
-    access: Access
-    where: str
-    state: ProbeState = ProbeState.COMPILED
-
-    @property
-    def function(self) -> str:
-        """The function that a pattern found: never one."""
-        return ""
-
-
-class WatchedModule(Protocol):
-    """Say what watchpoints need to know of a module."""
-
-    @property
-    def path(self) -> Path:
-        """Its file."""
-
-    @property
-    def word_size(self) -> int:
-        """How many bytes an address has."""
-
-    def address_of(self, symbol: str) -> int:
-        """Return the link address of a symbol; raise ``TargetError`` if there is none."""
-
-
-@dataclass(frozen=True, slots=True)
-class EveryProgram:
-    """Stand for the programs of one architecture where a program watches addresses, whatever the file is."""
-
-    architecture: Architecture
-
-    @property
-    def path(self) -> Path:
-        """What takes the place of a file's name in messages."""
-        return Path(f"{self.architecture.name} programs")
-
-    @property
-    def word_size(self) -> int:
-        """How many bytes an address has."""
-        return self.architecture.word_size
-
-    def address_of(self, symbol: str) -> int:
-        """Raise ``TargetError``: a symbol is one of a file."""
-        raise TargetError(f"'{symbol}' is no address of every program")
 
 
 def length_problem(access: Access, address: int, length: int) -> str | None:
@@ -101,14 +39,12 @@ def length_problem(access: Access, address: int, length: int) -> str | None:
     return None
 
 
-def resolve_watchpoints(
-    program: Program, module: WatchedModule, diagnostics: Diagnostics
-) -> tuple[ResolvedWatchpoint, ...]:
+def resolve_watchpoints(program: Program, space: SymbolSpace, diagnostics: Diagnostics) -> tuple[Probepoint, ...]:
     """Return the watchpoints of a program; what is wrong is added to ``diagnostics``."""
-    found: list[ResolvedWatchpoint] = []
+    found: list[Probepoint] = []
     for number, definition in enumerate(program.definitions):
         if definition.watchpoint is not None and isinstance(definition.location, Address):
-            resolver = _Resolver(module, definition, definition.watchpoint, definition.location, diagnostics)
+            resolver = _Resolver(space, definition, definition.watchpoint, definition.location, diagnostics)
             if (watchpoint := resolver.watchpoint(number, found)) is not None:
                 found.append(watchpoint)
     return tuple(found)
@@ -117,20 +53,20 @@ def resolve_watchpoints(
 class _Resolver:
     def __init__(
         self,
-        module: WatchedModule,
+        space: SymbolSpace,
         definition: ProbeDefinition,
         access: Access,
         location: Address,
         diagnostics: Diagnostics,
     ) -> None:
-        self._module = module
+        self._space = space
         self._definition = definition
         self._access = access
         self._location = location
         self._diagnostics = diagnostics
         self._span = definition.span("address")
 
-    def watchpoint(self, number: int, earlier: list[ResolvedWatchpoint]) -> ResolvedWatchpoint | None:
+    def watchpoint(self, number: int, earlier: list[Probepoint]) -> Probepoint | None:
         low, high = self._location.low, self._location.high
         try:
             address = self._value(low)
@@ -149,19 +85,17 @@ class _Resolver:
         if length < 1:
             self._diagnostics.error(self._span, "the upper address is below the lower one")
             return None
-        if address < 0 or address + length > 1 << 8 * self._module.word_size:
-            self._diagnostics.error(self._span, f"'{self._module.path}' can have no address {address:#x}")
+        if address < 0 or address + length > 1 << 8 * self._space.word_size:
+            self._diagnostics.error(self._span, f"'{self._space.path}' can have no address {address:#x}")
             return None
-        watchpoint = ResolvedWatchpoint(
-            number=number,
-            definition=self._definition,
-            path=str(self._module.path),
-            address=address,
-            length=length,
-            absolute=absolute,
-            access=self._access,
-            where=str(low).replace(" ", ""),
-            state=self._state(low, address, length, earlier),
+        watchpoint = Probepoint(
+            ProbeKind.WATCHPOINT,
+            number,
+            self._definition,
+            str(self._space.path),
+            str(low).replace(" ", ""),
+            WatchedMemory(address, length, absolute, self._access),
+            self._state(low, address, length, earlier),
         )
         self._check_unique(watchpoint, earlier)
         return watchpoint
@@ -169,9 +103,9 @@ class _Resolver:
     def _value(self, expression: Expression) -> int:
         if expression.symbol is None:
             return expression.addend
-        return self._module.address_of(expression.symbol) + expression.addend
+        return self._space.address_of(expression.symbol) + expression.addend
 
-    def _state(self, low: Expression, address: int, length: int, earlier: list[ResolvedWatchpoint]) -> ProbeState:
+    def _state(self, low: Expression, address: int, length: int, earlier: list[Probepoint]) -> ProbeState:
         if self._access is Access.IO:
             return ProbeState.DEBUGREG_UNAVAIL  # every engine refuses it before
         problem = length_problem(self._access, address, length)
@@ -194,17 +128,12 @@ class _Resolver:
             return state
         return ProbeState.COMPILED
 
-    def _check_unique(self, watchpoint: ResolvedWatchpoint, earlier: list[ResolvedWatchpoint]) -> None:
+    def _check_unique(self, watchpoint: Probepoint, earlier: list[Probepoint]) -> None:
         for other in earlier:
-            if (other.address, other.length, other.absolute, other.access) == (
-                watchpoint.address,
-                watchpoint.length,
-                watchpoint.absolute,
-                watchpoint.access,
-            ):
+            if other.memory == watchpoint.memory:
                 self._diagnostics.error(
                     self._span,
-                    f"two watchpoints of the same kind at address {watchpoint.address:#x}",
+                    f"two watchpoints of the same kind at address {watchpoint.memory.address:#x}",
                     notes=(Note("the first one is here", other.definition.span("address")),),
                 )
                 return

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from dprobes.diagnostics import Diagnostics
 from dprobes.engines.interface import Finished, Job, RecordBatch, Scope, StateEvent
-from dprobes.resolve.probepoints import resolve
+from dprobes.resolve.resolution import resolve
 from dprobes.rpn.pipeline import CompileOptions, parse_source
 from dprobes.source import SourceFile
 from dprobes.target.location import Module

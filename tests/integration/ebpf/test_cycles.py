@@ -13,8 +13,8 @@ import pytest
 from dprobes.diagnostics import Diagnostics
 from dprobes.engines.ebpf.engine import EbpfEngine
 from dprobes.engines.interface import Finished, Job, Scope, StateEvent
-from dprobes.resolve.probepoints import resolve
 from dprobes.resolve.probestate import ProbeState
+from dprobes.resolve.resolution import resolve
 from dprobes.rpn.pipeline import CompileOptions, parse_source
 from dprobes.source import SourceFile
 from dprobes.target.location import Module

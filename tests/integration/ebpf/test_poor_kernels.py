@@ -19,7 +19,7 @@ from dprobes.engines.interface import Counts, Finished, Job, Notice, RecordBatch
 from dprobes.engines.linux.bpfcalls import Program, create_map, load_program
 from dprobes.errors import EngineError, NotSupportedError
 from dprobes.record.codec import decode_record
-from dprobes.resolve.probepoints import resolve
+from dprobes.resolve.resolution import resolve
 from dprobes.rpn.pipeline import CompileOptions, parse_source
 from dprobes.source import SourceFile
 from dprobes.target.location import Module

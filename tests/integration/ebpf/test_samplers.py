@@ -16,7 +16,7 @@ from dprobes.engines.ebpf.engine import EbpfEngine
 from dprobes.engines.ebpf.kernel.features import Feature, Features
 from dprobes.engines.ebpf.kernel.links import online_cpus
 from dprobes.errors import SourceError
-from dprobes.resolve.probepoints import resolve
+from dprobes.resolve.resolution import resolve
 from dprobes.rpn.pipeline import CompileOptions, parse_file
 from dprobes.target.location import Module
 from integration.ebpf.kernel import require_bpf, require_initial_namespace

@@ -13,7 +13,7 @@ from dprobes.engines.interface import Finished, Job, Scope
 from dprobes.engines.ptrace.engine import PtraceEngine
 from dprobes.engines.sharedglobals import GlobalVariables
 from dprobes.errors import EngineError
-from dprobes.resolve.probepoints import resolve
+from dprobes.resolve.resolution import resolve
 from dprobes.rpn.pipeline import CompileOptions, parse_source
 from dprobes.source import SourceFile
 from dprobes.target.location import Module

@@ -32,9 +32,8 @@ from dprobes.manager.results import (
     Stopped,
 )
 from dprobes.manager.schema import decode, encode, members
+from dprobes.resolve.probepoints import ProbeKind, Probepoint, SampleClock, WatchedMemory
 from dprobes.resolve.probestate import ProbeState
-from dprobes.resolve.samplers import ResolvedSampler
-from dprobes.resolve.watchpoints import ResolvedWatchpoint
 from dprobes.rpn.program import Access, Code, ProbeDefinition, Sampler
 from dprobes.sinks.target import TargetStatus
 from integration.manager.conftest import PROGRAM
@@ -172,8 +171,9 @@ def test_kinds_of_probepoints_have_the_fields_that_are_documented(
     inserted = ask(manager, "insert", **insertion)
     rows = documented(DOCUMENT.partition("\nFields of each of `probes`:")[2], "probepoint")
     definition = ProbeDefinition(Sampler(99), Code())
-    watchpoint = ResolvedWatchpoint(0, definition, "/lib", 16, 4, False, Access.WRITE, "place")
-    sampler = ResolvedSampler(0, definition, "/lib", 99)
+    memory = WatchedMemory(16, 4, False, Access.WRITE)
+    watchpoint = Probepoint(ProbeKind.WATCHPOINT, 0, definition, "/lib", "place", memory)
+    sampler = Probepoint(ProbeKind.SAMPLER, 0, definition, "/lib", "99hz", SampleClock(99))
     state = (ProbeState.ACTIVE, "")
     others = [encode(descriptions._describe_probe(1, each, state, Counts())) for each in (watchpoint, sampler)]
     common = {name for name, row in rows.items() if row[-1].partition(":")[0] not in PROBE_KINDS}

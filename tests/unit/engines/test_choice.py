@@ -44,7 +44,7 @@ def settled(monkeypatch: pytest.MonkeyPatch, name: str, scope: Scope, mappers: i
     select = Selection(name, scope, EngineOptions())
     compiled: Compiled = resolve_here(program, diagnostics, refuse=select.refuse)
     assert compiled.resolved is not None
-    assert 20 < len(compiled.resolved.probes) < 2000
+    assert 20 < len(compiled.resolved.in_code) < 2000
     return select.settle(compiled).name, select.reason
 
 

@@ -18,7 +18,7 @@ from dprobes.diagnostics import Diagnostics
 from dprobes.errors import FormatError, SourceError, TargetError
 from dprobes.ppdf import Ppdf, decode, encode
 from dprobes.ppdf.container import MAGIC, SECTION_MAX, SIZE_MAX
-from dprobes.resolve.probepoints import resolve
+from dprobes.resolve.resolution import resolve
 from dprobes.rpn import isa
 from dprobes.rpn.isa import rows_by_syntax
 from dprobes.rpn.program import Code, Expression, Instruction, Offset, ProbeDefinition, Procedure, Program

@@ -14,8 +14,8 @@ from dprobes.diagnostics import Diagnostics
 from dprobes.errors import SourceError, TargetError
 from dprobes.ppdf import Ppdf, decode, encode
 from dprobes.resolve.portable import build_ppdf
-from dprobes.resolve.probepoints import ResolvedModule, resolve
 from dprobes.resolve.probestate import ProbeState
+from dprobes.resolve.resolution import resolve
 from dprobes.rpn.pipeline import parse_source
 from dprobes.source import SourceFile
 from dprobes.target.carriedsymbols import CarriedBuild, CarriedSymbols, OtherBuild
@@ -25,6 +25,8 @@ from dprobes.target.processmaps import executable_mappings, read_maps
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from dprobes.resolve.probepoints import ResolvedModule
 
 SOURCE = """
 int work_table[4] = {1, 2, 3, 4};
@@ -111,17 +113,18 @@ def test_the_stripped_copy_gets_the_same_probepoints(library: Path, stripped: Pa
     with pytest.raises(TargetError):
         Module.load(stripped).address_of("work_inner")
     there, here = carried(ppdf, stripped), resolve(ppdf.program, Module.load(library), Diagnostics())
-    assert [dataclasses.replace(p, path="") for p in there.probes] == [
-        dataclasses.replace(p, path="") for p in here.probes
+    assert [dataclasses.replace(p, path="") for p in there.in_code] == [
+        dataclasses.replace(p, path="") for p in here.in_code
     ]
-    assert {p.state for p in there.probes} == {ProbeState.COMPILED}
+    assert {p.state for p in there.in_code} == {ProbeState.COMPILED}
     assert [(x.number, x.name, x.reason) for x in there.left_out] == [
         (x.number, x.name, x.reason) for x in here.left_out
     ]
     assert there.symbols == here.symbols
-    assert [(w.address, w.state) for w in there.watchpoints] == [(w.address, w.state) for w in here.watchpoints]
+    assert [(w.memory, w.state) for w in there.events] == [(w.memory, w.state) for w in here.events]
+    assert there.events
     assert there.image == here.image
-    assert {p.definition.minor for p in there.probes} == {1, 2, 3, 4}
+    assert {p.definition.minor for p in there.in_code} == {1, 2, 3, 4}
 
 
 def test_only_what_is_needed_is_carried(library: Path) -> None:
@@ -138,7 +141,7 @@ def test_a_carried_build_is_told_from_others(library: Path, stripped: Path) -> N
     ppdf = built(library)
     other = dataclasses.replace(ppdf.builds[0], identity="ffff", path="other.so")
     several = dataclasses.replace(ppdf, builds=(other, *ppdf.builds))
-    assert carried(several, stripped).probes
+    assert carried(several, stripped).in_code
     only = dataclasses.replace(ppdf, builds=(other,))
     with pytest.raises(TargetError) as caught:
         carried(only, stripped)
@@ -150,7 +153,7 @@ def test_a_carried_build_is_told_from_others(library: Path, stripped: Path) -> N
         "build it for this file too (dprobes build --for FILE), or give --dont-verify-build-id if the code is the same"
     )
     # With the file's own symbols, which it has only as long as it is not stripped.
-    assert len(carried(only, library, OtherBuild.OWN_SYMBOLS).probes) == len(carried(ppdf, stripped).probes)
+    assert len(carried(only, library, OtherBuild.OWN_SYMBOLS).in_code) == len(carried(ppdf, stripped).in_code)
 
 
 def test_the_build_with_most_of_the_instructions_is_the_nearest(library: Path, stripped: Path) -> None:
@@ -160,7 +163,7 @@ def test_the_build_with_most_of_the_instructions_is_the_nearest(library: Path, s
     wrong = dataclasses.replace(right, identity="eeee", places=places)
     for builds in ((right, wrong), (wrong, right)):
         found = carried(dataclasses.replace(ppdf, builds=builds), stripped, OtherBuild.NEAREST)
-        assert {probe.state for probe in found.probes} == {ProbeState.COMPILED}
+        assert {probe.state for probe in found.in_code} == {ProbeState.COMPILED}
 
 
 def test_a_file_for_another_processor_is_refused(library: Path, stripped: Path) -> None:
@@ -192,21 +195,21 @@ def test_other_instructions_are_a_mismatch(library: Path, stripped: Path, is_exi
     here = carried(ppdf, stripped)
     place = next(p for p in ppdf.builds[0].places if (p.where, p.is_exit) == ("work_again", is_exit))
     found = carried(damaged(ppdf, "work_again", is_exit=is_exit), stripped)
-    differing = [p for p in found.probes if p.state is ProbeState.MISMATCH]
+    differing = [p for p in found.in_code if p.state is ProbeState.MISMATCH]
     assert {p.where for p in differing} == {"work_again"}
     text = f"expected 0f 0b, found {ElfFile.open(stripped).data[place.offset : place.offset + 2].hex(' ')}"
     prefix = f"at offset {place.offset:#x}, where it is left: " if is_exit else ""
     assert {p.detail for p in differing} == {prefix + text}
-    assert [p.offset for p in found.probes] == [p.offset for p in here.probes]
+    assert [p.offset for p in found.in_code] == [p.offset for p in here.in_code]
     assert f"MISMATCH: work_again: {prefix}{text}; not inserted" in [w.message for w in found.warnings]
     unverified = carried(damaged(ppdf, "work_again", is_exit=is_exit), stripped, verify=False)
-    assert {p.state for p in unverified.probes} == {ProbeState.COMPILED}
+    assert {p.state for p in unverified.in_code} == {ProbeState.COMPILED}
 
 
 def test_functions_of_a_pattern_that_are_others_are_a_mismatch(library: Path, stripped: Path) -> None:
     ppdf = built(library, 'name = "libwork.so"\noffset = "work_[ptl]*"\nexit\n')
     found = carried(damaged(ppdf, "work_tail", is_exit=False), stripped)
-    assert {p.where: p.state for p in found.probes} == {
+    assert {p.where: p.state for p in found.in_code} == {
         "work_tail": ProbeState.MISMATCH,
         "work_partly": ProbeState.COMPILED,
         "work_labels": ProbeState.COMPILED,
@@ -249,16 +252,16 @@ def test_the_many_names_of_the_c_library_are_carried(lines: str) -> None:
     here = resolve(program, module, Diagnostics())
     ppdf = build_ppdf(program, [module.path], Diagnostics(), with_ebpf=False)
     there = carried(decode(encode(ppdf)), module.path)
-    assert there.probes == here.probes
+    assert there.in_code == here.in_code
     assert sorted((x.name, x.reason) for x in there.left_out) == sorted((x.name, x.reason) for x in here.left_out)
-    assert len(here.probes) > 10
+    assert len(here.in_code) > 10
 
 
 def test_symbols_of_another_file_are_carried(library: Path, stripped: Path) -> None:
     program = parse_source(SourceFile("work.rpn", PROGRAM), Diagnostics())
     ppdf = build_ppdf(program, [stripped], Diagnostics(), extra_symbols=library)
     assert ppdf.builds[0].places == built(library).builds[0].places
-    assert {p.state for p in carried(ppdf, stripped).probes} == {ProbeState.COMPILED}
+    assert {p.state for p in carried(ppdf, stripped).in_code} == {ProbeState.COMPILED}
 
 
 def test_a_file_and_its_stripped_copy_are_one_build(library: Path, stripped: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from dprobes.diagnostics import Diagnostics
 from dprobes.record.probeinfo import Place
 from dprobes.resolve.probeplaces import places_of
-from dprobes.resolve.probepoints import resolve
+from dprobes.resolve.resolution import resolve
 from dprobes.rpn.pipeline import parse_source
 from dprobes.source import SourceFile
 from dprobes.target.location import Module
@@ -33,7 +33,7 @@ def test_a_place_says_whether_entry_and_return_of_a_function_are_probed(tmp_path
     source.write_text(SOURCE)
     subprocess.run(["gcc", "-O1", "-o", path, source], check=True)
     program = parse_source(SourceFile("places.rpn", PROGRAM), Diagnostics())
-    probes = resolve(program, Module.load(path), Diagnostics()).probes
+    probes = resolve(program, Module.load(path), Diagnostics()).probepoints
     expected = [
         Place("places", "one", is_paired=True),
         Place("places", "one", "one", at_return=True, is_paired=True),

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import pytest
-
 from dprobes.diagnostics import Diagnostics
+from dprobes.resolve.probepoints import ProbeKind
 from dprobes.resolve.probestate import ProbeState
-from dprobes.resolve.samplers import resolve_samplers, samples_everything
+from dprobes.resolve.samplers import resolve_samplers
 from dprobes.rpn.pipeline import CompileOptions, parse_source
 from dprobes.source import SourceFile
 
@@ -25,14 +24,9 @@ def test_samplers_keep_the_numbers_of_their_definitions() -> None:
         "name = m\noffset = 0\nexit\nsampler = 99hz\nminor = 1\nexit\nsampler = 10000hz\nminor = 2\nexit\n"
     )
     found = resolve_samplers(source, "/lib/m")
-    assert [(each.number, each.frequency, each.where, each.path) for each in found] == [
+    assert [(each.number, each.clock.frequency, each.where, each.path) for each in found] == [
         (1, 99, "99hz", "/lib/m"),
         (2, 10000, "10000hz", "/lib/m"),
     ]
-    assert {each.state for each in found} == {ProbeState.COMPILED}
+    assert {(each.kind, each.state) for each in found} == {(ProbeKind.SAMPLER, ProbeState.COMPILED)}
     assert [each.definition.minor for each in found] == [1, 2]
-
-
-@pytest.mark.parametrize(("name", "expected"), [('"*"', True), ("m", False), ('"*m"', False)])
-def test_only_a_star_stands_for_everything(name: str, expected: bool) -> None:
-    assert samples_everything(program(f"name = {name}\nsampler = 1hz\nexit\n")) is expected

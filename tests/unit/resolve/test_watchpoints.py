@@ -1,4 +1,4 @@
-"""What a program's watchpoints become in a module's file, and where an emulation must not reach."""
+"""What a program's watchpoints become in a module's file, and what the processor can watch."""
 
 from __future__ import annotations
 
@@ -8,20 +8,16 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dprobes.diagnostics import Diagnostics
-from dprobes.engines.ptrace.tracer.processes import AddressSpace, Watchpoint
-from dprobes.engines.ptrace.tracer.watchpoints import UnwatchedMemory
-from dprobes.engines.x86.debugregs import Watch
+from dprobes.resolve.probepoints import WatchedMemory
 from dprobes.resolve.probestate import ProbeState
-from dprobes.resolve.watchpoints import resolve_watchpoints
+from dprobes.resolve.watchpoints import length_problem, resolve_watchpoints
 from dprobes.rpn.pipeline import parse_source
 from dprobes.rpn.program import Access
 from dprobes.source import SourceFile
 from dprobes.target.location import Module
-from dprobes.vm import Point
-from ptrace_programs import inserted_program, probe_of
 
 if TYPE_CHECKING:
-    from dprobes.resolve.watchpoints import ResolvedWatchpoint
+    from dprobes.resolve.probepoints import Probepoint
 
 
 LENGTHS = "the processor watches 1, 2, 4 or 8 bytes"
@@ -43,7 +39,7 @@ def module(tmp_path_factory: pytest.TempPathFactory) -> Module:
     return Module.load(library)
 
 
-def resolved(module: Module, *points: tuple[str, str]) -> tuple[tuple[ResolvedWatchpoint, ...], Diagnostics]:
+def resolved(module: Module, *points: tuple[str, str]) -> tuple[tuple[Probepoint, ...], Diagnostics]:
     text = "name = watched\n" + "".join(f"address = {p}\nwatchpoint = {a}\nexit\n" for p, a in points)
     diagnostics = Diagnostics()
     return resolve_watchpoints(
@@ -56,10 +52,10 @@ def test_a_range_is_named_by_its_last_byte(module: Module) -> None:
     (one, eight, inside, number), diagnostics = resolved(
         module, ("data", "w"), ("data : data + 7", "rw"), ("data + 4 : data + 5", "w"), ("0x1000:0x1003", "w")
     )
-    assert (one.address, one.length, one.absolute, one.where) == (data, 1, False, "data")
-    assert (eight.address, eight.length, eight.access) == (data, 8, Access.READ_WRITE)
-    assert (inside.address, inside.length, inside.where) == (data + 4, 2, "data+0x4")
-    assert (number.address, number.length, number.absolute, number.where) == (0x1000, 4, True, "0x1000")
+    assert (one.memory, one.where) == (WatchedMemory(data, 1, False, Access.WRITE), "data")
+    assert eight.memory == WatchedMemory(data, 8, False, Access.READ_WRITE)
+    assert (inside.memory, inside.where) == (WatchedMemory(data + 4, 2, False, Access.WRITE), "data+0x4")
+    assert (number.memory, number.where) == (WatchedMemory(0x1000, 4, True, Access.WRITE), "0x1000")
     assert not list(diagnostics)
 
 
@@ -120,34 +116,13 @@ def test_each_of_many_equal_watchpoints_is_one_error(module: Module) -> None:
     ] * 3
 
 
-class Stack:
-    """Remember what was written, and read it."""
-
-    def __init__(self) -> None:
-        self.words: dict[int, int] = {}
-
-    def read_word(self, address: int, size: int) -> int:
-        assert size == 8
-        return self.words.get(address, 0)
-
-    def write_word(self, address: int, size: int, value: int) -> None:
-        assert size == 8
-        self.words[address] = value
-
-
-def test_an_emulation_cannot_touch_what_is_watched() -> None:
-    space = AddressSpace.closed(8)
-    probe = probe_of(inserted_program())
-    for watch in (Watch(0x1000, 8, Access.WRITE), Watch(0x2004, 4, Access.READ_WRITE)):
-        space.watchpoints += (Watchpoint(watch, probe, Point(), (0, 0, "/x")),)
-    stack = Stack()
-    memory = UnwatchedMemory(stack, space)
-    memory.write_word(0x1008, 8, 7)
-    assert memory.read_word(0x1008, 8) == 7
-    assert memory.read_word(0x1000, 8) == 0
-    for address in (0xFF9, 0x1000, 0x1007, 0x2000):
-        with pytest.raises(PermissionError):
-            memory.write_word(address, 8, 1)
-    with pytest.raises(PermissionError):
-        memory.read_word(0x2000, 8)
-    assert stack.words == {0x1008: 7}
+def test_the_processor_watches_few_lengths_where_they_are_aligned() -> None:
+    assert length_problem(Access.WRITE, 0x1000, 8) is None
+    assert length_problem(Access.WRITE, 0x1001, 1) is None
+    assert length_problem(Access.EXECUTE, 0x1001, 1) is None
+    assert length_problem(Access.WRITE, 0x1000, 3) == "the processor watches 1, 2, 4 or 8 bytes"
+    assert length_problem(Access.READ_WRITE, 0x1004, 8) == "the processor watches 8 bytes only at multiples of 8"
+    assert (
+        length_problem(Access.EXECUTE, 0x1000, 2)
+        == "an execute watchpoint is one byte long, the first one of the instruction"
+    )

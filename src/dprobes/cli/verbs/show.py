@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, assert_never
 
 import click
 
@@ -14,9 +14,7 @@ from dprobes.cli.resolvedprogram import Compiled, compile_program, is_compiled, 
 from dprobes.cli.summary import left_out_lines, place_of
 from dprobes.cli.textoutput import print_lines
 from dprobes.diagnostics import Severity
-from dprobes.resolve.probepoints import ResolvedProbe
-from dprobes.resolve.samplers import ResolvedSampler
-from dprobes.resolve.watchpoints import ResolvedWatchpoint
+from dprobes.resolve.probepoints import ProbeKind
 from dprobes.rpn.printer import print_header
 
 if TYPE_CHECKING:
@@ -88,9 +86,7 @@ def listing(compiled: Compiled) -> Iterator[str]:
         where = "every process"
     yield f"// module: {where}, {compiled.architecture.name}, {compiled.architecture.word_size}-byte words"
     yield f"// code: {len(code.image.data)} bytes"
-    probes: tuple[Probepoint, ...] = (
-        (*resolved.probes, *resolved.watchpoints, *resolved.samplers) if resolved is not None else compiled.everywhere
-    )
+    probes = resolved.probepoints if resolved is not None else compiled.everywhere
     left_out = resolved.left_out if resolved is not None else ()
     for number, definition in enumerate(program.definitions):
         yield ""
@@ -110,24 +106,30 @@ def _places(probes: Sequence[Probepoint], module: Module | None) -> Iterator[str
         yield "// not resolved"
     remarks: dict[int, list[str]] = {}
     if module is not None:
-        entries = [p for p in probes if isinstance(p, ResolvedProbe) and p.exits is None]
+        entries = [probe for probe in probes if probe.kind is ProbeKind.BREAKPOINT]
         for row in rows():
             for entry, note in zip(entries, row.notes_on(module, [p.instruction for p in entries]), strict=False):
                 remarks.setdefault(entry.offset, []).append(f"// {row.name}: {note.text}")
     for probe in probes:
-        if isinstance(probe, ResolvedWatchpoint):
-            size = f"{probe.length} byte{'s' if probe.length > 1 else ''}"
-            yield f"// {probe.where}: {size} at address {probe.address:#x}, {probe.state.value}"
-            continue
-        if isinstance(probe, ResolvedSampler):
-            yield f"// {probe.where} on each CPU, {probe.state.value}"
-            continue
-        instruction = probe.instruction
-        place = f"file offset {probe.offset:#x}, address {instruction.address:#x}"
-        yield f"// {place_of(probe)}: {place}, {probe.state.value}"
-        if probe.exits is None:
-            yield f"// {instruction.raw.hex(' ')}  {instruction.text}"
-            yield from remarks[probe.offset]
-        else:
-            exits = ", ".join(f"{exit_.kind.value} at {exit_.offset:#x}" for exit_ in probe.exits.exits)
-            yield f"// left by {exits or 'nothing'}"
+        match probe.kind:
+            case ProbeKind.BREAKPOINT:
+                yield _code_line(probe)
+                yield f"// {probe.instruction.raw.hex(' ')}  {probe.instruction.text}"
+                yield from remarks[probe.offset]
+            case ProbeKind.RETURN:
+                yield _code_line(probe)
+                exits = ", ".join(f"{exit_.kind.value} at {exit_.offset:#x}" for exit_ in probe.code.exits.exits)
+                yield f"// left by {exits or 'nothing'}"
+            case ProbeKind.WATCHPOINT:
+                length = probe.memory.length
+                size = f"{length} byte{'s' if length > 1 else ''}"
+                yield f"// {probe.where}: {size} at address {probe.memory.address:#x}, {probe.state.value}"
+            case ProbeKind.SAMPLER:
+                yield f"// {probe.where} on each CPU, {probe.state.value}"
+            case kind:
+                assert_never(kind)
+
+
+def _code_line(probe: Probepoint) -> str:
+    place = f"file offset {probe.offset:#x}, address {probe.instruction.address:#x}"
+    return f"// {place_of(probe)}: {place}, {probe.state.value}"

@@ -110,11 +110,11 @@ class EbpfEngine(Engine):
 
     def drawback(self, compiled: Compiled, scope: Scope) -> str | None:
         """Return why it costs too much to put the breakpoints for a command into all processes; None if it does not."""
-        if compiled.resolved is None or not scope.is_command or len(compiled.resolved.probes) < MANY_PLACES:
+        if compiled.resolved is None or not scope.is_command or len(compiled.resolved.in_code) < MANY_PLACES:
             return None
         from dprobes.engines.ebpf.attach.mappers import find_mappers
 
-        count = len(compiled.resolved.probes)
+        count = len(compiled.resolved.in_code)
         mappers = len(find_mappers(compiled.resolved.module.path).found)
         if count * mappers < MANY_BREAKPOINTS:
             return None

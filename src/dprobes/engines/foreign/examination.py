@@ -159,7 +159,7 @@ def _examined(question: Question, reached: Path) -> dict[str, Any]:
 
 def _examine(question: Question, reached: Path) -> dict[str, Any]:
     from dprobes.diagnostics import Diagnostics
-    from dprobes.resolve.probepoints import resolve
+    from dprobes.resolve.resolution import resolve
     from dprobes.target.elf import ElfFile
     from dprobes.target.location import OWN_SYMBOLS
     from dprobes.target.outline import cheap_sites_in

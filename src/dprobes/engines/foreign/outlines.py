@@ -15,10 +15,16 @@ from dprobes.arch import architecture
 from dprobes.diagnostics import Diagnostics
 from dprobes.errors import TargetError
 from dprobes.lazydataclass import dataclass
-from dprobes.resolve.probepoints import LeftOutProbe, ResolvedModule, ResolvedProbe
+from dprobes.resolve.probepoints import (
+    LeftOutProbe,
+    ProbedCode,
+    ProbeKind,
+    Probepoint,
+    ResolvedModule,
+    WatchedMemory,
+)
 from dprobes.resolve.probestate import ProbeState
 from dprobes.resolve.samplers import resolve_samplers
-from dprobes.resolve.watchpoints import ResolvedWatchpoint
 from dprobes.rpn.checker import check
 from dprobes.rpn.encoder import encode
 from dprobes.target.elfheaders import LoadSegment
@@ -97,13 +103,13 @@ def write_answer(
     """Return what is to be said about a file."""
     elf = module.elf
     first, last = first_executed_in(module)[:_STARTS_MAX], last_executed_in(module)[:_STARTS_MAX]
-    probes = resolved.probes if resolved is not None else ()
+    probes = resolved.in_code if resolved is not None else ()
     if len(probes) > PROBES_MAX:
         raise TargetError(f"the program has {len(probes)} places in it, more than the {PROBES_MAX} that are probed")
     places = {elf.file_offset(address) for address in (*first, *last)} | set(own_places.values())
     for probe in probes:
         places |= {probe.offset, probe.offset + moves.get(probe.offset, 0)}
-        places.update(leaving.offset for leaving in (probe.exits.exits if probe.exits is not None else ()))
+        places.update(leaving.offset for leaving in probe.code.exits.exits)
     code = {place: _code_at(module, place) for place in places if place is not None}
     answer: dict[str, Any] = {
         "size": len(elf.data),
@@ -128,29 +134,25 @@ def write_answer(
 
 
 def _resolution(module: Module, resolved: ResolvedModule) -> dict[str, Any]:
-    leaves_by_jump = any(
-        leaving.kind is not ExitKind.RETURN
-        for probe in resolved.probes
-        if probe.exits is not None
-        for leaving in probe.exits.exits
-    )
+    probes = resolved.in_code
+    leaves_by_jump = any(leaving.kind is not ExitKind.RETURN for probe in probes for leaving in probe.code.exits.exits)
     left_out = [[left.number, _shortened(left.name), _shortened(left.reason)] for left in resolved.left_out]
     if len(left_out) > _LEFT_OUT_MAX:
         more = len(left_out) - _LEFT_OUT_MAX
         left_out[_LEFT_OUT_MAX:] = [[left_out[-1][0], f"{more} more", "they are too many to be listed"]]
     return {
         "user": return_address_user_in(module) if leaves_by_jump else None,
-        "starts": [p.offset for p in resolved.probes if module.function_start(p.offset) == p.instruction.address],
+        "starts": [p.offset for p in probes if module.function_start(p.offset) == p.instruction.address],
         "probes": [
             [p.number, p.offset, _shortened(p.where), p.state.value, _shortened(p.function), _shortened(p.detail),
-             None if p.exits is None else _exits(p.exits)]
-            for p in resolved.probes
+             _exits(p.code.exits) if p.at_return else None]
+            for p in probes
         ],
         "symbols": [[name, address] for name, address in resolved.symbols],
         "left_out": left_out,
         "watchpoints": [
-            [w.number, w.address, w.length, w.absolute, _shortened(w.where), w.state.value]
-            for w in resolved.watchpoints
+            [w.number, w.memory.address, w.memory.length, w.memory.absolute, _shortened(w.where), w.state.value]
+            for w in resolved.of(ProbeKind.WATCHPOINT)
         ],
         "warnings": _shortened("\n".join(warning.render() for warning in resolved.warnings), 8 * _TEXT_MAX),
     }  # fmt: skip
@@ -277,40 +279,42 @@ class _Reader:
                 module,
                 arch,
                 encode(program, arch),
-                tuple(self._probes(answer["probes"], module, program)),
+                (
+                    *self._in_code(answer["probes"], module, program),
+                    *self._watchpoints(answer["watchpoints"], program),
+                    *resolve_samplers(program, str(self._path)),
+                ),
                 tuple(
                     (self._text(name), self._number(address))
                     for name, address in self._rows(answer["symbols"], 2, _TEXT_MAX)
                 ),
                 tuple(self._left_out(answer["left_out"], program)),
-                tuple(self._watchpoints(answer["watchpoints"], program)),
-                resolve_samplers(program, str(self._path)),
             )
         except (KeyError, ValueError):
             self.refuse()
 
-    def _probes(self, value: Any, module: OutlinedModule, program: Program) -> Iterator[ResolvedProbe]:
+    def _in_code(self, value: Any, module: OutlinedModule, program: Program) -> Iterator[Probepoint]:
         rows = self._rows(value, 7, PROBES_MAX)
         places = [self._number(row[1]) for row in rows]
         if any(place not in module.outline.pieces for place in places):
             self.refuse()
         found: Sequence[DecodedInstruction] = list(first_instructions(module, places))
         for row, instruction in zip(rows, found, strict=True):
-            number, offset, where, state, function, detail, exits = row
+            number, _, where, state, function, detail, exits = row
             definition = program.definitions[self._number(number, len(program.definitions) - 1)]
             if definition.at_return != (exits is not None):
                 self.refuse()
-            yield ResolvedProbe(
+            code = ProbedCode(instruction) if exits is None else ProbedCode(instruction, self._exits(exits, module))
+            yield Probepoint(
+                ProbeKind.BREAKPOINT if exits is None else ProbeKind.RETURN,
                 number,
                 definition,
                 str(self._path),
-                offset,
-                instruction,
                 self._text(where),
+                code,
                 ProbeState(self._text(state)),
                 self._text(function),
-                None if exits is None else self._exits(exits, module),
-                detail=self._text(detail),
+                self._text(detail),
             )
 
     def _exits(self, value: Any, module: OutlinedModule) -> Exits:
@@ -330,20 +334,18 @@ class _Reader:
             place = self._number(number, len(program.definitions) - 1)
             yield LeftOutProbe(place, str(self._path), self._text(name), self._text(reason))
 
-    def _watchpoints(self, value: Any, program: Program) -> Iterator[ResolvedWatchpoint]:
+    def _watchpoints(self, value: Any, program: Program) -> Iterator[Probepoint]:
         for number, address, length, absolute, where, state in self._rows(value, 6, len(program.definitions)):
             definition = program.definitions[self._number(number, len(program.definitions) - 1)]
             if definition.watchpoint is None or not isinstance(absolute, bool):
                 self.refuse()
-            yield ResolvedWatchpoint(
+            yield Probepoint(
+                ProbeKind.WATCHPOINT,
                 number,
                 definition,
                 str(self._path),
-                self._number(address),
-                self._number(length),
-                absolute,
-                definition.watchpoint,
                 self._text(where),
+                WatchedMemory(self._number(address), self._number(length), absolute, definition.watchpoint),
                 ProbeState(self._text(state)),
             )
 

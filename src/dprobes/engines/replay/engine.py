@@ -13,9 +13,8 @@ from dprobes.extensions.registry import called_extensions, load_extensions
 from dprobes.fakecontext import FakeContext, header_of
 from dprobes.record.codec import encode_record
 from dprobes.record.layout import Item
-from dprobes.resolve.probepoints import ResolvedProbe
+from dprobes.resolve.probepoints import ProbeKind
 from dprobes.resolve.probestate import ProbeState
-from dprobes.resolve.watchpoints import ResolvedWatchpoint
 from dprobes.rpn.encoder import encode
 from dprobes.rpn.isa import ExceptionCode
 from dprobes.rpn.point import Point
@@ -66,7 +65,7 @@ class ReplaySession(interface.ControlledSession):
         image = resolved.image if resolved is not None else encode(self._program, self._architecture)
         self.probes, self._symbols = compiled.everywhere, dict[str, int]()
         if resolved is not None:
-            self.probes = (*resolved.probes, *resolved.watchpoints, *resolved.samplers)
+            self.probes = resolved.probepoints
             self.left_out = resolved.left_out
             self._symbols = dict(resolved.symbols)
         self._starts, self._translator = image.handlers, Translator(image, self._architecture)
@@ -93,9 +92,9 @@ class ReplaySession(interface.ControlledSession):
         found = []
         for number, probe in enumerate(self.probes):
             places: dict[str, int | str] = {"probe": number, "symbol": probe.where}
-            if isinstance(probe, ResolvedProbe):
+            if probe.is_in_code:
                 places |= {"offset": probe.offset, "address": probe.instruction.address}
-            if places.get(key) == wanted and (key == "probe" or probe.definition.at_return == at_return):
+            if places.get(key) == wanted and (key == "probe" or probe.at_return == at_return):
                 found.append(number)
         if not found:
             shown = f"{wanted:#x}" if key in ("offset", "address") else wanted
@@ -136,12 +135,12 @@ class ReplaySession(interface.ControlledSession):
         if counts.hits <= definition.passcount:
             counts.passed += 1
             return
-        if isinstance(probe, ResolvedProbe):
+        if probe.is_in_code:
             place = probe.offset
             if not context.value_of("pc"):
                 context.set_value("pc", hit.fields.get("base", 0) + probe.instruction.address)
-        elif isinstance(probe, ResolvedWatchpoint):
-            place = probe.address
+        elif probe.kind is ProbeKind.WATCHPOINT:
+            place = probe.memory.address
         point = Point.of(self._program, definition, place)
         outcome = self._translator.run(self._starts[probe.number], point, context)
         if records := [(number, record) for record in self._records(outcome, context, hit)]:

@@ -19,7 +19,7 @@ from dprobes.engines.foreign.examiner import Examiner
 from dprobes.engines.foreign.outlines import Examined, Question, read_answer, write_answer
 from dprobes.errors import DprobesError, SourceError, TargetError
 from dprobes.resolve.movableprobes import movable_probes
-from dprobes.resolve.probepoints import ResolvedModule, resolve
+from dprobes.resolve.resolution import resolve
 from dprobes.rpn.pipeline import parse_source
 from dprobes.source import SourceFile
 from dprobes.target.elf import ElfFile
@@ -32,6 +32,7 @@ from foreign_files import SYMTAB, add_symbols, claim
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from dprobes.resolve.probepoints import ResolvedModule
     from dprobes.rpn.program import Program
 
 LIBC = "/lib/x86_64-linux-gnu/libc.so.6"
@@ -95,10 +96,10 @@ def test_the_answer_is_what_this_process_would_find(examiner: Examiner) -> None:
     expected, found = here(LIBC), ask(examiner, LIBC)
     assert found is not None
     assert found.resolved is not None
-    assert found.resolved.probes == expected.probes
-    assert len(expected.probes) > 50
+    assert found.resolved.probepoints == expected.probepoints
+    assert len(expected.in_code) > 50
     assert found.resolved.symbols == expected.symbols
-    assert found.resolved.watchpoints == expected.watchpoints
+    assert expected.events
     assert found.resolved.left_out == expected.left_out
     assert found.resolved.image == expected.image
     elf, module = expected.module.elf, found.module
@@ -108,7 +109,7 @@ def test_the_answer_is_what_this_process_would_find(examiner: Examiner) -> None:
     assert module.outline.last_executed == last_executed(elf)
     movable = [probe.instruction for probe in movable_probes(expected)]
     assert cheap_sites_in(module, movable) == cheap_sites_in(expected.module, movable)
-    for probe in expected.probes:
+    for probe in expected.in_code:
         start = expected.module.function_start(probe.offset)
         assert module.function_start(probe.offset) == (start if start == probe.instruction.address else None)
 
@@ -219,7 +220,7 @@ def test_nothing_that_is_answered_is_believed() -> None:
     """Change a right answer in one place at a time: it is refused, or makes probepoints that lie in code."""
     resolved = here(LIBC)
     moves = {probe.offset: 4 for probe in movable_probes(resolved)[:3]}
-    right = write_answer(resolved.module, resolved, moves=moves, own_places={"malloc": resolved.probes[0].offset})
+    right = write_answer(resolved.module, resolved, moves=moves, own_places={"malloc": resolved.in_code[0].offset})
     question = Question(LIBC, program(), OWN_SYMBOLS, own_functions=("malloc",))
     assert read_answer(json.dumps(right).encode(), question) is not None
     chance = random.Random(1)
@@ -250,10 +251,10 @@ def test_nothing_that_is_answered_is_believed() -> None:
             continue
         if found is None or found.resolved is None:
             continue
-        for probe in found.resolved.probes:
+        for probe in found.resolved.in_code:
             assert found.module.elf.is_executable_offset(probe.offset)
             assert 0 < probe.instruction.length <= 15
-            assert all(isinstance(leaving.kind, ExitKind) for leaving in (probe.exits.exits if probe.exits else ()))
+            assert all(isinstance(leaving.kind, ExitKind) for leaving in probe.code.exits.exits)
     assert refused > 500
     for text in (b"", b"[]", b"{", b"[" * 100_000, b"{}", b'{"error": 5}', b"\xff"):
         with pytest.raises(TargetError):

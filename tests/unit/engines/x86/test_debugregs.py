@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dprobes.engines.x86.debugregs import SLOTS, Watch, assign, control_bits, decode, is_enabled, slot_mask, slots_hit
-from dprobes.resolve.watchpoints import length_problem
 from dprobes.rpn.program import Access
 
 WATCHES = st.builds(
@@ -64,15 +63,3 @@ def test_an_access_is_one_that_a_watch_is_hit_by() -> None:
     assert not write.is_touched(0x1000, 4, writes=False)
     assert both.is_touched(0x1000, 4, writes=False)
     assert not Watch(0x1000, 1, Access.EXECUTE).is_touched(0x1000, 1, writes=True)
-
-
-def test_the_processor_watches_few_lengths_where_they_are_aligned() -> None:
-    assert length_problem(Access.WRITE, 0x1000, 8) is None
-    assert length_problem(Access.WRITE, 0x1001, 1) is None
-    assert length_problem(Access.EXECUTE, 0x1001, 1) is None
-    assert length_problem(Access.WRITE, 0x1000, 3) == "the processor watches 1, 2, 4 or 8 bytes"
-    assert length_problem(Access.READ_WRITE, 0x1004, 8) == "the processor watches 8 bytes only at multiples of 8"
-    assert (
-        length_problem(Access.EXECUTE, 0x1000, 2)
-        == "an execute watchpoint is one byte long, the first one of the instruction"
-    )

@@ -16,7 +16,7 @@ from dprobes.diagnostics import Diagnostics
 from dprobes.engines.ebpf.attach.handlers import basic_request
 from dprobes.engines.ebpf.attach.mappers import FileId
 from dprobes.engines.ebpf.attach.modulefiles import KEPT, module_files
-from dprobes.engines.ebpf.attach.perfevents import events_everywhere, events_in, is_about_everything
+from dprobes.engines.ebpf.attach.perfevents import events_everywhere, events_in
 from dprobes.engines.ebpf.attach.plannedfile import Findings, PlannedFile
 from dprobes.engines.ebpf.attach.scope import descendants
 from dprobes.engines.ebpf.kernel.descriptors import Descriptors
@@ -25,7 +25,8 @@ from dprobes.engines.foreign.users import ForeignUsers
 from dprobes.engines.interface import Notice
 from dprobes.engines.linux.procfs import living_thread
 from dprobes.errors import EngineError, SourceError, TargetError
-from dprobes.resolve.probepoints import resolve
+from dprobes.resolve.resolution import resolve
+from dprobes.resolve.spaces import Space, space_of
 from dprobes.target.elf import ElfFile
 from dprobes.target.modules import find_module, near_modules, root_of
 
@@ -58,7 +59,7 @@ def find_probes(planner: Planner, job: Job) -> Findings:
 
     The caller closes the descriptors of files.
     """
-    if is_about_everything(job.program):
+    if space_of(job.program) in (Space.PROCESSES, Space.SYSTEM):
         events, notices = events_everywhere(job.program, basic_request(planner.features, job.program))
         planner.plan_everywhere([event.probe for event in events], Diagnostics())
         return Findings((), events, notices)

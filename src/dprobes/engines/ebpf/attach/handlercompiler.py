@@ -83,7 +83,7 @@ class HandlerCompiler:
                 wants_tid=self._is_uncertain(number, sites),
                 note=self._note_of(number, sites, notes),
             )
-            point = Point.of(self._program, definition, self._numbers.offset(first))
+            point = Point.of(self._program, definition, self._numbers.probes[first].offset)
             handler = resolved.image, resolved.architecture, resolved.image.handlers[number], point
             shared = are_many and not is_glob
             lowered = lower(*handler, replace(request, probe=None, shared=True) if shared else request)

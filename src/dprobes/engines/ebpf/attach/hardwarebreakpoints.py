@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dprobes.engines.linux.perfcalls import Access
-    from dprobes.resolve.watchpoints import ResolvedWatchpoint
+    from dprobes.resolve.probepoints import WatchedMemory
 
 __all__ = ["IN_USE", "USER_END", "MovableBreakpoint", "Watch"]
 
@@ -79,14 +79,14 @@ class Watch(Descriptors):
     def __init__(
         self,
         number: int,
-        probe: ResolvedWatchpoint,
+        memory: WatchedMemory,
         program: int,
         lock: threading.Lock,
         on_close: Callable[[], None],
     ) -> None:
         super().__init__()
         self.number = number
-        self._probe = probe
+        self._memory = memory
         self._program = program
         self._lock = lock
         self._on_close = on_close
@@ -97,15 +97,15 @@ class Watch(Descriptors):
     @property
     def is_absolute(self) -> bool:
         """Whether a number is watched, the same in each process."""
-        return self._probe.absolute
+        return self._memory.absolute
 
     def attach(self, bias: int) -> tuple[ProbeState, str] | None:
         """Watch the address that a load bias gives; return why if that cannot be. The lock is held."""
-        place = 0 if self._probe.absolute else bias
+        place = 0 if self._memory.absolute else bias
         if self.is_closed or place in self._placed:
             return None
-        address = self._probe.address + place
-        if address + self._probe.length > USER_END:
+        address = self._memory.address + place
+        if address + self._memory.length > USER_END:
             return ProbeState.INVALID_OFFSET, f"no program can have the address {address:#x}"
         try:
             if self._spare is None:
@@ -119,16 +119,16 @@ class Watch(Descriptors):
 
     def prepare(self) -> None:
         """Have a breakpoint ready for the next place, if there is one to be had. The lock is held."""
-        if self._spare is None and not self.is_closed and not self._probe.absolute:
+        if self._spare is None and not self.is_closed and not self._memory.absolute:
             with contextlib.suppress(OSError):
                 self._spare = self._opened()
 
     def _opened(self) -> MovableBreakpoint:
-        return MovableBreakpoint(self._program, self._probe.length, ACCESSES[self._probe.access])
+        return MovableBreakpoint(self._program, self._memory.length, ACCESSES[self._memory.access])
 
     def release(self, bias: int) -> None:
         """Watch there no longer. The lock is held."""
-        if self._probe.absolute or (left := self._placed.pop(bias, None)) is None:
+        if self._memory.absolute or (left := self._placed.pop(bias, None)) is None:
             return
         if self._spare is None:
             left.rest()

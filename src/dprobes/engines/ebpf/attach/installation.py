@@ -26,8 +26,8 @@ from dprobes.engines.ebpf.kernel.features import Feature
 from dprobes.engines.ebpf.kernel.links import attach_uprobes, uprobe_attach_type
 from dprobes.engines.interface import Counts, Notice, StateEvent
 from dprobes.errors import DprobesError, EngineError
+from dprobes.resolve.probepoints import ProbeKind
 from dprobes.resolve.probestate import ProbeState
-from dprobes.resolve.watchpoints import ResolvedWatchpoint
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -148,7 +148,7 @@ class Installation:
     def has_room_for(self, file: PlannedFile) -> bool:
         """Return whether a file that is found late can still be added."""
         resolved = file.plan.resolved
-        more = len(file.plan.probes) + len(resolved.watchpoints) + len(resolved.samplers)
+        more = len(file.plan.probes) + len(resolved.events)
         if file.owner is not None and more > self._foreign_room:
             return False  # the other half is for those that other users do not make
         return len(self.probes) + more <= self.bank_size
@@ -190,7 +190,7 @@ class Installation:
             for probe, _ in part.sites:
                 link = self._numbers.link_address(probe, part.file)
                 for bank in (0, self.bank_size):
-                    self.maps.set_place(bank + probe, link, self._numbers.offset(probe))
+                    self.maps.set_place(bank + probe, link, self.probes[probe].offset)
         for batch in batches(parts):
             self._attach_batch(batch)
         if not self._postponed:
@@ -230,7 +230,7 @@ class Installation:
         """Return whether a probepoint is attached when another program has made room: debug registers are few."""
         if number not in self._numbers.events or self.maps.turn is not Turn.NOT_OURS:
             return False
-        return isinstance(self._numbers.events[number].probe, ResolvedWatchpoint)
+        return self._numbers.events[number].probe.kind is ProbeKind.WATCHPOINT
 
     def attach_postponed(self) -> list[Event]:
         """Attach what had to wait for another program's end; what the kernel refuses is reported, not raised."""
@@ -254,7 +254,7 @@ class Installation:
     def _watching_of(self, part: Part) -> ModuleWatch | None:
         """Return what watches the module of a watchpoint's part; None for other parts."""
         event = self._numbers.events.get(part.sites[0][0])
-        if event is None or event.module is None or not isinstance(event.probe, ResolvedWatchpoint):
+        if event is None or event.module is None or event.probe.kind is not ProbeKind.WATCHPOINT:
             return None
         return self._watches.of(event.module, event.paths[0])
 
@@ -288,9 +288,9 @@ class Installation:
     def _link_event(self, group: Group) -> Descriptors:
         ((number, _),) = group.sites
         event = self._numbers.events[number]
-        if event.module is not None and isinstance(event.probe, ResolvedWatchpoint):
+        if event.module is not None and event.probe.kind is ProbeKind.WATCHPOINT:
             watching = self._watches.of(event.module, event.paths[0])
-            return watching.add(number, event.probe, group.program)
+            return watching.add(number, event.probe.memory, group.program)
         links = attach_event(self._numbers.events[number], group.program)
         if isinstance(links, str):
             self._unavailable[number] = links

@@ -51,8 +51,7 @@ if TYPE_CHECKING:
     from dprobes.engines.ebpf.kernel.descriptors import Descriptors
     from dprobes.engines.ebpf.kernel.features import Features
     from dprobes.engines.interface import Event, Scope
-    from dprobes.resolve.probepoints import ResolvedModule
-    from dprobes.resolve.watchpoints import ResolvedWatchpoint
+    from dprobes.resolve.probepoints import ResolvedModule, WatchedMemory
     from dprobes.target.elf import ElfFile
     from dprobes.target.processmaps import Mapping as MemoryMapping
 
@@ -119,9 +118,9 @@ class ModuleWatch:
             MapName.ARRIVALS: self._arrivals.fd,
         }
 
-    def add(self, number: int, probe: ResolvedWatchpoint, program: int) -> Watch:
+    def add(self, number: int, memory: WatchedMemory, program: int) -> Watch:
         """Take over a watchpoint with its loaded handler."""
-        watch = Watch(number, probe, program, self._lock, self._look_at_end)
+        watch = Watch(number, memory, program, self._lock, self._look_at_end)
         self._watches.append(watch)
         return watch
 

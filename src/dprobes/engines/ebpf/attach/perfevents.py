@@ -27,11 +27,10 @@ from dprobes.engines.interface import Notice
 from dprobes.errors import EngineError, PrivilegeError, SourceError
 from dprobes.lazydataclass import dataclass
 from dprobes.record.layout import Item
-from dprobes.resolve.samplers import ResolvedSampler, resolve_samplers, samples_everything
-from dprobes.resolve.watchpoints import EveryProgram, ResolvedWatchpoint, resolve_watchpoints
+from dprobes.resolve.probepoints import ProbeKind
+from dprobes.resolve.resolution import resolve_everywhere
 from dprobes.rpn.checker import check
 from dprobes.rpn.encoder import encode
-from dprobes.rpn.needs import watches_user_addresses
 from dprobes.rpn.point import Point
 
 if TYPE_CHECKING:
@@ -51,7 +50,6 @@ __all__ = [
     "attach_event",
     "events_everywhere",
     "events_in",
-    "is_about_everything",
     "lower_event",
     "refuse_events",
 ]
@@ -68,7 +66,7 @@ class EventProbe:
     others with the same contents.
     """
 
-    probe: ResolvedSampler | ResolvedWatchpoint
+    probe: Probepoint
     forms: tuple[tuple[CodeImage, Architecture], ...]
     module: ResolvedModule | None = None
     paths: tuple[str, ...] = ()
@@ -76,19 +74,13 @@ class EventProbe:
     @property
     def executed(self) -> str:
         """What hits it, in the words of the summary."""
-        return "clock" if isinstance(self.probe, ResolvedSampler) else "debug register"
-
-
-def is_about_everything(program: Program) -> bool:
-    """Return whether a program is about whatever runs, and has no module."""
-    return samples_everything(program) or watches_user_addresses(program)
+        return "clock" if self.probe.kind is ProbeKind.SAMPLER else "debug register"
 
 
 def events_in(resolved: ResolvedModule, paths: tuple[str, ...]) -> tuple[EventProbe, ...]:
     """Return the samplers and watchpoints of a program for the file that ``paths`` lead to."""
     form = (resolved.image, resolved.architecture)
-    probes: tuple[ResolvedSampler | ResolvedWatchpoint, ...] = (*resolved.watchpoints, *resolved.samplers)
-    return tuple(EventProbe(probe, (form,), resolved, paths) for probe in probes)
+    return tuple(EventProbe(probe, (form,), resolved, paths) for probe in resolved.events)
 
 
 def events_everywhere(program: Program, request: Request) -> tuple[tuple[EventProbe, ...], list[Event]]:
@@ -98,15 +90,15 @@ def events_everywhere(program: Program, request: Request) -> tuple[tuple[EventPr
     ``request`` is what is asked for all handlers. Raise ``SourceError`` if it can run in code of no word size.
     """
     forms: list[tuple[CodeImage, Architecture]] = []
-    probes: tuple[ResolvedSampler | ResolvedWatchpoint, ...] = ()
+    probes: tuple[Probepoint, ...] = ()
     notices: list[Event] = []
     refusal: SourceError | None = None
     for name in ("x86_64", "i386"):
         arch, diagnostics = architecture(name), Diagnostics()
         try:
             check(program, arch, diagnostics, allow_write=True)
-            watchpoints = resolve_watchpoints(program, EveryProgram(arch), diagnostics)
             diagnostics.raise_if_errors()
+            found = resolve_everywhere(program, arch, diagnostics)
             image = encode(program, arch)
             check_handlers(program, image, arch, diagnostics, request)
             diagnostics.raise_if_errors()
@@ -115,7 +107,7 @@ def events_everywhere(program: Program, request: Request) -> tuple[tuple[EventPr
             notices.append(Notice(f"the program cannot be inserted into {name} processes", details=error.message))
             continue
         forms.append((image, arch))
-        probes = probes or (*watchpoints, *resolve_samplers(program, program.name))
+        probes = probes or found
     if refusal is not None and not forms:
         raise refusal
     return tuple(EventProbe(probe, tuple(forms)) for probe in probes), notices
@@ -129,20 +121,21 @@ def lower_event(event: EventProbe, program: Program, entry: int, base: Request) 
     probe, definition = event.probe, event.probe.definition
     request = replace(
         base,
-        items=base.items | Item.IP if isinstance(probe, ResolvedSampler) else base.items,
+        items=base.items | Item.IP if probe.kind is ProbeKind.SAMPLER else base.items,
         placement=Placement.EVENT,
         probe=entry,
         passcount=definition.passcount,
         maxhits=definition.maxhits,
     )
-    point = Point.of(program, definition, probe.address if isinstance(probe, ResolvedWatchpoint) else 0)
+    is_watchpoint = probe.kind is ProbeKind.WATCHPOINT
+    point = Point.of(program, definition, probe.memory.address if is_watchpoint else 0)
     if event.module is None:
         return lower_for_word_sizes(event.forms, probe.number, point, request)
     ((image, arch),) = event.forms
     start = image.handlers[probe.number]
-    if isinstance(probe, ResolvedWatchpoint):
-        watched = Watched.NUMBER if probe.absolute else Watched.SYMBOL
-        request = replace(request, watched=watched, link=probe.address, symbols=dict(event.module.symbols))
+    if is_watchpoint:
+        watched = Watched.NUMBER if probe.memory.absolute else Watched.SYMBOL
+        request = replace(request, watched=watched, link=probe.memory.address, symbols=dict(event.module.symbols))
         return lower(image, arch, start, point, request)
     module, layout = _sampled(event.module, event.paths)
     request = replace(
@@ -177,7 +170,7 @@ def refuse_events(
 ) -> None:
     """Add an error for each event that this kernel, or the engine, cannot serve."""
     for probe in probes:
-        if isinstance(probe, ResolvedSampler):
+        if probe.kind is ProbeKind.SAMPLER:
             needed = (Feature.PERF_EVENT,) if everywhere else (Feature.PERF_EVENT, Feature.FIND_VMA, Feature.BTF)
             span, what = probe.definition.span("sampler"), "sample a module"
         else:
@@ -210,9 +203,10 @@ def attach_event(event: EventProbe, program: int) -> Descriptors | str:
     """Attach a loaded program to its event, on every CPU; return why if no debug register is left."""
     probe = event.probe
     try:
-        if isinstance(probe, ResolvedSampler):
-            return attach_clock(program, 0, period=_NANOSECONDS // probe.frequency)
-        return attach_breakpoint(program, probe.address, probe.length, ACCESSES[probe.access])
+        if probe.kind is ProbeKind.SAMPLER:
+            return attach_clock(program, 0, period=_NANOSECONDS // probe.clock.frequency)
+        memory = probe.memory
+        return attach_breakpoint(program, memory.address, memory.length, ACCESSES[memory.access])
     except OSError as error:
         reason = os.strerror(error.errno or 0).lower()
         if error.errno in (errno.EPERM, errno.EACCES):
@@ -220,6 +214,6 @@ def attach_event(event: EventProbe, program: int) -> Descriptors | str:
                 f"the kernel does not permit perf events to this user: {reason}",
                 hint="run as root, or with the capabilities CAP_BPF and CAP_PERFMON",
             ) from error
-        if isinstance(probe, ResolvedWatchpoint) and error.errno == errno.ENOSPC:
+        if probe.kind is ProbeKind.WATCHPOINT and error.errno == errno.ENOSPC:
             return IN_USE
         raise EngineError(f"the kernel refuses the event of {probe.where}: {reason}") from error

@@ -60,7 +60,7 @@ class Planner:
         if plan is None:
             request = replace(basic_request(self.features, program), symbols=dict(resolved.symbols))
             check_handlers(program, resolved.image, resolved.architecture, diagnostics, request)
-            self._refuse_events((*resolved.samplers, *resolved.watchpoints), diagnostics, everywhere=False)
+            self._refuse_events(resolved.events, diagnostics, everywhere=False)
             hazard = partial(uretprobe_hazard, resolved.module, command=self._command, reached=reached)
             plan = plan_file(program, resolved, diagnostics, exact=self.exact, kept=kept, uretprobe_hazard=hazard)
             self._plans[key] = plan

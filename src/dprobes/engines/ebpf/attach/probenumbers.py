@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dprobes.resolve.probepoints import ResolvedProbe
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -45,14 +43,9 @@ class ProbeNumbers:
             self.probes.append(event.probe)
         return range(first, len(self.probes))
 
-    def offset(self, number: int) -> int:
-        """Return the file offset of a probepoint's written place, 0 for an event."""
-        probe = self.probes[number]
-        return probe.offset if isinstance(probe, ResolvedProbe) else 0
-
     def link_address(self, number: int, file: PlannedFile) -> int:
         """Return the link address of a probepoint's written place."""
-        return file.plan.resolved.module.elf.link_address(self.offset(number)) or 0
+        return file.plan.resolved.module.elf.link_address(self.probes[number].offset) or 0
 
     def limit(self, number: int) -> int:
         """Return how many hits a probepoint takes, 0 if as many as there are."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from dprobes.bpf.lower.request import Placement
 from dprobes.lazydataclass import dataclass
 from dprobes.resolve.movableprobes import movable_probes
-from dprobes.resolve.probepoints import LeftOutProbe, ResolvedModule, ResolvedProbe
+from dprobes.resolve.probepoints import LeftOutProbe
 from dprobes.resolve.probestate import ProbeState
 from dprobes.rpn.program import Glob
 from dprobes.target.faults import may_fault
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterator
 
     from dprobes.diagnostics import Diagnostics
+    from dprobes.resolve.probepoints import Probepoint, ResolvedModule
     from dprobes.rpn.program import Program
 
 __all__ = ["FilePlan", "Site", "plan_file"]
@@ -59,7 +60,7 @@ class FilePlan:
     """
 
     resolved: ResolvedModule
-    probes: tuple[tuple[ResolvedProbe, tuple[Site, ...]], ...]
+    probes: tuple[tuple[Probepoint, tuple[Site, ...]], ...]
     left_out: tuple[LeftOutProbe, ...]
 
 
@@ -106,18 +107,19 @@ class _Planner:
         self._moves = {} if exact else self._cheaper_places()
         self.left_out: list[LeftOutProbe] = []
 
-    def probes(self) -> Iterator[tuple[ResolvedProbe, tuple[Site, ...]]]:
-        for probe in self._resolved.probes:
+    def probes(self) -> Iterator[tuple[Probepoint, tuple[Site, ...]]]:
+        for probe in self._resolved.in_code:
             if probe.state is not ProbeState.COMPILED:
                 yield probe, ()
                 continue
             sites = self._sites(probe)
             if sites:
-                yield replace(probe, moved=sites[0].moved), sites
+                moved = sites[0].moved
+                yield replace(probe, subject=replace(probe.code, moved=moved)) if moved else probe, sites
 
-    def _sites(self, probe: ResolvedProbe) -> tuple[Site, ...]:
+    def _sites(self, probe: Probepoint) -> tuple[Site, ...]:
         """Return the sites of a probepoint; none if it cannot be served, which has been said then."""
-        if probe.exits is not None:
+        if probe.at_return:
             return self._exits(probe)
         reason = refusal(probe.instruction, self._bits, at_entry=self._is_entry(probe))
         if reason is not None:
@@ -135,12 +137,12 @@ class _Planner:
         moves = cheap_sites_in(self._resolved.module, [probe.instruction for probe in probes])
         return {probe.offset: moved for probe, moved in zip(probes, moves, strict=True) if moved}
 
-    def _is_entry(self, probe: ResolvedProbe) -> bool:
+    def _is_entry(self, probe: Probepoint) -> bool:
         return self._resolved.module.function_start(probe.offset) == probe.instruction.address
 
-    def _exits(self, probe: ResolvedProbe) -> tuple[Site, ...]:
-        assert probe.exits is not None
-        if any(leaving.kind is not ExitKind.RETURN for leaving in probe.exits.exits):
+    def _exits(self, probe: Probepoint) -> tuple[Site, ...]:
+        exits = probe.code.exits.exits
+        if any(leaving.kind is not ExitKind.RETURN for leaving in exits):
             another = "it may hand over to another function, and a uretprobe"
             if (hazard := self._uretprobe_hazard()) is not None:
                 self._refuse(probe, f"{another} would do harm: {hazard}")
@@ -151,7 +153,7 @@ class _Planner:
                 )
                 return ()
             return (Site(probe.offset, Placement.URETPROBE, "return address", may_fault=False),)
-        for leaving in probe.exits.exits:
+        for leaving in exits:
             instruction = decode_at(self._resolved.module, leaving.offset)
             if (reason := refusal(instruction, self._bits)) is not None:
                 self._refuse(probe, f"it returns by '{instruction.text}': {reason}")
@@ -164,15 +166,15 @@ class _Planner:
                 may_fault=True,
                 return_bytes=int.from_bytes(leaving.raw[-2:], "little") if leaving.raw[-3:-2] == b"\xc2" else 0,
             )
-            for leaving in probe.exits.exits
+            for leaving in exits
         )
 
-    def _refuse(self, probe: ResolvedProbe, reason: str) -> None:
+    def _refuse(self, probe: Probepoint, reason: str) -> None:
         definition = probe.definition
         if isinstance(definition.location, Glob):
             self.left_out.append(LeftOutProbe(probe.number, probe.path, probe.where, reason))
             return
-        what = probe.where if probe.exits is None else f"the return of {probe.where}"
+        what = f"the return of {probe.where}" if probe.at_return else probe.where
         self._diagnostics.error(
             definition.span("offset"),
             f"the ebpf engine cannot probe {what}: {reason}",

@@ -26,13 +26,12 @@ from dprobes.engines.x86.debugregs import Watch
 from dprobes.engines.x86.plan import plan
 from dprobes.engines.x86.relocation import copy_of
 from dprobes.errors import SourceError, TargetError
-from dprobes.resolve.probepoints import LeftOutProbe, ResolvedModule, ResolvedProbe, resolve
+from dprobes.resolve.probepoints import ProbeKind
 from dprobes.resolve.probestate import ProbeState
-from dprobes.resolve.watchpoints import EveryProgram, ResolvedWatchpoint, resolve_watchpoints
+from dprobes.resolve.resolution import resolve, resolve_everywhere
+from dprobes.resolve.spaces import Space, space_of
 from dprobes.rpn.checker import check
 from dprobes.rpn.encoder import CodeImage, encode
-from dprobes.rpn.needs import watches_user_addresses
-from dprobes.rpn.program import ModuleType
 from dprobes.target.elf import ElfFile
 from dprobes.target.functionexits import ExitKind
 from dprobes.target.instructions import decode_at
@@ -47,7 +46,7 @@ if TYPE_CHECKING:
 
     from dprobes.engines.foreign.examiner import Examiner
     from dprobes.engines.ptrace.wire import ModuleMapped
-    from dprobes.resolve.probepoints import Probepoint
+    from dprobes.resolve.probepoints import LeftOutProbe, Probepoint, ResolvedModule
     from dprobes.rpn.program import Program
     from dprobes.target.location import Module, SymbolProvider
 
@@ -123,7 +122,7 @@ class Answers:
 
     def _is_wanted(self, mapped: ModuleMapped) -> bool:
         """Return whether there may be anything in a file; false for most without opening them."""
-        if self._program.modtype is not ModuleType.USER:
+        if space_of(self._program) is not Space.MODULE:
             return False  # nothing in it is about files
         if len(self.mapped_files) < _NAMES_MAX:
             self.mapped_files[mapped.path.rpartition("/")[2]] = None
@@ -210,15 +209,14 @@ class Answers:
 
     def everywhere(self) -> dict[int, Sites | str]:
         """Return what is watched in every process by word size, or why it cannot be; may be called once."""
-        if not watches_user_addresses(self._program):
+        if space_of(self._program) is not Space.PROCESSES:
             return {}
         found: dict[int, Sites | str] = {}
         for arch in (architecture("x86_64"), architecture("i386")):
             diagnostics = Diagnostics()
             try:
                 check(self._program, arch, diagnostics, allow_write=self._allow_write)
-                watchpoints = resolve_watchpoints(self._program, EveryProgram(arch), diagnostics)
-                diagnostics.raise_if_errors()
+                watchpoints = resolve_everywhere(self._program, arch, diagnostics)
             except SourceError as error:
                 found[arch.word_size] = error.message
                 continue
@@ -228,15 +226,15 @@ class Answers:
             found[arch.word_size] = Sites(code=code, watches=self._watch_sites(watchpoints, 0))
         return found
 
-    def _watch_sites(self, watchpoints: tuple[ResolvedWatchpoint, ...], first: int) -> tuple[WatchSite, ...]:
+    def _watch_sites(self, watchpoints: tuple[Probepoint, ...], first: int) -> tuple[WatchSite, ...]:
         """Return what is to be watched; the watchpoints become probepoints that are numbered from ``first`` on."""
         return tuple(
             WatchSite(
                 number,
                 watchpoint.number,
-                Watch(watchpoint.address, watchpoint.length, watchpoint.access),
-                watchpoint.absolute,
-                Point.of(self._program, watchpoint.definition, watchpoint.address),
+                Watch(watchpoint.memory.address, watchpoint.memory.length, watchpoint.memory.access),
+                watchpoint.memory.absolute,
+                Point.of(self._program, watchpoint.definition, watchpoint.memory.address),
             )
             for number, watchpoint in enumerate(watchpoints, first)
             if watchpoint.state is ProbeState.COMPILED
@@ -271,7 +269,7 @@ class Answers:
     def _new_sites(self, resolved: ResolvedModule, mapped: ModuleMapped, own: tuple[Site, ...]) -> Sites:
         word_size = resolved.architecture.word_size
         sites: list[Site] = []
-        for probe in resolved.probes:
+        for probe in resolved.in_code:
             if probe.state is ProbeState.COMPILED:
                 sites += _sites_of(
                     len(self.probes), probe, Point.of(self._program, probe.definition, probe.offset), word_size
@@ -279,8 +277,9 @@ class Answers:
             # The path as the process knows it: ours may lead through /proc.
             self.probes.append(dataclasses.replace(probe, path=mapped.path))
         self.left_out += [dataclasses.replace(left_out, path=mapped.path) for left_out in resolved.left_out]
-        watches = self._watch_sites(resolved.watchpoints, len(self.probes))
-        self.probes += [dataclasses.replace(watchpoint, path=mapped.path) for watchpoint in resolved.watchpoints]
+        watchpoints = resolved.of(ProbeKind.WATCHPOINT)
+        watches = self._watch_sites(watchpoints, len(self.probes))
+        self.probes += [dataclasses.replace(watchpoint, path=mapped.path) for watchpoint in watchpoints]
         segment = next(s for s in resolved.module.elf.load_segments if s.executable)
         return Sites(
             (*sites, *own),
@@ -301,16 +300,16 @@ def _bytes_only(image: CodeImage) -> CodeImage:
     return dataclasses.replace(image, instructions=(), labels={})
 
 
-def _sites_of(number: int, probe: ResolvedProbe, point: Point, word_size: Literal[4, 8]) -> Iterator[Site]:
+def _sites_of(number: int, probe: Probepoint, point: Point, word_size: Literal[4, 8]) -> Iterator[Site]:
     """Iterate over the places where a probepoint needs a breakpoint."""
-    if probe.exits is None:
+    if not probe.at_return:
         raw = probe.instruction.raw
         yield Site(number, probe.number, probe.offset, raw, plan(raw, word_size), copy_of(raw, word_size), point)
         return
-    for leaving in probe.exits.exits:
+    for leaving in probe.code.exits.exits:
         raw = leaving.raw
         is_return = leaving.kind is ExitKind.RETURN
-        ranges = probe.exits.ranges
+        ranges = probe.code.exits.ranges
         yield Site(
             number,
             probe.number,

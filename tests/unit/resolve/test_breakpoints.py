@@ -5,15 +5,19 @@ from __future__ import annotations
 import shutil
 import subprocess
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from dprobes.diagnostics import Diagnostics
 from dprobes.errors import SourceError
-from dprobes.resolve.probepoints import ResolvedModule, resolve
+from dprobes.resolve.resolution import resolve
 from dprobes.rpn.pipeline import parse_source
 from dprobes.source import SourceFile
 from dprobes.target.location import Module
+
+if TYPE_CHECKING:
+    from dprobes.resolve.probepoints import ResolvedModule
 
 SOURCE = """
 int task_value;
@@ -42,7 +46,7 @@ def resolved(text: str, module: Module) -> ResolvedModule:
 
 def test_a_pattern_takes_what_can_carry_a_probe(tasks: Module) -> None:
     found = resolved("offset = task_*\nminor = 2\nexit\n", tasks)
-    assert [(p.number, p.where, p.function) for p in found.probes] == [
+    assert [(p.number, p.where, p.function) for p in found.probepoints] == [
         (0, "task_one", "task_one"),
         (0, "task_two", "task_two"),
     ]
@@ -55,7 +59,7 @@ def test_a_pattern_takes_what_can_carry_a_probe(tasks: Module) -> None:
 
 def test_what_is_written_out_comes_before_patterns_and_those_in_order(tasks: Module) -> None:
     found = resolved("offset = task_*\nexit\noffset = task_o*\nexit\noffset = task_two\nexit\n", tasks)
-    assert [(p.number, p.where) for p in found.probes] == [(0, "task_one"), (2, "task_two")]
+    assert [(p.number, p.where) for p in found.probepoints] == [(0, "task_one"), (2, "task_two")]
     taken = [(x.number, x.name) for x in found.left_out if x.reason == "it is the place of another probe definition"]
     assert taken == [(0, "task_two"), (1, "task_one")]
 
@@ -64,9 +68,9 @@ def test_an_opcode_chooses_among_the_matches(tasks: Module) -> None:
     one, two = (tasks.elf.data[tasks.file_offset(tasks.address_of(f"task_{name}"))] for name in ("one", "two"))
     assert one == two  # both are lea
     found = resolved(f"offset = task_[obst]*\nopcode = {one:#04x}\nexit\n", tasks)
-    assert [p.where for p in found.probes] == ["task_one", "task_two"]
+    assert [p.where for p in found.probepoints] == ["task_one", "task_two"]
     found = resolved(f"offset = task_two\nexit\noffset = task_*\nopcode = {one:#04x}\nexit\n", tasks)
-    assert [p.where for p in found.probes] == ["task_two", "task_one"]
+    assert [p.where for p in found.probepoints] == ["task_two", "task_one"]
 
 
 def test_a_pattern_without_a_place_is_an_error(tasks: Module) -> None:
@@ -84,4 +88,4 @@ def test_a_pattern_without_a_place_is_an_error(tasks: Module) -> None:
 
 
 def test_the_path_is_that_of_the_module(tasks: Module) -> None:
-    assert {Path(p.path) for p in resolved("offset = task_*\nexit\n", tasks).probes} == {tasks.path}
+    assert {Path(p.path) for p in resolved("offset = task_*\nexit\n", tasks).probepoints} == {tasks.path}

@@ -1,0 +1,300 @@
+"""
+The breakpoints and returns of a program: where its definitions are in a module's file, and what stands there.
+
+Works on the file only. What is wrong becomes a diagnostic at the statement of the program that says so; what a pattern
+matches and is no place for a probepoint is left out, with the reason.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dprobes.diagnostics import Note
+from dprobes.errors import TargetError
+from dprobes.resolve.probepoints import NO_EXITS, LeftOutProbe, ProbedCode, ProbeKind, Probepoint
+from dprobes.resolve.probestate import ProbeState
+from dprobes.rpn.program import Address, Expression, Glob, Offset
+from dprobes.target.callframes import CallFrames
+from dprobes.target.codeplace import instruction_at
+from dprobes.target.functionexits import Exits, function_exits
+from dprobes.target.functions import matching_functions
+from dprobes.target.instructions import DecodedInstruction, decode_at, first_instructions, unprobeable
+from dprobes.target.location import NOT_EXPECTED
+
+if TYPE_CHECKING:
+    from dprobes.diagnostics import Diagnostics
+    from dprobes.rpn.program import ProbeDefinition, Program
+    from dprobes.source import Span
+    from dprobes.target.location import Module
+
+__all__ = ["resolve_breakpoints"]
+
+_Places = dict[tuple[int, bool], Probepoint]
+"""The probepoints found so far by file offset, and whether it is the return from there."""
+
+_TAKEN = "it is the place of another probe definition"
+
+
+def resolve_breakpoints(
+    program: Program, module: Module, diagnostics: Diagnostics
+) -> tuple[list[Probepoint], list[LeftOutProbe]]:
+    """Return the breakpoints and returns of a program, and what patterns match that can be neither."""
+    frames = CallFrames(module.elf)
+    places: _Places = {}
+    for number, definition in enumerate(program.definitions):
+        if definition.watchpoint is not None:
+            continue
+        resolver = _Resolver(number, definition, module, frames, diagnostics)
+        if (probe := resolver.probepoint()) is not None:
+            _check_unique(probe, places, diagnostics)
+            places.setdefault((probe.offset, probe.at_return), probe)
+    # What is written out has its place; a pattern gets what is left.
+    left_out: list[LeftOutProbe] = []
+    for number, definition in enumerate(program.definitions):
+        if isinstance(definition.location, Glob):
+            found = _Matches(number, definition, definition.location.pattern, module, frames)
+            found.add_to(places, left_out)
+            found.check(diagnostics)
+    return sorted(places.values(), key=lambda probe: probe.number), left_out
+
+
+def _check_unique(probe: Probepoint, earlier: _Places, diagnostics: Diagnostics) -> None:
+    other = earlier.get((probe.offset, probe.at_return))
+    if other is not None:
+        what = "for the return of the function at" if probe.at_return else "at"
+        diagnostics.error(
+            probe.definition.span("offset"),
+            f"two probe definitions {what} offset {probe.offset:#x}",
+            notes=(Note("the first one is here", other.definition.span("offset")),),
+        )
+
+
+def _kind_of(definition: ProbeDefinition) -> ProbeKind:
+    return ProbeKind.RETURN if definition.at_return else ProbeKind.BREAKPOINT
+
+
+def _exits_difference(module: Module, exits: Exits) -> str:
+    """Return how the first differing exit of a function differs from what is expected there, empty if none does."""
+    for leaving in exits.exits:
+        if (difference := module.difference_at(leaving.offset)) is not None:
+            return f"at offset {leaving.offset:#x}, where it is left: {difference}"
+    return ""
+
+
+def _warn_of_mismatch(diagnostics: Diagnostics, span: Span | None, difference: str) -> None:
+    diagnostics.warning(
+        span,
+        f"MISMATCH: {difference}; not inserted",
+        hint="build the program for this version of the module, or give --dont-verify-opcodes",
+    )
+
+
+class _Matches:
+    """Find the probepoints of a definition whose place is a pattern."""
+
+    def __init__(
+        self, number: int, definition: ProbeDefinition, pattern: str, module: Module, frames: CallFrames
+    ) -> None:
+        self._frames = frames
+        self._number = number
+        self._definition = definition
+        self._pattern = pattern
+        self._module = module
+        self._path = str(module.path)
+        self._taken = 0
+        self._names: list[str] = []
+        self._mismatches: list[tuple[str, str]] = []
+
+    def add_to(self, places: _Places, left_out: list[LeftOutProbe]) -> None:
+        """Add a probepoint for each matching function, and what else matches."""
+        functions, others = matching_functions(self._module, self._pattern)
+        refused = [(other.name, other.reason) for other in others]
+        decoded = first_instructions(self._module, (function.offset for function in functions))
+        for function, instruction in zip(functions, decoded, strict=True):
+            key = (function.offset, self._definition.at_return)
+            difference = self._module.difference_at(function.offset) or ""
+            is_other = bool(difference) and difference != NOT_EXPECTED
+            reason = _TAKEN if key in places else None if is_other else self._reason_against(instruction)
+            exits = NO_EXITS
+            if reason is None and not is_other and self._definition.at_return:
+                try:
+                    exits = function_exits(self._module, self._frames, function.address, function.size)
+                    reason = None if exits.exits else "it never returns"
+                    difference = difference or _exits_difference(self._module, exits)
+                except TargetError as error:
+                    reason = error.message
+            if reason is not None:
+                refused.append((function.name, reason))
+                self._taken += reason is _TAKEN
+                continue
+            self._taken += 1
+            places[key] = Probepoint(
+                _kind_of(self._definition),
+                self._number,
+                self._definition,
+                self._path,
+                function.name,
+                ProbedCode(instruction, exits),
+                ProbeState.MISMATCH if difference else ProbeState.COMPILED,
+                function.name,
+                difference,
+            )
+            self._mismatches += [(function.name, difference)] if difference else []
+        left_out += [LeftOutProbe(self._number, self._path, name, reason) for name, reason in refused]
+        self._names = [name for name, _ in refused]
+
+    def check(self, diagnostics: Diagnostics) -> None:
+        """Add an error if nothing that matches has a probepoint, and a warning if something has not the right code."""
+        if self._mismatches:
+            name, difference = self._mismatches[0]
+            more = f"; and {len(self._mismatches) - 1} more" if len(self._mismatches) > 1 else ""
+            _warn_of_mismatch(diagnostics, self._definition.span("offset"), f"{name}: {difference}{more}")
+        if self._taken:
+            return
+        quoted, span = f"'{self._pattern}'", self._definition.span("offset")
+        if self._names:
+            what = f"{self._names[0]} and {len(self._names) - 1} more" if len(self._names) > 1 else self._names[0]
+            message = f"{quoted} matches no function of '{self._path}' that can carry a probe, only {what}"
+            diagnostics.error(span, message)
+            return
+        incomplete = not self._module.symbols.complete
+        hint = "the file is stripped: give its symbols with --sym FILE, or install its debug file"
+        diagnostics.error(span, f"{quoted} matches no function of '{self._path}'", hint=hint if incomplete else None)
+
+    def _reason_against(self, instruction: DecodedInstruction) -> str | None:
+        if not self._definition.at_return and (reason := unprobeable(instruction)) is not None:
+            return f"its first instruction is '{instruction.text}': {reason}"
+        expected = self._definition.opcode
+        if expected is not None and expected != instruction.opcode_byte:
+            return f"its opcode is not {expected:#04x}"
+        return None
+
+
+class _Resolver:
+    """Find the probepoint of a definition whose place is written out."""
+
+    def __init__(
+        self,
+        number: int,
+        definition: ProbeDefinition,
+        module: Module,
+        frames: CallFrames,
+        diagnostics: Diagnostics,
+    ) -> None:
+        self._number = number
+        self._definition = definition
+        self._module = module
+        self._frames = frames
+        self._diagnostics = diagnostics
+        self._span = definition.span("offset") or definition.span("address")
+
+    def probepoint(self) -> Probepoint | None:
+        offset = self._offset()
+        if offset is None:
+            return None
+        if (other := self._module.difference_at(offset)) is not None:
+            return self._mismatch(offset, other)
+        decoded = self._instruction(offset)
+        if decoded is None:
+            return None
+        where, state = self._where(offset), self._opcode_state(decoded)
+        if not self._definition.at_return:
+            return self._made(ProbedCode(decoded), where, state)
+        exits = self._exits(decoded, where)
+        if exits is None:
+            return None
+        if difference := _exits_difference(self._module, exits):
+            _warn_of_mismatch(self._diagnostics, self._span, f"{where}: {difference}")
+            state = ProbeState.MISMATCH
+        return self._made(ProbedCode(decoded, exits), where, state, difference)
+
+    def _made(self, code: ProbedCode, where: str, state: ProbeState, detail: str = "") -> Probepoint:
+        definition, function = self._definition, where if self._definition.at_return else ""
+        path = str(self._module.path)
+        return Probepoint(_kind_of(definition), self._number, definition, path, where, code, state, function, detail)
+
+    def _mismatch(self, offset: int, difference: str) -> Probepoint | None:
+        """Return the probepoint at a place where other code is than was expected; nothing else is asked there."""
+        try:
+            decoded = decode_at(self._module, offset)
+        except TargetError as error:
+            self._diagnostics.error(self._span, error.message, hint=error.hint)
+            return None
+        where = self._where(offset)
+        _warn_of_mismatch(self._diagnostics, self._span, f"{where}: {difference}")
+        return self._made(ProbedCode(decoded), where, ProbeState.MISMATCH, difference)
+
+    def _exits(self, decoded: DecodedInstruction, where: str) -> Exits | None:
+        span = self._definition.span("return")
+        start = self._module.function_start(decoded.offset)
+        if start != decoded.address:
+            hint = f"the function starts at offset {self._module.file_offset(start):#x}" if start is not None else None
+            self._diagnostics.error(
+                span, f"'return = yes' needs the start of a function, which {where} is not", hint=hint
+            )
+            return None
+        symbol = self._module.symbols.covering(decoded.address)
+        try:
+            exits = function_exits(self._module, self._frames, start, symbol.size if symbol is not None else 0)
+        except TargetError as error:
+            self._diagnostics.error(span, f"the returns of '{where}' cannot be found: {error.message}")
+            return None
+        if not exits.exits:
+            self._diagnostics.warning(span, f"'{where}' never returns")
+        return exits
+
+    def _where(self, offset: int) -> str:
+        symbol = self._module.symbol_at(offset)
+        if symbol is None:
+            return f"{offset:#x}"
+        name, distance = symbol
+        return f"{name}+{distance:#x}" if distance else name
+
+    def _offset(self) -> int | None:
+        match self._definition.location:
+            case Offset(Expression(addend, None)):
+                return addend
+            case Offset(Expression(addend, str(symbol))) | Address(Expression(addend, str(symbol))):
+                try:
+                    return self._module.code_offset_of(symbol, addend)
+                except TargetError as error:
+                    self._diagnostics.error(self._span, error.message, hint=error.hint)
+        return None
+
+    def _instruction(self, offset: int) -> DecodedInstruction | None:
+        try:
+            decoded, certain = instruction_at(self._module, offset)
+        except TargetError as error:
+            self._diagnostics.error(self._span, error.message, hint=error.hint)
+            return None
+        if not certain and not self._is_vouched_for(decoded):
+            return None
+        if not self._definition.at_return and (reason := unprobeable(decoded)) is not None:
+            self._diagnostics.error(self._span, f"'{decoded.text}' can never carry a probe: {reason}")
+            return None
+        return decoded
+
+    def _is_vouched_for(self, decoded: DecodedInstruction) -> bool:
+        """Return whether 'opcode' says that there is code at a place of which nothing else is known; say so."""
+        what = f"no function is known at offset {decoded.offset:#x}"
+        if self._definition.opcode is None:
+            self._diagnostics.error(
+                self._span,
+                f"{what} of '{self._module.path}': there may be data, which a breakpoint would change",
+                hint="look at it with 'dprobes locate'; if an instruction starts there, say so by its first byte: "
+                f"opcode = {decoded.opcode_byte:#04x}",
+            )
+            return False
+        self._diagnostics.warning(self._span, f"{what}: only 'opcode' says that an instruction starts there")
+        return True
+
+    def _opcode_state(self, decoded: DecodedInstruction) -> ProbeState:
+        expected = self._definition.opcode
+        if expected is None or expected == decoded.opcode_byte:
+            return ProbeState.COMPILED
+        self._diagnostics.warning(
+            self._definition.span("opcode"),
+            f"MISMATCH: opcode {decoded.opcode_byte:#04x} ({decoded.text}) is there, not {expected:#04x}; not inserted",
+            hint=f"if the place is right, write 'opcode = {decoded.opcode_byte:#04x}'",
+        )
+        return ProbeState.MISMATCH

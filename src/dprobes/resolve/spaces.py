@@ -1,0 +1,80 @@
+"""
+What the probepoints of a program are in: the files of a module, every process, or the whole system.
+
+The space of a program decides who finds its probepoints: ``resolution`` has a case for each. The kernel and its modules
+are a space as well; no engine places probepoints there, so programs for them have none.
+"""
+
+from __future__ import annotations
+
+import enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from dprobes.errors import TargetError
+from dprobes.lazydataclass import dataclass
+from dprobes.rpn.needs import watches_user_addresses
+from dprobes.rpn.program import ModuleType
+
+if TYPE_CHECKING:
+    from dprobes.arch import Architecture
+    from dprobes.rpn.program import Program
+
+__all__ = ["ANYWHERE", "EveryProcess", "Space", "SymbolSpace", "space_of"]
+
+ANYWHERE = "*"
+"""The module's name in programs whose samplers run the handler wherever they interrupt."""
+
+
+class Space(enum.Enum):
+    """Where a program's probepoints are, in words for people."""
+
+    MODULE = "the files of a module"
+    PROCESSES = "every process"
+    SYSTEM = "whatever runs"
+    KERNEL = "the kernel and its modules"
+
+
+def space_of(program: Program) -> Space:
+    """Return where the probepoints of a program are."""
+    if program.name == ANYWHERE:
+        return Space.SYSTEM
+    if watches_user_addresses(program):
+        return Space.PROCESSES
+    return Space.MODULE if program.modtype is ModuleType.USER else Space.KERNEL
+
+
+class SymbolSpace(Protocol):
+    """A space in which symbols have addresses; a ``Module`` is one."""
+
+    @property
+    def path(self) -> Path:
+        """Its file, or what names it in messages."""
+
+    @property
+    def word_size(self) -> int:
+        """How many bytes an address has."""
+
+    def address_of(self, symbol: str) -> int:
+        """Return the link address of a symbol; raise ``TargetError`` if there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class EveryProcess:
+    """The processes of one architecture: a space without symbols, for programs that watch addresses."""
+
+    architecture: Architecture
+
+    @property
+    def path(self) -> Path:
+        """What takes the place of a file's name in messages."""
+        return Path(f"{self.architecture.name} programs")
+
+    @property
+    def word_size(self) -> int:
+        """How many bytes an address has."""
+        return self.architecture.word_size
+
+    def address_of(self, symbol: str) -> int:
+        """Raise ``TargetError``: a symbol is one of a file."""
+        raise TargetError(f"'{symbol}' is no address of every program")
