@@ -1,4 +1,4 @@
-"""The eBPF of a program's handlers as a compiled file carries it: for each word size and each form of loops."""
+"""The eBPF of handlers that a compiled file carries: for each processor and each form of loops."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["EBPF_MAX", "ebpf_codes"]
 
 EBPF_MAX = 8 << 20
-"""How many bytes of code are carried; nobody reads more, and a file of thousands of handlers would hold little else."""
+"""How many bytes of code a file carries: with thousands of handlers it would hold little else."""
 
 
 def ebpf_codes(program: Program, machines: Sequence[str]) -> tuple[EbpfCode, ...]:

@@ -1,4 +1,4 @@
-"""From a program to its resolved probes on this machine, as far as its module is here."""
+"""Resolution on this machine: a program with the file of its module, if one is here."""
 
 from __future__ import annotations
 

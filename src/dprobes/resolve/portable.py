@@ -1,7 +1,7 @@
 """
-From a program and the files of its module to what another machine needs: a ``Ppdf``.
+Programs for other machines: a ``Ppdf`` carries what their resolution needs to know of the module's symbols.
 
-Each file is resolved as a run would do it, and what was asked of its symbols on the way is carried.
+Each file is resolved as in a run; the answers that its symbols give on the way are carried.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 __all__ = ["build_ppdf", "module_here", "needs_write"]
 
 _NEIGHBOURHOOD = 64
-"""Bytes behind a probepoint in which a symbol tells engines that code may be entered there."""
+"""Bytes behind a probepoint whose symbols are carried: they tell engines where code may be entered."""
 
 
 def build_ppdf(

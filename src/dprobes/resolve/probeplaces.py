@@ -1,4 +1,4 @@
-"""What formatters are told of a probepoint."""
+"""Places of probepoints and the files that these are in, as records' sources and formatters know them."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ __all__ = ["ProbeState"]
 
 
 class ProbeState(enum.Enum):
-    """Name the states of a probepoint; the words are those of ``query`` (recovered reference 2.4)."""
+    """A state of a probepoint; the words are those of ``query`` (recovered reference 2.4)."""
 
     COMPILED = "COMPILED"
     ACTIVE = "ACTIVE"
