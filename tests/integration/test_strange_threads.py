@@ -31,12 +31,12 @@ import sys
 if sys.orig_argv[1:4] == ["-P", "-m", "dprobes.engines.ptrace.tracer.main"]:
     from pathlib import Path
     from dprobes.engines.ptrace.tracer.hits import HitHandler
-    on_trap = HitHandler.on_trap
+    on_breakpoint = HitHandler.on_breakpoint
     def failing(self, thread):
         if Path(f"/proc/{thread.pid}/comm").read_text() == "odd\\n":
             raise OverflowError("what nobody has thought of")
-        on_trap(self, thread)
-    HitHandler.on_trap = failing
+        on_breakpoint(self, thread)
+    HitHandler.on_breakpoint = failing
 """
 
 
