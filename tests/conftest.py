@@ -39,8 +39,28 @@ BACK_ENDS: dict[str, Callable[[Case, Target], None]] = {
 }
 
 
+# Unit tests that took most of the time when they were measured; make quick leaves them out.
+SLOW = {
+    "bpf/asm/test_disassembler.py",
+    "bpf/lower/test_missing_memory.py",
+    "bpf/lower/test_random.py",
+    "engines/ebpf/read/test_spool.py",
+    "engines/foreign/test_examiner.py",
+    "engines/x86/test_emulation.py",
+    "formatters/templates/test_hostile.py",
+    "sinks/ctf/test_interrupted.py",
+    "sinks/ctf/test_typed.py",
+    "target/test_callframes.py",
+    "vm/test_random_programs.py",
+    "vm/translate/test_translator.py",
+}
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    slow = {CASES.parent / "unit" / name for name in SLOW}
     for item in items:
+        if item.path in slow:
+            item.add_marker(pytest.mark.slow)
         if uses_uprobes(item):
             item.add_marker(pytest.mark.xdist_group("uprobes"))
 
