@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from dprobes.engines.ebpf.attach.signalprograms import watch_signals
 from dprobes.engines.ebpf.kernel.features import Feature
 from dprobes.engines.interface import Notice
 from dprobes.errors import TargetError
@@ -36,6 +35,8 @@ class FaultWatch:
         self._has_begun = True
         if Feature.TYPED_TRACEPOINT not in self._features:
             return Notice(f"this kernel shows no type information (BTF): {_CONSEQUENCE}")
+        from dprobes.engines.ebpf.attach.signalprograms import watch_signals
+
         installed = self._installed
         entries = installed.entries if installed.notes_tickets else None
         try:

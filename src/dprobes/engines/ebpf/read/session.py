@@ -24,7 +24,6 @@ from dprobes.engines.ebpf.attach.newfiles import NewFiles
 from dprobes.engines.ebpf.attach.scope import ProcessTree, filter_of, is_initial_namespace, pid_namespace_of
 from dprobes.engines.ebpf.kernel.descriptors import Descriptors
 from dprobes.engines.ebpf.read.control import ControlledRun, Readings
-from dprobes.engines.ebpf.read.coredump import breakpoints_in
 from dprobes.engines.ebpf.read.heldrecords import Ended, HeldRecords
 from dprobes.engines.ebpf.read.recordstream import RecordStream
 from dprobes.engines.ebpf.read.stoppedprocesses import CORE_DUMP, DEBUGGER, StoppedProcesses
@@ -133,8 +132,7 @@ class EbpfSession(ControlledRun, ReplaceableSession):
             faulting = installed.faulting
             look = progress if is_initial_namespace() else None  # the ids of threads are not ours elsewhere
             self._held = HeldRecords(faulting, installed.giving_back, look)
-            maps = installed.maps
-            self._stream = RecordStream(maps.ring, maps.status, self._held, installed.bank_size)
+            self._stream = RecordStream(installed.maps.ring, installed.maps.status, self._held, installed.bank_size)
             stack.callback(self._stream.close)
             types = self._features.types
             stack.callback(types.close)
@@ -346,6 +344,8 @@ class EbpfSession(ControlledRun, ReplaceableSession):
 
     def _hidden(self, pid: int) -> dict[int, int]:
         """Return the original bytes of the breakpoints in a process, by address."""
+        from dprobes.engines.ebpf.read.coredump import breakpoints_in
+
         with contextlib.suppress(TargetError):
             return breakpoints_in(pid, self._installed.original_bytes())
         return {}

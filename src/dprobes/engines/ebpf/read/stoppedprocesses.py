@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dprobes.engines.ebpf.read.coredump import Dump, start_dump
 from dprobes.engines.interface import HandedOver, Notice
 from dprobes.engines.linux.procfs import process_field
 
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from dprobes.engines.debugger import Debuggers
+    from dprobes.engines.ebpf.read.coredump import Dump
     from dprobes.engines.ebpf.read.heldrecords import Ended
     from dprobes.engines.interface import Event
 
@@ -47,6 +47,8 @@ class StoppedProcesses:
             pointer = _pointer(ended.tid)
             yield from self._debuggers.add(HandedOver(ended.pid, ended.tid, name, pointer, has_executed=True))
             return
+        from dprobes.engines.ebpf.read.coredump import start_dump
+
         started = start_dump(ended.pid, ended.tid, name, self._core_directory, self._hidden(ended.pid))
         if isinstance(started, Notice):
             yield started
