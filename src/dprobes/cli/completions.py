@@ -293,8 +293,8 @@ def _modules(pid: int | None) -> Iterator[str]:
 
 
 def _symbols(module: str, pid: int | None, start: str) -> Iterable[str]:
-    from dprobes.target.elf import ElfFile
-    from dprobes.target.elfsymbols import elf_symbols
+    from dprobes.target.elf.file import ElfFile
+    from dprobes.target.elf.symboltable import elf_symbols
     from dprobes.target.modules import find_module
 
     path = find_module(module, pid=pid)

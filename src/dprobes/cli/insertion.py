@@ -13,8 +13,8 @@ from dprobes.cli.headeritems import log_items_of
 from dprobes.cli.logoptions import has_structure, log_format_option
 from dprobes.cli.managed import client, print_json
 from dprobes.cli.options import names_of, selection_options, verification_options
+from dprobes.cli.output.textoutput import print_line
 from dprobes.cli.scopeoptions import scope_of
-from dprobes.cli.textoutput import print_line
 from dprobes.cli.verbs.log_target import absolute_target
 from dprobes.engines.insertion import insertion
 from dprobes.engines.launchedcommand import LaunchedCommand

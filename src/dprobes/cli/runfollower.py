@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.cli import console
 from dprobes.cli.enginechoice import note_uprobe_holders
-from dprobes.cli.summary import summary
+from dprobes.cli.output.summary import summary
 from dprobes.engines.interface import Begun, Finished, Notice, Pause, RecordBatch, StateEvent
 from dprobes.resolve.probestate import ProbeState
 from dprobes.target.modules import advice_on_name
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from dprobes.cli.interrupts import EarlyInterrupt
-    from dprobes.cli.outputs import Outputs
+    from dprobes.cli.output.outputs import Outputs
     from dprobes.engines.interface import Counts, Event, Scope, Session
     from dprobes.rpn.program import Program
 

@@ -231,7 +231,7 @@ class _Modules:
 
 
 def _file_of_build(name: str, source: RecordSource) -> Module | None:
-    from dprobes.target.identity import module_identity
+    from dprobes.target.elf.identity import module_identity
     from dprobes.target.location import Module
     from dprobes.target.modules import find_module
 

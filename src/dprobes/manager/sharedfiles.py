@@ -9,7 +9,7 @@ from weakref import WeakValueDictionary
 from dprobes.lazydataclass import dataclass
 
 if TYPE_CHECKING:
-    from dprobes.target.elf import ElfFile
+    from dprobes.target.elf.file import ElfFile
     from dprobes.target.location import Module, SymbolProvider
 
 __all__ = ["HeldFiles", "SharingSymbols"]

@@ -14,8 +14,8 @@ from dprobes.errors import TargetError
 from dprobes.resolve.probepoints import NO_EXITS, LeftOutProbe, ProbedCode, ProbeKind, Probepoint
 from dprobes.resolve.probestate import ProbeState
 from dprobes.rpn.program import Address, Expression, Glob, Offset
-from dprobes.target.callframes import CallFrames
 from dprobes.target.codeplace import instruction_at
+from dprobes.target.elf.callframes import CallFrames
 from dprobes.target.functionexits import Exits, function_exits
 from dprobes.target.functions import matching_functions
 from dprobes.target.instructions import DecodedInstruction, decode_at, first_instructions, unprobeable

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from dprobes.diagnostics import Diagnostics, Severity
     from dprobes.resolve.probepoints import Probepoint, ResolvedModule
     from dprobes.rpn.program import Program
-    from dprobes.target.elf import ElfFile
+    from dprobes.target.elf.file import ElfFile
     from dprobes.target.location import SymbolProvider
 
 __all__ = ["Compiled", "open_named_module", "resolve_here"]
@@ -83,7 +83,7 @@ def resolve_here(
 def open_named_module(program: Program, path: Path, diagnostics: Diagnostics) -> ElfFile:
     """Return the file that ``name =`` of a program stands for; raise ``SourceError`` there if it is no module."""
     from dprobes.resolve.resolution import architecture_of
-    from dprobes.target.elf import ElfFile
+    from dprobes.target.elf.file import ElfFile
 
     try:
         elf = ElfFile.open(path)

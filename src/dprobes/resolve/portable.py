@@ -20,8 +20,8 @@ from dprobes.rpn.checker import check
 from dprobes.rpn.needs import writing_instructions
 from dprobes.rpn.program import Glob, calls_extensions
 from dprobes.target.carriedsymbols import CarriedBuild, CarriedPlace
-from dprobes.target.elf import ElfFile
-from dprobes.target.identity import module_identity
+from dprobes.target.elf.file import ElfFile
+from dprobes.target.elf.identity import module_identity
 from dprobes.target.location import FileSymbols
 from dprobes.target.neededsymbols import NeededSymbols
 from dprobes.version import __version__

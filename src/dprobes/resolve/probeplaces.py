@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.errors import TargetError
 from dprobes.record.probeinfo import Place
-from dprobes.target.elf import ElfFile
+from dprobes.target.elf.file import ElfFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

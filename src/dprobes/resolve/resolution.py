@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from dprobes.resolve.probepoints import Probepoint
     from dprobes.resolve.spaces import SymbolSpace
     from dprobes.rpn.program import Program
-    from dprobes.target.elf import ElfFile
+    from dprobes.target.elf.file import ElfFile
     from dprobes.target.location import Module
 
 __all__ = ["architecture_of", "check_with_extensions", "resolve", "resolve_everywhere"]

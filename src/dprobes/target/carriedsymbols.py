@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.errors import TargetError
 from dprobes.lazydataclass import dataclass
-from dprobes.target.identity import module_identity
+from dprobes.target.elf.identity import module_identity
 from dprobes.target.listedsymbols import ListedSymbols
 from dprobes.target.location import OWN_SYMBOLS, Module
 from dprobes.target.symbols import Symbol, SymbolTable
@@ -20,7 +20,7 @@ from dprobes.target.symbols import Symbol, SymbolTable
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dprobes.target.elf import ElfFile
+    from dprobes.target.elf.file import ElfFile
 
 __all__ = ["CarriedBuild", "CarriedPlace", "CarriedSymbols", "OtherBuild"]
 

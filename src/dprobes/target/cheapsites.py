@@ -17,7 +17,7 @@ import struct
 from typing import TYPE_CHECKING
 
 from dprobes.lazydataclass import dataclass
-from dprobes.target.callframes import CallFrames
+from dprobes.target.elf.callframes import CallFrames
 from dprobes.target.instructions import instructions_between
 from dprobes.target.uprobes import UprobeClass, has_no_effect, uprobe_class
 

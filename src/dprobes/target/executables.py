@@ -11,7 +11,7 @@ import shutil
 from pathlib import Path
 
 from dprobes.errors import TargetError
-from dprobes.target.contents import file_head
+from dprobes.target.elf.contents import file_head
 
 __all__ = ["executable_of"]
 

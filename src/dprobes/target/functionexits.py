@@ -19,7 +19,7 @@ from dprobes.target.instructions import instructions_between
 if TYPE_CHECKING:
     from iced_x86 import Instruction
 
-    from dprobes.target.callframes import CallFrames
+    from dprobes.target.elf.callframes import CallFrames
     from dprobes.target.location import Module
 
 __all__ = ["Exit", "ExitKind", "Exits", "function_exits"]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from dprobes.errors import TargetError
 from dprobes.lazydataclass import dataclass
-from dprobes.target.contents import file_contents
+from dprobes.target.elf.contents import file_contents
 
 __all__ = ["LD_CACHE", "CachedLibrary", "host_architecture", "parse_ld_cache", "read_ld_cache"]
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dprobes.errors import TargetError
-from dprobes.target.contents import READ_LIMIT, file_contents, file_head
-from dprobes.target.elf import ElfFile
+from dprobes.target.elf.contents import READ_LIMIT, file_contents, file_head
+from dprobes.target.elf.file import ElfFile
 from dprobes.target.executables import executable_of
 from dprobes.target.ldcache import host_architecture, read_ld_cache
 from dprobes.target.processmaps import executable_mappings, read_maps

@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from dprobes.lazydataclass import dataclass
-from dprobes.target.contents import KnownBytes
-from dprobes.target.elf import Dynamic, ElfFile
-from dprobes.target.elfheaders import Headers
+from dprobes.target.elf.contents import KnownBytes
+from dprobes.target.elf.file import Dynamic, ElfFile
+from dprobes.target.elf.headers import Headers
 from dprobes.target.location import Module
 from dprobes.target.returnsafety import return_address_user
 from dprobes.target.starts import first_executed, last_executed
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from dprobes.target.elfheaders import LoadSegment
+    from dprobes.target.elf.headers import LoadSegment
     from dprobes.target.instructions import DecodedInstruction
 
 __all__ = [

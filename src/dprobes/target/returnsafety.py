@@ -15,8 +15,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dprobes.target.contents import Contents
-    from dprobes.target.elf import ElfFile
+    from dprobes.target.elf.contents import Contents
+    from dprobes.target.elf.file import ElfFile
 
 __all__ = ["return_address_user", "stack_user"]
 

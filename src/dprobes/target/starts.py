@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from dprobes.errors import TargetError
 
 if TYPE_CHECKING:
-    from dprobes.target.elf import ElfFile
+    from dprobes.target.elf.file import ElfFile
 
 __all__ = ["first_executed", "last_executed"]
 

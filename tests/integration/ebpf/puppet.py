@@ -22,7 +22,7 @@ from dprobes.bpf.lower.host import REGISTER_OFFSETS, Host
 from dprobes.engines.ebpf.attach.handlers import load_handler
 from dprobes.engines.ebpf.kernel.features import Features
 from dprobes.engines.ebpf.kernel.links import attach_uprobes, uprobe_attach_type
-from dprobes.target.elf import ElfFile
+from dprobes.target.elf.file import ElfFile
 from dprobes.testing import PAGE, FakeContext
 from ebpf_backend import EbpfRunner, Stage
 from integration.ebpf.kernel import file_offset

@@ -14,7 +14,7 @@ import pytest
 from dprobes.engines.ebpf.attach.mappers import file_id, find_mappers
 from dprobes.engines.ebpf.attach.modulefiles import ModuleFile, descriptor_path, module_files
 from dprobes.engines.ebpf.kernel.descriptors import Descriptors
-from dprobes.target.elf import ElfFile
+from dprobes.target.elf.file import ElfFile
 from dprobes.target.location import Module
 from dprobes.target.modules import find_module
 from dprobes.target.processmaps import run_time_address

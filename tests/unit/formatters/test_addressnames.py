@@ -18,7 +18,7 @@ from dprobes.formatters.addressnames import AddressSymboliser
 from dprobes.record.layout import LogRecord
 from dprobes.record.origin import RecordSource
 from dprobes.record.probeinfo import Place
-from dprobes.target.identity import module_identity
+from dprobes.target.elf.identity import module_identity
 from dprobes.target.location import Module
 from dprobes.target.modules import find_module
 

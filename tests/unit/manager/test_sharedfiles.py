@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from dprobes.manager.sharedfiles import HeldFiles, SharingSymbols
-from dprobes.target.elf import ElfFile
+from dprobes.target.elf.file import ElfFile
 from dprobes.target.location import OWN_SYMBOLS
 
 

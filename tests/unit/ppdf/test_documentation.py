@@ -13,7 +13,7 @@ from dprobes.ppdf.definitions import LOCATIONS
 from dprobes.ppdf.images import NoteKind
 from dprobes.ppdf.writer import NEEDS_WRITE, STRING_MAX
 from dprobes.rpn import isa
-from dprobes.target.identity import CODE_PREFIX
+from dprobes.target.elf.identity import CODE_PREFIX
 from unit.ppdf.samples import SMALL, sections_of
 
 TEXT = (Path(__file__).parents[3] / "docs" / "ppdf.md").read_text()

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dprobes.cli.ppdfcontents import ppdf_listing
+from dprobes.cli.output.ppdfcontents import ppdf_listing
 from dprobes.diagnostics import Diagnostics
 from dprobes.errors import FormatError, SourceError, TargetError
 from dprobes.ppdf import Ppdf, decode, encode
@@ -23,7 +23,7 @@ from dprobes.rpn import isa
 from dprobes.rpn.isa import rows_by_syntax
 from dprobes.rpn.program import Code, Expression, Instruction, Offset, ProbeDefinition, Procedure, Program
 from dprobes.target.carriedsymbols import CarriedSymbols, OtherBuild
-from dprobes.target.elf import ElfFile
+from dprobes.target.elf.file import ElfFile
 from dprobes.target.processmaps import executable_mappings, read_maps
 from unit.ppdf.samples import SMALL, repacked, sample, sections_of, with_header
 

@@ -19,7 +19,7 @@ from dprobes.resolve.resolution import resolve
 from dprobes.rpn.pipeline import parse_source
 from dprobes.source import SourceFile
 from dprobes.target.carriedsymbols import CarriedBuild, CarriedSymbols, OtherBuild
-from dprobes.target.elf import ElfFile
+from dprobes.target.elf.file import ElfFile
 from dprobes.target.location import Module
 from dprobes.target.processmaps import executable_mappings, read_maps
 

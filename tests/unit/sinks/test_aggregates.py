@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dprobes.cli.aggregation import print_aggregates
+from dprobes.cli.output.aggregation import print_aggregates
 from dprobes.errors import FormatError
 from dprobes.record.probeinfo import Place
 from dprobes.sinks import aggregates as module

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dprobes.errors import TargetError
-from dprobes.target.callframes import CallFrames
+from dprobes.target.elf.callframes import CallFrames
 from dprobes.target.functionexits import ExitKind, Exits, function_exits
 from dprobes.target.location import Module
 

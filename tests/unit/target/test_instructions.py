@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dprobes.target.elf import ElfFile
+from dprobes.target.elf.file import ElfFile
 from dprobes.target.instructions import (
     Boundary,
     BoundaryCheck,

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dprobes.errors import TargetError
-from dprobes.target import contents
 from dprobes.target.allowance import Allowance
-from dprobes.target.contents import KnownBytes, file_contents
-from dprobes.target.debugfiles import find_debug_file
-from dprobes.target.elf import ElfFile
-from dprobes.target.elfsymbols import elf_symbols
+from dprobes.target.elf import contents
+from dprobes.target.elf.contents import KnownBytes, file_contents
+from dprobes.target.elf.debugfiles import find_debug_file
+from dprobes.target.elf.file import ElfFile
+from dprobes.target.elf.symboltable import elf_symbols
 from dprobes.target.ownership import foreign_owner
 from dprobes.target.processmaps import parse_maps, read_maps
 from foreign_files import DYNSYM, SYMTAB, claim

@@ -5,7 +5,7 @@ import re
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dprobes.target.elf import ElfFile
+from dprobes.target.elf.file import ElfFile
 from dprobes.target.location import Module
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dprobes.target.elf import ElfFile
-from dprobes.target.elfsymbols import ElfSymbols, elf_symbols
-from dprobes.target.gnuhash import gnu_hash
+from dprobes.target.elf.file import ElfFile
+from dprobes.target.elf.gnuhash import gnu_hash
+from dprobes.target.elf.symboltable import ElfSymbols, elf_symbols
 from dprobes.target.listedsymbols import ListedSymbols
 from dprobes.target.symbols import Symbol, SymbolTable
 

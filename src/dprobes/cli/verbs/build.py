@@ -85,7 +85,7 @@ def command(
 
 def _doubt_names(program: Program, modules: Sequence[Path], diagnostics: Diagnostics) -> None:
     """Warn of files that the module's name does not mean."""
-    from dprobes.target.elf import ElfFile
+    from dprobes.target.elf.file import ElfFile
     from dprobes.target.modules import matches
 
     for path in modules:

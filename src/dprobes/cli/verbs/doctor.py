@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dprobes.cli.textoutput import print_lines
+from dprobes.cli.output.textoutput import print_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,7 +12,7 @@ import click
 
 from dprobes.cli import console
 from dprobes.cli.damage import DamageReport, skip_damaged_option
-from dprobes.cli.recordprinter import Printer
+from dprobes.cli.output.recordprinter import Printer
 from dprobes.cli.templateoption import read_templates, templates_option
 from dprobes.errors import FormatError, reason_of
 from dprobes.formatters import FORMATS

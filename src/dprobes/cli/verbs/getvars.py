@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dprobes.cli.managed import client, name_option, one_of, print_json
-from dprobes.cli.textoutput import print_line, print_table
+from dprobes.cli.output.textoutput import print_line, print_table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dprobes.cli.options import PROCESS_ID, symbols_option
-from dprobes.cli.textoutput import print_lines
+from dprobes.cli.output.textoutput import print_lines
 from dprobes.errors import TargetError
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from dprobes.cli import console
 from dprobes.cli.damage import DamageReport, skip_damaged_option
 from dprobes.cli.logtimes import TIME_FORMS, needs_bounds, parse_time
 from dprobes.cli.options import PROGRAM_FILE
-from dprobes.cli.recordprinter import Printer, warn_of_all
+from dprobes.cli.output.recordprinter import Printer, warn_of_all
 from dprobes.cli.templateoption import read_templates, templates_option
 from dprobes.errors import FormatError
 from dprobes.formatters import FORMATS
@@ -242,7 +242,7 @@ def _aggregate(
     measured: Sequence[str],
     templates: Templates | None,
 ) -> None:
-    from dprobes.cli.aggregation import aggregate_traces
+    from dprobes.cli.output.aggregation import aggregate_traces
 
     warn_of_all(aggregate_traces(found, counted, measured, templates))
 

@@ -10,7 +10,7 @@ import click
 
 from dprobes.cli.logoptions import log_format_option
 from dprobes.cli.managed import client, print_json
-from dprobes.cli.textoutput import print_line, print_table
+from dprobes.cli.output.textoutput import print_line, print_table
 from dprobes.sinks.kinds import kinds, parse_target
 
 if TYPE_CHECKING:

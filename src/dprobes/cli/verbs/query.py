@@ -10,8 +10,8 @@ import click
 
 from dprobes.cli import console
 from dprobes.cli.managed import client, name_option, one_of, print_json
-from dprobes.cli.summary import faulted_runs
-from dprobes.cli.textoutput import print_line, print_table
+from dprobes.cli.output.summary import faulted_runs
+from dprobes.cli.output.textoutput import print_line, print_table
 from dprobes.resolve.probestate import ProbeState
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def _remarks(program: ManagedProgram) -> Iterator[str]:
 
 def _extended(program: ManagedProgram) -> None:
     from dprobes.arch import architecture
-    from dprobes.cli.handlercode import Disassembly
+    from dprobes.cli.output.handlercode import Disassembly
     from dprobes.ppdf import decode
     from dprobes.rpn.groups import select
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from dprobes.cli.managed import client, name_option, one_of
-from dprobes.cli.textoutput import print_line
+from dprobes.cli.output.textoutput import print_line
 from dprobes.cli.verbs.query import counts_table
 
 __all__ = ["command"]

@@ -23,12 +23,12 @@ from dprobes.cli.options import (
     symbols_option,
     verification_options,
 )
-from dprobes.cli.outputs import Outputs
+from dprobes.cli.output.outputs import Outputs
+from dprobes.cli.output.views import Views
 from dprobes.cli.resolvedprogram import load_program
 from dprobes.cli.runfollower import Run
 from dprobes.cli.scopeoptions import scope_of, scope_options, words_of
 from dprobes.cli.templateoption import note_addresses, printed_items, say_problems, templates_option
-from dprobes.cli.views import Views
 from dprobes.diagnostics import Severity
 from dprobes.engines.ebpf.options import RING_SIZE
 from dprobes.engines.insertion import insertion

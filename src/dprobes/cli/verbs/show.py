@@ -8,11 +8,11 @@ import click
 
 from dprobes.arch import ARCHITECTURE_NAMES
 from dprobes.cli import console
-from dprobes.cli.handlercode import Disassembly
 from dprobes.cli.options import PROCESS_ID, PROGRAM_FILE, compile_options, program_options, symbols_option
+from dprobes.cli.output.handlercode import Disassembly
+from dprobes.cli.output.summary import left_out_lines, place_of
+from dprobes.cli.output.textoutput import print_lines
 from dprobes.cli.resolvedprogram import Compiled, compile_program, is_compiled, load_program
-from dprobes.cli.summary import left_out_lines, place_of
-from dprobes.cli.textoutput import print_lines
 from dprobes.diagnostics import Severity
 from dprobes.resolve.probepoints import ProbeKind
 from dprobes.rpn.printer import print_header
@@ -58,7 +58,7 @@ def command(
     """
     options = compile_options(defines, includes, cpp, allow_write=allow_write)
     if is_compiled(file):
-        from dprobes.cli.ppdfcontents import ppdf_listing
+        from dprobes.cli.output.ppdfcontents import ppdf_listing
 
         loaded = load_program(file, options, symbols=symbols)
         assert loaded.ppdf is not None

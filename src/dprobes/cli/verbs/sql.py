@@ -12,7 +12,7 @@ import click
 
 from dprobes.cli import console
 from dprobes.cli.damage import DamageReport, skip_damaged_option
-from dprobes.cli.textoutput import print_line, print_lines, print_table
+from dprobes.cli.output.textoutput import print_line, print_lines, print_table
 from dprobes.escapes import json_text
 from dprobes.tables.queryerrors import error_of, query_error
 
@@ -120,7 +120,7 @@ def _paths(names: tuple[str, ...]) -> list[Path]:
 def _answer(database: Database, query: str, *, as_csv: bool, as_json: bool) -> int:
     import duckdb
 
-    from dprobes.cli import sqloutput
+    from dprobes.cli.output import sqloutput
 
     connection = database.connection
     try:

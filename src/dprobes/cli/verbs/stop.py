@@ -6,7 +6,7 @@ import click
 
 from dprobes.cli import console
 from dprobes.cli.managed import client
-from dprobes.cli.textoutput import print_line
+from dprobes.cli.output.textoutput import print_line
 from dprobes.errors import ManagerError
 
 __all__ = ["command"]

@@ -28,7 +28,7 @@ from dprobes.lazydataclass import dataclass
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from dprobes.target.elf import ElfFile
+    from dprobes.target.elf.file import ElfFile
 
 __all__ = ["LENGTH", "Limits", "Outcome", "serve"]
 
@@ -160,7 +160,7 @@ def _examined(question: Question, reached: Path) -> dict[str, Any]:
 def _examine(question: Question, reached: Path) -> dict[str, Any]:
     from dprobes.diagnostics import Diagnostics
     from dprobes.resolve.resolution import resolve
-    from dprobes.target.elf import ElfFile
+    from dprobes.target.elf.file import ElfFile
     from dprobes.target.location import OWN_SYMBOLS
     from dprobes.target.outline import cheap_sites_in
 

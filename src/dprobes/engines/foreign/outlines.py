@@ -27,7 +27,7 @@ from dprobes.resolve.probestate import ProbeState
 from dprobes.resolve.samplers import resolve_samplers
 from dprobes.rpn.checker import check
 from dprobes.rpn.encoder import encode
-from dprobes.target.elfheaders import LoadSegment
+from dprobes.target.elf.headers import LoadSegment
 from dprobes.target.functionexits import Exit, ExitKind, Exits
 from dprobes.target.instructions import first_instructions
 from dprobes.target.outline import (

@@ -22,7 +22,7 @@ from dprobes.resolve.movableprobes import movable_probes
 from dprobes.resolve.resolution import resolve
 from dprobes.rpn.pipeline import parse_source
 from dprobes.source import SourceFile
-from dprobes.target.elf import ElfFile
+from dprobes.target.elf.file import ElfFile
 from dprobes.target.functionexits import ExitKind
 from dprobes.target.location import OWN_SYMBOLS
 from dprobes.target.outline import cheap_sites_in

@@ -27,7 +27,7 @@ from dprobes.engines.linux.procfs import living_thread
 from dprobes.errors import EngineError, SourceError, TargetError
 from dprobes.resolve.resolution import resolve
 from dprobes.resolve.spaces import Space, space_of
-from dprobes.target.elf import ElfFile
+from dprobes.target.elf.file import ElfFile
 from dprobes.target.modules import find_module, near_modules, root_of
 
 if TYPE_CHECKING:

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from dprobes.engines.ebpf.kernel.features import Features
     from dprobes.engines.interface import Event, Scope
     from dprobes.resolve.probepoints import ResolvedModule, WatchedMemory
-    from dprobes.target.elf import ElfFile
+    from dprobes.target.elf.file import ElfFile
     from dprobes.target.processmaps import Mapping as MemoryMapping
 
 __all__ = ["ModuleWatch", "ModuleWatches", "load_bias"]

@@ -14,7 +14,7 @@ from dprobes.engines.ebpf.attach.mappers import FileId, find_mappers
 from dprobes.engines.ebpf.attach.trampoline import Trampoline, trampoline
 from dprobes.engines.linux.procfs import process_field
 from dprobes.errors import DprobesError, TargetError
-from dprobes.target.contents import file_contents
+from dprobes.target.elf.contents import file_contents
 from dprobes.target.executables import executable_of
 from dprobes.target.outline import return_address_user_in
 from dprobes.target.ownership import foreign_owner

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from dprobes.bpf.asm.assembler import Assembled
     from dprobes.engines.ebpf.kernel.kerneltypes import KernelTypes
-    from dprobes.target.elf import ElfFile
+    from dprobes.target.elf.file import ElfFile
 
 __all__ = ["FileIdentifier", "mapped_module", "vma_layout"]
 

@@ -32,7 +32,7 @@ from dprobes.resolve.resolution import resolve, resolve_everywhere
 from dprobes.resolve.spaces import Space, space_of
 from dprobes.rpn.checker import check
 from dprobes.rpn.encoder import CodeImage, encode
-from dprobes.target.elf import ElfFile
+from dprobes.target.elf.file import ElfFile
 from dprobes.target.functionexits import ExitKind
 from dprobes.target.instructions import decode_at
 from dprobes.target.location import OWN_SYMBOLS

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dprobes.target.elf import ElfFile
+    from dprobes.target.elf.file import ElfFile
 
 __all__ = ["CODE_PREFIX", "module_identity"]
 

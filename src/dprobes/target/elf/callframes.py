@@ -15,7 +15,7 @@ from dprobes.errors import TargetError
 from dprobes.lazydataclass import dataclass
 
 if TYPE_CHECKING:
-    from dprobes.target.elf import ElfFile
+    from dprobes.target.elf.file import ElfFile
 
 __all__ = ["CallFrames", "FrameAddress"]
 

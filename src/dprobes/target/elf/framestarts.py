@@ -18,8 +18,8 @@ from dprobes.errors import TargetError
 from dprobes.lazydataclass import dataclass
 
 if TYPE_CHECKING:
-    from dprobes.target.contents import Contents
-    from dprobes.target.elfheaders import Section
+    from dprobes.target.elf.contents import Contents
+    from dprobes.target.elf.headers import Section
 
 __all__ = ["FrameTable"]
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from dprobes.cli.summary import summary
+from dprobes.cli.output.summary import summary
 from dprobes.diagnostics import Diagnostics
 from dprobes.engines.interface import Counts
 from dprobes.rpn.pipeline import parse_source

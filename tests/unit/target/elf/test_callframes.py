@@ -12,8 +12,8 @@ from elftools.dwarf.structs import DWARFStructs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dprobes.target.callframes import CallFrames, FrameAddress
-from dprobes.target.elf import ElfFile
+from dprobes.target.elf.callframes import CallFrames, FrameAddress
+from dprobes.target.elf.file import ElfFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from dprobes.arch import ByteOrder
-    from dprobes.target.contents import Contents
+    from dprobes.target.elf.contents import Contents
 
 __all__ = ["SHT_DYNSYM", "SHT_SYMTAB", "Headers", "LoadSegment", "Section", "parse_headers"]
 

@@ -10,7 +10,7 @@ from dprobes.arch import architecture
 from dprobes.bpf.asm.disassembler import disassemble
 from dprobes.bpf.asm.insn import decode as decode_insns
 from dprobes.bpf.layout import MapName
-from dprobes.cli.handlercode import Disassembly
+from dprobes.cli.output.handlercode import Disassembly
 from dprobes.escapes import escaped
 from dprobes.formatters.templates import Templates
 from dprobes.rpn.encoder import encode

@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, NoReturn
 
 from dprobes.errors import TargetError
 from dprobes.lazydataclass import dataclass
-from dprobes.target.contents import file_contents
+from dprobes.target.elf.contents import file_contents
 
 if TYPE_CHECKING:
     import os
 
     from dprobes.arch import ByteOrder
-    from dprobes.target.contents import Contents
-    from dprobes.target.elfheaders import Headers, LoadSegment, Section
-    from dprobes.target.frames import FrameTable
+    from dprobes.target.elf.contents import Contents
+    from dprobes.target.elf.framestarts import FrameTable
+    from dprobes.target.elf.headers import Headers, LoadSegment, Section
 
 __all__ = ["Dynamic", "ElfFile"]
 
@@ -87,7 +87,7 @@ class ElfFile:
     @classmethod
     def of_bytes(cls, path: Path, data: Contents) -> ElfFile:
         """Return the description of the ELF file with the bytes ``data``; ``path`` names it in errors."""
-        from dprobes.target.elfheaders import parse_headers
+        from dprobes.target.elf.headers import parse_headers
 
         return cls(path, data, parse_headers(path, data))
 
@@ -181,7 +181,7 @@ class ElfFile:
     @cached_property
     def frames(self) -> FrameTable:
         """The function starts that the unwind table gives, which stripped files have too."""
-        from dprobes.target.frames import FrameTable
+        from dprobes.target.elf.framestarts import FrameTable
 
         return FrameTable.of(self, self._headers.eh_frame_header)
 

@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dprobes.errors import TargetError
-from dprobes.target.elf import ElfFile
-from dprobes.target.elfsymbols import elf_symbols
+from dprobes.target.elf.file import ElfFile
+from dprobes.target.elf.symboltable import elf_symbols
 from dprobes.target.instructions import check_boundary, disassemble
 from dprobes.target.location import Module
 from dprobes.target.symbols import SymbolTable
@@ -208,7 +208,7 @@ def test_segment_past_the_address_space_is_named(tmp_path: Path, error_of: Error
 
 def test_large_files_are_mapped_with_the_same_result(pie: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small = Module.load(pie)
-    monkeypatch.setattr("dprobes.target.contents.READ_LIMIT", 0)
+    monkeypatch.setattr("dprobes.target.elf.contents.READ_LIMIT", 0)
     large = Module.load(pie)
     assert not isinstance(large.elf.data, bytes)
     assert small.elf.build_id == large.elf.build_id

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dprobes.errors import TargetError
-from dprobes.target.debugfiles import find_debug_file, load_symbols
-from dprobes.target.elf import ElfFile
+from dprobes.target.elf.debugfiles import find_debug_file, load_symbols
+from dprobes.target.elf.file import ElfFile
 from dprobes.target.listedsymbols import parse_linker_map, parse_nm
 from dprobes.target.location import Module
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from dprobes.cli.summary import place_of
+from dprobes.cli.output.summary import place_of
 from dprobes.escapes import escaped
 from dprobes.formatters.fieldvalues import FieldValues, shown
 from dprobes.record.codec import decode_record

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from contextlib import AbstractContextManager
 
-    from dprobes.cli.top import TopView
+    from dprobes.cli.output.top import TopView
     from dprobes.engines.interface import ControlledSession
     from dprobes.record.origin import RecordSource
     from dprobes.rpn.program import Program
@@ -30,13 +30,13 @@ class Views:
         self._aggregates: Aggregates | None = None
         self._top: TopView | None = None
         if counted or measured:
-            from dprobes.cli.aggregation import aggregates_of, items_of_fields
+            from dprobes.cli.output.aggregation import aggregates_of, items_of_fields
 
             self.items = items_of_fields(counted, measured)
             self._aggregates = aggregates_of(counted, measured)
             self.sinks.append(self._aggregates)
         if top:
-            from dprobes.cli.top import TopView
+            from dprobes.cli.output.top import TopView
 
             self._top = TopView()
             self.sinks.append(self._top)
@@ -53,6 +53,6 @@ class Views:
     def print(self) -> None:
         """Print what was counted, if anything was to be."""
         if self._aggregates is not None:
-            from dprobes.cli.aggregation import print_aggregates
+            from dprobes.cli.output.aggregation import print_aggregates
 
             print_aggregates(self._aggregates)

@@ -10,15 +10,15 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING
 
-from dprobes.target.elfheaders import SHT_DYNSYM, SHT_SYMTAB
-from dprobes.target.gnuhash import GnuHash, sysv_hash_count
+from dprobes.target.elf.gnuhash import GnuHash, sysv_hash_count
+from dprobes.target.elf.headers import SHT_DYNSYM, SHT_SYMTAB
 from dprobes.target.symbols import Symbol
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dprobes.target.elf import ElfFile
-    from dprobes.target.elfheaders import Section
+    from dprobes.target.elf.file import ElfFile
+    from dprobes.target.elf.headers import Section
 
 __all__ = ["ElfSymbols", "elf_symbols"]
 

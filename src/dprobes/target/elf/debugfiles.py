@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dprobes.errors import TargetError
-from dprobes.target.contents import file_contents
-from dprobes.target.elf import ElfFile
-from dprobes.target.elfsymbols import elf_symbols
+from dprobes.target.elf.contents import file_contents
+from dprobes.target.elf.file import ElfFile
+from dprobes.target.elf.symboltable import elf_symbols
 from dprobes.target.listedsymbols import parse_linker_map, parse_nm
 from dprobes.target.symbols import SymbolTable
 

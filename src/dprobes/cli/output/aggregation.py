@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dprobes.cli.textoutput import print_line, print_table
+from dprobes.cli.output.textoutput import print_line, print_table
 from dprobes.errors import FormatError
 from dprobes.formatters.fieldvalues import HEADER_FIELDS
 from dprobes.formatters.templates.collection import templates_of

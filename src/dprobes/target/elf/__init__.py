@@ -1,0 +1,1 @@
+"""ELF files: headers, symbols, unwind tables, and the debug files beside them."""
