@@ -188,7 +188,7 @@ def compared(
         raise MappedHereError
     assert [_seen(outcome) for outcome, _ in found] == [_seen(outcome) for outcome, _ in expected]
     last = expected[-1][1]
-    for variables in ("local_variables", "global_variables", "_cpu_variables"):
+    for variables in ("local_variables", "global_variables", "variables_of_cpu"):
         assert repr(getattr(context, variables)) == last[variables]
     for outcome, state in found:
         if outcome.ending is not Ending.ABORT:

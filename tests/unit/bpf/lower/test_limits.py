@@ -150,5 +150,5 @@ def check_all(handler: str, name: str) -> None:
     with EbpfRunner(image, target, worlds[1]) as runner:
         found, _ = runner.run(*hits[1])
     assert found == expected
-    for values in ("local_variables", "global_variables", "_cpu_variables"):
+    for values in ("local_variables", "global_variables", "variables_of_cpu"):
         assert getattr(worlds[1], values) == getattr(worlds[0], values)

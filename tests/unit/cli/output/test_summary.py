@@ -21,10 +21,8 @@ PROGRAM = parse_source(SourceFile("p", "name = x\noffset = f\nexit\noffset = g\n
 
 
 def told(*probes: tuple[int, str, str, Counts], width: int | None = 80) -> str:
-    definition = SimpleNamespace(at_return=False)
     found: list[Any] = [
-        SimpleNamespace(number=number, where=where, path=path, definition=definition)
-        for number, where, path, _ in probes
+        SimpleNamespace(number=number, where=where, path=path, at_return=False) for number, where, path, _ in probes
     ]
     session = SimpleNamespace(probes=found, left_out=[])
     return summary(PROGRAM, cast("Session", session), [counts for *_, counts in probes], width)
