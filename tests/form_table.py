@@ -61,10 +61,10 @@ class Form:
 
 def read_forms(architecture: str) -> list[Form]:
     """Return the forms of ``x86_64`` or ``i386``; raise ``TableError`` if a table is wrong."""
-    texts = [(TABLES / f"{name}.forms").read_text() for name in ("common", architecture)]
-    names = dict(re.findall(r"^(\$\w+) *= *(.*)$", "\n".join(texts), re.MULTILINE))
+    strings = [(TABLES / f"{name}.forms").read_text() for name in ("common", architecture)]
+    names = dict(re.findall(r"^(\$\w+) *= *(.*)$", "\n".join(strings), re.MULTILINE))
     forms: dict[str, Form] = {}
-    for text in texts:
+    for text in strings:
         for line in text.splitlines():
             if not line or line[0] in "#[$":
                 continue

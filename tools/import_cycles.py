@@ -126,19 +126,19 @@ def problems(sources: Path, known: Sequence[frozenset[str]]) -> list[str]:
     for edge in all_edges:
         graph.setdefault(edge.importer, []).append(edge.imported)
     found = cycles(graph)
-    texts = []
+    strings = []
     for cycle in found:
         if cycle not in known:
             lines = [f"{len(cycle)} modules import each other in a circle:"]
             inner = [edge for edge in all_edges if {edge.importer, edge.imported} <= cycle]
             lines += [f"  {edge.place}: {edge.importer} imports {edge.imported} ({edge.kind})" for edge in inner]
-            texts.append("\n".join(lines))
-    texts += [
+            strings.append("\n".join(lines))
+    strings += [
         f"a known circle is gone, or has changed: bring KNOWN up to date: {', '.join(sorted(each))}"
         for each in known
         if each not in found
     ]
-    return texts
+    return strings
 
 
 def main() -> int:

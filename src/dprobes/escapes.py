@@ -69,7 +69,7 @@ def _encoder(indent: int | None) -> json.JSONEncoder:
 
 
 _UNPRINTABLE_IN_JSON = re.compile(r"[^\n -~]")
-"""All but ASCII, and but the line ends that stand between values: those in texts are escaped already."""
+"""All but ASCII, and but the line ends that stand between values: those in strings are escaped already."""
 
 
 def _json_escape(match: re.Match[str]) -> str:

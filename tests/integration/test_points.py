@@ -29,7 +29,7 @@ TICK = "name = hotloop\noffset = tick\nminor = 3\npasscount = 2\nmaxhits = 10\ne
 
 
 def rows(result: Result) -> dict[str, tuple[str, int, int, int]]:
-    """Return probe, hits, records and hits passed over of each line of the summary that names a file, by file."""
+    """Return probe, hits, records and hits skipped of each line of the summary that names a file, by file."""
     found = _ROW.findall(result.stderr)
     return {
         path: (f"{probe} {where}", int(hits), int(records), int(passed))
@@ -71,8 +71,8 @@ def test_a_definition_that_found_no_place_is_listed(run: Runner) -> None:
         "name = nosuchmodule\noffset = 0x10\nminor = 4\nexit\noffset = 0x20\nminor = 5\nexit\n", ["--", "true"]
     )
     assert re.findall(r"^0,\d .*$", result.stderr, re.MULTILINE) == [
-        "0,4    not resolved     0        0     0            0         0  -",
-        "0,5    not resolved     0        0     0            0         0  -",
+        "0,4    not resolved     0        0     0        0         0  -",
+        "0,5    not resolved     0        0     0        0         0  -",
     ]
     assert result.status == 1
 

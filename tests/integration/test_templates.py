@@ -95,7 +95,7 @@ class Places:
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    def texts(self, caller: str) -> list[str]:
+    def strings(self, caller: str) -> list[str]:
         """Return what the three calls of 'packed 3' are to look like."""
         start = f"code starts with {self._code.hex(' ')}, name=<fault at 0x10>"
         calls = ((0, 1000), (2, 1000), (4, 1002))  # packed_total is changed between the calls: see packed.c
@@ -131,7 +131,7 @@ def places(request: pytest.FixtureRequest, build: Builder, tmp_path: Path) -> Pl
 
 
 def without_headers(text: str) -> list[str]:
-    """Return the texts of records without their first lines."""
+    """Return the strings of records without their first lines."""
     return [part.partition("\n")[2].rstrip("\n") for part in re.split(r"^(?=DProbes\()", text, flags=re.MULTILINE)[1:]]
 
 
@@ -148,19 +148,19 @@ def test_records_are_printed_alike_where_they_are_made_and_elsewhere(places: Pla
     need(engine)
     command = ("--engine", engine, "--log", "pid,cseip", "--", str(places.program), "3")
     printed = places.dprobes("run", "p.rpn", "--templates", "templates", *command)
-    assert without_headers(printed) == places.texts("packed_tail [packed]")
+    assert without_headers(printed) == places.strings("packed_tail [packed]")
     assert "[packed" in places.dprobes("run", "p.rpn", "--templates", "templates", "--format", "csv", *command)
     places.dprobes("build", "p.rpn", "--for", str(places.program), "--templates", "templates", "-o", "p.ppdf")
     places.dprobes("run", "p.ppdf", "-o", "t.dpt", *command)
     trace = places.elsewhere / "t.dpt"
     shutil.copy(places.home / "t.dpt", trace)
-    assert without_headers(places.there("format", "t.dpt")) == places.texts("packed_tail [packed]")
+    assert without_headers(places.there("format", "t.dpt")) == places.strings("packed_tail [packed]")
     from_another_machine(trace)
     places.program.rename(places.home / "packed")
     for verb in ("format", "log"):
         # The program is not there, so only the probepoint's own address would have a name.
         (caller,) = set(re.findall(r" by (0x[0-9a-f]+)\n", places.there(verb, "t.dpt")))
-        assert without_headers(places.there(verb, "t.dpt")) == places.texts(caller)
+        assert without_headers(places.there(verb, "t.dpt")) == places.strings(caller)
     fields = [json.loads(line)["fields"] for line in places.there("format", "t.dpt", "--format", "json").splitlines()]
     assert [(each["n"], each["total"], each["name"]) for each in fields] == [
         (0, 1000, {"fault": "0x10"}),
@@ -178,7 +178,7 @@ def test_a_run_says_what_its_templates_lack(places: Places) -> None:
     note = "dprobes: note: the templates name addresses (%a); for that, records need --log PID,CSEIP\n"
     assert note in done.stderr
     (caller,) = set(re.findall(r" by (0x[0-9a-f]+)\n", done.stdout))
-    assert without_headers(done.stdout) == places.texts(caller)
+    assert without_headers(done.stdout) == places.strings(caller)
     loaded = dprobes.compile_file(places.home / "p.rpn", modules=[places.program])
     wrong = {"templates.lst": b"7 packed.fmt", "packed.fmt": TEMPLATES.replace("%d", "%y").encode()}
     assert loaded.ppdf is not None
@@ -230,7 +230,7 @@ def test_the_library_formats_what_a_serial_line_gets(places: Places) -> None:
     formatted = places.dprobes("format", "t.bin", "--templates", "templates")
     assert without_headers(done.stdout) == without_headers(formatted)
     (caller,) = set(re.findall(r" by (0x[0-9a-f]+)\n", formatted))
-    assert without_headers(formatted) == places.texts(caller)
+    assert without_headers(formatted) == places.strings(caller)
 
 
 def test_the_manager_formats_by_the_templates_that_it_is_sent(places: Places) -> None:
@@ -241,8 +241,8 @@ def test_the_manager_formats_by_the_templates_that_it_is_sent(places: Places) ->
         while printed.count("DProbes(7,1)") < 3:
             printed = sandbox("dprobes log")
         sandbox("dprobes remove --all")
-        assert without_headers(printed) == places.texts("packed_tail [packed]")
-        assert without_headers((places.home / "out.txt").read_text()) == places.texts("packed_tail [packed]")
+        assert without_headers(printed) == places.strings("packed_tail [packed]")
+        assert without_headers((places.home / "out.txt").read_text()) == places.strings("packed_tail [packed]")
         mine = places.home / "mine"
         mine.mkdir()
         (mine / "templates.lst").write_text("7 mine.fmt")

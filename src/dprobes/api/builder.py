@@ -36,19 +36,19 @@ class _Lines:
 
     def __init__(self, places: CallPlaces) -> None:
         self.places = places
-        self.texts: list[str] = []
+        self.strings: list[str] = []
         self.spans: list[Span] = []
 
     def add(self, text: str) -> None:
         """Add statements, which are all at the place of the call that is going on."""
         place = self.places.here(text.strip())
         for line in text.splitlines():
-            self.texts.append(line)
+            self.strings.append(line)
             self.spans.append(place)
 
     def extend(self, other: _Lines) -> None:
         """Add the statements of another part of the program."""
-        self.texts += other.texts
+        self.strings += other.strings
         self.spans += other.spans
 
     def header(self, **values: _Value) -> None:
@@ -267,7 +267,7 @@ class ProgramBuilder:
     @property
     def text(self) -> str:
         """The program in the language itself, as a ``.rpn`` file has it."""
-        return "\n".join(self._all().texts) + "\n"
+        return "\n".join(self._all().strings) + "\n"
 
     def build(self) -> Program:
         """
@@ -276,7 +276,7 @@ class ProgramBuilder:
         What it means for a processor and a module is checked when it is compiled or inserted.
         """
         lines = self._all()
-        file = SourceFile("program", "\n".join(lines.texts) + "\n")
+        file = SourceFile("program", "\n".join(lines.strings) + "\n")
         diagnostics = Diagnostics()
         relocation = _Relocation(file, lines.spans)
         try:
@@ -309,7 +309,7 @@ class ProgramBuilder:
         lines.extend(self._header)
         for procedure in self._procedures:
             lines.extend(procedure)
-            lines.texts.append("endproc")
+            lines.strings.append("endproc")
             lines.spans.append(procedure.spans[0])
         for definition in self._definitions:
             lines.extend(definition)

@@ -234,7 +234,7 @@ def is_compiled(path: Path) -> bool:
         with path.open("rb") as file:
             return file.read(len(MAGIC)) == MAGIC or path.suffix == ".ppdf"
     except OSError:
-        return False  # the reader of texts says what is wrong
+        return False  # the reader of source text says what is wrong
 
 
 def read_compiled(path: Path) -> Ppdf:

@@ -88,7 +88,7 @@ class ProbeField(enum.IntEnum):
 
     ::
 
-         0 u64 hits        all hits, those passed over included; may exceed passcount + maxhits
+         0 u64 hits        all hits, those skipped included; may exceed passcount + maxhits
          8 u64 records     records emitted, stack traces included
         16 u64 lost        records for which the ring had no room
         24 u64 missed      hits that ran no handler because all of SCRATCH was in use

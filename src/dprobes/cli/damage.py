@@ -28,7 +28,7 @@ def skip_damaged_option() -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 
 class DamageReport:
-    """Warn of damage that is passed over: of the first places one by one, of all others by ``finish``."""
+    """Warn of damage that is skipped: of the first places one by one, of all others by ``finish``."""
 
     def __init__(self) -> None:
         self._places: Counter[str] = Counter()

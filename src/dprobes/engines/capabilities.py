@@ -46,7 +46,7 @@ class Capability(enum.Enum):
     SEGMENTED = "segmented addresses"
     IO_PORT = "I/O ports"
     TASK = "the kernel's task structure"
-    HAND_OVER = "handing over to a debugger"
+    HAND_OVER = "handing the process to a debugger"
     CORE_DUMP = "writing a core dump"
     EXTENSION = "extensions called by callk"
     INTERPRETED_EXTENSION = "extensions that have no form for eBPF"

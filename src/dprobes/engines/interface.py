@@ -50,7 +50,7 @@ class Counts:
     """
     Count what happened at one probepoint.
 
-    ``hits`` are hits whose instruction completed, ``passed`` those of them that passcount passed over, ``records`` the
+    ``hits`` are hits whose instruction completed, ``passed`` those of them that passcount skipped, ``records`` the
     records emitted, ``lost`` those dropped because nobody took them in time. ``recursed`` hits, during a handler of the
     same thread, and ``missed`` ones, for which there was no room, ran no handler. ``faulted`` runs of the handler left
     no record, because the instruction faulted then. ``executed`` says in which ways the probed instruction was

@@ -5,7 +5,7 @@ Keys: ``major minor cpu pid tid uid name cs ip ss sp word_size time wall_time ho
 at_return placed data``. Numbers are numbers, ``time`` is CLOCK_MONOTONIC in nanoseconds and ``wall_time`` the time of
 day. Many readers keep numbers as double floating-point ones, which are exact up to 2**53 only: so addresses are text,
 ``"0x7f0000001234"``, also those of fields and faults, and any number of the data that is greater is a text, too, in
-decimal. Names are the same texts in all formats, with escapes for what cannot be printed. ``data`` is hexadecimal.
+decimal. Names are the same strings in all formats, with escapes for what cannot be printed. ``data`` is hexadecimal.
 ``function`` is the function that the probepoint is in, as far as it is known; ``at_return`` is there, and true, at its
 return; ``placed`` (a file offset) is there where the breakpoint is not at the place that was written.
 

@@ -86,8 +86,8 @@ class Recording:
 
     def forget_targets(self, names: Iterable[str], module: str) -> None:
         """Take some of the log targets away that are for one program only, if they are still there."""
-        texts = [parse_target(name).text for name in names]
-        close_all([target for text in texts for target in self._targets.take(text, module)], _CLOSING_LIMIT)
+        strings = [parse_target(name).text for name in names]
+        close_all([target for text in strings for target in self._targets.take(text, module)], _CLOSING_LIMIT)
 
     def targets(self) -> list[TargetStatus]:
         """Return how the log targets fare."""

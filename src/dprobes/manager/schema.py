@@ -5,7 +5,7 @@ Dataclasses as the schema of the manager's JSON: a field's annotation says what 
 request, both checked field by field. Both sides of the socket use them, and a test compares the dataclasses with the
 tables of docs/manager.md::
 
-    str    text        tuple[str, ...]              list of texts
+    str    text        tuple[str, ...]              list of strings
     int    number      tuple[int, ...]              list of numbers
     float  time        tuple[tuple[int, ...], ...]  list of lists of numbers
     bool   boolean     a dataclass                  object
@@ -278,8 +278,8 @@ def _binary(value: Any) -> bytes:
         raise _UnfitError("is not base64 text") from None
 
 
-def _texts(value: Any) -> tuple[str, ...]:
-    _check(isinstance(value, list) and all(isinstance(each, str) for each in value), "a list of texts")
+def _strings(value: Any) -> tuple[str, ...]:
+    _check(isinstance(value, list) and all(isinstance(each, str) for each in value), "a list of strings")
     return tuple(value)
 
 
@@ -316,7 +316,7 @@ _TYPES = {
     "float": _Type("time", _time),
     "bool": _Type("boolean", _boolean),
     "bytes": _Type("binary", _binary, lambda data: base64.b64encode(data).decode("ascii")),
-    "tuple[str, ...]": _Type("list of texts", _texts, list),
+    "tuple[str, ...]": _Type("list of strings", _strings, list),
     "tuple[int, ...]": _Type("list of numbers", _numbers, list),
     "tuple[tuple[int, ...], ...]": _Type(
         "list of lists of numbers", _lists, lambda lists: [list(each) for each in lists]

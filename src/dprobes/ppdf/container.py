@@ -6,7 +6,7 @@ All numbers are little-endian::
     offset  size
          0     8  magic  89 50 50 44 46 0d 0a 1a  (".PPDF" and line ends, as PNG has them: a text transfer shows)
          8     2  major version: a reader refuses a newer one
-        10     2  minor version: a reader passes over sections of a newer one that it does not know
+        10     2  minor version: a reader skips sections of a newer one that it does not know
         12     4  size of the file in bytes
         16     4  number of sections
         20     4  CRC-32 of the 20 bytes before and of the table

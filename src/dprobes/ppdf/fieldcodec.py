@@ -79,10 +79,10 @@ class Writer:
         """Write the number of a string, or NONE."""
         self.u32(NONE if text is None else self._strings.number(text))
 
-    def strings(self, texts: Sequence[str]) -> None:
+    def strings(self, strings: Sequence[str]) -> None:
         """Write how many strings there are, and their numbers."""
-        self.u32(len(texts))
-        for text in texts:
+        self.u32(len(strings))
+        for text in strings:
             self.string(text)
 
     def numbers(self, values: Sequence[int]) -> None:

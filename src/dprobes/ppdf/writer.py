@@ -71,13 +71,14 @@ def encode(ppdf: Ppdf) -> bytes:
 def _string_table(strings: Strings) -> bytearray:
     """Return the section of strings; all others name them by their numbers."""
     out = Writer(strings)
-    texts = strings.all
-    out.u32(len(texts))
-    for text in texts:
+    out.u32(len(strings.all))
+    for text in strings.all:
         if NO_TEXT.search(text):
             raise FormatError(f"a PPDF holds names and lines of text only, not {text[:40]!a}")
         raw = text.encode()
         if len(raw) > STRING_MAX:
-            raise FormatError(f"a PPDF holds texts of at most {STRING_MAX} bytes, not of {len(raw)}: '{text[:40]}...'")
+            raise FormatError(
+                f"a PPDF holds strings of at most {STRING_MAX} bytes, not of {len(raw)}: '{text[:40]}...'"
+            )
         out.block(raw)
     return out.data

@@ -46,14 +46,14 @@ class Includes:
 
         Raise ``DirectiveError`` if there is no such file or it cannot be read.
         """
-        texts = [token.text for token in arguments]
+        strings = [token.text for token in arguments]
         directories = self._directories
         name = ""
-        if texts and arguments[0].kind == "string":
-            name = texts[0].strip('"')
+        if strings and arguments[0].kind == "string":
+            name = strings[0].strip('"')
             directories = [str(Path(current.name).parent), *directories]
-        elif texts and texts[0] == "<" and ">" in texts:
-            name = "".join(texts[1 : texts.index(">")])
+        elif strings and strings[0] == "<" and ">" in strings:
+            name = "".join(strings[1 : strings.index(">")])
         if not name:
             raise DirectiveError("malformed #include directive", hint="write '#include \"FILE\"'")
         path = next((p for d in directories if _is_file(p := Path(d, name))), None)

@@ -16,7 +16,7 @@ the length of the data and the record of ``layout`` as it is::
 Lengths are in the record's byte order, and the facility id tells it: 01 00 is little endian, 00 01 big. A frame with
 h = 0 is no record: its data is a u32, the number of records that were lost there.
 
-What is no frame, as where bytes were lost on the line, is passed over and counted; the next frame is found again.
+What is no frame, as where bytes were lost on the line, is skipped and counted; the next frame is found again.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Garbage:
-    """Say that bytes that are no frame were passed over."""
+    """Say that bytes that are no frame were skipped."""
 
     count: int
 
@@ -130,7 +130,7 @@ class FrameDecoder:
         """
         Return what is there and its size, None if more is needed to know it.
 
-        Where no frame begins, that is None and the number of bytes to be passed over.
+        Where no frame begins, that is None and the number of bytes to be skipped.
         """
         data = self._data
         if len(data) - start < _PREFIX_SIZE:

@@ -54,11 +54,11 @@ class RecordSource:
         if not isinstance(module, str):
             raise ValueError("the name of a module is no text")  # noqa: TRY004 - one error for all
         if not isinstance(build_ids, list) or not all(isinstance(each, str) for each in build_ids):
-            raise ValueError("build-ids are no list of texts")
+            raise ValueError("build-ids are no list of strings")
         if not isinstance(paths, list) or not all(isinstance(each, str) for each in paths):
-            raise ValueError("paths are no list of texts")
+            raise ValueError("paths are no list of strings")
         if not isinstance(templates, dict) or not all(isinstance(text, str) for text in templates.values()):
-            raise ValueError("templates are no texts")
+            raise ValueError("templates are no strings")
         return cls(
             number,
             name,

@@ -261,7 +261,7 @@ def _operands(syntax: str) -> tuple[str | OperandKind, ...]:
     )
 
 
-def _family(
+def _variable_rows(
     first: int, operator: str, name: str, kind: str, immediate: str, popped: str, group: Group, doc: str,
     faults: tuple[ExceptionCode, ...], since: str = "3.6",
 ) -> tuple[Row, Row]:  # fmt: skip
@@ -277,12 +277,12 @@ def _variables(
 ) -> tuple[Row, ...]:
     bad = (ExceptionCode.INVALID_OPERAND,)
     return (
-        *_family(push, "push", name, name, "-- value", "index -- value", group, f"Push {what}.", bad, since),
-        *_family(pop, "pop", name, name, "value --", "index value --", group, f"Pop a value into {what}.", bad, since),
-        *_family(move, "move", name, name, "value -- value", "value index -- value", group,
+        *_variable_rows(push, "push", name, name, "-- value", "index -- value", group, f"Push {what}.", bad, since),
+        *_variable_rows(pop, "pop", name, name, "value --", "index value --", group, f"Pop a value into {what}.", bad, since),
+        *_variable_rows(move, "move", name, name, "value -- value", "value index -- value", group,
                  f"Copy the top of the stack into {what}.", bad, since),
-        *_family(inc, "inc", name, name, "--", "index --", group, f"Add one to {what}.", bad, since),
-        *_family(dec, "dec", name, name, "--", "index --", group, f"Subtract one from {what}.", bad, since),
+        *_variable_rows(inc, "inc", name, name, "--", "index --", group, f"Add one to {what}.", bad, since),
+        *_variable_rows(dec, "dec", name, name, "--", "index --", group, f"Subtract one from {what}.", bad, since),
     )  # fmt: skip
 
 

@@ -99,7 +99,7 @@ KEYWORDS: tuple[Keyword, ...] = (
     Keyword("watchpoint", _P, ValueKind.ACCESS, "Watch a range of memory for this kind of access."),
     Keyword("group", _P, ValueKind.NAME, "The group that the probepoint is in.", since="3.0"),
     Keyword("type", _P, ValueKind.NAMES, "The types that the probepoint has.", since="3.0", field="types"),
-    Keyword("passcount", _P, ValueKind.NUMBER, "How many hits are passed over first.", 0, 0, S32),
+    Keyword("passcount", _P, ValueKind.NUMBER, "How many hits are skipped first.", 0, 0, S32),
     Keyword("maxhits", _P, ValueKind.NUMBER, "After how many hits the probepoint is disabled; 0 is never.",
             0, 0, S32),
     Keyword("logonfault", _P, ValueKind.BOOLEAN, "Overrides the file header's logonfault."),

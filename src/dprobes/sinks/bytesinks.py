@@ -59,9 +59,9 @@ class _Lines:
         self.close = outlet.close
         self.abort = getattr(outlet, "abort", None)
 
-    def write(self, texts: Sequence[str]) -> None:
+    def write(self, strings: Sequence[str]) -> None:
         end, encoding = self._line_end, self._encoding
-        lines = [text + "\n" for text in texts]
+        lines = [text + "\n" for text in strings]
         if end != "\n":  # the lines of CSV end as those of a serial line do already
             lines = [line.replace("\r\n", "\n").replace("\n", end) for line in lines]
         self._outlet.write([line.encode(encoding, "backslashreplace") for line in lines])

@@ -30,7 +30,7 @@ _FADING = 0.5
 """By what a time is reduced each time that more records are not tried for it: sinks change."""
 
 _SAY_AGAIN = 600.0
-"""Seconds after which the same problem, if it has gone meanwhile and is back, is said once more."""
+"""Seconds after which the same problem, if it has gone meanwhile and is back, is reported once more."""
 
 _SAID_MAX = 100
 """Problems to remember: there may be a changing number in them."""

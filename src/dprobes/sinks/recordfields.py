@@ -1,4 +1,4 @@
-"""What is known of a record as names and texts, for logs with structured data: syslog and the systemd journal."""
+"""What is known of a record as names and strings, for logs with structured data: syslog and the systemd journal."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ADDRESSES = ("cs", "ip", "ss", "sp")
 
 
 class KnownRecord(NamedTuple):
-    """Hold a record, the items of its header as texts, and the fields that its template names."""
+    """Hold a record, the items of its header as strings, and the fields that its template names."""
 
     record: LogRecord
     items: Sequence[tuple[str, str]]

@@ -42,20 +42,20 @@ class BatchFormatter:
         """Forget a program."""
         self._formatters.pop(source.number, None)
 
-    def texts(self, batch: Batch) -> list[str]:
+    def strings(self, batch: Batch) -> list[str]:
         """Return the text of each record, which may have several lines, without the last line end."""
         found = self._formatters[batch.source.number]
         found.wall_offset = batch.wall_offset
         encoded = found.encoded
         try:
-            texts = [encoded(*each) for each in zip(batch.records, batch.places, strict=True)]
+            strings = [encoded(*each) for each in zip(batch.records, batch.places, strict=True)]
         except FormatError:
-            texts = [
+            strings = [
                 self._text_of(found, *each, batch.source) for each in zip(batch.records, batch.places, strict=True)
             ]
         if batch.lost and (note := self._lost_note(batch)):
-            texts[:1] = ["\n".join((note, *texts[:1]))]
-        return texts
+            strings[:1] = ["\n".join((note, *strings[:1]))]
+        return strings
 
     def heading(self, source: RecordSource) -> str:
         """Return what is to stand before all records, without its line end, or nothing."""
@@ -88,7 +88,7 @@ class BatchFormatter:
 class Outlet(Protocol):
     """Take text; all methods raise ``SinkError``."""
 
-    def write(self, texts: Sequence[str]) -> None:
+    def write(self, strings: Sequence[str]) -> None:
         """Write records, each with a line end behind it; ``SinkError.taken`` says how many have been written."""
 
     def flush(self) -> None:
@@ -113,18 +113,18 @@ class TextSink:
 
     def log_events(self, batch: Batch) -> None:
         """Write the records of a batch."""
-        texts = self._formatter.texts(batch)
-        if not self._has_heading and texts:
+        strings = self._formatter.strings(batch)
+        if not self._has_heading and strings:
             if heading := self._formatter.heading(batch.source):
-                texts[0] = f"{heading}\n{texts[0]}"
+                strings[0] = f"{heading}\n{strings[0]}"
             try:
-                self._outlet.write(texts)
+                self._outlet.write(strings)
             except SinkError as error:
                 self._has_heading = error.taken > 0
                 raise
             self._has_heading = True
             return
-        self._outlet.write(texts)
+        self._outlet.write(strings)
 
     def destroy_event(self, source: RecordSource) -> None:
         """Forget a program."""

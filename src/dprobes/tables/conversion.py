@@ -203,11 +203,11 @@ def _unsigned(number: int) -> int | None:
     return number if 0 <= number <= _UNSIGNED_MAX else None
 
 
-def _clean(texts: Iterable[str | None]) -> list[str | None]:
+def _clean(strings: Iterable[str | None]) -> list[str | None]:
     """Return names as all formats have them: with escapes for what cannot be printed."""
-    texts = list(texts)
-    clean = {text: text if text is None else escaped(text) for text in set(texts)}
-    return [clean[text] for text in texts]
+    strings = list(strings)
+    clean = {text: text if text is None else escaped(text) for text in set(strings)}
+    return [clean[text] for text in strings]
 
 
 def _items(record: LogRecord) -> list[dict[str, str]] | None:

@@ -92,7 +92,7 @@ def write_tables(
     Write the records of a trace file as temporary Parquet files, and return their paths.
 
     Those that are not ``lasting`` are made faster. ``on_lost`` is told of records that no table tells of, and
-    ``on_damage`` of what is passed over; without, damage is an error.
+    ``on_damage`` of what is skipped; without, damage is an error.
     """
     writers = _Writers(directory, stamp, lasting=lasting)
     reader = TraceReader(trace, on_damage)

@@ -170,7 +170,7 @@ class _Search:
         return extent
 
     def _check_target(self, instruction: Instruction) -> None:
-        """Raise if a jump leads into another instruction, unless it only passes over a prefix of it."""
+        """Raise if a jump leads into another instruction, unless it only skips a prefix of it."""
         from iced_x86 import FlowControl
 
         target = self._target(instruction)

@@ -203,7 +203,7 @@ def _command_named(name: str, command: str) -> Path | None:
 
 
 def _program_in_path(name: str) -> Path | None:
-    """Return the first program of that name in ``PATH``; wrapper scripts of the same name are passed over."""
+    """Return the first program of that name in ``PATH``; wrapper scripts of the same name are skipped."""
     for directory in os.get_exec_path():
         path = Path(directory or ".", name)
         if os.access(path, os.X_OK) and _is_elf(path):

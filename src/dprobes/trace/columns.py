@@ -36,7 +36,7 @@ ITEM_COLUMNS = {name: int(item) for item, name in FIXED_ITEMS} | {
 
 TEXT_COLUMNS = ("name", "module", "program", "host", "symbol", "function")
 """
-The columns of texts: the process name, then what the file says of the program and the probepoint.
+The columns of strings: the process name, then what the file says of the program and the probepoint.
 
 They are what all formats print of these items, with the same escapes.
 """
@@ -150,8 +150,8 @@ class Rows:
         except ValueError:
             self._refuse()
             raise
-        texts = {name: escaped(name.decode("utf-8", "surrogateescape")) for name in set(names)}
-        return [texts[name] for name in names]
+        strings = {name: escaped(name.decode("utf-8", "surrogateescape")) for name in set(names)}
+        return [strings[name] for name in names]
 
     def _tids(self) -> list[int]:
         order = self._order

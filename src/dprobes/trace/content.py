@@ -112,7 +112,7 @@ class LostRecords:
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """Say that ``size`` bytes of a file, from ``offset`` on, were passed over, and what is wrong with them."""
+    """Say that ``size`` bytes of a file, from ``offset`` on, were skipped, and what is wrong with them."""
 
     file: str
     offset: int

@@ -149,7 +149,7 @@ def _comparison(condition: Comparison) -> RowFilter:
     if not isinstance(left, Name):
         _fail(condition.span, "no item is in this comparison", _ITEMS)
     if _is_text(left) and sign not in ("==", "!="):
-        _fail(condition.span, f"'{left.name}' is a text, and texts have no order", "compare it with ==, !=, =~ or in")
+        _fail(condition.span, f"'{left.name}' is a text, and strings have no order", "compare it with ==, !=, =~ or in")
     if isinstance(right, Name):
         if _is_text(left) != _is_text(right):
             _fail(condition.span, f"of '{left.name}' and '{right.name}' one is a text, the other one a number")
@@ -175,7 +175,7 @@ def _glob(condition: Comparison) -> RowFilter:
     if not isinstance(left, Name) or not isinstance(right, Text):
         _fail(condition.span, f"'{condition.operator}' stands between an item and a text", 'as in: name =~ "py*"')
     if not _is_text(left):
-        _fail(left.span, f"'{left.name}' is a number, and only texts have a pattern", "compare it with ==, < or in")
+        _fail(left.span, f"'{left.name}' is a number, and only strings have a pattern", "compare it with ==, < or in")
     # What fnmatch makes of a pattern takes linear time, however many stars it has.
     matches = compile_glob(right.value).match
     is_wanted = condition.operator == "=~"

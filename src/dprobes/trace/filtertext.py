@@ -9,7 +9,7 @@ The language of filters: from a text to a tree. ``filter`` says what a tree mean
                 value ["not"] "in" "(" value ("," value)* ")"
     value       an item | a number: 42, 0x2a, 0b101010, 0o52, 'x' | a text: "..." or '...'
 
-Texts know ``\\``, ``\"`` and ``\'``. ``&&``, ``||`` and ``!`` are ``and``, ``or`` and ``not``.
+Strings know ``\\``, ``\"`` and ``\'``. ``&&``, ``||`` and ``!`` are ``and``, ``or`` and ``not``.
 """
 
 from __future__ import annotations
@@ -175,9 +175,9 @@ class _Parser:
     def _next(self) -> _Token:
         return self._tokens[self._at]
 
-    def _take(self, *texts: str) -> _Token | None:
+    def _take(self, *strings: str) -> _Token | None:
         token = self._next
-        if token.kind != "operator" or token.text not in texts:
+        if token.kind != "operator" or token.text not in strings:
             return None
         self._at += 1
         return token
@@ -245,7 +245,7 @@ class _Parser:
             case "name":
                 if token.text not in self._names:
                     known = ", ".join(self._names)
-                    hint = did_you_mean(token.text, self._names) or f"there are {known}; texts are in quotes"
+                    hint = did_you_mean(token.text, self._names) or f"there are {known}; strings are in quotes"
                     _fail(token.span, f"there is no item '{token.text}'", hint)
                 value: Value = Name(token.text, token.span)
             case "number":

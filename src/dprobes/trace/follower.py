@@ -32,7 +32,7 @@ class TraceFollower:
 
     Without ``with_older`` the older part that may be there is not read. A reader that is slow sees both files that a
     limited writer keeps, whenever these change; nothing is left out unless the writer has filled two files meanwhile.
-    With ``on_damage``, to which it is told, damage is passed over.
+    With ``on_damage``, to which it is told, damage is skipped.
     """
 
     def __init__(

@@ -254,7 +254,7 @@ class FrameSplitter:
 
     def skip(self, *, at_end: bool) -> int | None:
         """
-        Pass over what is damaged, to the next sound frame, and return how many bytes that were.
+        Skip what is damaged, to the next sound frame, and return how many bytes that were.
 
         None means that there is no such frame: in the whole stream if ``at_end``, else in what was pushed so far.
         """

@@ -24,8 +24,8 @@ class TraceParser:
     However the bytes are cut, what comes out is the same, and comes as soon as its frame is whole. ``name`` is what
     errors call the file. An error at ``position`` says that there is no frame; after any other one parsing must end.
 
-    With ``on_damage``, to which damage is told, frames that do not hold what they must are passed over, and ``skip``
-    passes over what is no frame. What is known of programs may be incomplete then.
+    With ``on_damage``, to which damage is told, frames that do not hold what they must are skipped, and ``skip``
+    skips what is no frame. What is known of programs may be incomplete then.
     """
 
     def __init__(self, name: str, on_damage: Callable[[Damage], None] | None = None) -> None:
@@ -79,7 +79,7 @@ class TraceParser:
 
     def skip(self, *, at_end: bool) -> bool:
         """
-        Pass over what is no frame, to the next one, and return whether there is one in what was fed and pushed.
+        Skip what is no frame, to the next one, and return whether there is one in what was fed and pushed.
 
         ``at_end`` says that no more comes.
         """

@@ -27,7 +27,7 @@ class TraceReader:
     Read a trace file; ``position`` is behind the last whole frame that was read.
 
     ``read`` and ``blocks`` give what there is, and may be called again for what has come since. With ``on_damage``, to
-    which it is told, damage is passed over.
+    which it is told, damage is skipped.
     """
 
     def __init__(self, path: Path, on_damage: Callable[[Damage], None] | None = None) -> None:
@@ -115,7 +115,7 @@ class TraceReader:
             return
 
     def _skip(self) -> bool:
-        """Pass over damage, and return whether something sound follows."""
+        """Skip damage, and return whether something sound follows."""
         while not self._parser.skip(at_end=False):
             if data := self._next():
                 self._parser.push(data)

@@ -223,7 +223,7 @@ def add_to_variable(values: MutableSequence[int], index: int, amount: int, word_
 
 
 def _variable_rules(name: str, kind: int, values_of: Callable[[Machine], MutableSequence[int]]) -> dict[str, Rule]:
-    """Return the rules of one family of variables; ``kind`` is parameter 1 of INVALID_OPERAND."""
+    """Return the rules of one kind of variables; ``kind`` is parameter 1 of INVALID_OPERAND."""
 
     def checked(machine: Machine, index: int) -> MutableSequence[int]:
         values = values_of(machine)

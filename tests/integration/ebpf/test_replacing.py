@@ -117,15 +117,15 @@ class Generations:
 
 
 def replaced(
-    engine: EbpfEngine, path: Path, target: OnDemand, texts: Sequence[str], count: int
+    engine: EbpfEngine, path: Path, target: OnDemand, strings: Sequence[str], count: int
 ) -> tuple[int, list[Followed], list[int]]:
     """Replace programs while threads call functions; return the calls, the programs, and the global variables."""
     with GlobalVariables(2) as variables, contextlib.closing(Generations(engine, path, variables)) as generations:
-        generations.insert(texts[0])
+        generations.insert(strings[0])
         before = target.say("call 0")
         target.say("start")
         for number in range(1, count + 1):
-            generations.insert(texts[number % len(texts)])
+            generations.insert(strings[number % len(strings)])
         calls = target.say("stop") - before
         last = generations.all[-1]
         cells = variables.cells()
@@ -151,10 +151,10 @@ def check_counts(calls: int, generations: Sequence[Followed], counted: Sequence[
 @pytest.mark.parametrize("kind", ["written out", "patterns", "returns", "perf events"])
 def test_each_hit_is_one_of_exactly_one_program(path: Path, kind: str) -> None:
     features = Features(overrides=OLD) if kind == "perf events" else None
-    texts = {"patterns": [THREE, PATTERN], "returns": [RETURNS]}.get(kind, [THREE])
+    strings = {"patterns": [THREE, PATTERN], "returns": [RETURNS]}.get(kind, [THREE])
     count = 4 if features is not None else 17
     with on_demand(path, 2) as target:
-        calls, generations, counted = replaced(engine_with(features), path, target, texts, count)
+        calls, generations, counted = replaced(engine_with(features), path, target, strings, count)
         assert calls > 0
         check_counts(calls, generations, counted)
         assert target.end() == 0

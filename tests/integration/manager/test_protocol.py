@@ -63,8 +63,8 @@ def documented(text: str, heading: str) -> dict[str, Row]:
 
 
 def singular(text: str) -> str:
-    """Return the name of a type as of one field: 'lists of texts' is what several have."""
-    return {"numbers": "number", "lists of texts": "list of texts"}.get(text, text)
+    """Return the name of a type as of one field: 'lists of strings' is what several have."""
+    return {"numbers": "number", "lists of strings": "list of strings"}.get(text, text)
 
 
 def types(rows: dict[str, Row]) -> dict[str, str]:
@@ -210,7 +210,7 @@ def test_what_is_answered_is_what_is_documented(
         (Stopped, [], "it must be an object"),
         (Stopped, {"stopped": 1}, "it has no field 'unfinished'"),
         (Stopped, {"stopped": True, "unfinished": []}, "it has a field 'stopped', which must be a number"),
-        (Stopped, {"stopped": 1, "unfinished": [1]}, "it has a field 'unfinished', which must be a list of texts"),
+        (Stopped, {"stopped": 1, "unfinished": [1]}, "it has a field 'unfinished', which must be a list of strings"),
         (
             InsertedPrograms,
             {"programs": [{"name": 1}]},

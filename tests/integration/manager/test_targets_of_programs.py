@@ -46,9 +46,9 @@ def test_they_get_records_by_the_templates_that_came_with_the_program(
     sandbox(f"{insert} ./chosen.txt --templates templates --log-format dump")
     target.call("write_file", 1)
     await_true(lambda: targets(sandbox) == {"chosen.txt": 1}, "a record")
-    texts = {name: (sandbox.directory / f"{name}.txt").read_text() for name in ("shown", "dumped", "chosen")}
-    assert texts["shown"].count("argument ") == 2
-    assert all("0x00000000 : " in texts[name] and "argument" not in texts[name] for name in ("dumped", "chosen"))
+    strings = {name: (sandbox.directory / f"{name}.txt").read_text() for name in ("shown", "dumped", "chosen")}
+    assert strings["shown"].count("argument ") == 2
+    assert all("0x00000000 : " in strings[name] and "argument" not in strings[name] for name in ("dumped", "chosen"))
 
 
 def test_they_are_gone_when_everything_is_stopped(sandbox: Sandbox, target: Service, source: Path) -> None:

@@ -105,7 +105,7 @@ def test_format_reads_a_stream_of_frames(capsys: pytest.CaptureFixture[str], mon
     text = f"{HEADER}\none\nn=-7 by app\n" * 2
     said = (
         "dprobes: warning: 2 records of '{0}' were lost here\n"
-        "dprobes: warning: 5 bytes between the records of '{0}' are none, and were passed over\n"
+        "dprobes: warning: 5 bytes between the records of '{0}' are none, and were skipped\n"
     )
     assert outcome(capsys, "format", "t.bin", "--templates", "good") == (0, text, said.format("t.bin"))
 

@@ -285,7 +285,7 @@ def test_what_the_format_cannot_hold_is_refused() -> None:
     for machines, shown in (((), "nothing"), (("s390x",), "s390x")):
         with pytest.raises(FormatError, match=f"a PPDF is for x86_64 and i386, not for {shown}"):
             encode(Ppdf(plain, machines))
-    with pytest.raises(FormatError, match="a PPDF holds texts of at most 1048576 bytes, not of 1048577"):
+    with pytest.raises(FormatError, match="a PPDF holds strings of at most 1048576 bytes, not of 1048577"):
         encode(Ppdf(plain, ("i386",), tool="x" * ((1 << 20) + 1)))
     far = Program("a", definitions=(ProbeDefinition(Offset(Expression(1 << 64)), Code()),))
     with pytest.raises(FormatError, match="has more than 64 bits"):

@@ -68,9 +68,9 @@ def test_dmesg_shows_long_lines_in_pieces_and_no_torn_character() -> None:
     done = subprocess.run(["dmesg", "--notime"], check=True, capture_output=True, timeout=60)
     lines = done.stdout.decode().splitlines()
     (start,) = (n for n, line in enumerate(lines) if line.startswith(f"{mark}é"))
-    texts = [line for line in lines[start:] if mark in line or not line.strip("é") or line.endswith("éend")]
-    assert "".join(texts[:5]) == f"{mark}{'é' * 1000}end"
-    assert texts[5:] == [f"{mark} {n}" for n in range(30)]
+    strings = [line for line in lines[start:] if mark in line or not line.strip("é") or line.endswith("éend")]
+    assert "".join(strings[:5]) == f"{mark}{'é' * 1000}end"
+    assert strings[5:] == [f"{mark} {n}" for n in range(30)]
 
 
 def test_a_kernel_log_that_takes_nothing_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Damage in trace files, which is passed over if that is wanted."""
+"""Damage in trace files, which is skipped if that is wanted."""
 
 from __future__ import annotations
 

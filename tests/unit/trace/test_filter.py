@@ -151,7 +151,7 @@ hint: did you mean 'pid'?
 --filter:1:9: error: there is no item 'bash'
     name == bash
             ^~~~
-hint: there are ITEMS; texts are in quotes
+hint: there are ITEMS; strings are in quotes
 
 --filter:1:5: error: expected a comparison, found '='
     pid = 42
@@ -221,7 +221,7 @@ hint: write 42, 0x2a, or a character: 'x'
             ^~
 hint: write "42"
 
---filter:1:1: error: 'name' is a text, and texts have no order
+--filter:1:1: error: 'name' is a text, and strings have no order
     name < "a"
     ^~~~~~~~~~
 hint: compare it with ==, !=, =~ or in
@@ -230,7 +230,7 @@ hint: compare it with ==, !=, =~ or in
     name == pid
     ^~~~~~~~~~~
 
---filter:1:1: error: 'pid' is a number, and only texts have a pattern
+--filter:1:1: error: 'pid' is a number, and only strings have a pattern
     pid =~ "4*"
     ^~~
 hint: compare it with ==, < or in

@@ -248,11 +248,11 @@ def _packed(content: bytes, size: int | None = None) -> bytes:
         ),
         (
             HEADER + program(1, build_ids="abc"),
-            MUST + "build-ids are no list of texts (at HERE)",
+            MUST + "build-ids are no list of strings (at HERE)",
         ),
         (
             HEADER + program(1, templates={"a": []}),
-            MUST + "templates are no texts (at HERE)",
+            MUST + "templates are no strings (at HERE)",
         ),
         (
             HEADER + program() + json_frame(3, {"id": 1, "first": 1, "places": []}),

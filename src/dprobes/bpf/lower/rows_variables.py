@@ -24,8 +24,8 @@ _R = Register
 
 
 @dataclass(frozen=True, slots=True)
-class _Family:
-    """Write the instructions of one family of variables; ``kind`` is what INVALID_OPERAND calls it."""
+class _VariableKind:
+    """Write the instructions of one kind of variables; ``kind`` is what INVALID_OPERAND calls it."""
 
     name: str
     kind: int
@@ -144,11 +144,11 @@ class _Family:
         }
 
 
-def _log(w: Writer, family: _Family) -> None:
+def _log(w: Writer, variables: _VariableKind) -> None:
     """Write ``log lv|gv|cv``: so many from the first one on as are asked for, exist, and fit."""
     asm, start, count, kept, existing = w.asm, w.work(4), w.work(3), w.work(2), w.work(5)
     existing_least, fitting_least, done = asm.label(), asm.label(), asm.label()
-    values = family.count(w)
+    values = variables.count(w)
     w.lp = None
     asm.store(SCRATCH, count, w.stack.pop_register())
     asm.store(SCRATCH, start, w.stack.pop_register())
@@ -177,9 +177,9 @@ def _log(w: Writer, family: _Family) -> None:
     asm.store(SCRATCH, kept, _R.R2)
     asm.place(fitting_least)
     asm.store(SCRATCH, w.work(6), _R.R2)
-    write_prefix(w, family.token, kept)
+    write_prefix(w, variables.token, kept)
     if values:
-        _copy(w, family, start, kept)
+        _copy(w, variables, start, kept)
     w.close_loop()
     complete = asm.label()
     asm.load(_R.R1, SCRATCH, kept)
@@ -189,22 +189,22 @@ def _log(w: Writer, family: _Family) -> None:
     asm.load(_R.R2, SCRATCH, w.work(6))
     asm.load(_R.R3, SCRATCH, start)
     asm.alu(Alu.ADD, _R.R3, _R.R1, wide=w.wide)
-    w.throw_if(Jump.JLE, _R.R1, _R.R2, ExceptionCode.INVALID_OPERAND, family.kind, _R.R3, wide=True)
+    w.throw_if(Jump.JLE, _R.R1, _R.R2, ExceptionCode.INVALID_OPERAND, variables.kind, _R.R3, wide=True)
     overflow_if(w, Jump.JGT, _R.R1, _R.R2, done)
     asm.place(complete)
     end(w)
     asm.place(done)
 
 
-def _copy(w: Writer, family: _Family, start: int, kept: int) -> None:
+def _copy(w: Writer, variables: _VariableKind, start: int, kept: int) -> None:
     """Write a loop that logs so many variables as a field says, from the index in another one on; they fit."""
     asm, rest, index, head, done = w.asm, w.work(0), w.work(1), w.asm.label(), w.asm.label()
-    size = power_of_two(family.count(w))
+    size = power_of_two(variables.count(w))
     asm.load(_R.R1, SCRATCH, kept)
     asm.store(SCRATCH, rest, _R.R1)
     asm.load(_R.R1, SCRATCH, start)
     asm.store(SCRATCH, index, _R.R1)
-    if family.map is MapName.CPU_VARIABLES:
+    if variables.map is MapName.CPU_VARIABLES:
         w.host.cpu()
         asm.store(SCRATCH, w.work(7), _R.R0)
     w.loops.head(head)
@@ -217,13 +217,13 @@ def _copy(w: Writer, family: _Family, start: int, kept: int) -> None:
     asm.alu(Alu.ADD, _R.R2, 1)
     asm.store(SCRATCH, index, _R.R2)
     asm.alu(Alu.AND, _R.R1, size - 1)
-    if family.map is MapName.CPU_VARIABLES:
+    if variables.map is MapName.CPU_VARIABLES:
         asm.load(_R.R2, SCRATCH, w.work(7))
         asm.alu(Alu.AND, _R.R2, w.request.tables.cpus - 1)
         asm.alu(Alu.MUL, _R.R2, size)
         asm.alu(Alu.ADD, _R.R1, _R.R2)
     asm.alu(Alu.LSH, _R.R1, 3)
-    asm.load_value(_R.R2, family.map)
+    asm.load_value(_R.R2, variables.map)
     asm.alu(Alu.ADD, _R.R2, _R.R1)
     asm.load(_R.R2, _R.R2, 0)
     append(w, _R.R2, w.word_size)
@@ -232,7 +232,7 @@ def _copy(w: Writer, family: _Family, start: int, kept: int) -> None:
 
 
 TEMPLATES: dict[str, Template] = {
-    **_Family("lv", 1, MapName.LOCALS, Token.LOCAL_VARIABLES).templates(),
-    **_Family("gv", 2, MapName.GLOBALS, Token.GLOBAL_VARIABLES).templates(),
-    **_Family("cv", 5, MapName.CPU_VARIABLES, Token.CPU_VARIABLES).templates(),
+    **_VariableKind("lv", 1, MapName.LOCALS, Token.LOCAL_VARIABLES).templates(),
+    **_VariableKind("gv", 2, MapName.GLOBALS, Token.GLOBAL_VARIABLES).templates(),
+    **_VariableKind("cv", 5, MapName.CPU_VARIABLES, Token.CPU_VARIABLES).templates(),
 }

@@ -112,12 +112,12 @@ def _ebpf(code: EbpfCode, image: CodeImage) -> Iterator[str]:
     instructions = list(decode_insns(code.code))
     sleeps = ", may sleep" if code.sleepable else ""
     yield f"// with {code.loops}: {len(instructions)} instructions, {code.scratch} bytes of scratch memory{sleeps}"
-    texts = {offset: f"{offset:04x}  {print_instruction(i)}" for offset, i in image.instructions}
+    strings = {offset: f"{offset:04x}  {print_instruction(i)}" for offset, i in image.instructions}
     origin = None
     for line in disassemble(instructions, dict(_maps(code))):
         if code.origins[line.index] != origin:
             origin = code.origins[line.index]
-            yield f"; {texts.get(origin, 'around the handler' if origin < 0 else f'{origin:04x}  no instruction')}"
+            yield f"; {strings.get(origin, 'around the handler' if origin < 0 else f'{origin:04x}  no instruction')}"
         yield f"{line.index:6}: {line.text}"
 
 

@@ -41,7 +41,7 @@ class Printer:
         self._formatters: dict[TraceProgram, tuple[RecordSource, Formatter]] = {}
         self._blamed: set[str] = set()
         self._boot_id = boot_id()
-        self._texts: list[str] = []
+        self._strings: list[str] = []
         self._has_heading = False
 
     def print(self, found: Iterable[TraceRecord | LostRecords]) -> int:
@@ -53,9 +53,9 @@ class Printer:
                     self._flush()
                     warn_of_lost(each.program.name, each.count, " here")
                     continue
-                self._texts.append(self._text(each))
+                self._strings.append(self._text(each))
                 count += 1
-                if len(self._texts) >= _TOGETHER:
+                if len(self._strings) >= _TOGETHER:
                     self._write()
         finally:
             self._flush()
@@ -96,9 +96,9 @@ class Printer:
         return source if self._templates is None else replace(source, templates=self._templates.over(carried))
 
     def _write(self) -> None:
-        texts, self._texts = self._texts, []
-        if texts:
-            self._outlet.write(texts)
+        strings, self._strings = self._strings, []
+        if strings:
+            self._outlet.write(strings)
 
     def _flush(self) -> None:
         self._write()

@@ -29,10 +29,10 @@ _MISSED = "there was no room for one more at that moment, or the process was cha
 _PLACE = 1
 """The column of places."""
 
-_RARE = ("passed over", "recursed")
+_RARE = ("skipped", "recursed")
 """Columns that are left out where the table is too wide and they hold zeros."""
 
-_HEADER = ("probe", "place", "hits", "records", "lost", "passed over", "recursed", "executed")
+_HEADER = ("probe", "place", "hits", "records", "lost", "skipped", "recursed", "executed")
 
 
 def summary(program: Program, session: Session, counts: Sequence[Counts], width: int | None = None) -> str:

@@ -102,7 +102,7 @@ class TopView:
         counts = session.counts()
         hits: Counter[tuple[str, str]] = Counter()
         found: dict[tuple[str, str], list[int]] = {}
-        texts: dict[tuple[str, str], str] = {}
+        strings: dict[tuple[str, str], str] = {}
         for probe, count in zip(session.probes, counts, strict=False):
             key = (f"{program.major},{probe.definition.minor}", place_of(probe))
             hits[key] += count.hits
@@ -110,10 +110,10 @@ class TopView:
             totals[0] += count.records
             totals[1] += count.lost
             if (record := last.get((probe.where, probe.function, probe.definition.minor))) is not None:
-                texts[key] = self._text(record)
+                strings[key] = self._text(record)
         rates = self._rates(now, hits)
         rows = [
-            Row(*key, hits[key], rates[key], records, lost, texts.get(key, ""))
+            Row(*key, hits[key], rates[key], records, lost, strings.get(key, ""))
             for key, (records, lost) in found.items()
         ]
         return sorted(rows, key=lambda row: (-row.rate, -row.hits, row.probe, row.place))

@@ -122,7 +122,7 @@ def _trace(
 
 
 def _skip(parser: TraceParser, pieces: Iterator[bytes]) -> bool:
-    """Pass over damage, and return whether something sound follows."""
+    """Skip damage, and return whether something sound follows."""
     while not parser.skip(at_end=False):
         if (piece := next(pieces, None)) is None:
             return parser.skip(at_end=True)
@@ -148,4 +148,4 @@ def _frames(begin: bytes, pieces: Iterator[bytes], name: str) -> Iterator[TraceR
         hint = "it may be a trace file (.dpt), or records as '--log-format binary' sends them"
         raise FormatError(f"'{name}' holds no records", hint=hint)
     if garbage:
-        console.warning(f"{garbage} bytes between the records of '{name}' are none, and were passed over")
+        console.warning(f"{garbage} bytes between the records of '{name}' are none, and were skipped")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["command", "counts_table"]
 
 _COUNTS = ("hits", "records", "lost", "passed", "recursed", "missed")
-_HEADER = ("probe", "place", "state", "hits", "records", "lost", "passed over", "recursed", "missed")
+_HEADER = ("probe", "place", "state", "hits", "records", "lost", "skipped", "recursed", "missed")
 _MANY = 40
 """Up to so many probepoints of a program are all listed; of more only those that were hit or are not active."""
 

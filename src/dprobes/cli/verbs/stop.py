@@ -19,7 +19,7 @@ _PATIENCE = 10.0
 @click.option("--manager", "ends", is_flag=True, help="End the probe manager as well, and its global variables.")
 def command(ends: bool) -> int:
     """
-    Remove every probepoint at once: the emergency key.
+    Remove every probepoint at once: the kill switch.
 
     A manager that does not answer is ended, and killed if that takes longer than it should; the kernel and the tracers
     take its probepoints away then.

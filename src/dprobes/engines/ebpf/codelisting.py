@@ -111,12 +111,12 @@ def _handler(lowered: Lowered, image: CodeImage) -> Iterator[str]:
     assembled = lowered.assembled
     sleeps = ", may sleep" if lowered.sleepable else ""
     yield f"// eBPF: {len(assembled.code)} instructions, {lowered.state.size} bytes of scratch memory{sleeps}"
-    texts = {offset: f"{offset:04x}  {print_instruction(i)}{_place(i.span)}" for offset, i in image.instructions}
+    strings = {offset: f"{offset:04x}  {print_instruction(i)}{_place(i.span)}" for offset, i in image.instructions}
     origin = None
     for line in disassemble(assembled.code, {reference.index: reference.map for reference in assembled.maps}):
         if assembled.origins[line.index] != origin:
             origin = assembled.origins[line.index]
-            yield f"; {texts.get(origin, 'around the handler' if origin < 0 else f'{origin:04x}  no instruction')}"
+            yield f"; {strings.get(origin, 'around the handler' if origin < 0 else f'{origin:04x}  no instruction')}"
         yield f"{line.index:6}: {line.text}"
 
 

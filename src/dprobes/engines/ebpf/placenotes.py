@@ -19,10 +19,10 @@ __all__ = ["place_notes"]
 
 def place_notes(module: Module, instructions: Sequence[DecodedInstruction]) -> Iterator[PlaceNote]:
     """Iterate over what is done at instructions, for probes that name a place as a function's start if it is one."""
-    return (PlaceNote(text) for text in _texts(module, instructions))
+    return (PlaceNote(text) for text in _strings(module, instructions))
 
 
-def _texts(module: Module, known: Sequence[DecodedInstruction]) -> Iterator[str]:
+def _strings(module: Module, known: Sequence[DecodedInstruction]) -> Iterator[str]:
     from dprobes.target.cheapsites import cheap_sites
 
     bits = 8 * module.word_size
@@ -36,4 +36,4 @@ def _texts(module: Module, known: Sequence[DecodedInstruction]) -> Iterator[str]
         elif uprobe_class(instruction.raw, bits) is UprobeClass.EMULATED:
             yield "emulated"
         else:
-            yield "single-stepped, ten times as dear as one that is emulated"
+            yield "single-stepped, ten times as slow as one that is emulated"

@@ -3,7 +3,7 @@ How much of a run other users may use up by what their processes map: so much fo
 
 Any user can name files as the probed module is named, and map as many as they like. Those of root and of the user who
 runs this are taken as they come; of the others each may have some files read, and some time spent on what their
-processes map. What is left out because of that is said once for each user, and looked at again later.
+processes map. What is left out because of that is reported once for each user, and looked at again later.
 """
 
 from __future__ import annotations

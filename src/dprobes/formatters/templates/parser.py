@@ -198,7 +198,7 @@ class _Parser:
         draft.parts += len(parts)
         if draft.parts > PARTS_MAX or len(draft.lines) >= LINES_MAX:
             if draft.parts <= PARTS_MAX or draft.parts - len(parts) <= PARTS_MAX:
-                message = f"a template has at most {LINES_MAX} lines, and {PARTS_MAX} texts and place-holders in them"
+                message = f"a template has at most {LINES_MAX} lines, and {PARTS_MAX} strings and place-holders in them"
                 self._error(self._span(keyword), message)
             return None
         draft.lines.append(parts)

@@ -59,7 +59,7 @@ class JournalSink:
 
     def __init__(self, path: str, format_name: str) -> None:
         self._path = path
-        self._texts = BatchFormatter(format_name)
+        self._strings = BatchFormatter(format_name)
         self._fields = FieldReader()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
         self._socket.settimeout(_PATIENCE)
@@ -74,22 +74,22 @@ class JournalSink:
 
     def create_event(self, source: RecordSource) -> None:
         """Know a program."""
-        self._texts.create_event(source)
+        self._strings.create_event(source)
         self._fields.create_event(source)
 
     def destroy_event(self, source: RecordSource) -> None:
         """Forget a program."""
-        self._texts.destroy_event(source)
+        self._strings.destroy_event(source)
         self._fields.destroy_event(source)
 
     def log_events(self, batch: Batch) -> None:
         """Send the records of a batch, and before them how many were lost."""
-        texts = self._texts.texts(replace(batch, lost=0) if batch.lost else batch)
+        strings = self._strings.strings(replace(batch, lost=0) if batch.lost else batch)
         taken = 0
         try:
             if batch.lost:
                 self._send(self._lost_entry(batch))
-            for record, place, text in zip(batch.records, batch.places, texts, strict=True):
+            for record, place, text in zip(batch.records, batch.places, strings, strict=True):
                 self._send(self._entry(batch, record, place, text))
                 taken += 1
         except OSError as error:

@@ -59,9 +59,9 @@ class KernelLogOutlet:
         self._file = self._open()
         self._count = 0
 
-    def write(self, texts: Sequence[str]) -> None:
+    def write(self, strings: Sequence[str]) -> None:
         """Write each line of each record as a message."""
-        for taken, text in enumerate(texts):
+        for taken, text in enumerate(strings):
             try:
                 self._write_record(text)
             except OSError as error:

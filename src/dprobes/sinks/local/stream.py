@@ -76,13 +76,13 @@ class StreamOutlet:
         self._start = self._position()
         """Where what is not flushed begins, None where nobody can tell."""
 
-    def write(self, texts: Sequence[str]) -> None:
+    def write(self, strings: Sequence[str]) -> None:
         """Write records; raise ``SinkError`` if the stream fails, BrokenPipeError if nobody reads it any more."""
         earlier = self._unflushed_count
-        self._unflushed.append(texts)
-        self._unflushed_count += len(texts)
+        self._unflushed.append(strings)
+        self._unflushed_count += len(strings)
         try:
-            self._stream.write("\n".join(texts) + "\n")
+            self._stream.write("\n".join(strings) + "\n")
         except BrokenPipeError:
             raise
         except (OSError, ValueError) as error:

@@ -48,25 +48,25 @@ class LogRecords:
 
         from dprobes.version import __version__
 
-        self._texts = BatchFormatter(format_name)
+        self._strings = BatchFormatter(format_name)
         self._fields = FieldReader()
         self._resource = resource()
         self._scope = InstrumentationScope("dprobes", __version__)
 
     def create_event(self, source: RecordSource) -> None:
         """Know a program, or more of it."""
-        self._texts.create_event(source)
+        self._strings.create_event(source)
         self._fields.create_event(source)
 
     def destroy_event(self, source: RecordSource) -> None:
         """Forget a program."""
-        self._texts.destroy_event(source)
+        self._strings.destroy_event(source)
         self._fields.destroy_event(source)
 
     def of_batch(self, batch: Batch) -> Iterator[ReadableLogRecord]:
         """Iterate over the log records of a batch, one for each record."""
-        texts = self._texts.texts(replace(batch, lost=0))
-        for text, data, place in zip(texts, batch.records, batch.places, strict=True):
+        strings = self._strings.strings(replace(batch, lost=0))
+        for text, data, place in zip(strings, batch.records, batch.places, strict=True):
             wall_time, attributes = self._known(batch, data, place)
             yield self._record(text, wall_time, attributes, is_warning=False)
 

@@ -57,7 +57,7 @@ class SyslogFormatter:
     """Make messages of records, each of ``limit`` bytes at most; ``is_local`` ones of the old form name no host."""
 
     def __init__(self, format_name: str, form: str, limit: int, *, is_local: bool) -> None:
-        self._texts = BatchFormatter(format_name)
+        self._strings = BatchFormatter(format_name)
         self._fields = FieldReader()
         self._is_old = form == "3164"
         self._limit = limit
@@ -70,21 +70,21 @@ class SyslogFormatter:
 
     def create_event(self, source: RecordSource) -> None:
         """Know a program."""
-        self._texts.create_event(source)
+        self._strings.create_event(source)
         self._fields.create_event(source)
 
     def destroy_event(self, source: RecordSource) -> None:
         """Forget a program."""
-        self._texts.destroy_event(source)
+        self._strings.destroy_event(source)
         self._fields.destroy_event(source)
         self._places.clear()
 
     def messages(self, batch: Batch) -> list[bytes]:
         """Return the message of each record."""
-        texts = self._texts.texts(replace(batch, lost=0) if batch.lost else batch)
+        strings = self._strings.strings(replace(batch, lost=0) if batch.lost else batch)
         return [
             self._message(batch, record, place, text)
-            for record, place, text in zip(batch.records, batch.places, texts, strict=True)
+            for record, place, text in zip(batch.records, batch.places, strings, strict=True)
         ]
 
     def lost_message(self, batch: Batch) -> bytes:

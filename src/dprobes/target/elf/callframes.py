@@ -195,7 +195,7 @@ class _Common:
 
 
 def _augmentation(data: _Bytes) -> _Bytes:
-    """Return the augmentation data, which is passed over."""
+    """Return the augmentation data, which is skipped."""
     size = data.unsigned()
     own = data.rest()
     data.skip(size)

@@ -31,7 +31,7 @@ def find_debug_file(module: ElfFile, directory: Path = DEBUG_DIRECTORY) -> ElfFi
     """
     Return the separate debug file of ``module``, by build-id or else by ``.gnu_debuglink``; None if there is none.
 
-    A file that does not match (other build-id, other checksum) or cannot be read is passed over.
+    A file that does not match (other build-id, other checksum) or cannot be read is skipped.
     """
     if module.build_id is not None and len(module.build_id) > 2:
         path = directory / ".build-id" / module.build_id[:2] / f"{module.build_id[2:]}.debug"

@@ -31,7 +31,7 @@ _SYMBOLS_MAX = 1 << 23
 """Symbols of a table; the largest programs have three million."""
 _NAME_MAX = 1 << 20
 """Bytes of a symbol's name; what is longer has none for us."""
-_MANY_OFFSETS = 64  # from here on one pass over all symbols beats one search per string
+_MANY_OFFSETS = 64  # from here on one skip all symbols beats one search per string
 _SHT_GNU_VERSYM, _SHT_GNU_HASH = 0x6FFFFFFF, 0x6FFFFFF6
 _DT_HASH, _DT_STRTAB, _DT_SYMTAB, _DT_STRSZ, _DT_GNU_HASH, _DT_VERSYM = 4, 5, 6, 10, 0x6FFFFEF5, 0x6FFFFFF0
 

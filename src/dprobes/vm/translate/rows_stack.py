@@ -126,7 +126,7 @@ def _restore_tsp(w: Writer, operand: int) -> None:
 
 
 def _variable_templates(name: str, values: str, *, shared: bool = False) -> dict[str, Template]:
-    """Return the templates of one family of variables; ``values`` is the expression for all of them."""
+    """Return the templates of one kind of variables; ``values`` is the expression for all of them."""
 
     def checked(w: Writer, index: Atom) -> str:
         found = w.variable(values)

@@ -32,17 +32,17 @@ def words(draw: st.DrawFn, size: int) -> Step:
     bits = 8 * size
     numbers = draw(st.lists(st.integers(0, (1 << bits) - 1), min_size=1, max_size=4))
     letters = draw(st.lists(st.sampled_from("duxop"), min_size=len(numbers), max_size=len(numbers)))
-    texts = []
+    strings = []
     values = []
     for number, letter in zip(numbers, letters, strict=True):
         signed = number - (1 << bits) if number >> (bits - 1) else number
         values.append(signed if letter == "d" else number)
-        texts.append(
+        strings.append(
             {"d": str(signed), "u": str(number), "x": f"{number:x}", "o": f"{number:o}", "p": hex(number)}[letter]
         )
     code = [f"push {number:#x}" for number in reversed(numbers)]
     fmt = " ".join(f"%{letter}" for letter in letters)
-    return Step([*code, f"log {len(numbers)}"], fmt, " ".join(texts), tuple(values))
+    return Step([*code, f"log {len(numbers)}"], fmt, " ".join(strings), tuple(values))
 
 
 def string(draw: st.DrawFn, memory: bytearray) -> Step:

@@ -261,7 +261,7 @@ def test_a_file_that_is_no_text() -> None:
 
 def test_a_template_has_a_limit() -> None:
     text = 'major = 1\nminor = 1\nfmt = "' + "%bd" * 1001 + '"\nfmt = "x"\n'
-    message = "t.fmt:3:1: error: a template has at most 1000 lines, and 1000 texts and place-holders in them\n"
+    message = "t.fmt:3:1: error: a template has at most 1000 lines, and 1000 strings and place-holders in them\n"
     assert problems(("templates.lst", "1 t.fmt"), ("t.fmt", text)).startswith(message)
     lines = "major = 1\nminor = 1\n" + 'fmt = ""\n' * 1001
     message = message.replace("t.fmt:3", "t.fmt:1003")

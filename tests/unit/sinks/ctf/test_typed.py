@@ -83,9 +83,9 @@ def _random_record(
 
 
 def _payload(fields: dict[str, Shown]) -> dict[str, str]:
-    texts: dict[str, str] = {}
+    strings: dict[str, str] = {}
     for name, shown in fields.items():
         if isinstance(shown.value, (bytes, tuple)):
-            texts[f"_{name}_length"] = str(len(shown.value))
-        texts[name] = text_of(shown.value, shown.base)
-    return texts
+            strings[f"_{name}_length"] = str(len(shown.value))
+        strings[name] = text_of(shown.value, shown.base)
+    return strings

@@ -1,7 +1,7 @@
 """
 Which processes execute the code of a file: from ``/proc/*/maps``, in whatever mount namespace they are.
 
-A file is known by its device and inode. Processes that end meanwhile are passed over; those that this user may not
+A file is known by its device and inode. Processes that end meanwhile are skipped; those that this user may not
 look at are named.
 """
 

@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.tracer.processes import Thread
     from dprobes.engines.ptrace.tracer.programs import Handled, InsertedProgram
 
-__all__ = ["Exits", "HandOver"]
+__all__ = ["DebuggerHandoff", "Exits"]
 
 
 class Exits:
     """Note what handlers want, and carry it out when the hit has been seen to."""
 
-    def __init__(self, connection: Connection, hand_over: HandOver, dumps: CoreDumps) -> None:
+    def __init__(self, connection: Connection, hand_over: DebuggerHandoff, dumps: CoreDumps) -> None:
         self._connection = connection
         self._hand_over = hand_over
         self._dumps = dumps
@@ -64,7 +64,7 @@ class Exits:
 _INIT = 1
 
 
-class HandOver:
+class DebuggerHandoff:
     """Hand processes over; the client is told and sees to the debugger."""
 
     def __init__(self, connection: Connection, detacher: Detacher) -> None:

@@ -24,7 +24,7 @@ from dprobes.engines.ptrace.sites import Sites
 from dprobes.engines.ptrace.tracer.connection import ClientGoneError, Connection
 from dprobes.engines.ptrace.tracer.coredump import CoreDumps
 from dprobes.engines.ptrace.tracer.detachment import Detacher
-from dprobes.engines.ptrace.tracer.handlerexits import Exits, HandOver
+from dprobes.engines.ptrace.tracer.handlerexits import DebuggerHandoff, Exits
 from dprobes.engines.ptrace.tracer.hits import HitHandler
 from dprobes.engines.ptrace.tracer.insertions import Inserter
 from dprobes.engines.ptrace.tracer.modulebreakpoints import ModuleWatcher
@@ -103,7 +103,7 @@ class Tracer:
             stepper,
             self._remover,
             self._debug_registers,
-            Exits(connection, HandOver(connection, self._detacher), self._dumps),
+            Exits(connection, DebuggerHandoff(connection, self._detacher), self._dumps),
         )
         self._replacer = Replacer(connection, self._tree, self._modules, self._stopper, self._watching, self._hits)
         self._inserter = Inserter(
