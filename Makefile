@@ -7,7 +7,7 @@ SHELL := /bin/sh
 PYTHON := .venv/bin/python
 SOURCES := $(shell find src -name '*.py')
 # Tests wait for processes more than half of their time, so there is one more at once than the two processors need.
-WORKERS := 3
+WORKERS := 2
 PARALLEL := $(PYTHON) -m pytest -q --dist loadgroup --timeout=300 --timeout-method=signal
 
 help: ## list the targets

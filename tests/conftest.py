@@ -66,9 +66,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def uses_uprobes(item: pytest.Item) -> bool:
-    """Return whether a test uses the eBPF engine on real programs: by its directory, or by a parameter."""
+    """Return whether a test uses the eBPF engine on real programs: by its directory or file, or by a parameter."""
     tests = CASES.parent / "integration"
-    return item.path.is_relative_to(tests / "ebpf") or (item.path.is_relative_to(tests) and "ebpf" in item.name)
+    wholly = (tests / name for name in ("ebpf", "manager", "test_python_guide.py"))
+    return any(map(item.path.is_relative_to, wholly)) or (item.path.is_relative_to(tests) and "ebpf" in item.name)
 
 
 @pytest.hookimpl(wrapper=True)

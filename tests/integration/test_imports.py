@@ -33,9 +33,9 @@ PROGRAM = "name = hotloop\nvars = 1\noffset = tick\ninc lv, 0\nabort\n"
     ("command", "every", "ours"),
     [
         (["--help"], 145, 15),
-        (["check", "{source}"], 230, 100),
+        (["check", "{source}"], 240, 105),
         (["run", "--engine", "ptrace", "{source}", "--", "{program}", "5"], 370, 190),
-        (["run", "--engine", "ebpf", "{source}", "--", "{program}", "5"], 425, 245),
+        (["run", "--engine", "ebpf", "{source}", "--", "{program}", "5"], 430, 250),
     ],
 )
 def test_a_start_imports_little(build: Builder, tmp_path: Path, command: list[str], every: int, ours: int) -> None:

@@ -271,5 +271,7 @@ def test_log_targets_that_cannot_be_leave_nothing(sandbox: Sandbox, target: Serv
     assert "there is no log target 'NOWHERE'" in sandbox.refused("dprobes -i example.rpn --log-target NOWHERE")
     assert sandbox.manager is None  # none was started for that
     # Nor is a log target left by a program that cannot be inserted.
-    sandbox.refused("dprobes insert example.rpn -p 4194304 --engine ptrace --log-target ./records.txt")
+    again = f"dprobes insert example.rpn -p {target.pid} --engine ptrace"
+    sandbox(again)
+    assert "is inserted already" in sandbox.refused(f"{again} --log-target ./records.txt")
     assert sandbox("dprobes log-target list") == "no log targets besides the manager's trace file\n"
