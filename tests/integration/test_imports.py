@@ -33,7 +33,7 @@ PROGRAM = "name = hotloop\nvars = 1\noffset = tick\ninc lv, 0\nabort\n"
     ("command", "every", "ours"),
     [
         (["--help"], 145, 15),
-        (["check", "{source}"], 240, 105),
+        (["check", "{source}"], 240, 112),
         (["run", "--engine", "ptrace", "{source}", "--", "{program}", "5"], 370, 190),
         (["run", "--engine", "ebpf", "{source}", "--", "{program}", "5"], 430, 250),
     ],
