@@ -61,15 +61,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path in slow:
             item.add_marker(pytest.mark.slow)
-        if uses_uprobes(item):
-            item.add_marker(pytest.mark.xdist_group("uprobes"))
+        if shares_machine(item):
+            item.add_marker(pytest.mark.xdist_group("machine"))
 
 
-def uses_uprobes(item: pytest.Item) -> bool:
-    """Return whether a test uses the eBPF engine on real programs: by its directory or file, or by a parameter."""
-    tests = CASES.parent / "integration"
-    wholly = (tests / name for name in ("ebpf", "manager", "test_python_guide.py"))
-    return any(map(item.path.is_relative_to, wholly)) or (item.path.is_relative_to(tests) and "ebpf" in item.name)
+def shares_machine(item: pytest.Item) -> bool:
+    """
+    Return whether a test shares the machine with others: by uprobes in files that all map, debug registers, or time.
+
+    Such tests run one after the other.
+    """
+    return item.path.is_relative_to(CASES.parent / "integration")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -114,7 +114,7 @@ def test_max_hits_disables_each_of_many_apart(build: Builder, run: Runner) -> No
     assert result.stdout == "150015000\n"
     assert len(result.records) == 1111
     assert set(re.findall(r"^0,0 +many_1\d* +(\d+ +\d+ +\d+ +\d+)", result.stderr, re.MULTILINE)) == {
-        "2        1     0            1"
+        "2        1     0        1"
     }
 
 
