@@ -56,6 +56,8 @@ SLOW = {
 }
 
 
+# First, because pytest-xdist reads the groups of tests in a hook of the same name.
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     slow = {CASES.parent / "unit" / name for name in SLOW}
     for item in items:
