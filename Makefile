@@ -6,9 +6,10 @@ SHELL := /bin/sh
 
 PYTHON := .venv/bin/python
 SOURCES := $(shell find src -name '*.py')
-# Tests wait for processes more than half of their time, so there is one more at once than the two processors need.
 WORKERS := 2
-PARALLEL := $(PYTHON) -m pytest -q --dist loadgroup --timeout=300 --timeout-method=signal
+TESTS := $(PYTHON) -m pytest -q --timeout=300 --timeout-method=signal
+# The tests of a file run one after the other: they share what they build, and often the names of what they probe.
+PARALLEL := $(TESTS) -n $(WORKERS) --dist loadfile
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -17,11 +18,14 @@ demo: .venv/run.stamp ## install what is needed and show probe records of a real
 	@sh tools/demo.sh
 
 quick: .venv/dev.stamp ## run the tests that take no time: unit tests and cases
-	$(PARALLEL) -n 2 -m "not torture and not slow" tests/unit tests/cases
+	$(PARALLEL) -m "not torture and not slow" tests/unit tests/cases
 
 test: .venv/dev.stamp .venv/tools.stamp ## run the whole test suite
 	$(PYTHON) -m compileall -q src
-	$(PARALLEL) -n $(WORKERS) -m "not torture"
+	@status=0; \
+	$(PARALLEL) -m "not torture and not alone" || status=$$?; \
+	$(TESTS) -m "alone and not torture" || status=$$?; \
+	exit $$status
 
 torture: .venv/dev.stamp .venv/tools.stamp .venv/selftests.stamp ## run the long forms of the torture and differential tests
 	$(PYTHON) -m pytest -q -m torture

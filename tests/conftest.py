@@ -56,24 +56,23 @@ SLOW = {
 }
 
 
-# First, because pytest-xdist reads the groups of tests in a hook of the same name.
-@pytest.hookimpl(tryfirst=True)
+# Tests that hold a clock against the machine, or find the files of others that run beside them.
+ALONE = {
+    "ebpf/test_foreign_files.py",
+    "ebpf/test_uprobe_sites.py",
+    "test_waits.py",
+}
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    slow = {CASES.parent / "unit" / name for name in SLOW}
+    tests = CASES.parent
+    slow = {tests / "unit" / name for name in SLOW}
+    alone = {tests / "integration" / name for name in ALONE}
     for item in items:
         if item.path in slow:
             item.add_marker(pytest.mark.slow)
-        if shares_machine(item):
-            item.add_marker(pytest.mark.xdist_group("machine"))
-
-
-def shares_machine(item: pytest.Item) -> bool:
-    """
-    Return whether a test shares the machine with others: by uprobes in files that all map, debug registers, or time.
-
-    Such tests run one after the other.
-    """
-    return item.path.is_relative_to(CASES.parent / "integration")
+        if item.path in alone:
+            item.add_marker(pytest.mark.alone)
 
 
 @pytest.hookimpl(wrapper=True)

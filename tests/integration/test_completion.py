@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pty
 import select
@@ -18,7 +19,7 @@ from integration.manager.sandbox import Sandbox, service
 from integration.support import DPROBES, TIMEOUT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from integration.support import Builder
@@ -45,6 +46,9 @@ compopt() { echo "compopt $*" >&2; }
 _dprobes_completion dprobes "${COMP_WORDS[COMP_CWORD]}" "${COMP_WORDS[COMP_CWORD-1]}"
 printf '%s\\n' "${COMPREPLY[@]}"
 """
+
+
+CTRL_C = b"\x03"
 
 
 class Shells:
@@ -80,20 +84,31 @@ class Shells:
         script = f"dprobes completion fish | source; complete -C {shlex.quote(line)}"
         return [word.partition("\t")[0] for word in self._run("fish", "--no-config", "-c", script)]
 
-    def zsh(self, line: str, expected: str) -> str:
-        """Type a line and Tab at a terminal, until the expected text is there; return what is there."""
+    @contextlib.contextmanager
+    def zsh(self) -> Iterator[Callable[[str, str], str]]:
+        """
+        Start a zsh at a terminal.
+
+        Give a function that types a line and Tab, reads until the expected text is there, and returns what is there.
+        """
         pid, end = pty.fork()
         if pid == 0:
             os.chdir(self.directory)
             os.execvpe("zsh", ["zsh", "-f", "-i"], {**self.environment, "TERM": "dumb", "COLUMNS": "200"})
+
+        def complete(line: str, expected: str) -> str:
+            os.write(end, f"{line}\t".encode())
+            shown = _read(end, expected)
+            os.write(end, CTRL_C)
+            return shown
+
         try:
             setup = (
                 'unsetopt zle_bracketed_paste; autoload -U compinit; compinit -u -D; eval "$(dprobes completion zsh)"'
             )
             os.write(end, f"{setup}; echo set''up\n".encode())
             _read(end, "\nsetup")
-            os.write(end, f"{line}\t".encode())
-            return _read(end, expected)
+            yield complete
         finally:
             os.close(end)  # the shell gets a SIGHUP
             os.waitpid(pid, 0)
@@ -164,11 +179,12 @@ def test_symbols_of_a_module(shells: Shells) -> None:
 
 def test_zsh_completes(shells: Shells) -> None:
     required("zsh")
-    shells.zsh("dprobes inse", "dprobes insert ")
-    shells.zsh("dprobes locate libc.so.6:malloc_u", "libc.so.6:malloc_usable_size ")
-    shells.zsh("dprobes insert one.rpn --group process,m", "--group process,memory ")
-    shells.zsh("dprobes insert onw", "insert onward/")
-    listed = shells.zsh("dprobes insert one.rpn --type ", "leave")
+    with shells.zsh() as zsh:
+        zsh("dprobes inse", "dprobes insert ")
+        zsh("dprobes locate libc.so.6:malloc_u", "libc.so.6:malloc_usable_size ")
+        zsh("dprobes insert one.rpn --group process,m", "--group process,memory ")
+        zsh("dprobes insert onw", "insert onward/")
+        listed = zsh("dprobes insert one.rpn --type ", "leave")
     assert "enter" in listed
 
 
