@@ -20,22 +20,22 @@ if TYPE_CHECKING:
 DATE = "2026-11-20"
 
 DESCRIPTION = """
-Dynamic Probes put a *probepoint* on any instruction of a running program or library, without its source and
-without restarting it. When it is hit, a small safe program runs, its *probe handler*: it reads registers and memory,
-keeps variables, and logs. The language is described in **dprobes.lang**(8).
+Dynamic Probes (DProbes) put a *probepoint* on any instruction of a running program or library, without its source and
+without restarting it. When a thread arrives there, the *probe handler* runs: a small safe program that reads registers
+and memory, keeps variables, and logs. **dprobes.lang**(8) describes the language.
 
-A probe program is inserted for as long as a command lasts (`dprobes run`), or in the background (`dprobes insert`), by
-the *probe manager*: a process of the user's own that `dprobes insert` or systemd starts. It keeps programs inserted,
-counts hits, and writes log records to its trace file and to log targets, until they are removed (`dprobes remove`,
-`dprobes stop`) or it ends. Nothing is left in a probed process when the manager ends, or is killed.
+`dprobes run` inserts a probe program for as long as a command lasts. `dprobes insert` inserts it in the background: the
+*probe manager*, a process of the same user that `dprobes insert` or systemd starts, keeps programs inserted, counts
+hits, and writes log records to its trace file and to log targets, until the programs are removed (`dprobes remove`,
+`dprobes stop`) or the manager ends. No probepoint remains in a process when the manager ends or is killed.
 """
 
 ORIGINAL = """
-A line whose first argument is an option, other than `--help` and `--version`, is one for the `dprobes` of 2000 to 2004,
-and works as it did. There one-letter options have the meaning below, not that of the verbs above; `=` may stand between
-an option and its value, with blanks or without; a list is the words up to the next option; the verb may stand anywhere.
-Records go to KLOG unless `--log-target` is given, where the kernel's log can be written; else to the manager's trace
-file, and a note says so.
+A command line whose first argument is an option other than `--help` and `--version` is interpreted as one for the
+original `dprobes` of 2000 to 2004. In such a line one-letter options have the meaning below, not that of the verbs
+above; `=` may stand between an option and its value, with or without blanks; a list extends to the next option; the verb
+may stand anywhere. Without `--log-target`, records go to KLOG if the kernel's log can be written; else they go to the
+manager's trace file, and a note says so.
 """
 
 EXAMPLES = (
@@ -45,18 +45,18 @@ EXAMPLES = (
             "dprobes run - -c \"ls /\" <<'END'\n"
             'name = "libc.so.6"\n'
             "offset = malloc\n"
-            "maxhits = 5       // then the probepoint takes itself away\n"
+            "maxhits = 5       // then the probepoint is removed\n"
             "    push r, arg0  // malloc's first argument: the number of bytes\n"
             "    log 1\n"
             "END"
         ),
     ),
     (
-        "Insert a program, and look later:",
+        "Insert a program, and look at its records later:",
         "dprobes insert shells.rpn\ndprobes query\ndprobes log\ndprobes remove --all",
     ),
     (
-        "Compile a program where the symbols are, and insert a part of it where they are not:",
+        "Compile a program on a machine with symbols, and insert a part of it on a machine without:",
         (
             "dprobes build example.rpn --for libexample.so.1 -o example.ppdf\n"
             "dprobes apply example.ppdf --group process,memory --type leave"
@@ -66,8 +66,8 @@ EXAMPLES = (
 )
 
 EXIT_STATUS = (
-    ("0", "All went well."),
-    ("1", "Something failed; standard error says what, and what to do about it."),
+    ("0", "Success."),
+    ("1", "A failure; standard error describes it, and what to do about it."),
     ("2", "The command line or the probe program has an error."),
     ("130", "The command was interrupted before it did anything."),
 )
@@ -78,7 +78,7 @@ ENVIRONMENT = (
         (
             "The directory of the manager's socket and lock. It is made with mode 0700 and must belong to the user. "
             "Default: `/run/dprobes` for root, else `$XDG_RUNTIME_DIR/dprobes`, else `/tmp/dprobes-UID`, "
-            "or `run` in the state directory where somebody else was the first to make that."
+            "or `run` in the state directory if another user has created `/tmp/dprobes-UID`."
         ),
     ),
     (
@@ -88,32 +88,32 @@ ENVIRONMENT = (
             "`$XDG_STATE_HOME/dprobes`, else `~/.local/state/dprobes`."
         ),
     ),
-    ("XDG_CACHE_HOME", "Where numbers about the running kernel are kept until the next boot, by default `~/.cache`."),
+    ("XDG_CACHE_HOME", "The directory that caches data about the running kernel until the next boot. Default: `~/.cache`."),
 )
 
 FILES = (
-    ("manager.sock", "in the run-time directory: the manager's socket, mode 0600. Only the user and root are heard."),
-    ("manager.lock", "in the run-time directory: locked as long as the manager lives; holds its process id."),
-    ("manager.log", "in the run-time directory: what a manager that a client has started says on standard error."),
+    ("manager.sock", "in the run-time directory: the manager's socket, mode 0600. Only the user and root may connect."),
+    ("manager.lock", "in the run-time directory: locked as long as the manager runs; contains its process id."),
+    ("manager.log", "in the run-time directory: the standard error of a manager that a client started."),
     (
         "trace.dpt",
         (
-            "in the state directory: the records of all inserted programs, for `dprobes log`. At 128 MiB it becomes "
-            "`trace.dpt.1`, and a new one is begun."
+            "in the state directory: the records of all inserted programs, for `dprobes log`. At 128 MiB it is renamed "
+            "to `trace.dpt.1`, and a new file is begun."
         ),
     ),
     (
         "dprobes.socket, dprobes.service",
         (
-            "units of systemd, for the system and for users: `systemctl enable --now dprobes.socket`, or "
+            "systemd units, for the system and for users: `systemctl enable --now dprobes.socket`, or "
             "`systemctl --user enable --now dprobes.socket`."
         ),
     ),
     (
         "share/dprobes/examples",
         (
-            "below the place of installation: probe programs to begin with, in the documentation `examples/`. "
-            "`dprobes --help` names one of them."
+            "below the installation prefix: example probe programs, called `examples/` in the documentation. "
+            "`dprobes --help` shows the path of one of them."
         ),
     ),
     ("core.dprobes.PID", "the core file that `exit 3` writes to the directory of `--core-dir`."),
@@ -136,7 +136,7 @@ def page() -> str:
     for name, rows in (("Exit status", EXIT_STATUS), ("Environment", ENVIRONMENT), ("Files", FILES)):
         result.section(name)
         if name == "Exit status":
-            result.paragraph("`dprobes run --exit-status` ends with the status of the command. All else:")
+            result.paragraph("`dprobes run --exit-status` returns the status of the command. All others return:")
         for term, text in rows:
             result.item(bold(term), text)
     result.section("Examples")
@@ -214,7 +214,7 @@ def said(option: click.Option) -> str:
     return text
 
 
-DEFAULT_HELP = {"format_name": "How records are printed."}
+DEFAULT_HELP = {"format_name": "The format in which records are printed."}
 """What is said of options that need no help on the command line."""
 
 
@@ -235,7 +235,7 @@ def original(result: Page) -> None:
     for ours, _, options in ORIGINAL_VERBS.values():
         for names, option in options.items():
             known.setdefault(names, (option.takes, option.ours or "no effect", []))[2].append(ours)
-    result.paragraph("Options, and the verbs that they stand with:")
+    result.paragraph("Options, and the verbs that accept them:")
     result.table(
         "lw(26n) lw(22n) lx",
         ("option", "here", "with"),

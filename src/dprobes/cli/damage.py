@@ -23,7 +23,7 @@ _SAID_MAX = 5
 def skip_damaged_option() -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Return the option that makes a reader go on behind damage."""
     return click.option(
-        "--skip-damaged", is_flag=True, help="Go on behind damaged parts of trace files, and say how much was left out."
+        "--skip-damaged", is_flag=True, help="Skip damaged parts of trace files, and report how much was skipped."
     )
 
 

@@ -42,34 +42,34 @@ def insertion_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that say how a program is inserted to a command; ``insert`` reads them."""
     for option in reversed(
         (
-            click.option("--merge", "merges", is_flag=True, help="Add it to the program that is inserted already."),
-            click.option("--replace", "replaces", is_flag=True, help="Put it in the place of that one, without a gap."),
-            click.option("--as", "as_name", metavar="NAME", help="Insert it under this name, beside others."),
+            click.option("--merge", "merges", is_flag=True, help="Add FILE to the program that is already inserted."),
+            click.option("--replace", "replaces", is_flag=True, help="Replace the inserted program with FILE, without losing hits."),
+            click.option("--as", "as_name", metavar="NAME", help="Insert FILE under this name, in addition to others."),
             click.option(
                 "--log", "log_items", multiple=True, metavar="ITEMS",
                 help="Header items, separated by commas, or ALL; see 'dprobes run --help'.",
             ),
             click.option(
                 "--log-target", "targets", multiple=True, metavar="TARGET",
-                help="Send its records there as well: KLOG, a file, ...; 'dprobes log-target kinds' lists all.",
+                help="Also send records there: KLOG, a file, ...; 'dprobes log-target kinds' lists them all.",
             ),
             log_format_option(None, unset="dump, or text if the program has templates"),
             click.option(
                 "--unformatted-output", "-f", "unformatted", is_flag=True,
-                help="Send log targets the bytes in hex on one line, not as a dump.",
+                help="Send data to log targets as one line of hex, not as a dump.",
             ),
             engine_option("auto chooses."),
-            click.option("--exact", is_flag=True, help="Probe the very instruction that is named (ebpf)."),
-            click.option("--pid-namespace", is_flag=True, help="Number processes as their own PID namespace (ebpf)."),
+            click.option("--exact", is_flag=True, help="Probe exactly the named instruction (ebpf)."),
+            click.option("--pid-namespace", is_flag=True, help="Log pid and tid as seen in the process's own PID namespace (ebpf)."),
             click.option(
                 "--core-dir", "core_directory", type=click.Path(exists=True, file_okay=False), default=".",
                 metavar="DIR", help="Where 'exit 3' writes core.dprobes.PID.",
             ),
             click.option(
                 "--ring-size", type=click.IntRange(min=1, max=1024), metavar="MIB",
-                help="Room for records that nobody has taken yet, in MiB (ebpf; 4, and less beside many programs).",
+                help="Buffer for records not yet read, in MiB (ebpf; 4, and less if many programs are inserted).",
             ),
-            click.option("--json", "as_json", is_flag=True, help="Print what is inserted, and was replaced, as JSON."),
+            click.option("--json", "as_json", is_flag=True, help="Print the inserted and replaced programs as JSON."),
         )
     ):  # fmt: skip
         function = option(function)

@@ -27,7 +27,7 @@ def log_format_option(
         type=click.Choice(LOG_FORMATS),
         default=default,
         show_default=default is not None,
-        help="How log targets without a structure of their own get records; binary: header and data as they are."
+        help="The format for log targets that have no format of their own; binary: unchanged header and data."
         + (f" Without it: {unset}." if unset else ""),
     )
 

@@ -49,7 +49,7 @@ def symbols_option(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add ``--sym`` to a command."""
     return click.option(
         "--sym", "symbols", type=PROGRAM_FILE, metavar="FILE",
-        help="Take the module's symbols from an unstripped ELF or debug file, System.map, nm output, or linker map.",
+        help="Read the module's symbols from an unstripped ELF or debug file, System.map, nm output, or linker map.",
     )(function)  # fmt: skip
 
 
@@ -60,7 +60,7 @@ def selection_options(function: Callable[..., Any]) -> Callable[..., Any]:
             click.option(
                 "--group", "groups", multiple=True, metavar="NAMES", help="Insert only the definitions of these groups."
             ),
-            click.option("--type", "types", multiple=True, metavar="NAMES", help="Insert only those of these types."),
+            click.option("--type", "types", multiple=True, metavar="NAMES", help="Insert only the definitions of these types."),
         )
     ):
         function = option(function)
@@ -77,10 +77,10 @@ def verification_options(function: Callable[..., Any]) -> Callable[..., Any]:
     for option in reversed(
         (
             click.option(
-                "--dont-verify-build-id", is_flag=True, help="Take a module for one that a compiled FILE was built for."
+                "--dont-verify-build-id", is_flag=True, help="Accept builds of the module that a compiled FILE was not built for."
             ),
             click.option(
-                "--dont-verify-opcodes", is_flag=True, help="Insert whatever instructions are where probepoints are."
+                "--dont-verify-opcodes", is_flag=True, help="Insert probepoints whatever instructions are at their offsets."
             ),
         )
     ):

@@ -30,7 +30,7 @@ def scope_options(function: Callable[..., Any]) -> Callable[..., Any]:
             click.option("--uid", "user", metavar="USER", help="Only processes of this user, a name or number (ebpf)."),
             click.option(
                 "--follow/--no-follow", default=True, show_default=True,
-                help="With -c and -p: insert it into all processes that are started, too.",
+                help="With -c and -p: also insert it into child processes.",
             ),
         )
     ):  # fmt: skip

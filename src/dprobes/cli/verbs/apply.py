@@ -25,9 +25,9 @@ __all__ = ["command"]
 @click.option("--allow-write", is_flag=True, help="Allow instructions that change or stop the target.")
 def command(file: Path, arguments: tuple[str, ...], **options: Any) -> int:
     """
-    Insert the compiled probe program FILE (a PPDF, see 'dprobes build') by the probe manager.
+    Insert the compiled probe program FILE (a PPDF, see 'dprobes build') through the probe manager.
 
-    It needs neither symbols nor sources: the module must be of a build that it was made for. The instructions at its
+    It needs neither symbols nor sources: the module must be a build that FILE was compiled for. The instructions at the
     probepoints are compared with those of that build.
     """
     where = insertion_from(options, arguments)

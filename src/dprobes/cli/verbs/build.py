@@ -31,7 +31,7 @@ SUFFIX = ".ppdf"
 @click.command("build")
 @click.argument("file", type=PROGRAM_FILE)
 @click.option(
-    "-o", "--output", type=PROGRAM_FILE, metavar="OUT", help=f"Write there; by default FILE with {SUFFIX}, here."
+    "-o", "--output", type=PROGRAM_FILE, metavar="OUT", help=f"Write there; the default is FILE's name with {SUFFIX}, in the current directory."
 )
 @click.option(
     "--for", "modules", multiple=True, type=PROGRAM_FILE, metavar="LIB",
@@ -52,11 +52,11 @@ def command(
     templates: Path | None,
 ) -> int:
     """
-    Compile the probe program FILE for machines that have neither its text nor its module's symbols.
+    Compile the probe program FILE for machines that have neither its source nor its module's symbols.
 
-    The result holds the program, and for each build of its module the symbols that it needs and the instructions that
-    must be there. 'dprobes apply' and 'dprobes run' take it where they take FILE; another build of the module is
-    refused. Without --for it is compiled for the module on this machine.
+    The result contains the program and, for each build of its module, the symbols that it needs and the instructions
+    expected at its probepoints. 'dprobes apply' and 'dprobes run' accept it as FILE, and refuse other builds of the
+    module. Without --for the program is compiled for the module on this machine.
     """
     from dprobes.formatters.templates.carried import carried_templates
     from dprobes.ppdf import encode

@@ -26,7 +26,7 @@ __all__ = ["command"]
 @program_options
 @symbols_option
 @templates_option("Check the templates in this directory, too, and say for which records there is none.")
-@click.option("--arch", type=click.Choice(ARCHITECTURE_NAMES), help="Check for this processor, not this machine's.")
+@click.option("--arch", type=click.Choice(ARCHITECTURE_NAMES), help="Check for this processor instead of this machine's.")
 def command(
     file: Path,
     defines: tuple[str, ...],
@@ -38,12 +38,12 @@ def command(
     arch: str | None,
 ) -> int:
     """
-    Check the probe program FILE and print what is wrong or doubtful about it.
+    Check the probe program FILE and print errors and warnings.
 
     The program is compiled, and its module's symbols and instructions are looked up if the module is on this machine.
-    Nothing is printed, and the exit status is 0, if there is nothing to say.
+    If there is nothing to report, nothing is printed and the exit status is 0.
 
-    FILE may also be a directory of templates, or one file of it.
+    FILE may also be a directory of templates, or a file in it.
     """
     if file.is_dir() or file.name == DIRECTORY_FILE or file.suffix == TEMPLATE_SUFFIX:
         return check_templates(file)

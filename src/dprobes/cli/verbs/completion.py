@@ -13,9 +13,9 @@ SHELLS = ("bash", "zsh", "fish")
 @click.argument("shell", type=click.Choice(SHELLS))
 def command(shell: str) -> int:
     """
-    Print the script that lets SHELL complete verbs, options, files, groups, types, modules, symbols and names.
+    Print the script with which SHELL completes verbs, options, files, groups, types, modules, symbols and names.
 
-    For bash put 'eval "$(dprobes completion bash)"' into ~/.bashrc, for zsh the same with zsh into ~/.zshrc, behind
+    For bash put 'eval "$(dprobes completion bash)"' into ~/.bashrc; for zsh put the same with zsh into ~/.zshrc, after
     compinit; for fish write the output to ~/.config/fish/completions/dprobes.fish.
     """
     from dprobes.cli.completions import script

@@ -19,9 +19,9 @@ __all__ = ["command"]
 @click.command("doctor")
 def command() -> int:
     """
-    Print what this machine allows, each "no" with its reason and remedy.
+    Print what works on this machine, with a reason and a remedy for each "no".
 
-    Everything is tried, nothing is concluded from version numbers. Exit status 1 means that probes cannot work at all.
+    Each feature is tried; nothing is concluded from version numbers. Exit status 1 means that no probes work at all.
     """
     from dprobes.engines.registry import rows
 

@@ -41,9 +41,9 @@ _PIECE = 1 << 20
 @skip_damaged_option()
 def command(file: Path, templates: Path | None, format_name: str, skip_damaged: bool) -> int:
     """
-    Print the records of FILE, which may come from another machine: a trace file, or what --log-format binary gave.
+    Print the records of FILE: a trace file, or the output of --log-format binary, also from another machine.
 
-    The templates that programs brought with them are in a trace file. With - for FILE standard input is read.
+    A trace file contains the templates of its programs. With - as FILE standard input is read.
     """
     printer = Printer(format_name, read_templates(templates))
     report = DamageReport()

@@ -19,7 +19,7 @@ __all__ = ["command"]
 
 @click.command("getvars")
 @name_option
-@click.option("-i", "--index", "span", metavar="N1-N2", help="Only the variables with these indices, or a single one.")
+@click.option("-i", "--index", "span", metavar="N1-N2", help="Only the variables with these indices, or with a single index.")
 @click.option("--local", "wants_locals", is_flag=True, help="Only local and CPU variables.")
 @click.option("--global", "wants_globals", is_flag=True, help="Only global variables.")
 @click.option("--reset", is_flag=True, help="Set them to zero instead of printing them.")
@@ -36,8 +36,8 @@ def command(
     """
     Print the global variables, and the local and CPU variables of inserted programs.
 
-    Global variables are one array for all programs of the manager; they outlive programs. Of CPU variables each CPU has
-    its own; the last column is their sum.
+    All programs of the manager share one array of global variables, which outlives programs. Each CPU has its own CPU
+    variables; the last column is their sum.
     """
     one_of(name, everything=everything)
     both = wants_locals == wants_globals

@@ -35,7 +35,7 @@ def command(
     """
     Insert the probe program FILE, an .rpn source or a .ppdf, into all processes, or those of -p, -c, --cgroup, --uid.
 
-    The probe manager, which is started if there is none, keeps it inserted until 'dprobes remove'. Records go to the
+    The probe manager, which is started if necessary, keeps it inserted until 'dprobes remove'. Records go to the
     manager's trace file ('dprobes log' prints it) and to log targets.
     """
     where = insertion_from(options, arguments)

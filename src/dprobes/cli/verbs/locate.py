@@ -26,13 +26,13 @@ _BEFORE, _AFTER = 3, 6
 @click.command("locate")
 @click.argument("place", metavar="MODULE[:SYMBOL[+N|-N]]")
 @symbols_option
-@click.option("-p", "--pid", type=PROCESS_ID, help="Look for the module among the files that this process maps.")
+@click.option("-p", "--pid", type=PROCESS_ID, help="Search for the module among the files that this process maps.")
 def command(place: str, symbols: Path | None, pid: int | None) -> int:
     """
-    Print what 'offset =' and 'opcode =' are to say for a place in a module.
+    Print the values of 'offset =' and 'opcode =' for a place in a module.
 
-    MODULE is a path, or a name as in 'name ='. SYMBOL may be a number, a file offset. The instructions around the
-    place are listed, those that are cheap to probe marked with '+': a hit stops the thread only once.
+    MODULE is a path, or a name as in 'name ='. SYMBOL may be a number: a file offset. The instructions around the place
+    are listed. Those marked with '+' are cheap to probe: a hit stops the thread only once.
     """
     name, expression = _split(place)
     module = _load(name, symbols, pid)

@@ -40,22 +40,22 @@ _INTERVAL = 0.1
 
 @click.command("log")
 @click.argument("files", type=PROGRAM_FILE, nargs=-1, metavar="[FILE ...]")
-@click.option("-f", "--follow", is_flag=True, help="Go on with what comes, until Ctrl-C.")
+@click.option("-f", "--follow", is_flag=True, help="Wait for new records, until Ctrl-C.")
 @click.option(
     "--filter",
     "filters",
     multiple=True,
     metavar="CONDITION",
-    help="Only records for which this holds: 'major == 1 and name =~ \"ssh*\"'.",
+    help="Only records that match: 'major == 1 and name =~ \"ssh*\"'.",
 )
 @click.option("--name", metavar="NAME", help="Only records of the program of this name.")
-@click.option("--since", metavar="TIME", help="Only records from then on: 10m (ago), 14:30, a date and time, end-10m.")
-@click.option("--until", metavar="TIME", help="Only records before that.")
-@click.option("--head", type=click.IntRange(min=0), metavar="N", help="Only the first N of these records.")
-@click.option("--tail", type=click.IntRange(min=0), metavar="N", help="Only the last N; with -f, then what comes.")
-@click.option("--total", is_flag=True, help="Print how many they are, nothing else.")
+@click.option("--since", metavar="TIME", help="Only records from this time on: 10m (ago), 14:30, a date and time, end-10m.")
+@click.option("--until", metavar="TIME", help="Only records before this time.")
+@click.option("--head", type=click.IntRange(min=0), metavar="N", help="Only the first N selected records.")
+@click.option("--tail", type=click.IntRange(min=0), metavar="N", help="Only the last N; with -f, then the new ones.")
+@click.option("--total", is_flag=True, help="Print only the number of records.")
 @click.option(
-    "--count", "counted", multiple=True, metavar="FIELD[,FIELD...]", help="Print how often each value has occurred."
+    "--count", "counted", multiple=True, metavar="FIELD[,FIELD...]", help="Print how often each value occurs."
 )
 @click.option("--hist", "measured", multiple=True, metavar="FIELD", help="Print a histogram of the field.")
 @click.option("--format", "format_name", type=click.Choice(FORMATS), default="text", show_default=True)
@@ -78,14 +78,14 @@ def command(
     skip_damaged: bool,
 ) -> int:
     """
-    Print the records of trace files, by default those of the manager's.
+    Print the records of trace files, by default of the manager's trace file.
 
-    That holds the latest records of all programs that were inserted, also of those that have been removed. Several
-    files are merged in the order of time.
+    The manager's trace file contains the latest records of all inserted programs, including those removed since. Several
+    files are merged by time.
 
     A condition compares major, minor, cpu, pid, tid, uid, cs, ip, ss, sp, word_size, time, stack_trace, name (of the
-    process), module, program, symbol, function or host by ==, !=, <, <=, >, >=, =~ "pattern*", !~ or in (1, 2); and,
-    or, not and parentheses join comparisons.
+    process), module, program, symbol, function or host with ==, !=, <, <=, >, >=, =~ "pattern*", !~ or in (1, 2); and,
+    or, not and parentheses combine comparisons.
     """
     if head is not None and tail is not None:
         raise click.UsageError("--head and --tail exclude each other")

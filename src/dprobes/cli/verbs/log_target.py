@@ -24,9 +24,9 @@ __all__ = ["absolute_target", "command"]
 @click.group("log-target")
 def command() -> None:
     """
-    Add, remove and list where records go, while programs are active.
+    Add, remove and list log targets, also while programs are active.
 
-    A TARGET is one of those that 'dprobes log-target kinds' lists: KLOG, the path of a file, syslog:udp://HOST and many
+    'dprobes log-target kinds' lists what TARGET may be: KLOG, the path of a file, syslog:udp://HOST and many
     others. The manager's trace file, which 'dprobes log' reads, always gets all records.
     """
 
@@ -49,9 +49,9 @@ def add(target: str, name: str | None, log_format: str) -> int:
 
 @command.command("remove")
 @click.argument("target")
-@click.option("--name", metavar="NAME", help="Only the one for the program of this name.")
+@click.option("--name", metavar="NAME", help="Only the log target for the program of this name.")
 def remove(target: str, name: str | None) -> int:
-    """Remove a log target, and print what it has got."""
+    """Remove a log target, and print its counts."""
     with client() as manager:
         _print(manager.remove_target(absolute_target(target), name))
     return 0
@@ -74,7 +74,7 @@ def list_targets(as_json: bool) -> int:
 
 @command.command("kinds")
 def list_kinds() -> int:
-    """List what a TARGET can be."""
+    """List the kinds of log targets."""
     print_table(("target", "what it is"), [(kind.syntax, kind.doc) for kind in kinds()])
     return 0
 

@@ -29,11 +29,11 @@ _MANY = 40
 
 @click.command("query")
 @name_option
-@click.option("-x", "--extended", is_flag=True, help="Headers, places, variables and disassembled handlers as well.")
+@click.option("-x", "--extended", is_flag=True, help="Also print headers, places, variables and disassembled handlers.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def command(name: str | None, everything: bool, extended: bool, as_json: bool) -> int:
     """
-    Print the inserted programs with the state and the counts of their probepoints.
+    Print the inserted programs with the states and counts of their probepoints.
 
     States are COMPILED (known, but not inserted yet), ACTIVE, MISMATCH (other code is there), CONFLICT (another tool's
     breakpoint is there), DISABLED (maxhits is reached), REMOVED, INVALID_OFFSET, EXCLUDED (would probe dprobes itself),

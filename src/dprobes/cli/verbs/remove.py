@@ -16,9 +16,9 @@ __all__ = ["command"]
 @name_option
 def command(probe: str | None, name: str | None, everything: bool) -> int:
     """
-    Remove the program --name NAME, or --all programs, and print what their probepoints have counted.
+    Remove the program --name NAME, or --all programs, and print the counts of their probepoints.
 
-    With MAJOR,MINOR only the probepoints with these codes are removed, of the program --name NAME or of all.
+    With MAJOR,MINOR, remove only the probepoints with these codes, of the program --name NAME or of all programs.
     """
     one_of(name, everything=everything)
     if probe is None and name is None and not everything:

@@ -68,22 +68,22 @@ _GDB = ("gdb", "-q", "-p", "%p", "-ex", "handle SIGSTOP nostop noprint nopass")
     "log_items",
     multiple=True,
     metavar="ITEMS",
-    help=f"Header items, separated by commas: {', '.join(LOG_ITEMS)}, or ALL; without -p and -c PROCNAME,PID besides.",
+    help=f"Header items, separated by commas: {', '.join(LOG_ITEMS)}, or ALL; PROCNAME,PID are added without -p and -c.",
 )
 @click.option(
     "-o",
     "--output",
     type=PROGRAM_FILE,
     metavar="FILE",
-    help="Write records there, not to standard output; a name in .dpt makes a trace file, which is appended to, "
-    ".dptz a compressed one.",
+    help="Write records there instead of to standard output. A name in .dpt appends to a trace file, "
+    ".dptz to a compressed one.",
 )
 @click.option(
     "--log-target",
     "targets",
     multiple=True,
     metavar="TARGET",
-    help="Send records there, instead of standard output; 'dprobes log-target kinds' lists what there is.",
+    help="Send records there instead of to standard output; 'dprobes log-target kinds' lists the targets.",
 )
 @log_format_option(None)
 @click.option("--top", is_flag=True, help="Show a live table of the probepoints instead of records.")
@@ -92,20 +92,20 @@ _GDB = ("gdb", "-q", "-p", "%p", "-ex", "handle SIGSTOP nostop noprint nopass")
     "counted",
     multiple=True,
     metavar="FIELD[,FIELD...]",
-    help="Instead of records, print at the end how often each value has occurred.",
+    help="At the end, print how often each value occurred, instead of records.",
 )
 @click.option(
     "--hist",
     "measured",
     multiple=True,
     metavar="FIELD",
-    help="Instead of records, print at the end a histogram of the field.",
+    help="At the end, print a histogram of the field, instead of records.",
 )
 @click.option(
     "--debugger",
     "debugger",
     metavar="COMMAND",
-    help="What 'exit 1' starts, without a shell; %p is the process. At a terminal: gdb -p %p; else nothing.",
+    help="The command that 'exit 1' starts, without a shell; %p is the process. Default: gdb -p %p at a terminal, else none.",
 )
 @click.option(
     "--core-dir",
@@ -116,10 +116,10 @@ _GDB = ("gdb", "-q", "-p", "%p", "-ex", "handle SIGSTOP nostop noprint nopass")
     help="Where 'exit 3' writes core.dprobes.PID.",
 )
 @click.option(
-    "--pid-namespace", is_flag=True, help="Give pid and tid as the processes' own PID namespace numbers them (ebpf)."
+    "--pid-namespace", is_flag=True, help="Log pid and tid as seen in the process's own PID namespace (ebpf)."
 )
 @click.option(
-    "--exact", is_flag=True, help="Probe the very instruction that is named, where a neighbour is cheaper (ebpf)."
+    "--exact", is_flag=True, help="Probe exactly the named instruction, even if a neighbour is cheaper (ebpf)."
 )
 @click.option(
     "--ring-size",
@@ -127,11 +127,11 @@ _GDB = ("gdb", "-q", "-p", "%p", "-ex", "handle SIGSTOP nostop noprint nopass")
     default=RING_SIZE >> 20,
     show_default=True,
     metavar="MIB",
-    help="Room for records that nobody has taken yet, in MiB (ebpf).",
+    help="Size of the buffer for records not yet read, in MiB (ebpf).",
 )
-@click.option("--allow-self", is_flag=True, help="Allow -p to name a process of another dprobes.")
+@click.option("--allow-self", is_flag=True, help="Allow -p for a process of another dprobes.")
 @verbose_option
-@click.option("--exit-status", is_flag=True, help="End with the exit status of the command.")
+@click.option("--exit-status", is_flag=True, help="Return the exit status of the command.")
 def command(
     file: Path,
     arguments: tuple[str, ...],
@@ -169,12 +169,12 @@ def command(
     exit_status: bool,
 ) -> int:
     """
-    Run the probe program FILE on a command or a process and all that it starts, or on all processes.
+    Run the probe program FILE on a command or a process and its child processes, or on all processes.
 
-    FILE is the text of a program, - that on standard input, or a compiled program (dprobes build). Records go to
-    standard output, everything else to standard error, with a summary at the end. With --format json and csv standard
-    output holds nothing but records: what the command prints goes to standard error. Ctrl-C takes the probepoints away;
-    processes that were there before go on.
+    FILE is the source of a program, - for a source on standard input, or a compiled program (dprobes build). Records go
+    to standard output; everything else, with a summary at the end, goes to standard error. With --format json and csv
+    only records go to standard output, and the output of the command goes to standard error. Ctrl-C removes the
+    probepoints; processes that were running before continue.
     """  # fmt: skip
     scope = scope_of(command_line, arguments, pid, cgroup, user, follow=follow)
     if exit_status and not scope.command:

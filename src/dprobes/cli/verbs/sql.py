@@ -33,19 +33,19 @@ _PATIENCE = 1.0
 
 @click.command("sql")
 @click.argument("words", nargs=-1, metavar="[FILE ...] 'SELECT ...'")
-@click.option("--list", "lists", is_flag=True, help="Print the tables and their columns; there is no query then.")
+@click.option("--list", "lists", is_flag=True, help="Print the tables and their columns instead of a query's result.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print the rows as CSV.")
 @click.option("--json", "as_json", is_flag=True, help="Print the rows as JSON lines.")
 @skip_damaged_option()
 def command(words: tuple[str, ...], lists: bool, as_csv: bool, as_json: bool, skip_damaged: bool) -> int:
     """
-    Ask for records in SQL (DuckDB's).
+    Query records in SQL (DuckDB's dialect).
 
-    FILE is a trace file, a directory of the log target parquet:DIR, or a Parquet file in one; without, it is the
-    manager's trace file. The table 'records' has what all records have; 'm1_2' has those of major code 1 and minor code
-    2, with the fields of their template. --list prints what there is.
+    FILE is a trace file, a directory of the log target parquet:DIR, or a Parquet file in such a directory; the default
+    is the manager's trace file. The table 'records' has the columns that all records have. The table 'm1_2' has the
+    records of major code 1 and minor code 2, with the fields of their template. --list prints all tables.
 
-    A query can read nothing but these files, and write nothing.
+    A query can read only these files, and cannot write.
     """
     if as_csv and as_json:
         raise click.UsageError("--csv and --json exclude each other")

@@ -16,13 +16,13 @@ _PATIENCE = 10.0
 
 
 @click.command("stop")
-@click.option("--manager", "ends", is_flag=True, help="End the probe manager as well, and its global variables.")
+@click.option("--manager", "ends", is_flag=True, help="Also end the probe manager, and with it its global variables.")
 def command(ends: bool) -> int:
     """
-    Remove every probepoint at once: the kill switch.
+    Remove all probepoints at once: the kill switch.
 
-    A manager that does not answer is ended, and killed if that takes longer than it should; the kernel and the tracers
-    take its probepoints away then.
+    A manager that does not answer in time is terminated, and killed if it does not end; then the kernel and the tracers
+    remove its probepoints.
     """
     manager = client(patience=_PATIENCE)
     try:
