@@ -33,9 +33,9 @@ hits, and writes log records to its trace file and to log targets, until the pro
 ORIGINAL = """
 A command line whose first argument is an option other than `--help` and `--version` is interpreted as one for the
 original `dprobes` of 2000 to 2004. In such a line one-letter options have the meaning below, not that of the verbs
-above; `=` may stand between an option and its value, with or without blanks; a list extends to the next option; the verb
-may stand anywhere. Without `--log-target`, records go to KLOG if the kernel's log can be written; else they go to the
-manager's trace file, and a note says so.
+above; `=` may stand between an option and its value, with or without blanks; a list extends to the next option; the
+verb may stand anywhere. Without `--log-target`, records go to KLOG if the kernel's log can be written; else they go to
+the manager's trace file, and a note says so.
 """
 
 EXAMPLES = (
@@ -88,7 +88,10 @@ ENVIRONMENT = (
             "`$XDG_STATE_HOME/dprobes`, else `~/.local/state/dprobes`."
         ),
     ),
-    ("XDG_CACHE_HOME", "The directory that caches data about the running kernel until the next boot. Default: `~/.cache`."),
+    (
+        "XDG_CACHE_HOME",
+        "The directory that caches data about the running kernel until the next boot. Default: `~/.cache`.",
+    ),
 )
 
 FILES = (

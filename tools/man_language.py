@@ -23,15 +23,15 @@ if TYPE_CHECKING:
     from dprobes.arch import Architecture
 
 DESCRIPTION = """
-A probe program is a text. It has a file header, which names the module to probe, then *probe definitions*. Each begins
-with a probepoint header, which says where the probepoint is, and goes on with the instructions of its probe handler.
+A probe program has a file header, which names the module to probe, and *probe definitions*. A probe definition has a
+probepoint header, which says where the probepoint is, and the instructions of its probe handler.
 
-Everything but module names, file names and symbols is case-insensitive. A statement ends with its line or with `;`.
-`//` and `/* */` are comments. The C preprocessor runs first: `#include`, `#define`, `#if`. A label, `name:`, before an
-instruction names it for jumps. `proc name` and `endproc` enclose a procedure, for `call`.
+Module names, file names and symbols are case-sensitive; everything else is not. A statement ends with its line or with
+`;`. `//` and `/* */` are comments. The C preprocessor runs first: `#include`, `#define`, `#if`. A label, `name:`,
+before an instruction is a target for jumps. `proc name` and `endproc` enclose a procedure, for `call`.
 
 Values are numbers (`16`, `0x10`, `020`, `'a'`), symbols of the module, and expressions of them (`main + 4`). A symbol
-stands for its run-time address in the process that hits. A word is the module's machine word, 4 or 8 bytes.
+is its run-time address in the process of the hit. A word is the module's machine word, 4 or 8 bytes.
 """
 
 EXAMPLE = """
@@ -45,16 +45,16 @@ minor = 1
 """
 
 STACK = """
-What stands behind an instruction is what it does to the RPN stack: before -- after, the top rightmost. `x*n` is as many
-cells as the instruction says, `x*?` as many as a popped count says, `value*cells` as many as the value has, least
+The parentheses after an instruction show its effect on the RPN stack: before -- after, the top rightmost. `x*n` is as
+many cells as the instruction says, `x*?` as many as a popped count says, `value*cells` as many as the value has, least
 significant on top.
 """
 
 EXCEPTIONS = """
-An exception that is enabled pushes its two parameters and its code, and goes to the handler that `sx` has set in the
-innermost call frame that has one; the frames inside that are left. Where none is set, the probe handler ends, and its
-record is kept. `ex_mask` of the probepoint header enables exceptions, a bit each, by default {mask:#06x}. What happens
-to the others the last column says.
+An enabled exception pushes its two parameters and its code, and jumps to the handler that `sx` has set in the innermost
+call frame that has one; the frames inside that frame are left. If no handler is set, the probe handler ends, and its
+record is kept. `ex_mask` of the probepoint header enables exceptions, one bit each, by default {mask:#06x}. The last
+column says what happens if an exception is disabled.
 """
 
 TOKENS = """
@@ -104,7 +104,9 @@ def page() -> str:
         ),
     )
     result.section("Registers")
-    result.paragraph("Which registers may be pushed and popped, of the user's context (u) and the current one (r).")
+    result.paragraph(
+        "The table shows which registers can be pushed and popped, in the user context (u) and in the current one (r)."
+    )
     for name in ARCHITECTURE_NAMES:
         arch = architecture(name)
         result.subsection(name)

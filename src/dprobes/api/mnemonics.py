@@ -124,7 +124,7 @@ class Instructions(ABC):
 
     def remove(self) -> Self:
         """
-        End the handler with a record and take the probepoint away.
+        End the handler with a record and remove the probepoint.
 
         remove: stack ``--``.
         """
@@ -132,7 +132,7 @@ class Instructions(ABC):
 
     def exit(self, code: int | None = None) -> Self:
         """
-        End the handler with a record, then hand over: 1 to a debugger, 2 to a crash dump, 3 to a core dump.
+        End the handler with a record, then act by the code: 1 debugger, 2 crash dump, 3 core dump.
 
         exit <code>: stack ``--``; raises INVALID_OPERAND.
 

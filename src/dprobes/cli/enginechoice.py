@@ -92,4 +92,6 @@ def note_uprobe_holders() -> None:
 
 def verbose_option(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add the option ``-v`` to a command."""
-    return click.option("-v", "--verbose", is_flag=True, help="Always report which engine was chosen, and why.")(function)
+    return click.option("-v", "--verbose", is_flag=True, help="Always report which engine was chosen, and why.")(
+        function
+    )

@@ -43,7 +43,7 @@ def insertion_options(function: Callable[..., Any]) -> Callable[..., Any]:
     for option in reversed(
         (
             click.option("--merge", "merges", is_flag=True, help="Add FILE to the program that is already inserted."),
-            click.option("--replace", "replaces", is_flag=True, help="Replace the inserted program with FILE, without losing hits."),
+            click.option("--replace", "replaces", is_flag=True, help="Replace the inserted program; no hit is lost."),
             click.option("--as", "as_name", metavar="NAME", help="Insert FILE under this name, in addition to others."),
             click.option(
                 "--log", "log_items", multiple=True, metavar="ITEMS",
@@ -60,7 +60,7 @@ def insertion_options(function: Callable[..., Any]) -> Callable[..., Any]:
             ),
             engine_option("auto chooses."),
             click.option("--exact", is_flag=True, help="Probe exactly the named instruction (ebpf)."),
-            click.option("--pid-namespace", is_flag=True, help="Log pid and tid as seen in the process's own PID namespace (ebpf)."),
+            click.option("--pid-namespace", is_flag=True, help="Log pid and tid of the PID namespace (ebpf)."),
             click.option(
                 "--core-dir", "core_directory", type=click.Path(exists=True, file_okay=False), default=".",
                 metavar="DIR", help="Where 'exit 3' writes core.dprobes.PID.",

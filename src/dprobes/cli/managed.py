@@ -32,7 +32,9 @@ def name_option(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add ``--name`` and ``--all`` to a command."""
     for option in (
         click.option("-a", "--all", "everything", is_flag=True, help="All programs."),
-        click.option("--name", metavar="NAME", help="Only the program of this name: its module's name, or that given by --as."),
+        click.option(
+            "--name", metavar="NAME", help="Only the program of this name: its module's name, or that given by --as."
+        ),
     ):
         function = option(function)
     return function

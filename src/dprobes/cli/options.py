@@ -60,7 +60,9 @@ def selection_options(function: Callable[..., Any]) -> Callable[..., Any]:
             click.option(
                 "--group", "groups", multiple=True, metavar="NAMES", help="Insert only the definitions of these groups."
             ),
-            click.option("--type", "types", multiple=True, metavar="NAMES", help="Insert only the definitions of these types."),
+            click.option(
+                "--type", "types", multiple=True, metavar="NAMES", help="Insert only the definitions of these types."
+            ),
         )
     ):
         function = option(function)
@@ -77,10 +79,14 @@ def verification_options(function: Callable[..., Any]) -> Callable[..., Any]:
     for option in reversed(
         (
             click.option(
-                "--dont-verify-build-id", is_flag=True, help="Accept builds of the module that a compiled FILE was not built for."
+                "--dont-verify-build-id",
+                is_flag=True,
+                help="Accept builds of the module that a compiled FILE was not built for.",
             ),
             click.option(
-                "--dont-verify-opcodes", is_flag=True, help="Insert probepoints whatever instructions are at their offsets."
+                "--dont-verify-opcodes",
+                is_flag=True,
+                help="Insert probepoints whatever instructions are at their offsets.",
             ),
         )
     ):

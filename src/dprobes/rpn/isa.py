@@ -304,9 +304,9 @@ _EXECUTION = (
     Row(0x09, "call <procname>", "--", Group.EXECUTION, "Call a procedure; SBP and the exception handler are saved.", (_E.CALL_MAX, _E.JMP_MAX), Flow.CALL),
     Row(0x0A, "ret", "--", Group.EXECUTION, "Return from a procedure; SBP is restored.", (_E.CALL_MAX,), Flow.RETURN),
     Row(0x0B, "abort", "--", Group.EXECUTION, "End the handler without a record.", (), Flow.END),
-    Row(0x0C, "remove", "--", Group.EXECUTION, "End the handler with a record and take the probepoint away.", (), Flow.END),
+    Row(0x0C, "remove", "--", Group.EXECUTION, "End the handler with a record and remove the probepoint.", (), Flow.END),
     Row(0x0D, "exit", "--", Group.EXECUTION, "End the handler with a record.", (), Flow.END),
-    Row(0x0E, "exit <code>", "--", Group.EXECUTION, "End the handler with a record, then hand over: 1 to a debugger, 2 to a crash dump, 3 to a core dump.", (_E.INVALID_OPERAND,), Flow.END),
+    Row(0x0E, "exit <code>", "--", Group.EXECUTION, "End the handler with a record, then act by the code: 1 debugger, 2 crash dump, 3 core dump.", (_E.INVALID_OPERAND,), Flow.END),
     Row(0x8D, "callk", "--", Group.EXECUTION, "Call every registered extension, in order of registration; INVALID_OPERAND(6, number) if one fails.", (_E.INVALID_OPERAND,), since="3.0"),
     Row(0x99, "callk <name>", "--", Group.EXECUTION, "Call the registered extension of that name; INVALID_OPERAND(6, number) if it fails.", (_E.INVALID_OPERAND,), since=OURS),
 )  # fmt: skip

@@ -1,5 +1,5 @@
 """
-Where a function is left: its return instructions, and the jumps by which it may hand over to another function.
+Where a function is left: its return instructions, and the jumps that may be tail calls.
 
 A function is its symbol's range, or that of its frame description, and the cold parts that the compiler moved
 elsewhere. A jump out of it with only the return address on the stack is a tail call; that is what the unwind table

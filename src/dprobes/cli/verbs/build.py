@@ -31,7 +31,11 @@ SUFFIX = ".ppdf"
 @click.command("build")
 @click.argument("file", type=PROGRAM_FILE)
 @click.option(
-    "-o", "--output", type=PROGRAM_FILE, metavar="OUT", help=f"Write there; the default is FILE's name with {SUFFIX}, in the current directory."
+    "-o",
+    "--output",
+    type=PROGRAM_FILE,
+    metavar="OUT",
+    help=f"Write there; the default is FILE's name with {SUFFIX}, in the current directory.",
 )
 @click.option(
     "--for", "modules", multiple=True, type=PROGRAM_FILE, metavar="LIB",

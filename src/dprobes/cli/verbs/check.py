@@ -26,7 +26,9 @@ __all__ = ["command"]
 @program_options
 @symbols_option
 @templates_option("Check the templates in this directory, too, and say for which records there is none.")
-@click.option("--arch", type=click.Choice(ARCHITECTURE_NAMES), help="Check for this processor instead of this machine's.")
+@click.option(
+    "--arch", type=click.Choice(ARCHITECTURE_NAMES), help="Check for this processor instead of this machine's."
+)
 def command(
     file: Path,
     defines: tuple[str, ...],

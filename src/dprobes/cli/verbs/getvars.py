@@ -19,7 +19,9 @@ __all__ = ["command"]
 
 @click.command("getvars")
 @name_option
-@click.option("-i", "--index", "span", metavar="N1-N2", help="Only the variables with these indices, or with a single index.")
+@click.option(
+    "-i", "--index", "span", metavar="N1-N2", help="Only the variables with these indices, or with a single index."
+)
 @click.option("--local", "wants_locals", is_flag=True, help="Only local and CPU variables.")
 @click.option("--global", "wants_globals", is_flag=True, help="Only global variables.")
 @click.option("--reset", is_flag=True, help="Set them to zero instead of printing them.")

@@ -49,7 +49,9 @@ _INTERVAL = 0.1
     help="Only records that match: 'major == 1 and name =~ \"ssh*\"'.",
 )
 @click.option("--name", metavar="NAME", help="Only records of the program of this name.")
-@click.option("--since", metavar="TIME", help="Only records from this time on: 10m (ago), 14:30, a date and time, end-10m.")
+@click.option(
+    "--since", metavar="TIME", help="Only records from this time on: 10m (ago), 14:30, a date and time, end-10m."
+)
 @click.option("--until", metavar="TIME", help="Only records before this time.")
 @click.option("--head", type=click.IntRange(min=0), metavar="N", help="Only the first N selected records.")
 @click.option("--tail", type=click.IntRange(min=0), metavar="N", help="Only the last N; with -f, then the new ones.")
@@ -80,8 +82,8 @@ def command(
     """
     Print the records of trace files, by default of the manager's trace file.
 
-    The manager's trace file contains the latest records of all inserted programs, including those removed since. Several
-    files are merged by time.
+    The manager's trace file contains the latest records of all inserted programs, including those removed since.
+    Several files are merged by time.
 
     A condition compares major, minor, cpu, pid, tid, uid, cs, ip, ss, sp, word_size, time, stack_trace, name (of the
     process), module, program, symbol, function or host with ==, !=, <, <=, >, >=, =~ "pattern*", !~ or in (1, 2); and,

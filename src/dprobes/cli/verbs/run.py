@@ -68,7 +68,7 @@ _GDB = ("gdb", "-q", "-p", "%p", "-ex", "handle SIGSTOP nostop noprint nopass")
     "log_items",
     multiple=True,
     metavar="ITEMS",
-    help=f"Header items, separated by commas: {', '.join(LOG_ITEMS)}, or ALL; PROCNAME,PID are added without -p and -c.",
+    help=f"Header items, joined by commas: {', '.join(LOG_ITEMS)}, or ALL; without -p and -c PROCNAME,PID are added.",
 )
 @click.option(
     "-o",
@@ -105,7 +105,7 @@ _GDB = ("gdb", "-q", "-p", "%p", "-ex", "handle SIGSTOP nostop noprint nopass")
     "--debugger",
     "debugger",
     metavar="COMMAND",
-    help="The command that 'exit 1' starts, without a shell; %p is the process. Default: gdb -p %p at a terminal, else none.",
+    help="What 'exit 1' starts, without a shell; %p is the process. Default: gdb -p %p at a terminal, else nothing.",
 )
 @click.option(
     "--core-dir",

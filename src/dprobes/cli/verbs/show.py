@@ -33,7 +33,9 @@ __all__ = ["command", "listing"]
 @symbols_option
 @click.option("-p", "--pid", type=PROCESS_ID, help="Search for the module among the files that this process maps.")
 @click.option("--bpf", "as_bpf", is_flag=True, help="Print the handlers as eBPF, as the ebpf engine compiles them.")
-@click.option("--arch", type=click.Choice(ARCHITECTURE_NAMES), help="Encode for this processor instead of this machine's.")
+@click.option(
+    "--arch", type=click.Choice(ARCHITECTURE_NAMES), help="Encode for this processor instead of this machine's."
+)
 def command(
     file: Path,
     defines: tuple[str, ...],
@@ -48,11 +50,11 @@ def command(
     """
     Print the probe program FILE as it will be inserted.
 
-    For each probepoint: its place in the module and the instruction there. Then the handler: byte offsets in the encoded
-    program, instructions, and the depth of the RPN stack before each instruction ('?' where it depends on the run).
+    For each probepoint: its place in the module and the instruction there. Then the handler: byte offsets in the
+    encoded program, instructions, and the depth of the RPN stack before each ('?' where it depends on the run).
 
-    With --bpf: the eBPF that the handlers are compiled to for this kernel, with the program's instructions in between. A
-    jump shows its distance and the number of its target instruction.
+    With --bpf: the eBPF that the handlers are compiled to for this kernel, with the program's instructions in between.
+    A jump shows its distance and the number of its target instruction.
 
     For a compiled program (dprobes build): everything that the file contains, and nothing about this machine.
     """
