@@ -22,7 +22,8 @@ INTRODUCTION = """\
 
 A probe program is a file header, then probe definitions; a probe definition is a probepoint header, then the
 instructions of its handler. Module names, file names and symbols are case-sensitive; everything else is not. A
-statement ends with its line or with `;`. `//` and `/* */` are comments. The C preprocessor runs first: `#include`, `#define`, `#if`.
+statement ends with its line or with `;`. `//` and `/* */` are comments. The C preprocessor runs first: `#include`,
+`#define`, `#if`.
 
 ```
 name = "libc.so.6"     // file header
