@@ -14,8 +14,9 @@ from dprobes.diagnostics import Diagnostics
 from dprobes.engines.hits.records import RecordBuilder
 from dprobes.engines.linux import ptracecalls
 from dprobes.engines.ptrace.sharedcounters import SharedCounters
-from dprobes.engines.ptrace.tracer.processes import AddressSpace, Thread, ThreadState
+from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
 from dprobes.engines.ptrace.tracer.programs import InsertedProgram, Reach
+from dprobes.engines.ptrace.tracer.state import Thread, ThreadState
 from dprobes.engines.ptrace.tracer.threadcontext import ThreadContext
 from dprobes.record.layout import Item
 from dprobes.rpn.encoder import encode

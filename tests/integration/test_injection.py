@@ -15,8 +15,9 @@ import pytest
 from dprobes.engines.linux import ptracecalls
 from dprobes.engines.linux.ptracecalls import Event, Register, RegisterSet, StopKind, classify_stop
 from dprobes.engines.ptrace.tracer import injection
+from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
 from dprobes.engines.ptrace.tracer.injection import InjectionError
-from dprobes.engines.ptrace.tracer.processes import AddressSpace, Thread, ThreadGoneError, ThreadState
+from dprobes.engines.ptrace.tracer.state import Thread, ThreadGoneError, ThreadState
 from integration.support import await_line, await_true, kernel_state, running, status_field, symbols_of
 
 if TYPE_CHECKING:

@@ -13,8 +13,9 @@ from dprobes.engines.findings import Finding
 from dprobes.engines.linux import ptracecalls
 from dprobes.engines.linux.oomscore import SPARED, set_score
 from dprobes.engines.linux.procfs import process_field
+from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
 from dprobes.engines.ptrace.tracer.injection import InjectionError, injecting, may_inject
-from dprobes.engines.ptrace.tracer.processes import AddressSpace, Thread, ThreadState
+from dprobes.engines.ptrace.tracer.state import Thread, ThreadState
 from dprobes.engines.refusals import YAMA_REMEDY, yama_scope
 from dprobes.engines.x86.debugregs import CONTROL, SLOTS, Watch, control_bits
 from dprobes.rpn.program import Access

@@ -13,7 +13,10 @@ if TYPE_CHECKING:
     from dprobes.rpn.encoder import CodeImage
     from dprobes.vm.machine import Point
 
-__all__ = ["Code", "Role", "Site", "Sites", "WatchSite"]
+__all__ = ["Code", "FileKey", "Role", "Site", "Sites", "WatchSite"]
+
+FileKey = tuple[int, int, str]
+"""Device, inode and path of a file that is mapped executable."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, cast
 from dprobes.engines.hits.handlerruns import HandlerRunner
 from dprobes.engines.hits.probes import ProbeLimits
 from dprobes.engines.linux.ptracecalls import Register, Registers
-from dprobes.engines.ptrace.tracer.processes import AddressSpace, Thread, ThreadState
+from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
+from dprobes.engines.ptrace.tracer.state import Thread, ThreadState
 from dprobes.engines.ptrace.tracer.threadcontext import ThreadContext
 from dprobes.resolve.probestate import ProbeState
 from dprobes.vm import Ending, Outcome, Point

@@ -11,7 +11,7 @@ import contextlib
 import os
 from typing import TYPE_CHECKING
 
-from dprobes.engines.ptrace.tracer.processes import INT3
+from dprobes.engines.ptrace.tracer.breakpoints import INT3
 from dprobes.engines.ptrace.wire import Kind, Placed, Removed, Watched, load_message
 
 if TYPE_CHECKING:

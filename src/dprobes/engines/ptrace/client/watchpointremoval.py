@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 from dprobes.engines.linux import ptracecalls
 from dprobes.engines.linux.procfs import process_field, threads_of
 from dprobes.engines.linux.ptracecalls import StopKind, classify_stop
-from dprobes.engines.ptrace.tracer.processes import AddressSpace, Thread, ThreadState
+from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
+from dprobes.engines.ptrace.tracer.state import Thread, ThreadState, ThreadTable
 from dprobes.engines.ptrace.tracer.stopper import Stopper, await_stop
 from dprobes.engines.ptrace.tracer.watchpoints import DebugRegisters
 from dprobes.engines.x86.debugregs import CONTROL, SLOTS, STATUS, decode, slot_mask, slots_hit
@@ -41,7 +42,7 @@ def clear_processes(watches: Mapping[int, tuple[Watch, ...]]) -> tuple[int, int]
 
     Return how many threads were cleared, and how many may still have them because they could not be stopped.
     """
-    threads: dict[int, Thread] = {}
+    threads = ThreadTable()
     stopper = Stopper(threads, DebugRegisters(lambda _: None).program_and_report)
     missed = 0
     until = time.monotonic() + _PATIENCE

@@ -1,39 +1,29 @@
-"""
-Breakpoints: what each is for, and what happens where a program has moved or copied code that holds one.
-
-A thread runs into a breakpoint there that nobody knows. Code that was moved (mremap(2)) is a mapping of its file still,
-in which the probepoints are placed anew. In a copy the original byte is put back, which is what would be there without
-us. A program that catches SIGTRAP is left alone: it may have put breakpoints of its own into code like ours.
-"""
+"""Breakpoints and watchpoints of address spaces, as data: where they are, and what each is for."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
 from dataclasses import field
 from typing import TYPE_CHECKING
 
-from dprobes.engines.linux.procfs import process_field
 from dprobes.engines.ptrace.sites import Role
-from dprobes.engines.ptrace.tracer.processes import INT3
 from dprobes.lazydataclass import dataclass
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from dprobes.engines.ptrace.sites import Site
-    from dprobes.engines.ptrace.tracer.processes import AddressSpace, Thread
+    from dprobes.engines.ptrace.sites import FileKey, Site
     from dprobes.engines.ptrace.tracer.programs import InsertedProgram, Probe
+    from dprobes.engines.x86.debugregs import Watch
     from dprobes.vm import Point
 
-__all__ = ["Breakpoint", "heal"]
+__all__ = ["INT3", "Breakpoint", "Watchpoint"]
+
+INT3 = b"\xcc"
+"""The breakpoint instruction."""
 
 
 @dataclass(slots=True, eq=False)
 class Breakpoint:
     """
-    Hold one breakpoint; ``original`` is the byte it stands in for, and ``site`` describes the instruction.
+    A breakpoint; ``original`` is the byte it stands in for, and ``site`` describes the instruction.
 
     Those of ``handlers`` are hit before the instruction, those of ``exits`` by what the instruction does, both in the
     order in which their programs were inserted; those that are ``waiting`` are hit when a thread returns here. ``own``
@@ -100,42 +90,11 @@ def _rank(owner: tuple[Probe, object]) -> int:
     return owner[0].program.rank
 
 
-_ALIKE = 16
-"""How many bytes from a breakpoint on must be the same for a place to be a copy of it."""
+@dataclass(slots=True, eq=False)
+class Watchpoint:
+    """A watchpoint in one address space, where it is because of ``file``."""
 
-
-def heal(thread: Thread, address: int, inherit: Callable[[AddressSpace, Thread], object]) -> bool:
-    """
-    Take away a breakpoint of ours at which a thread has stopped, and which is at no address that we know.
-
-    Return whether there was one; the thread is to be set back onto the instruction then.
-    """
-    space = thread.space
-    if _catches_traps(thread.tid):
-        return False
-    inherit(space, thread)
-    if address in space.breakpoints or address in space.former:
-        return True
-    with contextlib.suppress(OSError):
-        here = os.pread(space.memory, _ALIKE, address)
-        original = _original(space, here)
-        if original is not None and here[:1] == INT3:
-            os.pwrite(space.memory, bytes([original.original]), address)
-            return True
-    return False
-
-
-def _original(space: AddressSpace, copy: bytes) -> Breakpoint | None:
-    """Return the breakpoint of which there is a copy with these bytes."""
-    if len(copy) < _ALIKE:
-        return None
-    for breakpoint_ in space.breakpoints.values():
-        with contextlib.suppress(OSError):
-            if os.pread(space.memory, _ALIKE, breakpoint_.address) == copy:
-                return breakpoint_
-    return None
-
-
-def _catches_traps(tid: int) -> bool:
-    caught = process_field(tid, "SigCgt")
-    return bool(caught) and bool(int(caught, 16) & 1 << signal.SIGTRAP - 1)
+    watch: Watch
+    probe: Probe
+    point: Point
+    file: FileKey

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.engines.linux.procfs import thread_state
 from dprobes.engines.ptrace.sites import Sites
-from dprobes.engines.ptrace.wire import FrameReader, load_message, pack_message, pack_record
+from dprobes.engines.ptrace.wire import FrameReader, Warned, load_message, pack_message, pack_record
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -61,6 +61,7 @@ class Connection:
         self.client = os.getppid()
         """The process id of the client."""
         self._messages: deque[object] = deque()
+        self._warned: set[tuple[int | None, str]] = set()
         fcntl.fcntl(incoming, fcntl.F_SETOWN, os.getpid())
         fcntl.fcntl(incoming, fcntl.F_SETFL, fcntl.fcntl(incoming, fcntl.F_GETFL) | os.O_ASYNC)
 
@@ -83,6 +84,12 @@ class Connection:
         """Send a message, or keep it until there is room."""
         self._waiting += pack_message(message)
         self.flush()
+
+    def warn_once(self, message: str, hint: str | None, program: int | None = None) -> None:
+        """Tell the user of a program something, or of all; the same thing once."""
+        if (program, message) not in self._warned:
+            self._warned.add((program, message))
+            self.send(Warned(message, hint, program))
 
     def send_record(self, program: int, probe: int, record: bytes) -> bool:
         """

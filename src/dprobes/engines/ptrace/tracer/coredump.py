@@ -21,14 +21,13 @@ from dprobes.engines.linux import ptracecalls
 from dprobes.engines.linux.oomscore import copy_score
 from dprobes.engines.linux.procfs import process_field
 from dprobes.engines.linux.ptracecalls import RegisterSet, StopKind, classify_stop
-from dprobes.engines.ptrace.tracer.processes import ThreadState as State
+from dprobes.engines.ptrace.tracer.state import ThreadState as State
 from dprobes.engines.ptrace.wire import Dumped
 from dprobes.lazydataclass import dataclass
 
 if TYPE_CHECKING:
-    from dprobes.engines.ptrace.tracer.connection import Connection
-    from dprobes.engines.ptrace.tracer.processes import Thread
     from dprobes.engines.ptrace.tracer.programs import InsertedProgram
+    from dprobes.engines.ptrace.tracer.state import Thread, TracerState
     from dprobes.engines.ptrace.tracer.stopper import Stopper
 
 __all__ = ["CoreDumps"]
@@ -47,12 +46,12 @@ class _Dump:
 
 
 class CoreDumps:
-    """Write core files for programs; ``busy`` tells by process id which processes are being written."""
+    """The core files that are being written; ``busy`` are the processes, by process id."""
 
-    def __init__(self, connection: Connection, stopper: Stopper, threads: dict[int, Thread]) -> None:
-        self._connection = connection
+    def __init__(self, state: TracerState, stopper: Stopper) -> None:
+        self._connection = state.connection
+        self._threads = state.threads
         self._stopper = stopper
-        self._threads = threads
         self._writers: dict[int, _Dump] = {}
         self.busy: dict[int, _Dump] = {}
 
@@ -68,7 +67,7 @@ class CoreDumps:
         except OSError as error:
             self._tell(program, thread, path, 0, (error.strerror or str(error)).lower())
             return False
-        siblings = [t for t in self._threads.values() if t.pid == thread.pid and t is not thread]
+        siblings = [t for t in self._threads.of_process(thread.pid) if t is not thread]
         held = self._stopper.stop(siblings)
         dump = _Dump(thread, program, path, -1, held)
         for sibling in siblings:

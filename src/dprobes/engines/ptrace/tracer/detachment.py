@@ -5,10 +5,9 @@ All threads are stopped first, and the children that they were just making are t
 back, the threads that executed a breakpoint whose trap has not been delivered are set back onto the original
 instruction, and everything is detached, each thread with the signal that it was about to receive.
 
-What we changed or mapped in a process is given back. A page of code in which a breakpoint stood is a copy of the file's
-page, and stays one when the byte is restored. madvise(MADV_DONTNEED), which the process itself has to call, makes it
-the file's page again. Should it then show something else than before, somebody else had changed it too, and that is put
-back.
+A process can be handed to a debugger (``exit 1``), stopped at the probed instruction. It has one tracer at a time, so
+all its threads are detached before the debugger attaches. A SIGSTOP that waits for them keeps them from running code of
+their own in between.
 """
 
 from __future__ import annotations
@@ -18,54 +17,65 @@ import os
 import signal
 from typing import TYPE_CHECKING
 
+from dprobes.engines.interface import HandedOver
 from dprobes.engines.linux import ptracecalls
 from dprobes.engines.linux.procfs import process_field
 from dprobes.engines.linux.ptracecalls import NEW_TASK_EVENTS, Event, Register, StopKind, classify_stop
-from dprobes.engines.ptrace.tracer.injection import MADVISE, MUNMAP, InjectionError, injecting, may_inject
-from dprobes.engines.ptrace.tracer.processes import STRANGE, AddressSpace, Thread, ThreadGoneError, ThreadState
-from dprobes.engines.ptrace.tracer.slots import Slots
-from dprobes.target.processmaps import PAGE_SIZE
+from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
+from dprobes.engines.ptrace.tracer.removal import give_back_all
+from dprobes.engines.ptrace.tracer.state import STRANGE, Thread, ThreadGoneError, ThreadState
+from dprobes.engines.ptrace.wire import Left, Warned
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
-    from dprobes.engines.ptrace.tracer.injection import Call
+    from dprobes.engines.ptrace.tracer.hitcounter import HitCounter
     from dprobes.engines.ptrace.tracer.processtree import ProcessTree
+    from dprobes.engines.ptrace.tracer.programs import InsertedProgram
+    from dprobes.engines.ptrace.tracer.state import TracerState
     from dprobes.engines.ptrace.tracer.stepper import Stepper
     from dprobes.engines.ptrace.tracer.stopper import Stopper
     from dprobes.engines.ptrace.tracer.watchpoints import DebugRegisters
 
-__all__ = ["Detacher", "give_back_all", "give_back_pages"]
+__all__ = ["Detacher"]
 
 _ATTEMPTS = 100
 """How many stops a thread may report before its queued trap, which comes before other signals."""
 
+_INIT = 1
+
 
 class Detacher:
-    """Restore and detach threads of the tracer's tables."""
+    """The way out: threads are put where the program itself would be, and detached."""
 
-    def __init__(self, tree: ProcessTree, stopper: Stopper, stepper: Stepper, debug_registers: DebugRegisters) -> None:
+    def __init__(
+        self,
+        state: TracerState,
+        tree: ProcessTree,
+        stopper: Stopper,
+        stepper: Stepper,
+        debug_registers: DebugRegisters,
+        counter: HitCounter,
+    ) -> None:
+        self._connection = state.connection
+        self._threads = state.threads
         self._tree = tree
-        self._debug_registers = debug_registers
         self._stopper = stopper
         self._stepper = stepper
+        self._debug_registers = debug_registers
+        self._counter = counter
         self._registers = ptracecalls.Registers()
         self._info = ptracecalls.SignalInfo()
         self._signals: dict[int, int] = {}
         """For each thread that has stopped for a signal, that signal."""
-        self.before_leaving: Callable[[Thread], None] = lambda _: None
-        """What to do with a stopped thread that is about to be let go."""
         self._leaving: dict[int, Thread] = {}
         """Threads of a process that was let go, which could not stop yet."""
 
     def detach_all(self) -> None:
         """Leave every target as it would be without us."""
-        threads = self._tree.threads
         self._stop(None)
-        for space in self._tree.spaces():
+        for space in self._threads.spaces():
             space.withdraw_all()
-        self._detach(self._settle_all(list(threads.values()), give_back=True))
-        threads.clear()
+        self._detach(self._settle_all(list(self._threads.values()), give_back=True))
+        self._threads.clear()
 
     def detach_process(self, pid: int, *, halted: bool = False) -> bool:
         """
@@ -78,7 +88,7 @@ class Detacher:
         """
         if not self._stop(pid):
             return False
-        mine = [thread for thread in self._tree.threads.values() if thread.pid == pid]
+        mine = self._threads.of_process(pid)
         for space in {id(thread.space): thread.space for thread in mine}.values():
             self._tree.share_with_vfork(space, pid)
         busy = (ThreadState.RUNNING, ThreadState.VFORKING)
@@ -91,6 +101,26 @@ class Detacher:
         for thread in mine:
             self._tree.remove(thread)
         return True
+
+    def hand_to_debugger(self, thread: Thread, program: InsertedProgram) -> bool:
+        """
+        Let go of the process of a thread, which has stopped at the probed instruction; the client sees to the debugger.
+
+        Return False, with a word to the user, if that is not possible and the thread is to go on.
+        """
+        if thread.pid == _INIT:
+            # The kernel does not let process 1 be stopped: it would run away from the probed instruction.
+            text = "process 1 cannot be stopped for a debugger: it goes on, without the probe"
+            self._connection.send(Warned(text, program=program.number))
+            return False
+        ptracecalls.get_registers(thread.tid, self._registers)
+        address, name = self._registers[Register.RIP], _command_name(thread.tid)
+        if self.detach_process(thread.pid, halted=True):
+            self._connection.send(Left(program.number, HandedOver(thread.pid, thread.tid, name, address)))
+            return True
+        text = f"process {thread.pid} ({name}) executed another program before a debugger could take it"
+        self._connection.send(Warned(text, program=program.number))
+        return False
 
     def let_go(self, tid: int, status: int) -> bool:
         """Detach a thread of a process that was let go before it could stop; return False if it is none of those."""
@@ -119,7 +149,7 @@ class Detacher:
         deferred = self._stopper.deferred
         while True:
             self._stopper.collect()
-            threads = [t for t in self._tree.threads.values() if pid is None or t.pid == pid]
+            threads = list(self._threads.values()) if pid is None else self._threads.of_process(pid)
             for thread in threads:
                 if thread.state is ThreadState.LISTENING:
                     # PTRACE_DETACH needs a real stop; an interrupt ends the listening, and the group stop lasts.
@@ -141,7 +171,7 @@ class Detacher:
                 return True
 
     def _note_stop(self, tid: int, status: int) -> None:
-        thread = self._tree.threads.get(tid)
+        thread = self._threads.get(tid)
         kind, number = classify_stop(status)
         if thread is None:
             if not self.let_go(tid, status):
@@ -200,7 +230,7 @@ class Detacher:
         One that waits in the kernel for its vfork child does, and does not come back into a slot.
         """
         still = (ThreadState.VFORKING, ThreadState.ENDED)
-        mine = [t for t in self._tree.threads.values() if t.space is space and t.state not in still]
+        mine = [t for t in self._threads.in_space(space) if t.state not in still]
         ready = [t for t in mine if signals.get(t) == 0 and t.state is ThreadState.STOPPED]
         if not all(t in signals for t in mine) or not space.shared_with <= {t.pid for t in mine}:
             return
@@ -213,7 +243,7 @@ class Detacher:
         """Put a stopped thread where the program itself would be; return the signal with which it is to go on."""
         self._debug_registers.clear(thread)
         number = self._signals.pop(thread.tid, 0)
-        self.before_leaving(thread)
+        self._counter.let_go(thread)
         if number == signal.SIGTRAP:
             number = 0 if self._set_back(thread) else number
         elif not number:
@@ -272,73 +302,9 @@ class Detacher:
         return True
 
 
-_DONTNEED = 4
-
-
-def give_back_pages(space: AddressSpace, thread: Thread, addresses: Iterable[int]) -> None:
-    """
-    Let ``thread`` drop our copies of the pages at ``addresses`` in which no breakpoint is any more.
-
-    It must have stopped without a signal to be delivered, and all others of the space must be stopped. Where the
-    process may not be made to do system calls, the copies stay.
-    """
-    kept = {address & -PAGE_SIZE for address in space.breakpoints}
-    pages = {address & -PAGE_SIZE for address in addresses} - kept
-    if not pages or not may_inject(thread):
-        return
-    with contextlib.suppress(InjectionError), injecting(thread) as call:
-        _drop(space, call, pages)
-
-
-def give_back_all(space: AddressSpace, thread: Thread) -> bool:
-    """
-    Let ``thread`` drop and unmap all that is ours, the slots included; no thread may be in one.
-
-    Return False if another thread has to be asked.
-    """
-    pages = {address & -PAGE_SIZE for address in space.former}
-    for area in space.slots.areas:
-        if area.former is not None:
-            with contextlib.suppress(OSError):
-                os.pwrite(space.memory, area.former[: area.used], area.start)
-            pages |= {address & -PAGE_SIZE for address in range(area.start, area.start + area.used, PAGE_SIZE)}
-    mapped = [area for area in space.slots.areas if area.former is None]
-    if not (pages or mapped) or not may_inject(thread):
-        return True
+def _command_name(tid: int) -> str:
     try:
-        with injecting(thread) as call:
-            for area in mapped:
-                call(MUNMAP[space.word_size], area.start, area.end - area.start)
-            space.slots = Slots()
-            _drop(space, call, pages)
-    except InjectionError:
-        return False
-    return True
-
-
-def _drop(space: AddressSpace, call: Call, pages: set[int]) -> None:
-    for start, size in _runs(pages):
-        try:
-            before = os.pread(space.memory, size, start)
-        except OSError:
-            continue
-        if call(MADVISE[space.word_size], start, size, _DONTNEED) < 0:
-            continue  # locked in memory
-        with contextlib.suppress(OSError):
-            after = os.pread(space.memory, size, start)
-            for offset in range(0, size, PAGE_SIZE):
-                if after[offset : offset + PAGE_SIZE] != before[offset : offset + PAGE_SIZE]:
-                    os.pwrite(space.memory, before[offset : offset + PAGE_SIZE], start + offset)
-
-
-def _runs(pages: set[int]) -> Iterator[tuple[int, int]]:
-    """Join adjoining pages: give (start, size) of each run."""
-    start = end = -1
-    for page in sorted(pages):
-        if page != end:
-            if start >= 0:
-                yield start, end - start
-            start = page
-        end = page + PAGE_SIZE
-    if start >= 0:
-        yield start, end - start
+        with open(f"/proc/{tid}/comm", encoding="utf-8", errors="replace") as file:
+            return file.read().rstrip("\n")
+    except OSError:
+        return "?"

@@ -11,7 +11,7 @@ from dprobes.engines.linux import ptracecalls
 if TYPE_CHECKING:
     import ctypes
 
-    from dprobes.engines.ptrace.tracer.processes import Thread
+    from dprobes.engines.ptrace.tracer.state import Thread
 
 __all__ = ["FAULTS", "HeldSignals", "move_signal_address"]
 

@@ -12,38 +12,33 @@ import signal
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from dprobes.engines.hits.emission import Emitter
 from dprobes.engines.hits.handlerruns import HandlerRunner, hands_over
 from dprobes.engines.hits.lifecycle import AFTER, HitEvent, HitState
+from dprobes.engines.hits.probes import CORE_DUMP
 from dprobes.engines.linux import ptracecalls
-from dprobes.engines.linux.ptracecalls import RESUME_FLAG, TRAP_FLAG, Register
+from dprobes.engines.linux.ptracecalls import TRAP_FLAG, Register
 from dprobes.engines.ptrace.sites import Role
-from dprobes.engines.ptrace.tracer.breakpoints import heal
-from dprobes.engines.ptrace.tracer.detachment import give_back_pages
-from dprobes.engines.ptrace.tracer.pendinghits import PendingHits, Settler
-from dprobes.engines.ptrace.tracer.processes import ThreadState
+from dprobes.engines.ptrace.tracer.removal import give_back_pages
 from dprobes.engines.ptrace.tracer.returns import Returns
+from dprobes.engines.ptrace.tracer.state import ThreadState
 from dprobes.engines.ptrace.tracer.stepper import COMPLETED, Completion, CompletionKind
 from dprobes.engines.ptrace.tracer.watchpoints import UnwatchedMemory
-from dprobes.engines.x86.emulation import emulate, uses_return_addresses
+from dprobes.engines.x86.emulation import Action, emulate, uses_return_addresses
 from dprobes.vm import Ending
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from dprobes.engines.hits.emission import Turn
     from dprobes.engines.ptrace.tracer.breakpoints import Breakpoint
-    from dprobes.engines.ptrace.tracer.connection import Connection
-    from dprobes.engines.ptrace.tracer.handlerexits import Exits
+    from dprobes.engines.ptrace.tracer.coredump import CoreDumps
+    from dprobes.engines.ptrace.tracer.detachment import Detacher
+    from dprobes.engines.ptrace.tracer.hitcounter import HitCounter
     from dprobes.engines.ptrace.tracer.modulebreakpoints import ModuleWatcher
-    from dprobes.engines.ptrace.tracer.processes import Thread
-    from dprobes.engines.ptrace.tracer.programs import Handled, Probe
-    from dprobes.engines.ptrace.tracer.removal import Remover
+    from dprobes.engines.ptrace.tracer.programs import Handled
     from dprobes.engines.ptrace.tracer.returns import Hit
+    from dprobes.engines.ptrace.tracer.state import Thread, TracerState
     from dprobes.engines.ptrace.tracer.stepper import Stepper
     from dprobes.engines.ptrace.tracer.stopper import Stopper
     from dprobes.engines.ptrace.tracer.threadcontext import ThreadContext
-    from dprobes.engines.ptrace.tracer.watchpoints import DebugRegisters
+    from dprobes.engines.ptrace.tracer.watchpointhits import WatchpointHits
 
 __all__ = ["HitHandler"]
 
@@ -59,50 +54,40 @@ _RIP, _EFLAGS = int(Register.RIP), int(Register.EFLAGS)
 
 
 class HitHandler:
-    """Handle the traps of all threads."""
+    """The handling of all stops with SIGTRAP."""
 
     def __init__(
         self,
-        connection: Connection,
-        context: ThreadContext,
+        state: TracerState,
         modules: ModuleWatcher,
         stopper: Stopper,
+        context: ThreadContext,
+        counter: HitCounter,
+        watchpoint_hits: WatchpointHits,
         stepper: Stepper,
-        remover: Remover,
-        debug_registers: DebugRegisters,
-        exits: Exits,
+        detacher: Detacher,
+        dumps: CoreDumps,
     ) -> None:
-        self._connection = connection
-        self._context = context
+        self._connection = state.connection
         self._modules = modules
         self._stopper = stopper
+        self._context = context
+        self._counter = counter
+        self._watchpoint_hits = watchpoint_hits
         self._stepper = stepper
-        self._remover = remover
-        self._debug_registers = debug_registers
-        self._exits = exits
-        self._returns = Returns(connection, context)
+        self._detacher = detacher
+        self._dumps = dumps
+        self._returns = Returns(state.connection, context)
         self._handlers = HandlerRunner(context)
         self._registers = ptracecalls.Registers()
-        self._registers_at_watchpoint = ptracecalls.Registers()
         self._info = ptracecalls.SignalInfo()
-        self._emitter = Emitter(connection)
-        self.pending = PendingHits(self._emitter, self._count_pending)
-        self.settler = Settler(stopper, stepper, self.pending, self._count)
-        self._emptied: list[int] = []
-        """Where breakpoints were taken away in the memory of the thread that is being handled."""
-        stepper.on_watchpoint = self._on_watchpoint
-        stepper.drop_pending = self.pending.drop
-
-    def finish(self) -> None:
-        """Send the records that wait for others."""
-        self._emitter.finish()
 
     def on_trap(self, thread: Thread) -> None:
         """Handle another stop with SIGTRAP: a watchpoint, the late end of a step, or the program's own trap."""
         registers = self._registers
         ptracecalls.get_registers(thread.tid, registers)
         if thread.hit.state is HitState.PENDING and registers[_RIP] != thread.hit.slot.address:
-            self.pending.complete(thread)
+            self._counter.complete(thread)
         code = ptracecalls.get_signal_info(thread.tid, self._info)
         if code == ptracecalls.SI_KERNEL:
             address = registers[_RIP] - 1
@@ -110,7 +95,7 @@ class HitHandler:
             if slot is not None and slot.trap == address and thread.hit.is_late:
                 self._on_late_step(thread)
                 return
-            if thread.space.breakpoints and heal(thread, address, self._modules.inherit):
+            if thread.space.breakpoints and self._modules.heal(thread, address):
                 # A hit if it is a probepoint now.
                 ptracecalls.set_instruction_pointer(thread.tid, address)
                 self._stopper.resume(thread)
@@ -120,7 +105,7 @@ class HitHandler:
             return
         elif code == ptracecalls.TRAP_HWBKPT:
             thread.state = ThreadState.STOPPED
-            if self._on_watchpoint(thread):
+            if self._watchpoint_hits.take(thread, registers):
                 self._go_on(thread)
                 return
         self.deliver(thread, signal.SIGTRAP)
@@ -130,7 +115,7 @@ class HitHandler:
         address, thread.trapped = thread.trapped, 0
         space = thread.space
         if thread.hit.state is HitState.PENDING:
-            self.pending.complete(thread)
+            self._counter.complete(thread)
         thread.state = ThreadState.STOPPED
         breakpoint_ = space.breakpoints.get(address)
         if breakpoint_ is None:
@@ -161,13 +146,13 @@ class HitHandler:
         """Let a thread execute code of the other word size, which is not the instruction that the probe is for."""
         for probe in breakpoint_.probes():
             other = 64 if thread.space.word_size == 4 else 32
-            self._context.on_warning(
-                probe.program,
+            self._connection.warn_once(
                 f"process {thread.pid} executes {other}-bit code at offset {breakpoint_.site.offset:#x} of a "
                 f"{96 - other}-bit module: that is no hit",
                 "only code of the file's own word size can be probed",
+                probe.program.number,
             )
-        completion = self._stepper.step_plainly(thread, breakpoint_, self._registers)
+        completion = self._stepper.step_in_place(thread, breakpoint_, self._registers, Action.STEP)
         if completion.resumable:
             self._go_on(thread, completion.signal)
 
@@ -175,7 +160,7 @@ class HitHandler:
         """Let a thread run on with the signal that it has stopped for."""
         number_now = self._stepper.leave_slot(thread, self._registers, number)
         if thread.hit.state is HitState.PENDING:
-            self.pending.complete(thread)
+            self._counter.complete(thread)
         self._stopper.resume(thread, number_now)
 
     def _on_late_step(self, thread: Thread) -> None:
@@ -187,11 +172,11 @@ class HitHandler:
         thread.state = ThreadState.STOPPED
         self._stepper.settle_late(thread, breakpoint_, self._registers)
         if not is_counted:
-            self._count(thread, [each for each in hit.handled if each.probe.is_active], COMPLETED)
+            self._counter.count(thread, [each for each in hit.handled if each.probe.is_active])
         if breakpoint_.exits:
             self._leave(thread, breakpoint_)
         if thread.debug.slots:
-            self._on_watchpoint(thread)
+            self._watchpoint_hits.take(thread, self._registers)
         self._go_on(thread)
 
     def _on_hit(self, thread: Thread, breakpoint_: Breakpoint) -> None:
@@ -229,8 +214,7 @@ class HitHandler:
         if hands_over(handled):
             # The records come first, then the probepoint goes, and the instruction is not carried out by us.
             ptracecalls.set_registers(thread.tid, self._registers)
-            self._count(thread, handled, COMPLETED)
-            self._exits.note(thread, handled)
+            self._counter.count_at_once(thread, handled)
             # Should the thread go on under our eyes, it comes by once more: that will be no other hit.
             hit.follow(HitEvent.COUNTED_EARLY if breakpoint_.is_needed else HitEvent.COMPLETED)
             self._go_on(thread)
@@ -240,7 +224,7 @@ class HitHandler:
         if completion.kind is CompletionKind.PENDING:
             if handled:
                 hit.written = self._context.written
-                self.pending.add(thread, handled)
+                self._counter.pend(thread, handled)
             else:
                 hit.follow(HitEvent.COMPLETED)
             self._stopper.resume(thread)
@@ -250,51 +234,34 @@ class HitHandler:
             is_kept = not completion.signal and (repeated or breakpoint_.handlers or breakpoint_.exits)
             hit.follow(HitEvent.INTERRUPTED if is_kept else HitEvent.GIVEN_UP)
         else:
-            hit.state = AFTER[hit.state, _FAULTED if completion.kind is CompletionKind.FAULTED else _COMPLETED]
+            has_faulted = completion.kind is CompletionKind.FAULTED
+            hit.state = AFTER[hit.state, _FAULTED if has_faulted else _COMPLETED]
             if handled:
-                self._count(thread, handled, completion)
+                self._counter.count(thread, handled, has_faulted=has_faulted)
         if completion.kind is CompletionKind.COMPLETED and (thread.debug.slots or thread.debug.superseded):
-            self._on_watchpoint(thread)
+            self._watchpoint_hits.take(thread, self._registers)
         if breakpoint_.exits and completion.kind is CompletionKind.COMPLETED:
             self._leave(thread, breakpoint_)
         if completion.resumable:
             self._go_on(thread, completion.signal)
 
-    def _on_watchpoint(self, thread: Thread) -> bool:
-        """Take the watchpoints that a stopped thread has hit; return False if its trap has another reason as well."""
-        hits, foreign = self._debug_registers.take_hits(thread)
-        if not hits:
-            return False
-        registers = self._registers_at_watchpoint
-        ptracecalls.get_registers(thread.tid, registers)
-        place = registers[_RIP]
-        slot = thread.space.slots.holding(place)
-        if slot is not None:  # of a repeated string instruction: any other has left its slot
-            registers[_RIP] = slot.site if place == slot.address else slot.following
-        outer = self._context.written  # of a breakpoint that the thread is just being stepped from
-        self._context.select(thread, registers)
-        owners = sorted(((hit.probe, hit.point) for hit in hits), key=lambda owner: owner[0].program.rank)
-        handled = self._handlers.run(owners)
-        self._count(thread, handled, COMPLETED)
-        self._exits.note(thread, handled)
-        if written := self._context.written:
-            if Register.RIP in written:
-                registers[_EFLAGS] &= ~RESUME_FLAG  # it was meant for the instruction at the old place
-            else:
-                registers[_RIP] = place
-            ptracecalls.set_registers(thread.tid, registers)
-        self._context.select(thread, self._registers)
-        self._context.written = outer
-        return not foreign
-
     def _go_on(self, thread: Thread, number: int = 0) -> None:
         """Let a thread run on after its hits, with a signal or 0, or hand its process over if a handler said so."""
-        if thread.leaving is not None and self._exits.carry_out(thread):
-            self._emptied.clear()  # the process goes, or goes on later: then its pages are given back at the end
+        if thread.leaving is not None and self._leave_process(thread):
+            # It goes, or goes on later: then its pages are given back at the end.
+            self._counter.emptied.clear()
             return
-        if self._emptied:
+        if self._counter.emptied:
             self._give_back(thread, number)
         self._stopper.resume(thread, number)
+
+    def _leave_process(self, thread: Thread) -> bool:
+        """Begin with what an ``exit`` says of the process of a stopped thread; return False if the thread goes on."""
+        leaving, thread.leaving = thread.leaving, None
+        assert leaving is not None
+        if leaving.code == CORE_DUMP:
+            return self._dumps.start(thread, leaving.program)
+        return self._detacher.hand_to_debugger(thread, leaving.program)
 
     def _on_own(self, thread: Thread, breakpoint_: Breakpoint) -> None:
         if Role.LINKER in breakpoint_.own:
@@ -315,8 +282,7 @@ class HitHandler:
             owners = [(probe, site.point) for probe, site in function if site.point is not None]
             handled = self._handlers.run(owners)
             ptracecalls.set_registers(thread.tid, self._registers)
-            self._count(thread, handled, COMPLETED)
-            self._exits.note(thread, handled)
+            self._counter.count_at_once(thread, handled)
             # What the handlers changed is done: it is not undone if the next instruction is interrupted.
             self._context.select(thread, self._registers)
 
@@ -348,26 +314,9 @@ class HitHandler:
         may_pend = self._may_pend(thread, breakpoint_, handled)
         return self._stepper.step(thread, breakpoint_, self._registers, may_pend=may_pend)
 
-    def _count(
-        self, thread: Thread, handled: Iterable[Handled], completion: Completion, turn: Turn | None = None
-    ) -> None:
-        """Count the hits of an instruction and emit their records; ``turn`` is their place in the order."""
-        has_faulted = completion.kind is CompletionKind.FAULTED
-        for probe in self._emitter.count(handled, turn, has_faulted=has_faulted):
-            self._withdraw(probe, thread)
-
-    def _count_pending(self, thread: Thread, completion: Completion) -> None:
-        self._count(thread, thread.hit.handled, completion, thread.hit.turn)
-
-    def _withdraw(self, probe: Probe, thread: Thread) -> None:
-        """Take a probe away everywhere: it is disabled or removed."""
-        for space, addresses in self._remover.withdraw(probe):
-            if space is thread.space:
-                self._emptied += addresses
-
     def _give_back(self, thread: Thread, number: int) -> None:
         """Let a stopped thread drop the pages of its space that have no breakpoints any more."""
-        addresses, self._emptied = self._emptied, []
+        addresses, self._counter.emptied = self._counter.emptied, []
         # A thread that makes system calls for us leaves its stop, and a signal could no longer be delivered from there.
         if not number:
             with self._stopper.others_stopped(thread.space, thread):

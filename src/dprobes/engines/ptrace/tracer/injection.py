@@ -41,7 +41,7 @@ from dprobes.engines.linux.ptracecalls import (
     StopKind,
     classify_stop,
 )
-from dprobes.engines.ptrace.tracer.processes import ThreadGoneError
+from dprobes.engines.ptrace.tracer.state import ThreadGoneError
 from dprobes.engines.ptrace.tracer.stopper import await_stop
 from dprobes.engines.ptrace.tracer.timedwaits import RESTART_NO_HANDLER, is_restarted
 from dprobes.engines.x86.cpuid import cpuid_of_leaf
@@ -52,7 +52,8 @@ if TYPE_CHECKING:
     import ctypes
     from collections.abc import Iterator, Sequence
 
-    from dprobes.engines.ptrace.tracer.processes import AddressSpace, Thread
+    from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
+    from dprobes.engines.ptrace.tracer.state import Thread
 
 __all__ = [
     "MADVISE", "MMAP", "MODIFY_LDT", "MUNMAP", "TILE_DATA",

@@ -11,23 +11,24 @@ import contextlib
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dprobes.engines.ptrace.tracer.pendinghits import has_hit_of
-from dprobes.engines.ptrace.tracer.processes import ThreadState
+from dprobes.engines.ptrace.tracer.hitcounter import has_hit_of
 from dprobes.engines.ptrace.tracer.programs import InsertedProgram
+from dprobes.engines.ptrace.tracer.state import ThreadState
 from dprobes.engines.ptrace.wire import Ended, InPlace, NotInserted
 from dprobes.errors import EngineError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
     from dprobes.engines.ptrace.tracer.connection import Connection
     from dprobes.engines.ptrace.tracer.coredump import CoreDumps
     from dprobes.engines.ptrace.tracer.detachment import Detacher
-    from dprobes.engines.ptrace.tracer.hits import HitHandler
+    from dprobes.engines.ptrace.tracer.hitcounter import Settler
     from dprobes.engines.ptrace.tracer.modulebreakpoints import ModuleWatcher
-    from dprobes.engines.ptrace.tracer.processes import AddressSpace, Thread
     from dprobes.engines.ptrace.tracer.processtree import ProcessTree
     from dprobes.engines.ptrace.tracer.removal import Remover
+    from dprobes.engines.ptrace.tracer.state import Thread, TracerState
     from dprobes.engines.ptrace.tracer.stopper import Stopper
     from dprobes.engines.ptrace.wire import Insert, Replace
 
@@ -35,25 +36,27 @@ __all__ = ["Inserter", "prepared"]
 
 
 class Inserter:
-    """Insert and end programs of a tracer."""
+    """The insertion of programs into processes that are traced, and their end."""
 
     def __init__(
         self,
-        connection: Connection,
+        state: TracerState,
         tree: ProcessTree,
         modules: ModuleWatcher,
         stopper: Stopper,
         remover: Remover,
-        hits: HitHandler,
+        settler: Settler,
         dumps: CoreDumps,
         detacher: Detacher,
     ) -> None:
-        self._connection = connection
+        self._state = state
+        self._connection = state.connection
+        self._threads = state.threads
         self._tree = tree
         self._modules = modules
         self._stopper = stopper
         self._remover = remover
-        self._hits = hits
+        self._settler = settler
         self._dumps = dumps
         self._detacher = detacher
 
@@ -66,17 +69,17 @@ class Inserter:
             return
         if not message.start.follow:
             pids = {message.pid}
-        spaces = [space for space in self._tree.spaces() if not pids.isdisjoint(space.pids)]
+        spaces = [space for space in self._threads.spaces() if not pids.isdisjoint(space.pids)]
         try:
             program = prepared(message, None, self._connection, self._modules, spaces)
         except EngineError as error:
             self._connection.send(NotInserted(number, error.message))
             return
         program.reach.pids |= pids
-        self._modules.programs.append(program)
+        self._state.programs.append(program)
         self._tree.rescope()
         for space in spaces:
-            thread = next((t for t in self._tree.threads.values() if t.space is space and t.pid in pids), None)
+            thread = next((t for t in self._threads.in_space(space) if t.pid in pids), None)
             if thread is not None and space.is_open and not space.shared_with:
                 self._modules.place_missing(space, thread, program)
                 self._modules.watch_missing(space, thread, program)
@@ -84,8 +87,8 @@ class Inserter:
 
     def end_idle(self) -> None:
         """End the programs whose processes are all gone, if others still have some."""
-        idle = [program for program in self._modules.programs if not program.reach.pids]
-        for program in idle if len(idle) < len(self._modules.programs) else ():
+        idle = [program for program in self._state.programs if not program.reach.pids]
+        for program in idle if len(idle) < len(self._state.programs) else ():
             self.end(program, complete=True)
 
     def end(self, program: InsertedProgram, *, complete: bool = False) -> None:
@@ -97,33 +100,32 @@ class Inserter:
         held = self._settle_all(program)
         self._modules.drop(program)
         self._remover.withdraw_program(program)
-        for thread in self._tree.threads.values():
+        for thread in self._threads.values():
             thread.returns = [pending for pending in thread.returns if pending.probe.program is not program]
         for thread in held:
             with contextlib.suppress(ProcessLookupError):
                 self._stopper.release(thread)
         self._dumps.abandon(program)
         self._let_go()
-        self._hits.finish()
+        self._settler.finish()
         self._connection.send(Ended(program.number, complete))
 
     def _settle_all(self, program: InsertedProgram) -> list[Thread]:
         """Settle what is not counted yet, and return the threads that were stopped for that."""
-        concerned = [thread for thread in self._tree.threads.values() if has_hit_of(thread, program)]
+        concerned = [thread for thread in self._threads.values() if has_hit_of(thread, program)]
         held = self._stopper.stop(concerned)
         for thread in concerned:
             status = self._stopper.deferred.get(thread.tid)
             with contextlib.suppress(OSError):  # killed meanwhile
                 if thread.state is ThreadState.STOPPED or status is not None:
-                    self._hits.settler.drop(thread, status, program)
-            self._hits.settler.forget(thread, program)
+                    self._settler.drop(thread, status, program)
+            self._settler.forget(thread, program)
         return held
 
     def _let_go(self) -> None:
         """Detach the processes that were in this program's scope only, as far as they have memory of their own."""
         for pid in self._tree.rescope():
-            space = next(thread.space for thread in self._tree.threads.values() if thread.pid == pid)
-            if space.pids == {pid}:
+            if self._threads.of_process(pid)[0].space.pids == {pid}:
                 self._detacher.detach_process(pid)
 
 

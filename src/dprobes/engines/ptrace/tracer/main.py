@@ -21,30 +21,24 @@ from dprobes.engines.linux.oomscore import spare_process
 from dprobes.engines.linux.procfs import living_thread, thread_state
 from dprobes.engines.linux.ptracecalls import Event, StopKind, classify_stop
 from dprobes.engines.ptrace.sites import Sites
+from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
 from dprobes.engines.ptrace.tracer.connection import ClientGoneError, Connection
 from dprobes.engines.ptrace.tracer.coredump import CoreDumps
 from dprobes.engines.ptrace.tracer.detachment import Detacher
-from dprobes.engines.ptrace.tracer.handlerexits import DebuggerHandoff, Exits
+from dprobes.engines.ptrace.tracer.hitcounter import HitCounter, Settler
 from dprobes.engines.ptrace.tracer.hits import HitHandler
 from dprobes.engines.ptrace.tracer.insertions import Inserter
 from dprobes.engines.ptrace.tracer.modulebreakpoints import ModuleWatcher
-from dprobes.engines.ptrace.tracer.processes import (
-    STRANGE,
-    AddressSpace,
-    DebugState,
-    Thread,
-    ThreadGoneError,
-    ThreadHit,
-    ThreadState,
-)
 from dprobes.engines.ptrace.tracer.processtree import ORPHAN_AGE, ProcessTree, Seizer
 from dprobes.engines.ptrace.tracer.programs import InsertedProgram
 from dprobes.engines.ptrace.tracer.removal import Remover
 from dprobes.engines.ptrace.tracer.segments import LocalTables
+from dprobes.engines.ptrace.tracer.state import STRANGE, Thread, ThreadGoneError, ThreadState, TracerState
 from dprobes.engines.ptrace.tracer.stepper import Stepper
 from dprobes.engines.ptrace.tracer.stopper import Stopper
 from dprobes.engines.ptrace.tracer.switchover import Replacer
 from dprobes.engines.ptrace.tracer.threadcontext import ThreadContext
+from dprobes.engines.ptrace.tracer.watchpointhits import WatchpointHits
 from dprobes.engines.ptrace.tracer.watchpoints import DebugRegisters, Watching
 from dprobes.engines.ptrace.wire import (
     Attach,
@@ -78,48 +72,32 @@ class _EndedError(Exception):
 
 
 class Tracer:
-    """Trace the processes that the client names, and everything they start."""
+    """The tracing of the processes that the client names, and of everything they start."""
 
     def __init__(self, connection: Connection, program: InsertedProgram) -> None:
-        self._connection = connection
-        self._threads: dict[int, Thread] = {}
-        self._debug_registers = DebugRegisters(connection.send)
-        self._stopper = Stopper(self._threads, self._debug_registers.program_and_report)
-        self._watching = Watching(self._threads, connection, self._stopper, self._debug_registers)
-        self._modules = ModuleWatcher(connection, program, self._watching)
-        context = ThreadContext(self._warn, connection.send)
-        context.segments.local = LocalTables(self._stopper, context.memory, context.warn).descriptor
-        stepper = Stepper(self._stopper, context, connection)
-        self._tree = ProcessTree(self._threads, connection, self._stopper, self._modules)
-        self._remover = Remover(connection, self._tree, self._stopper, self._watching)
-        self._seizer = Seizer(self._threads, self._tree, self._stopper)
-        self._detacher = Detacher(self._tree, self._stopper, stepper, self._debug_registers)
-        self._dumps = CoreDumps(connection, self._stopper, self._threads)
-        self._hits = HitHandler(
-            connection,
-            context,
-            self._modules,
-            self._stopper,
-            stepper,
-            self._remover,
-            self._debug_registers,
-            Exits(connection, DebuggerHandoff(connection, self._detacher), self._dumps),
-        )
-        self._replacer = Replacer(connection, self._tree, self._modules, self._stopper, self._watching, self._hits)
-        self._inserter = Inserter(
-            connection,
-            self._tree,
-            self._modules,
-            self._stopper,
-            self._remover,
-            self._hits,
-            self._dumps,
-            self._detacher,
-        )
-        self._detacher.before_leaving = self._hits.pending.let_go
+        state = TracerState(connection, [program])
+        debug_registers = DebugRegisters(connection.send)
+        stopper = Stopper(state.threads, debug_registers.program_and_report)
+        watching = Watching(state, stopper, debug_registers)
+        modules = ModuleWatcher(state, watching)
+        tree = ProcessTree(state, stopper, modules)
+        remover = Remover(state, stopper, watching)
+        counter = HitCounter(connection, remover)
+        context = ThreadContext(connection.warn_once, connection.send, LocalTables(stopper).descriptor)
+        watchpoint_hits = WatchpointHits(context, debug_registers, counter)
+        stepper = Stepper(connection, stopper, context, counter, watchpoint_hits)
+        detacher = Detacher(state, tree, stopper, stepper, debug_registers, counter)
+        dumps = CoreDumps(state, stopper)
+        settler = Settler(stopper, counter)
+        self._state, self._connection, self._threads = state, connection, state.threads
+        self._stopper, self._modules, self._tree, self._remover = stopper, modules, tree, remover
+        self._counter, self._detacher, self._dumps = counter, detacher, dumps
+        self._seizer = Seizer(state.threads, stopper)
+        self._hits = HitHandler(state, modules, stopper, context, counter, watchpoint_hits, stepper, detacher, dumps)
+        self._inserter = Inserter(state, tree, modules, stopper, remover, settler, dumps, detacher)
+        self._replacer = Replacer(state, modules, stopper, watching, settler)
         self._registers = ptracecalls.Registers()
         self._attached = False
-        self._warned: set[tuple[int, str]] = set()
 
     # The loop
 
@@ -142,7 +120,7 @@ class Tracer:
         finally:
             self._dumps.abandon()
             self._detacher.detach_all()
-            self._hits.finish()
+            self._counter.finish()
             self._connection.send(Done(complete, problem))
             self._connection.close()
 
@@ -165,7 +143,7 @@ class Tracer:
                 if not self._let_alone(tid, status, problem):
                     raise
         self._check_signals(0)
-        self._hits.pending.look_after()
+        self._counter.look_after()
         self._stopper.waits.look_after()
         self._connection.flush_if_due()
         return True
@@ -177,7 +155,7 @@ class Tracer:
         if self._connection.has_messages:
             self._take_messages()
         # What is found out about hits makes records, which have to be sent in time: so that comes last.
-        delays = [self._hits.pending.look_after(), self._stopper.waits.look_after(), self._connection.flush_if_due()]
+        delays = [self._counter.look_after(), self._stopper.waits.look_after(), self._connection.flush_if_due()]
         if self._tree.has_unreported:
             delays.append(_RETRY)
         delay = min((delay for delay in delays if delay is not None), default=None)
@@ -203,24 +181,17 @@ class Tracer:
                 case Sites():
                     self._modules.answered(message, list(self._threads.values()))
                 case Remove(number, numbers):
-                    if (program := self._modules.program(number)) is not None:
+                    if (program := self._state.program(number)) is not None:
                         self._remover.remove(program.remove(numbers))
                 case Insert():
                     self._inserter.insert(message)
                 case Replace():
-                    self._replacer(message)
+                    self._replacer.replace(message)
                 case End(number):
-                    if self._modules.is_the_end(message):
+                    if self._state.is_the_end(message):
                         raise _EndedError
-                    if (program := self._modules.program(number)) is not None:
+                    if (program := self._state.program(number)) is not None:
                         self._inserter.end(program)
-
-    def _warn(self, program: InsertedProgram | None, message: str, hint: str | None) -> None:
-        """Tell the user of a program something once."""
-        number = -1 if program is None else program.number
-        if (number, message) not in self._warned:
-            self._warned.add((number, message))
-            self._connection.send(Warned(message, hint, None if program is None else number))
 
     # Taking processes over
 
@@ -232,7 +203,7 @@ class Tracer:
                 # What takes time comes first, while the process runs.
                 self._modules.learn(living_thread(pid))
             held = self._seizer.seize_all(pid)
-            for program in self._modules.programs:
+            for program in self._state.programs:
                 program.reach.pids |= {thread.pid for thread in self._threads.values()}
             if not launching:
                 leader = next(iter(self._threads.values()))
@@ -268,7 +239,7 @@ class Tracer:
             return
         thread.state = ThreadState.STOPPED
         if thread.hit.state is HitState.PENDING:
-            self._hits.pending.resolve(thread, kind, number)
+            self._counter.resolve(thread, kind, number)
         match kind:
             case StopKind.EXITED:
                 self._tree.remove(thread)
@@ -297,7 +268,7 @@ class Tracer:
             self._stopper.defer(tid, status)
         reason = getattr(problem, "strerror", None) or str(problem) or type(problem).__name__
         message = f"process {thread.pid} cannot be probed any more: thread {tid} cannot be served ({reason})"
-        self._warn(None, message, "it goes on without probes; this may be a bug in dprobes: please report it")
+        self._connection.warn_once(message, "it goes on without probes; this may be a bug in dprobes: please report it")
         return self._detacher.detach_process(thread.pid)
 
     def _on_event(self, thread: Thread, event: Event) -> None:
@@ -326,38 +297,33 @@ class Tracer:
     def _leader_by_exec(self, tid: int) -> Thread:
         """Return the entry of a thread that took the number of an untraced, ended leader when it executed a program."""
         former = self._threads[ptracecalls.event_message(tid)]
-        return self._tree.enter(tid, former.pid, former.space)
+        return self._threads.enter(tid, former.pid, former.space)
 
     def _on_exec(self, thread: Thread) -> None:
-        for other in [t for t in self._threads.values() if t.pid == thread.pid and t is not thread]:
-            self._hits.pending.forget(other)
-            del self._threads[other.tid]
+        for other in self._threads.of_process(thread.pid):
+            if other is not thread:
+                self._counter.forget(other)
+                del self._threads[other.tid]
         self._tree.leave_space(thread)
         ptracecalls.get_registers(thread.tid, self._registers)
         word_size = ptracecalls.word_size(self._registers)
         try:
-            thread.space = AddressSpace.of_thread(thread.tid, word_size)
+            space = AddressSpace.of_thread(thread.tid, word_size)
         except PermissionError:
             # It executes a file that its user may not read: nobody but root may look into it.
-            thread.space = AddressSpace.closed(word_size)
+            space = AddressSpace.closed(word_size)
             self._connection.send(
                 Warned(
                     f"process {thread.pid} runs a program that this user may not read: it has no probes there",
                     "run dprobes as root",
                 )
             )
-        thread.space.pids.add(thread.pid)
-        thread.rseq = 0
-        thread.debug = DebugState()  # the kernel has cleared the registers
-        thread.uid = None
-        self._hits.pending.drop(thread)
-        thread.hit = ThreadHit()
+        space.pids.add(thread.pid)
+        self._counter.drop(thread)
         self._stopper.waits.forget(thread)
-        thread.restarting = thread.trapped = 0
-        thread.returns = []
-        thread.leaving = None
+        thread.begin_program(space)
         if not thread.is_outside:
-            self._modules.update(thread.space, thread)
+            self._modules.update(space, thread)
 
 
 def main(arguments: list[str]) -> int:

@@ -7,12 +7,16 @@ The client answers once for each file and program; the tracer asks again only ab
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 from typing import TYPE_CHECKING
 
+from dprobes.engines.linux.procfs import process_field
 from dprobes.engines.ptrace.sites import Sites
+from dprobes.engines.ptrace.tracer.addressspaces import PageReader
+from dprobes.engines.ptrace.tracer.breakpoints import INT3, Watchpoint
 from dprobes.engines.ptrace.tracer.placement import Placer, why_not
-from dprobes.engines.ptrace.tracer.processes import PageReader, Watchpoint
-from dprobes.engines.ptrace.wire import End, ModuleMapped, ProbeStatus, Removed, Warned
+from dprobes.engines.ptrace.wire import ModuleMapped, ProbeStatus, Removed, Warned
 from dprobes.engines.x86.debugregs import Watch
 from dprobes.errors import TargetError
 from dprobes.resolve.probestate import ProbeState
@@ -21,10 +25,11 @@ from dprobes.target.processmaps import Mapping, executable_mappings, read_maps, 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from dprobes.engines.ptrace.sites import Site
-    from dprobes.engines.ptrace.tracer.connection import Connection
-    from dprobes.engines.ptrace.tracer.processes import AddressSpace, FileKey, Thread
+    from dprobes.engines.ptrace.sites import FileKey, Site
+    from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
+    from dprobes.engines.ptrace.tracer.breakpoints import Breakpoint
     from dprobes.engines.ptrace.tracer.programs import InsertedProgram
+    from dprobes.engines.ptrace.tracer.state import Thread, TracerState
     from dprobes.engines.ptrace.tracer.watchpoints import Watching
 
 __all__ = ["ModuleWatcher"]
@@ -32,26 +37,20 @@ __all__ = ["ModuleWatcher"]
 _EVERYWHERE: FileKey = (0, 0, "")
 """Stands for all files where a program is about none."""
 
+_ALIKE = 16
+"""How many bytes from a breakpoint on must be the same for a place to be a copy of it."""
+
 
 class ModuleWatcher:
-    """Place and forget breakpoints and watchpoints as files are mapped and unmapped."""
+    """The breakpoints and watchpoints that come and go with the mappings of files."""
 
-    def __init__(self, connection: Connection, program: InsertedProgram, watching: Watching) -> None:
-        self._connection = connection
+    def __init__(self, state: TracerState, watching: Watching) -> None:
+        self._state = state
+        self._connection = state.connection
         self._watching = watching
-        self._placer = Placer(connection)
+        self._placer = Placer(state.connection)
         self._questions = 0
         self._unanswered: dict[tuple[InsertedProgram, FileKey], int] = {}
-        self.programs = [program]
-        """The programs whose breakpoints and watchpoints they are, in the order of their insertion."""
-
-    def program(self, number: int) -> InsertedProgram | None:
-        """Return the program that the client gave a number, None if it is not there any more."""
-        return next((program for program in self.programs if program.number == number), None)
-
-    def is_the_end(self, message: object) -> bool:
-        """Return whether a message asks for the last program to be taken away."""
-        return isinstance(message, End) and [message.program] == [program.number for program in self.programs]
 
     def _warn(self, program: InsertedProgram, message: str, hint: str | None = None, details: str = "") -> None:
         self._connection.send(Warned(message, hint, program.number, details))
@@ -60,7 +59,7 @@ class ModuleWatcher:
         """Ask the client about the files that a running process maps, so that it need not be stopped for that."""
         with contextlib.suppress(TargetError):
             for key in _by_file(read_maps(pid)):
-                self._sites(key, pid, self.programs)
+                self._sites(key, pid, self._state.programs)
 
     def answered(self, sites: Sites, threads: Iterable[Thread]) -> None:
         """Take an answer that was not waited for, because the client was stopped, and place what it says."""
@@ -104,7 +103,7 @@ class ModuleWatcher:
                     text = f"the program cannot be inserted into programs of {space.word_size} bytes"
                     self._warn(program, text, details=problem)
             for key in space.files.keys() - program.known.keys() - {_EVERYWHERE}:
-                answer = self._connection.await_answer(self._ask(program, key, min(space.pids)), self.is_the_end)
+                answer = self._connection.await_answer(self._ask(program, key, min(space.pids)), self._state.is_the_end)
                 if answer is None:
                     return False
                 program.known[key] = answer
@@ -129,12 +128,13 @@ class ModuleWatcher:
 
     def exchange(self, former: InsertedProgram, program: InsertedProgram) -> None:
         """Go on with another program instead of one; breakpoints and watchpoints are still to follow."""
-        self.programs[self.programs.index(former)] = program
+        programs = self._state.programs
+        programs[programs.index(former)] = program
         self._forget_questions(former)
 
     def drop(self, program: InsertedProgram) -> None:
         """Go on without a program; its breakpoints and watchpoints are gone, or about to be."""
-        self.programs.remove(program)
+        self._state.programs.remove(program)
         self._forget_questions(program)
 
     def _forget_questions(self, program: InsertedProgram) -> None:
@@ -183,6 +183,29 @@ class ModuleWatcher:
         """Learn which breakpoints a process has that is a copy of one of ours."""
         self._update(space, thread, inherited=True)
 
+    def heal(self, thread: Thread, address: int) -> bool:
+        """
+        Take away a breakpoint of ours at which a thread has stopped, and which is at no address that we know.
+
+        Code that was moved (mremap(2)) is a mapping of its file still, in which the probepoints are placed anew. In a
+        copy the original byte is put back, which is what would be there without us. A program that catches SIGTRAP is
+        left alone: it may have put breakpoints of its own into code like ours. Return whether there was one; the thread
+        is to be set back onto the instruction then.
+        """
+        space = thread.space
+        if _catches_traps(thread.tid):
+            return False
+        self.inherit(space, thread)
+        if address in space.breakpoints or address in space.former:
+            return True
+        with contextlib.suppress(OSError):
+            here = os.pread(space.memory, _ALIKE, address)
+            original = _original(space, here)
+            if original is not None and here[:1] == INT3:
+                os.pwrite(space.memory, bytes([original.original]), address)
+                return True
+        return False
+
     def _update(self, space: AddressSpace, thread: Thread, *, inherited: bool) -> None:
         if not space.is_open or space.shared_with:
             return
@@ -192,7 +215,7 @@ class ModuleWatcher:
             return  # gone: waitpid will say so
         self._forget_unmapped(space, thread, found)
         space.renew()
-        programs = [program for program in self.programs if program.reach.covers(space)]
+        programs = [program for program in self._state.programs if program.reach.covers(space.pids)]
         if _EVERYWHERE not in space.files:
             space.files[_EVERYWHERE] = ()
             for program in programs:
@@ -220,7 +243,7 @@ class ModuleWatcher:
                 addresses += [a for a in mine if run_time_address(maps, a - start + offset) != a]
             if not maps:
                 del space.files[key]
-                for program in self.programs:
+                for program in self._state.programs:
                     self._watching.update(space, thread.pid, program, key, [])
         for address in addresses:
             if (breakpoint_ := space.breakpoints.get(address)) is not None:
@@ -239,7 +262,7 @@ class ModuleWatcher:
                 number = self._unanswered.get((program, key))
                 asked[program] = self._ask(program, key, pid) if number is None else number
         for program, number in asked.items():
-            answer = self._connection.await_answer(number, self.is_the_end)
+            answer = self._connection.await_answer(number, self._state.is_the_end)
             if answer is None:
                 self._unanswered[program, key] = number
             else:
@@ -339,3 +362,19 @@ def _bias(segment: tuple[int, int], mappings: list[Mapping]) -> int:
     # The segment may be mapped in several pieces; the best is the one that shows its beginning.
     best = next((m for m in mappings if m.offset <= offset < m.offset + m.end - m.start), mappings[0])
     return best.start - best.offset + offset - link_address
+
+
+def _original(space: AddressSpace, copy: bytes) -> Breakpoint | None:
+    """Return the breakpoint of which there is a copy with these bytes."""
+    if len(copy) < _ALIKE:
+        return None
+    for breakpoint_ in space.breakpoints.values():
+        with contextlib.suppress(OSError):
+            if os.pread(space.memory, _ALIKE, breakpoint_.address) == copy:
+                return breakpoint_
+    return None
+
+
+def _catches_traps(tid: int) -> bool:
+    caught = process_field(tid, "SigCgt")
+    return bool(caught) and bool(int(caught, 16) & 1 << signal.SIGTRAP - 1)

@@ -11,8 +11,8 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from dprobes.engines.ptrace.sites import Role
-from dprobes.engines.ptrace.tracer.breakpoints import Breakpoint
-from dprobes.engines.ptrace.tracer.processes import INT3, PageReader
+from dprobes.engines.ptrace.tracer.addressspaces import PageReader
+from dprobes.engines.ptrace.tracer.breakpoints import INT3, Breakpoint
 from dprobes.engines.ptrace.tracer.slots import Placement
 from dprobes.engines.ptrace.wire import Placed, ProbeStatus
 from dprobes.engines.x86.emulation import is_emulated
@@ -22,9 +22,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from dprobes.engines.ptrace.sites import Site
+    from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
     from dprobes.engines.ptrace.tracer.connection import Connection
-    from dprobes.engines.ptrace.tracer.processes import AddressSpace, Thread
     from dprobes.engines.ptrace.tracer.programs import InsertedProgram, Probe
+    from dprobes.engines.ptrace.tracer.state import Thread
     from dprobes.target.processmaps import Mapping
 
 __all__ = ["Placer", "note_placement", "why_not"]

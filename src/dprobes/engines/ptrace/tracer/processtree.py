@@ -17,16 +17,15 @@ from typing import TYPE_CHECKING, Literal
 from dprobes.engines.linux import ptracecalls
 from dprobes.engines.linux.procfs import children_of, process_field, thread_state, threads_of
 from dprobes.engines.linux.ptracecalls import Event, StopKind, classify_stop
+from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace, PageReader
 from dprobes.engines.ptrace.tracer.breakpoints import Breakpoint
-from dprobes.engines.ptrace.tracer.processes import AddressSpace, PageReader, Thread, ThreadState
+from dprobes.engines.ptrace.tracer.state import Thread, ThreadState
 from dprobes.engines.ptrace.wire import Placed, Removed, Watched
 from dprobes.engines.x86.debugregs import CONTROL
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from dprobes.engines.ptrace.tracer.connection import Connection
     from dprobes.engines.ptrace.tracer.modulebreakpoints import ModuleWatcher
+    from dprobes.engines.ptrace.tracer.state import ThreadTable, TracerState
     from dprobes.engines.ptrace.tracer.stopper import Stopper
 
 __all__ = ["ORPHAN_AGE", "ProcessTree", "Seizer"]
@@ -36,17 +35,12 @@ ORPHAN_AGE = 0.5
 
 
 class ProcessTree:
-    """Hold the table of threads, and keep it true as threads and processes come and go."""
+    """The births and ends of threads and processes, and which programs concern whom."""
 
-    def __init__(
-        self,
-        threads: dict[int, Thread],
-        connection: Connection,
-        stopper: Stopper,
-        modules: ModuleWatcher,
-    ) -> None:
-        self.threads = threads
-        self._connection = connection
+    def __init__(self, state: TracerState, stopper: Stopper, modules: ModuleWatcher) -> None:
+        self._connection = state.connection
+        self._programs = state.programs
+        self._threads = state.threads
         self._stopper = stopper
         self._modules = modules
         self._parents: dict[int, int] = {}
@@ -54,10 +48,6 @@ class ProcessTree:
         self.has_idle_programs = False
         """Whether the last process of a program has gone."""
         self._unreported: dict[int, tuple[int, float]] = {}
-
-    def spaces(self) -> Iterable[AddressSpace]:
-        """Return all address spaces, each once."""
-        return {id(t.space): t.space for t in self.threads.values()}.values()
 
     @property
     def has_unreported(self) -> bool:
@@ -70,7 +60,7 @@ class ProcessTree:
 
     def add_child(self, parent: Thread, event: Event, tid: int) -> None:
         """Enter the thread or process that ``parent`` has just made."""
-        if tid in self.threads:
+        if tid in self._threads:
             return
         unreported = self._unreported.pop(tid, None)
         if unreported is not None and classify_stop(unreported[0])[0] is StopKind.EXITED:
@@ -79,7 +69,7 @@ class ProcessTree:
         space = parent.space
         if pid != parent.pid:
             self._parents[pid] = parent.pid
-            for program in self._modules.programs:
+            for program in self._programs:
                 if program.reach.follow and parent.pid in program.reach.pids:
                     program.reach.pids.add(pid)
             shared = ptracecalls.same_memory(parent.tid, tid)
@@ -89,17 +79,17 @@ class ProcessTree:
             if space.watchpoints:
                 self._connection.send(Watched(pid, tuple(w.watch for w in space.watchpoints)))
         self._enter_newborn(tid, pid, space, unreported[0] if unreported is not None else None)
-        self.threads[tid].is_outside = not self._is_in_scope(pid)
+        self._threads[tid].is_outside = not self._is_in_scope(pid)
         if pid != parent.pid:
             # It goes on where its parent does, on a copy of the stack.
-            self.threads[tid].returns = [replace(pending) for pending in parent.returns]
+            self._threads[tid].returns = [replace(pending) for pending in parent.returns]
 
     def _copied_space(self, original: AddressSpace, tid: int, pid: int) -> AddressSpace:
         try:
             space = original.copy_for_child(tid)
         except OSError:
             return AddressSpace.closed(original.word_size)  # killed already
-        for program in self._modules.programs:
+        for program in self._programs:
             if pid not in program.reach.pids:
                 space.drop_program(program)
         placed = [(b.address, b.original) for b in space.breakpoints.values()] + space.slots.traps()
@@ -107,14 +97,9 @@ class ProcessTree:
             self._connection.send(Placed(pid, tuple(placed)))
         return space
 
-    def enter(self, tid: int, pid: int, space: AddressSpace) -> Thread:
-        """Enter a running thread."""
-        thread = self.threads[tid] = Thread(tid, pid, space, ThreadState.RUNNING)
-        return thread
-
     def _enter_newborn(self, tid: int, pid: int, space: AddressSpace, status: int | None) -> None:
         """Enter a thread that has not run yet; its first stop is ``status``, or still to come."""
-        self.threads[tid] = Thread(tid, pid, space, ThreadState.NEWBORN)
+        self._threads[tid] = Thread(tid, pid, space, ThreadState.NEWBORN)
         if status is not None:
             self._stopper.defer(tid, status)
 
@@ -132,7 +117,7 @@ class ProcessTree:
     def _adopt(self, tid: int, status: int) -> None:
         pid = _process_of(tid)
         self._into_scopes(pid)
-        for thread in self.threads.values():
+        for thread in self._threads.values():
             if thread.pid == pid or ptracecalls.same_memory(thread.tid, tid):
                 space = thread.space
                 break
@@ -187,8 +172,8 @@ class ProcessTree:
 
     def remove(self, thread: Thread) -> None:
         """Forget a thread that ended, and its process if it was the last one."""
-        self.threads.pop(thread.tid, None)
-        if not any(t.pid == thread.pid for t in self.threads.values()):
+        self._threads.pop(thread.tid, None)
+        if not self._threads.of_process(thread.pid):
             self.leave_space(thread)
             self._leave_scopes(thread.pid)
 
@@ -204,7 +189,7 @@ class ProcessTree:
 
     def tree_of(self, pid: int) -> set[int]:
         """Return a process and those that it has started, directly or not, as far as they are traced."""
-        tree = {thread.pid for thread in self.threads.values() if thread.pid == pid}
+        tree = {thread.pid for thread in self._threads.of_process(pid)}
         found = tree
         while found:
             found = {child for child, parent in self._parents.items() if parent in found} - tree
@@ -214,24 +199,24 @@ class ProcessTree:
     def rescope(self) -> set[int]:
         """Note anew who is in no scope at all, and return the processes that have come to be so."""
         left = set()
-        for thread in self.threads.values():
+        for thread in self._threads.values():
             was_outside, thread.is_outside = thread.is_outside, not self._is_in_scope(thread.pid)
             if thread.is_outside and not was_outside:
                 left.add(thread.pid)
         return left
 
     def _is_in_scope(self, pid: int) -> bool:
-        return any(pid in program.reach.pids for program in self._modules.programs)
+        return any(pid in program.reach.pids for program in self._programs)
 
     def _into_scopes(self, pid: int) -> None:
         """Let a process whose parent nobody knows be in the scope of all programs that follow processes."""
-        for program in self._modules.programs:
+        for program in self._programs:
             if program.reach.follow:
                 program.reach.pids.add(pid)
 
     def _leave_scopes(self, pid: int) -> None:
         """Forget a process that has gone; what it has started counts as started by its parent."""
-        for program in self._modules.programs:
+        for program in self._programs:
             if pid in program.reach.pids:
                 program.reach.pids.discard(pid)
                 self.has_idle_programs |= not program.reach.pids
@@ -251,11 +236,10 @@ def _process_of(tid: int) -> int:
 
 
 class Seizer:
-    """Seize threads and enter them in the table."""
+    """The seizing of processes that run already."""
 
-    def __init__(self, threads: dict[int, Thread], tree: ProcessTree, stopper: Stopper) -> None:
+    def __init__(self, threads: ThreadTable, stopper: Stopper) -> None:
         self._threads = threads
-        self._tree = tree
         self._stopper = stopper
 
     def seize_all(self, pid: int) -> list[Thread]:
@@ -284,7 +268,7 @@ class Seizer:
                 if space is None:
                     space = AddressSpace.of_thread(tid, _word_size_of(tid))
                     space.pids.add(pid)
-                new.append(self._tree.enter(tid, pid, space))
+                new.append(self._threads.enter(tid, pid, space))
             if not new:
                 break
             held += self._stopper.stop(new)
@@ -307,7 +291,7 @@ class Seizer:
             ptracecalls.seize(pid)
             parent.state = ThreadState.VFORKING
             parent.space.pids.add(pid)
-            held += self._stopper.stop([self._tree.enter(pid, pid, parent.space)])
+            held += self._stopper.stop([self._threads.enter(pid, pid, parent.space)])
         return held
 
 

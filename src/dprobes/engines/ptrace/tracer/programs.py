@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, MutableSequence, Sequence
 
     from dprobes.engines.hits.probes import ProbeLimits
-    from dprobes.engines.ptrace.sites import Site, Sites, WatchSite
-    from dprobes.engines.ptrace.tracer.processes import AddressSpace, FileKey
+    from dprobes.engines.ptrace.sites import FileKey, Site, Sites, WatchSite
     from dprobes.engines.ptrace.wire import Start
     from dprobes.extensions import Extension
 
@@ -33,20 +32,20 @@ Handled = handlerruns.Handled["InsertedProgram"]
 
 @dataclass(slots=True, eq=False)
 class Reach:
-    """Say which processes a program is about: ``pids``, and with ``follow`` those that they start."""
+    """The processes that a program is about: ``pids``, and with ``follow`` those that they start."""
 
     follow: bool = True
     pids: set[int] = field(default_factory=set)
 
-    def covers(self, space: AddressSpace) -> bool:
-        """Return whether one of the processes runs in an address space."""
-        return not self.pids.isdisjoint(space.pids)
+    def covers(self, pids: set[int]) -> bool:
+        """Return whether one of these processes is among them."""
+        return not self.pids.isdisjoint(pids)
 
 
 @dataclass(slots=True, eq=False)
 class InsertedProgram:
     """
-    Hold a program; its ``number`` is the client's, and its ``rank`` its place in the order of insertion.
+    A program; its ``number`` is the client's, and its ``rank`` its place in the order of insertion.
 
     ``everywhere`` says what is watched in every process, by word size, and ``known`` what is where in files;
     ``handlers`` are those for modules with words of 4 and 8 bytes.

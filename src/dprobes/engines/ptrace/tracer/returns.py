@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from dprobes.engines.linux.ptracecalls import Register
 from dprobes.engines.ptrace.sites import Role, Site
-from dprobes.engines.ptrace.tracer.breakpoints import Breakpoint
-from dprobes.engines.ptrace.tracer.processes import INT3, PendingReturn
+from dprobes.engines.ptrace.tracer.breakpoints import INT3, Breakpoint
+from dprobes.engines.ptrace.tracer.state import PendingReturn
 from dprobes.engines.ptrace.wire import Placed
 from dprobes.engines.x86.plan import plan
 from dprobes.engines.x86.relocation import copy_of
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     import ctypes
 
     from dprobes.engines.ptrace.tracer.connection import Connection
-    from dprobes.engines.ptrace.tracer.processes import Thread
     from dprobes.engines.ptrace.tracer.programs import Probe
+    from dprobes.engines.ptrace.tracer.state import Thread
     from dprobes.engines.ptrace.tracer.threadcontext import ThreadContext
 
 __all__ = ["Returns"]

@@ -21,20 +21,20 @@ from typing import TYPE_CHECKING, NamedTuple
 from dprobes.engines.linux import ptracecalls
 from dprobes.engines.linux.ptracecalls import Register, SegmentDescriptor
 from dprobes.engines.ptrace.tracer.injection import MMAP, MODIFY_LDT, MUNMAP, InjectionError, injecting, may_inject
-from dprobes.engines.ptrace.tracer.processes import ThreadGoneError
+from dprobes.engines.ptrace.tracer.state import ThreadGoneError
 from dprobes.vm import SelectorFault
 
 if TYPE_CHECKING:
     import ctypes
     from collections.abc import Callable
 
-    from dprobes.engines.linux.ptracecalls import RemoteMemory
-    from dprobes.engines.ptrace.tracer.processes import Thread
+    from dprobes.engines.ptrace.tracer.state import Thread
     from dprobes.engines.ptrace.tracer.stopper import Stopper
 
     LocalDescriptors = Callable[[Thread, int], SegmentDescriptor | None]
+    """A look-up of the descriptor with an index in a thread's table, which may raise ``InjectionError``."""
 
-__all__ = ["LocalTables", "Segments", "decode_descriptor"]
+__all__ = ["LocalTables", "Segments", "decode_descriptor", "no_descriptor"]
 
 _USER_CODE_32, _USER_DATA, _USER_CODE_64 = 4, 5, 6  # indices in the GDT
 _LOCAL_TABLE = 4
@@ -46,7 +46,7 @@ _MASK_64 = (1 << 64) - 1
 
 
 class _Segment(NamedTuple):
-    """Hold a segment whose valid offsets are ``first`` to ``last``."""
+    """A segment, whose valid offsets are ``first`` to ``last``."""
 
     base: int
     first: int
@@ -60,15 +60,16 @@ _FLAT_CODE = _Segment(0, 0, _MASK_32, readable=True, writable=False)
 _FLAT = {_USER_CODE_32: _FLAT_CODE, _USER_DATA: _FLAT_DATA, _USER_CODE_64: _FLAT_CODE}
 
 
-def _no_descriptor(thread: Thread, index: int) -> None:
+def no_descriptor(thread: Thread, index: int) -> None:
     """Say that a thread has no local descriptors."""
 
 
 class Segments:
-    """Know the segments of stopped threads; ``local`` looks up the descriptors of local tables."""
+    """The segments of stopped threads; ``warn`` is told where the ``local`` descriptors cannot be looked up."""
 
-    def __init__(self) -> None:
-        self.local: LocalDescriptors = _no_descriptor
+    def __init__(self, local: LocalDescriptors, warn: Callable[[str, str | None], None]) -> None:
+        self._local = local
+        self._warn = warn
 
     def linear_address(
         self,
@@ -126,7 +127,7 @@ class Segments:
         """Return the segment of a selector, whatever its privilege bits."""
         index = selector >> 3
         if selector & _LOCAL_TABLE:
-            descriptor = self.local(thread, index)
+            descriptor = self._local_descriptor(thread, index)
             if descriptor is None:
                 raise SelectorFault(selector)
             return _decoded(descriptor)
@@ -136,6 +137,13 @@ class Segments:
         if descriptor is None or descriptor.not_present:
             raise SelectorFault(selector)
         return _decoded(descriptor)
+
+    def _local_descriptor(self, thread: Thread, index: int) -> SegmentDescriptor | None:
+        try:
+            return self._local(thread, index)
+        except InjectionError as problem:
+            self._warn(f"the local descriptor table of process {thread.pid} cannot be read: {problem}", None)
+            return None
 
 
 def _decoded(descriptor: SegmentDescriptor) -> _Segment:
@@ -158,29 +166,24 @@ _SIZE = 8
 
 
 class LocalTables:
-    """Look descriptors up in the tables of stopped threads; ``warn`` is told where that is not possible."""
+    """The local descriptor tables of stopped threads, each of which is made to ask the kernel for its own."""
 
-    def __init__(self, stopper: Stopper, memory: RemoteMemory, warn: Callable[[str, str | None], None]) -> None:
+    def __init__(self, stopper: Stopper) -> None:
         self._stopper = stopper
-        self._memory = memory
-        self._warn = warn
+        self._memory = ptracecalls.RemoteMemory()
 
     def descriptor(self, thread: Thread, index: int) -> SegmentDescriptor | None:
         """
         Return the descriptor with an index in the table of a thread that stands at a breakpoint, None if there is none.
 
-        The thread is made to ask for it, every time: the program may change its table. Raise ``ProcessLookupError`` if
-        the thread is killed meanwhile.
+        It is asked for every time, because the program may change its table. Raise ``InjectionError`` if the thread
+        cannot ask, and ``ProcessLookupError`` if it is killed meanwhile.
         """
         if not may_inject(thread):
-            self._cannot(thread, "a seccomp filter or a shadow stack forbids to make it do system calls")
-            return None
+            raise InjectionError("a seccomp filter or a shadow stack forbids to make it do system calls")
         try:
             with self._stopper.others_stopped(thread.space, thread):
                 data = self._ask(thread, index)
-        except InjectionError as error:
-            self._cannot(thread, str(error))
-            return None
         except ThreadGoneError as gone:
             self._stopper.defer(thread.tid, gone.status)
             raise ProcessLookupError from gone
@@ -197,9 +200,6 @@ class LocalTables:
             data = self._memory.read(thread.tid, buffer + index * _SIZE, _SIZE) if filled == size else b""
             call(MUNMAP[word_size], buffer, size)
         return data
-
-    def _cannot(self, thread: Thread, why: str) -> None:
-        self._warn(f"the local descriptor table of process {thread.pid} cannot be read: {why}", None)
 
 
 def decode_descriptor(data: bytes) -> SegmentDescriptor | None:

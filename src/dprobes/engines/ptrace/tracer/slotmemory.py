@@ -12,8 +12,8 @@ import contextlib
 import os
 from typing import TYPE_CHECKING
 
+from dprobes.engines.ptrace.tracer.breakpoints import INT3
 from dprobes.engines.ptrace.tracer.injection import MMAP, MUNMAP, InjectionError, injecting, may_inject
-from dprobes.engines.ptrace.tracer.processes import INT3
 from dprobes.engines.ptrace.tracer.slots import GRANULE, JUMP_SIZE, NOP, Placement, Slot, SlotArea
 from dprobes.engines.ptrace.wire import Placed
 from dprobes.engines.x86.emulation import Action
@@ -23,10 +23,11 @@ from dprobes.target.processmaps import PAGE_SIZE, parse_maps, read_maps
 
 if TYPE_CHECKING:
     from dprobes.engines.ptrace.sites import Site
+    from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
     from dprobes.engines.ptrace.tracer.breakpoints import Breakpoint
     from dprobes.engines.ptrace.tracer.connection import Connection
-    from dprobes.engines.ptrace.tracer.processes import AddressSpace, Thread
     from dprobes.engines.ptrace.tracer.slots import Slots
+    from dprobes.engines.ptrace.tracer.state import Thread
     from dprobes.engines.ptrace.tracer.stopper import Stopper
 
 __all__ = ["SlotMaker"]

@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING
 from dprobes.engines.hits.lifecycle import HitState
 from dprobes.engines.linux import ptracecalls
 from dprobes.engines.linux.ptracecalls import RESUME_FLAG, TRAP_FLAG, Event, Register, StopKind, classify_stop
+from dprobes.engines.ptrace.tracer.breakpoints import INT3
 from dprobes.engines.ptrace.tracer.heldsignals import FAULTS, HeldSignals, move_signal_address
-from dprobes.engines.ptrace.tracer.processes import INT3, ThreadGoneError, ThreadState
 from dprobes.engines.ptrace.tracer.slotmemory import SlotMaker
 from dprobes.engines.ptrace.tracer.slots import Placement
+from dprobes.engines.ptrace.tracer.state import ThreadGoneError, ThreadState
 from dprobes.engines.ptrace.wire import Placed, Removed
 from dprobes.engines.x86.debugregs import STATUS, slots_hit
 from dprobes.engines.x86.emulation import Action
@@ -28,14 +29,16 @@ from dprobes.lazydataclass import dataclass
 
 if TYPE_CHECKING:
     import ctypes
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from dprobes.engines.ptrace.tracer.breakpoints import Breakpoint
     from dprobes.engines.ptrace.tracer.connection import Connection
-    from dprobes.engines.ptrace.tracer.processes import Thread
+    from dprobes.engines.ptrace.tracer.hitcounter import HitCounter
     from dprobes.engines.ptrace.tracer.slots import Slot
+    from dprobes.engines.ptrace.tracer.state import Thread
     from dprobes.engines.ptrace.tracer.stopper import Stopper
     from dprobes.engines.ptrace.tracer.threadcontext import ThreadContext
+    from dprobes.engines.ptrace.tracer.watchpointhits import WatchpointHits
 
 __all__ = ["COMPLETED", "PENDING", "Completion", "CompletionKind", "Stepper"]
 
@@ -72,18 +75,23 @@ PENDING = Completion(CompletionKind.PENDING)
 
 
 class Stepper:
-    """Step threads over breakpoints."""
+    """The execution of instructions under breakpoints."""
 
-    def __init__(self, stopper: Stopper, context: ThreadContext, connection: Connection) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        stopper: Stopper,
+        context: ThreadContext,
+        counter: HitCounter,
+        watchpoint_hits: WatchpointHits,
+    ) -> None:
+        self._connection = connection
         self._stopper = stopper
         self._context = context
-        self._connection = connection
+        self._counter = counter
+        self._watchpoint_hits = watchpoint_hits
         self._slots = SlotMaker(stopper, connection)
         self._info = ptracecalls.SignalInfo()
-        self.drop_pending: Callable[[Thread], None] = lambda _: None
-        """What to do with a pending hit whose instruction was not executed."""
-        self.on_watchpoint: Callable[[Thread], bool] = lambda _: False
-        """What to do when a watchpoint may be the reason of a trap; false if it is not."""
 
     def step(
         self,
@@ -113,7 +121,7 @@ class Stepper:
         if slot is None:
             for probe in breakpoint_.probes():
                 probe.counts.note(Placement.IN_PLACE)
-            return self._step_in_place(thread, breakpoint_, registers)
+            return self.step_in_place(thread, breakpoint_, registers, breakpoint_.site.emulation[0])
         registers[_RIP] = slot.address
         if not is_ready:
             ptracecalls.set_registers(tid, registers)
@@ -124,23 +132,12 @@ class Stepper:
                 return PENDING
         return self._step_through(thread, breakpoint_, registers, slot, breakpoint_.site.emulation[0])
 
-    def step_plainly(
-        self, thread: Thread, breakpoint_: Breakpoint, registers: ctypes.Array[ctypes.c_ulong]
+    def step_in_place(
+        self, thread: Thread, breakpoint_: Breakpoint, registers: ctypes.Array[ctypes.c_ulong], action: Action
     ) -> Completion:
-        """Let a thread execute in place whatever is under a breakpoint, without regard to what it was taken for."""
-        return self._step_in_place(thread, breakpoint_, registers, Action.STEP)
-
-    def _step_in_place(
-        self,
-        thread: Thread,
-        breakpoint_: Breakpoint,
-        registers: ctypes.Array[ctypes.c_ulong],
-        action: Action | None = None,
-    ) -> Completion:
+        """Let a thread execute what is under a breakpoint where it is, with all other threads of its space stopped."""
         space = thread.space
         address = breakpoint_.address
-        if action is None:
-            action = breakpoint_.site.emulation[0]
         with self._stopper.others_stopped(space, thread):
             os.pwrite(space.memory, bytes([breakpoint_.original]), address)
             if space.watchpoints:
@@ -225,7 +222,8 @@ class Stepper:
                     ptracecalls.set_registers(tid, registers)
                     thread.trapped = 0
                     return Completion(CompletionKind.COMPLETED, signals.give_back())
-                if number == signal.SIGTRAP and code == ptracecalls.TRAP_HWBKPT and self.on_watchpoint(thread):
+                is_watchpoint = number == signal.SIGTRAP and code == ptracecalls.TRAP_HWBKPT
+                if is_watchpoint and self._watchpoint_hits.take(thread, registers):
                     continue  # in the middle of a repeated string instruction
                 if number == signal.SIGTRAP and thread.trapped:
                     # A step in place that took in two instructions, the second of which carries a probe itself.
@@ -355,7 +353,7 @@ class Stepper:
             code = ptracecalls.get_signal_info(tid, self._info)
             if number in FAULTS and code > 0:
                 # The signal came first: the instruction will be tried, and hit, again after its handler.
-                self.drop_pending(thread)
+                self._counter.drop(thread)
                 self._set_back(thread, slot, registers)
                 return signals.give_back()
             signals.hold(number, self._info)

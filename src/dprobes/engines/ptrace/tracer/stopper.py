@@ -27,14 +27,15 @@ from dprobes.engines.hits.lifecycle import HitEvent, HitState
 from dprobes.engines.linux import ptracecalls
 from dprobes.engines.linux.procfs import children_of, system_call_of, thread_state
 from dprobes.engines.linux.ptracecalls import Event, Register, StopKind, classify_stop
-from dprobes.engines.ptrace.tracer.processes import ThreadState
+from dprobes.engines.ptrace.tracer.state import ThreadState
 from dprobes.engines.ptrace.tracer.waits import Waits
 
 if TYPE_CHECKING:
     import ctypes
     from collections.abc import Callable, Iterator
 
-    from dprobes.engines.ptrace.tracer.processes import AddressSpace, Thread
+    from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
+    from dprobes.engines.ptrace.tracer.state import Thread, ThreadTable
 
 __all__ = ["Stopper", "await_stop"]
 
@@ -91,12 +92,12 @@ def await_stop(tid: int, take: Callable[[int], tuple[int, int]] = _take_plainly)
 
 class Stopper:
     """
-    Stop threads and let them run; ``threads`` is the tracer's table of all of them.
+    The stops of threads, and their running on.
 
     ``prepare`` programs the debug registers of a thread that is about to run, where its watchpoints have changed.
     """
 
-    def __init__(self, threads: dict[int, Thread], prepare: Callable[[Thread], None]) -> None:
+    def __init__(self, threads: ThreadTable, prepare: Callable[[Thread], None]) -> None:
         self._threads = threads
         self._prepare = prepare
         self._held_registers = ptracecalls.Registers()
@@ -296,7 +297,7 @@ class Stopper:
     @contextlib.contextmanager
     def others_stopped(self, space: AddressSpace, thread: Thread) -> Iterator[None]:
         """Hold all other threads that run in ``space``."""
-        others = [t for t in self._threads.values() if t.space is space and t is not thread]
+        others = [t for t in self._threads.in_space(space) if t is not thread]
         held = self.stop(others) if others else []
         try:
             yield

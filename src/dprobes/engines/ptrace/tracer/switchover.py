@@ -16,22 +16,21 @@ from typing import TYPE_CHECKING
 
 from dprobes.engines.hits.lifecycle import HitState
 from dprobes.engines.ptrace.sites import Role
+from dprobes.engines.ptrace.tracer.hitcounter import has_hit_of
 from dprobes.engines.ptrace.tracer.insertions import prepared
-from dprobes.engines.ptrace.tracer.pendinghits import has_hit_of
 from dprobes.engines.ptrace.tracer.placement import note_placement
-from dprobes.engines.ptrace.tracer.processes import ThreadState
+from dprobes.engines.ptrace.tracer.state import ThreadState
 from dprobes.engines.ptrace.wire import InPlace, NotInserted, ProbeStatus, Removed, Replaced
 from dprobes.errors import EngineError
 from dprobes.resolve.probestate import ProbeState
 
 if TYPE_CHECKING:
     from dprobes.engines.ptrace.sites import Site
-    from dprobes.engines.ptrace.tracer.connection import Connection
-    from dprobes.engines.ptrace.tracer.hits import HitHandler
+    from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
+    from dprobes.engines.ptrace.tracer.hitcounter import Settler
     from dprobes.engines.ptrace.tracer.modulebreakpoints import ModuleWatcher
-    from dprobes.engines.ptrace.tracer.processes import AddressSpace, Thread
-    from dprobes.engines.ptrace.tracer.processtree import ProcessTree
     from dprobes.engines.ptrace.tracer.programs import InsertedProgram, Probe
+    from dprobes.engines.ptrace.tracer.state import Thread, TracerState
     from dprobes.engines.ptrace.tracer.stopper import Stopper
     from dprobes.engines.ptrace.tracer.watchpoints import Watching
     from dprobes.engines.ptrace.wire import Replace
@@ -43,32 +42,32 @@ _Owner = tuple["Site", "Probe | None"]
 
 
 class Replacer:
-    """Exchange programs of a tracer."""
+    """The exchange of a program for another one."""
 
     def __init__(
         self,
-        connection: Connection,
-        tree: ProcessTree,
+        state: TracerState,
         modules: ModuleWatcher,
         stopper: Stopper,
         watching: Watching,
-        hits: HitHandler,
+        settler: Settler,
     ) -> None:
-        self._connection = connection
-        self._tree = tree
+        self._state = state
+        self._connection = state.connection
+        self._threads = state.threads
         self._modules = modules
         self._stopper = stopper
         self._watching = watching
-        self._hits = hits
+        self._settler = settler
 
-    def __call__(self, message: Replace) -> None:
+    def replace(self, message: Replace) -> None:
         """Exchange a program, or tell the client why not; then nothing has changed."""
-        former = self._modules.program(message.former)
+        former = self._state.program(message.former)
         number = message.start.number
         if former is None:
             self._connection.send(NotInserted(number, "the program that is to be replaced has ended"))
             return
-        spaces = [space for space in self._tree.spaces() if former.reach.covers(space)]
+        spaces = [space for space in self._threads.spaces() if former.reach.covers(space.pids)]
         try:
             program = prepared(message, former, self._connection, self._modules, spaces)
         except EngineError as error:
@@ -81,7 +80,7 @@ class Replacer:
         held = self._stop_all()
         try:
             self._settle_all(former)
-            self._hits.finish()
+            self._settler.finish()
             self._connection.send(Replaced(number))
             self._exchange(former, program)
             self._connection.send(InPlace(number))
@@ -91,13 +90,10 @@ class Replacer:
                     with contextlib.suppress(ProcessLookupError):
                         self._stopper.release(thread)
 
-    def _spaces(self) -> list[AddressSpace]:
-        return list(self._tree.spaces())
-
     # Bringing hits to their end
 
     def _stop_all(self) -> list[Thread]:
-        threads = list(self._tree.threads.values())
+        threads = list(self._threads.values())
         for thread in threads:
             if thread.state is ThreadState.LISTENING and thread.hit.state is not HitState.NONE:
                 # It can be looked at in a real stop only; an interrupt ends the listening, and the group stop lasts.
@@ -105,17 +101,16 @@ class Replacer:
         return self._stopper.stop(threads)
 
     def _settle_all(self, former: InsertedProgram) -> None:
-        settler = self._hits.settler
-        for thread in self._tree.threads.values():
+        for thread in self._threads.values():
             if not has_hit_of(thread, former):
                 continue
             status = self._stopper.deferred.get(thread.tid)
             if thread.state is ThreadState.STOPPED or status is not None:
                 with contextlib.suppress(OSError):  # killed meanwhile
-                    settler.repeat(thread, status, former)
+                    self._settler.repeat(thread, status, former)
                     continue
             # One that cannot stop now will execute the instruction by itself.
-            settler.count_now(thread)
+            self._settler.count_now(thread)
 
     # The exchange
 
@@ -124,7 +119,7 @@ class Replacer:
         self._carry_returns_over(former, program)
         for probe in former.probes.values():
             probe.state = ProbeState.REMOVED
-        for space in self._spaces():
+        for space in self._threads.spaces():
             self._exchange_in(space, former, program)
 
     def _carry_returns_over(self, former: InsertedProgram, program: InsertedProgram) -> None:
@@ -134,7 +129,7 @@ class Replacer:
             for site in sites.sites:
                 if site.role is Role.JUMP:
                     jumps.setdefault((key[:2], site.offset), (site, program.probe(site.probe)))
-        for thread in self._tree.threads.values():
+        for thread in self._threads.values():
             kept = []
             for pending in thread.returns:
                 if pending.probe.program is not former:
@@ -147,7 +142,7 @@ class Replacer:
             thread.returns = kept
 
     def _exchange_in(self, space: AddressSpace, former: InsertedProgram, program: InsertedProgram) -> None:
-        threads = [t for t in self._tree.threads.values() if t.space is space and t.pid in program.reach.pids]
+        threads = [t for t in self._threads.in_space(space) if t.pid in program.reach.pids]
         if not threads or not space.is_open:
             return
         owners = self._owners(space, program)

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 from dprobes.engines.linux import ptracecalls
 from dprobes.engines.linux.procfs import process_field
 from dprobes.engines.linux.ptracecalls import Register
-from dprobes.engines.ptrace.tracer.processes import INT3
-from dprobes.engines.ptrace.tracer.segments import Segments
+from dprobes.engines.ptrace.tracer.breakpoints import INT3
+from dprobes.engines.ptrace.tracer.segments import Segments, no_descriptor
 from dprobes.engines.ptrace.wire import Placed
 from dprobes.engines.x86 import cpuid, xsave
 from dprobes.engines.x86.emulation import Action
@@ -32,8 +32,9 @@ if TYPE_CHECKING:
     from dprobes.engines.hits.context import Changes
     from dprobes.engines.linux.ptracecalls import RemoteMemory
     from dprobes.engines.ptrace.tracer.breakpoints import Breakpoint
-    from dprobes.engines.ptrace.tracer.processes import Thread
     from dprobes.engines.ptrace.tracer.programs import InsertedProgram, Probe
+    from dprobes.engines.ptrace.tracer.segments import LocalDescriptors
+    from dprobes.engines.ptrace.tracer.state import Thread
     from dprobes.extensions import Extension
     from dprobes.vm.machine import Machine
 
@@ -75,8 +76,9 @@ class ThreadContext:
     """
     The thread that ``select`` chose, as the handler of ``probe`` sees it, and the variables that ``use`` chose.
 
-    ``written`` holds what handlers changed in the registers. ``on_warning`` is told what the user of a program should
-    know (message and hint), and ``send`` gets what the client should hear of breakpoints.
+    ``written`` holds what handlers changed in the registers. ``warn_once`` is told what the user of a program should
+    know (message, hint, and the number of the program), ``send`` gets what the client should hear of breakpoints, and
+    ``local`` looks up local descriptors.
     """
 
     local_variables: MutableSequence[int]
@@ -85,14 +87,15 @@ class ThreadContext:
 
     def __init__(
         self,
-        on_warning: Callable[[InsertedProgram | None, str, str | None], None] = _ignore,
+        warn_once: Callable[[str, str | None, int | None], None] = _ignore,
         send: Callable[[object], None] = _ignore,
+        local: LocalDescriptors = no_descriptor,
     ) -> None:
-        self.on_warning = on_warning
+        self._warn_once = warn_once
         self._send = send
         self.program: InsertedProgram | None = None
         self.memory = ptracecalls.RemoteMemory()
-        self.segments = Segments()
+        self._segments = Segments(local, self.warn)
         self._thread: Thread
         self._registers: ctypes.Array[ctypes.c_ulong]
         self._floating_point: xsave.FloatingPoint | None = None
@@ -111,7 +114,7 @@ class ThreadContext:
 
     def warn(self, message: str, hint: str | None) -> None:
         """Tell the user of the program at hand something."""
-        self.on_warning(self.program, message, hint)
+        self._warn_once(message, hint, None if self.program is None else self.program.number)
 
     def select(self, thread: Thread, registers: ctypes.Array[ctypes.c_ulong]) -> None:
         """Speak of ``thread`` from now on, whose instruction pointer in ``registers`` is that of the probe."""
@@ -153,7 +156,7 @@ class ThreadContext:
         if word not in _SEGMENTS:
             self._set_word(word, value if self.word_size == 8 else value & 0xFFFFFFFF)
         elif value & 0xFFFF != self._registers[word]:
-            selector, base = self.segments.selector_to_load(self._thread, value)
+            selector, base = self._segments.selector_to_load(self._thread, value)
             self._set_word(word, selector)
             if (base_word := _SEGMENTS[word]) is not None:
                 self._set_word(base_word, base)
@@ -248,7 +251,7 @@ class ThreadContext:
             raise OSError
 
     def linear_address(self, selector: int, offset: int, size: int = 0, *, write: bool = False) -> int:
-        return self.segments.linear_address(self._thread, self._registers, selector, offset, size, write=write)
+        return self._segments.linear_address(self._thread, self._registers, selector, offset, size, write=write)
 
     def read_port(self, port: int, size: int) -> int:
         raise InternalError(f"reading {size} bytes from port {port:#x} was not refused before insertion")

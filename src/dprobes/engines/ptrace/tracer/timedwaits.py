@@ -25,15 +25,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.engines.linux import ptracecalls
 from dprobes.engines.linux.ptracecalls import Register
-from dprobes.lazydataclass import dataclass
+from dprobes.engines.ptrace.tracer.state import InterruptedWait
 
 if TYPE_CHECKING:
     import ctypes
     from collections.abc import Callable
 
-    from dprobes.engines.ptrace.tracer.processes import AddressSpace, Thread
+    from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
+    from dprobes.engines.ptrace.tracer.state import Thread
 
-__all__ = ["EINTR", "RESTART_NO_HANDLER", "InterruptedWait", "call_of", "interrupted_wait", "is_restarted"]
+__all__ = ["EINTR", "RESTART_NO_HANDLER", "call_of", "interrupted_wait", "is_restarted"]
 
 _MASK_32, _MASK_64 = (1 << 32) - 1, (1 << 64) - 1
 EINTR = -errno.EINTR & _MASK_64
@@ -122,33 +123,6 @@ _MULTIPLEXING = (_SELECT, _PSELECT, _PSELECT_64, _PPOLL, _PPOLL_64)
 _BEGUN_ANEW = {RESTART_NO_HANDLER: (_EVENTS, _EVENTS_64, *_MULTIPLEXING), _RESTART_SIGNAL: (_READ,)}
 
 _RING_EXTENDED, _RING_ABSOLUTE, _RING_REGISTERED = 1 << 3, 1 << 5, 1 << 6
-
-
-@dataclass(slots=True, eq=False)
-class InterruptedWait:
-    """
-    Hold a wait that a stop has interrupted, and that is made once more until it is over.
-
-    ``call``, ``place`` and ``stack`` tell its entry into the kernel from others. ``until`` is by ``time.monotonic``,
-    ``result`` what it returns then, with zeros in the memory at ``cleared``.
-    """
-
-    call: int
-    place: int
-    stack: int
-    until: float
-    result: int
-    cleared: tuple[tuple[int, int], ...] = ()
-    is_asked: bool = False
-    """Whether its thread has been asked to stop because the time is over."""
-
-    def is_entered(self, registers: ctypes.Array[ctypes.c_ulong]) -> bool:
-        """Return whether a thread that is entering the kernel makes this call."""
-        return (registers[Register.ORIG_RAX], registers[Register.RIP], registers[Register.RSP]) == (
-            self.call,
-            self.place,
-            self.stack,
-        )
 
 
 def call_of(registers: ctypes.Array[ctypes.c_ulong], space: AddressSpace) -> tuple[_Call, tuple[int, ...], int] | None:

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 from dprobes.engines.linux import ptracecalls
 from dprobes.engines.linux.procfs import process_field
 from dprobes.engines.linux.ptracecalls import Register
-from dprobes.engines.ptrace.tracer.processes import ThreadState
+from dprobes.engines.ptrace.tracer.state import ThreadState
 from dprobes.engines.ptrace.tracer.timedwaits import EINTR, RESTART_NO_HANDLER, interrupted_wait, is_restarted
 
 if TYPE_CHECKING:
-    from dprobes.engines.ptrace.tracer.processes import Thread
+    from dprobes.engines.ptrace.tracer.state import Thread
 
 __all__ = ["Waits"]
 

@@ -16,7 +16,7 @@ import errno
 from typing import TYPE_CHECKING
 
 from dprobes.engines.linux import ptracecalls
-from dprobes.engines.ptrace.tracer.processes import ThreadState
+from dprobes.engines.ptrace.tracer.state import ThreadState
 from dprobes.engines.ptrace.wire import ProbeStatus, Watched
 from dprobes.engines.x86.debugregs import CONTROL, SLOTS, STATUS, assign, control_bits, is_enabled, slot_mask, slots_hit
 from dprobes.resolve.probestate import ProbeState
@@ -24,9 +24,11 @@ from dprobes.resolve.probestate import ProbeState
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dprobes.engines.ptrace.tracer.connection import Connection
-    from dprobes.engines.ptrace.tracer.processes import AddressSpace, FileKey, Thread, Watchpoint
+    from dprobes.engines.ptrace.sites import FileKey
+    from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
+    from dprobes.engines.ptrace.tracer.breakpoints import Watchpoint
     from dprobes.engines.ptrace.tracer.programs import InsertedProgram, Probe
+    from dprobes.engines.ptrace.tracer.state import Thread, TracerState
     from dprobes.engines.ptrace.tracer.stopper import Stopper
     from dprobes.engines.x86.emulation import StackMemory
 
@@ -34,13 +36,11 @@ __all__ = ["DebugRegisters", "Refusal", "UnwatchedMemory", "Watching"]
 
 
 class Watching:
-    """Change the watchpoints of address spaces; ``threads`` is the tracer's table of all threads."""
+    """The watchpoints of address spaces, and the changes of them."""
 
-    def __init__(
-        self, threads: dict[int, Thread], connection: Connection, stopper: Stopper, debug_registers: DebugRegisters
-    ) -> None:
-        self._threads = threads
-        self._connection = connection
+    def __init__(self, state: TracerState, stopper: Stopper, debug_registers: DebugRegisters) -> None:
+        self._connection = state.connection
+        self._threads = state.threads
         self._stopper = stopper
         self._debug_registers = debug_registers
 
@@ -88,7 +88,7 @@ class Watching:
 
     def withdraw(self, probe: Probe) -> None:
         """Take a probepoint's watchpoints away everywhere."""
-        for space in {id(t.space): t.space for t in self._threads.values()}.values():
+        for space in self._threads.spaces():
             left = tuple(w for w in space.watchpoints if w.probe is not probe)
             if left != space.watchpoints:
                 self._change(space, None, left)
@@ -102,8 +102,8 @@ class Watching:
     def _change(self, space: AddressSpace, pid: int | None, watchpoints: tuple[Watchpoint, ...]) -> None:
         before, space.watchpoints = space.watchpoints, watchpoints
         pids = space.pids if pid is None else {pid, *space.pids}
-        self._tell_bystander(space, pids)
-        threads = [t for t in self._threads.values() if t.space is space]
+        self._announce(space, pids)
+        threads = self._threads.in_space(space)
         held = self._stopper.stop(threads)
         try:
             refused = self._program(threads)
@@ -111,7 +111,7 @@ class Watching:
                 # All threads or none: half a watchpoint would give wrong counts.
                 space.watchpoints = tuple(w for w in watchpoints if w not in refused)
                 self._program(threads)
-                self._tell_bystander(space, pids)
+                self._announce(space, pids)
         finally:
             for thread in held:
                 self._stopper.release(thread)
@@ -137,7 +137,7 @@ class Watching:
                     refused.update(self._debug_registers.program(thread))
         return refused
 
-    def _tell_bystander(self, space: AddressSpace, pids: set[int]) -> None:
+    def _announce(self, space: AddressSpace, pids: set[int]) -> None:
         """Say what will be watched before it is, so that the crash restorer never misses a register."""
         for pid in pids:
             self._connection.send(Watched(pid, tuple(w.watch for w in space.watchpoints)))
@@ -175,7 +175,7 @@ Refusal = tuple[ProbeState, str]
 
 
 class DebugRegisters:
-    """Set and read the debug registers of stopped threads; ``report`` takes what the client is to hear."""
+    """The debug registers of stopped threads; ``report`` takes what the client is to hear."""
 
     def __init__(self, report: Callable[[ProbeStatus], None]) -> None:
         self._report = report

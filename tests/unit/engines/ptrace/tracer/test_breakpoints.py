@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dprobes.engines.ptrace.sites import Role, Site
+from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
 from dprobes.engines.ptrace.tracer.breakpoints import Breakpoint
-from dprobes.engines.ptrace.tracer.processes import AddressSpace
 from dprobes.vm import Point
 from ptrace_programs import inserted_program, probe_of
 

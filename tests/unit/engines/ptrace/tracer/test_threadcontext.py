@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from dprobes.engines.ptrace.sites import Site
+from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
 from dprobes.engines.ptrace.tracer.breakpoints import Breakpoint
-from dprobes.engines.ptrace.tracer.processes import AddressSpace, Thread, ThreadState
+from dprobes.engines.ptrace.tracer.state import Thread, ThreadState
 from dprobes.engines.ptrace.tracer.threadcontext import write_memory
 from dprobes.vm import AddressFault
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dprobes.engines.ptrace.tracer.processes import AddressSpace, Watchpoint
+from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
+from dprobes.engines.ptrace.tracer.breakpoints import Watchpoint
 from dprobes.engines.ptrace.tracer.watchpoints import UnwatchedMemory
 from dprobes.engines.x86.debugregs import Watch
 from dprobes.rpn.program import Access

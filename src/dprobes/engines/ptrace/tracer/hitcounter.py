@@ -1,11 +1,11 @@
 """
-Hits whose instruction is executed without a stop behind it, and hits that have to be brought to their end at once.
+Which hits count: most as soon as they are handled, others when it shows what became of their instruction.
 
 Most instructions that touch memory complete, and a stop only to see that costs as much as the hit itself. So the
-thread runs on from the slot, and its next stop shows what became of the instruction: a fault there finds the thread
-still at the slot's start, and then it was no hit. A thread that does not stop by itself is looked at after some
-milliseconds. What does not work so: limits (passcount, maxhits) that must be exact at the next hit of another thread,
-and whatever has to happen right behind the instruction.
+thread runs on from the slot with a *pending* hit, and its next stop shows what became of the instruction: a fault there
+finds the thread still at the slot's start, and then it was no hit. A thread that does not stop by itself is looked at
+after some milliseconds. What does not work so: limits (passcount, maxhits) that must be exact at the next hit of
+another thread, and whatever has to happen right behind the instruction.
 
 When a program ends or is replaced while others go on, a hit whose instruction was executed is counted, and one whose
 instruction was not is given up as far as it is the program's: the results of other programs' handlers are kept, so that
@@ -18,28 +18,29 @@ import contextlib
 import time
 from typing import TYPE_CHECKING
 
+from dprobes.engines.hits.emission import Emitter
 from dprobes.engines.hits.lifecycle import AFTER, HitEvent, HitState
+from dprobes.engines.hits.probes import HANDING_OVER
 from dprobes.engines.linux import ptracecalls
 from dprobes.engines.linux.procfs import system_call_of
 from dprobes.engines.linux.ptracecalls import Register, StopKind, classify_stop
 from dprobes.engines.ptrace.tracer.heldsignals import FAULTS
-from dprobes.engines.ptrace.tracer.processes import ThreadState
-from dprobes.engines.ptrace.tracer.stepper import COMPLETED, Completion, CompletionKind
+from dprobes.engines.ptrace.tracer.state import Leaving, ThreadState
+from dprobes.engines.ptrace.wire import Warned
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable, Sequence
 
-    from dprobes.engines.hits.emission import Emitter
-    from dprobes.engines.ptrace.tracer.processes import Thread
+    from dprobes.engines.hits.emission import Turn
+    from dprobes.engines.ptrace.tracer.connection import Connection
     from dprobes.engines.ptrace.tracer.programs import Handled, InsertedProgram
-    from dprobes.engines.ptrace.tracer.stepper import Stepper
+    from dprobes.engines.ptrace.tracer.removal import Remover
+    from dprobes.engines.ptrace.tracer.state import Thread
     from dprobes.engines.ptrace.tracer.stopper import Stopper
 
-__all__ = ["PendingHits", "Settler", "has_hit_of"]
+__all__ = ["HitCounter", "Settler", "has_hit_of"]
 
-_FAULTED = Completion(CompletionKind.FAULTED)
-
-_COMPLETE, _FAULT = HitEvent.COMPLETED, HitEvent.FAULTED
+_COMPLETED, _FAULTED = HitEvent.COMPLETED, HitEvent.FAULTED
 
 _PATIENCE = 0.005
 """Seconds after which to look what became of a hit."""
@@ -50,17 +51,52 @@ _ORDERLY = 0.05
 _RIP = int(Register.RIP)
 
 
-class PendingHits:
-    """Hold the threads with a pending hit."""
+class HitCounter:
+    """The counter of hits, which emits their records, and removes the probes that these were the last hits of."""
 
-    def __init__(self, emitter: Emitter, count: Callable[[Thread, Completion], None]) -> None:
-        self._emitter = emitter
-        self._count = count
-        self._threads: dict[int, Thread] = {}
+    def __init__(self, connection: Connection, remover: Remover) -> None:
+        self._connection = connection
+        self._remover = remover
+        self._emitter = Emitter(connection)
+        self._pending: dict[int, Thread] = {}
         self._registers = ptracecalls.Registers()
         self._info = ptracecalls.SignalInfo()
+        self.emptied: list[int] = []
+        """Where breakpoints were taken away in the memory of the thread whose hit was counted."""
 
-    def add(self, thread: Thread, handled: tuple[Handled, ...]) -> None:
+    def count(
+        self, thread: Thread, handled: Iterable[Handled], turn: Turn | None = None, *, has_faulted: bool = False
+    ) -> None:
+        """Count the hits of an instruction and emit their records; ``turn`` is their place in the order."""
+        for probe in self._emitter.count(handled, turn, has_faulted=has_faulted):
+            for space, addresses in self._remover.withdraw(probe):
+                if space is thread.space:
+                    self.emptied += addresses
+
+    def count_at_once(self, thread: Thread, handled: Sequence[Handled]) -> None:
+        """
+        Count hits that wait for no instruction, and note what is to become of the process because of an ``exit``.
+
+        Of several handlers that say so the first one decides.
+        """
+        self.count(thread, handled)
+        for probe, outcome, _, _ in handled:
+            if outcome is None or outcome.exit_code not in HANDING_OVER:
+                continue
+            if thread.leaving is None:
+                thread.leaving = Leaving(outcome.exit_code, probe.program)
+                continue
+            text = f"'exit {outcome.exit_code}' was not carried out in process {thread.pid}: another handler"
+            text += f" ended with 'exit {thread.leaving.code}' at the same moment"
+            self._connection.send(Warned(text, program=probe.program.number))
+
+    def finish(self) -> None:
+        """Send the records that wait for others."""
+        self._emitter.finish()
+
+    # Pending hits
+
+    def pend(self, thread: Thread, handled: tuple[Handled, ...]) -> None:
         """Note that a thread is about to execute the instruction of its hit in its slot."""
         hit, site = thread.hit, thread.hit.breakpoint.site
         slot = thread.space.slots.by_site[hit.breakpoint.address, site.original]
@@ -68,11 +104,7 @@ class PendingHits:
         hit.state = AFTER[hit.state, HitEvent.LET_RUN]
         hit.handled, hit.slot, hit.turn = handled, slot, self._emitter.take_turn()
         hit.since = hit.looked_at = time.monotonic()
-        self._threads[thread.tid] = thread
-
-    def __contains__(self, tid: int) -> bool:
-        """Return whether a thread has a pending hit."""
-        return tid in self._threads
+        self._pending[thread.tid] = thread
 
     def resolve(self, thread: Thread, kind: StopKind, number: int) -> None:
         """Find out at a stop of a thread, which is none for SIGTRAP, what became of its pending hit."""
@@ -82,16 +114,16 @@ class PendingHits:
         if self._is_past(thread):
             self.complete(thread)
         elif kind is StopKind.SIGNAL and number in FAULTS and ptracecalls.get_signal_info(thread.tid, self._info) > 0:
-            self.complete(thread, _FAULTED)
+            self.complete(thread, has_faulted=True)
 
-    def complete(self, thread: Thread, completion: Completion = COMPLETED) -> None:
+    def complete(self, thread: Thread, *, has_faulted: bool = False) -> None:
         """Count a hit whose instruction was executed, or faulted."""
         hit = thread.hit
-        hit.state = AFTER[hit.state, _FAULT if completion is _FAULTED else _COMPLETE]
+        hit.state = AFTER[hit.state, _FAULTED if has_faulted else _COMPLETED]
         hit.written = None
-        self._threads.pop(thread.tid, None)
+        self._pending.pop(thread.tid, None)
         # Also if a probepoint has gone meanwhile: its handler ran before.
-        self._count(thread, completion)
+        self.count(thread, hit.handled, hit.turn, has_faulted=has_faulted)
 
     def let_go(self, thread: Thread) -> None:
         """Count the pending hit of a stopped thread that is about to be detached, if its instruction was executed."""
@@ -106,7 +138,7 @@ class PendingHits:
         """Forget a hit whose instruction was not executed, if there is one."""
         if thread.hit.state is HitState.PENDING:
             thread.hit.follow(HitEvent.GIVEN_UP)
-            self._threads.pop(thread.tid, None)
+            self._pending.pop(thread.tid, None)
             self._emitter.emit([], thread.hit.turn)
 
     def forget(self, thread: Thread) -> None:
@@ -121,23 +153,23 @@ class PendingHits:
         A thread that sleeps in a system call is past the instruction, one that sleeps otherwise is not (a page has to
         come); one that runs is stopped for a moment to see.
         """
-        if not self._threads:
+        if not self._pending:
             return None
         now = time.monotonic()
         again = False
-        for tid, thread in list(self._threads.items()):
+        for tid, thread in list(self._pending.items()):
             hit = thread.hit
             if hit.state is not HitState.PENDING or thread.state is ThreadState.ENDED:
                 self.drop(thread)
-                self._threads.pop(tid, None)
+                self._pending.pop(tid, None)
                 continue
             if now - hit.looked_at >= _PATIENCE and thread.state is ThreadState.RUNNING:
                 # Not more often: a thread that waits for a processor executes nothing between two stops.
                 hit.looked_at = now
                 self._look_at(thread)
-            if now - hit.since >= _ORDERLY and tid in self._threads:
+            if now - hit.since >= _ORDERLY and tid in self._pending:
                 self._emitter.skip(hit.turn)
-            again = again or (tid in self._threads and (thread.state is ThreadState.RUNNING or hit.turn.is_queued))
+            again = again or (tid in self._pending and (thread.state is ThreadState.RUNNING or hit.turn.is_queued))
         return _PATIENCE if again else None
 
     def _is_past(self, thread: Thread) -> bool:
@@ -157,20 +189,16 @@ class PendingHits:
 
 
 class Settler:
-    """Settle hits of threads; ``count`` counts those whose instruction was executed."""
+    """The end of hits whose program is replaced, or taken away."""
 
-    def __init__(
-        self,
-        stopper: Stopper,
-        stepper: Stepper,
-        pending: PendingHits,
-        count: Callable[[Thread, Iterable[Handled], Completion], None],
-    ) -> None:
+    def __init__(self, stopper: Stopper, counter: HitCounter) -> None:
         self._stopper = stopper
-        self._stepper = stepper
-        self._pending = pending
-        self._count = count
+        self._counter = counter
         self._registers = ptracecalls.Registers()
+
+    def finish(self) -> None:
+        """Send the records of hits that were settled."""
+        self._counter.finish()
 
     def repeat(self, thread: Thread, status: int | None, program: InsertedProgram) -> None:
         """
@@ -181,8 +209,8 @@ class Settler:
         hit = thread.hit
         if hit.state is HitState.PENDING:
             self._resolve(thread, status)
-            if thread.tid in self._pending:
-                self._pending.drop(thread)
+            if hit.state is HitState.PENDING:
+                self._counter.drop(thread)
                 self._give_up(thread, program)
         elif hit.state is HitState.UNFINISHED:
             ptracecalls.get_registers(thread.tid, self._registers)
@@ -209,14 +237,14 @@ class Settler:
         """Count the hit of a thread that cannot be stopped in the instruction: it will execute that by itself."""
         hit = thread.hit
         if hit.state is HitState.PENDING:
-            self._pending.complete(thread)
+            self._counter.complete(thread)
         elif hit.state is HitState.UNFINISHED:
             hit.follow(HitEvent.COUNTED_EARLY)
-            self._count(thread, [each for each in hit.handled if each.probe.is_active], COMPLETED)
+            self._counter.count(thread, [each for each in hit.handled if each.probe.is_active])
 
     def _resolve(self, thread: Thread, status: int | None) -> None:
         kind, number = (StopKind.EVENT, 0) if status is None else classify_stop(status)
-        self._pending.resolve(thread, kind, number)
+        self._counter.resolve(thread, kind, number)
 
     def _give_up(self, thread: Thread, program: InsertedProgram) -> None:
         hit = thread.hit

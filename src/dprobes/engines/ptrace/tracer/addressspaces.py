@@ -1,190 +1,34 @@
 """
-What the tracer knows of its targets: threads, processes, and the address spaces that processes may share.
+Address spaces: the memory that processes run in, and which breakpoints, watchpoints and slots are in it.
 
-Data and look-ups only; who may run when is decided in ``stopper`` and ``main``.
+Data and look-ups, and the bytes of breakpoints; who may run meanwhile is decided by the callers.
 """
 
 from __future__ import annotations
 
 import contextlib
-import enum
 import errno
 import os
-import struct
 from dataclasses import field
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
-from dprobes.engines.hits.lifecycle import AFTER, HitState
 from dprobes.engines.linux.procfs import process_field
+from dprobes.engines.ptrace.tracer.breakpoints import INT3
 from dprobes.engines.ptrace.tracer.slots import Slots
 from dprobes.lazydataclass import dataclass
 from dprobes.target.processmaps import PAGE_SIZE
 
 if TYPE_CHECKING:
-    from dprobes.engines.hits.context import Changes
-    from dprobes.engines.hits.emission import Turn
-    from dprobes.engines.hits.lifecycle import HitEvent
-    from dprobes.engines.ptrace.sites import Site
-    from dprobes.engines.ptrace.tracer.breakpoints import Breakpoint
-    from dprobes.engines.ptrace.tracer.programs import Handled, InsertedProgram, Probe
-    from dprobes.engines.ptrace.tracer.slots import Slot
-    from dprobes.engines.ptrace.tracer.timedwaits import InterruptedWait
-    from dprobes.engines.x86.debugregs import Watch
-    from dprobes.vm import Point
+    from dprobes.engines.ptrace.sites import FileKey
+    from dprobes.engines.ptrace.tracer.breakpoints import Breakpoint, Watchpoint
+    from dprobes.engines.ptrace.tracer.programs import InsertedProgram, Probe
 
-__all__ = [
-    "INT3",
-    "STRANGE",
-    "AddressSpace",
-    "DebugState",
-    "FileKey",
-    "Leaving",
-    "PageReader",
-    "PendingReturn",
-    "Thread",
-    "ThreadGoneError",
-    "ThreadHit",
-    "ThreadState",
-    "Watchpoint",
-]
-
-INT3 = b"\xcc"
-"""The breakpoint instruction."""
-
-FileKey = tuple[int, int, str]
-"""Device, inode and path of a file that is mapped executable."""
-
-
-class ThreadState(enum.Enum):
-    """Say what a thread can be doing, as far as the tracer knows."""
-
-    RUNNING = "running, or about to report a stop"
-    STOPPED = "stopped, and waiting for the tracer"
-    LISTENING = "stopped together with its process, until a SIGCONT"
-    NEWBORN = "not yet run: its first stop is still to come"
-    VFORKING = "waiting in the kernel for its vfork child"
-    ENDED = "ended, while other threads of the process go on (a zombie leader)"
-
-
-@dataclass(slots=True, eq=False)
-class ThreadHit:
-    """
-    The hit of a thread at a breakpoint, whose ``state`` follows the table of ``hits.lifecycle``.
-
-    ``handled`` are the results of handlers in their order, ``written`` what these changed in the registers. A PENDING
-    hit has a ``slot`` in which its instruction is executed, and a ``turn`` for its records.
-    """
-
-    state: HitState = HitState.NONE
-    breakpoint: Breakpoint = field(init=False)
-    handled: tuple[Handled, ...] = ()
-    written: Changes | None = None
-    slot: Slot = field(init=False)
-    turn: Turn = field(init=False)
-    since: float = 0.0
-    """When it has become PENDING, in seconds of the monotonic clock."""
-    looked_at: float = 0.0
-    """When it was looked at then."""
-
-    def follow(self, event: HitEvent) -> None:
-        """Take notice of an event."""
-        self.state = AFTER[self.state, event]
-
-    @property
-    def is_late(self) -> bool:
-        """Whether handlers have run, and the thread may still execute the instruction in a step in which it sleeps."""
-        return self.state is HitState.UNFINISHED or self.state is HitState.COUNTED
-
-
-class Leaving(NamedTuple):
-    """Say what is to become of a process because of an ``exit``: its operand, and the program that it is in."""
-
-    code: int
-    program: InsertedProgram
-
-
-class ThreadGoneError(Exception):
-    """Report that a thread ended, and its wait status, while it was to do something for us."""
-
-    def __init__(self, status: int) -> None:
-        super().__init__(status)
-        self.status = status
-
-
-STRANGE = (OSError, ArithmeticError, ValueError, struct.error)
-"""What a thread with something unforeseen in its registers or its memory brings about: calls and numbers that fail."""
-
-
-@dataclass(slots=True, eq=False)
-class Watchpoint:
-    """Hold one watchpoint in one address space, where it is because of ``file``."""
-
-    watch: Watch
-    probe: Probe
-    point: Point
-    file: FileKey
-
-
-@dataclass(slots=True, eq=False)
-class DebugState:
-    """
-    Hold what a thread's debug registers watch for us.
-
-    ``programmed`` is what its address space had watchpoints for when they were set; ``slots`` are those that found a
-    register. ``superseded`` are watchpoints that lost their slot while the trap of a hit was under way.
-    """
-
-    programmed: tuple[Watchpoint, ...] = ()
-    slots: dict[int, Watchpoint] = field(default_factory=dict)
-    superseded: dict[int, Watchpoint] = field(default_factory=dict)
-    has_foreign: bool = False
-    """Whether a debugger had left watchpoints when the thread was seized: later nobody but us can set any."""
-
-
-@dataclass(slots=True, eq=False)
-class Thread:
-    """Hold one traced thread; ``rseq`` is the address of its ``struct rseq``, 0 while that is not known."""
-
-    tid: int
-    pid: int
-    space: AddressSpace
-    state: ThreadState
-    rseq: int = 0
-    uid: tuple[int, int] | None = None
-    """The (effective, real) user ids when they were last looked up."""
-    hit: ThreadHit = field(default_factory=ThreadHit)
-    trapped: int = 0  # the address of the breakpoint into which it has run, until that is handled (``Stopper``)
-    restarting: int = 0
-    """The address of a system call instruction that the thread executes once more, because we interrupted it."""
-    is_outside: bool = False
-    """Whether it is of a process in no program's scope, traced only as long as it shares memory with one that is."""
-    leaving: Leaving | None = None
-    """What a handler ended with, if the process is to be handed over for that."""
-    debug: DebugState = field(default_factory=DebugState)
-    wait: InterruptedWait | None = None
-    """A wait with a timeout that a stop has interrupted, until it returns."""
-    returns: list[PendingReturn] = field(default_factory=list)
-    """The returns that are still to come of functions that were left by a tail call, the innermost last."""
-
-
-@dataclass(slots=True, eq=False)
-class PendingReturn:
-    """
-    Hold a return that is still to come: to ``address``, with the stack pointer ``top`` after it.
-
-    It is ``doubtful`` once the thread has left functions without a return.
-    """
-
-    address: int
-    top: int
-    probe: Probe
-    site: Site
-    doubtful: bool = False
+__all__ = ["AddressSpace", "PageReader"]
 
 
 class PageReader:
     """
-    Read a process's memory at many places close to each other, each page by one system call.
+    A reader of many places in a process's memory that are close to each other: each page by one system call.
 
     What it gives may be as old as the reader, so one is made for each purpose.
     """
@@ -222,7 +66,7 @@ class PageReader:
 @dataclass(slots=True, eq=False)
 class AddressSpace:
     """
-    Hold the memory that one or (after vfork) several processes run in.
+    The memory that one or (after vfork) several processes run in.
 
     ``former`` remembers breakpoints that were taken away: a thread may have run into one just before.
     ``files`` says at which addresses, (start, end, file offset), each file was found. ``symbols`` are the addresses of

@@ -1,0 +1,235 @@
+"""
+What the tracer knows, as data: its threads, their hits and waits, and what all of its parts share.
+
+It decides nothing: who may run when is up to ``stopper`` and ``main``.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from dataclasses import field
+from typing import TYPE_CHECKING, NamedTuple
+
+from dprobes.engines.hits.lifecycle import AFTER, HitState
+from dprobes.engines.linux.ptracecalls import Register
+from dprobes.engines.ptrace.wire import End
+from dprobes.lazydataclass import dataclass
+
+if TYPE_CHECKING:
+    import ctypes
+    from collections.abc import Collection
+
+    from dprobes.engines.hits.context import Changes
+    from dprobes.engines.hits.emission import Turn
+    from dprobes.engines.hits.lifecycle import HitEvent
+    from dprobes.engines.ptrace.sites import Site
+    from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
+    from dprobes.engines.ptrace.tracer.breakpoints import Breakpoint, Watchpoint
+    from dprobes.engines.ptrace.tracer.connection import Connection
+    from dprobes.engines.ptrace.tracer.programs import Handled, InsertedProgram, Probe
+    from dprobes.engines.ptrace.tracer.slots import Slot
+
+__all__ = [
+    "STRANGE",
+    "DebugState",
+    "InterruptedWait",
+    "Leaving",
+    "PendingReturn",
+    "Thread",
+    "ThreadGoneError",
+    "ThreadHit",
+    "ThreadState",
+    "ThreadTable",
+    "TracerState",
+]
+
+
+class ThreadState(enum.Enum):
+    """What a thread is doing, as far as the tracer knows."""
+
+    RUNNING = "running, or about to report a stop"
+    STOPPED = "stopped, and waiting for the tracer"
+    LISTENING = "stopped together with its process, until a SIGCONT"
+    NEWBORN = "not yet run: its first stop is still to come"
+    VFORKING = "waiting in the kernel for its vfork child"
+    ENDED = "ended, while other threads of the process go on (a zombie leader)"
+
+
+@dataclass(slots=True, eq=False)
+class ThreadHit:
+    """
+    The hit of a thread at a breakpoint, whose ``state`` follows the table of ``hits.lifecycle``.
+
+    ``handled`` are the results of handlers in their order, ``written`` what these changed in the registers. A PENDING
+    hit has a ``slot`` in which its instruction is executed, and a ``turn`` for its records.
+    """
+
+    state: HitState = HitState.NONE
+    breakpoint: Breakpoint = field(init=False)
+    handled: tuple[Handled, ...] = ()
+    written: Changes | None = None
+    slot: Slot = field(init=False)
+    turn: Turn = field(init=False)
+    since: float = 0.0
+    """When it has become PENDING, in seconds of the monotonic clock."""
+    looked_at: float = 0.0
+    """When it was looked at then."""
+
+    def follow(self, event: HitEvent) -> None:
+        """Take notice of an event."""
+        self.state = AFTER[self.state, event]
+
+    @property
+    def is_late(self) -> bool:
+        """Whether handlers have run, and the thread may still execute the instruction in a step in which it sleeps."""
+        return self.state is HitState.UNFINISHED or self.state is HitState.COUNTED
+
+
+class Leaving(NamedTuple):
+    """What is to become of a process because of an ``exit``: its operand, and the program that it is in."""
+
+    code: int
+    program: InsertedProgram
+
+
+class ThreadGoneError(Exception):
+    """Report that a thread ended, and its wait status, while it was to do something for us."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(status)
+        self.status = status
+
+
+STRANGE = (OSError, ArithmeticError, ValueError, struct.error)
+"""What a thread with something unforeseen in its registers or its memory brings about: calls and numbers that fail."""
+
+
+@dataclass(slots=True, eq=False)
+class DebugState:
+    """
+    What a thread's debug registers watch for us.
+
+    ``programmed`` is what its address space had watchpoints for when they were set; ``slots`` are those that found a
+    register. ``superseded`` are watchpoints that lost their slot while the trap of a hit was under way.
+    """
+
+    programmed: tuple[Watchpoint, ...] = ()
+    slots: dict[int, Watchpoint] = field(default_factory=dict)
+    superseded: dict[int, Watchpoint] = field(default_factory=dict)
+    has_foreign: bool = False
+    """Whether a debugger had left watchpoints when the thread was seized: later nobody but us can set any."""
+
+
+@dataclass(slots=True, eq=False)
+class PendingReturn:
+    """
+    A return that is still to come: to ``address``, with the stack pointer ``top`` after it.
+
+    It is ``doubtful`` once the thread has left functions without a return.
+    """
+
+    address: int
+    top: int
+    probe: Probe
+    site: Site
+    doubtful: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class InterruptedWait:
+    """
+    A wait that a stop has interrupted, and that is made once more until it is over.
+
+    ``call``, ``place`` and ``stack`` tell its entry into the kernel from others. ``until`` is by ``time.monotonic``,
+    ``result`` what it returns then, with zeros in the memory at ``cleared``.
+    """
+
+    call: int
+    place: int
+    stack: int
+    until: float
+    result: int
+    cleared: tuple[tuple[int, int], ...] = ()
+    is_asked: bool = False
+    """Whether its thread has been asked to stop because the time is over."""
+
+    def is_entered(self, registers: ctypes.Array[ctypes.c_ulong]) -> bool:
+        """Return whether a thread that is entering the kernel makes this call."""
+        return (registers[Register.ORIG_RAX], registers[Register.RIP], registers[Register.RSP]) == (
+            self.call,
+            self.place,
+            self.stack,
+        )
+
+
+@dataclass(slots=True, eq=False)
+class Thread:
+    """A traced thread; ``rseq`` is the address of its ``struct rseq``, 0 while that is not known."""
+
+    tid: int
+    pid: int
+    space: AddressSpace
+    state: ThreadState
+    rseq: int = 0
+    uid: tuple[int, int] | None = None
+    """The (effective, real) user ids when they were last looked up."""
+    hit: ThreadHit = field(default_factory=ThreadHit)
+    trapped: int = 0
+    """The address of the breakpoint into which it has run, until that is handled (``Stopper``)."""
+    restarting: int = 0
+    """The address of a system call instruction that the thread executes once more, because we interrupted it."""
+    is_outside: bool = False
+    """Whether it is of a process in no program's scope, traced only as long as it shares memory with one that is."""
+    leaving: Leaving | None = None
+    """What a handler ended with, if the process is to be handed over for that."""
+    debug: DebugState = field(default_factory=DebugState)
+    wait: InterruptedWait | None = None
+    """A wait with a timeout that a stop has interrupted, until it returns."""
+    returns: list[PendingReturn] = field(default_factory=list)
+    """The returns that are still to come of functions that were left by a tail call, the innermost last."""
+
+    def begin_program(self, space: AddressSpace) -> None:
+        """Forget what was of the program before an exec; the thread runs in ``space`` now, with its registers clear."""
+        self.space = space
+        self.hit, self.debug, self.returns = ThreadHit(), DebugState(), []
+        self.rseq = self.trapped = self.restarting = 0
+        self.uid = self.leaving = None
+
+
+class ThreadTable(dict[int, Thread]):
+    """The traced threads, by thread id."""
+
+    def enter(self, tid: int, pid: int, space: AddressSpace) -> Thread:
+        """Enter a running thread."""
+        thread = self[tid] = Thread(tid, pid, space, ThreadState.RUNNING)
+        return thread
+
+    def spaces(self) -> Collection[AddressSpace]:
+        """Return all address spaces, each once."""
+        return {id(thread.space): thread.space for thread in self.values()}.values()
+
+    def in_space(self, space: AddressSpace) -> list[Thread]:
+        """Return the threads that run in an address space."""
+        return [thread for thread in self.values() if thread.space is space]
+
+    def of_process(self, pid: int) -> list[Thread]:
+        """Return the threads of a process."""
+        return [thread for thread in self.values() if thread.pid == pid]
+
+
+@dataclass(slots=True, eq=False)
+class TracerState:
+    """What the parts of the tracer share: the way to the client, the programs in their order, and the threads."""
+
+    connection: Connection
+    programs: list[InsertedProgram]
+    threads: ThreadTable = field(default_factory=ThreadTable)
+
+    def program(self, number: int) -> InsertedProgram | None:
+        """Return the program that the client gave a number, None if it is not there any more."""
+        return next((program for program in self.programs if program.number == number), None)
+
+    def is_the_end(self, message: object) -> bool:
+        """Return whether a message asks for the last program to be taken away."""
+        return isinstance(message, End) and [message.program] == [program.number for program in self.programs]
