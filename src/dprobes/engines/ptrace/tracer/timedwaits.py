@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
     from dprobes.engines.ptrace.tracer.state import Thread
 
-__all__ = ["EINTR", "RESTART_NO_HANDLER", "call_of", "interrupted_wait", "is_restarted"]
+__all__ = ["ARGUMENTS", "EINTR", "RESTART_NO_HANDLER", "call_of", "interrupted_wait", "is_restarted"]
 
 _MASK_32, _MASK_64 = (1 << 32) - 1, (1 << 64) - 1
 EINTR = -errno.EINTR & _MASK_64
@@ -44,15 +44,18 @@ RESTART_NO_HANDLER = -514 & _MASK_64
 """ERESTARTNOHAND: the kernel makes the call once more, or lets it fail with EINTR if a handler runs first."""
 
 _RESTART_SIGNAL = -512 & _MASK_64
-_ARGUMENTS = {
+
+ARGUMENTS = {
     8: (Register.RDI, Register.RSI, Register.RDX, Register.R10, Register.R8, Register.R9),
     4: (Register.RBX, Register.RCX, Register.RDX, Register.RSI, Register.RDI, Register.RBP),
 }
+"""The registers of a system call's arguments, by word size."""
+
 _INT80 = b"\xcd\x80"
 
 
 class Limit(enum.Enum):
-    """Say where a call finds its timeout; times are relative."""
+    """Where a call finds its timeout; times are relative."""
 
     NONE = "it has none"
     MILLISECONDS = "an argument, negative for none"
@@ -135,7 +138,7 @@ def call_of(registers: ctypes.Array[ctypes.c_ulong], space: AddressSpace) -> tup
     number = registers[Register.ORIG_RAX]
     if size == 8 and _reads(space, registers[Register.RIP] - 2, 2) == _INT80:
         size = 4  # a 64-bit program that makes calls of the other kind
-    registers_of = _ARGUMENTS[size]
+    registers_of = ARGUMENTS[size]
     mask = _MASK_32 if size == 4 else _MASK_64
     arguments = tuple(registers[register] & mask for register in registers_of)
     call = _CALLS[size].get(number)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dprobes.engines.ptrace.tracer.injection import TILE_DATA, restorable
+from dprobes.engines.x86.signalframe import TILE_DATA, restorable
 
 TILES = 2816
 USUAL = 0x200E7
