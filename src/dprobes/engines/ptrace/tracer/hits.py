@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.tracer.coredump import CoreDumps
     from dprobes.engines.ptrace.tracer.detachment import Detacher
     from dprobes.engines.ptrace.tracer.hitcounter import HitCounter
-    from dprobes.engines.ptrace.tracer.modulebreakpoints import ModuleWatcher
+    from dprobes.engines.ptrace.tracer.modulebreakpoints import ModuleBreakpoints
     from dprobes.engines.ptrace.tracer.programs import Handled
     from dprobes.engines.ptrace.tracer.returns import Hit
     from dprobes.engines.ptrace.tracer.state import Thread, TracerState
@@ -59,7 +59,7 @@ class HitHandler:
     def __init__(
         self,
         state: TracerState,
-        modules: ModuleWatcher,
+        modules: ModuleBreakpoints,
         stopper: Stopper,
         context: ThreadContext,
         counter: HitCounter,

@@ -1,5 +1,5 @@
 """
-Inserting one more program among those that a tracer has, and taking programs and probepoints away while others stay.
+The insertion of a program among those that a tracer has, and the end of one while others stay.
 
 A handler is added to a breakpoint, or a breakpoint is written, between two hits; so no hit of any program is lost, and
 no thread has to stop for it. What is wrong with the program itself is found out before anything is changed.
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.tracer.coredump import CoreDumps
     from dprobes.engines.ptrace.tracer.detachment import Detacher
     from dprobes.engines.ptrace.tracer.hitcounter import Settler
-    from dprobes.engines.ptrace.tracer.modulebreakpoints import ModuleWatcher
+    from dprobes.engines.ptrace.tracer.modulebreakpoints import ModuleBreakpoints
     from dprobes.engines.ptrace.tracer.processtree import ProcessTree
     from dprobes.engines.ptrace.tracer.removal import Remover
     from dprobes.engines.ptrace.tracer.state import Thread, TracerState
@@ -42,15 +42,15 @@ class Inserter:
         self,
         state: TracerState,
         tree: ProcessTree,
-        modules: ModuleWatcher,
+        modules: ModuleBreakpoints,
         stopper: Stopper,
         remover: Remover,
         settler: Settler,
         dumps: CoreDumps,
         detacher: Detacher,
     ) -> None:
-        self._state = state
         self._connection = state.connection
+        self._programs = state.programs
         self._threads = state.threads
         self._tree = tree
         self._modules = modules
@@ -76,7 +76,7 @@ class Inserter:
             self._connection.send(NotInserted(number, error.message))
             return
         program.reach.pids |= pids
-        self._state.programs.append(program)
+        self._programs.append(program)
         self._tree.rescope()
         for space in spaces:
             thread = next((t for t in self._threads.in_space(space) if t.pid in pids), None)
@@ -87,8 +87,8 @@ class Inserter:
 
     def end_idle(self) -> None:
         """End the programs whose processes are all gone, if others still have some."""
-        idle = [program for program in self._state.programs if not program.reach.pids]
-        for program in idle if len(idle) < len(self._state.programs) else ():
+        idle = [program for program in self._programs if not program.reach.pids]
+        for program in idle if len(idle) < len(self._programs) else ():
             self.end(program, complete=True)
 
     def end(self, program: InsertedProgram, *, complete: bool = False) -> None:
@@ -133,7 +133,7 @@ def prepared(
     message: Insert | Replace,
     former: InsertedProgram | None,
     connection: Connection,
-    modules: ModuleWatcher,
+    modules: ModuleBreakpoints,
     spaces: Iterable[AddressSpace],
 ) -> InsertedProgram:
     """
@@ -147,9 +147,6 @@ def prepared(
         reason = (error.strerror or str(error)).lower()
         raise EngineError(f"the tracer cannot share memory with dprobes: {reason}") from error
     program = InsertedProgram.of(replace(message.start, counters=counters), former)
-    for key, sites in message.known.items():
-        program.known[key] = sites
-        modules.enter(program, sites, key)
-    if not modules.complete(program, spaces):
+    if not modules.complete(program, message.known, spaces):
         raise EngineError("dprobes was stopped, and could not be asked about the program's files")
     return program

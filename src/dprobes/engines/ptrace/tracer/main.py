@@ -28,12 +28,12 @@ from dprobes.engines.ptrace.tracer.detachment import Detacher
 from dprobes.engines.ptrace.tracer.hitcounter import HitCounter, Settler
 from dprobes.engines.ptrace.tracer.hits import HitHandler
 from dprobes.engines.ptrace.tracer.insertions import Inserter
-from dprobes.engines.ptrace.tracer.modulebreakpoints import ModuleWatcher
+from dprobes.engines.ptrace.tracer.modulebreakpoints import ModuleBreakpoints
 from dprobes.engines.ptrace.tracer.processtree import ORPHAN_AGE, ProcessTree, Seizer
-from dprobes.engines.ptrace.tracer.programs import InsertedProgram
+from dprobes.engines.ptrace.tracer.programs import InsertedProgram, Programs
 from dprobes.engines.ptrace.tracer.removal import Remover
 from dprobes.engines.ptrace.tracer.segments import LocalTables
-from dprobes.engines.ptrace.tracer.state import STRANGE, Thread, ThreadGoneError, ThreadState, TracerState
+from dprobes.engines.ptrace.tracer.state import STRANGE, Thread, ThreadGoneError, ThreadState, ThreadTable, TracerState
 from dprobes.engines.ptrace.tracer.stepper import Stepper
 from dprobes.engines.ptrace.tracer.stopper import Stopper
 from dprobes.engines.ptrace.tracer.switchover import Replacer
@@ -75,11 +75,11 @@ class Tracer:
     """The tracing of the processes that the client names, and of everything they start."""
 
     def __init__(self, connection: Connection, program: InsertedProgram) -> None:
-        state = TracerState(connection, [program])
+        state = TracerState(connection, Programs([program]), ThreadTable())
         debug_registers = DebugRegisters(connection.send)
         stopper = Stopper(state.threads, debug_registers.program_and_report)
         watching = Watching(state, stopper, debug_registers)
-        modules = ModuleWatcher(state, watching)
+        modules = ModuleBreakpoints(state, watching)
         tree = ProcessTree(state, stopper, modules)
         remover = Remover(state, stopper, watching)
         counter = HitCounter(connection, remover)
@@ -89,7 +89,7 @@ class Tracer:
         detacher = Detacher(state, tree, stopper, stepper, debug_registers, counter)
         dumps = CoreDumps(state, stopper)
         settler = Settler(stopper, counter)
-        self._state, self._connection, self._threads = state, connection, state.threads
+        self._connection, self._programs, self._threads = connection, state.programs, state.threads
         self._stopper, self._modules, self._tree, self._remover = stopper, modules, tree, remover
         self._counter, self._detacher, self._dumps = counter, detacher, dumps
         self._seizer = Seizer(state.threads, stopper)
@@ -179,18 +179,18 @@ class Tracer:
                 case Attach(pid, launching):
                     self._attach(pid, launching=launching)
                 case Sites():
-                    self._modules.answered(message, list(self._threads.values()))
+                    self._modules.answered(message)
                 case Remove(number, numbers):
-                    if (program := self._state.program(number)) is not None:
+                    if (program := self._programs.numbered(number)) is not None:
                         self._remover.remove(program.remove(numbers))
                 case Insert():
                     self._inserter.insert(message)
                 case Replace():
                     self._replacer.replace(message)
                 case End(number):
-                    if self._state.is_the_end(message):
+                    if self._programs.is_the_end(message):
                         raise _EndedError
-                    if (program := self._state.program(number)) is not None:
+                    if (program := self._programs.numbered(number)) is not None:
                         self._inserter.end(program)
 
     # Taking processes over
@@ -203,7 +203,7 @@ class Tracer:
                 # What takes time comes first, while the process runs.
                 self._modules.learn(living_thread(pid))
             held = self._seizer.seize_all(pid)
-            for program in self._state.programs:
+            for program in self._programs:
                 program.reach.pids |= {thread.pid for thread in self._threads.values()}
             if not launching:
                 leader = next(iter(self._threads.values()))

@@ -16,10 +16,10 @@ from dprobes.engines.ptrace.sites import Sites
 from dprobes.engines.ptrace.tracer.addressspaces import PageReader
 from dprobes.engines.ptrace.tracer.breakpoints import INT3, Watchpoint
 from dprobes.engines.ptrace.tracer.placement import Placer, why_not
-from dprobes.engines.ptrace.wire import ModuleMapped, ProbeStatus, Removed, Warned
+from dprobes.engines.ptrace.tracer.programs import EVERYWHERE, FileSites
+from dprobes.engines.ptrace.wire import ProbeStatus, Removed
 from dprobes.engines.x86.debugregs import Watch
 from dprobes.errors import TargetError
-from dprobes.resolve.probestate import ProbeState
 from dprobes.target.processmaps import Mapping, executable_mappings, read_maps, run_time_address
 
 if TYPE_CHECKING:
@@ -32,82 +32,56 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.tracer.state import Thread, TracerState
     from dprobes.engines.ptrace.tracer.watchpoints import Watching
 
-__all__ = ["ModuleWatcher"]
-
-_EVERYWHERE: FileKey = (0, 0, "")
-"""Stands for all files where a program is about none."""
+__all__ = ["ModuleBreakpoints"]
 
 _ALIKE = 16
 """How many bytes from a breakpoint on must be the same for a place to be a copy of it."""
 
 
-class ModuleWatcher:
+class ModuleBreakpoints:
     """The breakpoints and watchpoints that come and go with the mappings of files."""
 
     def __init__(self, state: TracerState, watching: Watching) -> None:
-        self._state = state
         self._connection = state.connection
+        self._programs = state.programs
+        self._threads = state.threads
         self._watching = watching
+        self._files = FileSites(state.connection, state.programs)
         self._placer = Placer(state.connection)
-        self._questions = 0
-        self._unanswered: dict[tuple[InsertedProgram, FileKey], int] = {}
-
-    def _warn(self, program: InsertedProgram, message: str, hint: str | None = None, details: str = "") -> None:
-        self._connection.send(Warned(message, hint, program.number, details))
 
     def learn(self, pid: int) -> None:
         """Ask the client about the files that a running process maps, so that it need not be stopped for that."""
         with contextlib.suppress(TargetError):
             for key in _by_file(read_maps(pid)):
-                self._sites(key, pid, self._state.programs)
+                self._files.of_file(key, pid, self._programs)
 
-    def answered(self, sites: Sites, threads: Iterable[Thread]) -> None:
+    def answered(self, sites: Sites) -> None:
         """Take an answer that was not waited for, because the client was stopped, and place what it says."""
-        known = next((known for known, number in self._unanswered.items() if number == sites.number), None)
-        if known is None:
+        key = self._files.answered(sites)
+        if key is None:
             return
-        program, key = known
-        self._settle(program, key, sites)
-        for thread in threads:
+        for thread in list(self._threads.values()):
             if thread.space.files.pop(key, None) is not None:
                 self.update(thread.space, thread)
 
-    def _settle(self, program: InsertedProgram, key: FileKey, sites: Sites) -> None:
-        program.known[key] = sites
-        self.enter(program, sites, key)
-        if self._unanswered.pop((program, key), None) is not None and sites.code is not None:
-            message = f"hits in '{key[2]}' were missed while dprobes was stopped: it could not be asked about that file"
-            self._warn(program, message)
-
-    def enter(self, program: InsertedProgram, sites: Sites, key: FileKey) -> None:
-        """Note the probepoints and handlers of a program that an answer brings."""
-
-        def warn(message: str, hint: str | None) -> None:
-            self._warn(program, message, hint)
-
-        for probe in program.enter(sites, key[:2], warn):
-            self._connection.send(ProbeStatus(program.number, (probe.number,), 0, ProbeState.REMOVED))
-
     # For a program that comes later
 
-    def complete(self, program: InsertedProgram, spaces: Iterable[AddressSpace]) -> bool:
-        """Let a program know all files that are mapped now; return False if the client does not answer."""
+    def complete(self, program: InsertedProgram, known: dict[FileKey, Sites], spaces: Iterable[AddressSpace]) -> bool:
+        """
+        Let a program know all files that are mapped now, some of which are ``known``.
+
+        Return False if the client does not answer.
+        """
+        for key, sites in known.items():
+            self._files.enter(program, sites, key)
         for space in spaces:
-            if _EVERYWHERE not in space.files:
+            if EVERYWHERE not in space.files:
                 continue  # its process has not executed its program yet, or shares it with a vfork child
-            match program.everywhere.get(space.word_size):
-                case Sites() as sites:
-                    self.enter(program, sites, _EVERYWHERE)
-                case str(problem):
-                    del program.everywhere[space.word_size]
-                    text = f"the program cannot be inserted into programs of {space.word_size} bytes"
-                    self._warn(program, text, details=problem)
-            for key in space.files.keys() - program.known.keys() - {_EVERYWHERE}:
-                answer = self._connection.await_answer(self._ask(program, key, min(space.pids)), self._state.is_the_end)
-                if answer is None:
+            trouble = f"the program cannot be inserted into programs of {space.word_size} bytes"
+            self._files.everywhere(program, space.word_size, trouble)
+            for key in space.files.keys() - program.known.keys() - {EVERYWHERE}:
+                if not self._files.complete(program, key, min(space.pids)):
                     return False
-                program.known[key] = answer
-                self.enter(program, answer, key)
         return True
 
     def obstacle_to(self, program: InsertedProgram, spaces: Iterable[AddressSpace]) -> ProbeStatus | None:
@@ -128,18 +102,13 @@ class ModuleWatcher:
 
     def exchange(self, former: InsertedProgram, program: InsertedProgram) -> None:
         """Go on with another program instead of one; breakpoints and watchpoints are still to follow."""
-        programs = self._state.programs
-        programs[programs.index(former)] = program
-        self._forget_questions(former)
+        self._programs[self._programs.index(former)] = program
+        self._files.forget(former)
 
     def drop(self, program: InsertedProgram) -> None:
         """Go on without a program; its breakpoints and watchpoints are gone, or about to be."""
-        self._state.programs.remove(program)
-        self._forget_questions(program)
-
-    def _forget_questions(self, program: InsertedProgram) -> None:
-        for known in [known for known in self._unanswered if known[0] is program]:
-            del self._unanswered[known]
+        self._programs.remove(program)
+        self._files.forget(program)
 
     def places(self, space: AddressSpace, program: InsertedProgram) -> Iterator[tuple[Site, int, str]]:
         """Iterate over what a program has in the files of an address space: sites, addresses, and paths."""
@@ -153,7 +122,7 @@ class ModuleWatcher:
         """Return the watchpoints that a program has in an address space."""
         found = []
         for key, ranges in space.files.items():
-            sites = program.everywhere.get(space.word_size) if key == _EVERYWHERE else program.known.get(key)
+            sites = program.everywhere.get(space.word_size) if key == EVERYWHERE else program.known.get(key)
             if isinstance(sites, Sites):
                 found += _watchpoints(program, key, sites, _mappings(key, ranges))
         return found
@@ -168,7 +137,7 @@ class ModuleWatcher:
     def watch_missing(self, space: AddressSpace, thread: Thread, program: InsertedProgram) -> None:
         """Place a program's watchpoints because of files that are known to be mapped."""
         for key, ranges in list(space.files.items()):
-            if key == _EVERYWHERE:
+            if key == EVERYWHERE:
                 self._watch_everywhere(space, thread, program)
             elif (sites := program.known.get(key)) is not None and sites.watches:
                 self._watch(space, thread, program, key, sites, _mappings(key, ranges))
@@ -215,16 +184,16 @@ class ModuleWatcher:
             return  # gone: waitpid will say so
         self._forget_unmapped(space, thread, found)
         space.renew()
-        programs = [program for program in self._state.programs if program.reach.covers(space.pids)]
-        if _EVERYWHERE not in space.files:
-            space.files[_EVERYWHERE] = ()
+        programs = [program for program in self._programs if program.reach.covers(space.pids)]
+        if EVERYWHERE not in space.files:
+            space.files[EVERYWHERE] = ()
             for program in programs:
                 self._watch_everywhere(space, thread, program)
         for key, maps in found.items():
             ranges = tuple((m.start, m.end, m.offset) for m in maps)
             if space.files.get(key) != ranges:
                 space.files[key] = ranges
-                for program, sites in self._sites(key, thread.tid, programs):
+                for program, sites in self._files.of_file(key, thread.tid, programs):
                     self._place(space, thread, program, key, sites, maps, inherited=inherited)
                     if sites.watches:
                         self._watch(space, thread, program, key, sites, maps)
@@ -243,7 +212,7 @@ class ModuleWatcher:
                 addresses += [a for a in mine if run_time_address(maps, a - start + offset) != a]
             if not maps:
                 del space.files[key]
-                for program in self._state.programs:
+                for program in self._programs:
                     self._watching.update(space, thread.pid, program, key, [])
         for address in addresses:
             if (breakpoint_ := space.breakpoints.get(address)) is not None:
@@ -251,29 +220,6 @@ class ModuleWatcher:
             space.former.pop(address, None)
         if addresses:
             self._connection.send(Removed(thread.pid, tuple(addresses)))
-
-    def _sites(
-        self, key: FileKey, pid: int, programs: Iterable[InsertedProgram]
-    ) -> list[tuple[InsertedProgram, Sites]]:
-        """Return what programs have in a file, as far as the client answers."""
-        asked: dict[InsertedProgram, int] = {}
-        for program in programs:
-            if key not in program.known:
-                number = self._unanswered.get((program, key))
-                asked[program] = self._ask(program, key, pid) if number is None else number
-        for program, number in asked.items():
-            answer = self._connection.await_answer(number, self._state.is_the_end)
-            if answer is None:
-                self._unanswered[program, key] = number
-            else:
-                self._settle(program, key, answer)
-        return [(program, program.known[key]) for program in programs if key in program.known]
-
-    def _ask(self, program: InsertedProgram, key: FileKey, pid: int) -> int:
-        device, inode, path = key
-        self._questions += 1
-        self._connection.send(ModuleMapped(self._questions, pid, path, device, inode, program.number))
-        return self._questions
 
     def _place(
         self,
@@ -293,14 +239,10 @@ class ModuleWatcher:
             _note_padding(space, sites.padding, mappings)
 
     def _watch_everywhere(self, space: AddressSpace, thread: Thread, program: InsertedProgram) -> None:
-        match program.everywhere.get(space.word_size):
-            case Sites() as sites:
-                self.enter(program, sites, _EVERYWHERE)
-                self._watch(space, thread, program, _EVERYWHERE, sites, [])
-            case str(problem):
-                del program.everywhere[space.word_size]
-                text = f"the program cannot be inserted into process {thread.pid}"
-                self._warn(program, text, details=problem)
+        trouble = f"the program cannot be inserted into process {thread.pid}"
+        sites = self._files.everywhere(program, space.word_size, trouble)
+        if sites is not None:
+            self._watch(space, thread, program, EVERYWHERE, sites, [])
 
     def _watch(
         self,

@@ -24,7 +24,7 @@ from dprobes.engines.ptrace.wire import Placed, Removed, Watched
 from dprobes.engines.x86.debugregs import CONTROL
 
 if TYPE_CHECKING:
-    from dprobes.engines.ptrace.tracer.modulebreakpoints import ModuleWatcher
+    from dprobes.engines.ptrace.tracer.modulebreakpoints import ModuleBreakpoints
     from dprobes.engines.ptrace.tracer.state import ThreadTable, TracerState
     from dprobes.engines.ptrace.tracer.stopper import Stopper
 
@@ -37,7 +37,7 @@ ORPHAN_AGE = 0.5
 class ProcessTree:
     """The births and ends of threads and processes, and which programs concern whom."""
 
-    def __init__(self, state: TracerState, stopper: Stopper, modules: ModuleWatcher) -> None:
+    def __init__(self, state: TracerState, stopper: Stopper, modules: ModuleBreakpoints) -> None:
         self._connection = state.connection
         self._programs = state.programs
         self._threads = state.threads

@@ -1,4 +1,4 @@
-"""A program as the tracer runs it: what the client has said of it, its processes, variables, and probepoints."""
+"""The programs of a tracer: their processes, variables and probepoints, and what the client says of files to them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from dprobes.engines.hits import handlerruns, probes
 from dprobes.engines.hits.probes import Handlers
 from dprobes.engines.hits.records import RecordBuilder
 from dprobes.engines.ptrace.sharedcounters import SharedCounters
+from dprobes.engines.ptrace.sites import Sites
+from dprobes.engines.ptrace.wire import End, ModuleMapped, ProbeStatus, Warned
 from dprobes.engines.sharedglobals import MappedCells
 from dprobes.lazydataclass import dataclass
 from dprobes.resolve.probestate import ProbeState
@@ -17,11 +19,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, MutableSequence, Sequence
 
     from dprobes.engines.hits.probes import ProbeLimits
-    from dprobes.engines.ptrace.sites import FileKey, Site, Sites, WatchSite
+    from dprobes.engines.ptrace.sites import FileKey, Site, WatchSite
+    from dprobes.engines.ptrace.tracer.connection import Connection
     from dprobes.engines.ptrace.wire import Start
     from dprobes.extensions import Extension
 
-__all__ = ["Handled", "InsertedProgram", "Probe", "Reach"]
+__all__ = ["EVERYWHERE", "FileSites", "Handled", "InsertedProgram", "Probe", "Programs", "Reach"]
+
+EVERYWHERE: FileKey = (0, 0, "")
+"""Stands for all files where a program is about none."""
 
 Probe = probes.Probe["InsertedProgram"]
 """A probepoint of one of the tracer's programs."""
@@ -127,3 +133,103 @@ class InsertedProgram:
         """Return probepoints that are to be removed, by their numbers; those that are yet to come will be inactive."""
         self._removed.update(numbers)
         return [self.probes[number] for number in numbers if number in self.probes]
+
+
+class Programs(list[InsertedProgram]):
+    """The programs of a tracer, in the order of their insertion."""
+
+    def numbered(self, number: int) -> InsertedProgram | None:
+        """Return the program that the client gave a number, None if it is not there any more."""
+        return next((program for program in self if program.number == number), None)
+
+    def is_the_end(self, message: object) -> bool:
+        """Return whether a message asks for the last program to be taken away."""
+        return isinstance(message, End) and [message.program] == [program.number for program in self]
+
+
+class FileSites:
+    """
+    What programs have in which files, as the client answers.
+
+    It answers once for each file and program. While it is stopped nobody waits for it: then its answer comes later.
+    """
+
+    def __init__(self, connection: Connection, programs: Programs) -> None:
+        self._connection = connection
+        self._programs = programs
+        self._questions = 0
+        self._unanswered: dict[tuple[InsertedProgram, FileKey], int] = {}
+
+    def of_file(
+        self, key: FileKey, pid: int, programs: Sequence[InsertedProgram]
+    ) -> list[tuple[InsertedProgram, Sites]]:
+        """Return what programs have in a file that a process maps, as far as the client answers."""
+        asked: dict[InsertedProgram, int] = {}
+        for program in programs:
+            if key not in program.known:
+                number = self._unanswered.get((program, key))
+                asked[program] = self._ask(program, key, pid) if number is None else number
+        for program, number in asked.items():
+            answer = self._connection.await_answer(number, self._programs.is_the_end)
+            if answer is None:
+                self._unanswered[program, key] = number
+            else:
+                self._settle(program, key, answer)
+        return [(program, program.known[key]) for program in programs if key in program.known]
+
+    def complete(self, program: InsertedProgram, key: FileKey, pid: int) -> bool:
+        """Let a program that is not inserted yet know a file; return False if the client does not answer."""
+        answer = self._connection.await_answer(self._ask(program, key, pid), self._programs.is_the_end)
+        if answer is None:
+            return False
+        self.enter(program, answer, key)
+        return True
+
+    def everywhere(self, program: InsertedProgram, word_size: int, trouble: str) -> Sites | None:
+        """Return what a program has in all processes; tell its user of the ``trouble`` if that cannot be."""
+        match program.everywhere.get(word_size):
+            case Sites() as sites:
+                self._enter(program, sites, EVERYWHERE)
+                return sites
+            case str(problem):
+                del program.everywhere[word_size]
+                self._connection.send(Warned(trouble, program=program.number, details=problem))
+        return None
+
+    def answered(self, sites: Sites) -> FileKey | None:
+        """Take an answer that was not waited for, because the client was stopped, and return the file that it is of."""
+        known = next((known for known, number in self._unanswered.items() if number == sites.number), None)
+        if known is None:
+            return None
+        program, key = known
+        self._settle(program, key, sites)
+        return key
+
+    def enter(self, program: InsertedProgram, sites: Sites, key: FileKey) -> None:
+        """Note what a program has in a file."""
+        program.known[key] = sites
+        self._enter(program, sites, key)
+
+    def forget(self, program: InsertedProgram) -> None:
+        """Take no answer any more that is for a program."""
+        for known in [known for known in self._unanswered if known[0] is program]:
+            del self._unanswered[known]
+
+    def _ask(self, program: InsertedProgram, key: FileKey, pid: int) -> int:
+        device, inode, path = key
+        self._questions += 1
+        self._connection.send(ModuleMapped(self._questions, pid, path, device, inode, program.number))
+        return self._questions
+
+    def _settle(self, program: InsertedProgram, key: FileKey, sites: Sites) -> None:
+        self.enter(program, sites, key)
+        if self._unanswered.pop((program, key), None) is not None and sites.code is not None:
+            message = f"hits in '{key[2]}' were missed while dprobes was stopped: it could not be asked about that file"
+            self._connection.send(Warned(message, program=program.number))
+
+    def _enter(self, program: InsertedProgram, sites: Sites, key: FileKey) -> None:
+        def warn(message: str, hint: str | None) -> None:
+            self._connection.send(Warned(message, hint, program.number))
+
+        for probe in program.enter(sites, key[:2], warn):
+            self._connection.send(ProbeStatus(program.number, (probe.number,), 0, ProbeState.REMOVED))

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.engines.hits.lifecycle import AFTER, HitState
 from dprobes.engines.linux.ptracecalls import Register
-from dprobes.engines.ptrace.wire import End
 from dprobes.lazydataclass import dataclass
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
     from dprobes.engines.ptrace.tracer.breakpoints import Breakpoint, Watchpoint
     from dprobes.engines.ptrace.tracer.connection import Connection
-    from dprobes.engines.ptrace.tracer.programs import Handled, InsertedProgram, Probe
+    from dprobes.engines.ptrace.tracer.programs import Handled, InsertedProgram, Probe, Programs
     from dprobes.engines.ptrace.tracer.slots import Slot
 
 __all__ = [
@@ -220,16 +219,8 @@ class ThreadTable(dict[int, Thread]):
 
 @dataclass(slots=True, eq=False)
 class TracerState:
-    """What the parts of the tracer share: the way to the client, the programs in their order, and the threads."""
+    """What the parts of the tracer share: the way to the client, the programs, and the threads."""
 
     connection: Connection
-    programs: list[InsertedProgram]
-    threads: ThreadTable = field(default_factory=ThreadTable)
-
-    def program(self, number: int) -> InsertedProgram | None:
-        """Return the program that the client gave a number, None if it is not there any more."""
-        return next((program for program in self.programs if program.number == number), None)
-
-    def is_the_end(self, message: object) -> bool:
-        """Return whether a message asks for the last program to be taken away."""
-        return isinstance(message, End) and [message.program] == [program.number for program in self.programs]
+    programs: Programs
+    threads: ThreadTable

@@ -1,5 +1,5 @@
 """
-Putting a program in the place of another one, without a moment in which a hit is lost.
+The switch-over from a program to another one, without a moment in which a hit is lost.
 
 Handlers run here, one at a time. So the exchange happens between two hits: what threads have run into, and nobody has
 looked at yet, is for the new program. A hit whose instruction may or may not have been executed is settled before, with
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.sites import Site
     from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
     from dprobes.engines.ptrace.tracer.hitcounter import Settler
-    from dprobes.engines.ptrace.tracer.modulebreakpoints import ModuleWatcher
+    from dprobes.engines.ptrace.tracer.modulebreakpoints import ModuleBreakpoints
     from dprobes.engines.ptrace.tracer.programs import InsertedProgram, Probe
     from dprobes.engines.ptrace.tracer.state import Thread, TracerState
     from dprobes.engines.ptrace.tracer.stopper import Stopper
@@ -47,13 +47,13 @@ class Replacer:
     def __init__(
         self,
         state: TracerState,
-        modules: ModuleWatcher,
+        modules: ModuleBreakpoints,
         stopper: Stopper,
         watching: Watching,
         settler: Settler,
     ) -> None:
-        self._state = state
         self._connection = state.connection
+        self._programs = state.programs
         self._threads = state.threads
         self._modules = modules
         self._stopper = stopper
@@ -62,7 +62,7 @@ class Replacer:
 
     def replace(self, message: Replace) -> None:
         """Exchange a program, or tell the client why not; then nothing has changed."""
-        former = self._state.program(message.former)
+        former = self._programs.numbered(message.former)
         number = message.start.number
         if former is None:
             self._connection.send(NotInserted(number, "the program that is to be replaced has ended"))
