@@ -34,7 +34,7 @@ __all__ = ["PtraceEngine", "PtraceSession", "engine_for"]
 
 
 class PtraceEngine(Engine):
-    """Probe a process tree through ptrace(2)."""
+    """The engine that probes a process tree through ptrace(2)."""
 
     name = "ptrace"
 
@@ -80,7 +80,7 @@ def engine_for(options: EngineOptions, scope: Scope) -> PtraceEngine:  # noqa: A
 
 
 class PtraceSession:
-    """Hold one run; use it as a context manager and iterate over ``events``."""
+    """One run; use it as a context manager and iterate over ``events``."""
 
     def __init__(
         self,

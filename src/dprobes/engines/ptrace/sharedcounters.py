@@ -40,7 +40,7 @@ _PLACEMENTS = {placement: 1 << bit for bit, placement in enumerate(Placement)}
 
 
 class Tally(ctypes.Structure):
-    """Count what happens at one probepoint (``base.Counts``); ``placements`` is a set of ``Placement`` as bits."""
+    """The counts of one probepoint; ``placements`` is a set of ``Placement`` as bits."""
 
     _fields_ = tuple(
         (name, ctypes.c_uint64)
@@ -70,7 +70,7 @@ class Tally(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class Variables:
-    """Hold a program's own variables, the CPU variables by the number of the CPU."""
+    """A program's own variables, the CPU variables by the number of the CPU."""
 
     local: MutableSequence[int]
     by_cpu: Sequence[MutableSequence[int]]
@@ -78,7 +78,7 @@ class Variables:
 
 class SharedCounters:
     """
-    Map the memory behind ``descriptor``, which is closed with the object, for so many local and CPU variables.
+    The memory behind ``descriptor``, which is closed with the object, for so many local and CPU variables.
 
     All methods may be called by any thread.
     """

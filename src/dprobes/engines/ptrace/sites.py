@@ -21,14 +21,14 @@ FileKey = tuple[int, int, str]
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """Hold a program's code for one architecture; its handlers are in the order of the probe definitions."""
+    """A program's code for one architecture; its handlers are in the order of the probe definitions."""
 
     architecture: str
     image: CodeImage
 
 
 class Role(enum.IntEnum):
-    """Say what a breakpoint is for."""
+    """What a breakpoint is for."""
 
     PROBE = 0
     """The handler runs before the instruction."""
@@ -45,7 +45,7 @@ class Role(enum.IntEnum):
 @dataclass(frozen=True, slots=True)
 class Site:
     """
-    Name one place in a file where a breakpoint goes.
+    A place in a file where a breakpoint goes.
 
     ``probe`` is the probepoint, a number that the client gives, and ``definition`` the number of its definition; both
     are -1 for the engine's own breakpoints. ``original`` holds the bytes of the instruction as
@@ -68,7 +68,7 @@ class Site:
 @dataclass(frozen=True, slots=True)
 class WatchSite:
     """
-    Name what one probepoint watches; ``probe`` and ``definition`` are those of ``Site``.
+    What one probepoint watches; ``probe`` and ``definition`` are those of ``Site``.
 
     The address in ``watch`` is a link address of the file, or with ``absolute`` one of the process.
     """
@@ -83,7 +83,7 @@ class WatchSite:
 @dataclass(frozen=True, slots=True)
 class Sites:
     """
-    Answer ``ModuleMapped``: the sites in that file.
+    The sites in a file: the answer to ``ModuleMapped``.
 
     ``code`` is the program for the file's architecture, where the file is the probed module. ``symbols`` are the link
     addresses of the symbols that its handlers push, and ``segment`` is (file offset, link address) of the executable

@@ -63,7 +63,7 @@ _RECORD_FRAME = struct.Struct("=IBII")
 
 
 class Kind(enum.IntEnum):
-    """Tell frames apart."""
+    """What a frame holds."""
 
     MESSAGE = 0
     RECORD = 1
@@ -74,7 +74,7 @@ class Kind(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Describe a program: the limits of its probe definitions, and which header items records carry."""
+    """A program: the limits of its probe definitions, and which header items records carry."""
 
     number: int
     """How many programs there were before."""
@@ -99,7 +99,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Attach:
-    """Ask the tracer to take over a process; ``launching`` is one that has not yet executed its program."""
+    """A request to take over a process; ``launching`` is one that has not yet executed its program."""
 
     pid: int
     launching: bool
@@ -108,7 +108,7 @@ class Attach:
 @dataclass(frozen=True, slots=True)
 class Remove:
     """
-    Ask the tracer to take probepoints of a program away, in all processes and in those to come.
+    A request to take probepoints of a program away, in all processes and in those to come.
 
     It answers by ``ProbeStatus``, or not at all if another program has taken the place of that one.
     """
@@ -120,7 +120,7 @@ class Remove:
 @dataclass(frozen=True, slots=True)
 class Insert:
     """
-    Ask the tracer to insert one more program, into the process ``pid`` and what that has started.
+    A request to insert one more program, into the process ``pid`` and what that has started.
 
     It opens the ``counters`` of ``start`` in the client, and has ``globals`` already. ``known`` says what is in files
     that it has asked about.
@@ -134,7 +134,7 @@ class Insert:
 
 @dataclass(frozen=True, slots=True)
 class Replace:
-    """Ask the tracer to put a program in the place of another one, ``former``; the rest is as for ``Insert``."""
+    """A request to put a program in the place of another one, ``former``; the rest is as for ``Insert``."""
 
     start: Start
     former: int
@@ -143,7 +143,7 @@ class Replace:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """Ask the tracer to take a program away, and with the last one to detach from everything and to end."""
+    """A request to take a program away, and with the last one to detach from everything and to end."""
 
     program: int
 
@@ -153,7 +153,7 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Attached:
-    """Say that a process is traced and its probepoints are in place."""
+    """A report that a process is traced and its probepoints are in place."""
 
     pid: int
 
@@ -161,7 +161,7 @@ class Attached:
 @dataclass(frozen=True, slots=True)
 class ModuleMapped:
     """
-    Ask which sites of a program a file has that a process maps executable.
+    A question: which sites of a program a file has that a process maps executable.
 
     The process is stopped until the answer comes, unless it is one that is about to be attached to (``learn``).
     """
@@ -176,7 +176,7 @@ class ModuleMapped:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """Say that breakpoints are about to be written: (address, original byte) pairs, for the crash restorer."""
+    """A report that breakpoints are about to be written: (address, original byte) pairs, for the crash restorer."""
 
     pid: int
     breakpoints: tuple[tuple[int, int], ...]
@@ -184,7 +184,7 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """Say that the memory of ``pid`` no longer has breakpoints at these addresses; none at all if there are none."""
+    """A report that the memory of ``pid`` has no breakpoints at these addresses any more; without any, none at all."""
 
     pid: int
     addresses: tuple[int, ...] = ()
@@ -192,7 +192,7 @@ class Removed:
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """Say what the threads of a process are about to watch in their debug registers, instead of what they did."""
+    """What the threads of a process are about to watch in their debug registers, instead of what they did."""
 
     pid: int
     watches: tuple[Watch, ...]
@@ -201,7 +201,7 @@ class Watched:
 @dataclass(frozen=True, slots=True)
 class ProbeStatus:
     """
-    Report the state of a program's probepoints in one process, or with pid 0 in all.
+    The state of a program's probepoints in one process, or with pid 0 in all.
 
     Several have one message only where there is nothing else to say of them.
     """
@@ -220,14 +220,14 @@ class ProbeStatus:
 
 @dataclass(frozen=True, slots=True)
 class Replaced:
-    """Say that a program has taken the place of another one, of which nothing more will be heard."""
+    """A report that a program has taken the place of another one, of which nothing more will be heard."""
 
     program: int
 
 
 @dataclass(frozen=True, slots=True)
 class InPlace:
-    """Say that a program that was inserted among others, or instead of one, has its probepoints in all processes."""
+    """A report that a program inserted among others, or instead of one, has its probepoints in all processes."""
 
     program: int
 
@@ -235,7 +235,7 @@ class InPlace:
 @dataclass(frozen=True, slots=True)
 class NotInserted:
     """
-    Say that all is as before without a program, and why: what is in the way of a probepoint, or else.
+    A report that all is as before without a program, and why: what is in the way of a probepoint, or else.
 
     If there is nothing to be said, the process is none of those that are traced.
     """
@@ -248,7 +248,7 @@ class NotInserted:
 @dataclass(frozen=True, slots=True)
 class Ended:
     """
-    Say that a program was taken away while others stay: nothing more will be heard of it.
+    A report that a program was taken away while others stay: nothing more will be heard of it.
 
     It is ``complete`` if that is because all its processes are gone.
     """
@@ -260,7 +260,7 @@ class Ended:
 @dataclass(frozen=True, slots=True)
 class Done:
     """
-    Close the conversation: everything is taken away and all processes are detached or gone.
+    The end of the conversation: everything is taken away and all processes are detached or gone.
 
     ``complete`` says that they are gone, ``problem`` what went wrong in the tracer, if anything. The counts are in the
     shared counters.
@@ -272,7 +272,7 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Warned:
-    """Tell the user of a program, or of all of them, something that is no error."""
+    """A warning for the user of a program, or of all of them."""
 
     message: str
     hint: str | None = None
@@ -283,7 +283,7 @@ class Warned:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """Report that a process is not traced any more, because the handler of a program has handed it over."""
+    """A report that a process is not traced any more, because a program's handler has it handed to the debugger."""
 
     program: int
     process: HandedOver
@@ -291,7 +291,7 @@ class Left:
 
 @dataclass(frozen=True, slots=True)
 class Dumped:
-    """Report that the core of a process was written for a program, or the problem that it has met."""
+    """A report that the core of a process was written for a program, or the problem that it has met."""
 
     program: int
     pid: int
@@ -303,14 +303,14 @@ class Dumped:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Report that the tracer cannot run its first program, and ends; nothing was traced."""
+    """A report that the tracer cannot run its first program, and ends; nothing was traced."""
 
     message: str
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """Report that a process could not be taken over, and why; ``number`` is the errno."""
+    """A report that a process could not be taken over, and why; ``number`` is the errno."""
 
     pid: int
     message: str
@@ -335,7 +335,7 @@ def unpack_record(payload: bytes) -> tuple[int, int, bytes]:
 
 
 class FrameReader:
-    """Cut a byte stream into frames, however it is split."""
+    """The frames in a byte stream, however it is split."""
 
     def __init__(self) -> None:
         self._pending = bytearray()

@@ -69,7 +69,7 @@ _NAMES_MAX = 4096
 
 class Answers:
     """
-    Answer the tracer's questions about one program.
+    The answers to a tracer's questions about one program.
 
     ``symbols`` knows those of the program's modules, ``resolved`` is what is known already of one of these.
     """

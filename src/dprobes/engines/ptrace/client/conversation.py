@@ -1,5 +1,5 @@
 """
-The client's side of a tracer: start it, answer what it asks, and sort what it sends by the program that it is about.
+The client's side of a tracer: its start, the answers to its questions, and what it sends, sorted by program.
 
 A tracer may have several programs, and outlives those that end before others. So there is one conversation for a
 tracer, and a ``ProgramRun`` for each program. One of the threads that ``wait`` reads from the tracer, and sees to all
@@ -80,7 +80,7 @@ class NotFollowedError(EngineError):
 
 class Conversation:
     """
-    Start a tracer for the program of ``run`` and exchange messages with it.
+    The exchange of messages with a tracer, which is started for the program of ``run``.
 
     ``start`` describes the program, which is for ``module``; ``variables`` are the global variables, if others share
     them. Raise ``EngineError`` if the tracer cannot be started.

@@ -1,5 +1,5 @@
 """
-Restoring code from outside, when the tracer itself was killed.
+The restoring of code from outside, when the tracer itself was killed.
 
 The kernel detaches a dead tracer's threads at once, and they run on with our breakpoints in their code; whoever reaches
 one gets a SIGTRAP. So the client keeps a list, and puts the bytes back as soon as it learns of the death.
@@ -21,7 +21,7 @@ __all__ = ["CrashRestorer"]
 
 
 class CrashRestorer:
-    """Keep the list of breakpoints and watchpoints of a tracer."""
+    """A list of a tracer's breakpoints and watchpoints, which is worked off when that was killed."""
 
     def __init__(self) -> None:
         self._breakpoints: dict[int, dict[int, int]] = {}

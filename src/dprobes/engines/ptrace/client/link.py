@@ -85,7 +85,7 @@ _CHUNK = 1 << 16
 
 
 class Inbox:
-    """Read frames from ``descriptor``."""
+    """The frames that arrive at ``descriptor``."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
@@ -112,7 +112,7 @@ class Inbox:
 
 
 class Outbox:
-    """Send whole messages to the tracer through ``descriptor``; that the tracer is gone shows elsewhere."""
+    """The way of whole messages to the tracer through ``descriptor``; that the tracer is gone shows elsewhere."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -161,7 +161,7 @@ _STOPS = (os.CLD_TRAPPED, os.CLD_STOPPED)
 
 class TracerGuard:
     """
-    Watch over a tracer that is a child of this process.
+    The guard of a tracer that is a child of this process.
 
     Should it be killed, ``before`` is called while it still holds its threads, and ``after`` when it lets go of them,
     both by a thread of the guard.

@@ -37,7 +37,7 @@ class _Record(NamedTuple):
 
 
 class ProgramRun:
-    """Hold one program; ``items`` are to be given out by who follows it, whom ``wake`` wakes up."""
+    """One program; ``items`` are to be given out by who follows it, whom ``wake`` wakes up."""
 
     def __init__(self, answers: Answers, counters: SharedCounters, debuggers: Debuggers) -> None:
         self.answers = answers

@@ -1,5 +1,5 @@
 """
-Taking watchpoints out of the debug registers from outside, when the tracer itself was killed.
+The removal of watchpoints from debug registers from outside, when the tracer itself was killed.
 
 The kernel lets a dead tracer's threads run on with their debug registers set, and an access would end the program by a
 SIGTRAP. So every thread is seized once more, stopped, cleared, and let go. Threads that are born meanwhile need

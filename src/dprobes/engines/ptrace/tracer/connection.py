@@ -44,7 +44,7 @@ class ClientGoneError(Exception):
 
 class Connection:
     """
-    Exchange frames with the client.
+    The exchange of frames with the client.
 
     ``incoming`` and ``outgoing`` are the descriptors of two pipes: SIGIO is sent to this process when something
     arrives, and must not be sent when the client merely makes room for more.

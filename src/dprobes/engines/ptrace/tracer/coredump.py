@@ -1,5 +1,5 @@
 """
-The tracer's part of ``exit 3``: hold all threads of a process while a child of ours writes its core file.
+The tracer's part of ``exit 3``: all threads of a process are held while a child of ours writes its core file.
 
 The tracer goes on with all other processes meanwhile. What the held threads stopped for is kept, and handled when the
 file is written; then the process goes on.
@@ -35,6 +35,8 @@ __all__ = ["CoreDumps"]
 
 @dataclass(slots=True, eq=False)
 class _Dump:
+    """A core file that is being written, for ``program``, of the process of ``thread``."""
+
     thread: Thread
     program: InsertedProgram
     path: str

@@ -1,4 +1,4 @@
-"""Keeping the signals back that reach a thread in the middle of a step."""
+"""The signals that reach a thread in the middle of a step, and are held until it is done."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _ALL_BUT_FAULTS = ((1 << 64) - 1) & ~sum(1 << number - 1 for number in (*FAULTS,
 
 class HeldSignals:
     """
-    Keep back the signals that reach a thread before its instruction is done.
+    The signals that reach a thread before its instruction is done.
 
     The first is held with its ``siginfo``; all others are blocked from then on and wait in the kernel. Only those like
     SIGSEGV may follow that must not be blocked; they are sent again. SIGSTOP is not kept back, because the SIGCONT that

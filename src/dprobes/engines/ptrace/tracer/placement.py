@@ -1,5 +1,5 @@
 """
-Placing the breakpoints of a program in an address space, where memory holds what its file holds.
+The placement of a program's breakpoints in an address space, where memory holds what its file holds.
 
 A place that has a breakpoint already, of another program or of the engine, gets no second one: what it is for is a
 list.
@@ -35,7 +35,7 @@ _Use = tuple["Site", int, "Probe | None", str]
 
 
 class Placer:
-    """Place breakpoints, and tell the client what came of it."""
+    """The placement of breakpoints, of which the client is told."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection

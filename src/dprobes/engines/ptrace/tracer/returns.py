@@ -45,7 +45,7 @@ Hit = tuple["Probe", Site]
 
 
 class Returns:
-    """Follow the threads out of functions; ``context`` speaks of the thread at hand."""
+    """The returns of threads from functions; ``context`` speaks of the thread at hand."""
 
     def __init__(self, connection: Connection, context: ThreadContext) -> None:
         self._connection = connection

@@ -1,5 +1,5 @@
 """
-Finding memory for slots.
+Memory for slots.
 
 It is a page that an injected mmap(2) provides, once for each module; where the process may not be made to call that, or
 it fails, the padding behind the module's code; and where that is full or too far away, there is none, and the
@@ -45,7 +45,7 @@ _MAP_PRIVATE_ANONYMOUS_FIXED_NOREPLACE = 0x100022
 
 
 class SlotMaker:
-    """Make slots as they are needed."""
+    """The maker of slots, as they are needed."""
 
     def __init__(self, stopper: Stopper, connection: Connection) -> None:
         self._stopper = stopper

@@ -1,5 +1,5 @@
 """
-Places outside a program's own code where its probed instructions are executed (``relocate`` says how).
+Out-of-line slots: places outside a program's own code where copies of its probed instructions are executed.
 
 A slot is one or two times 16 bytes. The jump at its end leads a thread back, even if the tracer dies meanwhile::
 
@@ -32,7 +32,7 @@ GRANULE = 16
 
 
 class Placement(enum.Enum):
-    """Say where a probed instruction is executed."""
+    """Where a probed instruction is executed."""
 
     EMULATED = "emulated"
     """By the tracer, on the thread's registers and stack."""
@@ -51,7 +51,7 @@ JUMP_SIZE = 5
 @dataclass(frozen=True, slots=True)
 class Slot:
     """
-    Hold one slot.
+    A slot.
 
     ``site`` is the address of the original instruction, ``end`` that behind the copy. ``is_free`` says that threads run
     through it without a stop, because the instruction cannot fault; ``leads_on`` that they may, if somebody looks later
@@ -76,7 +76,7 @@ class Slot:
 
 @dataclass(slots=True)
 class SlotArea:
-    """Hold memory for slots; ``former`` is what padding held before, and None for a page of ours."""
+    """Memory for slots; ``former`` is what padding held before, and None for a page of ours."""
 
     start: int
     end: int
@@ -102,7 +102,7 @@ class SlotArea:
 
 @dataclass(slots=True)
 class Slots:
-    """Hold the slots of one address space."""
+    """The slots of one address space."""
 
     areas: list[SlotArea] = field(default_factory=list)
     by_address: dict[int, Slot] = field(default_factory=dict)

@@ -1,5 +1,5 @@
 """
-Letting a thread execute the original instruction under a breakpoint, and what may come in between.
+Single steps: how a thread executes the original instruction under a breakpoint, and what may come in between.
 
 A step is made in a slot (``slots``) with the breakpoint in place and all other threads running, or, where there is no
 slot, in place: then nobody else runs code of the address space while the breakpoint is away. Either way the program
@@ -49,7 +49,7 @@ _CODE = 2  # the word of siginfo_t that holds si_code
 
 
 class CompletionKind(enum.Enum):
-    """Say how the probed instruction ended."""
+    """How the probed instruction ended."""
 
     COMPLETED = "completed"
     FAULTED = "raised a signal"
@@ -60,7 +60,7 @@ class CompletionKind(enum.Enum):
 @dataclass(frozen=True, slots=True)
 class Completion:
     """
-    Hold how the probed instruction ended, and the signal with which the thread is to be resumed.
+    How the probed instruction ended, and the signal with which the thread is to be resumed.
 
     ``resumable`` is false where the thread's stop is still to be handled, or still to come.
     """

@@ -1,5 +1,5 @@
 """
-Waiting for stops, stopping threads, and letting them run on.
+Stops of threads: waiting for them, asking for them, and letting threads run on.
 
 Rules that this module keeps:
 

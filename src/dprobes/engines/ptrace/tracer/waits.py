@@ -33,7 +33,7 @@ _PAUSE = 0.002
 
 
 class Waits:
-    """Hold the threads whose interrupted waits are made once more."""
+    """The threads whose interrupted waits are made once more."""
 
     def __init__(self) -> None:
         self._waiting: dict[int, Thread] = {}

@@ -145,7 +145,7 @@ class Watching:
 
 class UnwatchedMemory:
     """
-    Give an emulation the stack, but not where it is watched.
+    The stack as an emulation may use it: not where it is watched.
 
     The tracer's own accesses are not seen by debug registers. An emulation that would make one fails here, and the
     thread makes the access itself, in a step.
