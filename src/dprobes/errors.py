@@ -46,6 +46,7 @@ __all__ = [
     "TargetError",
     "reason_of",
     "reason_of_number",
+    "system_error",
 ]
 
 
@@ -152,11 +153,17 @@ class InternalError(DprobesError):
         return escaped_lines(message)
 
 
-def reason_of(error: OSError) -> str:
-    """Return why a system call failed, as part of a message."""
-    return (error.strerror or str(error)).lower()
+def reason_of(error: Exception) -> str:
+    """Return why a system call failed, or what it did not take, as part of a message."""
+    return ((error.strerror if isinstance(error, OSError) else None) or str(error)).lower()
 
 
 def reason_of_number(number: int) -> str:
     """Return why a system call failed with an error number, as part of a message."""
-    return reason_of(OSError(number, os.strerror(number)))
+    return os.strerror(number).lower()
+
+
+def system_error(number: int, call: str | None = None) -> OSError:
+    """Return the exception for an error number, as Python itself would raise it for the system call of a name."""
+    reason = os.strerror(number)
+    return OSError(number, reason if call is None else f"{call}: {reason}")

@@ -13,7 +13,7 @@ import signal
 from typing import TYPE_CHECKING
 
 from dprobes.diagnostics import Diagnostic, Severity
-from dprobes.errors import SourceError
+from dprobes.errors import SourceError, reason_of
 from dprobes.preprocessor.external import ExternalRequest, ExternalResult
 
 if TYPE_CHECKING:
@@ -62,8 +62,7 @@ def external_preprocessor(command: str) -> ExternalPreprocessor:
         except subprocess.TimeoutExpired as error:
             raise _failure(f"'{command}' did not end within {TIMEOUT} seconds") from error
         except (OSError, ValueError) as error:
-            reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-            raise _failure(f"cannot run '{words[0]}': {reason.lower()}") from error
+            raise _failure(f"cannot run '{words[0]}': {reason_of(error)}") from error
         stdout, stderr = (stream.decode("utf-8", "replace") for stream in output)
         return ExternalResult(command, process.returncode, stdout, stderr)
 

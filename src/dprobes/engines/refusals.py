@@ -68,12 +68,12 @@ def check_traceable(pid: int, tracers: frozenset[int] = frozenset()) -> None:
 
 
 def attach_error(pid: int, reason: str, number: int) -> EngineError:
-    """Return the error for a process that could not be seized; ``number`` is the errno, ``reason`` its text."""
+    """Return the error for a process that could not be seized; ``number`` is the errno, ``reason`` its words."""
     if number == errno.ESRCH or not Path(f"/proc/{pid}").exists():
         return EngineError(f"there is no process {pid}")
     name = process_field(pid, "Name")
     if number != errno.EPERM:
-        return EngineError(f"process {pid} ({name}) cannot be traced: {reason.lower()}")
+        return EngineError(f"process {pid} ({name}) cannot be traced: {reason}")
     if (error := _plain_reason(pid)) is not None:
         return error
     scope = yama_scope()

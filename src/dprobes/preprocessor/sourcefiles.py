@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from dprobes.diagnostics import Diagnostic, Note, Severity
-from dprobes.errors import SourceError
+from dprobes.errors import SourceError, reason_of
 from dprobes.source import SourceFile
 
 if TYPE_CHECKING:
@@ -43,8 +43,7 @@ def read_source(path: Path, *, allow_pipe: bool = True) -> SourceFile:
         with path.open("rb") as file:
             data = _read(file)
     except (OSError, ValueError) as error:
-        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-        raise _unreadable(f"cannot read '{path}': {reason[:1].lower()}{reason[1:]}") from error
+        raise _unreadable(f"cannot read '{path}': {reason_of(error)}") from error
     return _source(str(path), data)
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from dprobes.engines.ebpf.privilege import missing_privilege
 from dprobes.engines.findings import Finding
 from dprobes.engines.linux.procfs import thread_state
+from dprobes.errors import reason_of, reason_of_number
 
 if TYPE_CHECKING:
     from dprobes.engines.ebpf.kernel.features import Feature, Features
@@ -102,7 +103,7 @@ def _feature(features: Features, feature: Feature, what: str, remedy: str, *, de
     error = features.error(feature)
     if error is None:
         return Finding(what, works=True, detail=detail)
-    reason = os.strerror(error.errno or 0).lower()
+    reason = reason_of_number(error.errno or 0)
     return Finding(what, works=False, detail=f"{reason}; {detail}" if detail else reason, remedy=remedy)
 
 
@@ -141,7 +142,7 @@ def _map_memory() -> Finding:
     try:
         RingBuffer(RING_SIZE).close()
     except OSError as error:
-        detail = f"{(error.strerror or str(error)).lower()}; the limit of locked memory is {shown}"
+        detail = f"{reason_of(error)}; the limit of locked memory is {shown}"
         return Finding(what, works=False, detail=detail, remedy="raise ulimit -l, or use a smaller --ring-size")
     return Finding(what, works=True, detail=f"the limit of locked memory is {shown}")
 
@@ -178,7 +179,7 @@ def _cost() -> Finding:
             process = subprocess.Popen([path])
         except OSError as error:
             # Temporary files may be on a file system that executes none.
-            return Finding(what, works=True, detail=f"not tried: {(error.strerror or str(error)).lower()}")
+            return Finding(what, works=True, detail=f"not tried: {reason_of(error)}")
         try:
             _await_sleep(process.pid)
             before = _private_memory(process.pid)
@@ -186,7 +187,7 @@ def _cost() -> Finding:
                 cost = _private_memory(process.pid) - before
         except OSError as error:
             remedy = "allow perf_event_open(2) and bpf(2) in this container"
-            return Finding(what, works=False, detail=(error.strerror or str(error)).lower(), remedy=remedy)
+            return Finding(what, works=False, detail=reason_of(error), remedy=remedy)
         finally:
             process.kill()
             process.wait()

@@ -12,6 +12,7 @@ from dprobes.engines.ebpf.kernel.features import Feature, Features
 from dprobes.engines.ebpf.kernel.vmas import vma_layout
 from dprobes.engines.ebpf.privilege import missing_privilege
 from dprobes.engines.registry import KernelSupport
+from dprobes.errors import reason_of
 from dprobes.target.btf import Kind
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def _problem(feature: Feature, error: OSError) -> KernelSupport:
             "the kernel does not permit BPF programs to this process",
             "run dprobes as root; in a container, allow the bpf(2) and perf_event_open(2) system calls",
         )
-    reason = (error.strerror or str(error)).lower()
+    reason = reason_of(error)
     return KernelSupport(f"this kernel has no {feature.value} ({reason})", "Linux 5.17 and newer has what is needed")
 
 

@@ -16,6 +16,7 @@ import struct
 from typing import TYPE_CHECKING
 
 from dprobes.engines.linux.proxy import call_in_proxy
+from dprobes.errors import system_error
 from dprobes.lazydataclass import dataclass
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def _bpf(command: _Command, attributes: ctypes.Array[ctypes.c_char]) -> int:
     result: int = _syscall(_SYS_BPF, command, ctypes.addressof(attributes), len(attributes))
     if result < 0:
         number = ctypes.get_errno()
-        raise OSError(number, f"bpf {command.name}: {os.strerror(number)}")
+        raise system_error(number, f"bpf {command.name}")
     return result
 
 

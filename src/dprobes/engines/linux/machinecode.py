@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import os
 
+from dprobes.errors import system_error
+
 __all__ = ["map_code", "map_file"]
 
 _PROT_READ, _PROT_EXEC, _MAP_PRIVATE = 1, 4, 2
@@ -32,5 +34,5 @@ def map_file(file: int, size: int) -> int:
     address: int | None = libc.mmap(None, size, _PROT_READ | _PROT_EXEC, _MAP_PRIVATE, file, 0)
     if address is None or address == ctypes.c_void_p(-1).value:
         number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
+        raise system_error(number)
     return address

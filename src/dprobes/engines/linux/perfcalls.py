@@ -15,6 +15,7 @@ import os
 import struct
 
 from dprobes.engines.linux.proxy import call_in_proxy
+from dprobes.errors import system_error
 from dprobes.lazydataclass import dataclass
 
 __all__ = [
@@ -88,7 +89,7 @@ def _open(
     result: int = _syscall(_SYS_PERF_EVENT_OPEN, ctypes.addressof(attributes), pid, cpu, -1, _FLAG_FD_CLOEXEC)
     if result < 0:
         number = ctypes.get_errno()
-        raise OSError(number, f"perf_event_open: {os.strerror(number)}")
+        raise system_error(number, "perf_event_open")
     return result
 
 

@@ -7,6 +7,8 @@ import errno
 import os
 from pathlib import Path
 
+from dprobes.errors import system_error
+
 __all__ = [
     "children_of",
     "living_thread",
@@ -64,7 +66,7 @@ def threads_of(pid: int) -> set[int]:
     try:
         return {int(name) for name in os.listdir(f"/proc/{pid}/task")}
     except FileNotFoundError as error:
-        raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH)) from error
+        raise system_error(errno.ESRCH) from error
 
 
 def living_thread(pid: int) -> int:

@@ -23,6 +23,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from dprobes.engines.linux.machinecode import map_code
+from dprobes.errors import system_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -84,7 +85,7 @@ class _Proxy:
         self._calls = ctypes.create_string_buffer(packed + _END)
         self._pid: int = _entry()(_CLONE_VM | flags, 0, ctypes.addressof(self._calls))
         if self._pid < 0:
-            raise OSError(-self._pid, f"clone: {os.strerror(-self._pid)}")
+            raise system_error(-self._pid, "clone")
 
     def wait(self) -> bool:
         """Wait for its end, as it has our memory until then; return whether it came by itself."""
@@ -126,7 +127,7 @@ def call_in_proxy(number: int, *arguments: int) -> int:
             # Somebody has killed it. What it may have left behind goes with what is attached now.
     result = proxy.result(0)
     if result < 0:
-        raise OSError(-result, os.strerror(-result))
+        raise system_error(-result)
     return result
 
 
@@ -135,7 +136,7 @@ def _call(number: int, *arguments: int) -> int:
     libc.syscall.restype = ctypes.c_long
     result: int = libc.syscall(ctypes.c_long(number), *map(ctypes.c_long, arguments))
     if result < 0:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        raise system_error(ctypes.get_errno())
     return result
 
 

@@ -15,6 +15,8 @@ import os
 import signal
 from typing import Literal, NoReturn
 
+from dprobes.errors import system_error
+
 __all__ = [
     "NEW_TASK_EVENTS",
     "NO_SYSTEM_CALL",
@@ -227,8 +229,7 @@ def _check(result: int) -> int:
 
 
 def _fail() -> NoReturn:
-    number = ctypes.get_errno()
-    raise OSError(number, os.strerror(number))
+    raise system_error(ctypes.get_errno())
 
 
 # The requests that each hit makes look at their results themselves: a call costs as much as they do besides the kernel.

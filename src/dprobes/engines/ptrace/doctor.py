@@ -18,6 +18,7 @@ from dprobes.engines.ptrace.tracer.injection import InjectionError, injecting, m
 from dprobes.engines.ptrace.tracer.state import Thread, ThreadState
 from dprobes.engines.refusals import YAMA_REMEDY, yama_scope
 from dprobes.engines.x86.debugregs import CONTROL, SLOTS, Watch, control_bits
+from dprobes.errors import reason_of
 from dprobes.rpn.program import Access
 
 __all__ = ["examine"]
@@ -51,7 +52,7 @@ def _trace(child: int) -> list[Finding]:
         os.waitpid(child, ptracecalls.WALL)
     except OSError as error:
         remedy = "allow ptrace in this container: a seccomp profile or security module forbids it"
-        return [Finding(attach, works=False, detail=(error.strerror or "").lower(), remedy=remedy, essential=True)]
+        return [Finding(attach, works=False, detail=reason_of(error), remedy=remedy, essential=True)]
     registers = ptracecalls.Registers()
     ptracecalls.get_registers(child, registers)
     return [
@@ -76,7 +77,7 @@ def _code_write(child: int, address: int) -> Finding:
             os.close(memory)
     except OSError as error:
         remedy = "boot with proc_mem.force_override=ptrace, or run on a kernel that does not restrict it"
-        return Finding(what, works=False, detail=(error.strerror or "").lower(), remedy=remedy, essential=True)
+        return Finding(what, works=False, detail=reason_of(error), remedy=remedy, essential=True)
     return Finding(what, works=True, essential=True)
 
 
@@ -115,7 +116,7 @@ def _debug_registers(child: int, address: int) -> Finding:
             ptracecalls.set_debug_register(child, slot, address)
             ptracecalls.set_debug_register(child, CONTROL, control)
         except OSError as error:
-            detail = f", {(error.strerror or '').lower()}"
+            detail = f", {reason_of(error)}"
             break
         free += 1
     remedy = "end whoever has them (perf, a debugger), or ask whoever runs this virtual machine for them"
@@ -136,7 +137,7 @@ def _out_of_memory(child: int) -> Finding:
     try:
         set_score(child, SPARED)
     except OSError as error:
-        return Finding(what, works=False, detail=(error.strerror or "").lower(), remedy=remedy)
+        return Finding(what, works=False, detail=reason_of(error), remedy=remedy)
     return Finding(what, works=True)
 
 

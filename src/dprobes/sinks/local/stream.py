@@ -109,8 +109,7 @@ class StreamOutlet:
         self._unflushed_count = 0
 
     def _failure(self, error: OSError | ValueError, *, taken: int = 0, lost: int = 0) -> SinkError:
-        reason = reason_of(error) if isinstance(error, OSError) else str(error)
-        return SinkError(f"{self._name}: {reason}", taken=taken, lost=lost)
+        return SinkError(f"{self._name}: {reason_of(error)}", taken=taken, lost=lost)
 
     def _position(self) -> int | None:
         try:

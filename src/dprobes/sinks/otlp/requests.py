@@ -13,7 +13,7 @@ import os
 import threading
 from typing import TYPE_CHECKING, Any
 
-from dprobes.errors import SinkError
+from dprobes.errors import SinkError, reason_of
 from dprobes.lazydataclass import dataclass
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ def _innermost(error: BaseException) -> str:
             break
         cause = inner
     if isinstance(cause, OSError) and cause.strerror:
-        return cause.strerror.lower()
+        return reason_of(cause)
     return (str(cause).splitlines() or [type(cause).__name__])[0]
 
 

@@ -233,8 +233,7 @@ def _addresses(name: str, host: str, port: int, kind: socket.SocketKind) -> list
     try:
         return socket.getaddrinfo(host, port, type=kind)  # type: ignore[return-value]
     except (OSError, UnicodeError) as error:
-        said = error.strerror if isinstance(error, OSError) else str(error)
-        raise SinkError(f"{name} is not found: {str(said).lower()}") from error
+        raise SinkError(f"{name} is not found: {reason_of(error)}") from error
 
 
 def _reason(error: BaseException) -> str:

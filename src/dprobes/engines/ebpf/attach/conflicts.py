@@ -21,6 +21,7 @@ from dprobes.engines.breakpointowners import tracer_text
 from dprobes.engines.ebpf.attach.mappers import find_mappers
 from dprobes.engines.foreign.users import ForeignUsers
 from dprobes.engines.linux.procfs import process_field, threads_of
+from dprobes.errors import system_error
 from dprobes.lazydataclass import dataclass
 from dprobes.target.processmaps import PAGE_SIZE, parse_maps
 from dprobes.target.uprobes import is_replaced_by_call
@@ -228,7 +229,7 @@ class _Memory:
         if len(data) < size:
             data += self._page(page + 1)[: size - len(data)]
         if len(data) < size:
-            raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
+            raise system_error(errno.ESRCH)
         return data
 
     def _page(self, page: int) -> bytes:

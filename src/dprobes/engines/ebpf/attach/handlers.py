@@ -24,7 +24,7 @@ from dprobes.engines.ebpf.kernel.refusal import TOO_MANY_FILES
 from dprobes.engines.ebpf.support import abilities_of
 from dprobes.engines.linux import bpfcalls
 from dprobes.engines.linux.bpfcalls import AttachType, LogLevel, ProgramFlag, ProgramType, verifier_log
-from dprobes.errors import DprobesError, EngineError, InternalError, NotSupportedError, PrivilegeError
+from dprobes.errors import DprobesError, EngineError, InternalError, NotSupportedError, PrivilegeError, reason_of
 from dprobes.rpn.isa import Group
 from dprobes.rpn.point import Point
 from dprobes.rpn.program import Sampler, calls_extensions
@@ -119,7 +119,7 @@ def load_handler(
     try:
         return load(lowered.assembled, maps, kind, attach_type=attach_type, flags=flags, name="dprobes")
     except OSError as error:
-        reason = (error.strerror or str(error)).lower()
+        reason = reason_of(error)
         if error.errno == errno.EPERM:
             raise PrivilegeError(
                 f"the handler of {name} cannot be loaded into the kernel: {reason}",

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
 from typing import TYPE_CHECKING
 
 from dprobes.engines.ebpf.kernel.descriptors import Descriptors
 from dprobes.engines.ebpf.kernel.links import ACCESSES, online_cpus
 from dprobes.engines.linux import perfcalls
 from dprobes.engines.linux.bpfcalls import link_perf_event
+from dprobes.errors import reason_of_number
 from dprobes.resolve.probestate import ProbeState
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ class Watch(Descriptors):
             self._spare.move(address)
             self._placed[place], self._spare = self._spare, None
         except OSError as error:
-            reason = f"the kernel does not watch {address:#x}: {os.strerror(error.errno or 0).lower()}"
+            reason = f"the kernel does not watch {address:#x}: {reason_of_number(error.errno or 0)}"
             return ProbeState.DEBUGREG_UNAVAIL, IN_USE if error.errno == errno.ENOSPC else reason
         return None
 

@@ -8,7 +8,6 @@ somebody wants it to; so records are taken meanwhile, and what was found is inse
 from __future__ import annotations
 
 import math
-import os
 import threading
 import time
 from collections import deque
@@ -21,7 +20,7 @@ from dprobes.engines.ebpf.attach.plannedfile import conflicts_in
 from dprobes.engines.ebpf.kernel.descriptors import Descriptors
 from dprobes.engines.foreign.users import ForeignUsers
 from dprobes.engines.interface import Notice
-from dprobes.errors import DprobesError, SourceError, TargetError
+from dprobes.errors import DprobesError, SourceError, TargetError, reason_of_number
 from dprobes.lazydataclass import dataclass
 
 if TYPE_CHECKING:
@@ -176,7 +175,7 @@ class NewFiles:
             self._found.append(refused(file, error))
             return False
         except OSError as error:
-            reason = os.strerror(error.errno or 0).lower()
+            reason = reason_of_number(error.errno or 0)
             self._found.append(Notice(f"{file.path} is not probed: {reason}"))
             return False
         self._found.extend(doubts_about(planned))

@@ -8,7 +8,6 @@ address that is watched in every process runs the handler for the word size of w
 from __future__ import annotations
 
 import errno
-import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -24,7 +23,7 @@ from dprobes.engines.ebpf.kernel.kerneltypes import KernelTypes
 from dprobes.engines.ebpf.kernel.links import ACCESSES, attach_breakpoint, attach_clock
 from dprobes.engines.ebpf.kernel.vmas import FileIdentifier, mapped_module, vma_layout
 from dprobes.engines.interface import Notice
-from dprobes.errors import EngineError, PrivilegeError, SourceError
+from dprobes.errors import EngineError, PrivilegeError, SourceError, reason_of, reason_of_number
 from dprobes.lazydataclass import dataclass
 from dprobes.record.layout import Item
 from dprobes.resolve.probepoints import ProbeKind
@@ -157,7 +156,7 @@ def _sampled(resolved: ResolvedModule, paths: Sequence[str]) -> tuple[MappedModu
     except OSError as error:
         raise EngineError(
             f"'{resolved.module.path}' cannot be mapped to see how the kernel identifies it: "
-            f"{os.strerror(error.errno or 0).lower()}"
+            f"{reason_of_number(error.errno or 0)}"
         ) from error
 
 
@@ -189,7 +188,7 @@ def refuse_events(
                 continue
         for feature in needed:
             if (error := features.error(feature)) is not None:
-                reason = (error.strerror or str(error)).lower()
+                reason = reason_of(error)
                 diagnostics.error(
                     span, f"the ebpf engine cannot {what} here: this kernel has no {feature.value} ({reason})"
                 )
@@ -208,7 +207,7 @@ def attach_event(event: EventProbe, program: int) -> Descriptors | str:
         memory = probe.memory
         return attach_breakpoint(program, memory.address, memory.length, ACCESSES[memory.access])
     except OSError as error:
-        reason = os.strerror(error.errno or 0).lower()
+        reason = reason_of_number(error.errno or 0)
         if error.errno in (errno.EPERM, errno.EACCES):
             raise PrivilegeError(
                 f"the kernel does not permit perf events to this user: {reason}",

@@ -22,7 +22,7 @@ from dprobes.engines.ebpf.kernel.bpfmaps import ArrayMap, HashMap, LruHashMap, O
 from dprobes.engines.ebpf.kernel.links import online_cpus
 from dprobes.engines.ebpf.kernel.refusal import TOO_MANY_FILES
 from dprobes.engines.ebpf.kernel.ring import RingBuffer
-from dprobes.errors import EngineError
+from dprobes.errors import EngineError, reason_of
 from dprobes.lazydataclass import dataclass
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ class SharedMaps:
                         self._successor = stack.enter_context(OuterMap(example.fd, "dprobes_next"))
             except OSError as error:
                 raise EngineError(
-                    f"the kernel has no memory for the maps of this program: {(error.strerror or str(error)).lower()}",
+                    f"the kernel has no memory for the maps of this program: {reason_of(error)}",
                     hint=_HINTS.get(error.errno or 0, _TOO_MUCH),
                 ) from error
             self._counts = sizes.locals, sizes.cpu_variables

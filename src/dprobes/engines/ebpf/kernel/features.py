@@ -28,7 +28,7 @@ from dprobes.engines.linux.bpfcalls import (
     create_map,
     link_uprobes,
 )
-from dprobes.errors import TargetError
+from dprobes.errors import TargetError, system_error
 from dprobes.target.btf import Kind
 
 if TYPE_CHECKING:
@@ -202,7 +202,7 @@ def _link_nowhere(pid: int) -> int:
 def _try_uprobe_multi(_: KernelTypes) -> None:
     # A kernel that knows such links looks at the path; others refuse the attach type.
     if (number := _link_nowhere(0)) != errno.EBADF:
-        raise OSError(number, os.strerror(number))
+        raise system_error(number)
 
 
 def _try_uprobe_multi_process(types: KernelTypes) -> None:

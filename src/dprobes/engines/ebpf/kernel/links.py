@@ -25,7 +25,7 @@ from dprobes.engines.linux.bpfcalls import (
     open_raw_tracepoint,
 )
 from dprobes.engines.linux.proxy import close_in_proxy
-from dprobes.errors import EngineError, NotSupportedError, PrivilegeError, TargetError
+from dprobes.errors import EngineError, NotSupportedError, PrivilegeError, TargetError, reason_of_number
 from dprobes.rpn.program import Access
 
 if TYPE_CHECKING:
@@ -163,11 +163,11 @@ def _uprobe_error(error: OSError, path: str, offsets: Sequence[int]) -> EngineEr
             )
         case errno.EIO | errno.EINVAL:
             return EngineError(
-                f"the kernel refuses {what} in '{path}' ({os.strerror(error.errno or 0)})",
+                f"the kernel refuses {what} in '{path}' ({reason_of_number(error.errno or 0)})",
                 hint="the file may be on a file system that uprobes cannot read, or have changed",
             )
     return EngineError(
-        f"{what} in '{path}' cannot be attached: {os.strerror(error.errno or 0).lower()}",
+        f"{what} in '{path}' cannot be attached: {reason_of_number(error.errno or 0)}",
         hint=TOO_MANY_FILES if error.errno == errno.EMFILE else None,
     )
 

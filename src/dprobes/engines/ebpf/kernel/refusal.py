@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from typing import TYPE_CHECKING
 
-from dprobes.errors import EngineError
+from dprobes.errors import EngineError, reason_of_number
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,6 +24,6 @@ def explained(what: str) -> Iterator[None]:
         if error.filename is not None:
             raise
         raise EngineError(
-            f"the kernel refuses {what}: {os.strerror(error.errno or 0).lower()}",
+            f"the kernel refuses {what}: {reason_of_number(error.errno or 0)}",
             hint="dprobes doctor says what this machine allows",
         ) from error

@@ -16,6 +16,7 @@ import sys
 from typing import TYPE_CHECKING, Literal
 
 from dprobes.engines.interface import Notice
+from dprobes.errors import reason_of
 from dprobes.lazydataclass import dataclass
 from dprobes.target.processmaps import executable_mappings, read_maps
 
@@ -77,7 +78,7 @@ def start_dump(pid: int, tid: int, name: str, directory: str, hidden: dict[int, 
         path, output = create_core_file(path)
     except OSError as error:
         let_go_on(pid)
-        reason = (error.strerror or str(error)).lower()
+        reason = reason_of(error)
         return Notice(f"no core of process {pid} ({name}) in '{path}': {reason}; the process goes on")
     import subprocess
 
@@ -168,7 +169,7 @@ if __name__ == "__main__":
     try:
         main(int(sys.argv[1]), int(sys.argv[2]))
     except OSError as error:
-        sys.stderr.write((error.strerror or str(error)).lower())
+        sys.stderr.write(reason_of(error))
         sys.exit(1)
     except ValueError:
         sys.exit("dprobes ended before it had said what is to be written")

@@ -23,7 +23,7 @@ from dprobes.engines import refusals
 from dprobes.engines.linux import ptracecalls
 from dprobes.engines.linux.ptracecalls import Event, StopKind, classify_stop
 from dprobes.engines.ptrace.wire import End, FrameReader, pack_message
-from dprobes.errors import EngineError
+from dprobes.errors import EngineError, reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,7 +60,7 @@ def start_tracer(start: Start, module: str) -> tuple[subprocess.Popen[bytes], in
     except OSError as error:
         os.close(to_tracer)
         os.close(from_tracer)
-        reason = (error.strerror or str(error)).lower()
+        reason = reason_of(error)
         raise EngineError(
             f"the tracer cannot be started: '{sys.executable}': {reason}",
             hint="this user must be able to execute the Python that runs dprobes",

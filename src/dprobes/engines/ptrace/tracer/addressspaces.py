@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal
 from dprobes.engines.linux.procfs import process_field
 from dprobes.engines.ptrace.tracer.breakpoints import INT3
 from dprobes.engines.ptrace.tracer.slots import Slots
+from dprobes.errors import system_error
 from dprobes.lazydataclass import dataclass
 from dprobes.target.processmaps import PAGE_SIZE
 
@@ -154,19 +155,19 @@ class AddressSpace:
     def read(self, address: int, size: int) -> bytes:
         """Return up to ``size`` bytes at any address; raise OSError if there is no memory."""
         if address >> 63:
-            raise OSError(errno.EFAULT, os.strerror(errno.EFAULT))  # what no file offset can say
+            raise system_error(errno.EFAULT)  # what no file offset can say
         return os.pread(self.memory, size, address)
 
     def write(self, address: int, data: bytes) -> int:
         """Write bytes at any address, and return how many; raise OSError if there is no memory."""
         if address >> 63:
-            raise OSError(errno.EFAULT, os.strerror(errno.EFAULT))
+            raise system_error(errno.EFAULT)
         return os.pwrite(self.memory, data, address)
 
     def place(self, breakpoint_: Breakpoint) -> None:
         """Write the breakpoint byte; raise OSError if that is not possible."""
         if not os.pwrite(self.memory, INT3, breakpoint_.address):
-            raise OSError(errno.ESRCH, os.strerror(errno.ESRCH))  # what old kernels say of memory that is gone
+            raise system_error(errno.ESRCH)  # what old kernels say of memory that is gone
         self.breakpoints[breakpoint_.address] = breakpoint_
         self.former.pop(breakpoint_.address, None)
         self.register(breakpoint_)

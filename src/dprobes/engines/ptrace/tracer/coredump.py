@@ -23,6 +23,7 @@ from dprobes.engines.linux.procfs import process_field
 from dprobes.engines.linux.ptracecalls import RegisterSet, StopKind, classify_stop
 from dprobes.engines.ptrace.tracer.state import ThreadState as State
 from dprobes.engines.ptrace.wire import Dumped
+from dprobes.errors import reason_of
 from dprobes.lazydataclass import dataclass
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ class CoreDumps:
         try:
             path, output = create_core_file(path)
         except OSError as error:
-            self._tell(program, thread, path, 0, (error.strerror or str(error)).lower())
+            self._tell(program, thread, path, 0, reason_of(error))
             return False
         siblings = [t for t in self._threads.of_process(thread.pid) if t is not thread]
         held = self._stopper.stop(siblings)
@@ -125,7 +126,7 @@ class CoreDumps:
             self._connection.let_go()
             text = str(write_core(request, output))
         except OSError as error:
-            text = (error.strerror or str(error)).lower()
+            text = reason_of(error)
         except BaseException:  # noqa: BLE001 - whatever it is, it is told
             text = traceback.format_exc()
         finally:

@@ -15,7 +15,7 @@ from dprobes.engines.ptrace.tracer.hitcounter import has_hit_of
 from dprobes.engines.ptrace.tracer.programs import InsertedProgram
 from dprobes.engines.ptrace.tracer.state import ThreadState
 from dprobes.engines.ptrace.wire import Ended, InPlace, NotInserted
-from dprobes.errors import EngineError
+from dprobes.errors import EngineError, reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -144,7 +144,7 @@ def prepared(
     try:
         counters = connection.open(message.start.counters)
     except OSError as error:
-        reason = (error.strerror or str(error)).lower()
+        reason = reason_of(error)
         raise EngineError(f"the tracer cannot share memory with dprobes: {reason}") from error
     program = InsertedProgram.of(replace(message.start, counters=counters), former)
     if not modules.complete(program, message.known, spaces):

@@ -53,7 +53,7 @@ from dprobes.engines.ptrace.wire import (
     Start,
     Warned,
 )
-from dprobes.errors import EngineError
+from dprobes.errors import EngineError, reason_of
 
 __all__ = ["Tracer", "main"]
 
@@ -209,7 +209,7 @@ class Tracer:
                 leader = next(iter(self._threads.values()))
                 self._modules.update(leader.space, leader)
         except OSError as error:
-            self._connection.send(Failed(pid, error.strerror or str(error), error.errno or 0))
+            self._connection.send(Failed(pid, reason_of(error), error.errno or 0))
             return
         finally:
             for thread in held:

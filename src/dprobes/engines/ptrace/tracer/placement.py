@@ -16,6 +16,7 @@ from dprobes.engines.ptrace.tracer.breakpoints import INT3, Breakpoint
 from dprobes.engines.ptrace.tracer.slots import Placement
 from dprobes.engines.ptrace.wire import Placed, ProbeStatus
 from dprobes.engines.x86.emulation import is_emulated
+from dprobes.errors import reason_of
 from dprobes.resolve.probestate import ProbeState
 
 if TYPE_CHECKING:
@@ -148,7 +149,7 @@ class Placer:
             try:
                 space.place(breakpoint_)
             except OSError as error:
-                why = (error.strerror or str(error)).lower()
+                why = reason_of(error)
                 for probe in probes - reported:
                     self._report(program, breakpoint_.site, thread, ProbeState.CONFLICT, path, probe=probe, reason=why)
                 reported |= probes

@@ -22,6 +22,7 @@ from dprobes.engines.ptrace.tracer.breakpoints import Breakpoint
 from dprobes.engines.ptrace.tracer.state import Thread, ThreadState
 from dprobes.engines.ptrace.wire import Placed, Removed, Watched
 from dprobes.engines.x86.debugregs import CONTROL
+from dprobes.errors import system_error
 
 if TYPE_CHECKING:
     from dprobes.engines.ptrace.tracer.modulebreakpoints import ModuleBreakpoints
@@ -279,7 +280,7 @@ class Seizer:
                 if thread.state is ThreadState.RUNNING and thread.tid not in self._stopper.deferred:
                     held += self._seize_vfork_child(thread)
         if space is None:
-            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+            raise system_error(errno.EPERM)
         return held
 
     def _seize_vfork_child(self, parent: Thread) -> list[Thread]:

@@ -29,6 +29,7 @@ from dprobes.engines.linux.procfs import children_of, system_call_of, thread_sta
 from dprobes.engines.linux.ptracecalls import Event, Register, StopKind, classify_stop
 from dprobes.engines.ptrace.tracer.state import ThreadState
 from dprobes.engines.ptrace.tracer.waits import Waits
+from dprobes.errors import system_error
 
 if TYPE_CHECKING:
     import ctypes
@@ -86,7 +87,7 @@ def await_stop(tid: int, take: Callable[[int], tuple[int, int]] = _take_plainly)
         has_ended = thread_state(tid) in ("Z", "X")
         found, status = take(tid)
         if has_ended and not found:
-            raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
+            raise system_error(errno.ESRCH)
     return status
 
 
@@ -255,7 +256,7 @@ class Stopper:
                 return status
             state = thread_state(tid)
             if state in ("Z", "X"):
-                raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
+                raise system_error(errno.ESRCH)
             if may_leave and time.monotonic() > until and state in ("S", "D"):
                 return None
 

@@ -21,7 +21,7 @@ from dprobes.engines.ptrace.tracer.segments import Segments, no_descriptor
 from dprobes.engines.ptrace.wire import Placed
 from dprobes.engines.x86 import cpuid, xsave
 from dprobes.engines.x86.emulation import Action
-from dprobes.errors import InternalError, TargetError
+from dprobes.errors import InternalError, TargetError, reason_of
 from dprobes.target.processmaps import PAGE_SIZE, parse_maps, read_maps
 from dprobes.vm import AddressFault
 
@@ -145,7 +145,7 @@ class ThreadContext:
             return cpuid.cpuid_of_leaf(selector & 0xFFFFFFFF)[::-1]
         except OSError as error:
             self.warn(
-                f"the cpuid registers read as zeros: the tracer may not run code of its own ({error.strerror})", None
+                f"the cpuid registers read as zeros: the tracer may not run code of its own ({reason_of(error)})", None
             )
             return 0, 0, 0, 0
 

@@ -19,6 +19,7 @@ from dprobes.engines.linux import ptracecalls
 from dprobes.engines.ptrace.tracer.state import ThreadState
 from dprobes.engines.ptrace.wire import ProbeStatus, Watched
 from dprobes.engines.x86.debugregs import CONTROL, SLOTS, STATUS, assign, control_bits, is_enabled, slot_mask, slots_hit
+from dprobes.errors import reason_of
 from dprobes.resolve.probestate import ProbeState
 
 if TYPE_CHECKING:
@@ -269,5 +270,5 @@ def _refusal(error: OSError, watchpoint: Watchpoint) -> Refusal:
         return ProbeState.INVALID_OFFSET, f"no program can have the address {watchpoint.watch.address:#x}"
     if error.errno == errno.ENOSPC:
         return ProbeState.DEBUGREG_UNAVAIL, "perf has the debug registers in use"
-    reason = (error.strerror or str(error)).lower()
+    reason = reason_of(error)
     return ProbeState.DEBUGREG_UNAVAIL, f"the kernel refuses the debug register ({reason})"
