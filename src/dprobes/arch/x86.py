@@ -12,7 +12,13 @@ from dataclasses import replace
 
 from dprobes.arch.processor import Architecture, Direction, Register, parse_register_table
 
-__all__ = ["I386", "X86_64"]
+__all__ = ["I386", "WATCHPOINTS", "WATCHPOINT_LENGTHS", "X86_64"]
+
+WATCHPOINTS = 4
+"""How many watchpoints there are registers for (DR0 to DR3)."""
+
+WATCHPOINT_LENGTHS = (1, 2, 4, 8)
+"""How many bytes one of them can watch for data (Intel SDM, volume 3, "Debug Control Register (DR7)")."""
 
 # index, name, bits ("parts*bits", "+selector cells"), allowed: push u, push r, pop u, pop r
 _APPENDIX_A = """

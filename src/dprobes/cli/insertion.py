@@ -30,13 +30,6 @@ if TYPE_CHECKING:
 
 __all__ = ["insert", "insertion_from", "insertion_options"]
 
-_NOT_INSERTED = frozenset(ProbeState) - {
-    ProbeState.ACTIVE,
-    ProbeState.DISABLED,
-    ProbeState.REMOVED,
-    ProbeState.EXCLUDED,
-}
-
 
 def insertion_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that say how a program is inserted to a command; ``insert`` reads them."""
@@ -163,8 +156,8 @@ def _report(result: results.Insertion, *, as_json: bool, verbose: bool, program:
     probes = inserted.probepoints
     active = sum(probe.state is ProbeState.ACTIVE for probe in probes)
     for probe in probes:
-        if probe.state in _NOT_INSERTED and probe.detail:
-            console.warning(f"{probe.state.value} at {probe.where}: {probe.detail}; not inserted")
+        if probe.state.is_obstacle and probe.detail:
+            console.warning(probe.state.line(probe.detail, f"at {probe.where}"))
     if any(probe.state is ProbeState.CONFLICT for probe in probes):
         note_uprobe_holders()
     waits = inserted.not_resolved or any(probe.state is ProbeState.COMPILED for probe in probes)

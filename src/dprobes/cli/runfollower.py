@@ -31,14 +31,6 @@ __all__ = ["Run"]
 _IMPATIENCE = 1.0
 """Seconds within which a second Ctrl-C means that the first one was not enough."""
 
-_NOT_INSERTED = (
-    ProbeState.MISMATCH,
-    ProbeState.CONFLICT,
-    ProbeState.INVALID_OFFSET,
-    ProbeState.DEBUGREG_UNAVAIL,
-)
-"""The states that a process brings about; the file's have been said before."""
-
 
 class Run:
     """
@@ -175,9 +167,9 @@ class Run:
             self._inserted = True
             self._active += len(event.probes)
             self._announce()
-        if event.state in _NOT_INSERTED:
-            where, there = (f" in process {event.pid}", " there") if event.pid else ("", "")
-            console.warning(f"{event.state.value}{where}: {event.detail}; not inserted{there}")
+        if event.state.is_obstacle:
+            where, outcome = (f"in process {event.pid}", "not inserted there") if event.pid else ("", "not inserted")
+            console.warning(event.state.line(event.detail, where, outcome))
         if event.state is ProbeState.CONFLICT and not self._named_holders:
             self._named_holders = True
             note_uprobe_holders()

@@ -84,7 +84,7 @@ def _exits_difference(module: Module, exits: Exits) -> str:
 def _warn_of_mismatch(diagnostics: Diagnostics, span: Span | None, difference: str) -> None:
     diagnostics.warning(
         span,
-        f"MISMATCH: {difference}; not inserted",
+        ProbeState.MISMATCH.line(difference),
         hint="build the program for this version of the module, or give --dont-verify-opcodes",
     )
 
@@ -294,7 +294,9 @@ class _Resolver:
             return ProbeState.COMPILED
         self._diagnostics.warning(
             self._definition.span("opcode"),
-            f"MISMATCH: opcode {decoded.opcode_byte:#04x} ({decoded.text}) is there, not {expected:#04x}; not inserted",
+            ProbeState.MISMATCH.line(
+                f"opcode {decoded.opcode_byte:#04x} ({decoded.text}) is there, not {expected:#04x}"
+            ),
             hint=f"if the place is right, write 'opcode = {decoded.opcode_byte:#04x}'",
         )
         return ProbeState.MISMATCH

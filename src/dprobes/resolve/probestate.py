@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 
-__all__ = ["ProbeState"]
+__all__ = ["ProbeState", "impossible_address"]
 
 
 class ProbeState(enum.Enum):
@@ -25,3 +25,12 @@ class ProbeState(enum.Enum):
     def is_obstacle(self) -> bool:
         """Whether a probepoint in this state has never been there."""
         return self not in (ProbeState.COMPILED, ProbeState.ACTIVE, ProbeState.DISABLED, ProbeState.REMOVED)
+
+    def line(self, reason: str, where: str = "", outcome: str = "not inserted") -> str:
+        """Return the line that says why there is no probepoint: its state, ``where`` that is, and what follows."""
+        return f"{self.value}{where and ' '}{where}: {reason}; {outcome}"
+
+
+def impossible_address(address: int) -> str:
+    """Return why a watchpoint's address, as it is in a process, is an INVALID_OFFSET."""
+    return f"no program can have the address {address:#x}"

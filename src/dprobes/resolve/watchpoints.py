@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dprobes.arch.x86 import WATCHPOINT_LENGTHS, WATCHPOINTS
 from dprobes.diagnostics import Note
 from dprobes.errors import TargetError
 from dprobes.resolve.probepoints import ProbeKind, Probepoint, WatchedMemory
@@ -19,20 +20,14 @@ if TYPE_CHECKING:
     from dprobes.resolve.spaces import SymbolSpace
     from dprobes.rpn.program import ProbeDefinition, Program
 
-__all__ = ["SLOT_COUNT", "length_problem", "resolve_watchpoints"]
-
-SLOT_COUNT = 4
-"""How many watchpoints x86 has registers for (DR0 to DR3)."""
-
-_LENGTHS = (1, 2, 4, 8)
-"""How many bytes one of them can watch for data (Intel SDM, volume 3, "Debug Control Register (DR7)")."""
+__all__ = ["length_problem", "resolve_watchpoints"]
 
 
 def length_problem(access: Access, address: int, length: int) -> str | None:
     """Return why the processor cannot watch ``length`` bytes at ``address``, or None if it can."""
     if access is Access.EXECUTE:
         return None if length == 1 else "an execute watchpoint is one byte long, the first one of the instruction"
-    if length not in _LENGTHS:
+    if length not in WATCHPOINT_LENGTHS:
         return "the processor watches 1, 2, 4 or 8 bytes"
     if address % length:
         return f"the processor watches {length} bytes only at multiples of {length}"
@@ -113,18 +108,13 @@ class _Resolver:
             state = ProbeState.WATCHPOINT_LEN_INVALID
             count = f"{length} byte{'s' if length != 1 else ''}"
             hint = f"write '{_suggestion(self._access, low, address, length)}'"
-            self._diagnostics.warning(
-                self._span, f"{state.value}: {count} at {address:#x}, but {problem}; not inserted", hint=hint
-            )
+            self._diagnostics.warning(self._span, state.line(f"{count} at {address:#x}, but {problem}"), hint=hint)
             return state
-        before = [other for other in earlier if other.state is ProbeState.COMPILED]
-        if len(before) >= SLOT_COUNT:
+        if sum(other.state is ProbeState.COMPILED for other in earlier) >= WATCHPOINTS:
             state = ProbeState.DEBUGREG_UNAVAIL
-            self._diagnostics.warning(
-                self._span,
-                f"{state.value}: the processor has {SLOT_COUNT} debug registers, "
-                f"and {SLOT_COUNT} watchpoints stand before this one; not inserted",
-            )
+            before = f"{WATCHPOINTS} watchpoints stand before this one"
+            reason = f"the processor has {WATCHPOINTS} debug registers, and {before}"
+            self._diagnostics.warning(self._span, state.line(reason))
             return state
         return ProbeState.COMPILED
 
@@ -144,12 +134,12 @@ def _suggestion(access: Access, low: Expression, address: int, length: int) -> s
     if access is Access.EXECUTE:
         return f"address = {low}"
     # The smallest block that holds the range, or the widest one that begins where it does.
-    for size in _LENGTHS:
+    for size in WATCHPOINT_LENGTHS:
         start = address // size * size
         if start + size >= address + length:
             break
     else:
-        size = max(n for n in _LENGTHS if address % n == 0)
+        size = max(n for n in WATCHPOINT_LENGTHS if address % n == 0)
         start = address
     first = Expression(low.addend + start - address, low.symbol)
     last = Expression(first.addend + size - 1, low.symbol)

@@ -25,7 +25,16 @@ if TYPE_CHECKING:
 
     from dprobes.target.processmaps import Mapping
 
-__all__ = ["advice_on_name", "find_module", "has_soname", "is_made_by_kernel", "matches", "near_modules", "root_of"]
+__all__ = [
+    "advice_on_name",
+    "find_module",
+    "has_soname",
+    "is_made_by_kernel",
+    "matches",
+    "near_modules",
+    "replaced_file",
+    "root_of",
+]
 
 _TRIPLETS = {
     "x86_64": "x86_64-linux-gnu",
@@ -162,8 +171,13 @@ def _mapped(name: str, pid: int) -> Path | None:
     program = Path(f"/proc/{pid}/exe")
     if _inode(program) == found.inode:
         return program
-    raise TargetError(
-        f"MISMATCH: '{found.path}' was replaced or removed while process {pid} uses it",
+    raise replaced_file(found.path, pid)
+
+
+def replaced_file(path: str, pid: int) -> TargetError:
+    """Return the error for a file that a process has mapped, and to which its path does not lead any more."""
+    return TargetError(
+        f"MISMATCH: '{path}' was replaced or removed while process {pid} uses it",
         hint="restart the process, so that it uses the file that is there now",
     )
 

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar
 
+from dprobes.arch.x86 import WATCHPOINT_LENGTHS, WATCHPOINTS
 from dprobes.lazydataclass import dataclass
-from dprobes.resolve.watchpoints import SLOT_COUNT
 from dprobes.rpn.program import Access
 
 if TYPE_CHECKING:
@@ -35,14 +35,14 @@ __all__ = [
     "slots_hit",
 ]
 
-SLOTS = range(SLOT_COUNT)
+SLOTS = range(WATCHPOINTS)
 STATUS = 6
 """The number of DR6."""
 CONTROL = 7
 """The number of DR7."""
 
 _ACCESS_BITS = {Access.EXECUTE: 0b00, Access.WRITE: 0b01, Access.READ_WRITE: 0b11}
-_LENGTH_BITS = {1: 0b00, 2: 0b01, 4: 0b11, 8: 0b10}
+_LENGTH_BITS = dict(zip(WATCHPOINT_LENGTHS, (0b00, 0b01, 0b11, 0b10), strict=True))
 
 _ACCESSES = {bits: access for access, bits in _ACCESS_BITS.items()}
 _LENGTHS = {bits: length for length, bits in _LENGTH_BITS.items()}

@@ -17,7 +17,7 @@ from dprobes.engines.ebpf.kernel.links import ACCESSES, online_cpus
 from dprobes.engines.linux import perfcalls
 from dprobes.engines.linux.bpfcalls import link_perf_event
 from dprobes.errors import reason_of_number
-from dprobes.resolve.probestate import ProbeState
+from dprobes.resolve.probestate import ProbeState, impossible_address
 
 if TYPE_CHECKING:
     import threading
@@ -106,7 +106,7 @@ class Watch(Descriptors):
             return None
         address = self._memory.address + place
         if address + self._memory.length > USER_END:
-            return ProbeState.INVALID_OFFSET, f"no program can have the address {address:#x}"
+            return ProbeState.INVALID_OFFSET, impossible_address(address)
         try:
             if self._spare is None:
                 self._spare = self._opened()

@@ -36,7 +36,7 @@ from dprobes.target.elf.file import ElfFile
 from dprobes.target.functionexits import ExitKind
 from dprobes.target.instructions import decode_at
 from dprobes.target.location import OWN_SYMBOLS
-from dprobes.target.modules import matches
+from dprobes.target.modules import matches, replaced_file
 from dprobes.target.ownership import foreign_owner
 from dprobes.target.processmaps import PAGE_SIZE, parse_maps, read_maps
 from dprobes.vm import Point
@@ -358,10 +358,7 @@ def reachable(mapped: ModuleMapped) -> Path:
         with contextlib.suppress(OSError, ValueError):
             if _is_mapped_file(candidate, mapped):
                 return candidate
-    raise TargetError(
-        "MISMATCH: the file that the process runs is not there any more",
-        hint="it was replaced while the process runs; restart the process",
-    )
+    raise replaced_file(mapped.path, mapped.pid)
 
 
 def _is_mapped_file(path: Path, mapped: ModuleMapped) -> bool:

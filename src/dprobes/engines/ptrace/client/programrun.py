@@ -130,7 +130,7 @@ def state_event(message: ProbeStatus) -> StateEvent:
 def obstacle_text(obstacle: ProbeStatus) -> str:
     """Say why a program cannot take the place of another one."""
     event = state_event(obstacle)
-    return f"{event.state.value} in process {event.pid}: {event.detail}; the program before goes on"
+    return event.state.line(event.detail, f"in process {event.pid}", "the program before goes on")
 
 
 def dump_notice(dumped: Dumped) -> Notice:

@@ -20,7 +20,7 @@ from dprobes.engines.ptrace.tracer.state import ThreadState
 from dprobes.engines.ptrace.wire import ProbeStatus, Watched
 from dprobes.engines.x86.debugregs import CONTROL, SLOTS, STATUS, assign, control_bits, is_enabled, slot_mask, slots_hit
 from dprobes.errors import reason_of
-from dprobes.resolve.probestate import ProbeState
+from dprobes.resolve.probestate import ProbeState, impossible_address
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -267,7 +267,7 @@ def _all_in_use(tid: int, *, by_others: bool) -> Refusal:
 
 def _refusal(error: OSError, watchpoint: Watchpoint) -> Refusal:
     if error.errno == errno.EINVAL:
-        return ProbeState.INVALID_OFFSET, f"no program can have the address {watchpoint.watch.address:#x}"
+        return ProbeState.INVALID_OFFSET, impossible_address(watchpoint.watch.address)
     if error.errno == errno.ENOSPC:
         return ProbeState.DEBUGREG_UNAVAIL, "perf has the debug registers in use"
     reason = reason_of(error)

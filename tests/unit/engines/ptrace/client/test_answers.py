@@ -31,7 +31,9 @@ def test_the_mapped_file_is_found_by_its_path(mapped: ModuleMapped) -> None:
 
 
 def test_a_file_with_the_inode_of_the_mapped_one_on_another_device_is_not_taken_for_it(mapped: ModuleMapped) -> None:
-    with pytest.raises(TargetError, match="the file that the process runs is not there any more"):
+    with pytest.raises(
+        TargetError, match=rf"^MISMATCH: '{mapped.path}' was replaced or removed while process {mapped.pid} uses it$"
+    ):
         reachable(dataclasses.replace(mapped, device=mapped.device + 1))
 
 
