@@ -88,7 +88,7 @@ def test_waits_of_event_loops_last_their_time_while_probes_come_and_go(build: Bu
             # A wait begins anew when it is first interrupted, and once more when the tracer goes: each ends in between.
             time.sleep(period / 1000)
             rounds += 1
-        assert rounds > 1
+        assert rounds > 0
         assert target.stdout is not None
         waits = waits_in(target.stdout.read())
     # When the tracer goes, connect is called once more by the kernel, which then has another name for the time out.

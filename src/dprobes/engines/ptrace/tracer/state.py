@@ -162,6 +162,14 @@ class InterruptedWait:
         )
 
 
+class RestartedCall(NamedTuple):
+    """A system call that the kernel makes once more after a stop: its instruction, its number, how it was left."""
+
+    place: int
+    number: int
+    result: int
+
+
 @dataclass(slots=True, eq=False)
 class Thread:
     """A traced thread; ``rseq`` is the address of its ``struct rseq``, 0 while that is not known."""
@@ -178,6 +186,8 @@ class Thread:
     """The address of the breakpoint into which it has run, until that is handled (``Stopper``)."""
     restarting: int = 0
     """The address of a system call instruction that the thread executes once more, because we interrupted it."""
+    restarted: RestartedCall | None = None
+    """The system call that it was in when it was last interrupted, which it may still be about to make once more."""
     is_outside: bool = False
     """Whether it is of a process in no program's scope, traced only as long as it shares memory with one that is."""
     leaving: Leaving | None = None
@@ -193,6 +203,7 @@ class Thread:
         self.space = space
         self.hit, self.debug, self.returns = ThreadHit(), DebugState(), []
         self.rseq = self.trapped = self.restarting = 0
+        self.restarted = None
         self.uid = self.leaving = None
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from dprobes.engines.linux import ptracecalls
 from dprobes.engines.linux.procfs import process_field
 from dprobes.engines.linux.ptracecalls import Register
-from dprobes.engines.ptrace.tracer.state import ThreadState
+from dprobes.engines.ptrace.tracer.state import RestartedCall, ThreadState
 from dprobes.engines.ptrace.tracer.timedwaits import EINTR, RESTART_NO_HANDLER, interrupted_wait, is_restarted
 
 if TYPE_CHECKING:
@@ -27,6 +27,9 @@ __all__ = ["Waits"]
 _RAX, _ORIG_RAX, _RIP = int(Register.RAX), int(Register.ORIG_RAX), int(Register.RIP)
 _ENTERING = -errno.ENOSYS & (1 << 64) - 1
 _ALREADY = -errno.EALREADY & (1 << 64) - 1
+
+RESTART_SYSCALL = (219, 0)
+"""The numbers of restart_syscall(2), by which the kernel goes on with a wait: for 64-bit and 32-bit programs."""
 
 _PAUSE = 0.002
 """Seconds after which to look again at a thread whose wait is over, but which has stopped for something else."""
@@ -48,6 +51,12 @@ class Waits:
         """
         registers = self._registers
         ptracecalls.get_registers(thread.tid, registers)
+        call = thread.restarted
+        if call is not None and registers[_RIP] == call.place and registers[_RAX] in (call.number, *RESTART_SYSCALL):
+            if not number or not _has_handler(thread, number):
+                return
+            self._return_to_call(thread, call)
+        thread.restarted = None
         result = registers[_RAX]
         fails = result == EINTR
         if registers[_ORIG_RAX] >= ptracecalls.NO_SYSTEM_CALL or not (fails or result in ptracecalls.RESTARTS):
@@ -69,7 +78,19 @@ class Waits:
         if fails:
             registers[_RAX] = RESTART_NO_HANDLER
             ptracecalls.set_registers(thread.tid, registers)
-        thread.restarting = registers[_RIP] - 2
+        place = thread.restarting = registers[_RIP] - 2
+        thread.restarted = RestartedCall(place, registers[_ORIG_RAX], registers[_RAX])
+
+    def _return_to_call(self, thread: Thread, call: RestartedCall) -> None:
+        """
+        Put a thread back into the call that it is about to make once more, for a handler to end it.
+
+        Between a stop and the second entry into the kernel the thread is in no call: ``pause`` or ``sigsuspend`` would
+        go on to wait for the signal of a handler that runs there.
+        """
+        registers = self._registers
+        registers[_RIP], registers[_ORIG_RAX], registers[_RAX] = call.place + 2, call.number, call.result
+        ptracecalls.set_registers(thread.tid, registers)
 
     def on_system_call(self, thread: Thread) -> None:
         """Take notice that a thread with an interrupted wait enters or leaves the kernel."""
