@@ -59,7 +59,7 @@ MORE_RUNS = (
     "test_replacing.py::test_the_kernel_runs_the_newest_program_first[perf events]",
     "test_scope.py",
     "test_signals.py",
-    "test_turns.py",
+    "test_switchover_handlers.py",
 )
 
 

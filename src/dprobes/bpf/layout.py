@@ -28,7 +28,7 @@ __all__ = [
     "MapName",
     "ProbeField",
     "Status",
-    "Turn",
+    "SwitchOver",
     "power_of_two",
 ]
 
@@ -131,7 +131,7 @@ class Status(enum.IntEnum):
         16 u64 unfollowed  processes that should be in SCOPE, but for which it had no room
         24 u64 unseen      SIGNAL entries for which the ring had no room
         32 u64 late        processes that ran on before their watchpoints were attached
-        40 u64 turn        whose turn it is (``Turn``)
+        40 u64 switch_over where this program stands in a switch-over (``SwitchOver``)
     """
 
     WAITING = 0
@@ -139,27 +139,27 @@ class Status(enum.IntEnum):
     UNFOLLOWED = 16
     UNSEEN = 24
     LATE = 32
-    TURN = 40
+    SWITCH_OVER = 40
 
 
 STATUS_SIZE = 64
 
 
-class Turn(enum.IntEnum):
+class SwitchOver(enum.IntEnum):
     """
-    Say whose turn it is while a program replaces another one (``bpf.lower.switchover``).
+    Say which hits are a program's while one replaces another (``bpf.lower.switchover``).
 
-    Both know it by the word of their own STATUS.
+    Each program reads the word of its own STATUS.
     """
 
     OURS = 0
-    """This program's, of all hits: no other one is involved."""
+    """All hits: no other program is involved."""
     NOT_OURS = 1
-    """Not this program's yet, or not any more."""
+    """None yet, or none any more."""
     CROSSING = 2
-    """This program's from now on, and it sets the bit of the hit thread in CROSSED."""
+    """All from now on, and the program sets the bit of the hit thread in CROSSED."""
     REPLACED = 3
-    """This program's only in threads without a bit in the other one's CROSSED."""
+    """Only those of threads without a bit in the other program's CROSSED."""
 
 
 CROSSED_SIZE = (1 << 22) // 8

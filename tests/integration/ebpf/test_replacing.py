@@ -212,7 +212,7 @@ def test_threads_that_live_for_one_hit_are_not_lost(build: Builder) -> None:
 
 
 def test_a_session_in_whose_scope_a_process_is_not_leaves_it_alone(path: Path) -> None:
-    """From when the turn of the new program comes, its scope counts."""
+    """From when hits are the new program's, its scope counts."""
     with on_demand(path) as one, on_demand(path) as other:
         scopes = [Scope(pid=target.process.pid) for target in (one, other)]
         with followed(engine_with(), job_for(path, THREE, scopes[0])) as old:

@@ -1,4 +1,4 @@
-"""What a program does in each state of a switch-over, run in this process: whether it goes on, and whether it leaves a bit."""
+"""What a program does in each state of a switch-over, run here: whether it goes on, and whether it leaves a bit."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@ What comes before a handler: whose hits count, limits, and the state that it run
 
 ::
 
-    turn, filter ─► probe table: passcount and maxhits ─► claim of a state, an element of SCRATCH ─► its fields
+    switch-over, filter ─► probe table: passcount and maxhits ─► claim of a state, an element of SCRATCH ─► its fields
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dprobes.bpf.lower.handlerstate import FRAMES, RANGES, Field, Frame
 from dprobes.bpf.lower.host import CONTEXT
 from dprobes.bpf.lower.scopefilter import write_filter
 from dprobes.bpf.lower.stack import SCRATCH
-from dprobes.bpf.lower.switchover import write_turn
+from dprobes.bpf.lower.switchover import write_switch_over
 from dprobes.record.layout import Item
 from dprobes.rpn.isa import RPN_STACK_CELLS
 
@@ -53,7 +53,7 @@ class Prologue:
     def write(self) -> None:
         """Write all of it."""
         self._asm.mov(CONTEXT, _R.R1)
-        write_turn(self._asm, self._request, self._out)
+        write_switch_over(self._asm, self._request, self._out)
         write_filter(self._asm, self._request.filter, self._w.host.global_pid, self._out)
         self._w.host.find_module(self._out, self._busy)
         self._w.host.find_mapper(self._out)

@@ -155,7 +155,7 @@ class Request:
     of what is watched.
 
     With ``replaceable`` another program can take the place of this one while it is attached, and with ``replaces`` it
-    can take the place of another one (``turns``).
+    can take the place of another one (``switchover``).
     """
 
     items: Item = Item.MAJOR | Item.MINOR

@@ -1,15 +1,15 @@
 """
-Whose turn it is: each hit runs the handler of exactly one of two programs while one takes the place of the other.
+The switch-over: each hit runs the handler of exactly one of two programs while one takes the place of the other.
 
 Both are attached for a moment, the new one later, so that the kernel runs it first at each hit (uprobes run their
 consumers from the newest to the oldest). The new one finds NOT_OURS, and does nothing, or CROSSING: then the hit is
 its own, and it sets the bit of the thread in CROSSED. The old one, REPLACED, runs unless the thread has such a bit. It
 stays attached until those hits are over at which the new one found NOT_OURS: else they would not come to it any more.
 
-So the new one alone decides, at whatever moment its turn comes: the bits are of the thread that both run on, and a
-thread without one has never found the turn of the new program come. A bit need not be taken back: the turn does not go
-back either, so that in all later hits the new program runs first and finds its turn. That holds as well for a later
-thread with the same id.
+So the new one alone decides, at whatever moment it reads CROSSING: both programs look at the bit of the thread that
+they run on, and a thread without one has never been hit since. A bit is never cleared, because a switch-over is never
+undone: at all later hits the new program runs first and takes the hit. The same applies to a later thread with the
+same id.
 """
 
 from __future__ import annotations
@@ -17,35 +17,35 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dprobes.bpf.asm.isa import Alu, Atomic, Helper, Jump, Register, Size
-from dprobes.bpf.layout import CROSSED_SIZE, MapName, Status, Turn
+from dprobes.bpf.layout import CROSSED_SIZE, MapName, Status, SwitchOver
 from dprobes.bpf.lower.request import Placement
 
 if TYPE_CHECKING:
     from dprobes.bpf.asm.assembler import Assembler, Label
     from dprobes.bpf.lower.request import Request
 
-__all__ = ["write_turn"]
+__all__ = ["write_switch_over"]
 
 _KEY = -4
 _WORD_BITS = 6  # a 64-bit word has so many bits of a number
 _R = Register
 
 
-def write_turn(asm: Assembler, request: Request, outside: Label) -> None:
+def write_switch_over(asm: Assembler, request: Request, outside: Label) -> None:
     """Go on only if the hit is this program's. Takes R0-R5, R8 and R9."""
     if not (request.replaceable or request.replaces):
         return
     ours, replaced = asm.label(), asm.label()
-    asm.load_value(_R.R1, MapName.STATUS, Status.TURN)
+    asm.load_value(_R.R1, MapName.STATUS, Status.SWITCH_OVER)
     asm.load(_R.R9, _R.R1, 0)
-    asm.jump_if(Jump.JEQ, _R.R9, Turn.OURS, ours)
+    asm.jump_if(Jump.JEQ, _R.R9, SwitchOver.OURS, ours)
     if request.placement is Placement.EVENT:
         # Two events: which of the programs comes first is not known, and nothing tells that they belong together.
-        asm.jump_if(Jump.JNE, _R.R9, Turn.CROSSING, outside)
+        asm.jump_if(Jump.JNE, _R.R9, SwitchOver.CROSSING, outside)
     else:
-        asm.jump_if(Jump.JEQ, _R.R9, Turn.NOT_OURS, outside)
+        asm.jump_if(Jump.JEQ, _R.R9, SwitchOver.NOT_OURS, outside)
         if request.replaces:
-            asm.jump_if(Jump.JEQ, _R.R9, Turn.REPLACED, replaced)
+            asm.jump_if(Jump.JEQ, _R.R9, SwitchOver.REPLACED, replaced)
             asm.load_value(_R.R8, MapName.CROSSED)
             _find_bit(asm)
             asm.atomic(Atomic.OR, _R.R8, 0, _R.R2)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dprobes.engines.hits.handlerruns import Handled
     from dprobes.engines.hits.probes import Probe
 
-__all__ = ["Emitter", "RecordSender", "Turn"]
+__all__ = ["Emitter", "QueuedRecords", "RecordSender"]
 
 ProgramT = TypeVar("ProgramT", bound=HandledProgram)
 
@@ -34,11 +34,11 @@ class RecordSender(Protocol):
         """Send the record of a program's probepoint; return False if there is no room for it."""
 
 
-class Turn:
+class QueuedRecords:
     """
-    The place of one hit's records in the order.
+    The records of one hit in the order of hits.
 
-    ``records`` is None until it is known what they are. A turn that was skipped is no longer ``is_queued``.
+    ``records`` is None until it is known what they are. Those of a hit that was skipped are no longer ``is_queued``.
     """
 
     __slots__ = ("is_queued", "records")
@@ -53,10 +53,10 @@ class Emitter:
 
     def __init__(self, sender: RecordSender) -> None:
         self._sender = sender
-        self._turns: deque[Turn] = deque()
+        self._queue: deque[QueuedRecords] = deque()
 
     def count(
-        self, handled: Iterable[Handled[ProgramT]], turn: Turn | None = None, *, has_faulted: bool = False
+        self, handled: Iterable[Handled[ProgramT]], queued: QueuedRecords | None = None, *, has_faulted: bool = False
     ) -> list[Probe[ProgramT]]:
         """
         Count the hits of an instruction that completed, or ``has_faulted``, and emit their records.
@@ -77,42 +77,42 @@ class Emitter:
                 records.append((probe, builder.record(header, outcome)))
                 if outcome.trace:
                     records.append((probe, builder.stack_trace(header, outcome)))
-        self.emit(records, turn)
+        self.emit(records, queued)
         return gone
 
-    def take_turn(self) -> Turn:
-        """Return the place for the records of a hit whose fate is not known yet."""
-        turn = Turn()
-        self._turns.append(turn)
-        return turn
+    def queue(self) -> QueuedRecords:
+        """Queue the records of a hit of which it is not known yet whether it completes, and return their place."""
+        queued = QueuedRecords()
+        self._queue.append(queued)
+        return queued
 
-    def emit(self, records: Records, turn: Turn | None = None) -> None:
-        """Emit the records of a hit, in its turn if it has one, else last; they wait until all before are known."""
-        if turn is not None and turn.is_queued:
-            turn.records = records
-        elif self._turns:
-            self._turns.append(Turn(records))
+    def emit(self, records: Records, queued: QueuedRecords | None = None) -> None:
+        """Emit the records of a hit, where they are ``queued`` or else last; they wait until all before are known."""
+        if queued is not None and queued.is_queued:
+            queued.records = records
+        elif self._queue:
+            self._queue.append(QueuedRecords(records))
         else:
             self._send(records)
             return
         self._send_known()
 
-    def skip(self, turn: Turn) -> None:
-        """Let no record wait for a turn any longer."""
-        if turn.is_queued:
-            turn.is_queued = False
-            self._turns.remove(turn)
+    def skip(self, queued: QueuedRecords) -> None:
+        """Let no record wait for those of a hit any longer."""
+        if queued.is_queued:
+            queued.is_queued = False
+            self._queue.remove(queued)
             self._send_known()
 
     def finish(self) -> None:
         """Send all records that are known."""
-        for turn in list(self._turns):
-            if turn.records is None:
-                self.skip(turn)
+        for queued in list(self._queue):
+            if queued.records is None:
+                self.skip(queued)
 
     def _send_known(self) -> None:
-        while self._turns and (known := self._turns[0].records) is not None:
-            self._turns.popleft()
+        while self._queue and (known := self._queue[0].records) is not None:
+            self._queue.popleft()
             self._send(known)
 
     def _send(self, records: Records) -> None:

@@ -51,8 +51,8 @@ def test_a_record_that_nothing_precedes_is_sent_at_once(
     assert probe.counts.records == 3
 
 
-def test_later_records_wait_for_a_turn(emitter: Emitter, connection: FakeConnection, probe: Probe) -> None:
-    first, second = emitter.take_turn(), emitter.take_turn()
+def test_later_records_wait_for_queued_ones(emitter: Emitter, connection: FakeConnection, probe: Probe) -> None:
+    first, second = emitter.queue(), emitter.queue()
     emitter.emit([(probe, b"3")])
     emitter.emit([(probe, b"2")], second)
     assert connection.sent == []
@@ -60,15 +60,15 @@ def test_later_records_wait_for_a_turn(emitter: Emitter, connection: FakeConnect
     assert connection.sent == [b"1", b"2", b"3"]
 
 
-def test_a_hit_without_a_record_gives_its_turn_away(emitter: Emitter, connection: FakeConnection, probe: Probe) -> None:
-    turn = emitter.take_turn()
+def test_a_hit_without_a_record_gives_way(emitter: Emitter, connection: FakeConnection, probe: Probe) -> None:
+    queued = emitter.queue()
     emitter.emit([(probe, b"2")])
-    emitter.emit([], turn)
+    emitter.emit([], queued)
     assert connection.sent == [b"2"]
 
 
-def test_nobody_waits_for_a_turn_that_is_skipped(emitter: Emitter, connection: FakeConnection, probe: Probe) -> None:
-    slow, other = emitter.take_turn(), emitter.take_turn()
+def test_nobody_waits_for_a_hit_that_is_skipped(emitter: Emitter, connection: FakeConnection, probe: Probe) -> None:
+    slow, other = emitter.queue(), emitter.queue()
     emitter.emit([(probe, b"3")])
     emitter.skip(slow)
     assert connection.sent == []
@@ -78,9 +78,9 @@ def test_nobody_waits_for_a_turn_that_is_skipped(emitter: Emitter, connection: F
 
 
 def test_finishing_sends_what_is_known(emitter: Emitter, connection: FakeConnection, probe: Probe) -> None:
-    emitter.take_turn()
+    emitter.queue()
     emitter.emit([(probe, b"2")])
-    emitter.take_turn()
+    emitter.queue()
     emitter.emit([(probe, b"4")])
     emitter.finish()
     assert connection.sent == [b"2", b"4"]
@@ -89,8 +89,8 @@ def test_finishing_sends_what_is_known(emitter: Emitter, connection: FakeConnect
 def test_what_finds_no_room_is_counted_as_lost(probe: Probe) -> None:
     connection = FakeConnection(room=1)
     emitter = Emitter(connection)
-    turn = emitter.take_turn()
+    queued = emitter.queue()
     emitter.emit([(probe, b"2")])
-    emitter.emit([(probe, b"1")], turn)
+    emitter.emit([(probe, b"1")], queued)
     assert connection.sent == [b"1"]
     assert (probe.counts.records, probe.counts.lost) == (1, 1)

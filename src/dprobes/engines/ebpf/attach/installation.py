@@ -10,7 +10,7 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dprobes.bpf.layout import LIMIT, PROBE_MAX, REMOVE, Turn, power_of_two
+from dprobes.bpf.layout import LIMIT, PROBE_MAX, REMOVE, SwitchOver, power_of_two
 from dprobes.bpf.lower.request import Placement, Tables
 from dprobes.engines.ebpf.attach.handlercompiler import HandlerCompiler, has_tickets
 from dprobes.engines.ebpf.attach.handlers import basic_request, load_handler
@@ -106,7 +106,7 @@ class Installation:
             shared.descriptor if shared is not None else None,
         )  # fmt: skip
         if job.replaces is not None:
-            self.maps.set_turn(Turn.NOT_OURS)
+            self.maps.set_switch_over(SwitchOver.NOT_OURS)
         self._postponed: list[Group] = []
         self._attachments = Attachments(self.maps, self.bank_size, self._link)
         self._conflicting: set[int] = set()
@@ -228,7 +228,7 @@ class Installation:
 
     def _is_postponed(self, number: int) -> bool:
         """Return whether a probepoint is attached when another program has made room: debug registers are few."""
-        if number not in self._numbers.events or self.maps.turn is not Turn.NOT_OURS:
+        if number not in self._numbers.events or self.maps.switch_over is not SwitchOver.NOT_OURS:
             return False
         return self._numbers.events[number].probe.kind is ProbeKind.WATCHPOINT
 

@@ -15,7 +15,7 @@ from dprobes.bpf.layout import (
     MapName,
     ProbeField,
     Status,
-    Turn,
+    SwitchOver,
     power_of_two,
 )
 from dprobes.engines.ebpf.kernel.bpfmaps import ArrayMap, HashMap, LruHashMap, OuterMap
@@ -188,13 +188,13 @@ class SharedMaps:
         self._successor.put(successor._crossed.fd)
 
     @property
-    def turn(self) -> Turn:
-        """Whose turn it is."""
-        return Turn(self.status[Status.TURN // 8])
+    def switch_over(self) -> SwitchOver:
+        """Which hits are this program's."""
+        return SwitchOver(self.status[Status.SWITCH_OVER // 8])
 
-    def set_turn(self, turn: Turn) -> None:
-        """Say whose turn it is, to all handlers at once."""
-        self.status[Status.TURN // 8] = turn
+    def set_switch_over(self, state: SwitchOver) -> None:
+        """Say which hits are this program's, to all handlers at once."""
+        self.status[Status.SWITCH_OVER // 8] = state
 
     def set_place(self, entry: int, link: int, offset: int) -> None:
         """Fill in an entry of the probe table: the link address and the file offset of the written place."""

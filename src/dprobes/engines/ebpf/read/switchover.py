@@ -2,7 +2,7 @@
 How a session takes the place of another one, hit by hit (``bpf.lower.switchover``).
 
 Everything that can fail comes first, and leaves the other session as it is: the new program is loaded and attached
-while its turn has not come. Then a word in memory decides, for all handlers at once, and the old links are closed.
+while no hit is its own. Then a word in memory decides, for all handlers at once, and the old links are closed.
 
 While a session is being replaced, nobody may attach anything for it: a program that is attached later runs earlier.
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
-from dprobes.bpf.layout import Turn
+from dprobes.bpf.layout import SwitchOver
 from dprobes.engines.ebpf.kernel.privatesite import Barrier
 from dprobes.engines.ebpf.kernel.refusal import explained
 from dprobes.engines.ebpf.replaceable import ReplaceableSession
@@ -86,20 +86,20 @@ class Replacement:
     def take_over(self, new: Installation) -> None:
         """Let the hits be those of a program that has been attached meanwhile; the old session comes to its end."""
         if self._old is None:
-            new.maps.set_turn(Turn.OURS)
+            new.maps.set_switch_over(SwitchOver.OURS)
             return
         with explained("what tells the old program from the new one"):
             self._old.maps.set_successor(new.maps)
             barrier = Barrier(self._features)
-        # In this order: who finds the turn of the new one come must find the old one replaced.
-        self._old.maps.set_turn(Turn.REPLACED)
-        new.maps.set_turn(Turn.CROSSING)
-        # A hit at which the new program has just found that it is not its turn would not come to the old one any more
-        # if that were taken out of the list of its place now (list_del_rcu).
+        # In this order: whoever finds the new one CROSSING must find the old one REPLACED.
+        self._old.maps.set_switch_over(SwitchOver.REPLACED)
+        new.maps.set_switch_over(SwitchOver.CROSSING)
+        # A hit at which the new program has just read NOT_OURS would not reach the old one any more if that were taken
+        # out of the list of its place now (list_del_rcu).
         barrier.wait()
         # When this returns, no handler of the old program runs any more; and none ever will, should a process that has
         # just been forked hold a descriptor of ours still.
         self._old.attachments.close()
-        self._old.maps.set_turn(Turn.NOT_OURS)
-        new.maps.set_turn(Turn.OURS)
+        self._old.maps.set_switch_over(SwitchOver.NOT_OURS)
+        new.maps.set_switch_over(SwitchOver.OURS)
         self._session.end_replaced()

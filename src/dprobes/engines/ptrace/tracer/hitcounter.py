@@ -31,7 +31,7 @@ from dprobes.engines.ptrace.wire import Warned
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from dprobes.engines.hits.emission import Turn
+    from dprobes.engines.hits.emission import QueuedRecords
     from dprobes.engines.ptrace.tracer.connection import Connection
     from dprobes.engines.ptrace.tracer.programs import Handled, InsertedProgram
     from dprobes.engines.ptrace.tracer.removal import Remover
@@ -65,10 +65,15 @@ class HitCounter:
         """Where breakpoints were taken away in the memory of the thread whose hit was counted."""
 
     def count(
-        self, thread: Thread, handled: Iterable[Handled], turn: Turn | None = None, *, has_faulted: bool = False
+        self,
+        thread: Thread,
+        handled: Iterable[Handled],
+        queued: QueuedRecords | None = None,
+        *,
+        has_faulted: bool = False,
     ) -> None:
-        """Count the hits of an instruction and emit their records; ``turn`` is their place in the order."""
-        for probe in self._emitter.count(handled, turn, has_faulted=has_faulted):
+        """Count the hits of an instruction and emit their records; those may be ``queued`` already."""
+        for probe in self._emitter.count(handled, queued, has_faulted=has_faulted):
             for space, addresses in self._remover.withdraw(probe):
                 if space is thread.space:
                     self.emptied += addresses
@@ -102,7 +107,7 @@ class HitCounter:
         slot = thread.space.slots.by_site[hit.breakpoint.address, site.original]
         assert slot is not None
         hit.state = AFTER[hit.state, HitEvent.LET_RUN]
-        hit.handled, hit.slot, hit.turn = handled, slot, self._emitter.take_turn()
+        hit.handled, hit.slot, hit.queued = handled, slot, self._emitter.queue()
         hit.since = hit.looked_at = time.monotonic()
         self._pending[thread.tid] = thread
 
@@ -123,7 +128,7 @@ class HitCounter:
         hit.written = None
         self._pending.pop(thread.tid, None)
         # Also if a probepoint has gone meanwhile: its handler ran before.
-        self.count(thread, hit.handled, hit.turn, has_faulted=has_faulted)
+        self.count(thread, hit.handled, hit.queued, has_faulted=has_faulted)
 
     def let_go(self, thread: Thread) -> None:
         """Count the pending hit of a stopped thread that is about to be detached, if its instruction was executed."""
@@ -139,7 +144,7 @@ class HitCounter:
         if thread.hit.state is HitState.PENDING:
             thread.hit.follow(HitEvent.GIVEN_UP)
             self._pending.pop(thread.tid, None)
-            self._emitter.emit([], thread.hit.turn)
+            self._emitter.emit([], thread.hit.queued)
 
     def forget(self, thread: Thread) -> None:
         """Count the pending hit of a thread that is gone, because another one has executed a program."""
@@ -168,8 +173,8 @@ class HitCounter:
                 hit.looked_at = now
                 self._look_at(thread)
             if now - hit.since >= _ORDERLY and tid in self._pending:
-                self._emitter.skip(hit.turn)
-            again = again or (tid in self._pending and (thread.state is ThreadState.RUNNING or hit.turn.is_queued))
+                self._emitter.skip(hit.queued)
+            again = again or (tid in self._pending and (thread.state is ThreadState.RUNNING or hit.queued.is_queued))
         return _PATIENCE if again else None
 
     def _is_past(self, thread: Thread) -> bool:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from dprobes.engines.hits.context import Changes
-    from dprobes.engines.hits.emission import Turn
+    from dprobes.engines.hits.emission import QueuedRecords
     from dprobes.engines.hits.lifecycle import HitEvent
     from dprobes.engines.ptrace.sites import Site
     from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
@@ -61,7 +61,7 @@ class ThreadHit:
     The hit of a thread at a breakpoint, whose ``state`` follows the table of ``hits.lifecycle``.
 
     ``handled`` are the results of handlers in their order, ``written`` what these changed in the registers. A PENDING
-    hit has a ``slot`` in which its instruction is executed, and a ``turn`` for its records.
+    hit has a ``slot`` in which its instruction is executed, and its records are ``queued``.
     """
 
     state: HitState = HitState.NONE
@@ -69,7 +69,7 @@ class ThreadHit:
     handled: tuple[Handled, ...] = ()
     written: Changes | None = None
     slot: Slot = field(init=False)
-    turn: Turn = field(init=False)
+    queued: QueuedRecords = field(init=False)
     since: float = 0.0
     """When it has become PENDING, in seconds of the monotonic clock."""
     looked_at: float = 0.0
