@@ -13,9 +13,11 @@ from dprobes.engines.registry import AUTO, candidates, engine_row, rows
 from dprobes.errors import PrivilegeError, SourceError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from dprobes.arch import Architecture
     from dprobes.diagnostics import Diagnostics
-    from dprobes.engines.capabilities import Capability
+    from dprobes.engines.capabilities import Capability, Requirement
     from dprobes.engines.interface import Engine, Scope
     from dprobes.engines.options import EngineOptions
     from dprobes.engines.registry import EngineRow, KernelSupport
@@ -54,18 +56,14 @@ def _scope_refusal(name: str, asked: tuple[EngineRow, ...], scope: Scope) -> str
 
 
 def refuse_unsupported(
-    program: Program,
-    architecture: Architecture,
-    row: EngineRow,
-    diagnostics: Diagnostics,
-    engine: Engine | None = None,
+    needs: Iterable[Requirement], row: EngineRow, diagnostics: Diagnostics, engine: Engine | None = None
 ) -> None:
     """
-    Add an error for everything that ``program`` needs and an engine lacks, naming one that has it.
+    Add an error for everything that a program needs and an engine lacks, naming one that has it.
 
     ``engine`` is asked for what it can besides its row.
     """
-    for requirement in requirements(program, architecture):
+    for requirement in needs:
         capability = requirement.capability
         if capability in row.capabilities or (engine is not None and capability in engine.found_capabilities):
             continue
@@ -106,19 +104,20 @@ class Selection:
         self._name = name
         self._scope = scope
         self._options = options
+        self._needs: tuple[Requirement, ...] = ()
         self._choice: Choice | None = None
         self._engine: Engine | None = None
 
     def refuse(self, program: Program, architecture: Architecture, diagnostics: Diagnostics) -> None:
         """Choose the engine for a program, and add an error for everything that it lacks."""
         name = self._name
+        self._needs = tuple(requirements(program, architecture))
         if name == AUTO:
-            needs = list(requirements(program, architecture))
-            self._choice = choose(self._scope, needs, self._support, traced_by=self._traced_by())
+            self._choice = choose(self._scope, self._needs, self._support, traced_by=self._traced_by())
             name = self._choice.engine
         row = engine_row(name)
         self._engine = row.make(self._options, self._scope)
-        refuse_unsupported(program, architecture, row, diagnostics, self._engine)
+        refuse_unsupported(self._needs, row, diagnostics, self._engine)
 
     @property
     def reason(self) -> str | None:
@@ -136,7 +135,7 @@ class Selection:
             if self._choice is None or not offers or error.hint is None:
                 raise
             raise PrivilegeError(error.message, hint=f"{error.hint}; {offers[0]}") from None
-        fallback = None if compiled.everywhere else self._fallback(engine, compiled)
+        fallback = None if compiled.everywhere else self._fallback(engine)
         if fallback is None:
             engine.prepare(compiled)
             return engine
@@ -153,14 +152,13 @@ class Selection:
         self._choice = Choice(fallback.name, reason)
         return fallback.make(self._options, self._scope)
 
-    def _fallback(self, engine: Engine, compiled: Compiled) -> EngineRow | None:
+    def _fallback(self, engine: Engine) -> EngineRow | None:
         """Return a more expensive engine that can take the place of the one that ``auto`` has chosen."""
         if self._choice is None:
             return None
         weighed = candidates()
-        needs = list(requirements(compiled.program, compiled.architecture))
         for row in weighed[weighed.index(engine_row(engine.name)) + 1 :]:
-            able = all(need.capability in row.capabilities for need in needs) and self._scope.kind in row.scopes
+            able = all(need.capability in row.capabilities for need in self._needs) and self._scope.kind in row.scopes
             if able and not (row.is_tracer and self._traced_by() is not None):
                 return row
         return None

@@ -143,29 +143,31 @@ class EngineRow:
         return () if self.place_notes is None else _load(self.place_notes)(module, instructions)
 
 
+_COMMON = frozenset(
+    {
+        Capability.EXTENSION,
+        Capability.HAND_OVER,
+        Capability.CORE_DUMP,
+        Capability.GLOB,
+        Capability.WATCHPOINT,
+        Capability.MODULE_WATCHPOINT,
+        Capability.RETURN,
+    }
+)
+"""What all engines of this version can."""
+
+_WRITING = frozenset({Capability.WRITE_REGISTER, Capability.WRITE_MEMORY, Capability.VERIFY_WRITE})
+
+_INTERPRETED = (
+    _COMMON | _WRITING | {Capability.SEGMENT_REGISTER, Capability.SEGMENTED, Capability.INTERPRETED_EXTENSION}
+)
+"""What engines can whose handlers run in Python."""
+
 _PTRACE = EngineRow(
     name="ptrace",
     factory="dprobes.engines.ptrace.engine:engine_for",
     scopes=frozenset({ScopeKind.TREE}),
-    capabilities=frozenset(
-        {
-            Capability.WRITE_REGISTER,
-            Capability.WRITE_MEMORY,
-            Capability.VERIFY_WRITE,
-            Capability.SEGMENT_REGISTER,
-            Capability.FLOATING_POINT,
-            Capability.CPUID,
-            Capability.SEGMENTED,
-            Capability.EXTENSION,
-            Capability.INTERPRETED_EXTENSION,
-            Capability.HAND_OVER,
-            Capability.CORE_DUMP,
-            Capability.GLOB,
-            Capability.WATCHPOINT,
-            Capability.MODULE_WATCHPOINT,
-            Capability.RETURN,
-        }
-    ),
+    capabilities=_INTERPRETED | {Capability.FLOATING_POINT, Capability.CPUID},
     how_to_ask="use --engine ptrace with -c COMMAND or -p PID",
     is_tracer=True,
     waits_for_modules=True,
@@ -186,25 +188,13 @@ _EBPF = EngineRow(
     name="ebpf",
     factory="dprobes.engines.ebpf.engine:engine_for",
     scopes=frozenset({ScopeKind.EVERYWHERE, ScopeKind.TREE, ScopeKind.CGROUP, ScopeKind.USER}),
-    capabilities=frozenset(
-        {
-            Capability.TASK,
-            Capability.EXTENSION,
-            Capability.HAND_OVER,
-            Capability.CORE_DUMP,
-            Capability.GLOB,
-            Capability.RETURN,
-            Capability.SAMPLER,
-            Capability.WATCHPOINT,
-            Capability.MODULE_WATCHPOINT,
-        }
-    ),
+    capabilities=_COMMON | {Capability.TASK, Capability.SAMPLER},
     how_to_ask="use --engine ebpf",
     candidacy=Candidacy(
         cost=1,
         usual_reason="handlers run in the kernel, and nothing in the program needs ptrace",
         scope_reason="only it probes processes that it did not start or attach to",
-        found_by_trying=frozenset({Capability.WRITE_MEMORY, Capability.WRITE_REGISTER, Capability.VERIFY_WRITE}),
+        found_by_trying=_WRITING,
         support="dprobes.engines.ebpf.availability:support",
     ),
     options="dprobes.engines.ebpf.options:EbpfOptions",
@@ -218,25 +208,7 @@ _REPLAY = EngineRow(
     name="replay",
     factory="dprobes.engines.replay.engine:ReplayEngine",
     scopes=frozenset({ScopeKind.ENDPOINT}),
-    capabilities=frozenset(
-        {
-            Capability.WRITE_REGISTER,
-            Capability.WRITE_MEMORY,
-            Capability.VERIFY_WRITE,
-            Capability.SEGMENT_REGISTER,
-            Capability.SEGMENTED,
-            Capability.TASK,
-            Capability.EXTENSION,
-            Capability.INTERPRETED_EXTENSION,
-            Capability.HAND_OVER,
-            Capability.CORE_DUMP,
-            Capability.GLOB,
-            Capability.WATCHPOINT,
-            Capability.MODULE_WATCHPOINT,
-            Capability.RETURN,
-            Capability.SAMPLER,
-        }
-    ),
+    capabilities=_INTERPRETED | {Capability.TASK, Capability.SAMPLER},
     argument="FILE",
     summary="runs handlers on the hits that FILE describes",
 )

@@ -27,7 +27,11 @@ __all__ = [
     "CALL_DEPTH_MAX",
     "DEFAULT_EXCEPTION_MASK",
     "EXTENSION_NAME_MAX",
+    "EX_LOGMAX",
     "HANDLER_DISPATCH_MAX",
+    "HEAPMAX",
+    "JMPMAX",
+    "LOGMAX",
     "NON_MASKABLE",
     "OURS",
     "RESERVED",
@@ -50,6 +54,9 @@ RPN_STACK_CELLS = 1024
 CALL_DEPTH_MAX = 32
 HANDLER_DISPATCH_MAX = 256
 """How many exceptions may be dispatched to handlers in one hit (language.md, "Values")."""
+
+JMPMAX, LOGMAX, EX_LOGMAX, HEAPMAX = 256, 1024, 1024, 16384
+"""How many jumps, loops and calls a hit may take, and the bytes of its buffers, where a program does not say."""
 
 EXTENSION_NAME_MAX = limits(1)[1]
 """How many characters the name of an extension has: the encoding gives its length a byte."""

@@ -12,7 +12,7 @@ from functools import cache
 
 from dprobes.lazydataclass import dataclass
 from dprobes.rpn.arithmetic import limits
-from dprobes.rpn.isa import DEFAULT_EXCEPTION_MASK, OURS
+from dprobes.rpn.isa import DEFAULT_EXCEPTION_MASK, EX_LOGMAX, HEAPMAX, JMPMAX, LOGMAX, OURS
 
 __all__ = ["KEYWORDS", "KEYWORD_ALIASES", "Header", "Keyword", "ValueKind", "keywords_of"]
 
@@ -77,11 +77,11 @@ KEYWORDS: tuple[Keyword, ...] = (
     Keyword("vars", _F, ValueKind.NUMBER, "How many local variables the program has.", 0, 0, 65536),
     Keyword("gvars", _F, ValueKind.NUMBER, "How many global variables the program uses.", 0, 0, 65536),
     Keyword("cvars", _F, ValueKind.NUMBER, "How many variables each CPU has.", 0, 0, 65536, since=OURS),
-    Keyword("jmpmax", _F, ValueKind.NUMBER, "How many jumps, loops and calls one hit may take.", 256, 0, U16),
-    Keyword("logmax", _F, ValueKind.NUMBER, "The size of the log buffer in bytes.", 1024, 1, U16),
-    Keyword("ex_logmax", _F, ValueKind.NUMBER, "The size of the stack-trace buffer in bytes.", 1024, 1, U16),
+    Keyword("jmpmax", _F, ValueKind.NUMBER, "How many jumps, loops and calls one hit may take.", JMPMAX, 0, U16),
+    Keyword("logmax", _F, ValueKind.NUMBER, "The size of the log buffer in bytes.", LOGMAX, 1, U16),
+    Keyword("ex_logmax", _F, ValueKind.NUMBER, "The size of the stack-trace buffer in bytes.", EX_LOGMAX, 1, U16),
     Keyword("heapmax", _F, ValueKind.NUMBER, "The size of a hit's heap in bytes where the probepoint has no heap =.",
-            16384, 40, U16, since="5.0"),
+            HEAPMAX, 40, U16, since="5.0"),
     Keyword("autostacktrace", _F, ValueKind.BOOLEAN, "Take a stack trace at every exception.", default=False),
     Keyword("logonfault", _F, ValueKind.BOOLEAN, "Keep the record even if the probed instruction faults.",
             default=False),

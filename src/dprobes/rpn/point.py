@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dprobes.lazydataclass import dataclass
-from dprobes.rpn.isa import DEFAULT_EXCEPTION_MASK
+from dprobes.rpn.isa import DEFAULT_EXCEPTION_MASK, EX_LOGMAX, HEAPMAX, JMPMAX, LOGMAX
 
 if TYPE_CHECKING:
     from dprobes.rpn.program import ProbeDefinition, Program
@@ -22,10 +22,10 @@ class Point:
     program_id: int = 0
     major: int = 0
     minor: int = 0
-    jmpmax: int = 256
-    logmax: int = 1024
-    ex_logmax: int = 1024
-    heap: int = 16384
+    jmpmax: int = JMPMAX
+    logmax: int = LOGMAX
+    ex_logmax: int = EX_LOGMAX
+    heap: int = HEAPMAX
     exception_mask: int = DEFAULT_EXCEPTION_MASK
     autostacktrace: bool = False
 

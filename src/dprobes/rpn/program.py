@@ -12,7 +12,7 @@ from dataclasses import field
 from typing import TYPE_CHECKING
 
 from dprobes.lazydataclass import dataclass
-from dprobes.rpn.isa import DEFAULT_EXCEPTION_MASK, Row
+from dprobes.rpn.isa import DEFAULT_EXCEPTION_MASK, EX_LOGMAX, HEAPMAX, JMPMAX, LOGMAX, Row
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -198,10 +198,10 @@ class Program:
     vars: int = 0
     gvars: int = 0
     cvars: int = 0
-    jmpmax: int = 256
-    logmax: int = 1024
-    ex_logmax: int = 1024
-    heapmax: int = 16384
+    jmpmax: int = JMPMAX
+    logmax: int = LOGMAX
+    ex_logmax: int = EX_LOGMAX
+    heapmax: int = HEAPMAX
     autostacktrace: bool = False
     logonfault: bool = False
     groups: tuple[str, ...] = ()

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dprobes.rpn.arithmetic import BINARY, DIVISIONS, FILLS, SHIFTS, complement, mask_of
@@ -132,74 +133,46 @@ def _set_cell(machine: Machine, position: int, value: int) -> None:
     machine.cells[position % RPN_STACK_CELLS] = value
 
 
-def _push_sbp(machine: Machine, operand: int) -> None:
-    machine.push(_cell(machine, machine.sbp + machine.pop()))
+def _pointer_rules(name: str) -> dict[str, Rule]:
+    """Return the rules of one of the stack pointers, and of the cells at a distance from where it points."""
+    pointer = attrgetter(name)
 
+    def push(machine: Machine, n: int) -> None:
+        machine.push(_cell(machine, pointer(machine) + n))
 
-def _pop_sbp(machine: Machine, operand: int) -> None:
-    value, n = machine.pop(), machine.pop()
-    _set_cell(machine, machine.sbp + n, value)
+    def push_popped(machine: Machine, operand: int) -> None:
+        push(machine, machine.pop())
 
+    def pop(machine: Machine, n: int) -> None:
+        position = pointer(machine) + n  # before the pop
+        _set_cell(machine, position, machine.pop())
 
-def _copy_sbp(machine: Machine, operand: int) -> None:
-    n = machine.pop()
-    _set_cell(machine, machine.sbp + n, machine.peek())
+    def pop_popped(machine: Machine, operand: int) -> None:
+        value, n = machine.pop(), machine.pop()
+        _set_cell(machine, pointer(machine) + n, value)
 
+    def copy(machine: Machine, n: int) -> None:
+        _set_cell(machine, pointer(machine) + n, machine.peek())
 
-def _push_sbp_n(machine: Machine, n: int) -> None:
-    machine.push(_cell(machine, machine.sbp + n))
+    def copy_popped(machine: Machine, operand: int) -> None:
+        copy(machine, machine.pop())
 
+    def save(machine: Machine, operand: int) -> None:
+        machine.push(pointer(machine))
 
-def _pop_sbp_n(machine: Machine, n: int) -> None:
-    _set_cell(machine, machine.sbp + n, machine.pop())
+    def restore(machine: Machine, operand: int) -> None:
+        setattr(machine, name, machine.pop())
 
-
-def _copy_sbp_n(machine: Machine, n: int) -> None:
-    _set_cell(machine, machine.sbp + n, machine.peek())
-
-
-def _push_tsp(machine: Machine, operand: int) -> None:
-    n = machine.pop()
-    machine.push(_cell(machine, machine.tsp + n))
-
-
-def _pop_tsp(machine: Machine, operand: int) -> None:
-    value, n = machine.pop(), machine.pop()
-    _set_cell(machine, machine.tsp + n, value)
-
-
-def _copy_tsp(machine: Machine, operand: int) -> None:
-    n = machine.pop()
-    _set_cell(machine, machine.tsp + n, machine.peek())
-
-
-def _push_tsp_n(machine: Machine, n: int) -> None:
-    machine.push(_cell(machine, machine.tsp + n))
-
-
-def _pop_tsp_n(machine: Machine, n: int) -> None:
-    position = machine.tsp + n
-    _set_cell(machine, position, machine.pop())
-
-
-def _copy_tsp_n(machine: Machine, n: int) -> None:
-    _set_cell(machine, machine.tsp + n, machine.peek())
-
-
-def _save_sbp(machine: Machine, operand: int) -> None:
-    machine.push(machine.sbp)
-
-
-def _restore_sbp(machine: Machine, operand: int) -> None:
-    machine.sbp = machine.pop()
-
-
-def _save_tsp(machine: Machine, operand: int) -> None:
-    machine.push(machine.tsp)
-
-
-def _restore_tsp(machine: Machine, operand: int) -> None:
-    machine.tsp = machine.pop()
+    return {
+        f"push {name}, <n>": push,
+        f"push {name}": push_popped,
+        f"pop {name}, <n>": pop,
+        f"pop {name}": pop_popped,
+        f"copy {name}, <n>": copy,
+        f"copy {name}": copy_popped,
+        f"save {name}": save,
+        f"restore {name}": restore,
+    }
 
 
 # Variables
@@ -329,22 +302,8 @@ RULES: dict[str, Rule] = {
     "dup <times>": _dup,
     "dup": _dup_popped,
     "ros <cells>": _ros,
-    "push sbp": _push_sbp,
-    "pop sbp": _pop_sbp,
-    "copy sbp": _copy_sbp,
-    "push sbp, <n>": _push_sbp_n,
-    "pop sbp, <n>": _pop_sbp_n,
-    "copy sbp, <n>": _copy_sbp_n,
-    "push tsp": _push_tsp,
-    "pop tsp": _pop_tsp,
-    "copy tsp": _copy_tsp,
-    "push tsp, <n>": _push_tsp_n,
-    "pop tsp, <n>": _pop_tsp_n,
-    "copy tsp, <n>": _copy_tsp_n,
-    "save sbp": _save_sbp,
-    "restore sbp": _restore_sbp,
-    "save tsp": _save_tsp,
-    "restore tsp": _restore_tsp,
+    **_pointer_rules("sbp"),
+    **_pointer_rules("tsp"),
     **_variable_rules("lv", 1, lambda machine: machine.context.local_variables),
     **_variable_rules("gv", 2, lambda machine: machine.context.global_variables),
     **_variable_rules("cv", 5, lambda machine: machine.context.cpu_variables()),

@@ -63,10 +63,10 @@ def test_each_instruction_names_all_that_it_needs(handler: str, capabilities: se
 def test_a_refusal_names_the_engine_that_can() -> None:
     diagnostics = Diagnostics()
     program = parsed("name = x\noffset = 0\npush r, ds\nexit\n")
-    arch = architecture("x86_64")
-    refuse_unsupported(program, arch, engine_row("ptrace"), diagnostics)
+    needed = tuple(requirements(program, architecture("x86_64")))
+    refuse_unsupported(needed, engine_row("ptrace"), diagnostics)
     assert not list(diagnostics)
-    refuse_unsupported(program, arch, replace(engine_row("ebpf"), name="other", capabilities=frozenset()), diagnostics)
+    refuse_unsupported(needed, replace(engine_row("ebpf"), name="other", capabilities=frozenset()), diagnostics)
     (found,) = diagnostics
     assert found.message == (
         "'push r, ds' needs the segment registers other than cs and ss, which the other engine lacks"

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from dprobes.rpn.isa import RPN_STACK_CELLS
@@ -55,71 +56,46 @@ def _ros(w: Writer, cells: int) -> None:
     w.state.drop(cells)
 
 
-def _push_sbp(w: Writer, operand: int) -> None:
-    _push_sbp_n(w, w.state.pop_number())
+def _pointer_templates(name: str) -> dict[str, Template]:
+    """Return the templates of one of the stack pointers, and of the cells at a distance from where it points."""
+    pointer = attrgetter(name)
 
+    def push(w: Writer, n: int) -> None:
+        w.state.push(w.state.cell(pointer(w.state) + n))
 
-def _pop_sbp(w: Writer, operand: int) -> None:
-    value, n = w.state.pop(), w.state.pop_number()
-    w.state.set_cell(w.state.sbp + n, value)
+    def push_popped(w: Writer, operand: int) -> None:
+        push(w, w.state.pop_number())
 
+    def pop(w: Writer, n: int) -> None:
+        position = pointer(w.state) + n  # before the pop
+        w.state.set_cell(position, w.state.pop())
 
-def _copy_sbp(w: Writer, operand: int) -> None:
-    _copy_sbp_n(w, w.state.pop_number())
+    def pop_popped(w: Writer, operand: int) -> None:
+        value, n = w.state.pop(), w.state.pop_number()
+        w.state.set_cell(pointer(w.state) + n, value)
 
+    def copy(w: Writer, n: int) -> None:
+        w.state.set_cell(pointer(w.state) + n, w.state.peek())
 
-def _push_sbp_n(w: Writer, n: int) -> None:
-    w.state.push(w.state.cell(w.state.sbp + n))
+    def copy_popped(w: Writer, operand: int) -> None:
+        copy(w, w.state.pop_number())
 
+    def save(w: Writer, operand: int) -> None:
+        w.state.push(Pointer(pointer(w.state) & w.architecture.word_mask))
 
-def _pop_sbp_n(w: Writer, n: int) -> None:
-    w.state.set_cell(w.state.sbp + n, w.state.pop())
+    def restore(w: Writer, operand: int) -> None:
+        setattr(w.state, name, w.state.pop_number())
 
-
-def _copy_sbp_n(w: Writer, n: int) -> None:
-    w.state.set_cell(w.state.sbp + n, w.state.peek())
-
-
-def _push_tsp(w: Writer, operand: int) -> None:
-    _push_tsp_n(w, w.state.pop_number())
-
-
-def _pop_tsp(w: Writer, operand: int) -> None:
-    value, n = w.state.pop(), w.state.pop_number()
-    w.state.set_cell(w.state.tsp + n, value)
-
-
-def _copy_tsp(w: Writer, operand: int) -> None:
-    _copy_tsp_n(w, w.state.pop_number())
-
-
-def _push_tsp_n(w: Writer, n: int) -> None:
-    w.state.push(w.state.cell(w.state.tsp + n))
-
-
-def _pop_tsp_n(w: Writer, n: int) -> None:
-    position = w.state.tsp + n
-    w.state.set_cell(position, w.state.pop())
-
-
-def _copy_tsp_n(w: Writer, n: int) -> None:
-    w.state.set_cell(w.state.tsp + n, w.state.peek())
-
-
-def _save_sbp(w: Writer, operand: int) -> None:
-    w.state.push(Pointer(w.state.sbp & w.architecture.word_mask))
-
-
-def _restore_sbp(w: Writer, operand: int) -> None:
-    w.state.sbp = w.state.pop_number()
-
-
-def _save_tsp(w: Writer, operand: int) -> None:
-    w.state.push(Pointer(w.state.tsp & w.architecture.word_mask))
-
-
-def _restore_tsp(w: Writer, operand: int) -> None:
-    w.state.tsp = w.state.pop_number()
+    return {
+        f"push {name}, <n>": push,
+        f"push {name}": push_popped,
+        f"pop {name}, <n>": pop,
+        f"pop {name}": pop_popped,
+        f"copy {name}, <n>": copy,
+        f"copy {name}": copy_popped,
+        f"save {name}": save,
+        f"restore {name}": restore,
+    }
 
 
 # Variables
@@ -189,22 +165,8 @@ TEMPLATES: dict[str, Template] = {
     "dup <times>": _dup,
     "dup": _dup_popped,
     "ros <cells>": _ros,
-    "push sbp": _push_sbp,
-    "pop sbp": _pop_sbp,
-    "copy sbp": _copy_sbp,
-    "push sbp, <n>": _push_sbp_n,
-    "pop sbp, <n>": _pop_sbp_n,
-    "copy sbp, <n>": _copy_sbp_n,
-    "push tsp": _push_tsp,
-    "pop tsp": _pop_tsp,
-    "copy tsp": _copy_tsp,
-    "push tsp, <n>": _push_tsp_n,
-    "pop tsp, <n>": _pop_tsp_n,
-    "copy tsp, <n>": _copy_tsp_n,
-    "save sbp": _save_sbp,
-    "restore sbp": _restore_sbp,
-    "save tsp": _save_tsp,
-    "restore tsp": _restore_tsp,
+    **_pointer_templates("sbp"),
+    **_pointer_templates("tsp"),
     **_variable_templates("lv", "context.local_variables"),
     **_variable_templates("gv", "context.global_variables", shared=True),
     **_variable_templates("cv", "context.cpu_variables()"),
