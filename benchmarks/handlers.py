@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 from dprobes.arch import architecture
 from dprobes.diagnostics import Diagnostics
 from dprobes.engines.hits.records import RecordBuilder
-from dprobes.engines.linux import ptracecalls
+from dprobes.engines.linux import processcalls, ptracecalls
 from dprobes.engines.ptrace.sharedcounters import SharedCounters
 from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
 from dprobes.engines.ptrace.tracer.programs import InsertedProgram, Reach
@@ -75,7 +75,7 @@ def _costs(what: str, text: str) -> list[Cost]:
     registers = ptracecalls.Registers()
     context = ThreadContext()
     context.use(_program())
-    context.memory = cast("ptracecalls.RemoteMemory", _Memory())
+    context.memory = cast("processcalls.RemoteMemory", _Memory())
     context.select(Thread(1, 1, AddressSpace(-1, 8, has_shadow_stack=False), ThreadState.STOPPED), registers)
     translator, interpreter = Translator(image, target), Interpreter(image, target)
     outcome = translator.run(start, point, context)

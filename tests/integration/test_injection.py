@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dprobes.engines.linux import ptracecalls
-from dprobes.engines.linux.ptracecalls import Event, Register, RegisterSet, StopKind, classify_stop
+from dprobes.engines.linux.ptracecalls import Register, RegisterSet
+from dprobes.engines.linux.stops import Event, StopKind, classify_stop
 from dprobes.engines.ptrace.tracer import injection
 from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
 from dprobes.engines.ptrace.tracer.injection import InjectionError

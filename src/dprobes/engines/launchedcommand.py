@@ -55,7 +55,7 @@ class LaunchedCommand:
                     raise EngineError(f"the command '{self.name}' has ended", hint="launch it again")
                 return Scope(self._command.pid, follow=self._follow)
             if self._command is None:
-                from dprobes.engines.linux.ptracecalls import allow_tracer
+                from dprobes.engines.linux.processcalls import allow_tracer
 
                 self._command = Command(self._words, allow_tracer)
             path = os.path.abspath(shutil.which(self.name) or self.name)

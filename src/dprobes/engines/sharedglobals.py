@@ -102,7 +102,7 @@ class GlobalVariables:
         self.is_map = False
         self.descriptor = -1
         with contextlib.suppress(OSError):
-            from dprobes.engines.linux.bpfcalls import MapFlag, MapType, create_map
+            from dprobes.engines.linux.mapcalls import MapFlag, MapType, create_map
 
             # Handlers in the kernel mask an index to a power of two.
             size = _CELL * power_of_two(count)

@@ -18,16 +18,8 @@ from dprobes.bpf.asm.isa import Alu, Helper, Register, Size
 from dprobes.bpf.layout import ENTRY_HEAD, STATUS_SIZE, Entry, MapName, Status
 from dprobes.engines.ebpf.kernel.bpfmaps import ArrayMap, HashMap
 from dprobes.engines.ebpf.kernel.ring import RingBuffer
-from dprobes.engines.linux.bpfcalls import (
-    AttachType,
-    MapType,
-    Program,
-    ProgramType,
-    UprobeMulti,
-    create_map,
-    link_uprobes,
-    load_program,
-)
+from dprobes.engines.linux.bpfcalls import AttachType, Program, ProgramType, UprobeMulti, link_uprobes, load_program
+from dprobes.engines.linux.mapcalls import MapType, create_map
 from integration.support import TIMEOUT
 
 if TYPE_CHECKING:

@@ -23,11 +23,11 @@ from dprobes.engines.linux.bpfcalls import (
     ProgramType,
     enable_statistics,
     load_program,
-    lookup_element,
     open_program,
     program_info,
     verifier_log,
 )
+from dprobes.engines.linux.mapcalls import lookup_element
 from integration.ebpf.kernel import insn, load_map, load_value
 
 if TYPE_CHECKING:

@@ -16,7 +16,8 @@ from dprobes.engines.ebpf.engine import EbpfEngine
 from dprobes.engines.ebpf.kernel import bpfmaps, loader, ring
 from dprobes.engines.ebpf.kernel.features import Feature, Features
 from dprobes.engines.interface import Counts, Finished, Job, Notice, RecordBatch, Scope
-from dprobes.engines.linux.bpfcalls import Program, create_map, load_program
+from dprobes.engines.linux.bpfcalls import Program, load_program
+from dprobes.engines.linux.mapcalls import create_map
 from dprobes.errors import EngineError, NotSupportedError
 from dprobes.record.codec import decode_record
 from dprobes.resolve.resolution import resolve

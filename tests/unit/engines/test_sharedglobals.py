@@ -26,12 +26,12 @@ ADDITIONS = 20_000
 @pytest.fixture(params=["map", "file"])
 def variables(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[GlobalVariables]:
     if request.param == "file":
-        from dprobes.engines.linux import bpfcalls
+        from dprobes.engines.linux import mapcalls
 
         def refuse(*arguments: object) -> int:
             raise PermissionError(1, "on purpose")
 
-        monkeypatch.setattr(bpfcalls, "create_map", refuse)
+        monkeypatch.setattr(mapcalls, "create_map", refuse)
     with GlobalVariables(600) as made:
         if request.param == "map" and not made.is_map:
             pytest.skip("this user may not make BPF maps")

@@ -1,5 +1,5 @@
 """
-bpf(2) through ctypes: the only file of the engine that makes this system call.
+bpf(2) through ctypes, for programs and links: the only file that makes this system call (``mapcalls`` has the maps).
 
 x86-64 Linux only. Commands, types and layouts are those of ``union bpf_attr`` in ``include/uapi/linux/bpf.h``, of which
 a kernel takes as much as it knows if the rest is zero. Every function raises OSError as the kernel answers; what that
@@ -20,32 +20,29 @@ from dprobes.errors import system_error
 from dprobes.lazydataclass import dataclass
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
 __all__ = [
     "AttachType",
+    "Command",
     "LogLevel",
-    "MapFlag",
-    "MapType",
     "Program",
     "ProgramFlag",
     "ProgramInfo",
     "ProgramRunner",
     "ProgramType",
     "UprobeMulti",
-    "create_map",
-    "delete_element",
+    "address_of",
+    "attributes_of",
+    "call",
     "enable_statistics",
     "link_perf_event",
     "link_uprobes",
     "load_btf",
     "load_program",
-    "lookup_element",
-    "map_keys",
     "open_program",
     "open_raw_tracepoint",
     "program_info",
-    "update_element",
     "verifier_log",
 ]
 
@@ -57,7 +54,9 @@ _syscall.restype = ctypes.c_long
 _SYS_BPF = 321
 
 
-class _Command(enum.IntEnum):
+class Command(enum.IntEnum):
+    """Number the commands (``enum bpf_cmd``)."""
+
     MAP_CREATE = 0
     MAP_LOOKUP_ELEM = 1
     MAP_UPDATE_ELEM = 2
@@ -73,7 +72,8 @@ class _Command(enum.IntEnum):
     ENABLE_STATS = 32
 
 
-def _bpf(command: _Command, attributes: ctypes.Array[ctypes.c_char]) -> int:
+def call(command: Command, attributes: ctypes.Array[ctypes.c_char]) -> int:
+    """Make the system call, and return its result."""
     result: int = _syscall(_SYS_BPF, command, ctypes.addressof(attributes), len(attributes))
     if result < 0:
         number = ctypes.get_errno()
@@ -81,119 +81,21 @@ def _bpf(command: _Command, attributes: ctypes.Array[ctypes.c_char]) -> int:
     return result
 
 
-def _attributes(layout: struct.Struct, *values: int | bytes) -> ctypes.Array[ctypes.c_char]:
+def attributes_of(layout: struct.Struct, *values: int | bytes) -> ctypes.Array[ctypes.c_char]:
+    """Return the attributes of a command."""
     buffer = ctypes.create_string_buffer(layout.size)
     layout.pack_into(buffer, 0, *values)
     return buffer
 
 
-def _address(data: ctypes.Array[ctypes.c_char] | None) -> int:
+def address_of(data: ctypes.Array[ctypes.c_char] | None) -> int:
+    """Return where a buffer is, 0 if there is none."""
     return 0 if data is None else ctypes.addressof(data)
 
 
 def _buffer(data: bytes) -> ctypes.Array[ctypes.c_char] | None:
     """Copy ``data`` to where the kernel can read it; None if there is none."""
     return ctypes.create_string_buffer(data, len(data)) if data else None
-
-
-class MapType(enum.IntEnum):
-    """Number the kinds of map that the engine uses (``enum bpf_map_type``)."""
-
-    HASH = 1
-    ARRAY = 2
-    LRU_HASH = 9
-    ARRAY_OF_MAPS = 12
-    RINGBUF = 27
-
-
-class MapFlag(enum.IntFlag):
-    """Name the flags of a map (BPF_F_*)."""
-
-    NONE = 0
-    NO_PREALLOC = 1 << 0
-    """Allocate the elements of a hash as they come."""
-    MMAPABLE = 1 << 10
-    """Let user space map the elements of an array, each 8-aligned (in v5.5)."""
-
-
-# struct { u32 map_type, key_size, value_size, max_entries, map_flags, inner_map_fd, numa_node; char map_name[16]; ... }
-_MAP_CREATE = struct.Struct("=IIIIII4x16s20x")
-
-
-def create_map(
-    kind: MapType,
-    key_size: int,
-    value_size: int,
-    entries: int,
-    flags: MapFlag = MapFlag.NONE,
-    name: str = "",
-    inner: int = 0,
-) -> int:
-    """
-    Create a map and return its descriptor.
-
-    Sizes are in bytes; ``entries`` of a ring buffer is its size in bytes, a power of two and at least a page.
-    ``name`` is cut to 15 characters, which are to be letters, digits, underscores and dots.
-    ``inner`` is the descriptor of a map like those that a map of maps is to hold.
-    """
-    return _bpf(
-        _Command.MAP_CREATE,
-        _attributes(_MAP_CREATE, kind, key_size, value_size, entries, flags, inner, name.encode()[:15]),
-    )
-
-
-# struct { u32 map_fd; u64 key; u64 value or next_key; u64 flags; }
-_ELEMENT = struct.Struct("=I4xQQQ")
-
-
-def lookup_element(map_fd: int, key: bytes, value_size: int) -> bytes | None:
-    """Return the value of a key; None if there is none."""
-    key_buffer, value = ctypes.create_string_buffer(key, len(key)), ctypes.create_string_buffer(value_size)
-    try:
-        _bpf(
-            _Command.MAP_LOOKUP_ELEM,
-            _attributes(_ELEMENT, map_fd, ctypes.addressof(key_buffer), ctypes.addressof(value), 0),
-        )
-    except FileNotFoundError:
-        return None
-    return value.raw
-
-
-def update_element(map_fd: int, key: bytes, value: bytes) -> None:
-    """Set the value of a key, whether there is one or not."""
-    key_buffer, value_buffer = (
-        ctypes.create_string_buffer(key, len(key)),
-        ctypes.create_string_buffer(value, len(value)),
-    )
-    _bpf(
-        _Command.MAP_UPDATE_ELEM,
-        _attributes(_ELEMENT, map_fd, ctypes.addressof(key_buffer), ctypes.addressof(value_buffer), 0),
-    )
-
-
-def delete_element(map_fd: int, key: bytes) -> bool:
-    """Delete a key; return whether it was there."""
-    key_buffer = ctypes.create_string_buffer(key, len(key))
-    try:
-        _bpf(_Command.MAP_DELETE_ELEM, _attributes(_ELEMENT, map_fd, ctypes.addressof(key_buffer), 0, 0))
-    except FileNotFoundError:
-        return False
-    return True
-
-
-def map_keys(map_fd: int, key_size: int) -> Iterator[bytes]:
-    """Iterate over the keys of a hash; some come twice when others are deleted meanwhile, as the kernel starts over."""
-    key, following = None, ctypes.create_string_buffer(key_size)
-    while True:
-        try:
-            _bpf(
-                _Command.MAP_GET_NEXT_KEY,
-                _attributes(_ELEMENT, map_fd, _address(key), ctypes.addressof(following), 0),
-            )
-        except FileNotFoundError:
-            return
-        yield following.raw
-        key = ctypes.create_string_buffer(following.raw, key_size)
 
 
 class ProgramType(enum.IntEnum):
@@ -276,7 +178,7 @@ def load_program(
     """
     instructions = ctypes.create_string_buffer(program.instructions, len(program.instructions))
     functions = _buffer(program.functions)
-    attributes = _attributes(
+    attributes = attributes_of(
         _PROG_LOAD,
         program.type,
         len(program.instructions) // 8,
@@ -284,23 +186,23 @@ def load_program(
         ctypes.addressof(_LICENSE),
         level if log is not None else 0,
         len(log) if log is not None else 0,
-        _address(log),
+        address_of(log),
         program.flags,
         program.name.encode()[:15],
         program.attach_type,
         program.btf,
         _FUNCTION_RECORD_SIZE if functions is not None else 0,
-        _address(functions),
+        address_of(functions),
         len(program.functions) // _FUNCTION_RECORD_SIZE,
         program.attach_btf_id,
     )
     for _ in range(_LOAD_ATTEMPTS):
         try:
-            return _bpf(_Command.PROG_LOAD, attributes)
+            return call(Command.PROG_LOAD, attributes)
         except BlockingIOError:
             # The verifier gives up when a signal is pending.
             continue
-    return _bpf(_Command.PROG_LOAD, attributes)
+    return call(Command.PROG_LOAD, attributes)
 
 
 _LOG_SIZE = 1 << 16
@@ -337,11 +239,11 @@ class ProgramRunner:
 
     def __init__(self, program_fd: int, context: bytearray) -> None:
         self._context = (ctypes.c_char * len(context)).from_buffer(context)
-        self._attributes = _attributes(_PROG_TEST_RUN, program_fd, 0, len(context), ctypes.addressof(self._context))
+        self._attributes = attributes_of(_PROG_TEST_RUN, program_fd, 0, len(context), ctypes.addressof(self._context))
 
     def run(self) -> int:
         """Run the program once and return the 32 bits that it returns."""
-        _bpf(_Command.PROG_TEST_RUN, self._attributes)
+        call(Command.PROG_TEST_RUN, self._attributes)
         value: int = _RETURN_VALUE.unpack_from(self._attributes)[0]
         return value
 
@@ -371,18 +273,18 @@ _PROGRAM_INFO = struct.Struct("=4xI184xQQQI4x")
 def program_info(program_fd: int) -> ProgramInfo:
     """Return what the kernel knows of a program."""
     info = ctypes.create_string_buffer(_PROGRAM_INFO.size)
-    _bpf(_Command.OBJ_GET_INFO_BY_FD, _attributes(_OBJECT_INFO, program_fd, len(info), ctypes.addressof(info)))
+    call(Command.OBJ_GET_INFO_BY_FD, attributes_of(_OBJECT_INFO, program_fd, len(info), ctypes.addressof(info)))
     return ProgramInfo(*_PROGRAM_INFO.unpack(info.raw))
 
 
 def open_program(number: int) -> int:
     """Return a descriptor of the loaded program with this id, whoever has loaded it."""
-    return _bpf(_Command.PROG_GET_FD_BY_ID, _attributes(struct.Struct("=I8x"), number))
+    return call(Command.PROG_GET_FD_BY_ID, attributes_of(struct.Struct("=I8x"), number))
 
 
 def enable_statistics() -> int:
     """Have the kernel count runs and run time of all programs while the returned descriptor is open (in v5.8)."""
-    return _bpf(_Command.ENABLE_STATS, _attributes(struct.Struct("=I"), 0))
+    return call(Command.ENABLE_STATS, attributes_of(struct.Struct("=I"), 0))
 
 
 # struct { u64 name; u32 prog_fd; }
@@ -396,7 +298,7 @@ def open_raw_tracepoint(program_fd: int, name: str = "") -> int:
     ``name`` is that of the tracepoint for a RAW_TRACEPOINT program; a TRACING one says itself what it attaches to.
     """
     encoded = ctypes.create_string_buffer(name.encode()) if name else None
-    return _bpf(_Command.RAW_TRACEPOINT_OPEN, _attributes(_RAW_TRACEPOINT, _address(encoded), program_fd))
+    return call(Command.RAW_TRACEPOINT_OPEN, attributes_of(_RAW_TRACEPOINT, address_of(encoded), program_fd))
 
 
 # struct { u64 btf, btf_log_buf; u32 btf_size, btf_log_size, btf_log_level; }
@@ -406,7 +308,7 @@ _BTF_LOAD = struct.Struct("=Q8xI12x")
 def load_btf(blob: bytes) -> int:
     """Load type information and return its descriptor."""
     data = ctypes.create_string_buffer(blob, len(blob))
-    return _bpf(_Command.BTF_LOAD, _attributes(_BTF_LOAD, ctypes.addressof(data), len(blob)))
+    return call(Command.BTF_LOAD, attributes_of(_BTF_LOAD, ctypes.addressof(data), len(blob)))
 
 
 class UprobeMulti(enum.IntFlag):
@@ -440,7 +342,7 @@ def link_uprobes(
     path_buffer = ctypes.create_string_buffer(os.fsencode(path))
     offset_array = (ctypes.c_uint64 * len(offsets))(*offsets)
     cookie_array = (ctypes.c_uint64 * len(cookies))(*cookies)
-    attributes = _attributes(
+    attributes = attributes_of(
         _LINK_UPROBES,
         program_fd,
         AttachType.TRACE_UPROBE_MULTI,
@@ -452,7 +354,7 @@ def link_uprobes(
         pid,
     )
     # Who is killed while it attaches uprobes would leave them.
-    return call_in_proxy(_SYS_BPF, _Command.LINK_CREATE, ctypes.addressof(attributes), len(attributes))
+    return call_in_proxy(_SYS_BPF, Command.LINK_CREATE, ctypes.addressof(attributes), len(attributes))
 
 
 def link_perf_event(program_fd: int, event_fd: int, cookie: int = 0) -> int:
@@ -461,7 +363,7 @@ def link_perf_event(program_fd: int, event_fd: int, cookie: int = 0) -> int:
 
     Since Linux kernel commit b89fbfbb854c ("bpf: Implement minimal BPF perf link") (in v5.15).
     """
-    return _bpf(
-        _Command.LINK_CREATE,
-        _attributes(_LINK_PERF_EVENT, program_fd, event_fd, AttachType.PERF_EVENT, 0, cookie),
+    return call(
+        Command.LINK_CREATE,
+        attributes_of(_LINK_PERF_EVENT, program_fd, event_fd, AttachType.PERF_EVENT, 0, cookie),
     )

@@ -1,5 +1,5 @@
 """
-ptrace(2) and its companions through ctypes: the only file of the engine that makes system calls by number or layout.
+ptrace(2) through ctypes: the only file that makes this system call (what a stop says is in ``stops``).
 
 x86-64 Linux only; constants are from ``include/uapi/linux/ptrace.h`` and ``arch/x86/include/asm/user_64.h``. A 64-bit
 tracer sees the registers of 32-bit threads in the same structure.
@@ -10,15 +10,11 @@ from __future__ import annotations
 import ctypes
 import enum
 import errno
-import functools
-import os
-import signal
 from typing import Literal, NoReturn
 
 from dprobes.errors import system_error
 
 __all__ = [
-    "NEW_TASK_EVENTS",
     "NO_SYSTEM_CALL",
     "RESTARTS",
     "RESUME_FLAG",
@@ -28,19 +24,12 @@ __all__ = [
     "TRAP_TRACE",
     "USER_CS_32",
     "WALL",
-    "Event",
     "Register",
     "RegisterSet",
     "Registers",
-    "RemoteMemory",
     "SegmentDescriptor",
     "SignalInfo",
-    "StopKind",
-    "allow_tracer",
-    "classify_stop",
-    "copy_descriptor",
     "detach",
-    "end_with_parent",
     "event_message",
     "floating_point_state",
     "get_debug_register",
@@ -51,23 +40,18 @@ __all__ = [
     "get_thread_area",
     "has_stopped",
     "interrupt",
-    "is_local_socket",
     "listen",
     "resume",
     "resume_to_syscall",
     "rseq_area",
     "runs_as",
-    "same_memory",
     "seize",
     "seize_for_exit",
-    "send_signal",
     "set_debug_register",
-    "set_process_name",
     "set_registers",
     "set_signal_info",
     "set_signal_mask",
     "single_step",
-    "socket_timeout",
     "word_size",
 ]
 
@@ -105,30 +89,12 @@ _O_TRACECLONE = 0x08
 _O_TRACEEXEC = 0x10
 _O_TRACEVFORKDONE = 0x20
 _O_TRACEEXIT = 0x40
-
 _OPTIONS = _O_TRACESYSGOOD | _O_TRACEFORK | _O_TRACEVFORK | _O_TRACECLONE | _O_TRACEEXEC | _O_TRACEVFORKDONE
 
 WALL = 0x40000000
-
 SI_KERNEL = 0x80
 TRAP_TRACE = 2
 TRAP_HWBKPT = 4
-_SYSCALL_STOP_SIGNAL = signal.SIGTRAP | 0x80
-
-
-class Event(enum.IntEnum):
-    """Number the ptrace events (PTRACE_EVENT_*)."""
-
-    FORK = 1
-    VFORK = 2
-    CLONE = 3
-    EXEC = 4
-    VFORK_DONE = 5
-    EXIT = 6
-    STOP = 128
-
-
-NEW_TASK_EVENTS = (Event.FORK, Event.VFORK, Event.CLONE)
 
 
 class Register(enum.IntEnum):
@@ -193,33 +159,6 @@ _CS, _RIP_OFFSET = int(Register.CS), 8 * Register.RIP
 def runs_as(registers: ctypes.Array[ctypes.c_ulong], size: int) -> bool:
     """Return whether a thread with these registers runs code of a word size: a far jump leads to the other one's."""
     return (registers[_CS] == USER_CS_32) == (size == 4)
-
-
-class StopKind(enum.Enum):
-    """Classify what ``waitpid`` reports about a traced thread."""
-
-    EXITED = "exited"
-    SIGNAL = "about to receive a signal"
-    EVENT = "ptrace event"
-    GROUP_STOP = "stopped together with its process"
-    SYSCALL = "entering or leaving a system call"
-
-
-@functools.lru_cache(maxsize=256)
-def classify_stop(status: int) -> tuple[StopKind, int]:
-    """Return the kind of a wait status, with the signal, event, or (for EXITED) the status itself."""
-    if not os.WIFSTOPPED(status):
-        return StopKind.EXITED, status
-    number = os.WSTOPSIG(status)
-    event = status >> 16
-    if event == Event.STOP:
-        # ptrace(2), "Group-stop": with PTRACE_SEIZE the stop signal tells a group stop from an interrupt.
-        return (StopKind.EVENT, Event.STOP) if number == signal.SIGTRAP else (StopKind.GROUP_STOP, number)
-    if event:
-        return StopKind.EVENT, event
-    if number == _SYSCALL_STOP_SIGNAL:
-        return StopKind.SYSCALL, number
-    return StopKind.SIGNAL, number
 
 
 def _check(result: int) -> int:
@@ -395,7 +334,7 @@ def get_debug_register(tid: int, number: int) -> int:
     ctypes.set_errno(0)
     value: int = _ptrace(_PEEKUSER, tid, _DEBUG_REGISTERS + 8 * number, None)
     if value == -1 and ctypes.get_errno():
-        _check(value)
+        _fail()
     return value & (1 << 64) - 1
 
 
@@ -444,10 +383,7 @@ def set_signal_mask(tid: int, mask: int) -> None:
 class _RseqConfiguration(ctypes.Structure):
     _fields_ = (
         ("rseq_abi_pointer", ctypes.c_uint64),
-        ("rseq_abi_size", ctypes.c_uint32),
-        ("signature", ctypes.c_uint32),
-        ("flags", ctypes.c_uint32),
-        ("pad", ctypes.c_uint32),
+        *((name, ctypes.c_uint32) for name in ("rseq_abi_size", "signature", "flags", "pad")),
     )
 
 
@@ -462,131 +398,3 @@ def rseq_area(tid: int) -> int:
     if _ptrace(_GET_RSEQ_CONFIGURATION, tid, size, ctypes.addressof(configuration)) < 0:
         return 0
     return int(configuration.rseq_abi_pointer)
-
-
-_VM_ARGUMENTS = (
-    ctypes.c_int,
-    ctypes.POINTER(_IoVector),
-    ctypes.c_ulong,
-    ctypes.POINTER(_IoVector),
-    ctypes.c_ulong,
-    ctypes.c_ulong,
-)
-_process_vm_readv = _libc.process_vm_readv
-_process_vm_readv.argtypes = _VM_ARGUMENTS
-_process_vm_readv.restype = ctypes.c_ssize_t
-_process_vm_writev = _libc.process_vm_writev
-_process_vm_writev.argtypes = _VM_ARGUMENTS
-_process_vm_writev.restype = ctypes.c_ssize_t
-
-
-class RemoteMemory:
-    """Read and write the memory of other processes with the rights that they have themselves."""
-
-    def __init__(self) -> None:
-        self._buffer = ctypes.create_string_buffer(4096)
-        self._local = _IoVector(ctypes.addressof(self._buffer), 4096)
-        self._remote = _IoVector(0, 0)
-        self._local_pointer = ctypes.pointer(self._local)
-        self._remote_pointer = ctypes.pointer(self._remote)
-
-    def read(self, pid: int, address: int, size: int) -> bytes:
-        """Return up to ``size`` bytes (at most 65 535) at ``address``; fewer, or none, if the rest cannot be read."""
-        if size > len(self._buffer):
-            self._buffer = ctypes.create_string_buffer(size)
-            self._local.base = ctypes.addressof(self._buffer)
-        self._local.length = self._remote.length = size
-        self._remote.base = address
-        count = _process_vm_readv(pid, self._local_pointer, 1, self._remote_pointer, 1, 0)
-        return ctypes.string_at(self._buffer, count) if count > 0 else b""
-
-    def write(self, pid: int, address: int, data: bytes) -> bool:
-        """Write at most 4096 bytes; return whether all of them could be written."""
-        size = len(data)
-        ctypes.memmove(self._buffer, data, size)
-        self._local.length = self._remote.length = size
-        self._remote.base = address
-        return bool(_process_vm_writev(pid, self._local_pointer, 1, self._remote_pointer, 1, 0) == size)
-
-
-_SYS_TGKILL = 234
-_SYS_KCMP = 312
-_KCMP_VM = 1
-
-
-def same_memory(pid: int, other: int) -> bool | None:
-    """Return whether two tasks share their memory (kcmp(2), KCMP_VM); None if the kernel does not say."""
-    result = _libc.syscall(_SYS_KCMP, pid, other, _KCMP_VM, 0, 0)
-    return None if result < 0 else result == 0
-
-
-_SYS_PIDFD_GETFD = 438
-_PIDFD_THREAD = os.O_EXCL
-
-
-def copy_descriptor(tid: int, pid: int, number: int) -> int:
-    """
-    Return a descriptor for a file that a thread of a process has open as ``number``; raise OSError if that fails.
-
-    A thread may have files of its own, and the first one may have ended; Linux before 6.9 knows only that one.
-    """
-    try:
-        process = os.pidfd_open(tid, _PIDFD_THREAD)
-    except OSError:
-        process = os.pidfd_open(pid)
-    try:
-        return _check(_libc.syscall(_SYS_PIDFD_GETFD, process, number, 0))
-    finally:
-        os.close(process)
-
-
-_SOL_SOCKET = 1
-_SO_RCVTIMEO = 20
-_SO_SNDTIMEO = 21
-_SO_DOMAIN = 39
-_AF_UNIX = 1
-
-
-def socket_timeout(descriptor: int, *, sending: bool) -> float:
-    """Return the seconds for which a socket lets its user wait, 0 for ever; raise OSError if it is no socket."""
-    value = (ctypes.c_long * 2)()  # struct timeval
-    size = ctypes.c_uint(ctypes.sizeof(value))
-    option = _SO_SNDTIMEO if sending else _SO_RCVTIMEO
-    _check(_libc.getsockopt(descriptor, _SOL_SOCKET, option, ctypes.byref(value), ctypes.byref(size)))
-    return float(value[0] + value[1] / 1e6)
-
-
-def is_local_socket(descriptor: int) -> bool:
-    """Return whether a socket connects processes of one machine (unix(7))."""
-    domain = ctypes.c_int()
-    size = ctypes.c_uint(ctypes.sizeof(domain))
-    _libc.getsockopt(descriptor, _SOL_SOCKET, _SO_DOMAIN, ctypes.byref(domain), ctypes.byref(size))
-    return domain.value == _AF_UNIX
-
-
-_PR_SET_PDEATHSIG = 1
-_PR_SET_NAME = 15
-_PR_SET_PTRACER = 0x59616D61
-
-
-def set_process_name(name: str) -> None:
-    """Give this process the name that ``ps`` and ``top`` show (prctl(2), PR_SET_NAME)."""
-    _libc.prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
-
-
-def allow_tracer(pid: int) -> None:
-    """Let the process ``pid`` trace this one where the Yama module restricts that; elsewhere it does nothing."""
-    _libc.prctl(_PR_SET_PTRACER, ctypes.c_ulong(pid), 0, 0, 0)
-
-
-def end_with_parent() -> None:
-    """Have the kernel kill this process when the one that made it ends (prctl(2), PR_SET_PDEATHSIG)."""
-    parent = os.getppid()
-    _libc.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0)
-    if os.getppid() != parent:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
-def send_signal(pid: int, tid: int, number: int) -> None:
-    """Send a signal to one thread (tgkill(2))."""
-    _check(_libc.syscall(_SYS_TGKILL, pid, tid, number))

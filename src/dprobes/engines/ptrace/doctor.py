@@ -10,7 +10,7 @@ import struct
 from pathlib import Path
 
 from dprobes.engines.findings import Finding
-from dprobes.engines.linux import ptracecalls
+from dprobes.engines.linux import processcalls, ptracecalls
 from dprobes.engines.linux.oomscore import SPARED, set_score
 from dprobes.engines.linux.procfs import process_field
 from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
@@ -83,7 +83,7 @@ def _code_write(child: int, address: int) -> Finding:
 
 def _memory_read(child: int, address: int) -> Finding:
     what = "read memory (process_vm_readv)"
-    works = len(ptracecalls.RemoteMemory().read(child, address, 8)) == 8
+    works = len(processcalls.RemoteMemory().read(child, address, 8)) == 8
     remedy = "allow the system call in this container's seccomp profile"
     return Finding(what, works=works, remedy=remedy, essential=True)
 

@@ -11,7 +11,7 @@ import threading
 from typing import TYPE_CHECKING, Literal
 
 from dprobes.engines.ebpf.kernel.descriptors import Descriptor
-from dprobes.engines.linux.bpfcalls import (
+from dprobes.engines.linux.mapcalls import (
     MapFlag,
     MapType,
     create_map,

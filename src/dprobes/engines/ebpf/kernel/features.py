@@ -19,15 +19,8 @@ from dprobes.bpf.asm.isa import Alu, Helper, Jump, Register
 from dprobes.engines.ebpf.attach.mappers import RecentMaps
 from dprobes.engines.ebpf.kernel.kerneltypes import KernelTypes
 from dprobes.engines.ebpf.kernel.loader import load
-from dprobes.engines.linux.bpfcalls import (
-    AttachType,
-    MapFlag,
-    MapType,
-    ProgramFlag,
-    ProgramType,
-    create_map,
-    link_uprobes,
-)
+from dprobes.engines.linux.bpfcalls import AttachType, ProgramFlag, ProgramType, link_uprobes
+from dprobes.engines.linux.mapcalls import MapFlag, MapType, create_map
 from dprobes.errors import TargetError, system_error
 from dprobes.target.btf import Kind
 

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.bpf.layout import Status
 from dprobes.engines.ebpf.kernel.descriptors import Descriptor
-from dprobes.engines.linux.bpfcalls import MapType, create_map
+from dprobes.engines.linux.mapcalls import MapType, create_map
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -21,7 +21,7 @@ from dprobes.engines import refusals
 from dprobes.engines.debugger import LOOK
 from dprobes.engines.interface import Begun, Finished, Notice
 from dprobes.engines.launcher import Command
-from dprobes.engines.linux.ptracecalls import allow_tracer
+from dprobes.engines.linux.processcalls import allow_tracer
 from dprobes.engines.ptrace.client.crashrestorer import CrashRestorer
 from dprobes.engines.ptrace.client.link import Inbox, Outbox, TracerGuard, readable, start_tracer
 from dprobes.engines.ptrace.client.programrun import death_notices, dump_notice, obstacle_text, state_event
@@ -202,8 +202,7 @@ class Conversation:
                 if probes and all(probe.state.is_obstacle for probe in probes):
                     raise nothing_to_insert(probes)
                 self._enter(run, former)
-                message = Replace(dataclasses.replace(start, number=run.number), former.number, known)
-                self.outbox.send(message)
+                self.outbox.send(Replace(dataclasses.replace(start, number=run.number), former.number, known))
             self._await_answer(run)
 
     def _enter(self, run: ProgramRun, former: ProgramRun | None) -> None:
@@ -237,8 +236,7 @@ class Conversation:
         former.wake()
 
     def _on_refusal(self, refusal: EngineError) -> None:
-        run = self._settle_candidate(refusal)
-        del self._runs[run.number]
+        del self._runs[self._settle_candidate(refusal).number]
 
     def _settle_candidate(self, refusal: EngineError | None) -> ProgramRun:
         run = self._candidate

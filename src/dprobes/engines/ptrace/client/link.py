@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.engines import refusals
 from dprobes.engines.linux import ptracecalls
-from dprobes.engines.linux.ptracecalls import Event, StopKind, classify_stop
+from dprobes.engines.linux.stops import Event, StopKind, classify_stop
 from dprobes.engines.ptrace.wire import End, FrameReader, pack_message
 from dprobes.errors import EngineError, reason_of
 

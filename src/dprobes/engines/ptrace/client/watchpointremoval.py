@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.engines.linux import ptracecalls
 from dprobes.engines.linux.procfs import process_field, threads_of
-from dprobes.engines.linux.ptracecalls import StopKind, classify_stop
+from dprobes.engines.linux.stops import StopKind, classify_stop
 from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
 from dprobes.engines.ptrace.tracer.state import Thread, ThreadState, ThreadTable
 from dprobes.engines.ptrace.tracer.stopper import Stopper, await_stop

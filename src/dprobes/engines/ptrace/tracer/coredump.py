@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, NoReturn
 
 from dprobes.engines.core.coreinput import POINTER, create_core_file, register_sets_of, signal_info_at
 from dprobes.engines.core.corewriter import CoreRequest, ThreadState, write_core
-from dprobes.engines.linux import ptracecalls
+from dprobes.engines.linux import processcalls, ptracecalls
 from dprobes.engines.linux.oomscore import copy_score
 from dprobes.engines.linux.procfs import process_field
-from dprobes.engines.linux.ptracecalls import RegisterSet, StopKind, classify_stop
+from dprobes.engines.linux.ptracecalls import RegisterSet
+from dprobes.engines.linux.stops import StopKind, classify_stop
 from dprobes.engines.ptrace.tracer.state import ThreadState as State
 from dprobes.engines.ptrace.wire import Dumped
 from dprobes.errors import reason_of
@@ -121,7 +122,7 @@ class CoreDumps:
     def _become_writer(self, request: CoreRequest, output: int, answer: int) -> NoReturn:
         text = "0"
         try:
-            ptracecalls.end_with_parent()
+            processcalls.end_with_parent()
             copy_score(self._connection.client, os.getpid())
             self._connection.let_go()
             text = str(write_core(request, output))

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING
 from dprobes.engines.interface import HandedOver
 from dprobes.engines.linux import ptracecalls
 from dprobes.engines.linux.procfs import process_field
-from dprobes.engines.linux.ptracecalls import NEW_TASK_EVENTS, Event, Register, StopKind, classify_stop
+from dprobes.engines.linux.ptracecalls import Register
+from dprobes.engines.linux.stops import NEW_TASK_EVENTS, Event, StopKind, classify_stop
 from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
 from dprobes.engines.ptrace.tracer.removal import give_back_all
 from dprobes.engines.ptrace.tracer.state import STRANGE, Thread, ThreadGoneError, ThreadState

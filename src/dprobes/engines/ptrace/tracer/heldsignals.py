@@ -6,7 +6,7 @@ import contextlib
 import signal
 from typing import TYPE_CHECKING
 
-from dprobes.engines.linux import ptracecalls
+from dprobes.engines.linux import processcalls, ptracecalls
 
 if TYPE_CHECKING:
     import ctypes
@@ -98,7 +98,7 @@ class HeldSignals:
             ptracecalls.set_signal_mask(self._thread.tid, self._mask)
         for number in ([self._first[0]] if self._first is not None else []) + self._more:
             with contextlib.suppress(OSError):
-                ptracecalls.send_signal(self._thread.pid, self._thread.tid, number)
+                processcalls.send_signal(self._thread.pid, self._thread.tid, number)
         self._mask = None
 
 

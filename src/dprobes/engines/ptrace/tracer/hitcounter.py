@@ -23,7 +23,8 @@ from dprobes.engines.hits.lifecycle import AFTER, HitEvent, HitState
 from dprobes.engines.hits.probes import HANDING_OVER
 from dprobes.engines.linux import ptracecalls
 from dprobes.engines.linux.procfs import system_call_of
-from dprobes.engines.linux.ptracecalls import Register, StopKind, classify_stop
+from dprobes.engines.linux.ptracecalls import Register
+from dprobes.engines.linux.stops import StopKind, classify_stop
 from dprobes.engines.ptrace.tracer.heldsignals import FAULTS
 from dprobes.engines.ptrace.tracer.state import Leaving, ThreadState
 from dprobes.engines.ptrace.wire import Warned

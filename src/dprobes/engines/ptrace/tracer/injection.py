@@ -18,9 +18,10 @@ import os
 import signal
 from typing import TYPE_CHECKING, Protocol
 
-from dprobes.engines.linux import ptracecalls
+from dprobes.engines.linux import processcalls, ptracecalls
 from dprobes.engines.linux.procfs import process_field
-from dprobes.engines.linux.ptracecalls import TRAP_FLAG, Event, Register, StopKind, classify_stop
+from dprobes.engines.linux.ptracecalls import TRAP_FLAG, Register
+from dprobes.engines.linux.stops import Event, StopKind, classify_stop
 from dprobes.engines.ptrace.tracer.state import ThreadGoneError
 from dprobes.engines.ptrace.tracer.stopper import await_stop
 from dprobes.engines.ptrace.tracer.timedwaits import ARGUMENTS, RESTART_NO_HANDLER, is_restarted
@@ -228,7 +229,7 @@ class _Session:
         """Send the stop signals again that came meanwhile: they cannot be blocked."""
         for number in self._stops:
             with contextlib.suppress(OSError):
-                ptracecalls.send_signal(self._thread.pid, self._thread.tid, number)
+                processcalls.send_signal(self._thread.pid, self._thread.tid, number)
 
     def _advance(self, expected: StopKind) -> None:
         """Let the thread run to the next stop of the expected kind."""

@@ -16,10 +16,10 @@ import sys
 import traceback
 
 from dprobes.engines.hits.lifecycle import HitState
-from dprobes.engines.linux import ptracecalls
+from dprobes.engines.linux import processcalls, ptracecalls, stops
 from dprobes.engines.linux.oomscore import spare_process
 from dprobes.engines.linux.procfs import living_thread, thread_state
-from dprobes.engines.linux.ptracecalls import Event, StopKind, classify_stop
+from dprobes.engines.linux.stops import Event, StopKind, classify_stop
 from dprobes.engines.ptrace.sites import Sites
 from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
 from dprobes.engines.ptrace.tracer.connection import ClientGoneError, Connection
@@ -276,7 +276,7 @@ class Tracer:
             if not self._dismissed(thread):
                 self._stopper.release(thread)
             return
-        if event in ptracecalls.NEW_TASK_EVENTS:
+        if event in stops.NEW_TASK_EVENTS:
             self._tree.add_child(thread, event, ptracecalls.event_message(thread.tid))
         elif event is Event.EXEC:
             self._on_exec(thread)
@@ -333,7 +333,7 @@ def main(arguments: list[str]) -> int:
     The arguments are the descriptors to read from and to write to; one more says for others which module is probed.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-    ptracecalls.set_process_name("dprobes-tracer")
+    processcalls.set_process_name("dprobes-tracer")
     spare_process()
     connection = Connection(int(arguments[0]), int(arguments[1]))
     gc.freeze()  # what is loaded now lives as long as the process: collections need not look at it

@@ -14,9 +14,9 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
-from dprobes.engines.linux import ptracecalls
+from dprobes.engines.linux import processcalls, ptracecalls
 from dprobes.engines.linux.procfs import children_of, process_field, thread_state, threads_of
-from dprobes.engines.linux.ptracecalls import Event, StopKind, classify_stop
+from dprobes.engines.linux.stops import Event, StopKind, classify_stop
 from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace, PageReader
 from dprobes.engines.ptrace.tracer.breakpoints import Breakpoint
 from dprobes.engines.ptrace.tracer.state import Thread, ThreadState
@@ -73,7 +73,7 @@ class ProcessTree:
             for program in self._programs:
                 if program.reach.follow and parent.pid in program.reach.pids:
                     program.reach.pids.add(pid)
-            shared = ptracecalls.same_memory(parent.tid, tid)
+            shared = processcalls.same_memory(parent.tid, tid)
             if not (event is Event.VFORK if shared is None else shared):
                 space = self._copied_space(parent.space, tid, pid)
             space.pids.add(pid)
@@ -119,7 +119,7 @@ class ProcessTree:
         pid = _process_of(tid)
         self._into_scopes(pid)
         for thread in self._threads.values():
-            if thread.pid == pid or ptracecalls.same_memory(thread.tid, tid):
+            if thread.pid == pid or processcalls.same_memory(thread.tid, tid):
                 space = thread.space
                 break
         else:
@@ -151,7 +151,7 @@ class ProcessTree:
     def take_back(self, thread: Thread) -> None:
         """Place breakpoints again in the memory of a stopped thread if all that it was shared with have left it."""
         space = thread.space
-        space.shared_with = {pid for pid in space.shared_with if ptracecalls.same_memory(thread.tid, pid)}
+        space.shared_with = {pid for pid in space.shared_with if processcalls.same_memory(thread.tid, pid)}
         if not space.shared_with:
             self._modules.update(space, thread)
             self._await_again(space, thread)
@@ -287,7 +287,7 @@ class Seizer:
         """Seize the child that runs in the memory of ``parent``, which cannot stop because it waits for that."""
         held: list[Thread] = []
         for pid in children_of(parent.pid, parent.tid):
-            if not ptracecalls.same_memory(parent.tid, pid) or pid in self._threads:
+            if not processcalls.same_memory(parent.tid, pid) or pid in self._threads:
                 continue
             ptracecalls.seize(pid)
             parent.state = ThreadState.VFORKING

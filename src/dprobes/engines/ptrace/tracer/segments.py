@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from dprobes.engines.linux import ptracecalls
+from dprobes.engines.linux import processcalls, ptracecalls
 from dprobes.engines.linux.ptracecalls import Register, SegmentDescriptor
 from dprobes.engines.ptrace.tracer.injection import MMAP, MODIFY_LDT, MUNMAP, InjectionError, injecting, may_inject
 from dprobes.engines.ptrace.tracer.state import ThreadGoneError
@@ -170,7 +170,7 @@ class LocalTables:
 
     def __init__(self, stopper: Stopper) -> None:
         self._stopper = stopper
-        self._memory = ptracecalls.RemoteMemory()
+        self._memory = processcalls.RemoteMemory()
 
     def descriptor(self, thread: Thread, index: int) -> SegmentDescriptor | None:
         """

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 
 from dprobes.engines.hits.lifecycle import HitState
 from dprobes.engines.linux import ptracecalls
-from dprobes.engines.linux.ptracecalls import RESUME_FLAG, TRAP_FLAG, Event, Register, StopKind, classify_stop
+from dprobes.engines.linux.ptracecalls import RESUME_FLAG, TRAP_FLAG, Register
+from dprobes.engines.linux.stops import Event, StopKind, classify_stop
 from dprobes.engines.ptrace.tracer.breakpoints import INT3
 from dprobes.engines.ptrace.tracer.heldsignals import FAULTS, HeldSignals, move_signal_address
 from dprobes.engines.ptrace.tracer.slotmemory import SlotMaker

@@ -24,9 +24,10 @@ import time
 from typing import TYPE_CHECKING
 
 from dprobes.engines.hits.lifecycle import HitEvent, HitState
-from dprobes.engines.linux import ptracecalls
+from dprobes.engines.linux import processcalls, ptracecalls
 from dprobes.engines.linux.procfs import children_of, system_call_of, thread_state
-from dprobes.engines.linux.ptracecalls import Event, Register, StopKind, classify_stop
+from dprobes.engines.linux.ptracecalls import Register
+from dprobes.engines.linux.stops import Event, StopKind, classify_stop
 from dprobes.engines.ptrace.tracer.state import ThreadState
 from dprobes.engines.ptrace.tracer.waits import Waits
 from dprobes.errors import system_error
@@ -291,7 +292,7 @@ class Stopper:
         if system_call_of(thread.tid) not in _PROCESS_MAKING[thread.space.word_size]:
             return False
         children = children_of(thread.pid, thread.tid)
-        return not any(ptracecalls.same_memory(thread.tid, child) for child in children)
+        return not any(processcalls.same_memory(thread.tid, child) for child in children)
 
     # Stopping
 

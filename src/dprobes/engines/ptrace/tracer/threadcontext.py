@@ -13,7 +13,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dprobes.engines.linux import ptracecalls
+from dprobes.engines.linux import processcalls, ptracecalls
 from dprobes.engines.linux.procfs import process_field
 from dprobes.engines.linux.ptracecalls import Register
 from dprobes.engines.ptrace.tracer.breakpoints import INT3
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, MutableSequence
 
     from dprobes.engines.hits.context import Changes
-    from dprobes.engines.linux.ptracecalls import RemoteMemory
+    from dprobes.engines.linux.processcalls import RemoteMemory
     from dprobes.engines.ptrace.tracer.breakpoints import Breakpoint
     from dprobes.engines.ptrace.tracer.programs import InsertedProgram, Probe
     from dprobes.engines.ptrace.tracer.segments import LocalDescriptors
@@ -94,7 +94,7 @@ class ThreadContext:
         self._warn_once = warn_once
         self._send = send
         self.program: InsertedProgram | None = None
-        self.memory = ptracecalls.RemoteMemory()
+        self.memory = processcalls.RemoteMemory()
         self._segments = Segments(local, self.warn)
         self._thread: Thread
         self._registers: ctypes.Array[ctypes.c_ulong]

@@ -23,7 +23,7 @@ import stat
 import struct
 from typing import TYPE_CHECKING, NamedTuple
 
-from dprobes.engines.linux import ptracecalls
+from dprobes.engines.linux import processcalls, ptracecalls
 from dprobes.engines.linux.ptracecalls import Register
 from dprobes.engines.ptrace.tracer.state import InterruptedWait
 
@@ -241,7 +241,7 @@ def _of_descriptor(
     thread: Thread, number: int, limit: Callable[[int], tuple[float, int] | None]
 ) -> tuple[float, int] | None:
     with contextlib.suppress(OSError):
-        file = ptracecalls.copy_descriptor(thread.tid, thread.pid, number & _MASK_32)
+        file = processcalls.copy_descriptor(thread.tid, thread.pid, number & _MASK_32)
         try:
             return limit(file)
         finally:
@@ -256,11 +256,11 @@ def _is_device(tid: int, number: int) -> bool:
 
 
 def _socket_limit(file: int, call: _Call) -> tuple[float, int] | None:
-    seconds = ptracecalls.socket_timeout(file, sending=call.limit is Limit.SENDING)
+    seconds = processcalls.socket_timeout(file, sending=call.limit is Limit.SENDING)
     if not seconds:
         return None
     # Only of connections that are made in the background the kernel says that they are not there yet.
-    is_local = call is _CONNECT and ptracecalls.is_local_socket(file)
+    is_local = call is _CONNECT and processcalls.is_local_socket(file)
     return seconds, -errno.EAGAIN if is_local else call.result
 
 

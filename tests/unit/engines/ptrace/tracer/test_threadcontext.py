@@ -15,7 +15,7 @@ from dprobes.engines.ptrace.tracer.threadcontext import write_memory
 from dprobes.vm import AddressFault
 
 if TYPE_CHECKING:
-    from dprobes.engines.linux import ptracecalls
+    from dprobes.engines.linux import processcalls
 
 LENGTH = 4
 """The length of the instructions under the breakpoints."""
@@ -44,7 +44,7 @@ def thread_with(places: list[int]) -> Thread:
 
 def write(thread: Thread, address: int, data: bytes) -> tuple[list[tuple[int, bytes]], list[int]]:
     memory = Memory()
-    rewritten = write_memory(cast("ptracecalls.RemoteMemory", memory), thread, address, data)
+    rewritten = write_memory(cast("processcalls.RemoteMemory", memory), thread, address, data)
     return memory.written, [b.address for b in rewritten]
 
 
