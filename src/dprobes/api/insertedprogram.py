@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dprobes.engines.follower import FollowedProgram
+from dprobes.engines.followedprogram import FollowedProgram
 from dprobes.engines.interface import Counts
 from dprobes.errors import DprobesError, EngineError
 from dprobes.lazydataclass import dataclass

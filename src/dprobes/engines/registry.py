@@ -201,7 +201,7 @@ _EBPF = EngineRow(
     demands={"pid_namespace": "--pid-namespace"},
     doctor="dprobes.engines.ebpf.doctor:examine",
     place_notes="dprobes.engines.ebpf.placenotes:place_notes",
-    code_listing="dprobes.engines.ebpf.codelisting:ebpf_listing",
+    code_listing="dprobes.engines.ebpf.disassembly:ebpf_listing",
 )
 
 _REPLAY = EngineRow(

@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dprobes.engines.follower import FollowedProgram
+from dprobes.engines.followedprogram import FollowedProgram
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

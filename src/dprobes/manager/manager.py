@@ -14,12 +14,12 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Self
 
-from dprobes.engines.follower import GONE, settled_counts
+from dprobes.engines.followedprogram import GONE, settled_counts
 from dprobes.engines.sharedglobals import GlobalVariables
 from dprobes.errors import ManagerError
 from dprobes.manager.arguments import check_format, insertion
 from dprobes.manager.descriptions import describe_program, describe_variables
-from dprobes.manager.insertions import Inserter
+from dprobes.manager.inserter import Inserter
 from dprobes.manager.recorder import TRACE_LIMIT, Recording
 from dprobes.manager.requests import (
     VERBS,

@@ -8,7 +8,7 @@ from dprobes.errors import FormatError
 from dprobes.ppdf.builds import read_builds
 from dprobes.ppdf.container import MAJOR, MINOR, NEWER_HINT, Section, unpack
 from dprobes.ppdf.definitions import read_program
-from dprobes.ppdf.ebpflisting import read_ebpf
+from dprobes.ppdf.ebpfcodes import read_ebpf
 from dprobes.ppdf.fieldcodec import NO_TEXT, Reader
 from dprobes.ppdf.images import read_images
 from dprobes.ppdf.model import Ppdf

@@ -9,7 +9,7 @@ from dprobes.errors import FormatError
 from dprobes.ppdf.builds import write_builds
 from dprobes.ppdf.container import pack
 from dprobes.ppdf.definitions import write_program
-from dprobes.ppdf.ebpflisting import write_ebpf
+from dprobes.ppdf.ebpfcodes import write_ebpf
 from dprobes.ppdf.fieldcodec import NO_TEXT, Strings, Writer
 from dprobes.ppdf.images import MACHINES, notes_of, write_images
 from dprobes.ppdf.sources import Spans

@@ -14,7 +14,7 @@ import pytest
 
 from dprobes.engines.ebpf.engine import EbpfEngine
 from dprobes.engines.ebpf.kernel.features import Feature, Features
-from dprobes.manager.insertions import ring_size
+from dprobes.manager.inserter import ring_size
 from integration.ebpf.insessions import job_for
 from integration.ebpf.kernel import descriptors, has_begun, require_bpf, require_initial_namespace
 from integration.support import TIMEOUT, await_true

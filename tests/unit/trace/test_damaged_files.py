@@ -175,7 +175,7 @@ def test_verbs_go_on_behind_damage_and_say_so(trace: Path) -> None:
 def test_tables_are_made_of_what_is_sound(trace: Path) -> None:
     for library in ("duckdb", "pyarrow"):
         pytest.importorskip(library, reason=f"{library} is not installed")
-    from dprobes.tables.views import Database
+    from dprobes.tables.database import Database
 
     flip(trace, frames_of(trace)[5][2] - 1)
     damages: list[Damage] = []

@@ -8,7 +8,7 @@ import click
 
 from dprobes.api.compiledprogram import compiled_bytes
 from dprobes.cli import console
-from dprobes.cli.insertion import insert, insertion_from, insertion_options
+from dprobes.cli.managerinsertion import insert, insertion_from, insertion_options
 from dprobes.cli.options import PROGRAM_FILE, compile_options, program_options, symbols_option
 from dprobes.cli.resolvedprogram import is_compiled
 from dprobes.cli.scopeoptions import scope_options
@@ -43,7 +43,7 @@ def command(
     if is_compiled(file):
         data = compiled_bytes(file) if templates is None else _with_templates(file, templates)
         return insert(data, where, options, allow_write=allow_write)
-    from dprobes.cli.compiledprogram import compiled_here
+    from dprobes.cli.compilation import compiled_here
 
     diagnostics = Diagnostics()
     compiling = compile_options(options["defines"], options["includes"], options["cpp"], allow_write=allow_write)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     import duckdb
 
-    from dprobes.tables.views import Database, TableInfo
+    from dprobes.tables.database import Database, TableInfo
 
 __all__ = ["command"]
 
@@ -54,7 +54,7 @@ def command(words: tuple[str, ...], lists: bool, as_csv: bool, as_json: bool, sk
         raise click.UsageError("there is no query: dprobes sql FILE 'select * from records'")
     if not lists and Path(query).exists():
         raise click.UsageError(f"the query comes last, but '{query}' is a file; --list prints its tables")
-    from dprobes.tables.views import Database
+    from dprobes.tables.database import Database
 
     report = DamageReport()
     with Database(_paths(names), report if skip_damaged else None, _warn_of_loss) as database:

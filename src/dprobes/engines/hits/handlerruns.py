@@ -16,7 +16,7 @@ from dprobes.vm import Ending
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from dprobes.engines.hits.context import Changes, HitContext
+    from dprobes.engines.hits.hitcontext import Changes, HitContext
     from dprobes.engines.hits.records import Header
     from dprobes.vm import Outcome, Point
 

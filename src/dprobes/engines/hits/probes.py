@@ -19,7 +19,7 @@ from dprobes.vm.translate import Translator
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dprobes.engines.hits.context import Reach, SharedCounters, Tally
+    from dprobes.engines.hits.hitcontext import Reach, SharedCounters, Tally
     from dprobes.engines.hits.records import RecordBuilder
     from dprobes.rpn.encoder import CodeImage
     from dprobes.vm import Context, Outcome, Point

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from dprobes.record.layout import PROCESS_NAME_MAX, Item, header_struct
 
 if TYPE_CHECKING:
-    from dprobes.engines.hits.context import HitContext
+    from dprobes.engines.hits.hitcontext import HitContext
     from dprobes.vm import Outcome
 
 __all__ = ["Header", "RecordBuilder"]

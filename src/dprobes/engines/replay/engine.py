@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Self
 
 from dprobes.engines import interface
 from dprobes.engines.interface import Counts, RecordBatch, StateEvent
-from dprobes.engines.replay.recording import read_recording
+from dprobes.engines.replay.recordedhits import read_recording
 from dprobes.errors import DprobesError, EngineError
 from dprobes.extensions.registry import called_extensions, load_extensions
 from dprobes.fakecontext import FakeContext, header_of
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from dprobes.engines.options import EngineOptions
-    from dprobes.engines.replay.recording import RecordedHit
+    from dprobes.engines.replay.recordedhits import RecordedHit
     from dprobes.resolve.localmodule import Compiled
     from dprobes.resolve.probepoints import LeftOutProbe, Probepoint
     from dprobes.vm import Outcome

@@ -12,7 +12,7 @@ from dprobes.record.layout import Item, LogRecord
 from dprobes.vm import Ending, Outcome
 
 if TYPE_CHECKING:
-    from dprobes.engines.hits.context import HitContext
+    from dprobes.engines.hits.hitcontext import HitContext
 
 
 class Context:

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     import ctypes
     from collections.abc import Collection
 
-    from dprobes.engines.hits.context import Changes
     from dprobes.engines.hits.emission import QueuedRecords
+    from dprobes.engines.hits.hitcontext import Changes
     from dprobes.engines.hits.lifecycle import HitEvent
     from dprobes.engines.ptrace.sites import Site
     from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import ctypes
     from collections.abc import Callable, Mapping, MutableSequence
 
-    from dprobes.engines.hits.context import Changes
+    from dprobes.engines.hits.hitcontext import Changes
     from dprobes.engines.linux.processcalls import RemoteMemory
     from dprobes.engines.ptrace.tracer.breakpoints import Breakpoint
     from dprobes.engines.ptrace.tracer.programs import InsertedProgram, Probe

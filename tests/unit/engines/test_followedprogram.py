@@ -6,7 +6,7 @@ import queue
 import time
 from typing import TYPE_CHECKING, Any, cast
 
-from dprobes.engines.follower import FollowedProgram, settled_counts
+from dprobes.engines.followedprogram import FollowedProgram, settled_counts
 from dprobes.engines.interface import Begun, Counts, Finished, Pause, RecordBatch
 from dprobes.rpn.program import Program
 

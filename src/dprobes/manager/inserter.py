@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dprobes.diagnostics import Diagnostics, Note, Severity
-from dprobes.engines.follower import GONE
+from dprobes.engines.followedprogram import GONE
 from dprobes.engines.insertion import insertion
 from dprobes.engines.interface import Notice
 from dprobes.engines.options import MachineKnowledge

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dprobes.engines.replay.recording import RecordedHit, read_recording
+from dprobes.engines.replay.recordedhits import RecordedHit, read_recording
 from dprobes.errors import EngineError
 
 if TYPE_CHECKING:

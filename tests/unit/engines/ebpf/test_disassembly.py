@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dprobes.cli.main import run
-from dprobes.engines.ebpf import codelisting
+from dprobes.engines.ebpf import disassembly
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -77,7 +77,7 @@ PARTS = """\
 
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(codelisting, "missing_privilege", lambda: "this user lacks CAP_BPF")
+    monkeypatch.setattr(disassembly, "missing_privilege", lambda: "this user lacks CAP_BPF")
     path = tmp_path / "x.rpn"
     path.write_text(PROGRAM.partition("offset = main\nminor = 2")[0])
     return path
