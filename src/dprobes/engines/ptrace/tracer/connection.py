@@ -165,7 +165,7 @@ class Connection:
         os.close(self._outgoing)
         os.close(self._incoming)
 
-    def let_go(self) -> None:
+    def close_in_child(self) -> None:
         """Close our ends in a child of this process, so that the client learns of the end of this one."""
         os.close(self._outgoing)
         os.close(self._incoming)

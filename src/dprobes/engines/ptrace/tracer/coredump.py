@@ -124,7 +124,7 @@ class CoreDumps:
         try:
             processcalls.end_with_parent()
             copy_score(self._connection.client, os.getpid())
-            self._connection.let_go()
+            self._connection.close_in_child()
             text = str(write_core(request, output))
         except OSError as error:
             text = reason_of(error)

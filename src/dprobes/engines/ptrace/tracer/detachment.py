@@ -244,7 +244,7 @@ class Detacher:
         """Put a stopped thread where the program itself would be; return the signal with which it is to go on."""
         self._debug_registers.clear(thread)
         number = self._signals.pop(thread.tid, 0)
-        self._counter.let_go(thread)
+        self._counter.before_detachment(thread)
         if number == signal.SIGTRAP:
             number = 0 if self._set_back(thread) else number
         elif not number:

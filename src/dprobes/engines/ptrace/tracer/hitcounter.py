@@ -26,7 +26,7 @@ from dprobes.engines.linux.procfs import system_call_of
 from dprobes.engines.linux.ptracecalls import Register
 from dprobes.engines.linux.stops import StopKind, classify_stop
 from dprobes.engines.ptrace.tracer.heldsignals import FAULTS
-from dprobes.engines.ptrace.tracer.state import Leaving, ThreadState
+from dprobes.engines.ptrace.tracer.state import ExitRequest, ThreadState
 from dprobes.engines.ptrace.wire import Warned
 
 if TYPE_CHECKING:
@@ -89,11 +89,11 @@ class HitCounter:
         for probe, outcome, _, _ in handled:
             if outcome is None or outcome.exit_code not in HANDING_OVER:
                 continue
-            if thread.leaving is None:
-                thread.leaving = Leaving(outcome.exit_code, probe.program)
+            if thread.exit_request is None:
+                thread.exit_request = ExitRequest(outcome.exit_code, probe.program)
                 continue
             text = f"'exit {outcome.exit_code}' was not carried out in process {thread.pid}: another handler"
-            text += f" ended with 'exit {thread.leaving.code}' at the same moment"
+            text += f" ended with 'exit {thread.exit_request.code}' at the same moment"
             self._connection.send(Warned(text, program=probe.program.number))
 
     def finish(self) -> None:
@@ -131,7 +131,7 @@ class HitCounter:
         # Also if a probepoint has gone meanwhile: its handler ran before.
         self.count(thread, hit.handled, hit.queued, has_faulted=has_faulted)
 
-    def let_go(self, thread: Thread) -> None:
+    def before_detachment(self, thread: Thread) -> None:
         """Count the pending hit of a stopped thread that is about to be detached, if its instruction was executed."""
         if thread.hit.state is not HitState.PENDING:
             return

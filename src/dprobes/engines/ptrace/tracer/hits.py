@@ -196,7 +196,7 @@ class HitHandler:
                 self._on_own(thread, breakpoint_)
             if breakpoint_.waiting and not thread.is_outside:
                 self._after(thread, self._returns.arrived(thread, breakpoint_, self._registers))
-                if thread.leaving is not None:
+                if thread.exit_request is not None:
                     hit.follow(HitEvent.GIVEN_UP)
                     self._go_on(thread)
                     return
@@ -247,7 +247,7 @@ class HitHandler:
 
     def _go_on(self, thread: Thread, number: int = 0) -> None:
         """Let a thread run on after its hits, with a signal or 0, or hand its process over if a handler said so."""
-        if thread.leaving is not None and self._leave_process(thread):
+        if thread.exit_request is not None and self._carry_out_exit(thread):
             # It goes, or goes on later: then its pages are given back at the end.
             self._counter.emptied.clear()
             return
@@ -255,13 +255,13 @@ class HitHandler:
             self._give_back(thread, number)
         self._stopper.resume(thread, number)
 
-    def _leave_process(self, thread: Thread) -> bool:
+    def _carry_out_exit(self, thread: Thread) -> bool:
         """Begin with what an ``exit`` says of the process of a stopped thread; return False if the thread goes on."""
-        leaving, thread.leaving = thread.leaving, None
-        assert leaving is not None
-        if leaving.code == CORE_DUMP:
-            return self._dumps.start(thread, leaving.program)
-        return self._detacher.hand_to_debugger(thread, leaving.program)
+        request, thread.exit_request = thread.exit_request, None
+        assert request is not None
+        if request.code == CORE_DUMP:
+            return self._dumps.start(thread, request.program)
+        return self._detacher.hand_to_debugger(thread, request.program)
 
     def _on_own(self, thread: Thread, breakpoint_: Breakpoint) -> None:
         if Role.LINKER in breakpoint_.own:

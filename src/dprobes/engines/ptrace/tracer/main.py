@@ -39,7 +39,7 @@ from dprobes.engines.ptrace.tracer.stopper import Stopper
 from dprobes.engines.ptrace.tracer.switchover import Replacer
 from dprobes.engines.ptrace.tracer.threadcontext import ThreadContext
 from dprobes.engines.ptrace.tracer.watchpointhits import WatchpointHits
-from dprobes.engines.ptrace.tracer.watchpoints import DebugRegisters, Watching
+from dprobes.engines.ptrace.tracer.watchpoints import DebugRegisters, Watchpoints
 from dprobes.engines.ptrace.wire import (
     Attach,
     Attached,
@@ -78,10 +78,10 @@ class Tracer:
         state = TracerState(connection, Programs([program]), ThreadTable())
         debug_registers = DebugRegisters(connection.send)
         stopper = Stopper(state.threads, debug_registers.program_and_report)
-        watching = Watching(state, stopper, debug_registers)
-        modules = ModuleBreakpoints(state, watching)
+        watchpoints = Watchpoints(state, stopper, debug_registers)
+        modules = ModuleBreakpoints(state, watchpoints)
         tree = ProcessTree(state, stopper, modules)
-        remover = Remover(state, stopper, watching)
+        remover = Remover(state, stopper, watchpoints)
         counter = HitCounter(connection, remover)
         context = ThreadContext(connection.warn_once, connection.send, LocalTables(stopper).descriptor)
         watchpoint_hits = WatchpointHits(context, debug_registers, counter)
@@ -95,7 +95,7 @@ class Tracer:
         self._seizer = Seizer(state.threads, stopper)
         self._hits = HitHandler(state, modules, stopper, context, counter, watchpoint_hits, stepper, detacher, dumps)
         self._inserter = Inserter(state, tree, modules, stopper, remover, settler, dumps, detacher)
-        self._replacer = Replacer(state, modules, stopper, watching, settler)
+        self._replacer = Replacer(state, modules, stopper, watchpoints, settler)
         self._registers = ptracecalls.Registers()
         self._attached = False
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.tracer.breakpoints import Breakpoint
     from dprobes.engines.ptrace.tracer.programs import InsertedProgram
     from dprobes.engines.ptrace.tracer.state import Thread, TracerState
-    from dprobes.engines.ptrace.tracer.watchpoints import Watching
+    from dprobes.engines.ptrace.tracer.watchpoints import Watchpoints
 
 __all__ = ["ModuleBreakpoints"]
 
@@ -41,11 +41,11 @@ _ALIKE = 16
 class ModuleBreakpoints:
     """The breakpoints and watchpoints that come and go with the mappings of files."""
 
-    def __init__(self, state: TracerState, watching: Watching) -> None:
+    def __init__(self, state: TracerState, watchpoints: Watchpoints) -> None:
         self._connection = state.connection
         self._programs = state.programs
         self._threads = state.threads
-        self._watching = watching
+        self._watchpoints = watchpoints
         self._files = FileSites(state.connection, state.programs)
         self._placer = Placer(state.connection)
 
@@ -213,7 +213,7 @@ class ModuleBreakpoints:
             if not maps:
                 del space.files[key]
                 for program in self._programs:
-                    self._watching.update(space, thread.pid, program, key, [])
+                    self._watchpoints.update(space, thread.pid, program, key, [])
         for address in addresses:
             if (breakpoint_ := space.breakpoints.get(address)) is not None:
                 space.forget(breakpoint_)
@@ -253,7 +253,7 @@ class ModuleBreakpoints:
         sites: Sites,
         mappings: list[Mapping],
     ) -> None:
-        self._watching.update(space, thread.pid, program, key, _watchpoints(program, key, sites, mappings))
+        self._watchpoints.update(space, thread.pid, program, key, _watchpoints(program, key, sites, mappings))
 
 
 def _watchpoints(program: InsertedProgram, key: FileKey, sites: Sites, mappings: list[Mapping]) -> list[Watchpoint]:

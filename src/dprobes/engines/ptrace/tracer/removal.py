@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.tracer.programs import InsertedProgram, Probe
     from dprobes.engines.ptrace.tracer.state import Thread, TracerState
     from dprobes.engines.ptrace.tracer.stopper import Stopper
-    from dprobes.engines.ptrace.tracer.watchpoints import Watching
+    from dprobes.engines.ptrace.tracer.watchpoints import Watchpoints
 
 __all__ = ["Remover", "give_back_all", "give_back_pages"]
 
@@ -36,11 +36,11 @@ __all__ = ["Remover", "give_back_all", "give_back_pages"]
 class Remover:
     """The remover of breakpoints and watchpoints from all address spaces."""
 
-    def __init__(self, state: TracerState, stopper: Stopper, watching: Watching) -> None:
+    def __init__(self, state: TracerState, stopper: Stopper, watchpoints: Watchpoints) -> None:
         self._connection = state.connection
         self._threads = state.threads
         self._stopper = stopper
-        self._watching = watching
+        self._watchpoints = watchpoints
 
     def withdraw(self, probe: Probe) -> list[tuple[AddressSpace, list[int]]]:
         """
@@ -49,7 +49,7 @@ class Remover:
         Return the address spaces that had breakpoints of it, and where nothing else needs them. No thread has to stop
         for a byte; one that has just run into it finds the address among the ``former`` ones.
         """
-        self._watching.withdraw(probe)
+        self._watchpoints.withdraw(probe)
         emptied = []
         for space in self._threads.spaces():
             addresses = [b.address for b in space.drop(probe)]
@@ -67,7 +67,7 @@ class Remover:
                 probe.state = ProbeState.REMOVED
         emptied = {}
         for space in self._threads.spaces():
-            self._watching.withdraw_program(space, program)
+            self._watchpoints.withdraw_program(space, program)
             addresses = [b.address for b in space.drop_program(program)] if space.is_open else []
             if addresses:
                 emptied[space] = addresses

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 __all__ = [
     "STRANGE",
     "DebugState",
+    "ExitRequest",
     "InterruptedWait",
-    "Leaving",
     "PendingReturn",
     "Thread",
     "ThreadGoneError",
@@ -85,8 +85,8 @@ class ThreadHit:
         return self.state is HitState.UNFINISHED or self.state is HitState.COUNTED
 
 
-class Leaving(NamedTuple):
-    """What is to become of a process because of an ``exit``: its operand, and the program that it is in."""
+class ExitRequest(NamedTuple):
+    """What a handler asks for its process by an ``exit``: the operand, and the program that it is in."""
 
     code: int
     program: InsertedProgram
@@ -190,8 +190,8 @@ class Thread:
     """The system call that it was in when it was last interrupted, which it may still be about to make once more."""
     is_outside: bool = False
     """Whether it is of a process in no program's scope, traced only as long as it shares memory with one that is."""
-    leaving: Leaving | None = None
-    """What a handler ended with, if the process is to be handed over for that."""
+    exit_request: ExitRequest | None = None
+    """What a handler ended with, if that is about the whole process."""
     debug: DebugState = field(default_factory=DebugState)
     wait: InterruptedWait | None = None
     """A wait with a timeout that a stop has interrupted, until it returns."""
@@ -204,7 +204,7 @@ class Thread:
         self.hit, self.debug, self.returns = ThreadHit(), DebugState(), []
         self.rseq = self.trapped = self.restarting = 0
         self.restarted = None
-        self.uid = self.leaving = None
+        self.uid = self.exit_request = None
 
 
 class ThreadTable(dict[int, Thread]):

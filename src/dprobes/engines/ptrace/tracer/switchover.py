@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.tracer.programs import InsertedProgram, Probe
     from dprobes.engines.ptrace.tracer.state import Thread, TracerState
     from dprobes.engines.ptrace.tracer.stopper import Stopper
-    from dprobes.engines.ptrace.tracer.watchpoints import Watching
+    from dprobes.engines.ptrace.tracer.watchpoints import Watchpoints
     from dprobes.engines.ptrace.wire import Replace
 
 __all__ = ["Replacer"]
@@ -49,7 +49,7 @@ class Replacer:
         state: TracerState,
         modules: ModuleBreakpoints,
         stopper: Stopper,
-        watching: Watching,
+        watchpoints: Watchpoints,
         settler: Settler,
     ) -> None:
         self._connection = state.connection
@@ -57,7 +57,7 @@ class Replacer:
         self._threads = state.threads
         self._modules = modules
         self._stopper = stopper
-        self._watching = watching
+        self._watchpoints = watchpoints
         self._settler = settler
 
     def replace(self, message: Replace) -> None:
@@ -173,7 +173,7 @@ class Replacer:
                 space.register(breakpoint_)
                 note_placement(space, breakpoint_, mine)
                 active |= mine
-        active |= self._watching.pass_on(space, former, self._modules.watchpoints(space, program))
+        active |= self._watchpoints.pass_on(space, former, self._modules.watchpoints(space, program))
         for probe in active:
             probe.state = ProbeState.ACTIVE
         if active:

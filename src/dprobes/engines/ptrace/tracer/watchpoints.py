@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.tracer.stopper import Stopper
     from dprobes.engines.x86.emulation import StackMemory
 
-__all__ = ["DebugRegisters", "Refusal", "UnwatchedMemory", "Watching"]
+__all__ = ["DebugRegisters", "Refusal", "UnwatchedMemory", "Watchpoints"]
 
 
-class Watching:
+class Watchpoints:
     """The watchpoints of address spaces, and the changes of them."""
 
     def __init__(self, state: TracerState, stopper: Stopper, debug_registers: DebugRegisters) -> None:
