@@ -2,9 +2,10 @@
 Dataclasses that cost little to import: what ``dataclasses.dataclass`` compiles for each class is made when it is used.
 
 The standard library's decorator compiles six or seven functions for a class, which takes 0.4 ms; a start has 130
-classes. Here ``__init__`` is compiled at the first call, and the other methods are closures over the names of the
-fields. Instances behave alike: ``replace``, ``fields``, ``asdict``, patterns, pickles and hashes do what they do with
-the original. What is rare is left to the original: ``order``, ``kw_only``, ``InitVar``. Annotations must be strings.
+classes. Here ``__init__`` is compiled for classes of more than a few instances, and the other methods are closures over
+the names of the fields. Instances behave alike: ``replace``, ``fields``, ``asdict``, patterns, pickles and hashes do
+what they do with the original. What is rare is left to that: ``order``, ``kw_only``, ``InitVar``. Annotations must be
+strings.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from dataclasses import dataclass  # noqa: TID251 - what type checkers know
 
     Fields = dict[str, dataclasses.Field[Any]]
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 __all__ = ["dataclass"]
 
 _MISSING = dataclasses.MISSING
+
+_FEW = 6
+"""Instances of a class that are made without a compiled ``__init__``: most classes of a start have no more."""
 
 
 def _dataclass(
@@ -101,12 +105,42 @@ def _with_slots(cls: type, fields: Fields) -> type:
 
 
 def _lazy_init(cls: type, fields: Fields, *, frozen: bool) -> Callable[..., None]:
+    names = tuple(field.name for field in fields.values() if field.init)
+    remaining = _FEW
+
     def __init__(self: object, *arguments: object, **keywords: object) -> None:  # noqa: N807
-        init = _init(cls, fields, frozen=frozen)
-        cls.__init__ = init  # type: ignore[misc]
-        init(self, *arguments, **keywords)
+        nonlocal remaining
+        remaining -= 1
+        if remaining < 0 or not _assign(self, fields, names, arguments, keywords):
+            init = _init(cls, fields, frozen=frozen)
+            cls.__init__ = init  # type: ignore[misc]
+            init(self, *arguments, **keywords)
 
     return __init__
+
+
+def _assign(
+    self: object, fields: Fields, names: Sequence[str], arguments: Sequence[object], keywords: Mapping[str, object]
+) -> bool:
+    """Do what a compiled ``__init__`` does; return False where that has something to say against the arguments."""
+    given = {**dict(zip(names, arguments, strict=False)), **keywords}
+    if len(given) < len(arguments) + len(keywords) or not given.keys() <= set(names):
+        return False
+    for name, field in fields.items():
+        if name in given:
+            value = given[name]
+        elif field.default is not _MISSING:
+            value = field.default
+        elif field.default_factory is not _MISSING:
+            value = field.default_factory()
+        elif field.init:
+            return False
+        else:
+            continue
+        object.__setattr__(self, name, value)
+    if (finish := getattr(self, "__post_init__", None)) is not None:
+        finish()
+    return True
 
 
 def _init(cls: type, fields: Fields, *, frozen: bool) -> Callable[..., None]:

@@ -131,11 +131,23 @@ def test_pickles_bring_instances_back() -> None:
     assert pickle.loads(pickle.dumps(one)) == one
 
 
-def test_nothing_is_compiled_before_the_first_instance() -> None:
+def test_an_init_is_compiled_for_classes_of_many_instances() -> None:
     @dataclass(frozen=True, slots=True)
     class Late:
         a: int
 
     before = Late.__init__
     assert Late(1).a == 1
+    assert Late.__init__ is before
+    assert [Late(n).a for n in range(20)] == list(range(20))
     assert Late.__init__ is not before
+
+
+@pytest.mark.parametrize("instances", [1, 20])
+def test_an_init_is_the_same_before_and_after_it_is_compiled(instances: int) -> None:
+    for kinds in (OURS, THEIRS):
+        for _ in range(instances):
+            basket = kinds["Basket"]([1, 2])
+            assert (basket.items, basket.size) == ([1, 2], 2)
+        assert kinds["Basket"]().items is not kinds["Basket"]().items
+        assert repr(kinds["Named"](y=5, x=4, name="b")) == f"{kinds['Named'].__qualname__}(x=4, y=5, name='b')"
