@@ -7,11 +7,11 @@ x86 only, through iced-x86: i386 and x86-64. Works on the file, never on a runni
 from __future__ import annotations
 
 import enum
-import sys
 from typing import TYPE_CHECKING
 
 from dprobes.errors import TargetError
 from dprobes.lazydataclass import dataclass
+from dprobes.target.decoderpackage import prepare_decoder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -89,19 +89,9 @@ def decode_at(module: Module, file_offset: int) -> DecodedInstruction:
     return next(first_instructions(module, (file_offset,)))
 
 
-_DECODER_MEMORY = 16 << 20
-"""Bytes; the decoder's library and its tables take 13 MiB."""
-
-
-def _reserve_memory() -> None:
-    """Raise ``MemoryError`` where the decoder would get none: the language that it is written in ends the process."""
-    if "iced_x86" not in sys.modules:
-        bytearray(_DECODER_MEMORY)
-
-
 def first_instructions(module: Module, file_offsets: Iterable[int]) -> Iterator[DecodedInstruction]:
     """Give the instruction at each of ``file_offsets``, presuming that one starts there; made for thousands of them."""
-    _reserve_memory()
+    prepare_decoder()
     from iced_x86 import Decoder
 
     bits = _bits(module)
@@ -233,7 +223,7 @@ def _describer() -> Callable[[Instruction, int, bytes], DecodedInstruction]:
 
 def _instructions(module: Module, start_offset: int) -> Iterator[tuple[Instruction, int, bytes]]:
     """Give each instruction from ``start_offset`` to the end of its segment, with its file offset and bytes."""
-    _reserve_memory()
+    prepare_decoder()
     from iced_x86 import Decoder
 
     bits = _bits(module)
