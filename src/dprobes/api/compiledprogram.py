@@ -21,7 +21,7 @@ from dprobes.target.location import FileSymbols
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from dprobes.ppdf import Ppdf
+    from dprobes.ppdf.model import Ppdf
     from dprobes.rpn.program import Program
     from dprobes.target.location import SymbolProvider
 
@@ -108,7 +108,7 @@ class CompiledProgram:
         Without ``modules`` it is for what it was compiled for, or else for the module on this machine. Raise
         ``SourceError`` if it is wrong for one of them, and ``TargetError`` if there is none.
         """
-        from dprobes.ppdf import encode
+        from dprobes.ppdf.writer import encode
 
         if modules is None and self.ppdf is not None:
             return encode(self.ppdf)
@@ -248,8 +248,8 @@ def compiled_bytes(path: Path) -> bytes:
 
 
 def _read_compiled(path: Path) -> tuple[Ppdf, bytes]:
-    from dprobes.ppdf import decode
     from dprobes.ppdf.container import SIZE_MAX
+    from dprobes.ppdf.reader import decode
 
     with path.open("rb") as file:
         data = file.read(SIZE_MAX + 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dprobes.formatters.templates.carried import carried_templates
-from dprobes.ppdf import encode
+from dprobes.ppdf.writer import encode
 from dprobes.resolve.localmodule import open_named_module
 from dprobes.resolve.portable import build_ppdf
 from dprobes.resolve.spaces import Space, space_of

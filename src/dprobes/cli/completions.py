@@ -211,7 +211,7 @@ def _program(ctx: click.Context) -> Program:
     from dprobes.cli.options import compile_options
     from dprobes.cli.resolvedprogram import is_compiled
     from dprobes.diagnostics import Diagnostics
-    from dprobes.ppdf import decode
+    from dprobes.ppdf.reader import decode
     from dprobes.rpn.pipeline import parse_file
 
     # Where an option at the end waits for its value, click leaves the arguments before it unparsed.

@@ -91,7 +91,7 @@ def _log_format(ppdf: bytes, targets: Sequence[str]) -> str:
     """Return how log targets get records if nobody says so: as the original had it, or by the program's templates."""
     if not targets:
         return "dump"
-    from dprobes.ppdf import decode
+    from dprobes.ppdf.reader import decode
 
     return "text" if decode(ppdf).templates else "dump"
 
@@ -141,7 +141,7 @@ def _printed_items(ppdf: bytes) -> Item:
     """Return the header items that the templates in a compiled program print; the manager says if it is none."""
     from dprobes.cli.templateoption import printed_items
     from dprobes.errors import FormatError
-    from dprobes.ppdf import decode
+    from dprobes.ppdf.reader import decode
 
     try:
         return printed_items(decode(ppdf).templates)

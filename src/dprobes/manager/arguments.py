@@ -16,7 +16,7 @@ from dprobes.sinks.interface import LOG_FORMATS
 
 if TYPE_CHECKING:
     from dprobes.manager.requests import InsertArguments, ScopeArguments
-    from dprobes.ppdf import Ppdf
+    from dprobes.ppdf.model import Ppdf
 
 __all__ = ["Insertion", "check_format", "insertion"]
 
@@ -59,7 +59,7 @@ class Insertion:
 
 def insertion(given: InsertArguments) -> Insertion:
     """Return what ``insert`` is to do; raise ``FormatError`` for a PPDF that is none, and ``ManagerError``."""
-    from dprobes.ppdf import decode
+    from dprobes.ppdf.reader import decode
 
     if given.merge and given.replace:
         raise ManagerError("a program is either merged (--merge) or replaces another one (--replace)")

@@ -9,7 +9,7 @@ import pytest
 
 from dprobes.diagnostics import Diagnostics
 from dprobes.manager.manager import Manager
-from dprobes.ppdf import encode
+from dprobes.ppdf.writer import encode
 from dprobes.resolve.portable import build_ppdf
 from dprobes.rpn.pipeline import CompileOptions, parse_file
 from integration.ebpf.kernel import require_bpf, require_initial_namespace

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dprobes.cli.main import run
-from dprobes.ppdf import decode
+from dprobes.ppdf.reader import decode
 from dprobes.record.codec import encode_record
 from dprobes.record.layout import LogRecord
 from dprobes.record.lineframes import lost_frame, record_frame

@@ -7,8 +7,9 @@ import zlib
 from typing import TYPE_CHECKING
 
 from dprobes.diagnostics import Diagnostics
-from dprobes.ppdf import Ppdf, encode
 from dprobes.ppdf.container import MINOR, pack, unpack
+from dprobes.ppdf.model import Ppdf
+from dprobes.ppdf.writer import encode
 from dprobes.resolve.carriedebpf import ebpf_codes
 from dprobes.rpn.pipeline import parse_source
 from dprobes.source import SourceFile

@@ -16,8 +16,10 @@ from hypothesis import strategies as st
 from dprobes.cli.output.ppdfcontents import ppdf_listing
 from dprobes.diagnostics import Diagnostics
 from dprobes.errors import FormatError, SourceError, TargetError
-from dprobes.ppdf import Ppdf, decode, encode
 from dprobes.ppdf.container import MAGIC, SECTION_MAX, SIZE_MAX
+from dprobes.ppdf.model import Ppdf
+from dprobes.ppdf.reader import decode
+from dprobes.ppdf.writer import encode
 from dprobes.resolve.resolution import resolve
 from dprobes.rpn import isa
 from dprobes.rpn.isa import rows_by_syntax

@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dprobes.arch import architecture
-from dprobes.ppdf import Ppdf, decode, encode
+from dprobes.ppdf.model import Ppdf
+from dprobes.ppdf.reader import decode
+from dprobes.ppdf.writer import encode
 from dprobes.rpn.needs import writing_instructions
 from random_programs import RandomPrograms
 

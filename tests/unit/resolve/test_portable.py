@@ -12,7 +12,8 @@ import pytest
 
 from dprobes.diagnostics import Diagnostics
 from dprobes.errors import SourceError, TargetError
-from dprobes.ppdf import Ppdf, decode, encode
+from dprobes.ppdf.reader import decode
+from dprobes.ppdf.writer import encode
 from dprobes.resolve.portable import build_ppdf
 from dprobes.resolve.probestate import ProbeState
 from dprobes.resolve.resolution import resolve
@@ -26,6 +27,7 @@ from dprobes.target.processmaps import executable_mappings, read_maps
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from dprobes.ppdf.model import Ppdf
     from dprobes.resolve.probepoints import ResolvedModule
 
 SOURCE = """

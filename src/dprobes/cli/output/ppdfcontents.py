@@ -20,7 +20,7 @@ from dprobes.rpn.printer import print_header, print_instruction
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dprobes.ppdf import EbpfCode, Ppdf
+    from dprobes.ppdf.model import EbpfCode, Ppdf
     from dprobes.rpn.encoder import CodeImage
     from dprobes.target.carriedsymbols import CarriedBuild
 

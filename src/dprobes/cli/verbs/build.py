@@ -63,7 +63,7 @@ def command(
     module. Without --for the program is compiled for the module on this machine.
     """
     from dprobes.formatters.templates.carried import carried_templates
-    from dprobes.ppdf import encode
+    from dprobes.ppdf.writer import encode
     from dprobes.resolve.portable import build_ppdf, module_here
 
     if is_compiled(file):

@@ -126,7 +126,7 @@ def _remarks(program: ManagedProgram) -> Iterator[str]:
 def _extended(program: ManagedProgram) -> None:
     from dprobes.arch import architecture
     from dprobes.cli.output.handlercode import Disassembly
-    from dprobes.ppdf import decode
+    from dprobes.ppdf.reader import decode
     from dprobes.rpn.groups import select
 
     print_line(_title(program))
