@@ -12,6 +12,7 @@ import struct
 
 __all__ = [
     "ARRIVAL",
+    "AWAITING",
     "CROSSED_SIZE",
     "ENTRY_HEAD",
     "KIND_SHIFT",
@@ -29,8 +30,17 @@ __all__ = [
     "ProbeField",
     "Status",
     "SwitchOver",
+    "awaiting_key",
     "power_of_two",
 ]
+
+AWAITING = 1 << 30
+"""Process ids are below PID_MAX_LIMIT (1 << 22), so this bit is free; it is one that an immediate can hold."""
+
+
+def awaiting_key(pid: int) -> int:
+    """Return what stands in SCOPE for a process that comes into scope when it executes its program."""
+    return pid | AWAITING
 
 
 class MapName(enum.Enum):

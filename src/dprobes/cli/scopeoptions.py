@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -67,6 +66,8 @@ def scope_of(
 
 def words_of(command_line: str, what: str) -> tuple[str, ...]:
     """Return the words of a command line as a shell would split it."""
+    import shlex
+
     try:
         words = tuple(shlex.split(command_line))
     except ValueError as error:

@@ -9,14 +9,14 @@ from dprobes.lazydataclass import dataclass
 
 __all__ = ["Place", "routine_of"]
 
-_NUMBER = re.compile(r"0x[0-9a-f]+")
-_DISTANCE = re.compile(r" *[+-] *(0x[0-9a-f]+|[0-9]+)\Z")
+_NUMBER = r"0x[0-9a-f]+"
+_DISTANCE = r" *[+-] *(0x[0-9a-f]+|[0-9]+)\Z"
 
 
 @lru_cache(4096)
 def routine_of(symbol: str) -> str:
     """Return the function in ``function+0x4``; nothing where there is only an offset in a file."""
-    return "" if _NUMBER.fullmatch(symbol) else _DISTANCE.sub("", symbol)
+    return "" if re.fullmatch(_NUMBER, symbol) else re.sub(_DISTANCE, "", symbol)
 
 
 @dataclass(frozen=True, slots=True)

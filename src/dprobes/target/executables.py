@@ -7,7 +7,6 @@ Knows nothing of what is inside a program. Rules: execve(2), "Interpreter script
 from __future__ import annotations
 
 import os
-import shutil
 from pathlib import Path
 
 from dprobes.errors import TargetError
@@ -42,6 +41,8 @@ def _find(name: str) -> Path:
     if not name or "\0" in name:
         raise TargetError(f"command {name!r} is not a file name")
     if "/" not in name:
+        import shutil
+
         found = shutil.which(name)
         if found is None:
             raise TargetError(f"command '{name}' is not found", hint="write its path, or add its directory to PATH")

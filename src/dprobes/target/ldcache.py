@@ -7,7 +7,7 @@ Rules: glibc, ``sysdeps/generic/dl-cache.h`` and ``ldconfig.h``.
 
 from __future__ import annotations
 
-import platform
+import os
 import struct
 from pathlib import Path
 
@@ -41,7 +41,7 @@ class CachedLibrary:
 
 def host_architecture() -> str:
     """Return the architecture of this machine, named as in ``ElfFile.machine``."""
-    machine = platform.machine()
+    machine = os.uname().machine
     return _HOSTS.get(machine, machine)
 
 

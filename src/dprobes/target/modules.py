@@ -9,7 +9,6 @@ started, where the dynamic loader looks, in ``PATH``. The first answer counts. A
 from __future__ import annotations
 
 import os
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -192,6 +191,8 @@ def _code_of(pid: int) -> list[Mapping]:
 
 def _mapped_through_path(name: str, code: list[Mapping]) -> Mapping | None:
     """Find the mapped file that a command of that name leads to, as ``java`` does through several links."""
+    import shutil
+
     program = shutil.which(name)
     if program is None:
         return None
@@ -205,6 +206,8 @@ def _mapped_by_soname(name: str, code: list[Mapping], root: str) -> Mapping | No
 
 def _command_named(name: str, command: str) -> Path | None:
     """Return the command's executable if ``name`` is its name: the one given, the link's, or the real file's."""
+    import shutil
+
     program = executable_of(command)
     names = {program.name}
     link = shutil.which(command) or command

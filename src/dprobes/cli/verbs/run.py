@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -251,6 +250,8 @@ def _debugger(command_line: str | None) -> tuple[str, ...] | None:
     words = words_of(command_line, "debugger's command")
     if "%p" not in command_line.replace("%%", ""):
         raise click.UsageError("--debugger needs %p, where the process id goes: gdb -p %p")
+    import shutil
+
     if shutil.which(words[0]) is None:
         raise click.UsageError(f"--debugger: command '{words[0]}' is not found")
     return words

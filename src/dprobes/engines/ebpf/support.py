@@ -9,7 +9,6 @@ from dprobes.bpf.lower.request import Abilities, LoopForm, VmaLayout
 from dprobes.engines.capabilities import Capability
 from dprobes.engines.ebpf.attach.scope import is_initial_namespace
 from dprobes.engines.ebpf.kernel.features import Feature, Features
-from dprobes.engines.ebpf.kernel.vmas import vma_layout
 from dprobes.engines.ebpf.privilege import missing_privilege
 from dprobes.engines.registry import KernelSupport
 from dprobes.errors import reason_of
@@ -101,6 +100,8 @@ def _asks_for_mappings(program: Program) -> bool:
 def _vma_layout(features: Features) -> VmaLayout | None:
     if Feature.FIND_VMA not in features or Feature.BTF not in features:
         return None
+    from dprobes.engines.ebpf.kernel.vmas import vma_layout
+
     return vma_layout(features.types)
 
 

@@ -7,7 +7,6 @@ Rules: GDB manual, "Debugging Information in Separate Files" (build-id and ``.gn
 from __future__ import annotations
 
 import os
-import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +14,6 @@ from dprobes.errors import TargetError
 from dprobes.target.elf.contents import file_contents
 from dprobes.target.elf.file import ElfFile
 from dprobes.target.elf.symboltable import elf_symbols
-from dprobes.target.listedsymbols import parse_linker_map, parse_nm
 from dprobes.target.symbols import SymbolTable
 
 if TYPE_CHECKING:
@@ -66,6 +64,8 @@ def load_symbols(path: Path, module: ElfFile) -> SymbolTable:
         _check_same_module(elf, module)
         sources = list(elf_symbols(elf))
     else:
+        from dprobes.target.listedsymbols import parse_linker_map, parse_nm
+
         text = data[:].decode("utf-8", "replace")
         listed = parse_linker_map(text)
         if listed is None:
@@ -121,6 +121,8 @@ def _real(path: Path) -> Path:
 
 
 def _checksum(path: Path) -> int | None:
+    import zlib
+
     try:
         return zlib.crc32(file_contents(path, "a debug file"))
     except TargetError:

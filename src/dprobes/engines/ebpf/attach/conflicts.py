@@ -17,7 +17,6 @@ import struct
 from bisect import bisect_left
 from typing import TYPE_CHECKING, NamedTuple, Self
 
-from dprobes.engines.breakpointowners import tracer_text
 from dprobes.engines.ebpf.attach.mappers import find_mappers
 from dprobes.engines.foreign.users import ForeignUsers
 from dprobes.engines.linux.procfs import process_field, threads_of
@@ -107,6 +106,8 @@ def find_conflicts(
     found: list[Conflict] = []
     for mapper, breakpoints, patched in differing:
         if others := tuple(offset for offset in breakpoints if offset not in uprobes):
+            from dprobes.engines.breakpointowners import tracer_text
+
             found.append(Conflict(mapper.pid, others, tracer_text(tracers[mapper.pid])))
         if patched:
             found.append(Conflict(mapper.pid, tuple(patched), PATCHED))

@@ -16,7 +16,6 @@ from dprobes.diagnostics import Diagnostics
 from dprobes.engines.ebpf.attach.handlers import basic_request
 from dprobes.engines.ebpf.attach.mappers import FileId
 from dprobes.engines.ebpf.attach.modulefiles import KEPT, module_files
-from dprobes.engines.ebpf.attach.perfevents import events_everywhere, events_in
 from dprobes.engines.ebpf.attach.plannedfile import Findings, PlannedFile
 from dprobes.engines.ebpf.attach.scope import descendants
 from dprobes.engines.ebpf.kernel.descriptors import Descriptors
@@ -60,13 +59,13 @@ def find_probes(planner: Planner, job: Job) -> Findings:
     The caller closes the descriptors of files.
     """
     if space_of(job.program) in (Space.PROCESSES, Space.SYSTEM):
+        from dprobes.engines.ebpf.attach.perfevents import events_everywhere
+
         events, notices = events_everywhere(job.program, basic_request(planner.features, job.program))
         planner.plan_everywhere([event.probe for event in events], Diagnostics())
         return Findings((), events, notices)
     files, found = _planned_files(planner, job)
-    sampled = ((file.plan.resolved, file.all_reached) for file in files)
-    sampled_events = [event for resolved, paths in sampled for event in events_in(resolved, paths)]
-    return replace(found, files=files, events=sampled_events)
+    return replace(found, files=files, events=[event for file in files for event in file.events])
 
 
 def _planned_files(planner: Planner, job: Job) -> tuple[list[PlannedFile], Findings]:

@@ -11,7 +11,6 @@ from dprobes.bpf.lower import lower
 from dprobes.bpf.lower.dispatch import can_share
 from dprobes.bpf.lower.request import Placement
 from dprobes.engines.ebpf.attach.parts import ALONE_MAX, Part
-from dprobes.engines.ebpf.attach.perfevents import lower_event
 from dprobes.engines.ebpf.attach.siteplan import Site
 from dprobes.engines.ebpf.kernel.features import Feature
 from dprobes.record.layout import Item
@@ -98,6 +97,8 @@ class HandlerCompiler:
         for number in numbers:
             event = self._numbers.events[number]
             if event.probe.state is ProbeState.COMPILED:
+                from dprobes.engines.ebpf.attach.perfevents import lower_event
+
                 site = Site(0, Placement.EVENT, event.executed, may_fault=False)
                 self._numbers.sites[number] = (site,)
                 request = replace(self._request, items=self._items)

@@ -14,9 +14,8 @@ from dprobes.bpf.layout import LIMIT, PROBE_MAX, REMOVE, SwitchOver, power_of_tw
 from dprobes.bpf.lower.request import Placement, Tables
 from dprobes.engines.ebpf.attach.handlercompiler import HandlerCompiler, has_tickets
 from dprobes.engines.ebpf.attach.handlers import basic_request, load_handler
-from dprobes.engines.ebpf.attach.modulewatch import ModuleWatches
+from dprobes.engines.ebpf.attach.modulewatches import ModuleWatches
 from dprobes.engines.ebpf.attach.parts import batches, joined
-from dprobes.engines.ebpf.attach.perfevents import attach_event, events_in
 from dprobes.engines.ebpf.attach.plannedfile import conflicts_in
 from dprobes.engines.ebpf.attach.probenumbers import ProbeNumbers
 from dprobes.engines.ebpf.attach.sharedmaps import SharedMaps, Sizes, state_count
@@ -162,7 +161,7 @@ class Installation:
         if file.owner is not None:
             self._foreign_room -= len(file.plan.probes)
         numbers = self._numbers.enter(file)
-        events = self._numbers.enter_events(events_in(file.plan.resolved, file.all_reached))
+        events = self._numbers.enter_events(file.events)
         parts = [*self._compiler.parts(file, numbers), *self._compiler.event_parts(events)]
         self._parts += parts
         states = self._attach(parts, self._refuse_conflicting(file, conflicts))
@@ -291,6 +290,8 @@ class Installation:
         if event.module is not None and event.probe.kind is ProbeKind.WATCHPOINT:
             watching = self._watches.of(event.module, event.paths[0])
             return watching.add(number, event.probe.memory, group.program)
+        from dprobes.engines.ebpf.attach.perfevents import attach_event
+
         links = attach_event(self._numbers.events[number], group.program)
         if isinstance(links, str):
             self._unavailable[number] = links

@@ -27,7 +27,6 @@ from dprobes.engines.ebpf.attach.mapperprograms import (
     leave_program,
 )
 from dprobes.engines.ebpf.attach.mappers import find_mappers
-from dprobes.engines.ebpf.attach.scope import is_in_scope
 from dprobes.engines.ebpf.kernel.bpfmaps import HashMap
 from dprobes.engines.ebpf.kernel.features import Feature
 from dprobes.engines.ebpf.kernel.kerneltypes import KernelTypes
@@ -50,12 +49,12 @@ if TYPE_CHECKING:
     from dprobes.engines.ebpf.attach.sharedmaps import SharedMaps
     from dprobes.engines.ebpf.kernel.descriptors import Descriptors
     from dprobes.engines.ebpf.kernel.features import Features
-    from dprobes.engines.interface import Event, Scope
+    from dprobes.engines.interface import Event
     from dprobes.resolve.probepoints import ResolvedModule, WatchedMemory
     from dprobes.target.elf.file import ElfFile
     from dprobes.target.processmaps import Mapping as MemoryMapping
 
-__all__ = ["ModuleWatch", "ModuleWatches", "load_bias"]
+__all__ = ["ModuleWatch", "load_bias"]
 
 _PROCESSES = 1 << 14
 _PLACES = 1 << 10
@@ -309,44 +308,6 @@ class ModuleWatch:
             watch.close()
         self._look_at_end()
         self._stack.close()
-
-
-class ModuleWatches:
-    """Own what watches modules, one for each; see ``ModuleWatch``."""
-
-    def __init__(self, scope: Scope, condition: Filter, shared: SharedMaps, features: Features) -> None:
-        self._scope = scope
-        self._filter = condition
-        self._shared = shared
-        self._features = features
-        self._found: dict[int, ModuleWatch] = {}
-
-    def of(self, resolved: ResolvedModule, reached: str) -> ModuleWatch:
-        """Return what watches a module."""
-        key = id(resolved)
-        if key not in self._found:
-            self._found[key] = ModuleWatch(
-                resolved, reached, self._filter, self._shared, self._features, self._is_in_scope
-            )
-        return self._found[key]
-
-    def _is_in_scope(self, pid: int) -> bool:
-        return is_in_scope(self._scope, pid, self._shared)
-
-    def start(self) -> None:
-        """Start all that have not been."""
-        for each in self._found.values():
-            each.start()
-
-    def happened(self) -> Iterator[Event]:
-        """Iterate over what the user should hear of."""
-        for each in self._found.values():
-            yield from each.happened()
-
-    def close(self) -> None:
-        """Watch nothing any more."""
-        for each in self._found.values():
-            each.close()
 
 
 _TRACEPOINTS = {

@@ -55,6 +55,15 @@ class PlannedFile:
         """Paths to the very file, and to those that show the same contents."""
         return tuple(str(descriptor_path(descriptor)) for descriptor in self.descriptors)
 
+    @property
+    def events(self) -> tuple[EventProbe, ...]:
+        """The samplers and watchpoints of the program for this file."""
+        if not self.plan.resolved.events:
+            return ()
+        from dprobes.engines.ebpf.attach.perfevents import events_in
+
+        return events_in(self.plan.resolved, self.all_reached)
+
 
 @dataclass(frozen=True, slots=True)
 class Findings:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from dprobes.engines.ebpf.attach.handlers import basic_request, check_handlers
 from dprobes.engines.ebpf.attach.siteplan import plan_file
-from dprobes.engines.ebpf.attach.uretprobes import uretprobe_hazard
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     from dprobes.engines.ebpf.kernel.features import Features
     from dprobes.resolve.probepoints import Probepoint, ResolvedModule
     from dprobes.rpn.program import Program
-    from dprobes.target.location import SymbolProvider
+    from dprobes.target.location import Module, SymbolProvider
 
 __all__ = ["Planner"]
 
@@ -61,10 +60,15 @@ class Planner:
             request = replace(basic_request(self.features, program), symbols=dict(resolved.symbols))
             check_handlers(program, resolved.image, resolved.architecture, diagnostics, request)
             self._refuse_events(resolved.events, diagnostics, everywhere=False)
-            hazard = partial(uretprobe_hazard, resolved.module, command=self._command, reached=reached)
+            hazard = partial(self._uretprobe_hazard, resolved.module, reached)
             plan = plan_file(program, resolved, diagnostics, exact=self.exact, kept=kept, uretprobe_hazard=hazard)
             self._plans[key] = plan
         return plan
+
+    def _uretprobe_hazard(self, module: Module, reached: str) -> str | None:
+        from dprobes.engines.ebpf.attach.uretprobes import uretprobe_hazard
+
+        return uretprobe_hazard(module, command=self._command, reached=reached)
 
     def forget(self) -> None:
         """Forget what was planned for runs that have ended."""

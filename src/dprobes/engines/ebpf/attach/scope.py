@@ -11,8 +11,8 @@ import os
 import struct
 from typing import TYPE_CHECKING
 
+from dprobes.bpf.layout import awaiting_key
 from dprobes.bpf.lower.request import Filter
-from dprobes.engines.ebpf.attach.treeprograms import awaiting_key, follow_processes, own_process
 from dprobes.engines.ebpf.kernel.refusal import explained
 from dprobes.engines.linux.procfs import children_of, living_thread, process_field, thread_state, threads_of
 from dprobes.errors import EngineError, NotSupportedError, TargetError
@@ -51,8 +51,12 @@ def filter_of(scope: Scope) -> Filter:
     """Return what handlers are to ask; our own process never counts."""
     if scope.is_tree:
         return Filter(processes=True)
-    with explained("the program that asks for our process id"):
-        excluded = os.getpid() if is_initial_namespace() else own_process()
+    excluded = os.getpid()
+    if not is_initial_namespace():
+        from dprobes.engines.ebpf.attach.treeprograms import own_process
+
+        with explained("the program that asks for our process id"):
+            excluded = own_process()
     cgroup = None if scope.cgroup is None else _cgroup_of(scope.cgroup)
     return Filter(cgroup=cgroup, uid=scope.uid, excluded=excluded)
 
@@ -129,6 +133,8 @@ class ProcessTree:
     """
 
     def __init__(self, maps: SharedMaps, types: KernelTypes, scope: Scope, command: Command | None) -> None:
+        from dprobes.engines.ebpf.attach.treeprograms import follow_processes
+
         self._maps = maps
         self._follow = scope.follow
         self._pid = command.pid if command is not None else scope.pid

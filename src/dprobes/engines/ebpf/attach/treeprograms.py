@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.bpf.asm.assembler import Assembled, Assembler
 from dprobes.bpf.asm.isa import NO_OVERWRITE, Alu, Helper, Jump, Register, RingOutput, Size
-from dprobes.bpf.layout import KIND_SHIFT, Entry, MapName, Status
+from dprobes.bpf.layout import AWAITING, KIND_SHIFT, Entry, MapName, Status
 from dprobes.engines.ebpf.attach.tracepoints import (
     add_to_status,
     begin_exit,
@@ -33,18 +33,10 @@ if TYPE_CHECKING:
     from dprobes.bpf.asm.assembler import Label
     from dprobes.engines.ebpf.kernel.kerneltypes import KernelTypes
 
-__all__ = ["awaiting_key", "exec_program", "exit_program", "follow_processes", "fork_program", "own_process"]
+__all__ = ["exec_program", "exit_program", "follow_processes", "fork_program", "own_process"]
 
 R0, R1, R2, R3, R4 = (Register(number) for number in range(5))
 R6, R7, R10 = Register.R6, Register.R7, Register.R10
-
-_AWAITING = 1 << 30
-"""Process ids are below PID_MAX_LIMIT (1 << 22), so this bit is free; it is one that an immediate can hold."""
-
-
-def awaiting_key(pid: int) -> int:
-    """Return what stands in SCOPE for a process that comes into scope when it executes its program."""
-    return pid | _AWAITING
 
 
 def fork_program(types: KernelTypes) -> Assembled:
@@ -101,7 +93,7 @@ def exec_program() -> Assembled:
 def _delete_awaiting(asm: Assembler, process: Register, absent: Label) -> None:
     """Delete the key of a process that has not executed its program; go to ``absent`` if there is none."""
     asm.mov(R1, process)
-    asm.alu(Alu.OR, R1, _AWAITING)
+    asm.alu(Alu.OR, R1, AWAITING)
     asm.store(R10, -4, R1, Size.W)
     asm.load_map(R1, MapName.SCOPE)
     point_to_stack(asm, R2, -4)

@@ -13,7 +13,6 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from dprobes.bpf.layout import SwitchOver
-from dprobes.engines.ebpf.kernel.privatesite import Barrier
 from dprobes.engines.ebpf.kernel.refusal import explained
 from dprobes.engines.ebpf.replaceable import ReplaceableSession
 from dprobes.errors import EngineError, NotSupportedError
@@ -88,6 +87,8 @@ class Replacement:
         if self._old is None:
             new.maps.set_switch_over(SwitchOver.OURS)
             return
+        from dprobes.engines.ebpf.kernel.privatesite import Barrier
+
         with explained("what tells the old program from the new one"):
             self._old.maps.set_successor(new.maps)
             barrier = Barrier(self._features)
