@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dprobes.engines.hits import probes
-from dprobes.engines.hits.probes import ProbeLimits
+from dprobes.engines.hits.probelimits import ProbeLimits
 from dprobes.engines.hits.records import RecordBuilder
 from dprobes.engines.ptrace.sharedcounters import SharedCounters, Tally
 from dprobes.engines.ptrace.tracer.programs import InsertedProgram, Probe, Reach

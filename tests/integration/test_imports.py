@@ -32,10 +32,10 @@ PROGRAM = "name = hotloop\nvars = 1\noffset = tick\ninc lv, 0\nabort\n"
 @pytest.mark.parametrize(
     ("command", "every", "ours"),
     [
-        (["--help"], 145, 15),
-        (["check", "{source}"], 240, 112),
-        (["run", "--engine", "ptrace", "{source}", "--", "{program}", "5"], 370, 190),
-        (["run", "--engine", "ebpf", "{source}", "--", "{program}", "5"], 430, 250),
+        (["--help"], 138, 12),
+        (["check", "{source}"], 226, 98),
+        (["run", "--engine", "ptrace", "{source}", "--", "{program}", "5"], 300, 155),
+        (["run", "--engine", "ebpf", "{source}", "--", "{program}", "5"], 372, 228),
     ],
 )
 def test_a_start_imports_little(build: Builder, tmp_path: Path, command: list[str], every: int, ours: int) -> None:

@@ -20,11 +20,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dprobes.engines.hits.hitcontext import Reach, SharedCounters, Tally
+    from dprobes.engines.hits.probelimits import ProbeLimits
     from dprobes.engines.hits.records import RecordBuilder
     from dprobes.rpn.encoder import CodeImage
     from dprobes.vm import Context, Outcome, Point
 
-__all__ = ["CORE_DUMP", "DEBUGGER", "HANDING_OVER", "HandledProgram", "Handlers", "Probe", "ProbeLimits"]
+__all__ = ["CORE_DUMP", "DEBUGGER", "HANDING_OVER", "HandledProgram", "Handlers", "Probe"]
 
 ProgramT = TypeVar("ProgramT", bound="HandledProgram")
 
@@ -75,20 +76,6 @@ class HandledProgram(Protocol):
     @property
     def counters(self) -> SharedCounters:
         """The memory of its variables."""
-
-
-@dataclass(frozen=True, slots=True)
-class ProbeLimits:
-    """
-    What a probe definition says of whether a hit runs its handler and keeps its record.
-
-    ``keep_ip`` says that its records carry the instruction pointer even if nobody asked for that.
-    """
-
-    passcount: int
-    maxhits: int
-    keep_on_fault: bool
-    keep_ip: bool
 
 
 @dataclass(slots=True, eq=False)

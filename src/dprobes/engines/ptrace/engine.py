@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING, Self
 
 from dprobes.engines.debugger import LOOK, Debuggers
-from dprobes.engines.hits.probes import ProbeLimits
+from dprobes.engines.hits.probelimits import ProbeLimits
 from dprobes.engines.interface import Counts, Engine, Event, Finished, Notice, Pause
 from dprobes.engines.linux.procfs import living_thread, process_field
 from dprobes.engines.ptrace.client.answers import Answers
@@ -17,8 +17,7 @@ from dprobes.engines.ptrace.client.programrun import ProgramRun
 from dprobes.engines.ptrace.sharedcounters import SharedCounters
 from dprobes.engines.ptrace.wire import Done, Ended, Remove, Start
 from dprobes.errors import EngineError, InternalError
-from dprobes.extensions.registry import called_extensions
-from dprobes.rpn.program import Glob
+from dprobes.rpn.program import Glob, calls_extensions
 from dprobes.target.location import OWN_SYMBOLS
 
 if TYPE_CHECKING:
@@ -27,7 +26,9 @@ if TYPE_CHECKING:
     from dprobes.engines.interface import Job, Scope
     from dprobes.engines.options import EngineOptions
     from dprobes.engines.sharedglobals import GlobalVariables
+    from dprobes.extensions.registry import Registration
     from dprobes.resolve.probepoints import LeftOutProbe, Probepoint
+    from dprobes.rpn.program import Program
     from dprobes.target.location import SymbolProvider
 
 __all__ = ["PtraceEngine", "PtraceSession", "engine_for"]
@@ -295,7 +296,7 @@ class PtraceSession:
             int(self._job.items),
             (program.vars, program.gvars, program.cvars),
             self._run.counters.descriptor,
-            called_extensions(program),
+            _called_extensions(program),
             self._core_directory,
             follow=self._job.scope.follow,
             globals=-1 if self.globals is None else self.globals.descriptor,
@@ -317,3 +318,11 @@ class PtraceSession:
         yield Finished(self.counts(), status)
         if done.problem:
             raise InternalError(f"the tracer failed; the probepoints are taken away\n{done.problem.rstrip()}")
+
+
+def _called_extensions(program: Program) -> tuple[Registration, ...]:
+    if not calls_extensions(program):
+        return ()
+    from dprobes.extensions.registry import called_extensions
+
+    return called_extensions(program)

@@ -19,7 +19,7 @@ from dprobes.lazydataclass import dataclass
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dprobes.engines.hits.probes import ProbeLimits
+    from dprobes.engines.hits.probelimits import ProbeLimits
     from dprobes.engines.interface import HandedOver
     from dprobes.engines.ptrace.sites import Sites
     from dprobes.engines.x86.debugregs import Watch

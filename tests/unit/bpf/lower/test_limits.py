@@ -10,7 +10,7 @@ from dprobes.arch import architecture
 from dprobes.bpf.layout import ENTRY_HEAD, LIMIT, REMOVE, Entry, ProbeField
 from dprobes.bpf.lower import Request
 from dprobes.diagnostics import Diagnostics
-from dprobes.engines.hits.probes import ProbeLimits
+from dprobes.engines.hits.probelimits import ProbeLimits
 from dprobes.resolve.probestate import ProbeState
 from dprobes.rpn.encoder import encode
 from dprobes.rpn.pipeline import CompileOptions, parse_source

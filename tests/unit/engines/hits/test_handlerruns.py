@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 from dprobes.engines.hits.handlerruns import HandlerRunner
-from dprobes.engines.hits.probes import ProbeLimits
+from dprobes.engines.hits.probelimits import ProbeLimits
 from dprobes.engines.linux.ptracecalls import Register, Registers
 from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
 from dprobes.engines.ptrace.tracer.state import Thread, ThreadState

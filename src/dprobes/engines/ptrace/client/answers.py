@@ -32,6 +32,7 @@ from dprobes.resolve.resolution import resolve, resolve_everywhere
 from dprobes.resolve.spaces import Space, space_of
 from dprobes.rpn.checker import check
 from dprobes.rpn.encoder import CodeImage, encode
+from dprobes.rpn.point import Point
 from dprobes.target.elf.file import ElfFile
 from dprobes.target.functionexits import ExitKind
 from dprobes.target.instructions import decode_at
@@ -39,7 +40,6 @@ from dprobes.target.location import OWN_SYMBOLS
 from dprobes.target.modules import matches, replaced_file
 from dprobes.target.ownership import foreign_owner
 from dprobes.target.processmaps import PAGE_SIZE, parse_maps, read_maps
-from dprobes.vm import Point
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

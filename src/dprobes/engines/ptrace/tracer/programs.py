@@ -18,7 +18,7 @@ from dprobes.resolve.probestate import ProbeState
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, MutableSequence, Sequence
 
-    from dprobes.engines.hits.probes import ProbeLimits
+    from dprobes.engines.hits.probelimits import ProbeLimits
     from dprobes.engines.ptrace.sites import FileKey, Site, WatchSite
     from dprobes.engines.ptrace.tracer.connection import Connection
     from dprobes.engines.ptrace.wire import Start
