@@ -12,7 +12,6 @@ from dprobes.ppdf import builds, container, images, sources
 from dprobes.ppdf.definitions import LOCATIONS
 from dprobes.ppdf.images import NoteKind
 from dprobes.ppdf.writer import NEEDS_WRITE, STRING_MAX
-from dprobes.rpn import isa
 from dprobes.target.elf.identity import CODE_PREFIX
 from unit.ppdf.samples import SMALL, sections_of
 
@@ -25,7 +24,6 @@ TEXT = (Path(__file__).parents[3] / "docs" / "ppdf.md").read_text()
         f"     0     8  magic: {container.MAGIC.hex(' ')}\n",
         f"     8   u16  major version: {container.MAJOR}\n",
         f"    10   u16  minor version: {container.MINOR}\n",
-        f"u32  version of the instruction set: {isa.VERSION}\n",
         f"size of the file in bytes, at most {container.SIZE_MAX}\n",
         f"number of sections, at most {container.SECTION_MAX}\n",
         f"size in bytes, at most {STRING_MAX}; UTF-8",

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from dprobes.errors import SinkError
 from dprobes.sinks.interface import SinkOptions
-from dprobes.sinks.kinds import parse_target
+from dprobes.sinks.kinds import KINDS, parse_target
+
+DOCUMENT = (Path(__file__).parents[3] / "docs" / "sinks.md").read_text()
+
+
+def test_the_document_lists_all_that_there_are() -> None:
+    (table,) = re.findall(r"^\| target \| is \|\n\|---\|---\|\n((?:\| .*\n)+)\n`--log-format`", DOCUMENT, re.MULTILINE)
+    listed = [parse_target(name).kind for name in re.findall(r"^\| `([^`]+)`", table, re.MULTILINE)]
+    assert sorted(kind.name for kind in listed) == sorted(kind.name for kind in KINDS)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from dprobes.arch.x86 import X86_64
 from dprobes.engines.linux import processcalls, ptracecalls
 from dprobes.engines.linux.procfs import process_field
 from dprobes.engines.linux.ptracecalls import Register
@@ -47,17 +48,11 @@ _CPUID = 0x3C
 _CS, _RIP, _SS, _RSP = int(Register.CS), int(Register.RIP), int(Register.SS), int(Register.RSP)
 
 # Index in appendix A to word of user_regs_struct.
-_WORDS: dict[int, int] = {
-    index: int(word)
-    for index, word in {
-        0x00: Register.CS, 0x01: Register.DS, 0x02: Register.ES, 0x03: Register.FS, 0x04: Register.GS,
-        0x05: Register.SS, 0x06: Register.RAX, 0x07: Register.RBX, 0x08: Register.RCX, 0x09: Register.RDX,
-        0x0A: Register.RDI, 0x0B: Register.RSI, 0x0C: Register.EFLAGS, 0x0D: Register.RIP, 0x0E: Register.RSP,
-        0x0F: Register.RBP, 0x60: Register.R8, 0x61: Register.R9, 0x62: Register.R10, 0x63: Register.R11,
-        0x64: Register.R12, 0x65: Register.R13, 0x66: Register.R14, 0x67: Register.R15, 0x80: Register.FS_BASE,
-        0x81: Register.GS_BASE,
-    }.items()
-}  # fmt: skip
+_WORDS = {
+    register.index: int(word)
+    for word in Register
+    if (register := X86_64.register(word.name.lower())) is not None  # the appendix has no orig_rax
+}
 
 # The base that the processor loads with a selector.
 _SEGMENTS: dict[int, int | None] = {
