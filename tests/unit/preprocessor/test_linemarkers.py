@@ -26,6 +26,12 @@ def test_line_markers_lead_back_to_the_source(tmp_path: Path) -> None:
     assert (str(origin(result, "7")), origin(result, "7").text) == ("t.rpn:3:1", "push A // x")
 
 
+def test_lines_before_all_markers_are_those_of_the_source() -> None:
+    result, errors = run("push A // x\nexact 123\n", external=writes("push 1\nexact 123\n"))
+    assert (errors, result.text) == ("", "push 1\nexact 123\n")
+    assert (str(origin(result, "push")), str(origin(result, "123"))) == ("t.rpn:1:1", "t.rpn:2:7")
+
+
 def test_a_line_of_a_file_that_cannot_be_read_has_its_name() -> None:
     result, _ = run("x", external=writes('# 5 "./no/such.h"\ny\n'))
     assert (str(origin(result, "y")), origin(result, "y").text) == ("no/such.h:5:1", "y")

@@ -14,7 +14,7 @@ from dprobes.sinks import kinds
 from dprobes.sinks.interface import Batch, SinkOptions
 from dprobes.sinks.kinds import LogTargetName, SinkKind, parse_target
 from dprobes.sinks.target import LogTarget
-from dprobes.sinks.targets import LogTargets
+from dprobes.sinks.targets import LogTargets, close_all
 from unit.sinks.records import OTHER, PLACE, SOURCE, batch, record
 
 if TYPE_CHECKING:
@@ -343,6 +343,23 @@ def test_a_sink_that_hangs_is_not_waited_for(limits: dict[str, Any]) -> None:
     target._thread.join(20)
     assert not target._thread.is_alive()
     assert (target.status().written, target.status().lost) == (0, 3)  # said is said
+
+
+def test_targets_that_are_closed_share_the_time_that_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, limits = 100.0, list[float | None]()
+
+    def close(target: LogTarget, patience: float = 0, limit: float | None = None, on_wait: object = None) -> None:
+        nonlocal now
+        limits.append(limit)
+        now += 2
+
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    monkeypatch.setattr(LogTarget, "close", close)
+    both = [LogTarget(name, Receiver().open) for name in ("one", "two")]
+    statuses = close_all(both, limit=5)
+    for target in both:
+        target._thread.join(20)
+    assert (limits, [status.name for status in statuses]) == ([5, 3], ["one", "two"])
 
 
 def test_an_interrupt_gives_up_what_waits(

@@ -202,6 +202,10 @@ hint: close it with "
     pid == 1 ; x
              ^
 
+--filter:1:9: error: ';' means nothing in a filter
+    pid == 1;;
+            ^
+
 --filter:1:8: error: '0x' is no number
     pid == 0x
            ^~

@@ -92,6 +92,13 @@ def library(tmp_path: Path) -> Path:
 TICK = "name = library\noffset = tick\nminor = 1\nexit\n"
 
 
+def test_the_files_of_answers_are_closed(examiner: Examiner, library: Path) -> None:
+    ask(examiner, library, TICK)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    ask(examiner, library, TICK)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
 def test_the_answer_is_what_this_process_would_find(examiner: Examiner) -> None:
     expected, found = here(LIBC), ask(examiner, LIBC)
     assert found is not None
