@@ -5,7 +5,7 @@ A case is a text with sections, each starting with ``-- name`` on a line of its 
 it. ``//`` starts a comment in all sections but the texts of programs and diagnostics::
 
     -- title
-    A string is logged behind token 1 and the length that it really has.
+    A string is logged after token 1 and the length that it really has.
     -- context
     reg ecx = 0x1000
     mem 0x1000 = "hello" 00

@@ -186,7 +186,8 @@ def test_a_core_that_cannot_be_finished_is_taken_away(build: Builder, run: Runne
     )
     assert result.status == 0, result.stderr
     assert re.search(
-        r"warning: no core of process \d+ \(handover\) in './core\.dprobes\.\d+': file too large; the process goes on",
+        r"warning: no core of process \d+ \(handover\) in './core\.dprobes\.\d+': file too large; "
+        "the process continues",
         result.stderr,
     )
     assert list(tmp_path.glob("core*")) == []
@@ -198,7 +199,7 @@ def test_a_directory_that_takes_no_files(build: Builder, run: Runner) -> None:
     result = run(TURN, ["--exit-status", "--", str(build("handover.c")), "1", "10"], options)
     assert result.status == 0, result.stderr
     assert re.search(
-        r"no core of process \d+ \(handover\) in '/proc/core\.dprobes\.\d+': .*; the process goes on", result.stderr
+        r"no core of process \d+ \(handover\) in '/proc/core\.dprobes\.\d+': .*; the process continues", result.stderr
     )
 
 

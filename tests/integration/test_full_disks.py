@@ -68,7 +68,7 @@ def test_a_run_ends_with_a_summary_of_what_is_missing(disk: Path, source: Path, 
     assert done.returncode == 1, done.stderr
     what = name if not options else f"'{path}'"
     assert done.stderr.splitlines()[0] == (
-        f"dprobes: error: {what}: no space left on device; the probepoints are taken away"
+        f"dprobes: error: {what}: no space left on device; the probepoints are removed"
     )
     hits, records, lost = counts_in(done.stderr)
     assert hits == records + lost

@@ -112,7 +112,7 @@ def test_without_a_debugger_the_process_is_left_stopped(build: Builder, run: Run
     line = process.stderr.readline()
     pid = stopped_process(line)
     hint = process.stderr.readline()
-    assert hint == f"hint: look at it with 'gdb -p {pid}'; after that it goes on with 'kill -CONT {pid}'\n"
+    assert hint == f"hint: examine it with 'gdb -p {pid}', then continue it with 'kill -CONT {pid}'\n"
     await_true(lambda: kernel_state(pid) == "T", "the stop")
     assert not is_traced(pid)
     assert code_is_original(pid, program)
@@ -209,7 +209,7 @@ def test_a_debugger_that_fails_does_not_keep_the_process(build: Builder, run: Ru
     )
     assert result.status == 0, result.stderr
     assert re.search(
-        r"the debugger of process \d+ \(handover\) ended with status 5; the process goes on", result.stderr
+        r"the debugger of process \d+ \(handover\) ended with status 5; the process continues", result.stderr
     )
 
 

@@ -67,8 +67,8 @@ def test_records_carry_what_templates_print(build: Builder, sandbox: Sandbox) ->
     ("option", "message"),
     [
         ("--count nam", "records have no field 'nam'\nhint: did you mean 'name'?\n"),
-        ("--hist name", "'name' is no number\nhint: count its values: --count name\n"),
-        ("--hist function", "'function' is no number\nhint: count its values: --count function\n"),
+        ("--hist name", "'name' is not a number\nhint: count its values: --count name\n"),
+        ("--hist function", "'function' is not a number\nhint: count its values: --count function\n"),
     ],
 )
 def test_fields_are_checked_before_anything_happens(

@@ -189,7 +189,7 @@ def test_a_program_that_cannot_be_inserted_leaves_the_old_one(path: Path, chain:
         assert patched.resolved is not None
         where = f"offset {patched.resolved.in_code[0].offset:#x} of '{path}'"
         assert refused(patched) == (
-            f"CONFLICT in process {pid}: a breakpoint of another tool is at {where}; the program before goes on"
+            f"CONFLICT in process {pid}: a breakpoint of another tool is at {where}; the old program continues"
         )
         write(pid, place, b"\x55")
         target.say("call 3")
@@ -220,7 +220,7 @@ def test_a_program_of_which_nothing_can_be_inserted_leaves_the_old_one(path: Pat
         ):
             pass
         assert caught.value.message == (
-            "no probepoint of the new program can be inserted; the program before goes on: MISMATCH at both"
+            "no probepoint of the new program can be inserted; the old program continues: MISMATCH at both"
         )
         target.say("call 3")
         await_true(lambda: old.hits == [3, 3], "the hits of the old program")

@@ -142,7 +142,7 @@ def test_a_handler_that_ends_badly_is_reported(build: Builder, tmp_path: Path) -
     assert done.returncode == 0
     assert done.stderr.splitlines()[:2] == [
         f"dprobes: warning: {tmp_path}/hits.jsonl:1: the handler was ended by DIVIDE_BY_ZERO, which nothing catches",
-        f"dprobes: note: {tmp_path}/hits.jsonl:2: 'exit 1' takes the probepoint away; there is no process to stop",
+        f"dprobes: note: {tmp_path}/hits.jsonl:2: 'exit 1' removes the probepoint; there is no process to stop",
     ]
 
 
@@ -172,7 +172,7 @@ def test_engines_with_arguments_are_asked_for_in_one_way(tmp_path: Path, verb: s
         return done.stderr.splitlines()[-1]
 
     assert error("--engine", "replay=x", "-c", "true") == (
-        "Error: --engine replay=x says what is probed: give no -c, -p, --cgroup or --uid besides"
+        "Error: --engine replay=x says what is probed: leave out -c, -p, --cgroup and --uid"
     )
     assert error("--engine", "none") == (
         "Error: Invalid value for '--engine': there is no engine 'none'; engines are auto, ebpf, ptrace, replay=FILE"

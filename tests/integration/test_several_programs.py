@@ -168,7 +168,7 @@ def test_programs_that_share_variables_share_all_or_none(path: Path, group: Grou
         first = group.insert(path, BOTH, target.process.pid)
         with pytest.raises(EngineError) as caught:
             group.enter(job_for(path, BOTH, scope, variables))
-        assert caught.value.message == "a program shares its global variables with those that are inserted beside it"
+        assert caught.value.message == "a program shares its global variables with those that are inserted with it"
         target.say("call 1")
         await_true(lambda: first.hits == [1, 1], "the hits")
         assert target.end() == 0

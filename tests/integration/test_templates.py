@@ -187,7 +187,7 @@ def test_a_run_says_what_its_templates_lack(places: Places) -> None:
         [*DPROBES, "run", "wrong.ppdf", "--engine", "ptrace", "--", str(places.program), "3"],
         cwd=places.home, env=environment(), capture_output=True, text=True, timeout=TIMEOUT, check=True,
     )  # fmt: skip
-    said = "dprobes: warning: templates of 'wrong.ppdf' are wrong, and left out\npacked.fmt:5:13: error: "
+    said = "dprobes: warning: templates of 'wrong.ppdf' have errors, and are not used\npacked.fmt:5:13: error: "
     assert said in done.stderr
     assert "packed_leaf is called" not in done.stdout
 
@@ -205,7 +205,7 @@ def test_one_template_that_is_wrong_is_left_out(places: Places, verb: str) -> No
     )  # fmt: skip
     assert done.stdout == places.dprobes(verb, "t.dpt", "--templates", "templates")
     assert "is called" in done.stdout
-    said = "dprobes: warning: templates of 'mixed' are wrong, and left out\nmixed/wrong.fmt:3:9: error: "
+    said = "dprobes: warning: templates of 'mixed' have errors, and are not used\nmixed/wrong.fmt:3:9: error: "
     assert done.stderr.startswith(said)
 
 

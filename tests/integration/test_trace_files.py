@@ -124,5 +124,5 @@ def test_a_file_of_something_else_is_not_touched(build: Builder, tmp_path: Path,
     line = [sys.executable, "-m", "dprobes", *map(str, command)]
     done = subprocess.run(line, check=False, capture_output=True, text=True, env=environment())
     assert done.returncode == 1
-    assert f"'{precious}' is no trace file: records cannot be appended to it" in done.stderr
+    assert f"'{precious}' is not a trace file: records cannot be appended to it" in done.stderr
     assert precious.read_text() == "my notes\n"

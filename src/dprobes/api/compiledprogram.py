@@ -225,7 +225,7 @@ def load_program(
 
 
 def is_compiled(path: Path) -> bool:
-    """Return whether a file is a PPDF, be it a damaged one; what is no regular file is not looked at."""
+    """Return whether a file is a PPDF, be it a damaged one; what is not a regular file is not looked at."""
     from dprobes.ppdf.container import MAGIC
 
     try:

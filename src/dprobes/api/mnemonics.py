@@ -173,7 +173,7 @@ class Instructions(ABC):
 
     def log_str(self) -> Self:
         """
-        Log the string at address, up to its NUL (not logged) or max bytes, behind token 1 and its length.
+        Log the string at address, up to its NUL (not logged) or max bytes, after token 1 and its length.
 
         log str: stack ``max address --``; raises INVALID_ADDR, LOG_OVERFLOW.
         """
@@ -181,7 +181,7 @@ class Instructions(ABC):
 
     def log_mrf(self) -> Self:
         """
-        Log length bytes of memory behind token 0 and the length.
+        Log length bytes of memory after token 0 and the length.
 
         log mrf: stack ``length address --``; raises INVALID_ADDR, LOG_OVERFLOW.
         """
@@ -217,14 +217,14 @@ class Instructions(ABC):
 
         log <count>: stack ``x*n --``; raises LOG_OVERFLOW.
 
-        log: stack ``x*? count --``; raises LOG_OVERFLOW. Pop a count, then that many cells, and log them behind token
+        log: stack ``x*? count --``; raises LOG_OVERFLOW. Pop a count, then that many cells, and log them after token
         7 and the count.
         """
         return self._add("log", count)
 
     def log_lv(self) -> Self:
         """
-        Log range local variables from start on, behind token 5 and their number.
+        Log range local variables from start on, after token 5 and their number.
 
         log lv: stack ``start range --``; raises INVALID_OPERAND, LOG_OVERFLOW.
         """
@@ -232,7 +232,7 @@ class Instructions(ABC):
 
     def log_gv(self) -> Self:
         """
-        Log range global variables from start on, behind token 6 and their number.
+        Log range global variables from start on, after token 6 and their number.
 
         log gv: stack ``start range --``; raises INVALID_OPERAND, LOG_OVERFLOW.
         """
@@ -240,7 +240,7 @@ class Instructions(ABC):
 
     def log_cv(self) -> Self:
         """
-        Log range variables of the current CPU from start on, behind token 8 and their number.
+        Log range variables of the current CPU from start on, after token 8 and their number.
 
         log cv: stack ``start range --``; raises INVALID_OPERAND, LOG_OVERFLOW.
         """

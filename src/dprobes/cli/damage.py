@@ -40,13 +40,13 @@ class DamageReport:
         if self._places[damage.file] > _SAID_MAX:
             self._unsaid[damage.file] += damage.size
             return
-        console.warning(f"{damage.problem}: {damage.size} bytes from byte {damage.offset} on are left out")
+        console.warning(f"{damage.problem}: {damage.size} bytes from byte {damage.offset} on are skipped")
         if not damage.offset:
-            console.warning(f"what '{damage.file}' says of the time of day was there: times may be wrong")
+            console.warning(f"'{damage.file}' described its clock there: times may be wrong")
 
     def finish(self) -> None:
         """Say what has not been said."""
         for file, size in self._unsaid.items():
             count = self._places[file] - _SAID_MAX
-            console.warning(f"'{file}': {size} bytes at {count} more damaged places are left out")
+            console.warning(f"'{file}': {size} bytes at {count} more damaged places are skipped")
         self._unsaid.clear()

@@ -68,7 +68,7 @@ def check_scope(text: str, scope: Scope, options: EngineOptions) -> tuple[str, S
     name, argument = named_engine(text)
     if argument is not None:
         if scope.kind is not ScopeKind.EVERYWHERE:
-            raise click.UsageError(f"--engine {text} says what is probed: give no -c, -p, --cgroup or --uid besides")
+            raise click.UsageError(f"--engine {text} says what is probed: leave out -c, -p, --cgroup and --uid")
         scope = replace(scope, endpoint=argument)
     if (problem := scope_problem(name, scope, options)) is not None:
         raise click.UsageError(problem)

@@ -122,7 +122,7 @@ class Run:
             # The terminal sends Ctrl-C to the command as well, which decides what it means. Two in a row are for us.
             return
         if self._asked_to_stop and recent:
-            console.warning("ended before everything was written; the probepoints are taken away as soon as possible")
+            console.warning("ended before everything was written; the probepoints are removed as soon as possible")
             os._exit(128 + number)
         self._asked_to_stop = recent or number == signal.SIGTERM or not self._argv
         self._session.stop()
@@ -146,7 +146,7 @@ class Run:
             lost -= len(records)
         if self._outputs.problem is not None and not self._has_failed:
             self._has_failed = True
-            console.error(f"{self._outputs.problem}; the probepoints are taken away")
+            console.error(f"{self._outputs.problem}; the probepoints are removed")
             self._session.stop()
 
     def _without_lost(self, counts: Sequence[Counts]) -> tuple[Counts, ...]:

@@ -90,7 +90,7 @@ def _cgroup(path: str) -> str:
     if not os.path.isdir(path):  # noqa: PTH112 - text goes in and out
         raise click.UsageError(f"--cgroup: there is no directory '{path}'; cgroups are below /sys/fs/cgroup")
     if not os.path.exists(os.path.join(path, "cgroup.controllers")):  # noqa: PTH110, PTH118
-        raise click.UsageError(f"--cgroup: '{path}' is no cgroup of version 2, which BPF programs know")
+        raise click.UsageError(f"--cgroup: '{path}' is not a cgroup of version 2, which BPF programs know")
     return os.path.realpath(path)
 
 

@@ -97,7 +97,7 @@ def check_program_templates(directory: Path, program: Program, diagnostics: Diag
 def say_problems(templates: Templates, where: str) -> None:
     """Print what is wrong with templates that came with a file; their records are printed without them."""
     if templates.diagnostics.has_errors:
-        console.warning(f"templates of {where} are wrong, and left out")
+        console.warning(f"templates of {where} have errors, and are not used")
         console.write(templates.diagnostics.render())
 
 

@@ -129,7 +129,7 @@ class Debuggers:
         self._current = self._process = None
         if status:
             how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
-            yield Notice(f"the debugger of process {target.pid} ({target.name}) {how}; the process goes on")
+            yield Notice(f"the debugger of process {target.pid} ({target.name}) {how}; the process continues")
 
 
 def _expand(word: str, pid: int) -> str:
@@ -144,7 +144,7 @@ def _where(target: HandedOver) -> str:
 def _stopped_notice(target: HandedOver) -> Notice:
     return Notice(
         _where(target),
-        f"look at it with 'gdb -p {target.pid}'; after that it goes on with 'kill -CONT {target.pid}'",
+        f"examine it with 'gdb -p {target.pid}', then continue it with 'kill -CONT {target.pid}'",
     )
 
 
@@ -194,7 +194,7 @@ def _let_go_on(target: HandedOver) -> Iterator[Event]:
         os.kill(target.pid, signal.SIGCONT)
     except PermissionError:
         yield Notice(
-            f"process {target.pid} ({target.name}) is stopped, and this user may not let it go on",
+            f"process {target.pid} ({target.name}) is stopped, and this user may not continue it",
             f"as root: kill -CONT {target.pid}",
         )
     except ProcessLookupError:

@@ -23,7 +23,7 @@ def nothing_to_insert(probes: Iterable[Probepoint], reasons: Iterable[str] = ())
     told = [f"{probe.state.value} at {probe.where}" for probe in probes if probe.state.is_obstacle]
     first = [*told, *reasons][:1]
     return EngineError(
-        f"no probepoint of the new program can be inserted; the program before goes on{': ' if first else ''}"
+        f"no probepoint of the new program can be inserted; the old program continues{': ' if first else ''}"
         + "".join(first),
         hint="remove the program that is there if it is not wanted any more",
     )

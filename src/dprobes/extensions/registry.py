@@ -117,5 +117,5 @@ def _load(registration: Registration) -> Extension:
     except Exception as error:
         raise EngineError(f"{place} cannot be loaded: {type(error).__name__}: {error}") from error
     if not isinstance(found, Extension):
-        raise EngineError(f"{place} is no dprobes.extensions.Extension but {type(found).__name__}")
+        raise EngineError(f"{place} is not a dprobes.extensions.Extension but {type(found).__name__}")
     return found

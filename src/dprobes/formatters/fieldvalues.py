@@ -83,7 +83,7 @@ class FieldValues:
             mine = [field for field in fields if field.name == name]
             is_text = all(field.kind in _NO_NUMBERS for field in mine) if mine else name in _TEXTS
             if is_number and is_text:
-                raise FormatError(f"'{name}' is no number", hint=f"count its values: --count {name}")
+                raise FormatError(f"'{name}' is not a number", hint=f"count its values: --count {name}")
             return
         from dprobes.diagnostics import did_you_mean
 

@@ -118,7 +118,7 @@ def _program_name(name: str | None) -> str | None:
         shown = name if len(name) <= _SHOWN else f"{name[:_SHOWN]}..."
         raise ManagerError(
             f"a program cannot be named {shown!r}",
-            hint=f"a name is a text of 1 to {_NAME_MAX} bytes without control characters",
+            hint=f"a name is a string of 1 to {_NAME_MAX} bytes without control characters",
         )
     return name
 

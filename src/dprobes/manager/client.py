@@ -135,7 +135,7 @@ class ManagerClient:
                     return result
         except OSError as error:
             raise ManagerError(f"the probe manager does not answer: {reason_of(error)}") from error
-        raise ManagerError("the probe manager has ended; all probepoints have been taken away with it")
+        raise ManagerError("the probe manager has ended; all its probepoints have been removed")
 
     def _ask(self, verb: str, arguments: Any) -> dict[str, Any]:
         return self.ask(verb, **encode(arguments))
@@ -155,7 +155,7 @@ class ManagerClient:
         if pid is not None and thread_state(pid) in ("T", "t"):
             raise ManagerError(
                 f"the probe manager, process {pid}, does not answer: it is stopped",
-                hint=f"'kill -CONT {pid}' lets it go on; 'dprobes stop' ends it",
+                hint=f"'kill -CONT {pid}' continues it; 'dprobes stop' ends it",
             )
 
     def insert(

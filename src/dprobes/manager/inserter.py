@@ -175,6 +175,6 @@ def _check_apart(compiled: Compiled, present: Iterable[InsertedProgram]) -> None
                 probe.definition.span("offset"),
                 f"the program that is inserted already has a probepoint at offset {probe.offset:#x} of '{probe.path}'",
                 notes=(Note("it is here", other.definition.span("offset")),),
-                hint="--replace takes the place of the whole program, --as NAME inserts this one beside it",
+                hint="--replace replaces the whole program, --as NAME inserts this one too",
             )
     diagnostics.raise_if_errors()

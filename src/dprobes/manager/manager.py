@@ -160,7 +160,7 @@ class Manager:
             if present and not (request.merges or request.replaces):
                 raise ManagerError(
                     f"a program for '{name}' is inserted already",
-                    hint="--merge adds to it, --replace takes its place, --as NAME inserts another one beside it",
+                    hint="--merge adds to it, --replace replaces it, --as NAME inserts another one",
                 )
             for ended in self._programs.get(name, ()):
                 if ended.has_ended:  # by itself: its log targets are not for this program

@@ -203,7 +203,7 @@ class Server:
             )
         verb, arguments = request.get("verb"), request.get("arguments", {})
         if not isinstance(verb, str) or not isinstance(arguments, dict):
-            raise ManagerError("a request needs a verb, a text, and arguments, an object")
+            raise ManagerError("a request needs a verb, a string, and arguments, an object")
         return self._manager.answer(verb, arguments, notify)
 
     @staticmethod

@@ -95,7 +95,7 @@ def unpack(data: bytes) -> tuple[int, dict[str, Section]]:
         begin = offset + length
     if begin != size:
         raise FormatError(
-            f"expected the end of the file behind the last section, found {size - begin} bytes", offset=begin
+            f"expected the end of the file after the last section, found {size - begin} bytes", offset=begin
         )
     return minor, found
 
@@ -103,7 +103,7 @@ def unpack(data: bytes) -> tuple[int, dict[str, Section]]:
 def _start(data: bytes) -> tuple[int, int, int]:
     """Return the number of sections, the minor version, and the size that the header gives."""
     if data[: len(MAGIC)] != MAGIC[: len(data)]:
-        raise FormatError(f"this is no PPDF: expected it to begin with {MAGIC.hex(' ')}", offset=0)
+        raise FormatError(f"this is not a PPDF: expected it to begin with {MAGIC.hex(' ')}", offset=0)
     if len(data) < _TABLE:
         raise FormatError(f"the file is truncated: expected a header of {_TABLE} bytes, found {len(data)}", offset=0)
     _, major, minor, size, count = _START.unpack_from(data)

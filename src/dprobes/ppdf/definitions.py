@@ -200,7 +200,7 @@ class _Reader:
             if keyword is None:
                 reader.fail(f"'{name} =' is not known in {header.value}", at)
             if keyword.attribute in fields:
-                reader.fail(f"'{name} =' stands twice in {header.value}", at)
+                reader.fail(f"'{name} =' is given twice in {header.value}", at)
             span = self._span()
             if span is not None:
                 spans[name] = span

@@ -206,7 +206,7 @@ def _parenthesised(body: list[Token], start: int, name: Token) -> tuple[list[Tok
             if index > start:
                 return strip(body[start + 1 : index]), index + 1
             break
-    raise DirectiveError(f"'{name.text}' needs tokens in parentheses behind it", name.place)
+    raise DirectiveError(f"'{name.text}' needs tokens in parentheses after it", name.place)
 
 
 def _stringise(argument: list[Token], operator: Token) -> Token:

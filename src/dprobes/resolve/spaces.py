@@ -77,4 +77,4 @@ class EveryProcess:
 
     def address_of(self, symbol: str) -> int:
         """Raise ``TargetError``: a symbol is one of a file."""
-        raise TargetError(f"'{symbol}' is no address of every program")
+        raise TargetError(f"'{symbol}' is not an address of every program")

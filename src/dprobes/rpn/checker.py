@@ -108,7 +108,7 @@ def _check_opcode(definition: ProbeDefinition, architecture: Architecture, diagn
         diagnostics.error(
             definition.span("opcode"),
             f"opcode {definition.opcode:#04x} ({mnemonic}) can never carry a probe",
-            hint="place the probepoint on the instruction before or behind it",
+            hint="place the probepoint on the instruction before or after it",
         )
 
 

@@ -203,7 +203,7 @@ def _no_form(
 ) -> StatementError:
     for tokens in operands:
         if not tokens:
-            return StatementError("an operand is missing beside ','")
+            return StatementError("an operand is missing next to ','")
     syntaxes = [form.syntax for form in forms if isinstance(form, Row)] or [form.syntax for form in forms]
     written = ", ".join(" ".join(t.text for t in tokens) for tokens in operands)
     if not operands:

@@ -181,14 +181,14 @@ class _Parser:
             if self._section.handler.instructions:
                 raise StatementError(
                     f"'{keyword.name} =' after the first instruction of the handler",
-                    hint="all statements of a probepoint header stand before its instructions",
+                    hint="all statements of a probepoint header come before its instructions",
                 )
             self._tried_name = self._tried_name or keyword.name == "name"
             value = parse_value(keyword, values)
         span = self._lexer.span(statement[0], statement[-1])
         if keyword.attribute in self._section.values:
             notes = (Note("the first one is here", self._section.spans[keyword.name]),)
-            self._error(span, f"'{keyword.name} =' stands twice in {self._section.header.value}", notes=notes)
+            self._error(span, f"'{keyword.name} =' is given twice in {self._section.header.value}", notes=notes)
             return
         self._section.values[keyword.attribute] = value
         self._section.spans[keyword.name] = span
@@ -285,7 +285,7 @@ class _Parser:
                 self._error(
                     block.label_spans[label],
                     f"no instruction follows the label '{label}'",
-                    hint="write 'nop', 'exit' or 'ret' behind it",
+                    hint="write 'nop', 'exit' or 'ret' after it",
                 )
 
     def _end_of_file(self) -> None:

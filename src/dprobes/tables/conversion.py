@@ -65,7 +65,7 @@ def pieces_of(
     Iterate over the tables of what is read from a trace file, piece by piece; raise ``FormatError`` at damage.
 
     Records that were lost are counted by the next one of their program. ``on_lost`` is told of a program, and how many
-    of its records were lost behind the last one.
+    of its records were lost after the last one.
     """
     programs: dict[int, _Program] = {}
     lost: dict[str, int] = {}

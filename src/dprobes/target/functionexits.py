@@ -123,7 +123,7 @@ class _Search:
         if position != end:
             raise TargetError("its size ends inside an instruction")
         if falls:
-            raise TargetError("it runs on into the code behind it")
+            raise TargetError("it continues into the code after it")
 
     def _add(self, kind: ExitKind, instruction: Instruction, offset: int, raw: bytes) -> None:
         self.exits[instruction.ip] = Exit(kind, instruction.ip, offset, raw)
@@ -145,7 +145,7 @@ class _Search:
             return part
         at_entry = self.frames.is_at_entry(instruction.ip)
         if at_entry is None:
-            raise TargetError("it has a jump of which no unwind table says whether that leaves it")
+            raise TargetError("it has a jump, and no unwind table says whether that leaves it")
         if at_entry:
             self._add(ExitKind.JUMP, instruction, offset, raw)
             return None
@@ -166,7 +166,7 @@ class _Search:
             raise TargetError(f"it shares code with '{symbol.name}'")
         extent = self.module.elf.frames.extent(self.module.elf, target)
         if extent is None:
-            raise TargetError("it goes on in code of which the size is not known")
+            raise TargetError("it continues in code of unknown size")
         return extent
 
     def _check_target(self, instruction: Instruction) -> None:

@@ -192,7 +192,7 @@ class Module:
         example = next((f"0x{offset:x}" for _, offset in places if offset is not None), "0x…")
         return TargetError(
             f"'{name}' stands for {len(found)} places in '{self.path}', at file offsets {listed}",
-            hint=f"write the one that is meant as a number: offset = {example}",
+            hint=f"write the intended one as a number: offset = {example}",
         )
 
     def _implementations(self, name: str) -> str:

@@ -71,8 +71,8 @@ _FMA4 = _opcodes("48 49 5c-5f 68-6f 78-7f")
 _SSE4A = _opcodes("78 79")
 """Behind 0f, with the prefix 66 or f2."""
 
-_TAKEN_FOR_JUMP = "the kernel takes it for a jump and does not execute it"
-_TAKEN_FOR_NOP = "the kernel takes it for a nop and does not execute it"
+_TAKEN_FOR_JUMP = "the kernel mistakes it for a jump and does not execute it"
+_TAKEN_FOR_NOP = "the kernel mistakes it for a nop and does not execute it"
 
 
 _STEPPED_FOR_EVER = "the kernel steps it for ever in a process that may not use the state of AMX"
@@ -220,7 +220,7 @@ def _kernel_refusal(parsed: _Parsed, bits: int) -> str | None:
 
 
 def _is_branch(parsed: _Parsed) -> bool:
-    """Return whether the kernel takes it for a jump or call to an address in it."""
+    """Return whether the kernel mistakes it for a jump or call to an address in it."""
     if parsed.map == 0:
         return parsed.opcode in _BRANCHES
     return parsed.map == 0x0F and parsed.opcode in _NEAR_CONDITIONAL
@@ -256,9 +256,9 @@ def _vector_mistake(parsed: _Parsed) -> str | None:
     if opcode == _NOP:
         return _TAKEN_FOR_NOP
     if opcode in _RETURNS:
-        return "the kernel takes it for a return, and the program would go on in the page where it was stepped"
+        return "the kernel mistakes it for a return, and the program would continue in the page where it was stepped"
     if opcode == _POPF:
-        return "the kernel takes it for popf and leaves the trap flag set"
+        return "the kernel mistakes it for popf and leaves the trap flag set"
     return None
 
 

@@ -149,10 +149,12 @@ def _comparison(condition: Comparison) -> RowFilter:
     if not isinstance(left, Name):
         _fail(condition.span, "no item is in this comparison", _ITEMS)
     if _is_text(left) and sign not in ("==", "!="):
-        _fail(condition.span, f"'{left.name}' is a text, and strings have no order", "compare it with ==, !=, =~ or in")
+        _fail(
+            condition.span, f"'{left.name}' is a string, and strings have no order", "compare it with ==, !=, =~ or in"
+        )
     if isinstance(right, Name):
         if _is_text(left) != _is_text(right):
-            _fail(condition.span, f"of '{left.name}' and '{right.name}' one is a text, the other one a number")
+            _fail(condition.span, f"of '{left.name}' and '{right.name}' one is a string, the other a number")
         return _of_two(left.name, right.name, _COMPARE[sign])
     constant = _constant_for(left, right)
     compare = _COMPARE[sign]
@@ -164,7 +166,7 @@ def _comparison(condition: Comparison) -> RowFilter:
 def _membership(condition: Membership) -> RowFilter:
     name = condition.value
     if not isinstance(name, Name):
-        _fail(name.span, "this is no item", _ITEMS)
+        _fail(name.span, "this is not an item", _ITEMS)
     choices = frozenset(_constant_for(name, choice) for choice in condition.choices)
     is_wanted = not condition.is_negated
     return _of_one(name.name, lambda value: (value in choices) is is_wanted)
@@ -173,7 +175,7 @@ def _membership(condition: Membership) -> RowFilter:
 def _glob(condition: Comparison) -> RowFilter:
     left, right = condition.left, condition.right
     if not isinstance(left, Name) or not isinstance(right, Text):
-        _fail(condition.span, f"'{condition.operator}' stands between an item and a text", 'as in: name =~ "py*"')
+        _fail(condition.span, f"'{condition.operator}' goes between an item and a string", 'as in: name =~ "py*"')
     if not _is_text(left):
         _fail(left.span, f"'{left.name}' is a number, and only strings have a pattern", "compare it with ==, < or in")
     # What fnmatch makes of a pattern takes linear time, however many stars it has.
@@ -238,11 +240,13 @@ def _constant_for(name: Name, value: Value) -> int | str:
         case Text(text) if len(text) == 1:
             return ord(text)
         case Text():
-            _fail(value.span, f"'{name.name}' is a number, and this a text", "write 42, 0x2a, or a character: 'x'")
+            _fail(value.span, f"'{name.name}' is a number, and this a string", "write 42, 0x2a, or a character: 'x'")
         case Number() if _is_text(name):
-            _fail(value.span, f"'{name.name}' is a text, and this a number", f'write "{value.span.text}"')
+            _fail(value.span, f"'{name.name}' is a string, and this a number", f'write "{value.span.text}"')
         case Name():
-            _fail(value.span, f"'{value.name}' is no value", "an item can be compared with another one by ==, <, ...")
+            _fail(
+                value.span, f"'{value.name}' is not a value", "an item can be compared with another one by ==, <, ..."
+            )
     return value.value
 
 

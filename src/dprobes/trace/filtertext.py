@@ -145,7 +145,7 @@ def _tokens(file: SourceFile) -> list[_Token]:
         if match is None:
             at += len(file.text[at:]) - len(file.text[at:].lstrip())
             if file.text[at] in "\"'":
-                _fail(Span(file, at, len(file.text)), "a text has no end", f"close it with {file.text[at]}")
+                _fail(Span(file, at, len(file.text)), "a string has no end", f"close it with {file.text[at]}")
             _fail(Span(file, at, at + 1), f"'{file.text[at]}' means nothing in a filter")
         assert match.lastgroup is not None
         word = match[match.lastgroup]
@@ -267,7 +267,7 @@ def _number(token: _Token) -> int:
         # More digits than any item has are not worth converting.
         value = int(digits, 0 if digits[:1] == "0" and digits.strip("0") else 10) if len(digits) <= 80 else -1
     except ValueError:
-        _fail(token.span, f"'{digits}' is no number", "write a decimal one, or 0x2a, 0b101010, 0o52")
+        _fail(token.span, f"'{digits}' is not a number", "write a decimal one, or 0x2a, 0b101010, 0o52")
     if not 0 <= value <= _NUMBER_MAX:
         _fail(token.span, "no item is greater than 0xffffffffffffffff")
     return value

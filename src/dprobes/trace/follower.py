@@ -72,7 +72,7 @@ class TraceFollower:
                 if not is_older:
                     raise
                 # Nobody asked for this file by name, and what is in the other one can be read.
-                yield MissingPart(f"{error.message}; what follows in it is left out")
+                yield MissingPart(f"{error.message}; the rest of it is skipped")
             if is_older:
                 self._readers.pop(0).close()
                 continue

@@ -335,5 +335,5 @@ def number_in(content: dict[str, Any], key: str, *, low: int = 0, high: int = (1
     """Return a whole number of a JSON object; raise ``ValueError`` if it is missing, or none between the limits."""
     value = content.get(key)
     if type(value) is not int or not low <= value <= high:
-        raise ValueError(f"'{key}' is no number between {low} and {high}")
+        raise ValueError(f"'{key}' is not a number between {low} and {high}")
     return value

@@ -121,7 +121,7 @@ class TraceParser:
         try:
             frame = self._frames.pull()
         except FormatError:
-            what = "is damaged" if self.position else "is no trace file, or damaged"
+            what = "is damaged" if self.position else "is not a trace file, or is damaged"
             raise FormatError(f"'{self.name}' {what}", offset=self.position) from None
         if frame is not None and frame.position == 0 and frame.kind != FrameKind.HEADER:
             raise FormatError(f"'{self.name}' does not begin as a trace file", offset=0)

@@ -38,12 +38,12 @@ def sound_part(file: int, name: str) -> Sound:
                 if frame.kind == FrameKind.HEADER:
                     part = _part_of(frame, name)
                 elif frame.position == 0:
-                    raise _refusal(name, "is no trace file")
+                    raise _refusal(name, "is not a trace file")
         is_torn = frames.position > 0 or torn_head(os.pread(file, _PIECE, 0), at) == FrameKind.HEADER
     except (FormatError, ValueError):
         is_torn = frames.position > 0 and _is_torn(file, frames.position, os.fstat(file).st_size)
     if at and not is_torn:
-        raise _refusal(name, f"is damaged at byte {frames.position}" if frames.position else "is no trace file")
+        raise _refusal(name, f"is damaged at byte {frames.position}" if frames.position else "is not a trace file")
     return Sound(frames.position, part)
 
 

@@ -120,7 +120,7 @@ def test_a_core_that_cannot_be_written_is_said_and_the_program_goes_on(build: Bu
     assert result.status == 0, result.stderr
     assert re.search(
         r"warning: no core of process \d+ \(handover\) in '/proc/core.dprobes.\d+': no such file or directory; "
-        "the process goes on\n",
+        "the process continues\n",
         result.stderr,
     )
 

@@ -53,8 +53,7 @@ next:   xchg
 
 
 ONE_BY_ONE = (
-    "this kernel has no uprobe_multi links: "
-    "the breakpoint has a perf event of its own, and takes 0.1 s to be taken away"
+    "this kernel has no uprobe_multi links: the breakpoint has a perf event of its own, and takes 0.1 s to remove"
 )
 
 

@@ -328,7 +328,7 @@ def test_a_program_of_which_nothing_can_be_inserted_leaves_the_old_one(path: Pat
         with pytest.raises(EngineError) as caught:
             engine.run(job_for(path, MISMATCHES, replaces=old.session)).__enter__()
         assert caught.value.message == (
-            "no probepoint of the new program can be inserted; the program before goes on: MISMATCH at emulated"
+            "no probepoint of the new program can be inserted; the old program continues: MISMATCH at emulated"
         )
         target.say("call 3")
         await_true(lambda: old.hits == [3, 3, 3], "the hits of the old program")

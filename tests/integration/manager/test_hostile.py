@@ -267,7 +267,7 @@ def test_a_probepoint_is_removed_once(sandbox: Sandbox, target: Service, source:
 
 
 def test_a_compiled_program_without_end_is_not_read_to_the_end(sandbox: Sandbox) -> None:
-    assert sandbox.refused("dprobes apply /dev/zero").startswith("dprobes: error: '/dev/zero': this is no PPDF")
+    assert sandbox.refused("dprobes apply /dev/zero").startswith("dprobes: error: '/dev/zero': this is not a PPDF")
     assert sandbox.manager is None
 
 

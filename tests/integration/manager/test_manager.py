@@ -292,10 +292,10 @@ def test_idle_clients_make_room_for_others(sandbox: Sandbox) -> None:
             {"verb": "status"},
             "the client speaks version None of the manager's protocol, this manager (dprobes 0.1.0) version 1",
         ),
-        ({"dprobes": 1}, "a request needs a verb, a text, and arguments, an object"),
+        ({"dprobes": 1}, "a request needs a verb, a string, and arguments, an object"),
         (
             {"dprobes": 1, "verb": "query", "arguments": []},
-            "a request needs a verb, a text, and arguments, an object",
+            "a request needs a verb, a string, and arguments, an object",
         ),
         ({"dprobes": 1, "verb": "fly"}, "the manager (dprobes 0.1.0) knows no verb 'fly'"),
         (

@@ -216,7 +216,7 @@ def test_insert_with_a_definition_query_getvars_and_remove(sandbox: Sandbox, tar
 
     assert sandbox.refused("dprobes --insert example.rpn") == (
         f"dprobes: error: a program for '{name}' is inserted already\n"
-        "hint: --merge adds to it, --replace takes its place, --as NAME inserts another one beside it\n"
+        "hint: --merge adds to it, --replace replaces it, --as NAME inserts another one\n"
         "dprobes: note: in today's form, which takes all options, this line is: "
         "dprobes insert example.rpn --log-target KLOG\n"
     )

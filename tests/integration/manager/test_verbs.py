@@ -279,7 +279,7 @@ def test_a_manager_that_is_stopped_is_not_waited_for(sandbox: Sandbox, target: S
         ):
             assert sandbox.refused(f"dprobes {line}") == (
                 f"dprobes: error: the probe manager, process {pid}, does not answer: it is stopped\n"
-                f"hint: 'kill -CONT {pid}' lets it go on; 'dprobes stop' ends it\n"
+                f"hint: 'kill -CONT {pid}' continues it; 'dprobes stop' ends it\n"
             )
     finally:
         os.kill(pid, signal.SIGCONT)
@@ -294,7 +294,7 @@ def test_a_program_has_a_name_that_can_be_printed(sandbox: Sandbox, target: Serv
     shown = repr(name if len(name) < 50 else name[:40] + "...")
     assert said == (
         f"dprobes: error: a program cannot be named {shown}\n"
-        "hint: a name is a text of 1 to 255 bytes without control characters\n"
+        "hint: a name is a string of 1 to 255 bytes without control characters\n"
     )
     assert sandbox("dprobes query") == "no program is inserted\n"
 
@@ -319,7 +319,7 @@ def test_a_second_program_for_a_module_is_refused(sandbox: Sandbox, target: Serv
     sandbox(f"dprobes insert {source} --engine {engine} -p {target.pid}")
     assert sandbox.refused(f"dprobes insert {source} --engine {engine} -p {target.pid}") == (
         f"dprobes: error: a program for '{target.library}' is inserted already\n"
-        "hint: --merge adds to it, --replace takes its place, --as NAME inserts another one beside it\n"
+        "hint: --merge adds to it, --replace replaces it, --as NAME inserts another one\n"
     )
     refusal = sandbox.refused(f"dprobes insert {source} --engine {engine} -p {target.pid} --merge", status=2)
     assert "error: the program that is inserted already has a probepoint at offset 0x" in refusal

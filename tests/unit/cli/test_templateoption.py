@@ -87,7 +87,7 @@ def test_wrong_templates_in_a_trace_file_are_left_out_and_said_once(capsys: pyte
     status, out, err = outcome(capsys, "format", "t.dpt")
     assert (status, out) == (0, f"{HEADER}\nf9 ff ff ff ff ff ff ff\n" * 2)
     assert err == (
-        "dprobes: warning: templates of the program 'app' are wrong, and left out\n"
+        "dprobes: warning: templates of the program 'app' have errors, and are not used\n"
         "one.fmt:4:11: error: unknown conversion 'y'\n    fmt = \"n=%y by %{name}\"\n              ^\n"
         "hint: conversions are d u x o c s p a h r; '%%' prints a percent sign\n"
     )
@@ -105,7 +105,7 @@ def test_format_reads_a_stream_of_frames(capsys: pytest.CaptureFixture[str], mon
     text = f"{HEADER}\none\nn=-7 by app\n" * 2
     said = (
         "dprobes: warning: 2 records of '{0}' were lost here\n"
-        "dprobes: warning: 5 bytes between the records of '{0}' are none, and were skipped\n"
+        "dprobes: warning: 5 bytes between the records of '{0}' are not records, and were skipped\n"
     )
     assert outcome(capsys, "format", "t.bin", "--templates", "good") == (0, text, said.format("t.bin"))
 

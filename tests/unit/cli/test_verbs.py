@@ -163,7 +163,7 @@ ONE_SCOPE = (
         ),
         (
             ["run", "x.rpn", "--cgroup", "/"],
-            "Error: --cgroup: '/' is no cgroup of version 2, which BPF programs know\n",
+            "Error: --cgroup: '/' is not a cgroup of version 2, which BPF programs know\n",
         ),
         (
             ["run", "x.rpn", "--engine", "ptrace"],

@@ -121,8 +121,10 @@ def test_random_bytes_do_no_harm(data: bytes) -> None:
 
 def test_what_is_no_ppdf_is_called_so() -> None:
     assert error_of(b"") == "the file is truncated: expected a header of 24 bytes, found 0 (at byte 0)"
-    assert error_of(b"name = x\n") == "this is no PPDF: expected it to begin with 89 50 50 44 46 0d 0a 1a (at byte 0)"
-    assert error_of(DATA.replace(b"\r\n", b"\n", 1)).startswith("this is no PPDF")
+    assert (
+        error_of(b"name = x\n") == "this is not a PPDF: expected it to begin with 89 50 50 44 46 0d 0a 1a (at byte 0)"
+    )
+    assert error_of(DATA.replace(b"\r\n", b"\n", 1)).startswith("this is not a PPDF")
     assert error_of(DATA[:9]) == "the file is truncated: expected a header of 24 bytes, found 9 (at byte 0)"
 
 

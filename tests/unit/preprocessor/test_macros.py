@@ -132,9 +132,9 @@ t.rpn:2:1: error: the arguments of macro 'F' have no ')'
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ("__VA_OPT__", "'__VA_OPT__' needs tokens in parentheses behind it"),
-        ("__VA_OPT__ x", "'__VA_OPT__' needs tokens in parentheses behind it"),
-        ("__VA_OPT__(x", "'__VA_OPT__' needs tokens in parentheses behind it"),
+        ("__VA_OPT__", "'__VA_OPT__' needs tokens in parentheses after it"),
+        ("__VA_OPT__ x", "'__VA_OPT__' needs tokens in parentheses after it"),
+        ("__VA_OPT__(x", "'__VA_OPT__' needs tokens in parentheses after it"),
         ("__VA_OPT__(__VA_OPT__(x))", "'__VA_OPT__' inside '__VA_OPT__'"),
     ],
 )

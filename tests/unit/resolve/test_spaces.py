@@ -30,5 +30,5 @@ def test_name_type_and_places_of_a_program_say_its_space(text: str, expected: Sp
 
 
 def test_symbols_have_no_address_in_every_process() -> None:
-    with pytest.raises(TargetError, match="'jiffies' is no address of every program"):
+    with pytest.raises(TargetError, match="'jiffies' is not an address of every program"):
         EveryProcess(architecture("x86_64")).address_of("jiffies")

@@ -64,7 +64,7 @@ def test_random_text_gives_diagnostics_and_no_exception(text: str) -> None:
         (HEADER + "push " + "1" * MEGABYTES_10, f"'{'1' * 24}' does not fit in 64 bits"),
         (HEADER + "push " + "(" * MEGABYTES_10, f"a statement of more than {MAX_WORDS} words"),
         (HEADER + "push " + "-" * 5000 + "1", "an expression nested more than 100 deep"),
-        (HEADER + "push " + "," * 9000, "an operand is missing beside ','"),
+        (HEADER + "push " + "," * 9000, "an operand is missing next to ','"),
     ],
     ids=["lines", "characters", "words", "word", "number", "parentheses", "signs", "commas"],
 )

@@ -71,8 +71,8 @@ def test_names_that_are_no_targets(name: str, message: str, hint: str | None) ->
         ("file:relative", "log target 'file:relative': the path must be absolute"),
         ("file:", "log target 'file' needs a path: file:PATH"),
         ("serial:", "log target 'serial' needs a device: serial:/dev/ttyUSB0"),
-        ("klog:x", "log target KLOG takes nothing behind its name, found 'x'"),
-        ("console:x", "log target 'console' takes nothing behind its name, found 'x'"),
+        ("klog:x", "log target KLOG takes no argument, found 'x'"),
+        ("console:x", "log target 'console' takes no argument, found 'x'"),
     ],
 )
 def test_arguments_that_cannot_be(name: str, message: str) -> None:

@@ -156,7 +156,7 @@ def test_a_speed_is_a_number(name: str) -> None:
     with pytest.raises(SinkError) as caught:
         parse_target(name).open(SinkOptions())
     speed = name.partition("@")[2]
-    assert caught.value.message == f"log target '{name}': expected a speed in baud behind '@', found '{speed}'"
+    assert caught.value.message == f"log target '{name}': expected a speed in baud after '@', found '{speed}'"
 
 
 @pytest.mark.parametrize("name", ["KLOG", "journal"])
@@ -172,7 +172,7 @@ def test_a_pipe_that_nobody_reads_is_an_error_and_one_that_is_read_is_none(tmp_p
     os.mkfifo(path)
     with pytest.raises(SinkError) as caught:
         FileOutlet(str(path))
-    assert caught.value.message == f"'{path}' cannot be written: nobody reads this pipe"
+    assert caught.value.message == f"'{path}' cannot be written: no process reads this pipe"
     reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     sink = parse_target(f"file:{path}").open(SinkOptions("binary"))
     sink.log_events(batch(1))
@@ -208,7 +208,7 @@ def test_what_is_no_serial_line_is_refused(tmp_path: Path) -> None:
     path.touch()
     with pytest.raises(SinkError) as caught:
         SerialOutlet(str(path))
-    assert caught.value.message == f"'{path}' is no serial line: inappropriate ioctl for device"
+    assert caught.value.message == f"'{path}' is not a serial line: inappropriate ioctl for device"
 
 
 def test_a_file_that_is_full_keeps_whole_records_and_says_how_many(tmp_path: Path) -> None:

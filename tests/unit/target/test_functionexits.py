@@ -118,12 +118,12 @@ measured:
 
 REFUSED = {
     "data_inside": "it holds data between its instructions",
-    "runs_on": "it runs on into the code behind it",
+    "runs_on": "it continues into the code after it",
     "returns_far": "it does not return as functions do, but far or from an interrupt",
     "cut_off": "its size ends inside an instruction",
     "inside_another": "it has a jump into the middle of an instruction",
     "shares": "it shares code with 'shared'",
-    "no_table": "it has a jump of which no unwind table says whether that leaves it",
+    "no_table": "it has a jump, and no unwind table says whether that leaves it",
     "no_size": "its size is not known",
 }
 

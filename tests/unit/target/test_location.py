@@ -115,7 +115,7 @@ def test_ambiguous_symbol_lists_the_offsets(tools: Toolbox, twice: Path, error_o
     listed = sorted(int(a, 16) for a in re.findall(r"^(\w+) t helper$", tools.run("nm", twice), re.MULTILINE))
     first, second = (ElfFile.open(twice).file_offset(address) for address in listed)
     message = f"'helper' stands for 2 places in '{twice}', at file offsets 0x{first:x}, 0x{second:x}"
-    hint = f"write the one that is meant as a number: offset = 0x{first:x}"
+    hint = f"write the intended one as a number: offset = 0x{first:x}"
     assert (message, hint) == error_of(lambda: Module.load(twice).address_of("helper"))
 
 

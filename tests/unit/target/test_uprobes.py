@@ -11,8 +11,8 @@ EMULATED, STEPPED, REFUSED, BROKEN = UprobeClass
 NO_UPROBE = "the kernel puts no uprobe on it"
 FOR_EVER = "the kernel steps it for ever in a process that may not use the state of AMX"
 NOT_EVERY = "not every kernel can decode it"
-AS_JUMP = "the kernel takes it for a jump and does not execute it"
-AS_NOP = "the kernel takes it for a nop and does not execute it"
+AS_JUMP = "the kernel mistakes it for a jump and does not execute it"
+AS_NOP = "the kernel mistakes it for a nop and does not execute it"
 RED_ZONE = "kernels from 6.18 on put a call there, which overwrites what the function keeps below its stack"
 
 
@@ -75,13 +75,13 @@ ROWS = [
         "c5f8c2c101",
         "vcmpps xmm0, xmm0, xmm1, 1",
         BROKEN,
-        "the kernel takes it for a return, and the program would go on in the page where it was stepped",
+        "the kernel mistakes it for a return, and the program would continue in the page where it was stepped",
     ),
     (
         "c4e2f99dc1",
         "vfnmadd132sd xmm0, xmm0, xmm1",
         BROKEN,
-        "the kernel takes it for popf and leaves the trap flag set",
+        "the kernel mistakes it for popf and leaves the trap flag set",
     ),
     ("c5f858c1", "vaddps xmm0, xmm0, xmm1", STEPPED, None),
     ("c4e379680011", "vfmaddps xmm0, xmm0, [rax], xmm1", REFUSED, NOT_EVERY),

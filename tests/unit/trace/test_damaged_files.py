@@ -161,7 +161,7 @@ def test_a_file_of_another_version_is_not_passed_over(trace: Path) -> None:
 def test_verbs_go_on_behind_damage_and_say_so(trace: Path) -> None:
     _, begin, end = frames_of(trace)[5]
     flip(trace, end - 1)
-    said = f"'{trace}' is damaged: {end - begin} bytes from byte {begin} on are left out"
+    said = f"'{trace}' is damaged: {end - begin} bytes from byte {begin} on are skipped"
     for command, arguments in ((log_verb.command, [str(trace)]), (format_verb.command, [str(trace)])):
         result = CliRunner().invoke(command, [*arguments, "--format", "json", "--skip-damaged"])
         assert len([line for line in result.stdout.splitlines() if json.loads(line)]) == 90

@@ -193,7 +193,7 @@ hint: write the values in parentheses, with commas between
     pid not 1
             ^
 
---filter:1:9: error: a text has no end
+--filter:1:9: error: a string has no end
     name == "bash
             ^~~~~
 hint: close it with "
@@ -206,7 +206,7 @@ hint: close it with "
     pid == 1;;
             ^
 
---filter:1:8: error: '0x' is no number
+--filter:1:8: error: '0x' is not a number
     pid == 0x
            ^~
 hint: write a decimal one, or 0x2a, 0b101010, 0o52
@@ -215,22 +215,22 @@ hint: write a decimal one, or 0x2a, 0b101010, 0o52
     pid == 99999999999999999999
            ^~~~~~~~~~~~~~~~~~~~
 
---filter:1:8: error: 'pid' is a number, and this a text
+--filter:1:8: error: 'pid' is a number, and this a string
     pid == 'ab'
            ^~~~
 hint: write 42, 0x2a, or a character: 'x'
 
---filter:1:9: error: 'name' is a text, and this a number
+--filter:1:9: error: 'name' is a string, and this a number
     name == 42
             ^~
 hint: write "42"
 
---filter:1:1: error: 'name' is a text, and strings have no order
+--filter:1:1: error: 'name' is a string, and strings have no order
     name < "a"
     ^~~~~~~~~~
 hint: compare it with ==, !=, =~ or in
 
---filter:1:1: error: of 'name' and 'pid' one is a text, the other one a number
+--filter:1:1: error: of 'name' and 'pid' one is a string, the other a number
     name == pid
     ^~~~~~~~~~~
 
@@ -239,7 +239,7 @@ hint: compare it with ==, !=, =~ or in
     ^~~
 hint: compare it with ==, < or in
 
---filter:1:1: error: '=~' stands between an item and a text
+--filter:1:1: error: '=~' goes between an item and a string
     "ab" =~ name
     ^~~~~~~~~~~~
 hint: as in: name =~ "py*"
@@ -249,12 +249,12 @@ hint: as in: name =~ "py*"
     ^~~~~~
 hint: items are ITEMS
 
---filter:1:1: error: this is no item
+--filter:1:1: error: this is not an item
     1 in (1)
     ^
 hint: items are ITEMS
 
---filter:1:12: error: 'tid' is no value
+--filter:1:12: error: 'tid' is not a value
     pid in (1, tid)
                ^~~
 hint: an item can be compared with another one by ==, <, ...

@@ -181,7 +181,7 @@ def test_an_older_part_that_cannot_be_read_is_said_and_left_out(path: Path) -> N
     problems: list[str] = []
     with TraceFollower(path) as follower:
         assert numbers(follower, problems) == [1, 2]
-    assert problems == [f"'{older_part(path)}' is damaged (at byte {at}); what follows in it is left out"]
+    assert problems == [f"'{older_part(path)}' is damaged (at byte {at}); the rest of it is skipped"]
     # The file itself must be sound.
     path.rename(older_part(older_part(path)))
     older_part(path).rename(path)

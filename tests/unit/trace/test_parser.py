@@ -216,7 +216,7 @@ def _packed(content: bytes, size: int | None = None) -> bytes:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"#!/bin/sh\nexit 0\n", "'trace.dpt' is no trace file, or damaged (at byte 0)"),
+        (b"#!/bin/sh\nexit 0\n", "'trace.dpt' is not a trace file, or is damaged (at byte 0)"),
         (program(), "'trace.dpt' does not begin as a trace file (at byte 0)"),
         (HEADER + b"\0" * 12, "'trace.dpt' is damaged (at HERE)"),
         (HEADER + FRAME_HEAD.pack(BODY_MAX + 1, 4, b"dpt", 0), "'trace.dpt' is damaged (at HERE)"),
@@ -232,11 +232,11 @@ def _packed(content: bytes, size: int | None = None) -> bytes:
         ),
         (
             HEADER + frame(2, b'{"id": 1, "name": "a", "major": 1e999, "details": {}}'),
-            MUST + "'major' is no number between 0 and 4294967295 (at HERE)",
+            MUST + "'major' is not a number between 0 and 4294967295 (at HERE)",
         ),
         (
             HEADER + json_frame(2, {"id": True, "name": "a", "major": 1, "details": {}}),
-            MUST + "'id' is no number between 0 and 4294967295 (at HERE)",
+            MUST + "'id' is not a number between 0 and 4294967295 (at HERE)",
         ),
         (
             HEADER + json_frame(2, {"id": 1, "name": 5, "major": 1, "details": {}}),
@@ -256,7 +256,7 @@ def _packed(content: bytes, size: int | None = None) -> bytes:
         ),
         (
             HEADER + program() + json_frame(3, {"id": 1, "first": 1, "places": []}),
-            MUST + "'first' is no number between 0 and 0",
+            MUST + "'first' is not a number between 0 and 0",
         ),
         (
             HEADER + program() + json_frame(3, {"id": 1, "first": 0, "places": "x"}),
@@ -281,11 +281,11 @@ def _packed(content: bytes, size: int | None = None) -> bytes:
         (HEADER + program() + frame(4, struct.pack("<IQII", 1, 0, 0, 1)), "a frame of 'trace.dpt' ends in a record"),
         (
             HEADER + program() + json_frame(5, {"id": 1, "count": -1, "time": 0}),
-            MUST + "'count' is no number between 0 and 9223372036854775807",
+            MUST + "'count' is not a number between 0 and 9223372036854775807",
         ),
         (
             HEADER + clock(1 << 63),
-            MUST + "'wall_offset' is no number between -9223372036854775808 and 9223372036854775807 (at HERE)",
+            MUST + "'wall_offset' is not a number between -9223372036854775808 and 9223372036854775807 (at HERE)",
         ),
         (header(version=1), "'trace.dpt' has version 1 of the trace format, expected 2"),
         (HEADER + frame(7, b"\0"), "a compressed frame of 'trace.dpt' does not say its size (at HERE)"),

@@ -134,7 +134,7 @@ def test_a_file_of_something_else_is_refused(path: Path) -> None:
     path.write_bytes(b"\x7fELF" + bytes(100))
     with pytest.raises(FormatError) as caught:
         read(path)
-    assert caught.value.message == f"'{path}' is no trace file, or damaged (at byte 0)"
+    assert caught.value.message == f"'{path}' is not a trace file, or is damaged (at byte 0)"
     path.write_bytes(frame(FrameKind.RECORDS, bytes(4)))
     with pytest.raises(FormatError) as caught:
         read(path)
@@ -385,7 +385,7 @@ def test_a_file_of_something_else_is_left_as_it_is(path: Path, content: bytes) -
     path.write_bytes(content)
     with pytest.raises(SinkError) as caught:
         TraceFileWriter(path)
-    assert caught.value.message == f"'{path}' is no trace file: records cannot be appended to it"
+    assert caught.value.message == f"'{path}' is not a trace file: records cannot be appended to it"
     assert caught.value.hint == "move it away, or write to another file"
     assert path.read_bytes() == content
 

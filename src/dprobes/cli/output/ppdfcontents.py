@@ -94,7 +94,7 @@ def _ebpf_lines(ppdf: Ppdf, machine: str) -> Iterator[str]:
     image = encode(program, target)
     yield from print_header(program)
     yield f"// {machine}, {target.word_size}-byte words; as compiled by {ppdf.tool or 'an unknown tool'}"
-    yield "// This code is for reading: a machine compiles what it runs anew."
+    yield "// This code is for reading: each machine compiles the code that it runs."
     for number, definition in enumerate(program.definitions):
         yield ""
         yield from print_header(definition)

@@ -148,4 +148,4 @@ def _frames(begin: bytes, pieces: Iterator[bytes], name: str) -> Iterator[TraceR
         hint = "it may be a trace file (.dpt), or records as '--log-format binary' sends them"
         raise FormatError(f"'{name}' holds no records", hint=hint)
     if garbage:
-        console.warning(f"{garbage} bytes between the records of '{name}' are none, and were skipped")
+        console.warning(f"{garbage} bytes between the records of '{name}' are not records, and were skipped")

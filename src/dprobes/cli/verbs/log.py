@@ -155,7 +155,7 @@ def _time_filter(since: str | None, until: str | None, paths: Sequence[Path], *,
         try:
             return None if text is None else parse_time(text, now=now, bounds=bounds)
         except (ValueError, OverflowError):
-            raise click.UsageError(f"{option}: '{text}' is no time; write {TIME_FORMS}") from None
+            raise click.UsageError(f"{option}: '{text}' is not a time; write {TIME_FORMS}") from None
 
     first, last = parsed("--since", since), parsed("--until", until)
     if first is not None and last is not None and first >= last:

@@ -66,7 +66,7 @@ def command(words: tuple[str, ...], lists: bool, as_csv: bool, as_json: bool, sk
 
 
 def _warn_of_loss(program: str, count: int) -> None:
-    console.warning(f"{count} records of '{program}' were lost behind the last one")
+    console.warning(f"{count} records of '{program}' were lost after the last one")
 
 
 def _interruptible(database: Database, answer: Callable[[], int]) -> int:

@@ -36,5 +36,5 @@ def command(ends: bool) -> int:
     print_line(f"stopped {stopped.count} program{'s' if stopped.count != 1 else ''}")
     if stopped.unfinished:
         manager.kill(_PATIENCE)
-        console.warning(f"these did not end in time, so the manager was ended: {', '.join(stopped.unfinished)}")
+        console.warning(f"these did not end in time, so the manager was terminated: {', '.join(stopped.unfinished)}")
     return 0

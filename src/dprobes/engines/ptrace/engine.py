@@ -155,7 +155,7 @@ class PtraceSession:
         if conversation is None:
             return False
         if self.globals is not None and self.globals is not conversation.globals:
-            raise EngineError("a program shares its global variables with those that are inserted beside it")
+            raise EngineError("a program shares its global variables with those that are inserted with it")
         assert self._job.scope.pid is not None
         try:
             conversation.insert(self._run, self._start_message(), self._job.scope.pid)
@@ -308,7 +308,7 @@ class PtraceSession:
         done = end if isinstance(end, Done) else Done(complete=end.complete)
         debuggers = self._run.debuggers
         if not done.complete and not done.problem and not self._run.is_stopping:
-            yield Notice("the tracer was told to end (SIGTERM); the probepoints are taken away")
+            yield Notice("the tracer was told to end (SIGTERM); the probepoints are removed")
         while not debuggers.is_idle:
             yield Pause()
             yield from debuggers.look()
@@ -317,7 +317,7 @@ class PtraceSession:
             status = conversation.wait_for_command()
         yield Finished(self.counts(), status)
         if done.problem:
-            raise InternalError(f"the tracer failed; the probepoints are taken away\n{done.problem.rstrip()}")
+            raise InternalError(f"the tracer failed; the probepoints are removed\n{done.problem.rstrip()}")
 
 
 def _called_extensions(program: Program) -> tuple[Registration, ...]:

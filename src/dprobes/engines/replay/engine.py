@@ -150,7 +150,7 @@ class ReplaySession(interface.ControlledSession):
             name = ExceptionCode(outcome.unhandled).name
             yield interface.Notice(f"{hit.where}: the handler was ended by {name}, which nothing catches")
         if outcome.exit_code in (1, 3):
-            text = f"{hit.where}: 'exit {outcome.exit_code}' takes the probepoint away; there is no process to stop"
+            text = f"{hit.where}: 'exit {outcome.exit_code}' removes the probepoint; there is no process to stop"
             yield interface.Notice(text, is_warning=False)
         if outcome.ending is Ending.REMOVE or outcome.exit_code in (1, 3):
             self._states[number] = ProbeState.REMOVED

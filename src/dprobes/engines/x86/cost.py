@@ -15,8 +15,8 @@ class Execution(enum.Enum):
     """Say how a probed instruction is executed; the value completes "it is executed ..."."""
 
     EMULATED = "by the tracer (emulated)"
-    RUN_ON = "out of line, mostly without a stop behind it"
-    STOPPED = "out of line, with a stop behind it"
+    RUN_ON = "out of line, mostly without a stop after it"
+    STOPPED = "out of line, with a stop after it"
     IN_PLACE = "in place, with all other threads stopped"
 
     @property

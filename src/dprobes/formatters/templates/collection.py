@@ -169,5 +169,5 @@ def source_of(name: str, data: bytes, diagnostics: Diagnostics) -> SourceFile | 
         return SourceFile(name, data.decode())
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        diagnostics.error(None, f"'{name}' is no UTF-8 text: byte {data[error.start]:#04x} in line {line}")
+        diagnostics.error(None, f"'{name}' is not UTF-8 text: byte {data[error.start]:#04x} in line {line}")
     return None

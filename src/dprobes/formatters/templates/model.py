@@ -66,7 +66,7 @@ class Placeholder:
     """
     Take data, and print it.
 
-    ``size`` is that of one number in bytes: None for the record's word, 0 for what is no number. With ``is_item`` the
+    ``size`` is that of one number in bytes: None for the record's word, 0 for no number. With ``is_item`` the
     data is one prefixed item, else raw bytes. ``span`` is where it is written.
     """
 

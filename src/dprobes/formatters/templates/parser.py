@@ -229,7 +229,7 @@ class _Parser:
             return _SIMPLE.get(simple)
         value = int(hexadecimal, 16) if hexadecimal is not None else int(octal, 8)
         if value > _BYTE_MAX:
-            self._error(span, f"'{escape.group()}' is no byte")
+            self._error(span, f"'{escape.group()}' is not a byte")
             return None
         return chr(value)
 

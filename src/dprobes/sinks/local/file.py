@@ -56,7 +56,7 @@ class FileOutlet:
 
     def _opening_error(self, error: OSError) -> SinkError:
         if error.errno == errno.ENXIO and Path(self._path).is_fifo():
-            return SinkError(f"'{self._path}' cannot be written: nobody reads this pipe")
+            return SinkError(f"'{self._path}' cannot be written: no process reads this pipe")
         return SinkError(f"'{self._path}' cannot be written: {reason_of(error)}")
 
     @property

@@ -47,7 +47,7 @@ of the device, and drops more without a word (DEFAULT_RATELIMIT_BURST, devkmsg_w
 def open(argument: str, options: SinkOptions) -> Sink:  # noqa: A001 - the name that all sinks have
     """Open the kernel's log."""
     if argument:
-        raise SinkError(f"log target KLOG takes nothing behind its name, found '{argument}'")
+        raise SinkError(f"log target KLOG takes no argument, found '{argument}'")
     refuse_binary("KLOG", options)
     return TextSink(KernelLogOutlet(), options.format_name)
 

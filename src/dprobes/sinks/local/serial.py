@@ -36,7 +36,7 @@ def open(argument: str, options: SinkOptions) -> Sink:  # noqa: A001 - the name 
     if not device:
         raise SinkError("log target 'serial' needs a device: serial:/dev/ttyUSB0")
     if not (speed.isascii() and speed.isdigit() and int(speed)):
-        raise SinkError(f"log target 'serial:{argument}': expected a speed in baud behind '@', found '{speed}'")
+        raise SinkError(f"log target 'serial:{argument}': expected a speed in baud after '@', found '{speed}'")
     return byte_sink(SerialOutlet(device, int(speed)), options, line_end="\r\n", encoding="ascii")
 
 
@@ -66,7 +66,7 @@ class SerialOutlet:
             raise SinkError(f"'{device}' cannot be set up for {baud} baud: {said}") from error
 
     def _settings(self) -> list[Any]:
-        """Return the line's settings; raise ``SinkError`` if it is no serial line, or is none of ours."""
+        """Return the line's settings; raise ``SinkError`` if it is not a serial line, or is none of ours."""
         try:
             # O_NONBLOCK: a line without carrier must not be waited for.
             line = os.open(self._device, os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -75,7 +75,7 @@ class SerialOutlet:
         try:
             return termios.tcgetattr(line)
         except termios.error as error:
-            raise SinkError(f"'{self._device}' is no serial line: {str(error.args[1]).lower()}") from error
+            raise SinkError(f"'{self._device}' is not a serial line: {str(error.args[1]).lower()}") from error
         finally:
             os.close(line)
 

@@ -33,7 +33,7 @@ _UNFLUSHED_MAX = 10_000
 def open(argument: str, options: SinkOptions) -> Sink:  # noqa: A001 - the name that all sinks have
     """Open standard output as a log target."""
     if argument:
-        raise SinkError(f"log target 'console' takes nothing behind its name, found '{argument}'")
+        raise SinkError(f"log target 'console' takes no argument, found '{argument}'")
     return byte_sink(ConsoleOutlet(), options)
 
 

@@ -66,7 +66,7 @@ class PerfettoFile:
         """Look at what is there, and return where to go on."""
         try:
             if not stat.S_ISREG(os.fstat(self._file).st_mode):
-                raise SinkError(f"'{self._path}' is no regular file, as a Perfetto trace must be")
+                raise SinkError(f"'{self._path}' is not a regular file, as a Perfetto trace must be")
             try:
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -79,7 +79,7 @@ class PerfettoFile:
                 return len(start)
             if os.pread(self._file, len(start), 0) != start:
                 hint = "a trace cannot be continued after a restart of the machine, nor one of another program"
-                raise SinkError(f"'{self._path}' is there already, and is no trace that can be continued", hint=hint)
+                raise SinkError(f"'{self._path}' exists already, and is not a trace that can be continued", hint=hint)
             with mmap.mmap(self._file, size, access=mmap.ACCESS_READ) as data:
                 end = _end_of_packets(data, len(start))
             if end < size:

@@ -91,7 +91,7 @@ def test_show_prints_all_ebpf_of_the_file(directory: Path, capsys: pytest.Captur
     status, out, _ = outcome(capsys, "show", "--bpf", "some.ppdf")
     assert status == 0
     lines = out.splitlines()
-    assert "// This code is for reading: a machine compiles what it runs anew." in lines
+    assert "// This code is for reading: each machine compiles the code that it runs." in lines
     for loops in ("may_goto", "iterator", "bpf_loop"):
         titles = [line for line in lines if line.startswith(f"// with {loops}: ")]
         assert len(titles) == len(ppdf.program.definitions)
@@ -180,7 +180,8 @@ def test_a_damaged_file_is_named(directory: Path, capsys: pytest.CaptureFixture[
         assert outcome(capsys, verb, "some.ppdf") == (1, "", f"dprobes: error: 'some.ppdf': {problem}\n")
     Path("text.ppdf").write_text(PROGRAM)
     assert outcome(capsys, "show", "text.ppdf")[2] == (
-        "dprobes: error: 'text.ppdf': this is no PPDF: expected it to begin with 89 50 50 44 46 0d 0a 1a (at byte 0)\n"
+        "dprobes: error: 'text.ppdf': this is not a PPDF: "
+        "expected it to begin with 89 50 50 44 46 0d 0a 1a (at byte 0)\n"
     )
 
 

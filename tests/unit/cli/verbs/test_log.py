@@ -218,7 +218,7 @@ def test_names_of_any_bytes_can_be_printed(trace: Path, log: Said) -> None:
         (["--total", "-f"], "--total is about all records that are there: leave out --follow, --head and --tail"),
         (
             ["--since", "yesterday-ish"],
-            f"--since: 'yesterday-ish' is no time; write {TIME_FORMS}",
+            f"--since: 'yesterday-ish' is not a time; write {TIME_FORMS}",
         ),
         (["--since", "12:00", "--until", "11:00"], "--since 12:00 is not before --until 11:00"),
     ],

@@ -336,7 +336,7 @@ def test_a_file_without_records_has_no_rows(tmp_path: Path, capsys: pytest.Captu
 def test_records_lost_at_the_end_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "x.dpt").write_bytes(header() + program(1, "app") + lost(1, 3, time=1))
     assert run(["sql", str(tmp_path / "x.dpt"), "select count(*) as n from records"]) == 0
-    assert capsys.readouterr() == ("n\n0\n", "dprobes: warning: 3 records of 'app' were lost behind the last one\n")
+    assert capsys.readouterr() == ("n\n0\n", "dprobes: warning: 3 records of 'app' were lost after the last one\n")
 
 
 def test_errors_of_files(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -355,7 +355,7 @@ def test_errors_of_files(tmp_path: Path, capsys: pytest.CaptureFixture[str], mon
         f"dprobes: error: '{tmp_path}/x.parquet' is not in a directory of 'parquet:DIR'\n"
         "hint: its path would end in program=NAME/major=N/minor=N/FILE.parquet\n"
     )
-    assert "'bad.dpt' is no trace file, or damaged" in output(capsys, "bad.dpt", "select 1", status=1)
+    assert "'bad.dpt' is not a trace file, or is damaged" in output(capsys, "bad.dpt", "select 1", status=1)
     assert output(capsys, ".", "select 1", status=1).startswith(
         f"dprobes: error: a file of '{tmp_path}/{place}' cannot be read: "
     )

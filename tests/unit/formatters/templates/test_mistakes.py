@@ -58,8 +58,8 @@ if TYPE_CHECKING:
         ("%08{pid}", 8, 8, "flag '0' is for numbers", None),
         ("%*{pid}", 8, 2, "'*' is for data; a header item takes none", None),
         (r"\q", 8, 2, r"unknown escape '\q'", "escapes are those of C"),
-        (r"\400", 8, 4, r"'\400' is no byte", None),
-        (r"\x100", 8, 5, r"'\x100' is no byte", None),
+        (r"\400", 8, 4, r"'\400' is not a byte", None),
+        (r"\x100", 8, 5, r"'\x100' is not a byte", None),
     ],
 )  # fmt: skip
 def test_wrong_place_holders(fmt: str, column: int, length: int, message: str, hint: str | None) -> None:
@@ -252,7 +252,7 @@ def test_templates_without_a_directory_file() -> None:
 
 def test_a_file_that_is_no_text() -> None:
     files = {"templates.lst": b"1 t.fmt", "t.fmt": b'major = 1\nminor = 1\nfmt = "\xe4"'}
-    assert Templates.from_files(files).diagnostics.render() == ("error: 't.fmt' is no UTF-8 text: byte 0xe4 in line 3")
+    assert Templates.from_files(files).diagnostics.render() == ("error: 't.fmt' is not UTF-8 text: byte 0xe4 in line 3")
     assert (
         "has more than 1048576 bytes"
         in Templates.from_files({"templates.lst": b"1 t.fmt", "t.fmt": bytes(1 << 21)}).diagnostics.render()

@@ -56,7 +56,7 @@ def test_what_is_no_trace_of_ours_is_left_alone(path: Path, monkeypatch: pytest.
         patch.setattr(packetfile, "_boot_id", uuid.uuid4)
         with pytest.raises(SinkError) as caught:
             opened(path)
-    assert caught.value.message == f"'{path}' is there already, and is no trace that can be continued"
+    assert caught.value.message == f"'{path}' exists already, and is not a trace that can be continued"
     assert caught.value.hint == hint
     for data in (b"\n", b"\n\n\n", b"\n\xff\xff\xff\xff\xff\xff", b"text" * 100):
         path.write_bytes(data)
@@ -64,7 +64,7 @@ def test_what_is_no_trace_of_ours_is_left_alone(path: Path, monkeypatch: pytest.
             continue  # which is how a trace begins
         with pytest.raises(SinkError) as caught:
             opened(path)
-        assert caught.value.message == f"'{path}' is there already, and is no trace that can be continued"
+        assert caught.value.message == f"'{path}' exists already, and is not a trace that can be continued"
         assert path.read_bytes() == data
 
 
@@ -75,7 +75,7 @@ def test_files_that_cannot_be(tmp_path: Path) -> None:
     for name, reason in (
         (tmp_path, "cannot be written: is a directory"),
         (tmp_path / "none" / "file", "cannot be written: no such file or directory"),
-        (pipe, "is no regular file, as a Perfetto trace must be"),
+        (pipe, "is not a regular file, as a Perfetto trace must be"),
         (path, "is being written by another process"),
     ):
         with pytest.raises(SinkError) as caught:

@@ -46,7 +46,7 @@ __all__ = ["Installation"]
 _LISTED = 3  # offsets named in a message
 
 _WATCHED_LATE = (
-    "memory is watched from now on: accesses ran no handler from when the old program let go of its debug registers"
+    "memory is watched from now on: accesses ran no handler since the old program released its debug registers"
 )
 
 _ROOM = 2
@@ -307,7 +307,7 @@ class Installation:
             return None
         what = "the breakpoint has" if count == 1 else f"each of the {count} breakpoints has"
         return Notice(
-            f"this kernel has no uprobe_multi links: {what} a perf event of its own, and takes 0.1 s to be taken away",
+            f"this kernel has no uprobe_multi links: {what} a perf event of its own, and takes 0.1 s to remove",
             is_warning=False,
         )
 

@@ -148,7 +148,7 @@ def _uprobe_error(error: OSError, path: str, offsets: Sequence[int]) -> EngineEr
         case errno.ENOENT | errno.ENOTDIR:
             return TargetError(f"'{path}' is not there any more")
         case errno.EBADF:
-            return TargetError(f"'{path}' is no regular file")
+            return TargetError(f"'{path}' is not a regular file")
         case errno.ESRCH:
             return TargetError("the process has ended")
         case errno.EPERM | errno.EACCES:

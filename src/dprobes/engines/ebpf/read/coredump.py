@@ -60,14 +60,14 @@ class Dump:
             problem = "the run ended before it was complete"
         with contextlib.suppress(OSError):
             os.unlink(self.path)
-        return Notice(f"no core of {process} in '{self.path}': {problem}; the process goes on")
+        return Notice(f"no core of {process} in '{self.path}': {problem}; the process continues")
 
 
 def start_dump(pid: int, tid: int, name: str, directory: str, hidden: dict[int, int]) -> Dump | Notice:
     """
     Begin with a stopped process, whose thread ``tid`` has hit; ``hidden`` are original bytes of breakpoints.
 
-    Return what is to be said if no file can be made; the process goes on then.
+    Return what is to be said if no file can be made; the process continues then.
     """
     import json
 
@@ -79,7 +79,7 @@ def start_dump(pid: int, tid: int, name: str, directory: str, hidden: dict[int, 
     except OSError as error:
         let_go_on(pid)
         reason = reason_of(error)
-        return Notice(f"no core of process {pid} ({name}) in '{path}': {reason}; the process goes on")
+        return Notice(f"no core of process {pid} ({name}) in '{path}': {reason}; the process continues")
     import subprocess
 
     try:

@@ -68,9 +68,9 @@ class TableWatch:
             definition = self._installed.probes[probe].definition
             if any(i.row.syntax == "exit <code>" for i in definition.handler.instructions):
                 yield Notice(
-                    f"{self._program.major},{definition.minor} was taken away, but the ring had no room to say why; if "
+                    f"{self._program.major},{definition.minor} was removed, but the ring had no room to say why; if "
                     "its handler has stopped a process, that waits",
-                    "look for it with 'ps -e -o pid,stat,comm', state T; it goes on with 'kill -CONT PID'",
+                    "find it with 'ps -e -o pid,stat,comm', state T; continue it with 'kill -CONT PID'",
                 )
         self._expired = expired
 

@@ -130,14 +130,14 @@ def state_event(message: ProbeStatus) -> StateEvent:
 def obstacle_text(obstacle: ProbeStatus) -> str:
     """Say why a program cannot take the place of another one."""
     event = state_event(obstacle)
-    return event.state.line(event.detail, f"in process {event.pid}", "the program before goes on")
+    return event.state.line(event.detail, f"in process {event.pid}", "the old program continues")
 
 
 def dump_notice(dumped: Dumped) -> Notice:
     """Say what became of a core file."""
     process = f"process {dumped.pid} ({dumped.name})"
     if dumped.problem:
-        return Notice(f"no core of {process} in '{dumped.path}': {dumped.problem.rstrip()}; the process goes on")
+        return Notice(f"no core of {process} in '{dumped.path}': {dumped.problem.rstrip()}; the process continues")
     return Notice(f"the core of {process} is in '{dumped.path}' ({dumped.size} bytes)", is_warning=False)
 
 
@@ -146,7 +146,7 @@ def death_notices(status: int, restored: int, cleared: int, left: int) -> list[N
     how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
     notices = [
         Notice(
-            f"the tracer {how}; {restored} breakpoints were taken away from outside",
+            f"the tracer {how}; {restored} breakpoints were removed from outside",
             "a thread that ran into one before that has got a SIGTRAP",
         )
     ]

@@ -70,7 +70,7 @@ def test_what_ended_unheard_is_taken_away_when_nothing_more_can_come() -> None:
     assert state == StateEvent((2,), 0, ProbeState.DISABLED)
     assert isinstance(notice, Notice)
     assert notice.message == (
-        "7,2 was taken away, but the ring had no room to say why; if its handler has stopped a process, that waits"
+        "7,2 was removed, but the ring had no room to say why; if its handler has stopped a process, that waits"
     )
 
 
