@@ -64,7 +64,7 @@ def _line(record: dict[str, Any]) -> str:
     """Return what babeltrace2 has to say of a record."""
     context = {key: str(record[key]) for key in ("major", "minor", "pid", "uid")}
     context |= {"cs": "0x33", "ip": text_of(record["ip"], 16), "ss": "0x2B", "sp": text_of(record["sp"], 16)}
-    context |= {"procname": text_of(record["name"]), "tid": str(record["tid"])}
+    context |= {"name": text_of(record["name"]), "tid": str(record["tid"])}
     if record["minor"] == 1:
         payload = {"n": str(record["fields"]["n"])}
     else:

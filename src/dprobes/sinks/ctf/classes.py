@@ -72,7 +72,7 @@ class HeaderItems:
         self._has_name = record.process_name is not None
         self._has_tid = record.tid is not None
         if self._has_name:
-            self.declarations.append("string _procname;")
+            self.declarations.append("string _name;")
         if self._has_tid:
             self.declarations.append(f"{_integer(4)} _tid;")
 

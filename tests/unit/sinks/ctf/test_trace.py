@@ -34,7 +34,7 @@ def test_an_event_has_the_place_as_its_name_and_the_items_of_the_header(tmp_path
     sink.log_events(Batch(SOURCE, [encode_record(record)] * 2, places, 0))
     context = {
         "major": "1", "minor": "2", "pid": "4", "uid": "5", "cs": "0x6", "ip": "0x7", "ss": "0x8", "sp": "0x9",
-        "procname": '"comm"', "tid": "11",
+        "name": '"comm"', "tid": "11",
     }  # fmt: skip
     shown = [{"cpu_id": "3"}, context, {"_data_length": "1", "data": "[ [0] = 0xAB ]"}]
     assert read_trace(tmp_path) == [
@@ -97,7 +97,7 @@ def test_names_may_be_anything(tmp_path: Path) -> None:
     places = [Place(f"/usr/{name}", name), Place("m", long, at_return=True)]
     sink.log_events(Batch(source, [record] * 2, places, 0))
     names = [{"Complex": "Complex_"}.get(word, word) for word in words]
-    scopes = {"major": "1", "minor": "2", "procname": r'"\"\\\\n"'}, dict.fromkeys(names, "0")
+    scopes = {"major": "1", "minor": "2", "name": r'"\"\\\\n"'}, dict.fromkeys(names, "0")
     assert read_trace(tmp_path) == [
         event_line(1, r' é%s {};:a"b\c\x0a*/ é%s {};', *scopes),
         event_line(1, "m:" + "x" * 1022, *scopes),

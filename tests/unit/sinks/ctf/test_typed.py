@@ -75,7 +75,7 @@ def _random_record(
         if (value := getattr(record, name)) is not None:
             context[name] = text_of(value, 10 if name in ("pid", "uid") else 16)
     if record.process_name is not None:
-        context["procname"] = text_of(record.process_name)
+        context["name"] = text_of(record.process_name)
     if record.tid is not None:
         context["tid"] = str(record.tid)
     packet = [] if record.cpu is None else [{"cpu_id": str(record.cpu)}]
