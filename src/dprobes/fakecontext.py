@@ -1,4 +1,4 @@
-"""What a handler sees where there is no process: a world made of dictionaries."""
+"""A context for handlers without a process, made of dictionaries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A program that is inserted: what a session gives its user for looking at it and taking it away."""
+"""An inserted program, as the user of a session reads and removes it."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class _Followed(FollowedProgram):
 
 class InsertedProgram:
     """
-    Look at a program that is inserted, and take it away; made by ``ProbeSession.insert``.
+    An inserted program: its counts, variables and removal; made by ``ProbeSession.insert``.
 
     ``engine`` is the name of the one that runs it, ``reason`` why that was chosen (None: it was asked for).
     ``diagnostics`` are warnings and notes about the program. All methods may be called by any thread, and what they
@@ -161,9 +161,9 @@ class InsertedProgram:
 
     def remove(self, minor: int | None = None) -> None:
         """
-        Take it away, and wait for that; what it has recorded until then can still be read.
+        Remove it, and wait until it is removed; records made until then can still be read.
 
-        With ``minor`` only the probepoints of definitions with this code are taken away, soon.
+        With ``minor`` only the probepoints of definitions with this code are removed, soon.
         """
         if minor is None:
             self.stop()

@@ -75,7 +75,7 @@ class ProbeSession:
         self.close()
 
     def close(self) -> None:
-        """Take all programs away, and wait for that; may be called more than once."""
+        """Remove all programs, and wait until they are removed; may be called more than once."""
         with self._changing:
             if self._is_closed:
                 return

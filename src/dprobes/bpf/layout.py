@@ -192,7 +192,7 @@ class Entry(enum.IntEnum):
     TRACE = 1
     """The same for a stack trace."""
     ENDED = 2
-    """The probepoint is to be taken away: u32 exit code, or ``LIMIT`` or ``REMOVE``; u32 process id."""
+    """The probepoint is to be removed: u32 exit code, or ``LIMIT`` or ``REMOVE``; u32 process id."""
     SIGNAL = 3
     """
     The thread got a signal for what its instruction did: u64 ip, u32 signal (low 8 bits) and the number of tickets

@@ -1,4 +1,4 @@
-"""What the verbs that take log targets have in common."""
+"""The options of the verbs that take log targets."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ import re
 __all__ = ["TIME_FORMS", "Anchor", "needs_bounds", "parse_time"]
 
 TIME_FORMS = "10m, 14:30, '2026-11-22 14:30:05.5', @1763785600, start+5s or end-10m"
-"""What a time may look like, for people."""
+"""The forms of a time, for messages."""
 
 Anchor = tuple[int, int] | None
 """When the first and the last record were written."""

@@ -1,4 +1,4 @@
-"""What the verbs that talk to the manager have in common."""
+"""The options and the connection of the verbs that talk to the manager."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``insert`` and ``apply`` have in common: their options, and the conversation with the manager."""
+"""The options of ``insert`` and ``apply``, and their conversation with the manager."""
 
 from __future__ import annotations
 

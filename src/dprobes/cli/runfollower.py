@@ -157,7 +157,7 @@ class Run:
         )
 
     def _stop_writing(self) -> None:
-        """Nobody reads our records any more, as in ``| head``: take the probepoints away, and say what there was."""
+        """Nobody reads our records any more, as in ``| head``: remove the probepoints, and print what there was."""
         self._reader_is_gone = True
         self._outputs.abandon()
         self._session.stop()

@@ -235,7 +235,7 @@ class Job:
 
 class Session(Protocol):
     """
-    Hold one run of a program; entering the context manager starts it, leaving it takes every probepoint away.
+    Hold one run of a program; entering the context manager starts it, leaving it removes every probepoint.
 
     ``probes`` holds every probepoint that was found so far, in whatever file; it only grows.
     """
@@ -293,7 +293,7 @@ class ControlledSession(Session, Protocol):
         return
 
     def remove(self, probes: Sequence[int]) -> None:
-        """Take probepoints away, as the instruction ``remove`` does; ``events`` reports them as REMOVED."""
+        """Remove probepoints, as the instruction ``remove`` does; ``events`` reports them as REMOVED."""
 
     def local_variables(self) -> list[int]:
         """Return the program's local variables."""

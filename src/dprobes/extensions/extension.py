@@ -1,4 +1,4 @@
-"""What an extension is, and how one is called."""
+"""Extensions: their definition, and how one is called."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the arguments of verbs mean to the manager: values that other modules take, each checked."""
+"""The arguments of the manager's verbs, checked and converted to the values that other modules take."""
 
 from __future__ import annotations
 

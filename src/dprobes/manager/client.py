@@ -275,7 +275,7 @@ class ManagerClient:
         return _targets(self._ask("remove-target", RemoveTargetArguments(target, name)))
 
     def stop(self, *, ends: bool = False) -> Stopped:
-        """Take everything away at once. With ``ends`` the manager ends, too."""
+        """Remove everything at once. With ``ends`` the manager ends, too."""
         return decode(Stopped, self._ask("stop", StopArguments(ends)))
 
     def kill(self, patience: float = 0.0) -> Killed | None:

@@ -1,4 +1,4 @@
-"""What ``query`` and ``getvars`` answer: programs and variables as the data of answers (``results``)."""
+"""The answers of ``query`` and ``getvars``: programs and variables as ``results``."""
 
 from __future__ import annotations
 

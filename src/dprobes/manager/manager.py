@@ -68,7 +68,7 @@ _STOPPING_LIMIT = 3.0
 
 
 class Manager:
-    """Own programs, global variables, and where records go; leaving the context manager takes everything away."""
+    """Own programs, global variables, and where records go; leaving the context manager removes everything."""
 
     def __init__(self, trace: Path, trace_limit: int = TRACE_LIMIT) -> None:
         self._recording = Recording(trace, trace.parent, trace_limit)
@@ -82,7 +82,7 @@ class Manager:
         self.wake_up, self._waking = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
 
     def close(self) -> None:
-        """Take every probepoint away, and give everything up."""
+        """Remove every probepoint, and release everything."""
         self.is_over = True
         # A verb that is changing something had better end before that; the end of the process ends it else.
         is_free = self._changing.acquire(timeout=_PATIENCE)

@@ -1,4 +1,4 @@
-"""Where the manager's records go: its trace file, and the log targets."""
+"""The recorder of the manager: its trace file, and the log targets."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Recording:
         return self._targets.add(target, module, SinkOptions(format_name, self._directory))
 
     def remove_target(self, name: str, module: str | None) -> list[TargetStatus]:
-        """Take log targets away, with no ``module`` all of that name; return how they fared."""
+        """Remove log targets, with no ``module`` all of that name; return their states."""
         name = parse_target(name).text
         taken = self._targets.take(name, module)
         if not taken:
@@ -81,11 +81,11 @@ class Recording:
         return close_all(taken, _CLOSING_LIMIT)
 
     def forget_targets_of(self, *modules: str, limit: float = _CLOSING_LIMIT) -> None:
-        """Take the log targets away that are for these programs only; that may take ``limit`` seconds."""
+        """Remove the log targets that are for these programs only; that may take ``limit`` seconds."""
         close_all([target for module in modules for target in self._targets.take_of(module)], limit)
 
     def forget_targets(self, names: Iterable[str], module: str) -> None:
-        """Take some of the log targets away that are for one program only, if they are still there."""
+        """Remove some of the log targets that are for one program only, if they are still there."""
         strings = [parse_target(name).text for name in names]
         close_all([target for text in strings for target in self._targets.take(text, module)], _CLOSING_LIMIT)
 

@@ -1,4 +1,4 @@
-"""What records come from: the paper's "event" of a module, which a trace daemon is told of before its first record."""
+"""The origin of records: the paper's "event" of a module, which a trace daemon is told before its first record."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said about the probe that a record came from."""
+"""The description of the probepoint that a record came from."""
 
 from __future__ import annotations
 

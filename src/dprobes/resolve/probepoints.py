@@ -1,4 +1,4 @@
-"""What resolution gives: probepoints, all of one type, and what is known of the module that they are in."""
+"""The result of resolution: probepoints, all of one type, and a description of their module."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = [
 
 
 class ProbeKind(enum.Enum):
-    """What hits a probepoint: an instruction, the return of a function, an access to memory, or a clock."""
+    """The cause of a probepoint's hits: an instruction, the return of a function, an access to memory, or a clock."""
 
     BREAKPOINT = "breakpoint"
     RETURN = "return"

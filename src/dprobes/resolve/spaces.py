@@ -27,7 +27,7 @@ ANYWHERE = "*"
 
 
 class Space(enum.Enum):
-    """Where a program's probepoints are, in words for people."""
+    """The places of a program's probepoints, as text for users."""
 
     MODULE = "the files of a module"
     PROCESSES = "every process"

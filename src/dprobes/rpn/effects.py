@@ -1,4 +1,4 @@
-"""What an instruction does to the depth of the RPN stack: the numbers behind the table's effects."""
+"""The effects of instructions on the depth of the RPN stack, as numbers."""
 
 from __future__ import annotations
 

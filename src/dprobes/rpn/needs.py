@@ -1,4 +1,4 @@
-"""What of a program others have to know: the instructions that need ``--allow-write``, the codes of its records."""
+"""The needs of a program: the instructions that need ``--allow-write``, the codes of its records."""
 
 from __future__ import annotations
 

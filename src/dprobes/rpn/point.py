@@ -1,4 +1,4 @@
-"""What a handler knows of its probepoint, in whatever engine it runs."""
+"""The properties of a probepoint that its handler uses, in every engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What records come to instead of the records: how often each value of a field occurs, and histograms of numbers."""
+"""Summaries of records: how often each value of a field occurs, and histograms of numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much a sink gets at once, when one that failed is tried again, and how often a problem is said."""
+"""The pace of a sink: the size of its batches, the retries after a failure, and the reports of a problem."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known of a record as names and strings, for logs with structured data: syslog and the systemd journal."""
+"""A record as names and strings, for logs with structured data: syslog and the systemd journal."""
 
 from __future__ import annotations
 

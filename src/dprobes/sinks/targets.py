@@ -76,13 +76,13 @@ class LogTargets:
         return True
 
     def take(self, name: str, module: str | None) -> list[LogTarget]:
-        """Take targets away, with no ``module`` all of that name; ``close`` gives them up."""
+        """Remove targets, with no ``module`` all of that name; ``close`` releases them."""
         with self._lock:
             chosen = [key for key in self._targets if key[0] == name and module in (None, key[1])]
             return [self._targets.pop(key) for key in chosen]
 
     def take_of(self, module: str) -> list[LogTarget]:
-        """Take the targets away that are for one program only."""
+        """Remove the targets that are for one program only."""
         with self._lock:
             return [self._targets.pop(key) for key in list(self._targets) if key[1] == module]
 

@@ -1,4 +1,4 @@
-"""What DuckDB says of a query, as errors of ours: with the place in the query."""
+"""The errors of DuckDB in a query, with the place in the query."""
 
 from __future__ import annotations
 

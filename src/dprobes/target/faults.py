@@ -1,4 +1,4 @@
-"""Whether an instruction of x86 can fault: memory, division, privilege, and floating-point exceptions."""
+"""The faults that an instruction of x86 can raise: memory, division, privilege, and floating-point exceptions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What trace files hold, as readers give it: records, in blocks or one by one, and where some were lost."""
+"""The contents of trace files, as readers return them: records, in blocks or one by one, and lost records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the names of trace files say to those that write them. Readers do not look at them."""
+"""The names of trace files, which select compression for writers. Readers ignore them."""
 
 from __future__ import annotations
 

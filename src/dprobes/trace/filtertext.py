@@ -53,7 +53,7 @@ class Number:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """What is in quotes."""
+    """A string in quotes."""
 
     value: str
     span: Span

@@ -1,4 +1,4 @@
-"""What a writer that goes on with a trace file finds there, and how much of its end has to be cut off."""
+"""The state of an existing trace file for a writer that continues it, and how much of its end is to be cut off."""
 
 from __future__ import annotations
 

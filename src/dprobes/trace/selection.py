@@ -1,4 +1,4 @@
-"""Which records of a trace are wanted: counted without decoding them, or one by one, or the last ones."""
+"""The selection of records of a trace: counted without decoding them, or one by one, or the last ones."""
 
 from __future__ import annotations
 

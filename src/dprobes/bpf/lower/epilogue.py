@@ -1,4 +1,4 @@
-"""What comes after a handler: its record and stack traces, the wish to be taken away; the state is given back."""
+"""The code after a handler: its record and stack traces, the request for removal; the state is released."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Epilogue:
         asm.place(handled)
 
     def _wish(self, release: Label) -> None:
-        """Write what happens if the probepoint is to be taken away."""
+        """Write the code for a probepoint that is to be removed."""
         asm, flow, at = self._asm, self._flow, Field.WORK
         if not (self._request.maxhits or flow.uses("remove", "exit <code>")):
             return

@@ -127,7 +127,7 @@ class Prologue:
         asm.store(SCRATCH, Field.NUMBER, _R.R1)
 
     def _miss_last(self) -> None:
-        """Write what happens if the last hit finds no state: the probepoint is to be taken away all the same."""
+        """Write what happens if the last hit finds no state: the probepoint is removed nevertheless."""
         asm, other = self._asm, self._asm.label()
         asm.jump_if(Jump.JNE, _R.R9, 0, other)
         if self._ticket is None:

@@ -1,4 +1,4 @@
-"""The ring entries of a handler: its record, that of its stack traces, and the wish to take the probepoint away."""
+"""The ring entries of a handler: its record, that of its stack traces, and the request for removal."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class RingEntries:
         asm.place(none)
 
     def write_end(self, base: Register, at: int, reason: Register | int, cookie: Register | None = None) -> None:
-        """Write the wish to take the probepoint away, and put it into the ring."""
+        """Write the request to remove the probepoint into the ring."""
         asm = self._asm
         self._head(at, Entry.ENDED, base, cookie)
         asm.store(base, at + _HEAD, reason, Size.W)

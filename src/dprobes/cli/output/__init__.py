@@ -1,1 +1,1 @@
-"""What commands print: records, tables, summaries, listings."""
+"""The output of commands: records, tables, summaries, listings."""

@@ -1,4 +1,4 @@
-"""Where the records of a run go: standard output or a file, and log targets."""
+"""The outputs of a run: standard output or a file, and log targets."""
 
 from __future__ import annotations
 

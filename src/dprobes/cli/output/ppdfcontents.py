@@ -1,4 +1,4 @@
-"""What ``show`` prints of a compiled program: all that the file holds, and nothing of this machine."""
+"""The listing of a compiled program for ``show``: all that the file contains, and nothing about this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run says at its end: the counts of every probepoint, and what has none."""
+"""The summary of a run: the counts of every probepoint, and the places without one."""
 
 from __future__ import annotations
 

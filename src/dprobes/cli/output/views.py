@@ -1,4 +1,4 @@
-"""What a run shows instead of records (``--top``, ``--count``, ``--hist``), imported only where it is asked for."""
+"""The views of a run that replace records (``--top``, ``--count``, ``--hist``), imported only when asked for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The verb ``remove``: take inserted programs, or single probepoints, away."""
+"""The verb ``remove``: remove inserted programs, or single probepoints."""
 
 from __future__ import annotations
 

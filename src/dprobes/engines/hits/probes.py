@@ -33,7 +33,7 @@ DEBUGGER, CORE_DUMP = 1, 3
 """The operands of ``exit`` that mean something in user programs."""
 
 HANDING_OVER = frozenset({DEBUGGER, CORE_DUMP})
-"""Those after which the probepoint is taken away."""
+"""Those after which the probepoint is removed."""
 
 _INACTIVE = (ProbeState.DISABLED, ProbeState.REMOVED)
 

@@ -195,7 +195,7 @@ class PtraceSession:
         self._run.answers.close()
 
     def stop(self) -> None:
-        """Ask the tracer to take the program away, and to detach if it is the last; a signal handler may call it."""
+        """Ask the tracer to remove the program, and to detach if it is the last; a signal handler may call it."""
         conversation = self._conversation
         if conversation is not None and not self._run.is_over:
             self._run.is_stopping = self._run.answers.is_stopping = True
@@ -238,7 +238,7 @@ class PtraceSession:
 
     def remove(self, probes: Sequence[int]) -> None:
         """
-        Take probepoints away, in processes of later on as well; ``events`` reports those that were there as REMOVED.
+        Remove probepoints, also in later processes; ``events`` reports those that were there as REMOVED.
 
         What was hit before that may still give its record.
         """

@@ -177,7 +177,7 @@ class ReplaySession(interface.ControlledSession):
         return tuple(replace(each) for each in self._counts)
 
     def remove(self, probes: Sequence[int]) -> None:
-        """Take probepoints away."""
+        """Remove probepoints."""
         for number in probes:
             self._states[number] = ProbeState.REMOVED
 

@@ -1,4 +1,4 @@
-"""Which templates travel with a program, in compiled files, trace files and to log targets."""
+"""The templates that belong to a program, for compiled files, trace files and log targets."""
 
 from __future__ import annotations
 

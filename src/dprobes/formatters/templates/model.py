@@ -1,4 +1,4 @@
-"""What a template says, as data."""
+"""Templates as data."""
 
 from __future__ import annotations
 

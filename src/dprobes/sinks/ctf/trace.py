@@ -94,7 +94,7 @@ class Trace:
             self._streams.setdefault(stream.cpu, []).append(stream)
 
     def remove_if_empty(self) -> None:
-        """Take the trace away if nothing could be written to it."""
+        """Delete the trace if nothing could be written to it."""
         if not self._streams:
             shutil.rmtree(self._directory, ignore_errors=True)
 

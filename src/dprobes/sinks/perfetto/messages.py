@@ -89,7 +89,7 @@ class _TrackEvent(enum.IntEnum):
 
 
 class EventType(enum.IntEnum):
-    """What an event is on its track (TrackEvent.Type)."""
+    """The kind of an event on its track (TrackEvent.Type)."""
 
     SLICE_BEGIN = 1
     SLICE_END = 2

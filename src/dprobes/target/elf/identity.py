@@ -1,4 +1,4 @@
-"""What tells one build of a module from another: the build-id, or without one the code itself."""
+"""The identity of a module's build: the build-id, or a hash of the code."""
 
 from __future__ import annotations
 

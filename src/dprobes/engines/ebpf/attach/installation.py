@@ -131,7 +131,7 @@ class Installation:
         return reason == LIMIT and self._attachments.hits(probe) < self._numbers.limit(probe)
 
     def expired(self) -> set[int]:
-        """Return the probepoints that have come to their end in the kernel, and that nobody has taken away."""
+        """Return the probepoints that have come to their end in the kernel, and that nobody has removed."""
         exhausted = {
             probe
             for probe in self.giving_back
@@ -299,7 +299,7 @@ class Installation:
         return links
 
     def warning_of_slow_end(self) -> Notice | None:
-        """Return what to say where the kernel takes long to take breakpoints away."""
+        """Return the note for a kernel that takes long to remove breakpoints."""
         count = sum(
             probe not in self._conflicting for part in self._parts if part.file is not None for probe, _ in part.sites
         )

@@ -293,7 +293,7 @@ class ModuleWatch:
             self._late = late
 
     def _look_at_end(self) -> None:
-        """Notice no more arrivals if the last watchpoint has been taken away."""
+        """Notice no more arrivals if the last watchpoint has been removed."""
         if all(watch.is_closed for watch in self._watches):
             with self._lock:
                 self._links.close()

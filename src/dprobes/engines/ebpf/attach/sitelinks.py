@@ -57,7 +57,7 @@ Linker = Callable[[Group, Sequence[tuple[int, int]]], "Descriptors"]
 
 class Attachments:
     """
-    Attach groups and take probepoints away.
+    Attach groups, and remove probepoints.
 
     ``bank_size`` is the distance of the two entries that a probepoint has in the probe table.
     """
@@ -89,7 +89,7 @@ class Attachments:
         return [(site.offset, _cookie(base + probe, site.moved)) for probe, site in group.sites]
 
     def take_away(self, probe: int) -> bool:
-        """Begin to take a probepoint away; return whether it was there. Its handler runs no more."""
+        """Begin to remove a probepoint; return whether it was there. Its handler runs no more."""
         if probe in self._ended:
             return False
         self._ended.add(probe)
@@ -99,7 +99,7 @@ class Attachments:
         return True
 
     def is_there(self, probe: int) -> bool:
-        """Return whether a probepoint is attached, and nobody has begun to take it away."""
+        """Return whether a probepoint is attached, and its removal has not begun."""
         return probe in self._groups_of and probe not in self._ended
 
     def is_disabled(self, probe: int) -> bool:
@@ -108,7 +108,7 @@ class Attachments:
         return any(self._maps.is_disabled(group.bank * self._bank_size + probe) for group in groups)
 
     def expired(self) -> set[int]:
-        """Return the probepoints that handlers have disabled, and that nobody has taken away."""
+        """Return the probepoints that handlers have disabled, and that nobody has removed."""
         disabled = self._maps.disabled()
         return {
             probe
@@ -124,7 +124,7 @@ class Attachments:
 
     def renew(self, *, at_once: bool = False) -> None:
         """
-        Bring links in line with what was taken away; to be called often.
+        Bring links in line with removals; to be called often.
 
         ``at_once`` is for whoever cannot wait: breakpoints are gone when this returns.
         """
@@ -182,7 +182,7 @@ class Attachments:
         self._closing.clear()
 
     def close(self) -> None:
-        """Take everything away; it is gone when this returns."""
+        """Remove everything; it is gone when this returns."""
         self._last_groups = dict(self._groups_of)
         self.is_closed = True
         waiting = [group.link for group in self._groups if group.link is not None]

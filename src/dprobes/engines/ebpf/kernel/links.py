@@ -64,10 +64,10 @@ Each takes the kernel about 0.1 s to detach, one after the other, because each w
 
 
 class UprobeLinks(Descriptors):
-    """Own the links of uprobes, which are taken away whole whoever is killed meanwhile."""
+    """Own the links of uprobes, which are removed completely whoever is killed meanwhile."""
 
     def close(self) -> None:
-        """Take the uprobes away."""
+        """Remove the uprobes."""
         close_in_proxy(self.detach())
 
 

@@ -168,7 +168,7 @@ class ControlledRun(ABC):
             self._readings.reset_variables(first, last)
 
     def remove(self, probes: Sequence[int]) -> None:
-        """Take probepoints away; ``events`` reports those that were there as REMOVED."""
+        """Remove probepoints; ``events`` reports those that were there as REMOVED."""
         for probe in probes:
             if not 0 <= probe < len(self.probes):
                 raise IndexError(f"there is no probepoint {probe}: they are 0 to {len(self.probes) - 1}")

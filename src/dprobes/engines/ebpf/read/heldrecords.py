@@ -46,7 +46,7 @@ A result below 0 means that the thread is beyond the instruction of its last rec
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A probepoint that is to be taken away, because of a hit in thread ``tid`` of process ``pid``."""
+    """A probepoint that is to be removed, because of a hit in thread ``tid`` of process ``pid``."""
 
     probe: int
     reason: int

@@ -273,7 +273,7 @@ class EbpfSession(ControlledRun, ReplaceableSession):
             yield from self._tables.look(is_quiet=self._stream.is_quiet)
 
     def _changes(self) -> list[Event]:
-        """Bring links in line with what was found and what was taken away; return what there is to say."""
+        """Bring links in line with what was found and what was taken away; return the notices."""
         events = [*self._look_for_files(), *self._installed.happened()]
         self._installed.attachments.renew()
         return events
@@ -316,14 +316,14 @@ class EbpfSession(ControlledRun, ReplaceableSession):
     # What happens to probepoints
 
     def _take_removals(self) -> Iterator[Event]:
-        """Take away what others want to be taken away, and report what was there still."""
+        """Remove what others have asked to remove, and report what was still there."""
         attachments = self._installed.attachments
         gone = tuple(probe for probe in self._requests.take_removals() if attachments.take_away(probe))
         if gone:
             yield StateEvent(gone, 0, ProbeState.REMOVED)
 
     def _end(self, ended: Ended) -> Iterator[Event]:
-        """Take a probepoint away that has come to its end."""
+        """Remove a probepoint that has reached its end."""
         attachments = self._installed.attachments
         if self._installed.is_void(ended.probe, ended.reason):
             return

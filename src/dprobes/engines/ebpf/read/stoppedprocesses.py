@@ -41,7 +41,7 @@ class StoppedProcesses:
         return self._debuggers.is_idle and not self._dumps
 
     def take(self, ended: Ended) -> Iterator[Event]:
-        """Begin with a process that was stopped, after the probepoint has been taken away."""
+        """Begin with a process that was stopped, after the probepoint has been removed."""
         name = process_field(ended.tid, "Name") or "ended"
         if ended.reason == DEBUGGER:
             pointer = _pointer(ended.tid)
