@@ -1,4 +1,4 @@
-"""The names of trace files, which select compression for writers. Readers ignore them."""
+"""The names of trace files, from which writers choose format and compression. Readers ignore them."""
 
 from __future__ import annotations
 
