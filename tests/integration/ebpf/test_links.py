@@ -136,7 +136,7 @@ def test_a_file_that_is_gone_is_named(features: Features, uprobe_program: int, t
 def test_a_directory_is_refused(uprobe_program: int, features: Features, tmp_path: Path) -> None:
     # The uprobe PMU gives no reason of its own.
     single = f"the kernel refuses the probepoint at 0x0 in '{tmp_path}' (invalid argument)"
-    expected = single if features is SINGLE else f"'{tmp_path}' is no regular file"
+    expected = single if features is SINGLE else f"'{tmp_path}' is not a regular file"
     with pytest.raises(DprobesError, match=f"^{re.escape(expected)}$"):
         attach_uprobes(uprobe_program, str(tmp_path), [(0, 1)], features)
 
