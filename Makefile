@@ -2,17 +2,17 @@
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test torture mutants lint bench docs clean
+.PHONY: help demo quick test test-kernel torture mutants lint bench docs clean
 
 PYTHON := .venv/bin/python
 SOURCES := $(shell find src -name '*.py')
 WORKERS := 2
 TESTS := $(PYTHON) -m pytest -q --timeout=300 --timeout-method=signal
-# The tests of a file run one after the other: they share what they build, and often the names of what they probe.
-PARALLEL := $(TESTS) -n $(WORKERS) --dist loadfile
+# The tests of a file run one after the other (tests/conftest.py): they share what they build, and the names they probe.
+PARALLEL := $(TESTS) -n $(WORKERS)
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: .venv/run.stamp ## install what is needed and show probe records of a real program
 	@sh tools/demo.sh
@@ -26,6 +26,10 @@ test: .venv/dev.stamp .venv/tools.stamp ## run the whole test suite
 	$(PARALLEL) -m "not torture and not alone" || status=$$?; \
 	$(TESTS) -m "alone and not torture" || status=$$?; \
 	exit $$status
+
+test-kernel: .venv/dev.stamp .venv/tools.stamp ## run the tests that other kernels are booted for
+	$(PYTHON) -m compileall -q src
+	$(PYTHON) -m pytest -q --timeout=300 --timeout-method=signal -m "not torture" tests/kernel
 
 torture: .venv/dev.stamp .venv/tools.stamp .venv/selftests.stamp ## run the long forms of the torture and differential tests
 	$(PYTHON) -m pytest -q -m torture

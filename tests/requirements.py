@@ -20,6 +20,7 @@ __all__ = ["NATURES", "is_required", "required_words"]
 NATURES = {
     "processor": "an instruction that this processor has not, or carries out in another way",
     "newer kernel": "this kernel has no longer what is tested",
+    "older kernel": "the kernel of a guest is too old for what is tested, or was built without it",
 }
 """What no installation changes: reasons of this kind are written ``processor: ...``."""
 

@@ -8,26 +8,24 @@ from __future__ import annotations
 
 import os
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from dprobes.engines.ebpf.kernel.features import Feature
+from guests.features import FEATURES, lack_of
 from integration.support import Builder
-from kernel.guest import Guest, GuestError, UnavailableError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+    from guests.guest import Guest
 
 IS_TORTURE = os.environ.get("DPROBES_EXAMPLES") == "torture"
 KERNELS = [pytest.param("6.1"), pytest.param("6.12", marks=pytest.mark.torture)]
-MISSING = {
-    "6.1": {"UPROBE_MULTI", "UPROBE_MULTI_PROCESS", "FUNC_IP", "MAY_GOTO", "ITERATORS", "WRITE_REGISTERS"},
-    "6.12": {"WRITE_REGISTERS"},
-}
-"""What these kernels do not have, by their sources."""
+pytestmark = pytest.mark.parametrize("kernel", KERNELS, indirect=True)
 
 COMPILED = "/programs"
+REPOSITORY = Path(__file__).parents[2]
 
 
 def compile_programs(build: Builder) -> None:
@@ -63,33 +61,37 @@ MORE_RUNS = (
 )
 
 
-@pytest.fixture(scope="module", params=KERNELS)
-def guest(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guest]:
-    programs = tmp_path_factory.mktemp("programs")
-    try:
-        compile_programs(Builder(programs))
-        files: dict[str, Path | bytes] = {
-            f"{COMPILED}/{path.relative_to(programs)}": path for path in programs.rglob("*") if path.is_file()
-        }
-        with Guest(request.param, files) as booted:
-            yield booted
-    except UnavailableError as error:
-        pytest.skip(f"no guest: {error}")
+@pytest.fixture(scope="session")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Compile what the tests that run in the guest use, outside: nothing else is in the directory."""
+    directory = tmp_path_factory.mktemp("programs")
+    compile_programs(Builder(directory))
+    return directory
+
+
+@pytest.fixture
+def compiled(guest: Guest, programs: Path) -> str:
+    """Put the compiled programs into the guest, and return their directory there."""
+    for path in programs.rglob("*"):
+        if path.is_file():
+            guest.put(f"{COMPILED}/{path.relative_to(programs)}", path)
+    return COMPILED
+
+
+def run_source(guest: Guest, source: str, timeout: float = 400) -> str:
+    """Run a Python source that uses what the tests share; return what it printed."""
+    return guest.python(source, timeout=timeout, environment={"REPOSITORY": str(REPOSITORY)}).stdout
 
 
 def test_trial_loading_finds_what_the_kernel_has(guest: Guest) -> None:
-    found = guest.run(
+    found = run_source(
+        guest,
         "from dprobes.engines.ebpf.kernel.features import Feature, Features\n"
         "features = Features()\n"
-        "print(*(feature.name for feature in Feature if feature not in features))\n"
+        "print(*(feature.name for feature in Feature if feature not in features))\n",
     )
-    assert set(found.split()) == MISSING[guest.kernel]
-
-
-def test_a_source_that_fails_shows_why(guest: Guest) -> None:
-    with pytest.raises(GuestError, match=r"(?s)^Linux \S+: exit status 1\nTraceback .*\nValueError: it\n$"):
-        guest.run("raise ValueError('it')")
-    assert guest.run("print(6 * 7)") == "42\n"
+    lacking = {name.upper() for name in FEATURES if lack_of(name, guest.image) is not None}
+    assert set(found.split()) == lacking & {feature.name for feature in Feature}
 
 
 RANDOM_PROGRAMS = """
@@ -116,10 +118,10 @@ LOOPS = {"6.1": ["CALLBACK"], "6.12": ["MAY_GOTO", "ITERATOR", "CALLBACK"]}
 def test_random_programs_do_the_same_as_in_the_interpreter(guest: Guest) -> None:
     """None is refused by this kernel's verifier."""
     rounds = 150 if IS_TORTURE else 8
-    loops, agreed = guest.run(RANDOM_PROGRAMS.format(start=1000, rounds=rounds), timeout=3600).splitlines()
-    assert loops.split() == LOOPS[guest.kernel]
+    loops, agreed = run_source(guest, RANDOM_PROGRAMS.format(start=1000, rounds=rounds), 3600).splitlines()
+    assert loops.split() == LOOPS[guest.machine.kernel]
     defined, wild, random_bytes = (int(number) for number in agreed.split())
-    total = 2 * rounds * len(LOOPS[guest.kernel])
+    total = 2 * rounds * len(LOOPS[guest.machine.kernel])
     assert defined == total
     assert wild >= total // 4
     assert random_bytes >= rounds // 2
@@ -144,7 +146,7 @@ print(count)
 
 def test_cases_hold(guest: Guest) -> None:
     step = 1 if IS_TORTURE else 10
-    assert int(guest.run(CASES.format(step=step), timeout=3600)) >= 200 // step
+    assert int(run_source(guest, CASES.format(step=step), 3600)) >= 200 // step
 
 
 TESTS = """
@@ -156,9 +158,9 @@ sys.exit(pytest.main([*options, *("tests/integration/ebpf/" + name for name in {
 """
 
 
-def test_runs_of_the_engine_are_as_exact_as_elsewhere(guest: Guest) -> None:
+def test_runs_of_the_engine_are_as_exact_as_elsewhere(guest: Guest, compiled: str) -> None:
     names = MORE_RUNS if IS_TORTURE else RUNS
-    output = guest.run(TESTS.format(compiled=COMPILED, names=names), timeout=3600)
+    output = run_source(guest, TESTS.format(compiled=compiled, names=names), 3600)
     passed = re.search(r"^(\d+) passed", output, re.MULTILINE)
     assert passed is not None, output
     assert int(passed[1]) >= len(names)
@@ -174,8 +176,8 @@ print(subprocess.run(run, capture_output=True, text=True, check=True).stderr)
 """
 
 
-def test_without_uprobe_multi_breakpoints_are_inserted_one_by_one_which_is_said(guest: Guest) -> None:
-    said = guest.run(NOTICE.format(compiled=COMPILED)).splitlines()
-    is_old = "UPROBE_MULTI" in MISSING[guest.kernel]
+def test_without_uprobe_multi_breakpoints_are_inserted_one_by_one_which_is_said(guest: Guest, compiled: str) -> None:
+    said = run_source(guest, NOTICE.format(compiled=compiled)).splitlines()
+    is_old = lack_of("uprobe_multi", guest.image) is not None
     assert (said[0].startswith("dprobes: note: this kernel has no uprobe_multi links: the breakpoint has ")) == is_old
     assert any(line.split()[:4] == ["0,1", "tick", "7", "7"] for line in said)

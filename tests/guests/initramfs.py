@@ -1,8 +1,9 @@
 """
-The root file system of a guest: this machine's Python and C library, and what tests add.
+The root file system of a guest: this machine's Python and tools, and the tree under test.
 
-A cpio archive in the "newc" format (Documentation/driver-api/early-userspace/buffer-format.rst), which the kernel
-unpacks into memory. Archives can be put behind each other: what seldom changes is kept in one, the sources in another.
+It is a cpio archive in the "newc" format (Documentation/driver-api/early-userspace/buffer-format.rst), which the kernel
+unpacks into memory. Archives can be concatenated: what seldom changes is kept in one, by the digest of what is in it;
+the other, with the sources as they are now, is made for each test run.
 """
 
 from __future__ import annotations
@@ -10,20 +11,23 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import shutil
 import stat
 import subprocess
 import sys
 import sysconfig
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
-from kernel.images import cache_directory
+from guests.images import cache_directory
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-__all__ = ["REPOSITORY", "archive", "base_archive", "libraries_of", "source_files"]
+    from guests.images import Image
+
+__all__ = ["PYTHON", "REPOSITORY", "archive", "libraries_of", "make_initramfs"]
 
 REPOSITORY = Path(__file__).parents[2]
 PYTHON = Path(sys.base_prefix) / "bin" / f"python{sys.version_info.major}.{sys.version_info.minor}"
@@ -31,13 +35,22 @@ PYTHON = Path(sys.base_prefix) / "bin" / f"python{sys.version_info.major}.{sys.v
 _LEFT_OUT = {"test", "tests", "idlelib", "tkinter", "lib2to3", "ensurepip", "pydoc_data", "turtledemo",
              "distutils", "venv", "dist-packages", "site-packages"}  # fmt: skip
 _PACKAGES = ("click", "elftools", "iced_x86", "pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments")
-_PROGRAMS = ("/bin/sh", "/bin/bash", "/bin/cat", "/bin/sleep", "/bin/true",
-             "/usr/bin/nm", "/usr/bin/objdump", "/usr/bin/readelf", "/usr/bin/taskset")  # fmt: skip
+_PROGRAMS = (
+    *("sh", "bash", "cat", "chmod", "cp", "date", "dd", "dmesg", "env", "false", "grep", "head", "kill", "ln", "ls"),
+    *("mkdir", "mknod", "mv", "od", "ps", "readlink", "rm", "rmdir", "sed", "seq", "sleep", "stat", "sync", "tail"),
+    *("touch", "true", "uname", "wc", "xargs", "mount", "umount", "ip", "ping", "losetup", "mkfs.ext4", "taskset"),
+    *("nm", "objdump", "readelf"),
+)
 _UNUSED = 3600
 """Seconds after which an archive of other files is taken away; another checkout may be about to use it."""
 
-_AGENT = Path(__file__).with_name("agent.py")
-_INIT = "#!{python} -Bu\nimport sys\nsys.path.insert(0, '/agent')\nimport agent\nagent.main()\n"
+_INIT = "#!{python} -B\nimport sys\nsys.path[:0] = {path}\nfrom guests.agent import main\nmain({modules})\n"
+_LINE_MODULES = ("virtio_pci", "virtio_console")
+"""What the line to the agent needs, where it is not built in."""
+_MERGED = ("bin", "lib", "lib64", "sbin")
+"""Directories that are links into /usr."""
+_PATH = "/usr/bin:/usr/sbin:/bin:/sbin"
+
 _I386_LIBRARIES = "/usr/i686-linux-gnu/lib"
 
 
@@ -57,8 +70,12 @@ def archive(files: Mapping[str, Path | bytes]) -> bytes:
         head = b"070701" + b"".join(b"%08x" % field for field in fields) + path
         parts.append(head.ljust(-(-len(head) // 4) * 4, b"\0") + data.ljust(-(-len(data) // 4) * 4, b"\0"))
 
+    for name in _MERGED:
+        add(name, stat.S_IFLNK | 0o777, b"usr/" + name.encode())
     for name, content in files.items():
         inside = name.lstrip("/")
+        if inside.split("/")[0] in _MERGED:
+            inside = f"usr/{inside}"
         for parent in reversed(Path(inside).parents[:-1]):
             if str(parent) not in made:
                 made.add(str(parent))
@@ -73,21 +90,35 @@ def archive(files: Mapping[str, Path | bytes]) -> bytes:
     return b"".join(parts)
 
 
-def base_archive() -> Path:
-    """Return the archive of what seldom changes; it is made anew when one of its files has."""
-    files = _base_files()
+def make_initramfs(image: Image, programs: Sequence[str], output: BinaryIO) -> None:
+    """Write the root file system of a guest with this kernel and more of this machine's programs, by their names."""
+    files = _base_files() | _programs(programs)
+    with _archive_of(files).open("rb") as base:
+        shutil.copyfileobj(base, output)
+    modules = image.modules(*(name for name in _LINE_MODULES if name in image))
+    path = [f"{REPOSITORY}/src", f"{REPOSITORY}/tests", "/packages"]
+    init = _INIT.format(python=PYTHON, path=path, modules=[module.path for module in modules])
+    output.write(
+        archive({**_source_files(), **{module.path: module.data for module in modules}, "/init": init.encode()})
+    )
+
+
+def _archive_of(files: Mapping[str, Path | bytes]) -> Path:
+    """Return an archive that is kept; it is made anew when one of its files has changed."""
     digest = hashlib.sha256()
     for name, content in files.items():
         state = content if isinstance(content, bytes) else repr(_identity(content)).encode()
         digest.update(name.encode() + b"\0" + state)
     output = cache_directory() / f"base-{digest.hexdigest()[:16]}.cpio"
-    if not output.exists():
-        for old in output.parent.glob("base-*"):
-            if time.time() - old.stat().st_mtime > _UNUSED:
-                old.unlink(missing_ok=True)
-        temporary = output.with_suffix(f".{os.getpid()}")
-        temporary.write_bytes(archive(files))
-        temporary.rename(output)
+    if output.exists():
+        os.utime(output)
+        return output
+    for old in output.parent.glob("base-*"):
+        if time.time() - old.stat().st_mtime > _UNUSED:
+            old.unlink(missing_ok=True)
+    temporary = output.with_suffix(f".{os.getpid()}")
+    temporary.write_bytes(archive(files))
+    temporary.rename(output)
     return output
 
 
@@ -99,8 +130,7 @@ def _identity(path: Path) -> tuple[int, int]:
 def _base_files() -> dict[str, Path | bytes]:
     library = Path(sysconfig.get_path("stdlib"))
     packages = Path(sysconfig.get_path("purelib"))
-    files: dict[str, Path | bytes] = {str(PYTHON): PYTHON, "/init": _INIT.format(python=PYTHON).encode()}
-    files["/agent/agent.py"] = _AGENT
+    files: dict[str, Path | bytes] = {str(PYTHON): PYTHON}
     files["/etc/passwd"] = b"root:x:0:0::/root:/bin/sh\nnobody:x:65534:65534::/:/bin/sh\n"
     files |= {str(path): path for path in _tree(library)}
     for package in _PACKAGES:
@@ -108,13 +138,18 @@ def _base_files() -> dict[str, Path | bytes]:
         if tree.exists():
             files |= {f"/packages/{path.relative_to(packages)}": path for path in _tree(tree)}
     files["/packages/py.py"] = packages / "py.py"
-    files |= {name: Path(name) for name in _PROGRAMS if Path(name).exists()}
     objects = [path for path in files.values() if isinstance(path, Path) and _is_object(path)]
-    files |= {name: Path(name) for name in libraries_of(objects)}
+    files |= {name: Path(name) for name in libraries_of(objects)} | _programs(_PROGRAMS)
     if Path(_I386_LIBRARIES).exists():
         for name in ("ld-linux.so.2", "libc.so.6", "libpthread.so.0"):
             files[f"{_I386_LIBRARIES}/{name}"] = Path(_I386_LIBRARIES, name)
     return files
+
+
+def _programs(names: Sequence[str]) -> dict[str, Path | bytes]:
+    """Return those of this machine's programs that it has, and their libraries."""
+    found = [path for name in names if (path := shutil.which(name, path=_PATH)) is not None]
+    return {path: Path(path) for path in (*found, *libraries_of(map(Path, found)))} if found else {}
 
 
 def _is_object(path: Path) -> bool:
@@ -131,15 +166,15 @@ def _tree(directory: Path) -> Iterator[Path]:
             yield path
 
 
-def libraries_of(objects: Iterable[Path]) -> set[str]:
+def libraries_of(objects: Iterable[Path]) -> list[str]:
     """Return the paths of all libraries that programs and libraries need, as ldd says."""
     listing = subprocess.run(
         ["ldd", *(str(path) for path in objects)], capture_output=True, text=True, check=False
     ).stdout
-    return set(re.findall(r"(?:=> |^\t)(/\S+) \(0x", listing, re.MULTILINE))
+    return sorted(set(re.findall(r"(?:=> |^\t)(/\S+) \(0x", listing, re.MULTILINE)))
 
 
-def source_files() -> dict[str, Path | bytes]:
+def _source_files() -> dict[str, Path | bytes]:
     """Return the sources and tests of this checkout, at their own paths, so that tracebacks lead to them."""
     files: dict[str, Path | bytes] = {}
     for name in ("src", "tests"):

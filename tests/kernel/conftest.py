@@ -1,0 +1,84 @@
+"""Fixtures: guests, one for each test."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from guests.emulator import GuestError, Machine
+from guests.features import lack_of
+from guests.guest import boot, resumed
+from guests.images import KERNELS, UnavailableError
+from integration.conftest import build
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterator
+
+    from guests.emulator import Snapshot
+    from guests.guest import Guest
+
+__all__ = ["build"]
+
+
+@pytest.fixture(scope="session")
+def snapshot_of() -> Iterator[Callable[[Machine], Snapshot]]:
+    """Return what boots each machine once in a test run."""
+    with contextlib.ExitStack() as stack:
+        snapshots: dict[Machine, Snapshot | UnavailableError | GuestError] = {}
+
+        def find(machine: Machine) -> Snapshot:
+            if machine not in snapshots:
+                try:
+                    snapshots[machine] = stack.enter_context(contextlib.closing(boot(machine)))
+                except (UnavailableError, GuestError) as error:
+                    snapshots[machine] = error
+            match snapshots[machine]:
+                case UnavailableError() as reason:
+                    pytest.skip(f"no guest: {reason}")
+                case GuestError() as failure:
+                    raise failure
+                case snapshot:
+                    return snapshot
+
+        yield find
+
+
+@pytest.fixture(params=KERNELS)
+def kernel(request: pytest.FixtureRequest) -> str:
+    """Return each series of kernels in turn."""
+    series: str = request.param
+    return series
+
+
+@pytest.fixture
+def guest(kernel: str, request: pytest.FixtureRequest, snapshot_of: Callable[[Machine], Snapshot]) -> Iterator[Guest]:
+    """
+    Return a guest as it is after a boot; its kernel must not have warned at the end, nor crashed unnoticed.
+
+    The marker ``machine`` says what is not as usual, such as ``cpus=4``, and ``requires_feature`` what the test needs.
+    """
+    options = {name: value for marker in request.node.iter_markers("machine") for name, value in marker.kwargs.items()}
+    snapshot = snapshot_of(replace(Machine(kernel), **options))
+    for marker in request.node.iter_markers("requires_feature"):
+        for feature in marker.args:
+            if (reason := lack_of(feature, snapshot.machine.image)) is not None:
+                pytest.skip(f"older kernel: {reason}")
+    with resumed(snapshot) as running:
+        yield running
+        if running.is_alive:
+            running.check_health()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Let no test decide in a guest that it needs something else: what a kernel must have is in one table."""
+    report = yield
+    if report.skipped and call.when == "call" and not hasattr(report, "wasxfail"):
+        report.outcome = "failed"
+        report.longrepr = f"{report.longrepr}\na test in a guest is skipped by requires_feature only"
+    return report
