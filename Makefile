@@ -8,8 +8,8 @@ PYTHON := .venv/bin/python
 SOURCES := $(shell find src -name '*.py')
 WORKERS := 2
 TESTS := $(PYTHON) -m pytest -q --timeout=300 --timeout-method=signal
-# The tests of a file run one after the other (tests/conftest.py): they share what they build, and the names they probe.
-PARALLEL := $(TESTS) -n $(WORKERS)
+# The tests of a file run one after the other: they share what they build, and the names they probe.
+PARALLEL := $(TESTS) -n $(WORKERS) --dist loadfile
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)

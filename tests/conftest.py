@@ -30,9 +30,6 @@ from requirements import is_required, required_words  # noqa: E402
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
 
-    from xdist.remote import Producer
-    from xdist.scheduler import LoadScopeScheduling
-
 CASES = Path(__file__).parent / "cases"
 
 BACK_ENDS: dict[str, Callable[[Case, Target], None]] = {
@@ -76,18 +73,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.slow)
         if item.path in alone:
             item.add_marker(pytest.mark.alone)
-
-
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
-    """Let a worker take the tests of a file, or of all guests: each machine boots once."""
-    from xdist.scheduler import LoadScopeScheduling
-
-    class FileScheduling(LoadScopeScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            path = nodeid.partition("::")[0]
-            return "tests/kernel" if path.startswith("tests/kernel/") else path
-
-    return FileScheduling(config, log)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -80,7 +80,7 @@ def attach_to_many() -> tuple[int, int]:
     # kprobe_multi: u32 flags, cnt; u64 syms, addrs, cookies
     layout = struct.Struct("=IIIIIIQQQ")
     values = (program, 0, _TRACE_KPROBE_MULTI, 0, 0, 1, ctypes.addressof(names), 0, 0)
-    return program, bpfcalls._bpf(bpfcalls._Command.LINK_CREATE, bpfcalls._attributes(layout, *values))
+    return program, bpfcalls.call(bpfcalls.Command.LINK_CREATE, bpfcalls.attributes_of(layout, *values))
 
 
 def attach_to_entry() -> tuple[int, int]:
