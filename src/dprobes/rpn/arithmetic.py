@@ -10,8 +10,8 @@ beforehand it works out by them. Parameters are named by what they mean, not by 
 ``SHIFTS``     (value, count, bits)   counts are unsigned; one of the width or more shifts all bits out, and
                                       rotates by what is left modulo the width
 ``FILLS``      (value, n, bits)       n is from 1 to the width; bit n-1 or zeros fill one side
-``DIVISIONS``  (dividend, divisor,    quotient and remainder; the divisor is not 0. A signed quotient is cut towards
-               bits)                  zero, so that the remainder has the sign of the dividend
+``DIVISIONS``  (dividend, divisor)    quotient and remainder; the divisor is not 0. A signed quotient is cut towards
+                                      zero, so that the remainder has the sign of the dividend
 =============  =====================  =======================================================================
 """
 
@@ -31,6 +31,7 @@ __all__ = [
     "MIN_VALUE",
     "SHIFTS",
     "Binary",
+    "Division",
     "complement",
     "divided",
     "limits",
@@ -85,22 +86,20 @@ BINARY = {
 
 def divided(dividend: int, divisor: int) -> tuple[int, int]:
     """Return quotient, cut towards zero, and remainder of two signed numbers of any size, as C divides."""
-    quotient = abs(dividend) // abs(divisor)
-    if (dividend < 0) != (divisor < 0):
-        quotient = -quotient
-    return quotient, dividend - quotient * divisor
+    quotient, remainder = divmod(dividend, divisor)
+    if remainder and (dividend < 0) != (divisor < 0):  # Python's is cut downwards
+        return quotient + 1, remainder - divisor
+    return quotient, remainder
 
 
-def _divide_unsigned(dividend: int, divisor: int, bits: int) -> tuple[int, int]:  # noqa: ARG001 - as the other
-    return divmod(dividend, divisor)
+class Division(NamedTuple):
+    """A division of numbers; ``is_signed`` says that it takes words as two's complement numbers."""
+
+    function: Callable[[int, int], tuple[int, int]]
+    is_signed: bool
 
 
-def _divide_signed(dividend: int, divisor: int, bits: int) -> tuple[int, int]:
-    sign = 1 << (bits - 1)
-    return divided((dividend ^ sign) - sign, (divisor ^ sign) - sign)
-
-
-DIVISIONS = {"div": _divide_unsigned, "idiv": _divide_signed}
+DIVISIONS = {"div": Division(divmod, is_signed=False), "idiv": Division(divided, is_signed=True)}
 
 
 def _shift_left(value: int, count: int, bits: int) -> int:

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from dprobes.rpn.arithmetic import BINARY, DIVISIONS, FILLS, SHIFTS, complement, mask_of
 from dprobes.rpn.isa import RPN_STACK_CELLS, ExceptionCode
@@ -16,9 +16,10 @@ from dprobes.vm.machine import Machine, Raised
 if TYPE_CHECKING:
     from collections.abc import Callable, MutableSequence
 
-    _T = TypeVar("_T")
+    from dprobes.rpn.arithmetic import Division
+
     Rule = Callable[[Machine, Any], None]
-    Sized = Callable[[int, int, int], _T]
+    Sized = Callable[[int, int, int], int]
     """An operation on two numbers and the width of the word in bits."""
 
 __all__ = ["RULES", "add_to_variable", "store_variable"]
@@ -41,21 +42,25 @@ def _neg(machine: Machine, operand: int) -> None:
     machine.poke(complement(machine.peek()))
 
 
-def _division(operation: Sized[tuple[int, int]]) -> Rule:
+def _division(operation: Division) -> Rule:
     """Return the rule that pops divisor and dividend, and pushes the remainder, then the quotient."""
+    function, is_signed = operation
 
     def rule(machine: Machine, operand: int) -> None:
         divisor, dividend = machine.pop(), machine.pop()
         if divisor == 0:
             raise Raised(ExceptionCode.DIVIDE_BY_ZERO)
-        quotient, remainder = operation(dividend, divisor, machine.bits)
+        if is_signed:
+            sign = 1 << (machine.bits - 1)
+            divisor, dividend = (divisor ^ sign) - sign, (dividend ^ sign) - sign
+        quotient, remainder = function(dividend, divisor)
         machine.push(remainder)
         machine.push(quotient)
 
     return rule
 
 
-def _shift(operation: Sized[int]) -> tuple[Rule, Rule]:
+def _shift(operation: Sized) -> tuple[Rule, Rule]:
     """Return the rules of the two forms: count in the instruction, and value on top with the count below."""
 
     def immediate(machine: Machine, count: int) -> None:
@@ -68,7 +73,7 @@ def _shift(operation: Sized[int]) -> tuple[Rule, Rule]:
     return immediate, popped
 
 
-def _fill(operation: Sized[int]) -> tuple[Rule, Rule]:
+def _fill(operation: Sized) -> tuple[Rule, Rule]:
     """Return the rules of ``pbl`` and its like: n in the instruction, and on top of the value."""
 
     def apply(machine: Machine, value: int, n: int) -> None:
