@@ -87,7 +87,7 @@ KEYWORDS: tuple[Keyword, ...] = (
             default=False),
     Keyword("groupdef", _F, ValueKind.NAMES, "The groups that probepoints may be in.", since="3.0", field="groups"),
     Keyword("typedef", _F, ValueKind.NAMES, "The types that probepoints may have.", since="3.0", field="types"),
-    Keyword("offset", _P, ValueKind.LOCATION, "Where the probepoint is; starts a probe definition. Not beside address.",
+    Keyword("offset", _P, ValueKind.LOCATION, "Where the probepoint is; starts a probe definition. Excludes address.",
             field="location"),
     Keyword("address", _P, ValueKind.RANGE, "The range to watch, or an address in the kernel; starts a definition.",
             field="location"),
