@@ -54,7 +54,7 @@ def test_groff_has_nothing_to_complain_of(page: Path) -> None:
     needed("groff", "groff-base")
     formatted = output(man, "--warnings", "-E", "UTF-8", "-l", "-Tutf8", "-Z", str(page))
     assert formatted.startswith("x T utf8\n")
-    assert "warning" not in formatted
+    assert not re.findall(r".*:\d+: warning.*", formatted)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
