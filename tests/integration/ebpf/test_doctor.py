@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
+from typing import NoReturn
 
 import pytest
 
+from dprobes.engines.ebpf.attach import handlers
 from dprobes.engines.ebpf.doctor import examine
 from dprobes.engines.ebpf.kernel.features import Feature, Features
 from integration.ebpf.kernel import require_bpf
@@ -32,6 +35,17 @@ def test_a_probepoint_costs_the_page_that_it_is_in() -> None:
     finding = next(f for f in examine() if f.what == "insert a probepoint into a program")
     expected = "it costs 4 KiB of private memory for each page with probepoints in each process that uses the page"
     assert (finding.works, finding.detail) == (True, expected)
+
+
+def test_a_probepoint_that_cannot_be_inserted_has_the_systems_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: str, offset: int) -> NoReturn:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    require_bpf()
+    monkeypatch.setattr(handlers, "attach_nothing", refuse)
+    finding = next(f for f in examine() if f.what == "insert a probepoint into a program")
+    assert (finding.works, finding.detail) == (False, "operation not permitted")
+    assert finding.remedy == "allow perf_event_open(2) and bpf(2) in this container"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root has capabilities to give up")

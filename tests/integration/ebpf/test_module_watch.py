@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from dprobes.engines.ebpf.engine import EbpfEngine
+from integration.ebpf.insessions import followed, job_for
 from integration.ebpf.kernel import has_begun, link_count, require_bpf, require_initial_namespace
 from integration.support import TIMEOUT, await_line, await_true, kernel_state, running, symbols_of
 
@@ -203,6 +205,11 @@ def test_a_killed_run_leaves_no_breakpoint(build: Builder, run: Runner) -> None:
     definitions = [watch(minor=n, place=f"bytes+{8 * n}:bytes+{8 * n + 7}") for n in range(4)]
     result = command(run, program_of(program, *definitions), program, "parts")
     assert [count.hits for count in result.counts.values()] == [9] * 4
+
+
+def test_the_end_of_a_session_leaves_no_descriptor(build: Builder, leaves_no_descriptor: None) -> None:
+    with followed(EbpfEngine(), job_for(build("watched.c"), f"{watch()}offset = main\nminor = 2\nexit\n")) as following:
+        assert len(following.hits) == 2
 
 
 def test_an_address_that_no_program_can_have(build: Builder, run: Runner) -> None:
