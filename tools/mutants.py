@@ -2,9 +2,14 @@
 Change single places of the sources, one at a time, and list the changes that no test notices.
 
 A *mutant* is a copy of the tree with one comparison, boolean, arithmetic operation or constant replaced, or one
-statement left out. Tests run on it in a copy of the checkout: those of ``tests/unit`` that mirror the module, and those
-that ``ALSO`` names for what unit tests cannot see. Mutants that they let pass are *survivors*, printed as a diff. The
-sample follows from ``--seed`` and ``--count``; what has been judged is kept in a file, so a run can be continued.
+statement left out. Tests run on it in a copy of the checkout, in two rounds: for all mutants those of ``tests/unit``
+that mirror the module or import it, then, for those that they let pass, all of the mirrored package and those that
+``ALSO`` names for what unit tests cannot see. A test that fails without the change as well counts for nothing.
+
+Mutants that all let pass are *survivors*, printed as a diff, unless ``mutants.toml`` explains why the change makes no
+difference that a test should notice. Which mutants are in the sample follows from ``--seed``, from the changed lines
+and what is changed in them, so that edits elsewhere leave it as it is. What has been judged is kept in a file, so a
+run can be continued.
 """
 
 from __future__ import annotations
@@ -14,14 +19,17 @@ import ast
 import copy
 import difflib
 import hashlib
+import heapq
 import json
 import os
-import random
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import time
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,25 +41,72 @@ ROOT = Path(__file__).parents[1]
 SOURCES = Path("src/dprobes")
 UNIT = Path("tests/unit")
 
+EXPLAINED = Path(__file__).with_name("mutants.toml")
+
+TEST_LIMIT = 60
+"""Seconds after which a test has failed: some mutants run for ever."""
+
+NO_TESTS = 5
+"""pytest's exit status when all tests were left out."""
+
 # The longest prefix of a module's path that stands here names tests that see it, besides its own unit tests.
 ALSO: dict[str, list[str]] = {
-    "rpn": ["tests/cases", "tests/unit/cli/verbs/test_check.py"],
+    "rpn": ["tests/cases"],
     "vm": ["tests/cases"],
+    "__main__": ["tests/integration/test_ends.py", "tests/integration/test_early_interrupts.py"],
     "bpf": ["tests/cases"],
+    "bpf/lower/prologue": ["tests/cases", "tests/integration/ebpf/test_scopes.py"],
+    "bpf/lower/ringentries": ["tests/cases", "tests/integration/ebpf/test_runs.py"],
+    "bpf/lower/scopefilter": ["tests/integration/ebpf/test_scopes.py", "tests/integration/ebpf/test_scope.py"],
+    "bpf/lower/switchover": ["tests/integration/ebpf/test_replacing.py", "tests/integration/ebpf/test_switchover_handlers.py"],
+    "bpf/lower/vma": ["tests/cases", "tests/integration/ebpf/test_samplers.py"],
     "arch": ["tests/cases", "tests/unit/target"],
     "api": ["tests/integration/test_api_sessions.py"],
-    "cli/runfollower": ["tests/integration/test_ends.py", "tests/integration/test_outputs.py"],
+    "cli": ["tests/integration/test_outputs.py", "tests/integration/test_refusals.py"],
+    "cli/completions": ["tests/integration/test_completion.py"],
+    "cli/managerinsertion": ["tests/integration/test_outputs.py", "tests/integration/manager/test_verbs.py"],
+    "cli/output": ["tests/integration/test_outputs.py", "tests/integration/test_views.py"],
+    "cli/output/recordprinter": ["tests/integration/test_trace_files.py"],
+    "cli/runfollower": ["tests/integration/test_ends.py", "tests/integration/test_announcements.py"],
     "cli/verbs/run": ["tests/integration/test_ends.py", "tests/integration/test_refusals.py"],
+    "engines/choice": ["tests/unit/cli/test_verbs.py"],
+    "engines/launcher": ["tests/integration/test_refusals.py", "tests/integration/test_points.py"],
+    "engines/refusals": ["tests/integration/test_refusals.py"],
+    "engines/core": ["tests/integration/test_coredump.py"],
+    "engines/hits": ["tests/integration/test_counts.py", "tests/integration/test_points.py"],
+    "engines/replay": ["tests/integration/test_replay.py"],
     "engines/ebpf": ["tests/integration/ebpf/test_runs.py", "tests/integration/ebpf/test_control.py"],
     "engines/ebpf/attach": ["tests/integration/ebpf/test_runs.py", "tests/integration/ebpf/test_scopes.py"],
-    "engines/ebpf/attach/arrivals": ["tests/integration/ebpf/test_module_watch.py"],
+    "engines/ebpf/attach/conflicts": ["tests/integration/ebpf/test_conflicts.py"],
+    "engines/ebpf/attach/handlers": [
+        "tests/integration/ebpf/test_code_reads.py",
+        "tests/integration/ebpf/test_doctor.py",
+    ],
+    "engines/ebpf/attach/modulewatch": ["tests/integration/ebpf/test_module_watch.py"],
+    "engines/ebpf/attach/newfiles": ["tests/integration/ebpf/test_files.py"],
+    "engines/ebpf/attach/perfevents": ["tests/integration/ebpf/test_samplers.py"],
+    "engines/ebpf/doctor": ["tests/integration/ebpf/test_doctor.py"],
     "engines/ebpf/kernel": ["tests/integration/ebpf/test_bpf_calls.py", "tests/integration/ebpf/test_features.py"],
     "engines/linux": ["tests/integration/ebpf/test_bpf_calls.py", "tests/integration/test_points.py"],
     "engines/ptrace": ["tests/integration/test_points.py", "tests/integration/test_control.py"],
+    "engines/ptrace/client/link": ["tests/integration/test_points.py", "tests/integration/test_death_of_the_tracer.py"],
+    "engines/ptrace/tracer/coredump": ["tests/integration/test_coredump.py"],
     "engines/ptrace/tracer/detachment": ["tests/integration/test_ways_out.py"],
     "engines/ptrace/tracer/slotmemory": ["tests/integration/test_slots.py"],
+    "engines/ptrace/tracer/hitcounter": ["tests/integration/test_signals.py", "tests/integration/test_control.py"],
+    "engines/ptrace/tracer/switchover": ["tests/integration/test_replacing.py"],
+    "engines/ptrace/tracer/waits": ["tests/integration/test_waits.py"],
+    "engines/ptrace/tracer/watchpoints": ["tests/integration/test_watchpoints.py"],
     "engines/ptrace/tracer/timedwaits": ["tests/integration/test_waits.py"],
     "engines/x86": ["tests/integration/test_points.py"],
+    "formatters": ["tests/integration/test_templates.py"],
+    "preprocessor": ["tests/cases/diagnostics"],
+    "resolve": ["tests/integration/test_compiled_programs.py", "tests/integration/test_points.py"],
+    "sinks": ["tests/integration/test_structured_targets.py", "tests/integration/sinks/test_live.py"],
+    "fakecontext": ["tests/unit/test_testing.py", "tests/cases/flow"],
+    "tables": ["tests/integration/sinks/test_parquet.py"],
+    "target": ["tests/integration/test_points.py", "tests/integration/test_returns.py"],
+    "trace": ["tests/integration/test_trace_files.py"],
     "manager": ["tests/integration/manager/test_verbs.py", "tests/integration/manager/test_states.py"],
 }
 
@@ -67,22 +122,37 @@ OPERATIONS: dict[type[ast.operator], type[ast.operator]] = {
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """One changed place: the source of its module without and with the change."""
+    """One changed place: ``text`` instead of the bytes from ``begin`` to ``end`` of the module."""
 
     module: Path
     line: int
     what: str
     before: str
-    after: str
+    begin: int
+    end: int
+    text: str
+
+    @property
+    def after(self) -> str:
+        """The source of the module with the change."""
+        before = self.before.encode()
+        return (before[: self.begin] + self.text.encode() + before[self.end :]).decode()
 
     @property
     def key(self) -> str:
         return hashlib.sha256(f"{self.module}\0{self.before}\0{self.after}".encode()).hexdigest()[:16]
 
-    def diff(self) -> str:
-        """Return the lines that are changed."""
-        lines = difflib.unified_diff(self.before.splitlines(), self.after.splitlines(), lineterm="", n=0)
-        return "\n".join(line for line in list(lines)[2:] if not line.startswith("@@"))
+    def rank(self, seed: int) -> bytes:
+        """Return a random number that depends on the changed line, but not on the rest of the module."""
+        before = self.before.encode()
+        line = before[before.rfind(b"\n", 0, self.begin) + 1 : self.end]
+        return hashlib.sha256(f"{seed}\0{self.module}\0{self.text}\0".encode() + line).digest()
+
+    def lines(self) -> tuple[str, str]:
+        """Return the lines that are changed, without and with the change, each without blanks around it."""
+        changed = list(difflib.unified_diff(self.before.splitlines(), self.after.splitlines(), lineterm="", n=0))[2:]
+        old, new = ("\n".join(line[1:].strip() for line in changed if line.startswith(sign)) for sign in ("-", "+"))
+        return old, new
 
 
 def variants(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
@@ -137,79 +207,124 @@ def mutants_of(module: Path) -> Iterator[Mutant]:
             begin = starts[node.lineno - 1] + node.col_offset
             end = starts[node.end_lineno - 1] + node.end_col_offset
             text = ast.unparse(new) if isinstance(new, ast.Pass) else f"({ast.unparse(new)})"
-            after = (before.encode()[:begin] + text.encode() + before.encode()[end:]).decode()
-            yield Mutant(module, node.lineno, what, before, after)
+            yield Mutant(module, node.lineno, what, before, begin, end, text)
 
 
 def sample(seed: int, count: int, only: str) -> list[Mutant]:
-    """Choose mutants: the same for the same sources and seed."""
+    """Choose mutants, those of a module one after the other."""
     modules = sorted(path.relative_to(ROOT) for path in (ROOT / SOURCES).rglob("*.py"))
-    mutants = [
+    mutants = (
         mutant
         for module in modules
         if str(module.relative_to(SOURCES)).startswith(only)
         for mutant in mutants_of(module)
-    ]
-    return random.Random(seed).sample(mutants, min(count, len(mutants)))  # noqa: S311 - no secret
+    )
+    chosen = heapq.nsmallest(count, mutants, key=lambda mutant: mutant.rank(seed))
+    return sorted(chosen, key=lambda mutant: (mutant.module, mutant.begin, mutant.text))
 
 
-def tests_of(module: Path) -> list[str]:
-    """Return the tests that are to notice a change in a module: its own first, then those of its package and ALSO."""
+def explanations() -> dict[tuple[str, str, str], str]:
+    """Return why survivors do, by their module and changed lines."""
+    entries = tomllib.loads(EXPLAINED.read_text())["mutant"]
+    return {(each["module"], each["before"], each["after"]): each["because"] for each in entries}
+
+
+def rounds_of(root: Path, module: Path) -> tuple[list[str], list[str]]:
+    """Return the tests that are to notice a change in a module: those of the first round, and those of the second."""
     relative = module.relative_to(SOURCES)
-    directory = ROOT / UNIT / relative.parent
-    own = sorted(str(path.relative_to(ROOT)) for path in directory.glob(f"test_{relative.stem}*.py"))
-    near = [str(directory.relative_to(ROOT))] if directory != ROOT / UNIT and directory.is_dir() else []
-    name = relative.with_suffix("").as_posix()
-    prefixes = [prefix for prefix in ALSO if name == prefix or name.startswith(f"{prefix}/")]
-    return [*own, *near, *(ALSO[max(prefixes, key=len)] if prefixes else [])]
+    directory = root / UNIT / relative.parent
+    own = sorted(directory.glob(f"test_{relative.stem}*.py"))
+    package, _, name = _dotted(module).rpartition(".")
+    imported = re.compile(
+        rf"from {re.escape(package)}\.{name}(\.\w+)* import |from {re.escape(package)} import (\w+, )*{name}\b"
+    )
+    importing = sorted(
+        path for path in (root / UNIT).rglob("test_*.py") if path not in own and imported.search(path.read_text())
+    )
+    near = sorted(directory.glob("test_*.py")) if directory != root / UNIT else []
+    tests = [str(path.relative_to(root)) for path in (*own, *importing, *near)]
+    first = tests[: len(own) + len(importing)]
+    where = relative.with_suffix("").as_posix()
+    prefixes = [prefix for prefix in ALSO if where == prefix or where.startswith(f"{prefix}/")]
+    also = ALSO[max(prefixes, key=len)] if prefixes else []
+    return first, [test for test in dict.fromkeys((*tests, *also)) if test not in first]
+
+
+def _dotted(module: Path) -> str:
+    return ".".join(module.relative_to(SOURCES.parent).with_suffix("").parts).removesuffix(".__init__")
 
 
 class Copy:
     """A copy of the checkout in which mutants are tested, one after the other."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, limit: float) -> None:
         self.root = directory / "tree"
-        ignored = shutil.ignore_patterns(".venv", ".git", "__pycache__", ".*_cache", ".hypothesis")
+        ignored = shutil.ignore_patterns(".venv", ".git", ".*_cache", ".hypothesis")
         shutil.copytree(ROOT, self.root, ignore=ignored)
+        self._limit = limit
+        self._output = directory / "output"
+        self._times = int(time.time())
+        self._sound: dict[str, bool] = {}
+        """Whether tests pass without any change, as far as that was asked."""
         self._environment = os.environ | {
             "PYTHONPATH": str(self.root / "src"),  # before the checkout that is installed
-            "PYTHONDONTWRITEBYTECODE": "1",
             "PYTHONHASHSEED": "0",
         }
+        self._environment.pop("PYTHONDONTWRITEBYTECODE", None)  # commands that tests start would compile all modules
 
-    def passes(self, tests: list[str], limit: float) -> bool | None:
-        """Return whether tests pass; None if they take too long, which also is a way to notice."""
-        command = [sys.executable, "-m", "pytest", "-qx", "-m", "not torture", "-p", "no:cacheprovider", *tests]
-        with subprocess.Popen(
-            command,
-            cwd=self.root,
-            env=self._environment,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        ) as process:
+    def _failing(self, tests: list[str], *, without_slow: bool) -> list[str] | None:
+        """Return the first test that fails, all where none could run, [] if they take too long, None if all pass."""
+        chosen = ["-m", "not torture and not slow" if without_slow else "not torture", f"--timeout={TEST_LIMIT}"]
+        chosen += [f"--deselect={test}" for test, is_sound in self._sound.items() if not is_sound]
+        command = [sys.executable, "-m", "pytest", "-qx", "-rfE", "-p", "no:cacheprovider", *chosen, *tests]
+        with (
+            self._output.open("w") as output,
+            subprocess.Popen(
+                command,
+                cwd=self.root,
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            ) as process,
+        ):
             try:
-                return process.wait(limit) == 0
+                if process.wait(self._limit) in (0, NO_TESTS):
+                    return None
             except subprocess.TimeoutExpired:
-                return None
+                return []
             finally:
                 if process.poll() is None:
                     os.killpg(process.pid, signal.SIGKILL)
+        said = self._output.read_text(errors="replace")
+        found = re.findall(r"^(?:FAILED|ERROR) (.*?)(?: - .*)?$", said, re.MULTILINE)
+        return found[:1] or tests
 
-    def judge(self, mutant: Mutant, tests: list[str], limit: float) -> str:
-        """Return whether the tests notice a mutant, and how."""
+    def judge(self, mutant: Mutant, tests: list[str], *, without_slow: bool = False) -> str:
+        """Return whether tests notice a mutant, and how."""
         path = self.root / mutant.module
-        original = path.read_bytes()
-        path.write_text(mutant.after)
-        try:
-            for test in tests:
-                match self.passes([test], limit):
-                    case False:
-                        return "killed"
-                    case None:
-                        return "timeout"
-        finally:
-            path.write_bytes(original)
+        while tests:
+            status, original = path.stat(), path.read_bytes()
+            path.write_text(mutant.after)
+            self._times += 1
+            os.utime(path, (self._times, self._times))  # byte code is taken for that of a source of the same second
+            try:
+                failing = self._failing(tests, without_slow=without_slow)
+            finally:
+                path.write_bytes(original)
+                os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+            if failing is None:
+                break
+            if not failing:
+                return "unfinished"
+            name = " ".join(failing)
+            if name not in self._sound:
+                self._sound[name] = self._failing(failing, without_slow=False) is None
+            if self._sound[name]:
+                return "killed"
+            print(f"fails without any change: {name}", flush=True)
+            tests = [test for test in tests if test not in failing]
         return "survived"
 
 
@@ -217,26 +332,33 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Change single places of the sources; list changes no test notices.")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--count", type=int, default=200, help="how many mutants")
-    parser.add_argument("--limit", type=float, default=300, help="seconds for each file or directory of tests")
+    parser.add_argument("--limit", type=float, default=300, help="seconds for the tests of a mutant in a round")
     parser.add_argument("--only", default="", metavar="PATH", help="only modules whose path in the package begins so")
     parser.add_argument("--results", type=Path, default=ROOT / ".mutants.json", help="what has been judged already")
     options = parser.parse_args()
     results: dict[str, str] = json.loads(options.results.read_text()) if options.results.exists() else {}
-    survivors = []
+    explained = explanations()
+    chosen = [
+        mutant
+        for mutant in sample(options.seed, options.count, options.only)
+        if (str(mutant.module), *mutant.lines()) not in explained
+    ]
     with tempfile.TemporaryDirectory(prefix="dprobes-mutants-") as directory:
-        tree = Copy(Path(directory))
-        chosen = sample(options.seed, options.count, options.only)
-        for mutant in chosen:
-            if mutant.key not in results:
-                results[mutant.key] = tree.judge(mutant, tests_of(mutant.module), options.limit)
+        tree = Copy(Path(directory), options.limit)
+        for number, passed in enumerate(("passed round 1", "survived")):
+            for mutant in chosen:
+                if results.get(mutant.key, "") != ("passed round 1" if number else ""):
+                    continue
+                verdict = tree.judge(mutant, rounds_of(tree.root, mutant.module)[number], without_slow=number > 0)
+                results[mutant.key] = passed if verdict == "survived" else verdict
                 options.results.write_text(json.dumps(results, indent=0, sort_keys=True))
-                print(f"{results[mutant.key]:8}  {mutant.module}:{mutant.line}  {mutant.what}", flush=True)
-            if results[mutant.key] == "survived":
-                survivors.append(mutant)
-    for mutant in survivors:
-        print(f"\n{mutant.module}:{mutant.line}: {mutant.what}\n{mutant.diff()}")
-    print(f"\n{len(survivors)} of {len(chosen)} mutants survived")
-    return 1 if survivors else 0
+                print(f"{results[mutant.key]:14}  {mutant.module}:{mutant.line}  {mutant.what}", flush=True)
+    left = [mutant for mutant in chosen if results[mutant.key] != "killed"]
+    for mutant in left:
+        old, new = mutant.lines()
+        print(f"\n{mutant.module}:{mutant.line}: {mutant.what}: {results[mutant.key]}\n-{old}\n+{new}")
+    print(f"\n{len(left)} of {options.count} mutants were not noticed, {len(explained)} more are explained")
+    return 1 if left else 0
 
 
 if __name__ == "__main__":
