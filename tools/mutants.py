@@ -58,7 +58,10 @@ ALSO: dict[str, list[str]] = {
     "bpf/lower/prologue": ["tests/cases", "tests/integration/ebpf/test_scopes.py"],
     "bpf/lower/ringentries": ["tests/cases", "tests/integration/ebpf/test_runs.py"],
     "bpf/lower/scopefilter": ["tests/integration/ebpf/test_scopes.py", "tests/integration/ebpf/test_scope.py"],
-    "bpf/lower/switchover": ["tests/integration/ebpf/test_replacing.py", "tests/integration/ebpf/test_switchover_handlers.py"],
+    "bpf/lower/switchover": [
+        "tests/integration/ebpf/test_replacing.py",
+        "tests/integration/ebpf/test_switchover_handlers.py",
+    ],
     "bpf/lower/vma": ["tests/cases", "tests/integration/ebpf/test_samplers.py"],
     "arch": ["tests/cases", "tests/unit/target"],
     "api": ["tests/integration/test_api_sessions.py"],

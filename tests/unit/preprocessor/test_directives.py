@@ -203,3 +203,17 @@ hint: remove directives, macros and names that begin with '__', or use '--cpp "g
 def test_nothing_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
     run('#error x\n#define\n#if 1 +\n#endif\n#include "no"\n#foo\n#define F(x) x\nF(\n')
     assert tuple(capfd.readouterr()) == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("condition", "is_true"),
+    [
+        ("1 < 2", True), ("2 < 2", False), ("3 < 2", False), ("-1 < 0", True), ("-1 < 0u", False),
+        ("1 >= 2", False), ("2 >= 2", True), ("3 >= 2", True), ("-1 >= 0", False), ("-1 >= 0u", True),
+        ("1 > 2", False), ("2 > 2", False), ("3 > 2", True), ("1 <= 2", True), ("2 <= 2", True), ("3 <= 2", False),
+        ("1 == 2", False), ("2 == 2", True), ("1 != 2", True), ("2 != 2", False),
+    ],
+)  # fmt: skip
+def test_numbers_are_compared_as_c_compares_them(condition: str, is_true: bool) -> None:
+    result, errors = run(f"#if {condition}\nyes\n#else\nno\n#endif\n")
+    assert (errors, result.text.split()) == ("", ["yes" if is_true else "no"])
