@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import statistics
 import subprocess
+import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
 import dprobes
+from dprobes.engines.linux import ptracecalls
+from dprobes.engines.linux.ptracecalls import Register
+from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
+from dprobes.engines.ptrace.tracer.state import Thread, ThreadState
+from dprobes.engines.ptrace.tracer.waits import Waits
 from integration.ebpf.insessions import on_demand
 from integration.support import PATIENCE, TIMEOUT, await_line, await_traced, await_true, is_traced, running
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from integration.support import Builder, Runner
 
 PERIOD = 300
@@ -64,6 +71,37 @@ def test_no_wait_notices_that_other_threads_are_stopped_at_each_hit(build: Build
     assert result.counts[1].executed == "in place"
     assert result.counts[1].hits > 50
     assert_exact(waits_in(result.stdout))
+
+
+PAUSING = "import signal; signal.signal(signal.SIGUSR1, lambda *_: None); signal.pause(); print('over')"
+
+
+def test_a_signal_on_the_way_back_into_a_call_ends_it() -> None:
+    """As where a busy machine runs others when the thread leaves its stop, before it enters the kernel again."""
+    pause = 34
+    registers = ptracecalls.Registers()
+    with running(sys.executable, "-c", PAUSING) as target:
+        call = Path(f"/proc/{target.pid}/syscall")
+        await_true(lambda: call.read_text().startswith(f"{pause} "), "the call")
+        ptracecalls.seize(target.pid)
+        ptracecalls.interrupt(target.pid)
+        os.waitpid(target.pid, ptracecalls.WALL)
+        space = AddressSpace.of_thread(target.pid, 8)
+        with contextlib.closing(space):
+            thread, waits = Thread(target.pid, target.pid, space, ThreadState.STOPPED), Waits()
+            waits.hide_interruption(thread)
+            ptracecalls.get_registers(target.pid, registers)
+            registers[Register.RIP] -= 2
+            registers[Register.RAX], registers[Register.ORIG_RAX] = pause, (1 << 64) - 1
+            ptracecalls.set_registers(target.pid, registers)
+            os.kill(target.pid, signal.SIGUSR1)
+            ptracecalls.resume(target.pid)
+            _, status = os.waitpid(target.pid, ptracecalls.WALL)
+            assert os.WSTOPSIG(status) == signal.SIGUSR1
+            waits.hide_interruption(thread, signal.SIGUSR1)
+            ptracecalls.detach(target.pid, signal.SIGUSR1)
+        assert await_line(target) == "over\n"
+        assert target.wait(TIMEOUT) == 0
 
 
 def test_no_wait_notices_signals_that_the_program_ignores(build: Builder, run: Runner) -> None:
