@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -89,6 +91,7 @@ def test_output_and_status_of_a_program_are_its_own(guest: Guest) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (3, "right\n", "wrong\n")
     assert guest.run(["cat", "/root/a b"], check=False).returncode == 1
     assert guest.run("kill -9 $$", check=False).returncode == -9
+    assert guest.run(["cat", "/proc/self/status"], user=65534).stdout.count("\t65534\t65534\t65534\t65534\n") == 2
     assert guest.run(["no-such-program"], check=False).stderr == "no-such-program: No such file or directory\n"
 
 
@@ -238,13 +241,18 @@ time.sleep(600)
 
 def test_a_guest_ends_with_the_test_run(guest: Guest) -> None:
     """The guest of this test is there so that it is skipped where there can be none."""
-    path = os.pathsep.join(str(Path(__file__).parents[2] / name) for name in ("src", "tests"))
-    before = set(images.cache_directory().iterdir())
+    paths = os.pathsep.join(str(Path(__file__).parents[2] / name) for name in ("src", "tests"))
     with subprocess.Popen(
-        [sys.executable, "-c", BOOTS], stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path}
+        [sys.executable, "-c", BOOTS], stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": paths}
     ) as process:
         assert process.stdout is not None
         pid = int(process.stdout.readline())
+        files = set()
+        for path in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):  # QEMU is about to start
+                files.add(str(path.readlink()))
         process.kill()
     await_true(lambda: not Path(f"/proc/{pid}").exists(), "the end of QEMU")
-    assert set(images.cache_directory().iterdir()) <= before
+    directories = (str(images.cache_directory()), tempfile.gettempdir())
+    left = {path for path in files if path.startswith(directories) and not path.endswith(" (deleted)")}
+    assert left <= {str(guest.image.vmlinux)}
