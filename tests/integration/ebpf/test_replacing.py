@@ -177,7 +177,7 @@ def test_a_hit_that_is_under_way_when_the_programs_change_places_is_not_lost(pat
     engine = engine_with()
     with on_demand(path, 2) as target:
         hits = calls = 0
-        for _ in range(6):
+        for _ in range(3):
             with followed(engine, job_for(path, text)) as old, followed(engine, job_for(path, slow)) as between:
                 target.say("start")
                 await_true(lambda: min(old.hits[0], between.hits[0]) > 0, "hits")
