@@ -38,7 +38,7 @@ _PACKAGES = ("click", "elftools", "iced_x86", "pytest", "_pytest", "pluggy", "in
 _PROGRAMS = (
     *("sh", "bash", "cat", "chmod", "cp", "date", "dd", "dmesg", "env", "false", "grep", "head", "kill", "ln", "ls"),
     *("mkdir", "mknod", "mv", "od", "ps", "readlink", "rm", "rmdir", "sed", "seq", "sleep", "stat", "sync", "tail"),
-    *("touch", "true", "uname", "wc", "xargs", "mount", "umount", "ip", "ping", "losetup", "mkfs.ext4", "taskset"),
+    *("touch", "true", "uname", "wc", "xargs", "mount", "umount", "ip", "losetup", "mkfs.ext4", "taskset"),
     *("nm", "objdump", "readelf"),
 )
 _UNUSED = 3600

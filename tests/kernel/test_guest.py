@@ -214,6 +214,10 @@ def test_modules_are_loaded_with_what_they_need(guest: Guest) -> None:
     guest.load_module("virtio-net")
     guest.load_module("virtio-net")
     assert guest.run("readlink /sys/class/net/eth0/device/driver").stdout.endswith("/virtio_net\n")
+    guest.run("ip addr add 10.0.2.15/24 dev eth0 && ip link set eth0 up")
+    guest.run(["bash", "-c", "echo > /dev/udp/10.0.2.2/9"])
+    ask = "while ! ip neigh show 10.0.2.2 | grep lladdr; do sleep 0.1; done"  # QEMU answers
+    assert guest.run(ask).stdout.startswith("10.0.2.2 dev eth0 lladdr ")
 
 
 def test_a_file_system_is_made_on_a_ram_disk(guest: Guest) -> None:
