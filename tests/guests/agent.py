@@ -63,6 +63,7 @@ _SIOCGIFFLAGS, _SIOCSIFFLAGS = 0x8913, 0x8914
 _IFREQ = struct.Struct("16sH22x")
 _IFF_UP = 1
 _SYS_INIT_MODULE = 175
+_MS_BIND = 4096
 
 
 def main(modules: Sequence[str]) -> None:
@@ -83,9 +84,16 @@ def main(modules: Sequence[str]) -> None:
 def _mount() -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mount(b"devtmpfs", b"/dev", b"devtmpfs", 0, None)
+    tree = Path(__file__).parents[2]
     for kind, where in _MOUNTS:
         Path(where).mkdir(parents=True, exist_ok=True)
+        hides_tree = kind == "tmpfs" and tree.is_relative_to(where)
+        if hides_tree:
+            tree.rename("/tree")
         libc.mount(kind.encode(), where.encode(), kind.encode(), 0, None)
+        if hides_tree:
+            tree.mkdir(parents=True)
+            libc.mount(b"/tree", bytes(tree), None, _MS_BIND, None)
     Path("/tmp").chmod(0o1777)
     Path("/root").mkdir(exist_ok=True)
 

@@ -48,7 +48,7 @@ printf '%s\\n' "${COMPREPLY[@]}"
 """
 
 
-CTRL_C = b"\x03"
+KILL_LINE = b"\x15"
 
 
 class Shells:
@@ -99,7 +99,7 @@ class Shells:
         def complete(line: str, expected: str) -> str:
             os.write(end, f"{line}\t".encode())
             shown = _read(end, expected)
-            os.write(end, CTRL_C)
+            os.write(end, KILL_LINE)
             return shown
 
         try:

@@ -240,7 +240,7 @@ def test_watchpoints_wait_until_the_debug_registers_are_free(path: Path, debug_r
                 assert new.probes_in(ProbeState.DEBUGREG_UNAVAIL) == []
                 (notice,) = [event for event in new.events if isinstance(event, Notice)]
                 assert notice.message == (
-                    "memory is watched from now on: accesses ran no handler from when the old program let go of its "
+                    "memory is watched from now on: accesses ran no handler since the old program released its "
                     "debug registers"
                 )
 
