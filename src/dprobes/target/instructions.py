@@ -25,6 +25,7 @@ __all__ = [
     "BoundaryCheck",
     "DecodedInstruction",
     "check_boundary",
+    "decode",
     "decode_at",
     "disassemble",
     "disassemble_around",
@@ -102,6 +103,19 @@ def first_instructions(module: Module, file_offsets: Iterable[int]) -> Iterator[
             raise TargetError(f"'{module.path}' does not hold the instruction at offset {offset:#x}")
         instruction = Decoder(bits, data, ip=module.elf.link_address(offset) or 0).decode()
         yield describe(instruction, offset, data[: max(1, instruction.len)])
+
+
+def decode(data: bytes, bits: int, address: int, offset: int = 0) -> Iterator[DecodedInstruction]:
+    """Give the instructions in ``data``, the first of which is at ``address`` and has that offset in its module."""
+    prepare_decoder()
+    from iced_x86 import Decoder
+
+    describe = _describer()
+    position = 0
+    for instruction in Decoder(bits, data, ip=address):
+        length = max(1, instruction.len)
+        yield describe(instruction, offset + position, data[position : position + length])
+        position += length
 
 
 def instruction_starts(module: Module, start: int, end: int) -> set[int]:

@@ -1,0 +1,162 @@
+"""
+The symbols of the running kernel and its modules, as ``/proc/kallsyms`` lists them.
+
+A line is an address, a letter as in nm(1), a name, and the module in brackets behind a tab where it is one's::
+
+    ffffffff81000000 T _text
+    ffffffffc0201000 t ext4_readdir	[ext4]
+
+The list has some 200 000 lines, and takes a second to be taken apart. So names and addresses are searched in its bytes.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from dprobes.globs import compile_glob
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["KALLSYMS", "Kallsyms", "KernelSymbol"]
+
+KALLSYMS = Path("/proc/kallsyms")
+
+_CODE = "tTwW"
+_LINE = re.compile(rb"^([0-9a-f]+) (\S) (\S+)(?:[ \t]+\[(\S+)\])?$", re.MULTILINE)
+_NEAR = 3
+_FEW = 500
+"""As many symbols of data may stand in a list of functions: those of the linker script."""
+
+
+class KernelSymbol(NamedTuple):
+    """A symbol of the kernel, or of the module ``module``; ``letter`` is its kind, as in nm(1)."""
+
+    name: str
+    address: int
+    letter: str
+    module: str = ""
+
+    @property
+    def is_code(self) -> bool:
+        """Whether it is in a text section: most of those are functions."""
+        return self.letter in _CODE
+
+
+class Kallsyms:
+    """The list of symbols, as it was when it was read."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    @classmethod
+    def read(cls, path: Path = KALLSYMS) -> Kallsyms:
+        """Read the list; OSError if the kernel gives none."""
+        return cls(path.read_bytes())
+
+    @property
+    def is_hidden(self) -> bool:
+        """Whether the kernel shows 0 in the place of every address (``kernel.kptr_restrict``), or nothing at all."""
+        return re.search(rb"^0*[1-9a-f]", self._data, re.MULTILINE) is None
+
+    @property
+    def has_data(self) -> bool:
+        """Whether the kernel's data is listed too, which are tens of thousands of symbols then."""
+        return len(re.findall(rb" [dDbB] ", self._data[: self._core_size])) > _FEW
+
+    def find(self, name: str, module: str | None = None) -> list[KernelSymbol]:
+        """Return the symbols called ``name`` in a module ("": the kernel itself, None: anywhere), by address."""
+        quoted = re.escape(name.encode())
+        pattern = re.compile(rb"^([0-9a-f]+) (\S) (" + quoted + rb")(?:[ \t]+\[(\S+)\])?$", re.MULTILINE)
+        found = {_symbol(match) for match in pattern.finditer(self._data)}
+        return sorted((s for s in found if module is None or s.module == module), key=lambda symbol: symbol.address)
+
+    def matching(self, pattern: str, module: str) -> Iterator[KernelSymbol]:
+        """Give the symbols of code in a module that a shell pattern matches, in the order of the list."""
+        matches = compile_glob(pattern).match
+        start = re.match(r"[^*?[]*", pattern)
+        assert start is not None
+        lines = re.compile(rb"^([0-9a-f]+) ([tTwW]) (%b\S*)(?:[ \t]+\[(\S+)\])?$" % start[0].encode(), re.MULTILINE)
+        for match in lines.finditer(self._data):
+            symbol = _symbol(match)
+            if symbol.module == module and matches(symbol.name):
+                yield symbol
+
+    def names_at(self, address: int) -> set[str]:
+        """Return the names of the code that begins at an address."""
+        found = [*self._core_at(address), *(symbol for symbol in self._of_modules if symbol.is_code)]
+        return {symbol.name for symbol in found if symbol.address == address}
+
+    def covering(self, address: int) -> KernelSymbol | None:
+        """
+        Return the symbol of code at or before an address; None if there is none before.
+
+        The kernel's own symbols, which come first, are sorted; those of a module are not.
+        """
+        before = [symbol for symbol in self._of_modules if symbol.is_code and symbol.address <= address]
+        nearest = max((symbol.address for symbol in before), default=0)
+        candidates = [symbol for symbol in before if symbol.address == nearest]
+        core = self._core_at(address)
+        if core and core[0].address > nearest:
+            candidates = core
+        return min(candidates, key=_familiarity, default=None)
+
+    def _core_at(self, address: int) -> list[KernelSymbol]:
+        """Return the kernel's symbols of code with the highest address up to ``address``, by a binary search."""
+        low, high = 0, self._core_size
+        while low < high:
+            start = self._data.rfind(b"\n", 0, (low + high) // 2) + 1
+            end = self._data.find(b"\n", start) + 1 or self._core_size
+            if int(self._data[start : self._data.index(b" ", start)], 16) <= address:
+                low = end
+            else:
+                high = start
+        found: list[KernelSymbol] = []
+        while low > 0:
+            start = self._data.rfind(b"\n", 0, low - 1) + 1
+            match = _LINE.match(self._data, start)
+            if match is None:
+                break
+            symbol = _symbol(match)
+            if symbol.is_code:
+                if found and symbol.address != found[0].address:
+                    break
+                found.append(symbol)
+            low = start
+        return found
+
+    def near(self, name: str, module: str) -> list[str]:
+        """Return up to three names in a module that ``name`` may be a misprint of, the nearest first."""
+        from difflib import get_close_matches  # only after a mistake
+
+        plain = name.strip("_").lower()
+        symbols = (_symbol(match) for match in _LINE.finditer(self._data))
+        names = sorted({symbol.name for symbol in symbols if symbol.module == module})
+        same = [n for n in names if n.strip("_").lower() == plain and n != name]
+        split = [n for n in names if n.partition(".")[0] == name and n != name]
+        likely = [n for n in names if abs(len(n) - len(name)) <= 2 and n[:1] == name[:1]]
+        near = [n for n in get_close_matches(name, likely, n=_NEAR, cutoff=0.7) if n not in same]
+        return list(dict.fromkeys(split + same + near))[:_NEAR]
+
+    @cached_property
+    def _core_size(self) -> int:
+        """How many bytes the kernel's own symbols take, which come first."""
+        first = self._data.find(b"\t[")
+        return len(self._data) if first < 0 else self._data.rfind(b"\n", 0, first) + 1
+
+    @cached_property
+    def _of_modules(self) -> list[KernelSymbol]:
+        return [_symbol(match) for match in _LINE.finditer(self._data, self._core_size)]
+
+
+def _symbol(match: re.Match[bytes]) -> KernelSymbol:
+    address, letter, name, module = match.groups()
+    return KernelSymbol(name.decode(errors="replace"), int(address, 16), letter.decode(), (module or b"").decode())
+
+
+def _familiarity(symbol: KernelSymbol) -> tuple[bool, int, int, str]:
+    """Order the names of one address by how likely people know them."""
+    return symbol.letter.islower(), len(symbol.name) - len(symbol.name.lstrip("_")), len(symbol.name), symbol.name

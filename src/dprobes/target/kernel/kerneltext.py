@@ -1,0 +1,82 @@
+"""
+The text of the running kernel, as it is in memory: patched for this processor, and with breakpoints that stand in it.
+
+``/proc/kcore`` shows it as an ELF core file whose segments lie at the kernel's addresses. Lockdown closes it (integrity
+forbids nothing here, confidentiality does), and so does the lack of CAP_SYS_RAWIO.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from dprobes.errors import reason_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["KCORE", "KernelText", "open_text"]
+
+KCORE = Path("/proc/kcore")
+
+# Elf64_Ehdr: e_phoff at 32, e_phentsize and e_phnum at 54; Elf64_Phdr: type, flags, offset, vaddr, paddr, filesz
+_PROGRAM_HEADERS = struct.Struct("=32xQ14xHH")
+_PROGRAM_HEADER = struct.Struct("=IIQQQQ")
+_PT_LOAD = 1
+
+
+class _Segment(NamedTuple):
+    address: int
+    size: int
+    offset: int
+
+
+class KernelText:
+    """The kernel's memory as a file; ``problem`` says as a clause why nothing can be read, None if it can."""
+
+    def __init__(self, descriptor: int | None, segments: Sequence[_Segment] = (), problem: str | None = None) -> None:
+        self._descriptor = descriptor
+        self._segments = segments
+        self.problem = problem
+
+    def read(self, address: int, size: int) -> bytes:
+        """Return up to ``size`` bytes from an address on; none if they cannot be read."""
+        if self._descriptor is None:
+            return b""
+        for segment in self._segments:
+            if segment.address <= address < segment.address + segment.size:
+                size = min(size, segment.address + segment.size - address)
+                try:
+                    return os.pread(self._descriptor, size, segment.offset + address - segment.address)
+                except OSError:
+                    return b""
+        return b""
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+def open_text(path: Path = KCORE) -> KernelText:
+    """Open the kernel's text; what keeps it from being read is in the ``problem`` of what is returned."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        return KernelText(None, problem=f"{path} cannot be opened: {reason_of(error)}")
+    try:
+        header = os.pread(descriptor, 64, 0)
+        offset, entry, count = _PROGRAM_HEADERS.unpack_from(header)
+        table = os.pread(descriptor, entry * count, offset)
+        segments = []
+        for start in range(0, entry * count, entry):
+            kind, _, place, address, _, size = _PROGRAM_HEADER.unpack_from(table, start)
+            if kind == _PT_LOAD:
+                segments.append(_Segment(address, size, place))
+    except (OSError, struct.error) as error:
+        os.close(descriptor)
+        return KernelText(None, problem=f"{path} cannot be read: {error}")
+    return KernelText(descriptor, segments)

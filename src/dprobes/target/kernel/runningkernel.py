@@ -1,0 +1,189 @@
+"""The running kernel and its modules: names to addresses and back, text, and what nobody may probe."""
+
+from __future__ import annotations
+
+import re
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from dprobes.errors import TargetError, reason_of
+from dprobes.target.kernel.formernames import present_names
+from dprobes.target.kernel.kallsyms import KALLSYMS, Kallsyms
+from dprobes.target.kernel.kerneltext import open_text
+
+if TYPE_CHECKING:
+    from dprobes.target.kernel.kallsyms import KernelSymbol
+    from dprobes.target.kernel.kerneltext import KernelText
+
+__all__ = ["KERNEL_NAMES", "LoadedModule", "RunningKernel", "module_name"]
+
+KERNEL_NAMES = ("vmlinux", "bzImage", "vmlinuz", "kernel")
+"""What all means the running kernel in ``name =`` of a program with ``modtype = kernel``."""
+
+_LISTED = 4
+_BASE = "_text"
+_PROC_MODULES = Path("/proc/modules")
+_TRACING = (Path("/sys/kernel/tracing"), Path("/sys/kernel/debug/tracing"))
+_BLACKLIST = Path("/sys/kernel/debug/kprobes/blacklist")
+
+
+class LoadedModule(NamedTuple):
+    """A module that is loaded: ``size`` bytes from an address on."""
+
+    name: str
+    address: int
+    size: int
+
+
+def module_name(name: str) -> str:
+    """Return what the kernel calls the module that a program names: ``snd-pcm.ko`` is ``snd_pcm``."""
+    stem = Path(name).name.partition(".ko")[0]
+    return stem.replace("-", "_")
+
+
+class RunningKernel:
+    """
+    The kernel that runs here; what it shows is read when it is first asked for.
+
+    Names of modules are the kernel's own, "" being the kernel itself.
+    """
+
+    def __init__(self, symbols: Kallsyms | None = None, text: KernelText | None = None) -> None:
+        self._symbols = symbols
+        self._text = text
+
+    @cached_property
+    def symbols(self) -> Kallsyms:
+        """The symbols; raises ``TargetError`` if they cannot be seen."""
+        if self._symbols is None:
+            try:
+                self._symbols = Kallsyms.read()
+            except OSError as error:
+                raise TargetError(
+                    f"the kernel's symbols cannot be read: {KALLSYMS}: {reason_of(error)}",
+                    hint="a kernel with CONFIG_KALLSYMS is needed",
+                ) from error
+        if self._symbols.is_hidden:
+            raise TargetError(
+                f"the kernel hides its addresses: {KALLSYMS} shows 0 for all of them",
+                hint="run dprobes as root, or with CAP_SYSLOG, and set kernel.kptr_restrict to 0 or 1",
+            )
+        return self._symbols
+
+    @cached_property
+    def text(self) -> KernelText:
+        """What is in memory, as far as it can be read."""
+        return self._text or open_text()
+
+    @cached_property
+    def modules(self) -> dict[str, LoadedModule]:
+        """The modules that are loaded, by name; none if the kernel hides their addresses."""
+        found = {}
+        try:
+            lines = _PROC_MODULES.read_text().splitlines()
+        except OSError:
+            return {}  # a kernel without loadable modules
+        for line in lines:
+            name, size, _, _, _, address = line.split()[:6]
+            found[name] = LoadedModule(name, int(address, 16), int(size))
+        return found
+
+    def base_of(self, module: str) -> int:
+        """Return the address that offsets of a module count from; raise ``TargetError`` if it is not loaded."""
+        if not module:
+            found = self.symbols.find(_BASE, "")
+            if not found:
+                raise TargetError(f"the kernel has no symbol '{_BASE}', from which offsets count")
+            return found[0].address
+        if module not in self.modules:
+            raise TargetError(f"the module '{module}' is not loaded")
+        return self.modules[module].address
+
+    def symbol(self, name: str, module: str, *, is_code: bool = False) -> KernelSymbol:
+        """
+        Return the symbol called ``name`` of a module, a former name standing for the present one.
+
+        Raise ``TargetError`` if there is none, or several; with ``is_code`` those of data do not count.
+        """
+        for each in (name, *present_names(name)):
+            found = self.symbols.find(each, module)
+            if is_code:
+                found = [symbol for symbol in found if symbol.is_code] or found
+            addresses = sorted({symbol.address for symbol in found})
+            if len(addresses) > 1:
+                raise self._ambiguous(each, module, addresses)
+            if found:
+                return found[0]
+        raise self._not_found(name, module)
+
+    def name_of(self, address: int) -> str:
+        """Return a name for an address of code, a function with the distance from its start, or else a number."""
+        symbol = self.symbols.covering(address)
+        if symbol is None:
+            return f"{address:#x}"
+        distance = address - symbol.address
+        return f"{symbol.name}+{distance:#x}" if distance else symbol.name
+
+    @cached_property
+    def blacklist(self) -> tuple[tuple[int, int, str], ...] | None:
+        """
+        The code that nobody may probe: first address, end and name of each part, None where that cannot be read.
+
+        The kernel collects it from NOKPROBE_SYMBOL and the sections .kprobes.text, .entry.text and .noinstr.text.
+        """
+        try:
+            lines = _BLACKLIST.read_text().splitlines()
+        except OSError:
+            return None
+        rows = (re.match(r"0x([0-9a-f]+)-0x([0-9a-f]+)\t(\S+)", line) for line in lines)
+        return tuple((int(row[1], 16), int(row[2], 16), row[3]) for row in rows if row is not None)
+
+    def is_blacklisted(self, address: int) -> bool:
+        """Return whether the kernel is known to refuse probes at an address."""
+        return any(start <= address < end for start, end, _ in self.blacklist or ())
+
+    def is_traceable(self, address: int) -> bool | None:
+        """Return whether ftrace can redirect the function that begins at an address; None where that is not known."""
+        if self._traceable is None:
+            return None
+        return not self._traceable.isdisjoint(self.symbols.names_at(address))
+
+    @cached_property
+    def _traceable(self) -> frozenset[str] | None:
+        """The functions that ftrace can redirect, each by one of its names."""
+        for directory in _TRACING:
+            try:
+                text = (directory / "available_filter_functions").read_text()
+            except OSError:
+                continue
+            return frozenset(line.partition(" ")[0] for line in text.splitlines())
+        return None
+
+    def _ambiguous(self, name: str, module: str, addresses: list[int]) -> TargetError:
+        base = self.base_of(module)
+        listed = ", ".join(f"{address - base:#x}" for address in addresses[:_LISTED])
+        more = f" and {len(addresses) - _LISTED} more" if len(addresses) > _LISTED else ""
+        return TargetError(
+            f"'{name}' stands for {len(addresses)} places in {_shown(module)}, at offsets {listed}{more}",
+            hint=f"write the one that is meant as a number: offset = {addresses[0] - base:#x}",
+        )
+
+    def _not_found(self, name: str, module: str) -> TargetError:
+        elsewhere = sorted({symbol.module for symbol in self.symbols.find(name) if symbol.module != module})
+        if elsewhere:
+            other = elsewhere[0]
+            how = f"'name = {other}' and 'modtype = kmod'" if other else "'name = vmlinux' and 'modtype = kernel'"
+            return TargetError(f"'{name}' is not in {_shown(module)} but in {_shown(other)}", hint=f"write {how}")
+        if not self.symbols.has_data:
+            return TargetError(
+                f"{_shown(module)} has no symbol '{name}'",
+                hint=f"of data {KALLSYMS} has no names: the kernel was built without CONFIG_KALLSYMS_ALL",
+            )
+        near = self.symbols.near(name, module)
+        hint = f"did you mean {' or '.join(repr(each) for each in near)}?" if near else None
+        return TargetError(f"{_shown(module)} has no symbol '{name}'", hint=hint)
+
+
+def _shown(module: str) -> str:
+    return f"the module '{module}'" if module else "the kernel"

@@ -1,0 +1,69 @@
+"""What is said of names that the kernel has not, has several times, or has elsewhere."""
+
+from __future__ import annotations
+
+import pytest
+
+from dprobes.errors import TargetError
+from dprobes.target.kernel.kallsyms import Kallsyms
+from dprobes.target.kernel.runningkernel import RunningKernel, module_name
+
+DATA = b"".join(b"ffffffff82%06x D data_%d\n" % (n, n) for n in range(600))
+CODE = b"""ffffffff81000000 T _text
+ffffffff81000040 t helper
+ffffffff81000100 T kernel_clone
+ffffffff81000180 t helper
+ffffffff81000200 T __x64_sys_getpid
+"""
+KERNEL = RunningKernel(Kallsyms(CODE + DATA + b"ffffffffc0101000 t dummy_xmit\t[dummy]\n"))
+
+
+@pytest.mark.parametrize(("former", "present"), [("do_fork", "kernel_clone"), ("sys_getpid", "__x64_sys_getpid")])
+def test_former_names(former: str, present: str) -> None:
+    assert KERNEL.symbol(former, "").name == present
+
+
+def test_a_name_of_several_places() -> None:
+    with pytest.raises(TargetError) as caught:
+        KERNEL.symbol("helper", "")
+    assert caught.value.message == "'helper' stands for 2 places in the kernel, at offsets 0x40, 0x180"
+    assert caught.value.hint == "write the one that is meant as a number: offset = 0x40"
+
+
+def test_a_name_of_another_module() -> None:
+    with pytest.raises(TargetError) as caught:
+        KERNEL.symbol("dummy_xmit", "")
+    assert caught.value.message == "'dummy_xmit' is not in the kernel but in the module 'dummy'"
+    assert caught.value.hint == "write 'name = dummy' and 'modtype = kmod'"
+
+
+def test_an_unknown_name_and_near_ones() -> None:
+    with pytest.raises(TargetError) as caught:
+        KERNEL.symbol("kernel_clnoe", "")
+    assert caught.value.message == "the kernel has no symbol 'kernel_clnoe'"
+    assert caught.value.hint == "did you mean 'kernel_clone'?"
+
+
+def test_a_list_without_data_is_named() -> None:
+    with pytest.raises(TargetError) as caught:
+        RunningKernel(Kallsyms(CODE)).symbol("jiffies", "")
+    assert caught.value.hint == "of data /proc/kallsyms has no names: the kernel was built without CONFIG_KALLSYMS_ALL"
+
+
+def test_hidden_addresses_are_an_error() -> None:
+    with pytest.raises(TargetError) as caught:
+        RunningKernel(Kallsyms(b"0000000000000000 T _text\n")).symbol("_text", "")
+    assert caught.value.message == "the kernel hides its addresses: /proc/kallsyms shows 0 for all of them"
+    assert caught.value.hint is not None
+
+
+@pytest.mark.parametrize(
+    ("name", "module"), [("ext4", "ext4"), ("snd-pcm.ko", "snd_pcm"), ("/lib/modules/x/e1000.ko.xz", "e1000")]
+)
+def test_names_of_modules(name: str, module: str) -> None:
+    assert module_name(name) == module
+
+
+def test_places_have_names() -> None:
+    assert KERNEL.name_of(0xFFFFFFFF81000104) == "kernel_clone+0x4"
+    assert KERNEL.name_of(0xFFFFFFFF81000100) == "kernel_clone"
