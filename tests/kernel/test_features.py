@@ -63,7 +63,7 @@ def attach_by_unit() -> tuple[int, int]:
     from dprobes.engines.linux import perfcalls
     from dprobes.engines.linux.bpfcalls import link_perf_event
 
-    unit = perfcalls.UprobeUnit(int(Path("/sys/bus/event_source/devices/kprobe/type").read_text()), 0)
+    unit = perfcalls.ProbeUnit(int(Path("/sys/bus/event_source/devices/kprobe/type").read_text()), 0)
     program = nothing()
     event = perfcalls.open_uprobe(unit, FUNCTION, 0)
     link = link_perf_event(program, event)
@@ -134,7 +134,7 @@ def errors_inside(function: str, end: int) -> dict[int, int]:
     """Return the error numbers of kprobes at the first byte of a function and after it."""
     from dprobes.engines.linux import perfcalls
 
-    unit = perfcalls.UprobeUnit(int(Path("/sys/bus/event_source/devices/kprobe/type").read_text()), 0)
+    unit = perfcalls.ProbeUnit(int(Path("/sys/bus/event_source/devices/kprobe/type").read_text()), 0)
     found = {}
     for offset in (0, 1):
         try:

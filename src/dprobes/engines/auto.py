@@ -63,7 +63,7 @@ def _reason_against(
     if scope.kind not in other.scopes:
         return False, mine.scope_reason
     for need in needs:
-        if need.capability not in other.capabilities and need.capability in row.capabilities:
+        if need.capability not in other.capabilities and need.capability in row.capabilities | mine.found_by_trying:
             return False, f"'{need.what}' needs {need.capability.value}, which the {other.name} engine lacks"
     if traced_by is not None and other.is_tracer:
         return False, f"the process is traced by {traced_by} already"

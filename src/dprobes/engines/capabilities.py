@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from dprobes.arch import Architecture
-    from dprobes.rpn.program import Instruction, Program
+    from dprobes.rpn.program import Instruction, ProbeDefinition, Program
     from dprobes.source import Span
 
 __all__ = [
@@ -30,6 +30,7 @@ class Capability(enum.Enum):
     """Name what a program may need of an engine; the value completes "... needs"."""
 
     KERNEL_MODULE = "probes in the kernel or a kernel module"
+    KERNEL_EVENT = "watchpoints or samplers in the kernel"
     WATCHPOINT = "watchpoint probes"
     MODULE_WATCHPOINT = "watchpoints in a module"
     PORT_WATCHPOINT = "watchpoints on I/O ports"
@@ -62,6 +63,8 @@ class Requirement:
     hurdle: str | None = None
 
 
+_NO_KPROBES = "this kernel has no kprobes (CONFIG_KPROBES and CONFIG_KPROBE_EVENTS), or lets nobody here use them"
+
 _READING = {
     RegisterClass.FLOATING_POINT: Capability.FLOATING_POINT,
     RegisterClass.CPUID: Capability.CPUID,
@@ -76,7 +79,12 @@ _HELD_BY_EVERY_HIT = ("cs", "ss")
 def requirements(program: Program, architecture: Architecture) -> Iterator[Requirement]:
     """Iterate over what a program needs that not every engine has."""
     if program.modtype is not ModuleType.USER and not watches_user_addresses(program):
-        yield Requirement(Capability.KERNEL_MODULE, f"modtype = {program.modtype.value}", program.spans.get("modtype"))
+        are_in_code = {_is_in_code(definition) for definition in program.definitions}
+        what, span = f"modtype = {program.modtype.value}", program.spans.get("modtype")
+        if True in are_in_code:
+            yield Requirement(Capability.KERNEL_MODULE, what, span, _NO_KPROBES)
+        if False in are_in_code:
+            yield Requirement(Capability.KERNEL_EVENT, what, span)
     for definition in program.definitions:
         if definition.watchpoint is not None and isinstance(definition.location, Address):
             in_module = program.modtype is ModuleType.USER
@@ -91,6 +99,10 @@ def requirements(program: Program, architecture: Architecture) -> Iterator[Requi
         for instruction in code.instructions:
             for capability in _needed_by(instruction, architecture):
                 yield Requirement(capability, str(instruction), instruction.span)
+
+
+def _is_in_code(definition: ProbeDefinition) -> bool:
+    return definition.watchpoint is None and not isinstance(definition.location, Sampler)
 
 
 def _needed_to_watch(access: Access, span: Span | None, *, in_module: bool) -> Requirement:

@@ -89,7 +89,12 @@ def note_unsupported(compiled: Compiled) -> None:
 
 def _able(capability: Capability) -> list[EngineRow]:
     """Return the engines that have a capability, of those that programs are told about."""
-    return [row for row in rows() if row.how_to_ask is not None and capability in row.capabilities]
+    return [row for row in rows() if row.how_to_ask is not None and capability in _possible(row)]
+
+
+def _possible(row: EngineRow) -> frozenset[Capability]:
+    """Return what an engine can on some machine."""
+    return row.capabilities | (row.candidacy.found_by_trying if row.candidacy is not None else frozenset())
 
 
 class Selection:

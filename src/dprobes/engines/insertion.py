@@ -164,6 +164,7 @@ class Prepared:
                 owner.scope,
                 items,
                 self.compiled.resolved,
+                self.compiled.kernel,
                 globals_,
                 owner.replaces,
                 owner.beside,

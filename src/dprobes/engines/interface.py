@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from dprobes.engines.capabilities import Capability
     from dprobes.engines.options import EngineOptions
     from dprobes.engines.sharedglobals import GlobalVariables
+    from dprobes.resolve.kernelplaces import ResolvedKernel
     from dprobes.resolve.localmodule import Compiled
     from dprobes.resolve.probepoints import LeftOutProbe, Probepoint, ResolvedModule
     from dprobes.resolve.probestate import ProbeState
@@ -217,7 +218,8 @@ class Job:
     Hold what is to be run: a program, and the processes in scope.
 
     ``items`` are the header items that records are to carry. ``resolved`` is what is known already of one of the
-    program's modules. ``globals`` are the global variables that the run shares with others; without them it has its
+    program's modules, ``kernel`` where its probepoints in the kernel are. ``globals`` are the global variables that the
+    run shares with others; without them it has its
     own. ``replaces`` is a running session of the same engine whose program this one takes the place of: a hit of an
     offset that both have runs the handler of exactly one of them. If entering the new session fails, the old one goes
     on; else its ``events`` come to their end. ``beside`` are other sessions of the same owner: one of them may follow
@@ -228,6 +230,7 @@ class Job:
     scope: Scope
     items: Item = Item.MAJOR | Item.MINOR
     resolved: ResolvedModule | None = None
+    kernel: ResolvedKernel | None = None
     globals: GlobalVariables | None = None
     replaces: ControlledSession | None = None
     beside: tuple[ControlledSession, ...] = ()

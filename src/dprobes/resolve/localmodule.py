@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from dprobes.arch import Architecture
     from dprobes.diagnostics import Diagnostics, Severity
+    from dprobes.resolve.kernelplaces import ResolvedKernel
     from dprobes.resolve.probepoints import Probepoint, ResolvedModule
     from dprobes.rpn.program import Program
     from dprobes.target.elf.file import ElfFile
@@ -30,7 +31,8 @@ class Compiled:
     A checked program, and where its probepoints are if its module was found.
 
     ``diagnostics`` holds no errors: those have been raised. ``everywhere`` are the probepoints of a program without a
-    module, in every process or in the whole system.
+    module, in every process or in the whole system, ``kernel`` is what was found for one about the kernel,
+    ``obstacle`` why nothing was.
     """
 
     program: Program
@@ -38,6 +40,8 @@ class Compiled:
     resolved: ResolvedModule | None
     diagnostics: Diagnostics
     everywhere: tuple[Probepoint, ...] = ()
+    kernel: ResolvedKernel | None = None
+    obstacle: TargetError | None = None
 
     def render(self, *severities: Severity) -> str:
         """Return the diagnostics of these severities as text."""
@@ -62,6 +66,8 @@ def resolve_here(
     """
     from dprobes.resolve.resolution import architecture_of, check_with_extensions, resolve, resolve_everywhere
 
+    if space_of(program) is Space.KERNEL:
+        return _resolve_in_kernel(program, diagnostics, allow_write=allow_write, refuse=refuse)
     architecture_name = architecture_name or symbols.machine(host_architecture().name)
     module = _find_module(program, diagnostics, pid, command, architecture_name)
     if module is None:
@@ -78,6 +84,34 @@ def resolve_here(
         refuse(program, arch, diagnostics)
     resolved = resolve(program, loaded, diagnostics, allow_write=allow_write)
     return Compiled(program, arch, resolved, diagnostics)
+
+
+def _resolve_in_kernel(
+    program: Program,
+    diagnostics: Diagnostics,
+    *,
+    allow_write: bool,
+    refuse: Callable[[Program, Architecture, Diagnostics], None] | None,
+) -> Compiled:
+    """Resolve a program for the running kernel; what cannot be known here is a note, and the engine's business."""
+    from dprobes.resolve.kernelplaces import kernel_module_of, resolve_kernel
+    from dprobes.resolve.resolution import check_with_extensions
+    from dprobes.target.kernel.runningkernel import RunningKernel
+
+    arch = host_architecture()
+    if refuse is not None:
+        refuse(program, arch, diagnostics)
+    check_with_extensions(program, arch, diagnostics, allow_write=allow_write)
+    diagnostics.raise_if_errors()
+    try:
+        module = kernel_module_of(program, RunningKernel())
+        module.check()
+    except TargetError as error:
+        diagnostics.note(program.spans.get("name"), error.message, hint=error.hint)
+        return Compiled(program, arch, None, diagnostics, obstacle=error)
+    resolved = resolve_kernel(program, module, arch, diagnostics)
+    diagnostics.raise_if_errors()
+    return Compiled(program, arch, None, diagnostics, kernel=resolved)
 
 
 def open_named_module(program: Program, path: Path, diagnostics: Diagnostics) -> ElfFile:

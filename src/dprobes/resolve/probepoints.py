@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from dprobes.lazydataclass import dataclass
 from dprobes.resolve.probestate import ProbeState
@@ -23,6 +23,7 @@ __all__ = [
     "ProbeKind",
     "ProbedCode",
     "Probepoint",
+    "ResolvedCode",
     "ResolvedModule",
     "SampleClock",
     "WatchedMemory",
@@ -158,6 +159,26 @@ class LeftOutProbe:
     path: str
     name: str
     reason: str
+
+
+class ResolvedCode(Protocol):
+    """Code with a program's own code for its processor: a module's file, or the kernel."""
+
+    @property
+    def architecture(self) -> Architecture:
+        """The processor."""
+
+    @property
+    def image(self) -> CodeImage:
+        """The program's encoded code."""
+
+    @property
+    def symbols(self) -> tuple[tuple[str, int], ...]:
+        """The addresses of those that handlers push."""
+
+    @property
+    def events(self) -> tuple[Probepoint, ...]:
+        """The probepoints that leave the code as it is."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,18 +9,17 @@ from dprobes.diagnostics import Severity
 from dprobes.errors import TargetError
 from dprobes.resolve.breakpoints import resolve_breakpoints
 from dprobes.resolve.probepoints import ResolvedModule
+from dprobes.resolve.pushedsymbols import pushed_symbols
 from dprobes.resolve.samplers import resolve_samplers
 from dprobes.resolve.spaces import ANYWHERE, EveryProcess, Space, space_of
 from dprobes.resolve.watchpoints import resolve_watchpoints
 from dprobes.rpn.checker import check
 from dprobes.rpn.encoder import encode
-from dprobes.rpn.operands import like_statement
-from dprobes.rpn.program import Expression, calls_extensions
+from dprobes.rpn.program import calls_extensions
 
 if TYPE_CHECKING:
     from dprobes.diagnostics import Diagnostics
     from dprobes.resolve.probepoints import Probepoint
-    from dprobes.resolve.spaces import SymbolSpace
     from dprobes.rpn.program import Program
     from dprobes.target.elf.file import ElfFile
     from dprobes.target.location import Module
@@ -55,7 +54,7 @@ def resolve(program: Program, module: Module, diagnostics: Diagnostics, *, allow
     in_code, left_out = resolve_breakpoints(program, module, diagnostics)
     watchpoints = resolve_watchpoints(program, module, diagnostics)
     samplers = resolve_samplers(program, str(module.path))
-    symbols = _pushed_symbols(program, module, diagnostics)
+    symbols = pushed_symbols(program, module, diagnostics)
     diagnostics.raise_if_errors()
     warnings = tuple(d for d in diagnostics.since(checked) if d.severity is Severity.WARNING)
     probepoints = (*in_code, *watchpoints, *samplers)
@@ -77,17 +76,3 @@ def resolve_everywhere(program: Program, arch: Architecture, diagnostics: Diagno
             return resolve_samplers(program, ANYWHERE)
         case Space.MODULE | Space.KERNEL:
             return ()
-
-
-def _pushed_symbols(program: Program, space: SymbolSpace, diagnostics: Diagnostics) -> tuple[tuple[str, int], ...]:
-    symbols: dict[str, int] = {}
-    for code in program.bodies():
-        for instruction in code.instructions:
-            match instruction.operand:
-                case Expression(_, str(name)) if name not in symbols:
-                    try:
-                        symbols[name] = space.address_of(name)
-                    except TargetError as error:
-                        hint = error.hint or like_statement(instruction.row.operator, name)
-                        diagnostics.error(instruction.operand_place, error.message, hint=hint)
-    return tuple(symbols.items())

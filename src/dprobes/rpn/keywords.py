@@ -70,8 +70,8 @@ _F, _P = Header.FILE, Header.POINT
 
 KEYWORDS: tuple[Keyword, ...] = (
     Keyword("name", _F, ValueKind.MODULE, "The module to probe: a program, shared library, kernel or kernel module."),
-    Keyword("modtype", _F, ValueKind.MODTYPE, "What the module is. No engine of this version places breakpoints in the "
-            "kernel or a kernel module: such a program is refused when it is inserted.", "user"),
+    Keyword("modtype", _F, ValueKind.MODTYPE, "What the module is: a program or library, the kernel that runs, or a "
+            "module that it has loaded.", "user"),
     Keyword("major", _F, ValueKind.NUMBER, "The major code of every record.", 0, 0, U16),
     Keyword("id", _F, ValueKind.NUMBER, "A number of the user's, shown in stack traces.", 0, 0, U16),
     Keyword("vars", _F, ValueKind.NUMBER, "How many local variables the program has.", 0, 0, 65536),

@@ -310,13 +310,10 @@ def test_json_records_of_a_run_have_the_documented_keys(tmp_path: Path) -> None:
 
 
 def test_what_no_engine_can_do_is_noted_by_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "kernel.rpn"
-    file.write_text('name = "vmlinux"\nmodtype = kernel\noffset = do_fork\npush r, cr0\nlog 1\nexit\n')
+    file = tmp_path / "control.rpn"
+    file.write_text('name = "libc.so.6"\noffset = malloc\npush r, cr0\nlog 1\nexit\n')
     expected = f"""\
-{file}:2:1: note: 'modtype = kernel' needs probes in the kernel or a kernel module, which no engine of this version has
-    modtype = kernel
-    ^~~~~~~~~~~~~~~~
-{file}:4:1: note: 'push r, cr0' needs control, debug and model-specific registers, which no engine of this version has
+{file}:3:1: note: 'push r, cr0' needs control, debug and model-specific registers, which no engine of this version has
     push r, cr0
     ^~~~~~~~~~~
 """

@@ -30,6 +30,7 @@ from dprobes.bpf.lower.epilogue import Epilogue
 from dprobes.bpf.lower.flow import HandlerFlow, analyse
 from dprobes.bpf.lower.handlerstate import StateLayout
 from dprobes.bpf.lower.host import REGISTER_OFFSETS, Host
+from dprobes.bpf.lower.kernelhost import KernelHost
 from dprobes.bpf.lower.prologue import Prologue
 from dprobes.bpf.lower.request import (
     Abilities,
@@ -109,15 +110,17 @@ def lower(
     start: int,
     point: Point,
     request: Request,
-    host: type[Host] = Host,
+    host: type[Host] | None = None,
 ) -> Lowered:
     """
-    Return the code of the handler that starts at byte ``start`` of an image; ``host`` writes what it asks the world.
+    Return the code of the handler that starts at byte ``start`` of an image.
+
+    ``host`` writes what it asks the world, by default what the request needs.
 
     Raise ``NotSupportedError`` for an instruction that eBPF cannot do, or a handler that is too large.
     """
     asm = Assembler()
-    handler = _Handler(asm, image, architecture, start, point, request, host)
+    handler = _Handler(asm, image, architecture, start, point, request, host or _host_of(request))
     with _limits():
         handler.write()
         handler.write_functions()
@@ -125,10 +128,14 @@ def lower(
     return Lowered(assembled, handler.state, handler.sleeps, architecture.word_size)
 
 
+def _host_of(request: Request) -> type[Host]:
+    return KernelHost if request.in_kernel else Host
+
+
 def check_lowering(image: CodeImage, architecture: Architecture, start: int, point: Point, request: Request) -> None:
     """Raise what ``lower`` would raise, in much less time for most handlers."""
     asm = Assembler()
-    handler = _Handler(asm, image, architecture, start, point, request, Host)
+    handler = _Handler(asm, image, architecture, start, point, request, _host_of(request))
     if handler.is_plain:
         return
     with _limits():
@@ -153,7 +160,9 @@ def lower_for_word_sizes(
         for image, architecture in forms:
             other = asm.label()
             asm.jump_if(_IS_OTHER[architecture.word_size], Register.R2, _NARROW_CODE, other)
-            handlers.append(_Handler(asm, image, architecture, image.handlers[number], point, request, Host))
+            handlers.append(
+                _Handler(asm, image, architecture, image.handlers[number], point, request, _host_of(request))
+            )
             handlers[-1].write()
             asm.place(other)
         asm.mov(Register.R0, 0)
@@ -289,6 +298,8 @@ def is_supported(row: Row, register: CpuRegister | None, abilities: Abilities) -
 
 def _abilities_at(request: Request) -> Abilities:
     """Return what a handler may use where it runs: events leave the registers, and the mappings, as they are."""
+    if request.in_kernel:
+        return replace(request.abilities, writes_registers=False, writes_memory=False, vma=None)
     if request.placement is not Placement.EVENT:
         return request.abilities
     return replace(request.abilities, writes_registers=False, vma=None)
@@ -314,5 +325,5 @@ def _check(instruction: EncodedInstruction, architecture: Architecture, request:
     if not is_supported(row, register, _abilities_at(request)):
         raise NotSupportedError(
             f"'{row.syntax}' at byte {instruction.offset} of the program cannot be compiled to eBPF",
-            hint="use --engine ptrace",
+            hint="no engine of this version can do that in the kernel" if request.in_kernel else "use --engine ptrace",
         )

@@ -54,6 +54,9 @@ _STOP = 19
 class Host:
     """Write what one handler needs; ``uses_ip`` and ``uses_ids`` say what is worked out before it starts."""
 
+    has_user_context = False
+    """Whether ``push u`` shows other registers than ``push r``."""
+
     def __init__(
         self, asm: Assembler, architecture: Architecture, request: Request, *, uses_ip: bool, uses_ids: bool
     ) -> None:
@@ -206,6 +209,10 @@ class Host:
             self._asm.alu(Alu.SUB, dst, Register.R9)
         elif self._request.moved:
             self._asm.alu(Alu.SUB, dst, self._request.moved)
+
+    def user_register(self, name: str, nobody: Label) -> None:  # noqa: ARG002 - for a host that has a user context
+        """Load a register of the user context to R0; go to ``nobody`` where there is none. Takes R1-R5 and R9."""
+        self.register(Register.R0, name)
 
     def set_register(self, name: str, src: Register) -> None:
         """Change a register of the hit thread."""

@@ -89,6 +89,24 @@ class Placement(enum.Enum):
     """At a return instruction, which is still to be executed; the handler sees the state behind it."""
     EVENT = "event"
     """In a perf event: a watchpoint or a sampler."""
+    KPROBE = "kprobe"
+    """At an instruction of the kernel."""
+    KRETPROBE = "kretprobe"
+    """After the return of a function of the kernel: the registers are those of its caller."""
+    ENTRY = "ftrace"
+    """Where a function of the kernel begins, by the call of ftrace that the compiler has left room for."""
+    ENTRY_RETURN = "ftrace return"
+    """After the return of such a function."""
+
+    @property
+    def is_in_kernel(self) -> bool:
+        """Whether a place in the kernel's code is probed."""
+        return self in (Placement.KPROBE, Placement.KRETPROBE, Placement.ENTRY, Placement.ENTRY_RETURN)
+
+    @property
+    def is_return(self) -> bool:
+        """Whether it is a return from a function, by a changed return address."""
+        return self in (Placement.URETPROBE, Placement.KRETPROBE, Placement.ENTRY_RETURN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +199,10 @@ class Request:
     extensions: Mapping[str, Callable[..., None]] = field(default_factory=dict)
     replaceable: bool = False
     replaces: bool = False
+    in_kernel: bool = False
+    """Whether the program is about the kernel: addresses may be the kernel's, ``push u`` shows another context."""
+    kernel_code: tuple[int, int] | None = None
+    """The addresses, the last one excluded, of the kernel's code in which an event counts; None: anywhere."""
     shared: bool = False
     """Whether the code becomes part of a program with other handlers (``dispatch``); ``probe`` is None then."""
     keeps_stack: bool = False

@@ -52,6 +52,29 @@ def _push_register(w: Writer, i: EncodedInstruction) -> None:
         w.stack.push(value)
 
 
+def _push_user_register(w: Writer, i: EncodedInstruction) -> None:
+    register = accessed_register(w, i)
+    if register is None or not w.host.has_user_context:
+        _push_register(w, i)
+        return
+    nobody = w.asm.label()
+    w.stack.settle()
+    if register.memory_offset is None:
+        w.host.user_register(register.name, nobody)
+        w.stack.push(w.stack.copy(_R.R0))
+    else:
+        w.host.user_register("esp", nobody)
+        address = w.stack.copy(_R.R0)
+        w.asm.alu(Alu.ADD, address, register.memory_offset, wide=w.wide)
+        _read(w, address, w.word_size)
+
+    def throw() -> None:
+        w.asm.place(nobody)
+        w.throw(ExceptionCode.INVALID_ADDR)
+
+    w.defer(throw)
+
+
 def _pop_register(w: Writer, i: EncodedInstruction) -> None:
     value = w.stack.pop_register()
     register = accessed_register(w, i)
@@ -216,7 +239,7 @@ def _push_width(w: Writer, i: EncodedInstruction) -> None:
 
 TEMPLATES: dict[str, Template] = {
     "push r, <register>": _push_register,
-    "push u, <register>": _push_register,
+    "push u, <register>": _push_user_register,
     "pop r, <register>": _pop_register,
     "pop u, <register>": _pop_register,
     **{f"push mem, u{8 << n}": _push_memory(1 << n) for n in range(4)},

@@ -220,7 +220,7 @@ def command(
     note_engine(engine, prepared.reason, verbose=verbose)
     # That the module is not there yet is of interest where it may still come.
     waits = compiled.resolved is None and engine_row(engine).waits_for_modules
-    if text := compiled.render(Severity.WARNING, *((Severity.NOTE,) if waits else ())):
+    if text := compiled.render(Severity.WARNING, *((Severity.NOTE,) if waits or compiled.kernel is not None else ())):
         console.write(text)
     with (
         Outputs(source, output, format_name, targets, log_format or format_name, views.sinks) as outputs,

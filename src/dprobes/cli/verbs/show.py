@@ -80,10 +80,13 @@ def command(
 
 def listing(compiled: Compiled) -> Iterator[str]:
     """Iterate over the lines of a program's listing."""
-    program, resolved = compiled.program, compiled.resolved
+    program, resolved = compiled.program, compiled.resolved or compiled.kernel
     code = Disassembly(program, compiled.architecture, resolved.image if resolved is not None else None)
     yield from print_header(program)
-    where = f"'{resolved.module.path}'" if resolved is not None else "not on this machine"
+    where = f"'{compiled.resolved.module.path}'" if compiled.resolved is not None else "not on this machine"
+    if compiled.kernel is not None:
+        name = compiled.kernel.module.name
+        where = f"'{name}' of the running kernel" if name else "the running kernel"
     if compiled.everywhere:
         where = "every process"
     yield f"// module: {where}, {compiled.architecture.name}, {compiled.architecture.word_size}-byte words"
@@ -93,7 +96,7 @@ def listing(compiled: Compiled) -> Iterator[str]:
     for number, definition in enumerate(program.definitions):
         yield ""
         yield from print_header(definition)
-        module = resolved.module if resolved is not None else None
+        module = compiled.resolved.module if compiled.resolved is not None else None
         yield from _places([probe for probe in probes if probe.number == number], module)
         for line in left_out_lines([x for x in left_out if x.number == number], names=None):
             yield f"// {line}"
@@ -117,7 +120,7 @@ def _places(probes: Sequence[Probepoint], module: Module | None) -> Iterator[str
             case ProbeKind.BREAKPOINT:
                 yield _code_line(probe)
                 yield f"// {probe.instruction.raw.hex(' ')}  {probe.instruction.text}"
-                yield from remarks[probe.offset]
+                yield from remarks.get(probe.offset, ())
             case ProbeKind.RETURN:
                 yield _code_line(probe)
                 exits = ", ".join(f"{exit_.kind.value} at {exit_.offset:#x}" for exit_ in probe.code.exits.exits)

@@ -105,6 +105,10 @@ class EbpfEngine(Engine):
         """Raise ``SourceError`` if a probepoint that was found cannot be served."""
         if compiled.everywhere:
             self.plan_everywhere(compiled.everywhere, compiled.diagnostics)
+        elif compiled.obstacle is not None:
+            raise compiled.obstacle
+        elif compiled.kernel is not None:
+            self._planner.plan_kernel(compiled.program, compiled.kernel, compiled.diagnostics)
         elif compiled.resolved is not None:
             self.plan(compiled.program, compiled.resolved, compiled.diagnostics)
 

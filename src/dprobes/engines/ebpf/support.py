@@ -48,6 +48,7 @@ def kernel_support(features: Features) -> KernelSupport:
 _FEATURES = {
     Capability.WRITE_MEMORY: (Feature.WRITE_USER,),
     Capability.WRITE_REGISTER: (Feature.WRITE_REGISTERS,),
+    Capability.KERNEL_MODULE: (Feature.KPROBE,),
     Capability.VERIFY_WRITE: (Feature.FIND_VMA, Feature.BTF),
 }
 

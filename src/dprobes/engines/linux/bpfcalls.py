@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AttachType",
     "Command",
+    "KprobeMulti",
     "LogLevel",
     "Program",
     "ProgramFlag",
@@ -36,6 +37,7 @@ __all__ = [
     "attributes_of",
     "call",
     "enable_statistics",
+    "link_kprobes",
     "link_perf_event",
     "link_uprobes",
     "load_btf",
@@ -116,6 +118,7 @@ class AttachType(enum.IntEnum):
     NONE = 0
     TRACE_RAW_TP = 23
     PERF_EVENT = 41
+    TRACE_KPROBE_MULTI = 42
     TRACE_UPROBE_MULTI = 48
 
 
@@ -309,6 +312,40 @@ def load_btf(blob: bytes) -> int:
     """Load type information and return its descriptor."""
     data = ctypes.create_string_buffer(blob, len(blob))
     return call(Command.BTF_LOAD, attributes_of(_BTF_LOAD, ctypes.addressof(data), len(blob)))
+
+
+class KprobeMulti(enum.IntFlag):
+    """Name the flags of a kprobe_multi link."""
+
+    NONE = 0
+    RETURN = 1 << 0
+
+
+#  16 kprobe_multi: u32 flags, cnt; u64 syms, addrs, cookies
+_LINK_KPROBES = struct.Struct("=I4xI4xII8xQQ")
+
+
+def link_kprobes(
+    program_fd: int, addresses: Sequence[int], cookies: Sequence[int], flags: KprobeMulti = KprobeMulti.NONE
+) -> int:
+    """
+    Attach a TRACE_KPROBE_MULTI program to the entries of many functions of the kernel; return the link's descriptor.
+
+    ``addresses`` are where the functions begin. Since Linux kernel commit 0dcac2725406 ("bpf: Add multi kprobe link")
+    (in v5.18).
+    """
+    address_array = (ctypes.c_uint64 * len(addresses))(*addresses)
+    cookie_array = (ctypes.c_uint64 * len(cookies))(*cookies)
+    attributes = attributes_of(
+        _LINK_KPROBES,
+        program_fd,
+        AttachType.TRACE_KPROBE_MULTI,
+        flags,
+        len(addresses),
+        ctypes.addressof(address_array),
+        ctypes.addressof(cookie_array),
+    )
+    return call(Command.LINK_CREATE, attributes)
 
 
 class UprobeMulti(enum.IntFlag):

@@ -20,7 +20,7 @@ from dprobes.lazydataclass import dataclass
 
 __all__ = [
     "Access",
-    "UprobeUnit",
+    "ProbeUnit",
     "disable",
     "enable",
     "move_breakpoint",
@@ -94,25 +94,34 @@ def _open(
 
 
 @dataclass(frozen=True, slots=True)
-class UprobeUnit:
-    """Hold how the kernel wants to be asked for uprobes: the number of its unit, and the bit for returns."""
+class ProbeUnit:
+    """How the kernel is to be asked for uprobes, or for kprobes: the number of its unit, and the bit for returns."""
 
     type: int
     return_bit: int
 
 
-_UPROBE_UNIT = "/sys/bus/event_source/devices/uprobe"
+_UNITS = "/sys/bus/event_source/devices"
 
 
-def uprobe_unit() -> UprobeUnit:
+def uprobe_unit() -> ProbeUnit:
     """Read how the kernel wants to be asked for uprobes; FileNotFoundError if it has none."""
-    with open(f"{_UPROBE_UNIT}/type", encoding="ascii") as file:
+    return _probe_unit("uprobe")
+
+
+def kprobe_unit() -> ProbeUnit:
+    """Read how the kernel wants to be asked for kprobes; FileNotFoundError if it has none."""
+    return _probe_unit("kprobe")
+
+
+def _probe_unit(name: str) -> ProbeUnit:
+    with open(f"{_UNITS}/{name}/type", encoding="ascii") as file:
         kind = int(file.read())
-    with open(f"{_UPROBE_UNIT}/format/retprobe", encoding="ascii") as file:
-        return UprobeUnit(kind, int(file.read().removeprefix("config:")))
+    with open(f"{_UNITS}/{name}/format/retprobe", encoding="ascii") as file:
+        return ProbeUnit(kind, int(file.read().removeprefix("config:")))
 
 
-def open_uprobe(unit: UprobeUnit, path: str | bytes, offset: int, *, pid: int = -1, is_return: bool = False) -> int:
+def open_uprobe(unit: ProbeUnit, path: str | bytes, offset: int, *, pid: int = -1, is_return: bool = False) -> int:
     """Return the event of a uprobe at a file offset, in one process or (-1) all; one descriptor stands for all CPUs."""
     name = ctypes.create_string_buffer(os.fsencode(path))
     config = is_return << unit.return_bit
@@ -120,6 +129,16 @@ def open_uprobe(unit: UprobeUnit, path: str | bytes, offset: int, *, pid: int = 
     cpu = -1 if pid >= 0 else 0
     # Who is killed while it attaches uprobes would leave them.
     return call_in_proxy(_SYS_PERF_EVENT_OPEN, ctypes.addressof(attributes), pid, cpu, -1, _FLAG_FD_CLOEXEC)
+
+
+def open_kprobe(unit: ProbeUnit, address: int, *, is_return: bool = False) -> int:
+    """Return the event of a kprobe at an address of the kernel; one descriptor stands for all CPUs."""
+    attributes = _attributes(unit.type, is_return << unit.return_bit, 1, _DISABLED, 0, 0, address)
+    result: int = _syscall(_SYS_PERF_EVENT_OPEN, ctypes.addressof(attributes), -1, 0, -1, _FLAG_FD_CLOEXEC)
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"perf_event_open: {os.strerror(number)}")
+    return result
 
 
 class Access(enum.IntFlag):
@@ -138,12 +157,14 @@ def open_breakpoint(
     address: int, size: int, access: Access, *, pid: int = -1, cpu: int = -1, inherit: bool = False
 ) -> int:
     """
-    Return the event of a hardware breakpoint on user addresses, in one thread (``pid``) or in all processes on one CPU.
+    Return the event of a hardware breakpoint, in one thread (``pid``) or in all processes on one CPU.
+
+    At an address of the kernel accesses by the kernel count, at others those by programs.
 
     ENOSPC if all four are in use. ``size`` is 1, 2, 4 or 8 bytes, aligned; it does not matter for EXECUTE. With
     ``inherit`` the threads and processes that the thread starts are watched as well.
     """
-    flags = _USER_ONLY | (_INHERIT if inherit else 0)
+    flags = (0 if address >> 63 else _USER_ONLY) | (_INHERIT if inherit else 0)
     length = _watched_length(size, access)
     return _open(_TYPE_BREAKPOINT, pid=pid, cpu=cpu, flags=flags, access=access, config1=address, config2=length)
 

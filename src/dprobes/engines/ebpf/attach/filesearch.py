@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from dprobes.engines.ebpf.attach.modulefiles import ModuleFile
+    from dprobes.engines.ebpf.attach.perfevents import EventProbe
     from dprobes.engines.ebpf.attach.planner import Planner
     from dprobes.engines.foreign.outlines import Question
     from dprobes.engines.interface import Event, Job
@@ -63,9 +64,23 @@ def find_probes(planner: Planner, job: Job) -> Findings:
 
         events, notices = events_everywhere(job.program, basic_request(planner.features, job.program))
         planner.plan_everywhere([event.probe for event in events], Diagnostics())
-        return Findings((), events, notices)
+        return Findings(events=events, notices=notices)
+    if space_of(job.program) is Space.KERNEL:
+        return _in_kernel(planner, job)
     files, found = _planned_files(planner, job)
     return replace(found, files=files, events=[event for file in files for event in file.events])
+
+
+def _in_kernel(planner: Planner, job: Job) -> Findings:
+    if job.kernel is None:
+        raise TargetError(f"'{job.program.name}' is not there: its probepoints in the kernel could not be found")
+    planned = planner.plan_kernel(job.program, job.kernel, Diagnostics())
+    events: tuple[EventProbe, ...] = ()
+    if job.kernel.events:
+        from dprobes.engines.ebpf.attach.perfevents import events_in_kernel
+
+        events = events_in_kernel(job.kernel)
+    return Findings(kernel=planned, events=events)
 
 
 def _planned_files(planner: Planner, job: Job) -> tuple[list[PlannedFile], Findings]:
@@ -103,7 +118,7 @@ def _planned_files(planner: Planner, job: Job) -> tuple[list[PlannedFile], Findi
         for planned in files:
             leave(descriptors, planned.descriptors)
     notices += users.notices()
-    return files, Findings((), (), notices, known, users, is_partial)
+    return files, Findings(notices=notices, known=known, users=users, is_partial=is_partial)
 
 
 def plan_module_file(

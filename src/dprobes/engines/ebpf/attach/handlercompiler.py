@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from dprobes.bpf.lower.request import Request
-    from dprobes.engines.ebpf.attach.plannedfile import PlannedFile
+    from dprobes.engines.ebpf.attach.plannedfile import PlannedCode
     from dprobes.engines.ebpf.attach.probenumbers import ProbeNumbers
     from dprobes.engines.ebpf.kernel.features import Features
     from dprobes.rpn.program import Program
@@ -52,7 +52,7 @@ class HandlerCompiler:
         self.giving_back: set[int] = set()
         """The probepoints whose hits give their ticket back if the instruction faults; those of late files join."""
 
-    def parts(self, file: PlannedFile, numbers: range) -> Iterator[Part]:
+    def parts(self, file: PlannedCode, numbers: range) -> Iterator[Part]:
         """Group the sites of a file's probepoints, and compile the handler of each group."""
         probes = self._numbers.probes
         grouped: dict[tuple[int, Placement, int], list[tuple[int, Site]]] = {}
@@ -63,7 +63,7 @@ class HandlerCompiler:
                 grouped.setdefault(key, []).append((number, site))
         written = [key for key in grouped if not isinstance(self._program.definitions[key[0]].location, Glob)]
         are_many = len(written) > ALONE_MAX and self._has_multi
-        resolved = file.plan.resolved
+        resolved = file.resolved
         for (number, placement, return_bytes), sites in grouped.items():
             definition = self._program.definitions[number]
             is_glob = isinstance(definition.location, Glob)
@@ -73,7 +73,7 @@ class HandlerCompiler:
                 items=self._items | Item.IP if is_glob else self._items,
                 placement=placement,
                 probe=None if is_glob else first,
-                link=self._numbers.link_address(first, file),
+                link=self._numbers.link_address(first),
                 moved=site.moved,
                 symbols=dict(resolved.symbols),
                 passcount=definition.passcount,

@@ -18,6 +18,7 @@ from dprobes.bpf.lower import check_lowering
 from dprobes.bpf.lower.request import Placement, Request
 from dprobes.engines.ebpf.attach.scope import refuse_stops
 from dprobes.engines.ebpf.kernel.features import Features
+from dprobes.engines.ebpf.kernel.kernellinks import kernel_attach_type
 from dprobes.engines.ebpf.kernel.links import attach_uprobes, uprobe_attach_type
 from dprobes.engines.ebpf.kernel.loader import load, with_descriptors
 from dprobes.engines.ebpf.kernel.refusal import TOO_MANY_FILES
@@ -25,6 +26,7 @@ from dprobes.engines.ebpf.support import abilities_of
 from dprobes.engines.linux import bpfcalls
 from dprobes.engines.linux.bpfcalls import AttachType, LogLevel, ProgramFlag, ProgramType, verifier_log
 from dprobes.errors import DprobesError, EngineError, InternalError, NotSupportedError, PrivilegeError, reason_of
+from dprobes.resolve.spaces import Space, space_of
 from dprobes.rpn.isa import Group
 from dprobes.rpn.point import Point
 from dprobes.rpn.program import Sampler, calls_extensions
@@ -50,6 +52,7 @@ def basic_request(features: Features, program: Program) -> Request:
     """Return what is asked for all handlers of a program on a kernel."""
     return Request(
         abilities=abilities_of(features, program),
+        in_kernel=space_of(program) is Space.KERNEL,
         vars=program.vars,
         gvars=program.gvars,
         cvars=program.cvars,
@@ -70,15 +73,33 @@ def check_handlers(
 ) -> None:
     """Add an error for each handler that cannot be compiled for a processor, or not be obeyed from here."""
     refuse_stops(program, diagnostics)
+    if request.in_kernel:
+        _refuse_exits(program, diagnostics)
     _warn_of_breakpoints(program, architecture, diagnostics)
     for definition, start in zip(program.definitions, image.handlers, strict=True):
         is_event = definition.watchpoint is not None or isinstance(definition.location, Sampler)
-        placed = replace(request, placement=Placement.EVENT if is_event else Placement.BREAKPOINT)
+        placed = replace(request, placement=Placement.EVENT if is_event else _in_code(request))
         try:
             check_lowering(image, architecture, start, Point.of(program, definition, 0), placed)
         except NotSupportedError as error:
             span = definition.span("offset") or definition.span("address")
             diagnostics.error(span, f"the ebpf engine cannot run this handler: {error.message}", hint=error.hint)
+
+
+def _refuse_exits(program: Program, diagnostics: Diagnostics) -> None:
+    """Add an error for each exit in the kernel that hands over: whatever runs there cannot be stopped for that."""
+    for code in program.bodies():
+        for instruction in code.instructions:
+            if instruction.row.syntax == "exit <code>" and instruction.operand in (1, 2, 3):
+                diagnostics.error(
+                    instruction.span,
+                    f"the ebpf engine cannot hand over what runs in the kernel ('{instruction}')",
+                    hint="no engine of this version can do that in the kernel",
+                )
+
+
+def _in_code(request: Request) -> Placement:
+    return Placement.KPROBE if request.in_kernel else Placement.BREAKPOINT
 
 
 def _warn_of_breakpoints(program: Program, architecture: Architecture, diagnostics: Diagnostics) -> None:
@@ -113,6 +134,8 @@ def load_handler(
 
     ``attach_type`` is that of uprobes on this kernel; the handler of an EVENT has none.
     """
+    if placement.is_in_kernel:
+        attach_type = kernel_attach_type(placement)
     kind, flags = ProgramType.KPROBE, ProgramFlag.SLEEPABLE if lowered.sleepable else ProgramFlag.NONE
     if placement is Placement.EVENT:
         kind, attach_type, flags = ProgramType.PERF_EVENT, AttachType.NONE, ProgramFlag.NONE

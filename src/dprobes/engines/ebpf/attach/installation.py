@@ -16,7 +16,6 @@ from dprobes.engines.ebpf.attach.handlercompiler import HandlerCompiler, has_tic
 from dprobes.engines.ebpf.attach.handlers import basic_request, load_handler
 from dprobes.engines.ebpf.attach.modulewatches import ModuleWatches
 from dprobes.engines.ebpf.attach.parts import batches, joined
-from dprobes.engines.ebpf.attach.plannedfile import conflicts_in
 from dprobes.engines.ebpf.attach.probenumbers import ProbeNumbers
 from dprobes.engines.ebpf.attach.sharedmaps import SharedMaps, Sizes, state_count
 from dprobes.engines.ebpf.attach.sitelinks import Attachments, Group
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
     from dprobes.engines.ebpf.attach.conflicts import Conflict
     from dprobes.engines.ebpf.attach.modulewatch import ModuleWatch
     from dprobes.engines.ebpf.attach.parts import Part
-    from dprobes.engines.ebpf.attach.plannedfile import Findings, PlannedFile
+    from dprobes.engines.ebpf.attach.plannedfile import Findings, PlannedCode, PlannedFile
     from dprobes.engines.ebpf.settings import Settings
     from dprobes.engines.interface import Event, Job
     from dprobes.resolve.probepoints import Probepoint
@@ -71,7 +70,8 @@ class Installation:
         self._program = job.program
         self._numbers = numbers = ProbeNumbers()
         self._unavailable: dict[int, str] = {}
-        owned = [(file, numbers.enter(file)) for file in found.files]
+        planned: list[PlannedCode] = [*found.files, *([found.kernel] if found.kernel is not None else ())]
+        owned = [(code, numbers.enter(code)) for code in planned]
         events = numbers.enter_events(found.events)
         count = len(self.probes)
         self.bank_size = power_of_two(max(_ROOM * count, _ROOM_MIN))
@@ -146,8 +146,7 @@ class Installation:
 
     def has_room_for(self, file: PlannedFile) -> bool:
         """Return whether a file that is found late can still be added."""
-        resolved = file.plan.resolved
-        more = len(file.plan.probes) + len(resolved.events)
+        more = len(file.probes) + len(file.resolved.events)
         if file.owner is not None and more > self._foreign_room:
             return False  # the other half is for those that other users do not make
         return len(self.probes) + more <= self.bank_size
@@ -159,7 +158,7 @@ class Installation:
         ``conflicts`` says where processes hold other code.
         """
         if file.owner is not None:
-            self._foreign_room -= len(file.plan.probes)
+            self._foreign_room -= len(file.probes)
         numbers = self._numbers.enter(file)
         events = self._numbers.enter_events(file.events)
         parts = [*self._compiler.parts(file, numbers), *self._compiler.event_parts(events)]
@@ -179,7 +178,7 @@ class Installation:
         files = {id(part.file): part.file for part in self._parts if part.file is not None}
         states: list[StateEvent] = []
         for file in files.values():
-            states += self._refuse_conflicting(file, conflicts_in(file))
+            states += self._refuse_conflicting(file, file.conflicts())
         return self._attach(self._parts, states)
 
     def _attach(self, parts: Sequence[Part], states: list[StateEvent]) -> list[StateEvent]:
@@ -187,7 +186,7 @@ class Installation:
             if part.file is None:
                 continue
             for probe, _ in part.sites:
-                link = self._numbers.link_address(probe, part.file)
+                link = self._numbers.link_address(probe)
                 for bank in (0, self.bank_size):
                     self.maps.set_place(bank + probe, link, self.probes[probe].offset)
         for batch in batches(parts):
@@ -261,7 +260,7 @@ class Installation:
         """Iterate over what happened to watchpoints in single processes."""
         yield from self._watches.happened()
 
-    def _refuse_conflicting(self, file: PlannedFile, conflicts: Iterable[Conflict]) -> list[StateEvent]:
+    def _refuse_conflicting(self, file: PlannedCode, conflicts: Iterable[Conflict]) -> list[StateEvent]:
         """Keep the probepoints of a file from being attached that are in conflict; return their states."""
         events: list[StateEvent] = []
         probes: dict[int, set[int]] = {}
@@ -281,6 +280,10 @@ class Installation:
     def _link(self, group: Group, places: Sequence[tuple[int, int]]) -> Descriptors:
         if group.placement is Placement.EVENT:
             return self._link_event(group)
+        if group.placement.is_in_kernel:
+            from dprobes.engines.ebpf.kernel.kernellinks import attach_kernel
+
+            return attach_kernel(group.program, places, group.placement)
         is_return = group.placement is Placement.URETPROBE
         return attach_uprobes(group.program, group.path, places, self._features, at_return=is_return, shown=group.shown)
 
@@ -301,7 +304,10 @@ class Installation:
     def warning_of_slow_end(self) -> Notice | None:
         """Return the note for a kernel that takes long to remove breakpoints."""
         count = sum(
-            probe not in self._conflicting for part in self._parts if part.file is not None for probe, _ in part.sites
+            probe not in self._conflicting
+            for part in self._parts
+            if part.file is not None and part.file.reached
+            for probe, _ in part.sites
         )
         if not count or Feature.UPROBE_MULTI in self._features:
             return None
@@ -361,10 +367,10 @@ class Installation:
         for part in self._parts:
             if part.file is None:
                 continue
-            elf = part.file.plan.resolved.module.elf
-            status = os.fstat(part.file.descriptor)
-            pairs = found.setdefault((status.st_dev, status.st_ino), [])
-            pairs += [(site.offset, elf.data[site.offset]) for _, site in part.sites]
+            if (original := part.file.original()) is not None:
+                identity, data = original
+                pairs = found.setdefault(identity, [])
+                pairs += [(site.offset, data[site.offset]) for _, site in part.sites]
         return found
 
     def unhandled(self) -> Iterator[tuple[int, int]]:

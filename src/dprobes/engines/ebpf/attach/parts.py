@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from dprobes.bpf.lower.request import Lowered
-    from dprobes.engines.ebpf.attach.plannedfile import PlannedFile
+    from dprobes.engines.ebpf.attach.plannedfile import PlannedCode
     from dprobes.engines.ebpf.attach.siteplan import Site
 
 __all__ = ["ALONE_MAX", "Part", "batches", "joined"]
@@ -37,7 +37,7 @@ class Part:
     ``shared`` was lowered for a program with other handlers.
     """
 
-    file: PlannedFile | None
+    file: PlannedCode | None
     number: int
     placement: Placement
     sites: list[tuple[int, Site]]

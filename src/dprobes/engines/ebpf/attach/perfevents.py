@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from dprobes.engines.ebpf.kernel.descriptors import Descriptors
     from dprobes.engines.ebpf.kernel.features import Features
     from dprobes.engines.interface import Event
+    from dprobes.resolve.kernelplaces import ResolvedKernel
     from dprobes.resolve.probepoints import Probepoint, ResolvedModule
     from dprobes.rpn.encoder import CodeImage
     from dprobes.rpn.program import Program
@@ -49,6 +50,7 @@ __all__ = [
     "attach_event",
     "events_everywhere",
     "events_in",
+    "events_in_kernel",
     "lower_event",
     "refuse_events",
 ]
@@ -62,13 +64,14 @@ class EventProbe:
     Hold a probepoint that is an event, with the program's code for each word size that it runs in.
 
     ``module`` is the one whose code is sampled or whose memory is watched, and ``paths`` lead to its file, and to
-    others with the same contents.
+    others with the same contents. ``kernel`` is what a program in the kernel is about.
     """
 
     probe: Probepoint
     forms: tuple[tuple[CodeImage, Architecture], ...]
     module: ResolvedModule | None = None
     paths: tuple[str, ...] = ()
+    kernel: ResolvedKernel | None = None
 
     @property
     def executed(self) -> str:
@@ -80,6 +83,12 @@ def events_in(resolved: ResolvedModule, paths: tuple[str, ...]) -> tuple[EventPr
     """Return the samplers and watchpoints of a program for the file that ``paths`` lead to."""
     form = (resolved.image, resolved.architecture)
     return tuple(EventProbe(probe, (form,), resolved, paths) for probe in resolved.events)
+
+
+def events_in_kernel(resolved: ResolvedKernel) -> tuple[EventProbe, ...]:
+    """Return the samplers and watchpoints of a program in the kernel."""
+    form = (resolved.image, resolved.architecture)
+    return tuple(EventProbe(probe, (form,), kernel=resolved) for probe in resolved.events)
 
 
 def events_everywhere(program: Program, request: Request) -> tuple[tuple[EventProbe, ...], list[Event]]:
@@ -128,6 +137,13 @@ def lower_event(event: EventProbe, program: Program, entry: int, base: Request) 
     )
     is_watchpoint = probe.kind is ProbeKind.WATCHPOINT
     point = Point.of(program, definition, probe.memory.address if is_watchpoint else 0)
+    if event.kernel is not None:
+        request = replace(
+            request,
+            in_kernel=True,
+            symbols=dict(event.kernel.symbols),
+            kernel_code=None if is_watchpoint else event.kernel.module.code,
+        )
     if event.module is None:
         return lower_for_word_sizes(event.forms, probe.number, point, request)
     ((image, arch),) = event.forms

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from dprobes.engines.ebpf.attach.conflicts import Place, find_conflicts
 from dprobes.engines.ebpf.attach.modulefiles import descriptor_path
@@ -16,11 +17,48 @@ if TYPE_CHECKING:
     from dprobes.engines.ebpf.attach.conflicts import Conflict
     from dprobes.engines.ebpf.attach.mappers import FileId
     from dprobes.engines.ebpf.attach.perfevents import EventProbe
-    from dprobes.engines.ebpf.attach.siteplan import FilePlan
+    from dprobes.engines.ebpf.attach.plannedkernel import PlannedKernel
+    from dprobes.engines.ebpf.attach.siteplan import FilePlan, Site
     from dprobes.engines.foreign.users import ForeignUsers
     from dprobes.engines.interface import Event
+    from dprobes.resolve.probepoints import LeftOutProbe, Probepoint, ResolvedCode, ResolvedModule
+    from dprobes.target.elf.contents import Contents
 
-__all__ = ["Findings", "PlannedFile", "conflicts_in"]
+__all__ = ["Findings", "PlannedCode", "PlannedFile", "conflicts_in"]
+
+
+class PlannedCode(Protocol):
+    """Code that is to be probed, of a file or of the kernel: where each probepoint in it stands, and how it is told."""
+
+    @property
+    def path(self) -> str:
+        """What people call it."""
+
+    @property
+    def reached(self) -> str:
+        """A path to the very file for the kernel; empty if the code is in none."""
+
+    @property
+    def owner(self) -> str | None:
+        """Who else can change it."""
+
+    @property
+    def resolved(self) -> ResolvedCode:
+        """What is known of it."""
+
+    @property
+    def probes(self) -> Sequence[tuple[Probepoint, tuple[Site, ...]]]:
+        """The probepoints, each with its sites; without any where it is not inserted."""
+
+    def conflicts(self) -> Iterator[Conflict]:
+        """Iterate over the places where other code is found."""
+
+    def original(self) -> tuple[tuple[int, int], Contents] | None:
+        """Return device and inode of the file with its bytes; None if the code is in no file."""
+
+    @property
+    def left_out(self) -> Sequence[LeftOutProbe]:
+        """What matches a pattern and has no probepoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +84,30 @@ class PlannedFile:
         return str(descriptor_path(self.descriptor))
 
     @property
+    def resolved(self) -> ResolvedModule:
+        """What is known of the file."""
+        return self.plan.resolved
+
+    @property
+    def probes(self) -> Sequence[tuple[Probepoint, tuple[Site, ...]]]:
+        """The probepoints, each with its sites."""
+        return self.plan.probes
+
+    @property
+    def left_out(self) -> Sequence[LeftOutProbe]:
+        """What matches a pattern and has no probepoint."""
+        return self.plan.left_out
+
+    def conflicts(self) -> Iterator[Conflict]:
+        """Iterate over the places where processes hold other code than the file."""
+        return conflicts_in(self)
+
+    def original(self) -> tuple[tuple[int, int], Contents]:
+        """Return device and inode of the file, and its bytes."""
+        status = os.fstat(self.descriptor)
+        return (status.st_dev, status.st_ino), self.plan.resolved.module.elf.data
+
+    @property
     def descriptors(self) -> tuple[int, ...]:
         """What is to be closed when the file is not needed any more."""
         return self.descriptor, *self.aliases
@@ -68,13 +130,14 @@ class PlannedFile:
 @dataclass(frozen=True, slots=True)
 class Findings:
     """
-    The files that are to be probed, the events, and what the user should hear about others.
+    The files, or the kernel, that are to be probed, the events, and what the user should hear about others.
 
     ``known`` are all files that were looked at, as ``passed_over`` of ``module_files``. With ``is_partial`` some are
     left to be looked at when the run has begun.
     """
 
     files: Sequence[PlannedFile] = ()
+    kernel: PlannedKernel | None = None
     events: Sequence[EventProbe] = ()
     notices: Sequence[Event] = ()
     known: Mapping[FileId, int] = field(default_factory=dict)

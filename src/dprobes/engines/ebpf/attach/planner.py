@@ -13,8 +13,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dprobes.diagnostics import Diagnostics
+    from dprobes.engines.ebpf.attach.plannedkernel import PlannedKernel
     from dprobes.engines.ebpf.attach.siteplan import FilePlan
     from dprobes.engines.ebpf.kernel.features import Features
+    from dprobes.resolve.kernelplaces import ResolvedKernel
     from dprobes.resolve.probepoints import Probepoint, ResolvedModule
     from dprobes.rpn.program import Program
     from dprobes.target.location import Module, SymbolProvider
@@ -69,6 +71,16 @@ class Planner:
         from dprobes.engines.ebpf.attach.uretprobes import uretprobe_hazard
 
         return uretprobe_hazard(module, command=self._command, reached=reached)
+
+    def plan_kernel(self, program: Program, resolved: ResolvedKernel, diagnostics: Diagnostics) -> PlannedKernel:
+        """Return how the probepoints in the kernel are served; raise ``SourceError`` if one cannot be."""
+        from dprobes.engines.ebpf.attach.plannedkernel import plan_kernel
+
+        request = replace(basic_request(self.features, program), symbols=dict(resolved.symbols))
+        check_handlers(program, resolved.image, resolved.architecture, diagnostics, request)
+        self._refuse_events(resolved.events, diagnostics, everywhere=True)
+        diagnostics.raise_if_errors()
+        return plan_kernel(program, resolved, self.features)
 
     def forget(self) -> None:
         """Forget what was planned for runs that have ended."""

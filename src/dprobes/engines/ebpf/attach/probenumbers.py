@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dprobes.engines.ebpf.attach.perfevents import EventProbe
-    from dprobes.engines.ebpf.attach.plannedfile import PlannedFile
+    from dprobes.engines.ebpf.attach.plannedfile import PlannedCode
     from dprobes.engines.ebpf.attach.siteplan import Site
     from dprobes.resolve.probepoints import Probepoint
 
@@ -27,10 +27,10 @@ class ProbeNumbers:
         self.sites: dict[int, tuple[Site, ...]] = {}
         self.events: dict[int, EventProbe] = {}
 
-    def enter(self, file: PlannedFile) -> range:
+    def enter(self, file: PlannedCode) -> range:
         """Give the probepoints of a file their numbers."""
         first = len(self.probes)
-        for probe, sites in file.plan.probes:
+        for probe, sites in file.probes:
             self.sites[len(self.probes)] = sites
             self.probes.append(probe)
         return range(first, len(self.probes))
@@ -43,9 +43,9 @@ class ProbeNumbers:
             self.probes.append(event.probe)
         return range(first, len(self.probes))
 
-    def link_address(self, number: int, file: PlannedFile) -> int:
-        """Return the link address of a probepoint's written place."""
-        return file.plan.resolved.module.elf.link_address(self.probes[number].offset) or 0
+    def link_address(self, number: int) -> int:
+        """Return the link address of a probepoint's written place, or its address in the kernel."""
+        return self.probes[number].instruction.address
 
     def limit(self, number: int) -> int:
         """Return how many hits a probepoint takes, 0 if as many as there are."""

@@ -19,8 +19,9 @@ from dprobes.bpf.asm.isa import Alu, Helper, Jump, Register
 from dprobes.engines.ebpf.attach.mappers import RecentMaps
 from dprobes.engines.ebpf.kernel.kerneltypes import KernelTypes
 from dprobes.engines.ebpf.kernel.loader import load
-from dprobes.engines.linux.bpfcalls import AttachType, ProgramFlag, ProgramType, link_uprobes
+from dprobes.engines.linux.bpfcalls import AttachType, ProgramFlag, ProgramType, link_kprobes, link_uprobes
 from dprobes.engines.linux.mapcalls import MapFlag, MapType, create_map
+from dprobes.engines.linux.perfcalls import kprobe_unit
 from dprobes.errors import TargetError, system_error
 from dprobes.target.btf import Kind
 
@@ -60,6 +61,9 @@ class Feature(enum.Enum):
     BTF = "type information of itself (BTF)"
     RAW_TRACEPOINT = "BPF programs on raw tracepoints"
     TYPED_TRACEPOINT = "BPF programs on typed tracepoints (tp_btf)"
+    KPROBE = "kprobes"
+    KPROBE_MULTI = "kprobe_multi links"
+    READ_KERNEL = "bpf_probe_read_kernel (kernel lockdown forbids it)"
 
 
 class Features:
@@ -295,6 +299,24 @@ def _try_typed_tracepoint(types: KernelTypes) -> None:
     os.close(_load(_nothing(), kind, attach_type=attach_type, attach_btf_id=identifier))
 
 
+def _try_kprobe(_: KernelTypes) -> None:
+    kprobe_unit()
+    os.close(_load(_nothing()))
+
+
+def _try_kprobe_multi(_: KernelTypes) -> None:
+    # Only a kernel that knows such links finds out that address 1 is in no function; others refuse the attach type.
+    kprobe_unit()
+    program = _load(_nothing(), attach_type=AttachType.TRACE_KPROBE_MULTI)
+    try:
+        os.close(link_kprobes(program, (1,), (0,)))
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ESRCH):
+            raise
+    finally:
+        os.close(program)
+
+
 _SIGNAL_NONE = 0
 
 _TRIALS: dict[Feature, Callable[[KernelTypes], None]] = {
@@ -322,4 +344,7 @@ _TRIALS: dict[Feature, Callable[[KernelTypes], None]] = {
     Feature.BTF: _try_btf,
     Feature.RAW_TRACEPOINT: _loads(_nothing, ProgramType.RAW_TRACEPOINT),
     Feature.TYPED_TRACEPOINT: _try_typed_tracepoint,
+    Feature.KPROBE: _try_kprobe,
+    Feature.KPROBE_MULTI: _try_kprobe_multi,
+    Feature.READ_KERNEL: _loads(lambda: _on_stack(Helper.PROBE_READ_KERNEL, (), 8, 8, 0)),
 }

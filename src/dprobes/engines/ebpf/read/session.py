@@ -121,6 +121,8 @@ class EbpfSession(ControlledRun, ReplaceableSession):
             if found.files:
                 self._new_files = NewFiles(self._settings.planner, self._job, found)
                 stack.callback(self._new_files.close)
+            if found.kernel is not None:
+                self._left_out += found.kernel.left_out
             for file in found.files:
                 stack.enter_context(Descriptors(file.descriptors))
                 self._left_out += file.plan.left_out

@@ -1,0 +1,86 @@
+"""
+What a handler in the kernel asks of the kernel, in eBPF: it stands in kernel code, and sees a user context besides.
+
+``push r`` is of the place that was hit, ``push u`` of the program that the current thread runs, as it entered the
+kernel. Addresses of both halves are read, each by its own helper.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dprobes.bpf.asm.isa import Alu, Helper, Jump, Register, Size
+from dprobes.bpf.layout import ProbeField
+from dprobes.bpf.lower.host import CONTEXT, REGISTER_OFFSETS, Host
+from dprobes.bpf.lower.request import Placement
+
+if TYPE_CHECKING:
+    from dprobes.bpf.asm.assembler import Label
+
+__all__ = ["KernelHost"]
+
+_R = Register
+_USER_MODE = 3
+"""The bits of ``cs`` that are all set in user mode."""
+
+
+class KernelHost(Host):
+    """Write what one handler in the kernel needs."""
+
+    has_user_context = True
+
+    def find_module(self, outside: Label, busy: Label) -> None:  # noqa: ARG002 - as in Host
+        """Let only events go on that interrupt the kernel's code that is meant. Takes R1-R3."""
+        asm, code = self._asm, self._request.kernel_code
+        if code is None:
+            return
+        start, end = code
+        asm.load(_R.R1, CONTEXT, REGISTER_OFFSETS["eip"])
+        for condition, address in ((Jump.JLT, start), (Jump.JGE, end)):
+            asm.mov(_R.R2, address)
+            asm.jump_if(condition, _R.R1, _R.R2, outside)
+
+    def register(self, dst: Register, name: str) -> None:
+        """Load a register of the hit; uses R9. At a breakpoint the instruction pointer is the probepoint's address."""
+        if name == "eip" and self._request.placement in (Placement.KPROBE, Placement.ENTRY):
+            # The kernel has the address behind the breakpoint, or whatever its way of getting here leaves.
+            self.probe_entry(dst)
+            self._asm.load(dst, dst, ProbeField.LINK)
+            return
+        self._load(dst, name, Size.H if name in ("cs", "ss") else Size.DW)
+
+    def user_register(self, name: str, nobody: Label) -> None:
+        """Load a register of the user context to R0; go to ``nobody`` in a thread of the kernel. Takes R1-R5."""
+        asm = self._asm
+        asm.call(Helper.GET_CURRENT_TASK_BTF)
+        asm.mov(_R.R1, _R.R0)
+        asm.call(Helper.TASK_PT_REGS)
+        # Threads of the kernel have zeros there (copy_thread in arch/x86/kernel/process.c).
+        asm.load(_R.R1, _R.R0, REGISTER_OFFSETS["cs"])
+        asm.alu(Alu.AND, _R.R1, _USER_MODE)
+        asm.jump_if(Jump.JNE, _R.R1, _USER_MODE, nobody)
+        asm.load(_R.R0, _R.R0, REGISTER_OFFSETS[name])
+        if name in ("cs", "ss"):
+            asm.alu(Alu.AND, _R.R0, 0xFFFF)
+
+    def load_bias(self, dst: Register) -> None:
+        """Load 0: the addresses of the kernel's symbols are known when a program is inserted."""
+        self._asm.mov(dst, 0)
+
+    def read_memory(self) -> None:
+        """Read R2 bytes at address R3 to R1; R0 is 0 if all of them could be read."""
+        self._read(Helper.PROBE_READ_KERNEL, Helper.PROBE_READ_USER)
+
+    def read_string(self) -> None:
+        """Read a string at address R3 to R1, as ``Host`` does."""
+        self._read(Helper.PROBE_READ_KERNEL_STR, Helper.PROBE_READ_USER_STR)
+
+    def _read(self, from_kernel: Helper, from_user: Helper) -> None:
+        asm = self._asm
+        kernel, done = asm.label(), asm.label()
+        asm.jump_if(Jump.JSLT, _R.R3, 0, kernel)  # the upper half of all addresses is the kernel's
+        asm.call(from_user)
+        asm.jump(done)
+        asm.place(kernel)
+        asm.call(from_kernel)
+        asm.place(done)

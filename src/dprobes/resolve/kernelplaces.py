@@ -1,0 +1,325 @@
+"""
+The probepoints of a program in the running kernel or in one of its modules.
+
+Places are addresses of the running kernel; offsets count from ``_text``, or from where a module was loaded. What stands
+there is read from the kernel's memory where this machine shows it. Where it does not, the kernel alone checks that a
+breakpoint would stand at the start of an instruction, and nobody checks ``opcode``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dprobes.diagnostics import Note
+from dprobes.errors import TargetError
+from dprobes.lazydataclass import dataclass
+from dprobes.resolve.probepoints import LeftOutProbe, ProbedCode, ProbeKind, Probepoint
+from dprobes.resolve.probestate import ProbeState
+from dprobes.resolve.pushedsymbols import pushed_symbols
+from dprobes.resolve.samplers import resolve_samplers
+from dprobes.resolve.watchpoints import resolve_watchpoints
+from dprobes.rpn.encoder import encode
+from dprobes.rpn.program import Address, Expression, Glob, ModuleType, Offset
+from dprobes.target.instructions import DecodedInstruction, decode
+from dprobes.target.kernel.runningkernel import KERNEL_NAMES, module_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from dprobes.arch import Architecture
+    from dprobes.diagnostics import Diagnostics
+    from dprobes.rpn.encoder import CodeImage
+    from dprobes.rpn.program import ProbeDefinition, Program
+    from dprobes.source import Diagnostic
+    from dprobes.target.kernel.kallsyms import KernelSymbol
+    from dprobes.target.kernel.runningkernel import RunningKernel
+
+__all__ = ["KernelModule", "ResolvedKernel", "kernel_module_of", "resolve_kernel"]
+
+_LONGEST = 15  # bytes of an instruction
+_BITS = 64
+
+_BLACKLISTED = "the kernel allows no probe there: the code may be what handles the probe itself (kprobe blacklist)"
+_TAKEN = "it is the place of another probe definition"
+
+
+@dataclass(frozen=True, slots=True)
+class KernelModule:
+    """The kernel, or a module of it, that a program names: a space with symbols. ``name`` is "" for the kernel."""
+
+    kernel: RunningKernel
+    name: str
+
+    @property
+    def path(self) -> Path:
+        """What takes the place of a file's name in messages and records."""
+        from pathlib import Path
+
+        return Path(self.name or KERNEL_NAMES[0])
+
+    @property
+    def word_size(self) -> int:
+        """How many bytes an address has."""
+        return _BITS // 8
+
+    @property
+    def base(self) -> int:
+        """The address that offsets count from."""
+        return self.kernel.base_of(self.name)
+
+    def check(self) -> None:
+        """Raise ``TargetError`` if the kernel does not show where the module is."""
+        self.kernel.base_of(self.name)
+
+    @property
+    def code(self) -> tuple[int, int]:
+        """The addresses of the module, or of all that is the kernel's; the last one is excluded."""
+        if not self.name:
+            return 1 << 63, (1 << 64) - 1
+        module = self.kernel.modules[self.name]
+        return module.address, module.address + module.size
+
+    def address_of(self, symbol: str) -> int:
+        """Return the address of a symbol; raise ``TargetError`` if there is none."""
+        return self.kernel.symbol(symbol, self.name).address
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedKernel:
+    """
+    The kernel or a module with the program's code and the probepoints in it; addresses are those of the running kernel.
+
+    The fields have the meaning of those of ``ResolvedModule``.
+    """
+
+    module: KernelModule
+    architecture: Architecture
+    image: CodeImage
+    probepoints: tuple[Probepoint, ...]
+    symbols: tuple[tuple[str, int], ...]
+    left_out: tuple[LeftOutProbe, ...] = ()
+    warnings: tuple[Diagnostic, ...] = ()
+
+    @property
+    def in_code(self) -> tuple[Probepoint, ...]:
+        """The breakpoints and returns."""
+        return tuple(probe for probe in self.probepoints if probe.is_in_code)
+
+    @property
+    def events(self) -> tuple[Probepoint, ...]:
+        """The watchpoints and samplers."""
+        return tuple(probe for probe in self.probepoints if not probe.is_in_code)
+
+
+def kernel_module_of(program: Program, kernel: RunningKernel) -> KernelModule:
+    """Return what a program for the kernel names; raise ``TargetError`` if it can be nothing in the kernel."""
+    if program.modtype is ModuleType.KMOD:
+        return KernelModule(kernel, module_name(program.name))
+    if program.name.partition("-")[0] not in KERNEL_NAMES:
+        raise TargetError(
+            f"'{program.name}' is no name of the running kernel",
+            hint=f"write 'name = {KERNEL_NAMES[0]}', or 'modtype = kmod' for a module of the kernel",
+        )
+    return KernelModule(kernel, "")
+
+
+def resolve_kernel(
+    program: Program, module: KernelModule, architecture: Architecture, diagnostics: Diagnostics
+) -> ResolvedKernel:
+    """Find the places of a program; add to ``diagnostics`` what is wrong."""
+    resolver = _Resolver(program, module, diagnostics)
+    in_code = resolver.in_code()
+    watchpoints = resolve_watchpoints(program, module, diagnostics)
+    samplers = resolve_samplers(program, str(module.path))
+    symbols = pushed_symbols(program, module, diagnostics)
+    image = encode(program, architecture)
+    return ResolvedKernel(
+        module, architecture, image, (*in_code, *watchpoints, *samplers), symbols, tuple(resolver.left_out)
+    )
+
+
+class _Resolver:
+    def __init__(self, program: Program, module: KernelModule, diagnostics: Diagnostics) -> None:
+        self._program = program
+        self._module = module
+        self._kernel = module.kernel
+        self._diagnostics = diagnostics
+        self._places: dict[tuple[int, bool], Probepoint] = {}
+        self._has_said_unverified = False
+        self.left_out: list[LeftOutProbe] = []
+
+    def in_code(self) -> list[Probepoint]:
+        """Return the breakpoints and returns: first those that are written out, then what patterns match."""
+        for number, definition in enumerate(self._program.definitions):
+            if definition.watchpoint is not None:
+                continue
+            try:
+                probe = self._written(number, definition)
+            except TargetError as error:
+                span = definition.span("offset") or definition.span("address")
+                self._diagnostics.error(span, error.message, hint=error.hint)
+                continue
+            if probe is not None:
+                self._enter(probe)
+        for number, definition in enumerate(self._program.definitions):
+            if isinstance(definition.location, Glob):
+                self._enter_matches(number, definition, definition.location.pattern)
+        return sorted(self._places.values(), key=lambda probe: probe.number)
+
+    def _enter(self, probe: Probepoint) -> None:
+        other = self._places.setdefault((probe.offset, probe.at_return), probe)
+        if other is not probe:
+            what = "for the return of the function at" if probe.at_return else "at"
+            self._diagnostics.error(
+                probe.definition.span("offset") or probe.definition.span("address"),
+                f"two probe definitions {what} {probe.where}",
+                notes=(Note("the first one is here", other.definition.span("offset")),),
+            )
+
+    def _written(self, number: int, definition: ProbeDefinition) -> Probepoint | None:
+        address = self._address(definition)
+        if address is None:
+            return None
+        function = self._function(address)
+        if function is None:
+            raise TargetError(f"{address:#x} is not in the code of '{self._module.path}'")
+        where = self._kernel.name_of(address)
+        if definition.at_return and address != function.address:
+            raise TargetError(
+                f"'return = yes' needs the start of a function, which {where} is not",
+                hint=f"the function starts at offset {function.address - self._module.base:#x}",
+            )
+        instruction = self._instruction(definition, function, address)
+        state = self._state(definition, instruction)
+        if state is ProbeState.COMPILED and self._kernel.is_blacklisted(address):
+            state = ProbeState.EXCLUDED
+            self._diagnostics.warning(
+                definition.span("offset") or definition.span("address"),
+                f"{state.value}: {where}: {_BLACKLISTED}; not inserted",
+            )
+        return self._made(number, definition, instruction, where, state)
+
+    def _address(self, definition: ProbeDefinition) -> int | None:
+        match definition.location:
+            case Offset(Expression(addend, None)):
+                return self._module.base + addend
+            case Address(Expression(addend, None)):
+                return addend
+            case Offset(Expression(addend, str(name))) | Address(Expression(addend, str(name))):
+                symbol = self._kernel.symbol(name, self._module.name, is_code=True)
+                if symbol.name != name:
+                    self._diagnostics.note(
+                        definition.span("offset") or definition.span("address"),
+                        f"'{name}' is called '{symbol.name}' in this kernel",
+                    )
+                if not symbol.is_code:
+                    raise TargetError(
+                        f"'{name}' is data of '{self._module.path}', not code",
+                        hint=f"to see who uses it, write 'address = {name}' and 'watchpoint = w' (or rw)",
+                    )
+                return symbol.address + addend
+        return None
+
+    def _function(self, address: int) -> KernelSymbol | None:
+        """Return the function of the module at an address."""
+        symbol = self._kernel.symbols.covering(address)
+        return symbol if symbol is not None and symbol.module == self._module.name else None
+
+    def _instruction(self, definition: ProbeDefinition, function: KernelSymbol, address: int) -> DecodedInstruction:
+        """Return the instruction at an address; raise ``TargetError`` if none starts there."""
+        offset = address - self._module.base
+        code = self._kernel.text.read(function.address, address - function.address + _LONGEST)
+        if not code:
+            self._say_unverified(definition)
+            return DecodedInstruction(address, 0, b"", "?", 0, "?", offset)
+        before = function.address
+        for found in decode(code, _BITS, function.address, function.address - self._module.base):
+            if found.address == address:
+                return found
+            if found.address > address:
+                raise TargetError(
+                    f"{self._kernel.name_of(address)} is inside an instruction",
+                    hint=f"instructions start at {self._kernel.name_of(before)} and "
+                    f"{self._kernel.name_of(found.address)}",
+                )
+            before = found.address
+        raise TargetError(f"no instruction is at {self._kernel.name_of(address)}")
+
+    def _say_unverified(self, definition: ProbeDefinition) -> None:
+        """Say once that instructions are not verified here; 'opcode' is then worth a warning."""
+        problem = self._kernel.text.problem or "the kernel does not show its text"
+        if definition.opcode is not None:
+            self._diagnostics.warning(definition.span("opcode"), f"the opcode is not verified: {problem}")
+        elif not self._has_said_unverified:
+            self._has_said_unverified = True
+            self._diagnostics.note(
+                definition.span("offset") or definition.span("address"),
+                f"only the kernel checks that an instruction starts there: {problem}",
+            )
+
+    def _state(self, definition: ProbeDefinition, instruction: DecodedInstruction) -> ProbeState:
+        expected = definition.opcode
+        if expected is None or not instruction.raw or expected == instruction.opcode_byte:
+            return ProbeState.COMPILED
+        self._diagnostics.warning(
+            definition.span("opcode"),
+            f"MISMATCH: opcode {instruction.opcode_byte:#04x} ({instruction.text}) is there, not {expected:#04x}; "
+            "not inserted",
+            hint=f"if the place is right, write 'opcode = {instruction.opcode_byte:#04x}'",
+        )
+        return ProbeState.MISMATCH
+
+    def _made(
+        self,
+        number: int,
+        definition: ProbeDefinition,
+        instruction: DecodedInstruction,
+        where: str,
+        state: ProbeState,
+        function: str = "",
+    ) -> Probepoint:
+        kind = ProbeKind.RETURN if definition.at_return else ProbeKind.BREAKPOINT
+        named = function or (where if definition.at_return else "")
+        path = str(self._module.path)
+        return Probepoint(kind, number, definition, path, where, ProbedCode(instruction), state, named)
+
+    # Patterns
+
+    def _enter_matches(self, number: int, definition: ProbeDefinition, pattern: str) -> None:
+        span, path = definition.span("offset"), str(self._module.path)
+        taken = count = 0
+        for symbol in self._matches(pattern):
+            count += 1
+            reason = self._reason_against(symbol, (symbol.address, definition.at_return))
+            if reason is not None:
+                taken += reason is _TAKEN
+                self.left_out.append(LeftOutProbe(number, path, symbol.name, reason))
+                continue
+            offset = symbol.address - self._module.base
+            instruction = DecodedInstruction(symbol.address, 0, b"", "?", 0, "?", offset)
+            probe = self._made(number, definition, instruction, symbol.name, ProbeState.COMPILED, symbol.name)
+            self._places[symbol.address - self._module.base, definition.at_return] = probe
+            taken += 1
+        if not count:
+            self._diagnostics.error(span, f"'{pattern}' matches no function of '{path}'")
+        elif not taken:
+            self._diagnostics.error(
+                span, f"'{pattern}' matches no function of '{path}' that can carry a probe: {self.left_out[-1].reason}"
+            )
+
+    def _matches(self, pattern: str) -> Iterator[KernelSymbol]:
+        seen: set[int] = set()
+        for symbol in self._kernel.symbols.matching(pattern, self._module.name):
+            if symbol.address not in seen:
+                seen.add(symbol.address)
+                yield symbol
+
+    def _reason_against(self, symbol: KernelSymbol, place: tuple[int, bool]) -> str | None:
+        if (place[0] - self._module.base, place[1]) in self._places:
+            return _TAKEN
+        if self._kernel.is_blacklisted(symbol.address):
+            return _BLACKLISTED
+        if self._kernel.is_traceable(symbol.address) is False:
+            return "ftrace cannot redirect it (it is not among available_filter_functions)"
+        return None
