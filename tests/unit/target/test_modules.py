@@ -229,6 +229,13 @@ def test_executable_of_a_script_is_its_interpreter(tmp_path: Path, line: str) ->
     assert [Path("/bin/sh").resolve()] * 2 == [executable_of(str(script)), executable_of(str(outer))]
 
 
+def test_env_without_a_program_to_start_is_the_interpreter(tmp_path: Path) -> None:
+    script = tmp_path / "script"
+    script.write_text("#!/usr/bin/env -S A=1\n")
+    script.chmod(0o755)
+    assert executable_of(str(script)) == Path("/usr/bin/env").resolve()
+
+
 def test_commands_that_cannot_run_are_errors(tmp_path: Path, error_of: ErrorOf) -> None:
     hint = "write its path, or add its directory to PATH"
     assert ("command 'no_such_command' is not found", hint) == error_of(lambda: executable_of("no_such_command"))

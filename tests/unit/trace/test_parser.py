@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 
 from dprobes.errors import FormatError
 from dprobes.trace.compression import compressor
-from dprobes.trace.content import PlaceEntry, RecordBlock
+from dprobes.trace.content import Damage, PlaceEntry, RecordBlock
 from dprobes.trace.frames import BODY_MAX, FRAME_HEAD, JSON_MAX, FrameKind, frame, json_frame
 from dprobes.trace.parser import TraceParser
 from trace_files import WALL_OFFSET, Seen, clock, header, lost, places, program, records, seen
 
 if TYPE_CHECKING:
-    from dprobes.trace.content import Damage, LostRecords
+    from dprobes.trace.content import LostRecords
 
 compress = compressor("zstd")
 
@@ -314,6 +314,16 @@ def _packed(content: bytes, size: int | None = None) -> bytes:
 def test_each_defect_has_its_message_and_place(data: bytes, message: str) -> None:
     found = _message(data)
     assert found == message or (not message.endswith(")") and found.startswith(f"{message} (at byte "))
+
+
+def test_a_compressed_frame_that_holds_no_frames_is_skipped() -> None:
+    damaged: list[Damage] = []
+    parser = TraceParser("trace.dpt", damaged.append)
+    before, odd = header() + program(1), _packed(b"no frames at all")
+    found = seen(parser.feed(before + odd + records(1, (0, b"behind"))))
+    assert [record for _, _, record, _ in found] == [b"behind"]
+    problem = f"a compressed frame of 'trace.dpt' holds no frames (at byte {len(before)})"
+    assert damaged == [Damage("trace.dpt", len(before), len(odd), problem)]
 
 
 def test_what_a_bomb_says_of_its_size_decides_before_memory_is_taken() -> None:

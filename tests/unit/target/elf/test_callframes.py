@@ -18,6 +18,8 @@ from dprobes.target.elf.file import ElfFile
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from unit.target.conftest import Toolbox
+
 LIBRARIES = ("/lib/x86_64-linux-gnu/libc.so.6", "/usr/i686-linux-gnu/lib/libc.so.6")
 
 EVERY = 3
@@ -55,6 +57,13 @@ def test_the_rows_of_a_c_library_are_those_that_another_reader_finds(path: str) 
             assert found == FrameAddress(None, 0), hex(address)
         else:
             assert found == FrameAddress(rule.reg, rule.offset), hex(address)
+
+
+def test_the_bytes_of_an_expression_are_no_instructions(tools: Toolbox) -> None:
+    # Where register 3 was: an expression of two bytes, which would be an instruction and an unknown one.
+    code = ".type f, @function\n.globl f\nf:\n.cfi_startproc\n.cfi_escape 0x16, 3, 2, 0x2d, 0x3f\nret\n.cfi_endproc\n"
+    elf = ElfFile.open(str(tools.build("libcode.so", {"code.s": code}, "-shared", "-nostdlib")))
+    assert [CallFrames(elf).frame_address(start) for start in elf.frames.starts] == [FrameAddress(7, 8)]
 
 
 @settings(max_examples=20)
