@@ -1,0 +1,48 @@
+"""What handlers put into the ring, and for which of it they wake the reader."""
+
+from __future__ import annotations
+
+import select
+
+import pytest
+
+from dprobes.arch import architecture
+from dprobes.bpf.layout import Entry, MapName
+from dprobes.diagnostics import Diagnostics
+from dprobes.rpn.encoder import encode
+from dprobes.rpn.pipeline import parse_source
+from dprobes.source import SourceFile
+from dprobes.testing import FakeContext, prepare
+from ebpf_backend import EbpfRunner, obstacle
+
+
+@pytest.fixture(scope="module", autouse=True)
+def can_run() -> None:
+    if (reason := obstacle()) is not None:
+        pytest.skip(reason)
+
+
+class WatchedRunner(EbpfRunner):
+    """Run handlers while this thread does not look at the ring, and note whether they would have woken it."""
+
+    has_woken = False
+
+    def _execute(self, program: int) -> None:
+        with select.epoll() as poll:  # reports entries that come with a wake-up
+            poll.register(self._maps[MapName.RING].fd, select.EPOLLIN)
+            super()._execute(program)
+            self.has_woken = bool(poll.poll(0.2))
+
+
+@pytest.mark.parametrize(
+    ("handler", "kinds"),
+    [("exit", [Entry.RECORD]), ("remove", [Entry.RECORD, Entry.ENDED]), ("abort", [])],
+)
+def test_a_reader_that_is_awake_is_woken_only_to_remove_the_probepoint(handler: str, kinds: list[Entry]) -> None:
+    program = parse_source(SourceFile("x.rpn", f"name = x\noffset = 0\n{handler}\n"), Diagnostics())
+    context, target = FakeContext("x86_64"), architecture("x86_64")
+    image = encode(program, target)
+    with WatchedRunner(image, target, context) as runner:
+        state = runner.run(image.handlers[0], prepare(program, 0, context))[1]
+        assert [kind for kind, _, _ in state.entries] == kinds
+        assert runner.has_woken == (Entry.ENDED in kinds)
