@@ -264,7 +264,6 @@ class FrameSplitter:
         count = at - self._at
         self._at = at
         self.position += count
-        self._searched = 0
         return count
 
     def _next_sound(self, *, at_end: bool) -> int | None:
