@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import os
+import shutil
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from dprobes.diagnostics import Diagnostics
+from dprobes.engines.foreign.examiner import Examiner
 from dprobes.engines.ptrace.client.answers import Answers, reachable
-from dprobes.engines.ptrace.sites import Sites
+from dprobes.engines.ptrace.sites import Role, Sites
 from dprobes.engines.ptrace.wire import ModuleMapped
 from dprobes.errors import TargetError
 from dprobes.resolve.probestate import ProbeState
 from dprobes.rpn.pipeline import parse_source
 from dprobes.source import SourceFile
 from dprobes.target.processmaps import executable_mappings, read_maps
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dprobes.engines.foreign.outlines import Examined, Question
 
 
 @pytest.fixture
@@ -46,6 +55,37 @@ def test_the_same_file_by_another_path_has_the_same_probepoints(mapped: ModuleMa
     assert answers.sites(dataclasses.replace(mapped, path=f"/proc/self/root{mapped.path}")) == (sites, [])
     assert notices == []
     assert [probe.where for probe in answers.probes] == ["malloc", "free"]
+
+
+def test_a_file_that_everybody_can_change_is_read_by_another_process(
+    mapped: ModuleMapped, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = Path(shutil.copy(mapped.path, tmp_path / "libc.so.6"))
+    status = copy.stat()
+    mapped = dataclasses.replace(mapped, path=str(copy), device=status.st_dev, inode=status.st_ino)
+    text = 'name = "libc.so.6"\noffset = malloc\nexit\noffset = free\nreturn = yes\nexit\n'
+    program = parse_source(SourceFile("<test>", text), Diagnostics())
+    expected, _ = Answers(program, allow_write=False).sites(mapped)
+    assert {site.role for site in expected.sites} >= {Role.PROBE, Role.UNWINDING}
+
+    modes = []
+    examine = Examiner.examine
+
+    def noting(self: Examiner, question: Question, descriptor: int, is_wanted: Callable[[], bool]) -> Examined | None:
+        modes.append(fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_PATH)
+        return examine(self, question, descriptor, is_wanted)
+
+    monkeypatch.setattr(Examiner, "examine", noting)
+    copy.chmod(0o666)
+    answers = Answers(program, allow_write=False)
+    try:
+        found, notices = answers.sites(mapped)
+    finally:
+        answers.close()
+    assert set(found.sites) == set(expected.sites)
+    assert dataclasses.replace(found, sites=expected.sites) == expected
+    assert notices == []
+    assert modes == [os.O_PATH]  # it cannot be read by this process
 
 
 def test_addresses_of_every_process_are_the_same_probepoints_for_both_processors() -> None:

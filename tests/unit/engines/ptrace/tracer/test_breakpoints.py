@@ -45,6 +45,7 @@ def test_it_is_needed_until_the_last_one_goes() -> None:
     breakpoint_ = Breakpoint(0x1000, 0x55, site(), waiting={first, second})
     for program, probe in ((one, first), (two, second)):
         breakpoint_.add(program, site(), probe)
+        breakpoint_.add(program, site(Role.RETURN), probe)
         breakpoint_.add(program, site(Role.LINKER), None)
     breakpoint_.drop(first)
     assert breakpoint_.probes() == {second}
