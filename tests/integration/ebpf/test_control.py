@@ -260,3 +260,12 @@ def test_too_many_descriptors_are_an_error_that_leaves_nothing(build: Builder, r
         == "maps, handlers and links take a descriptor each: raise the limit of open files (ulimit -n)"
     )
     assert descriptors() == before
+
+
+def test_the_watch_on_faults_ends_with_the_session(build: Builder) -> None:
+    engine, job = EbpfEngine(), job_for(build("jumps.c"), "offset = at_load\nminor = 1\nexit\n")
+    for _ in range(2):  # the first time the engine keeps what it learns
+        before = descriptors()
+        with engine.run(job) as session:
+            assert session.probes
+    assert descriptors() == before
