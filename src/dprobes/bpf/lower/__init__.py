@@ -30,7 +30,6 @@ from dprobes.bpf.lower.epilogue import Epilogue
 from dprobes.bpf.lower.flow import HandlerFlow, analyse
 from dprobes.bpf.lower.handlerstate import StateLayout
 from dprobes.bpf.lower.host import REGISTER_OFFSETS, Host
-from dprobes.bpf.lower.kernelhost import KernelHost
 from dprobes.bpf.lower.prologue import Prologue
 from dprobes.bpf.lower.request import (
     Abilities,
@@ -129,7 +128,11 @@ def lower(
 
 
 def _host_of(request: Request) -> type[Host]:
-    return KernelHost if request.in_kernel else Host
+    if not request.in_kernel:
+        return Host
+    from dprobes.bpf.lower.kernelhost import KernelHost
+
+    return KernelHost
 
 
 def check_lowering(image: CodeImage, architecture: Architecture, start: int, point: Point, request: Request) -> None:

@@ -18,7 +18,6 @@ from dprobes.bpf.lower import check_lowering
 from dprobes.bpf.lower.request import Placement, Request
 from dprobes.engines.ebpf.attach.scope import refuse_stops
 from dprobes.engines.ebpf.kernel.features import Features
-from dprobes.engines.ebpf.kernel.kernellinks import kernel_attach_type
 from dprobes.engines.ebpf.kernel.links import attach_uprobes, uprobe_attach_type
 from dprobes.engines.ebpf.kernel.loader import load, with_descriptors
 from dprobes.engines.ebpf.kernel.refusal import TOO_MANY_FILES
@@ -135,6 +134,8 @@ def load_handler(
     ``attach_type`` is that of uprobes on this kernel; the handler of an EVENT has none.
     """
     if placement.is_in_kernel:
+        from dprobes.engines.ebpf.kernel.kernellinks import kernel_attach_type
+
         attach_type = kernel_attach_type(placement)
     kind, flags = ProgramType.KPROBE, ProgramFlag.SLEEPABLE if lowered.sleepable else ProgramFlag.NONE
     if placement is Placement.EVENT:
