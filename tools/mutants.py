@@ -99,6 +99,7 @@ ALSO: dict[str, list[str]] = {
     "engines/ptrace/client/link": ["tests/integration/test_points.py", "tests/integration/test_death_of_the_tracer.py"],
     "engines/ptrace/tracer/coredump": ["tests/integration/test_coredump.py"],
     "engines/ptrace/tracer/detachment": ["tests/integration/test_ways_out.py"],
+    "engines/ptrace/tracer/hits": ["tests/integration/test_points.py", "tests/integration/test_signals.py"],
     "engines/ptrace/tracer/modulebreakpoints": [
         "tests/integration/test_points.py",
         "tests/integration/test_odd_code.py",

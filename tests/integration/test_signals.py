@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from integration.support import await_line, await_traced, await_true, read_result, running, status_field, tracer_of
+from dprobes.engines.linux.procfs import system_call_of
+from integration.support import (
+    await_breakpoint,
+    await_line,
+    await_traced,
+    await_true,
+    read_result,
+    running,
+    status_field,
+    tracer_of,
+)
 
 if TYPE_CHECKING:
     from integration.support import Builder, Runner
@@ -139,3 +149,25 @@ def test_waiting_calls_are_not_interrupted_by_hits_of_other_threads(build: Build
     result = run.command(source, program)
     assert result.counts[1].hits == 200
     assert result.counts[2].hits == 1
+
+
+def test_a_call_that_is_made_once_more_because_of_the_insertion_is_no_hit(build: Builder, run: Runner) -> None:
+    program = build("blocked.c")
+    with running(program, stdin=subprocess.PIPE) as target:
+
+        def say(byte: str) -> None:
+            assert target.stdin is not None
+            target.stdin.write(byte)
+            target.stdin.flush()
+            assert await_line(target).strip() == byte
+
+        say("1")
+        await_true(lambda: system_call_of(target.pid) == 0, "a wait in read")
+        client, output = run.start("name = blocked\noffset = site_read\nminor = 1\nexit\n", ["-p", str(target.pid)])
+        await_breakpoint(target.pid, program, "site_read")
+        say("2")
+        say("3")
+        await_true(lambda: system_call_of(target.pid) == 0, "a wait in read")
+        result = run.end(client, output)
+        assert result.counts[1].hits == 2
+        say("4")
