@@ -216,3 +216,21 @@ def test_what_cannot_be_done_in_the_kernel_is_refused(guest: Guest, line: str, s
     done = guest.dprobes("run", "/tmp/program.rpn", "--allow-write", "--", "/bin/true", check=False)
     assert done.returncode == 2
     assert said in done.stderr
+
+
+def test_locate_describes_places_in_the_kernel(guest: Guest) -> None:
+    inside = {"6.1": 5, "6.12": 9}[guest.machine.kernel]
+    entry = guest.dprobes("locate", "kernel:vfs_read").stdout
+    assert "offset = vfs_read          // 0x" in entry
+    assert "ebpf: ftrace calls the handler" in entry
+    behind = guest.dprobes("locate", f"vmlinux:vfs_read+{inside}").stdout
+    assert "ebpf: a kprobe" in behind
+    (opcode,) = (line.partition(" = ")[2] for line in behind.splitlines() if line.startswith("opcode = "))
+    program = f"offset = vfs_read + {inside}\nopcode = {opcode}\nminor = 1\nexit\n"
+    guest.put("/tmp/program.rpn", KERNEL + program)
+    done = guest.dprobes("run", "/tmp/program.rpn", "--format", "csv", "--", "/bin/cat", "/proc/version")
+    assert len(done.stdout.splitlines()) > 2
+    guest.put("/tmp/program.rpn", KERNEL + program.replace(opcode, "0xcc"))
+    done = guest.dprobes("run", "/tmp/program.rpn", "--", "/bin/true", check=False)
+    assert f"MISMATCH: opcode {opcode}" in done.stderr
+    assert "kprobe blacklist" in guest.dprobes("locate", "kernel:exc_int3").stdout

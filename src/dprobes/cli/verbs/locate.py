@@ -31,10 +31,17 @@ def command(place: str, symbols: Path | None, pid: int | None) -> int:
     """
     Print the values of 'offset =' and 'opcode =' for a place in a module.
 
-    MODULE is a path, or a name as in 'name ='. SYMBOL may be a number: a file offset. The instructions around the place
-    are listed. Those marked with '+' are cheap to probe: a hit stops the thread only once.
+    MODULE is a path, or a name as in 'name ='; or 'kernel', or a module that the kernel has loaded. SYMBOL may be a
+    number: a file offset. The instructions around the place are listed. Those marked with '+' are cheap to probe: a hit
+    stops the thread only once.
     """
     name, expression = _split(place)
+    from dprobes.cli.output.kernelplace import describe_kernel_place, kernel_module
+    from dprobes.target.modules import find_module
+
+    if find_module(name, pid=pid) is None and (in_kernel := kernel_module(name)) is not None:
+        print_lines(list(describe_kernel_place(in_kernel, expression)))
+        return 0
     module = _load(name, symbols, pid)
     lines = _describe_module(module)
     if expression is not None:
