@@ -8,6 +8,7 @@ breakpoint would stand at the start of an instruction, and nobody checks ``opcod
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dprobes.diagnostics import Note
@@ -20,12 +21,11 @@ from dprobes.resolve.samplers import resolve_samplers
 from dprobes.resolve.watchpoints import resolve_watchpoints
 from dprobes.rpn.encoder import encode
 from dprobes.rpn.program import Address, Expression, Glob, ModuleType, Offset
-from dprobes.target.instructions import DecodedInstruction, decode
+from dprobes.target.instructions import MAX_LENGTH, DecodedInstruction, decode
 from dprobes.target.kernel.runningkernel import KERNEL_NAMES, module_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from dprobes.arch import Architecture
     from dprobes.diagnostics import Diagnostics
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
 __all__ = ["KernelModule", "ResolvedKernel", "kernel_module_of", "resolve_kernel"]
 
-_LONGEST = 15  # bytes of an instruction
 _BITS = 64
 
 _BLACKLISTED = "the kernel allows no probe there: the code may be what handles the probe itself (kprobe blacklist)"
@@ -54,8 +53,6 @@ class KernelModule:
     @property
     def path(self) -> Path:
         """What takes the place of a file's name in messages and records."""
-        from pathlib import Path
-
         return Path(self.name or KERNEL_NAMES[0])
 
     @property
@@ -229,7 +226,7 @@ class _Resolver:
     def _instruction(self, definition: ProbeDefinition, function: KernelSymbol, address: int) -> DecodedInstruction:
         """Return the instruction at an address; raise ``TargetError`` if none starts there."""
         offset = address - self._module.base
-        code = self._kernel.text.read(function.address, address - function.address + _LONGEST)
+        code = self._kernel.text.read(function.address, address - function.address + MAX_LENGTH)
         if not code:
             self._say_unverified(definition)
             return DecodedInstruction(address, 0, b"", "?", 0, "?", offset)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.lazydataclass import dataclass
 from dprobes.target.elf.callframes import CallFrames
-from dprobes.target.instructions import instructions_between
+from dprobes.target.instructions import MAX_LENGTH, instructions_between
 from dprobes.target.uprobes import UprobeClass, has_no_effect, uprobe_class
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ __all__ = ["cheap_site", "cheap_sites"]
 
 _BITS = {"i386": 32, "x86_64": 64}
 _PASSED = 3  # instructions without effect that are looked past
-_MAX_LENGTH = 15  # bytes of an instruction
 _LANDING_MARKS = (b"\xf3\x0f\x1e\xfa", b"\xf3\x0f\x1e\xfb")
 """``endbr64`` and ``endbr32``: in code that has these, indirect jumps without notrack lead to nothing else."""
 
@@ -90,7 +89,7 @@ def _candidate(module: Module, index: int, instruction: DecodedInstruction, bits
         return None
     entry = instruction.address
     boundaries: list[int] = []
-    for following, _, code in instructions_between(module, entry, entry + (_PASSED + 1) * _MAX_LENGTH):
+    for following, _, code in instructions_between(module, entry, entry + (_PASSED + 1) * MAX_LENGTH):
         if following.ip == entry:
             continue
         boundaries.append(following.ip)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from dprobes.target.location import Module
 
 __all__ = [
+    "MAX_LENGTH",
     "Boundary",
     "BoundaryCheck",
     "DecodedInstruction",
@@ -35,7 +36,8 @@ __all__ = [
     "unprobeable",
 ]
 
-_MAX_LENGTH = 15  # bytes; Intel SDM volume 2, 2.3.11
+MAX_LENGTH = 15
+"""How many bytes an instruction has at most (Intel SDM volume 2, 2.3.11)."""
 _CHUNK = 4096  # bytes decoded at once
 _BITS = {"i386": 32, "x86_64": 64}
 _BAD = "(bad)"
@@ -98,7 +100,7 @@ def first_instructions(module: Module, file_offsets: Iterable[int]) -> Iterator[
     bits = _bits(module)
     describe = _describer()
     for offset in file_offsets:
-        data = module.elf.data[offset : min(offset + _MAX_LENGTH, _code_end(module, offset))]
+        data = module.elf.data[offset : min(offset + MAX_LENGTH, _code_end(module, offset))]
         if not data:
             raise TargetError(f"'{module.path}' does not hold the instruction at offset {offset:#x}")
         instruction = Decoder(bits, data, ip=module.elf.link_address(offset) or 0).decode()
@@ -248,7 +250,7 @@ def _instructions(module: Module, start_offset: int) -> Iterator[tuple[Instructi
         data = module.elf.data[base : min(end, base + _CHUNK)]
         decoder = Decoder(bits, data, ip=module.elf.link_address(base) or 0)
         # The last instructions of a chunk may be cut: they are decoded again at the start of the next one.
-        limit = end if base + len(data) >= end else base + len(data) - _MAX_LENGTH
+        limit = end if base + len(data) >= end else base + len(data) - MAX_LENGTH
         while position < limit:
             instruction = decoder.decode()
             length = max(1, instruction.len)

@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from dprobes.errors import TargetError
-from dprobes.target.instructions import decode
+from dprobes.target.instructions import MAX_LENGTH, decode
 from dprobes.target.kernel.runningkernel import KERNEL_NAMES, RunningKernel, module_name
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 __all__ = ["describe_kernel_place", "kernel_module"]
 
 _BITS = 64
-_LONGEST = 15
 _BEFORE, _AFTER = 3, 6
 
 
@@ -69,7 +68,7 @@ def _instructions(
     kernel: RunningKernel, function: KernelSymbol, address: int, base: int
 ) -> list[DecodedInstruction] | None:
     """Return the instructions around an address, None if the kernel does not show its text."""
-    code = kernel.text.read(function.address, address - function.address + (_AFTER + 1) * _LONGEST)
+    code = kernel.text.read(function.address, address - function.address + (_AFTER + 1) * MAX_LENGTH)
     if not code:
         return None
     decoded = list(decode(code, _BITS, function.address, function.address - base))

@@ -29,7 +29,7 @@ from dprobes.rpn.checker import check
 from dprobes.rpn.encoder import encode
 from dprobes.target.elf.headers import LoadSegment
 from dprobes.target.functionexits import Exit, ExitKind, Exits
-from dprobes.target.instructions import first_instructions
+from dprobes.target.instructions import MAX_LENGTH, first_instructions
 from dprobes.target.outline import (
     Outline,
     OutlinedModule,
@@ -58,7 +58,6 @@ _TEXT_MAX = 1000  # characters
 _SEGMENTS_MAX = 2048
 _EXITS_MAX = 1 << 12
 _STARTS_MAX = 8
-_MAX_LENGTH = 15  # bytes of an instruction
 _WORD = (1 << 64) - 1
 _MACHINES: dict[str, Literal[4, 8]] = {"i386": 4, "x86_64": 8}
 
@@ -248,7 +247,7 @@ class _Reader:
                 pieces=dict(self._pieces(answer["pieces"])),
                 starts=frozenset(map(self._number, self._list(answer["starts"], PROBES_MAX))),
                 moves={
-                    self._number(offset): self._number(moved, _MAX_LENGTH * _MAX_LENGTH)
+                    self._number(offset): self._number(moved, MAX_LENGTH * MAX_LENGTH)
                     for offset, moved in self._rows(answer["moves"], 2, PROBES_MAX)
                 },
                 first_executed=tuple(map(self._number, self._list(answer["first"], _STARTS_MAX))),
@@ -363,7 +362,7 @@ class _Reader:
 
     def _bytes(self, value: Any) -> bytes:
         text = self._text(value)
-        if len(text) > 2 * _MAX_LENGTH:
+        if len(text) > 2 * MAX_LENGTH:
             self.refuse()
         return bytes.fromhex(text)
 
