@@ -29,6 +29,9 @@ from integration.support import (
 if TYPE_CHECKING:
     from integration.support import Builder, Runner
 
+ELF_PRARGSZ = 80 - 1
+"""How much of a command line a core file holds (include/uapi/linux/elfcore.h), without its NUL."""
+
 TURN = "name = handover\noffset = turn\nminor = 1\npush r, pc\nlog 1\nexit 3\n"
 TICK = "offset = tick\nminor = 2\npush tid\nlog 1\nexit\n"
 HOT = (
@@ -100,7 +103,7 @@ def test_gdb_reads_the_core_and_the_program_goes_on(build: Builder, run: Runner,
     assert "0xcc" not in shown
     assert "$3 = 5" in shown
     assert f"$4 = {turn}" in shown
-    assert f"exe = '{program} 3 4000'" in shown
+    assert f"exe = '{f'{program} 3 4000'[:ELF_PRARGSZ]}" in shown
     # GDB 13 does not know the XSAVE layout of some processors, and then gives up on an i386 program's FPU.
     assert "$6 = 895" in shown or (i386 and "$6 = <unavailable>" in shown)
 
@@ -229,8 +232,9 @@ def test_all_threads_are_held_while_the_core_is_written(build: Builder, run: Run
         target.stdin.flush()
         writer = writer_of(process.pid)
         await_true(lambda: kernel_state(writer) == "T", "the stop of the writer")
-        states = {kernel_state(int(t.name)) for t in Path(f"/proc/{target.pid}/task").iterdir()}
-        assert states == {"t"}
+        threads = Path(f"/proc/{target.pid}/task")
+        # On a busy machine a thread that is to stop may not have had a processor yet.
+        await_true(lambda: {kernel_state(int(t.name)) for t in threads.iterdir()} == {"t"}, "the stop of all threads")
         if how == "the writer is killed":
             os.kill(writer, signal.SIGKILL)
         elif how == "Ctrl-C":

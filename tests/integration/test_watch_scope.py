@@ -90,21 +90,22 @@ def test_a_running_process(build: Builder, run: Runner) -> None:
 
 
 @pytest.mark.parametrize(
-    "definitions",
+    ("definitions", "what"),
     [
-        "address = jiffies\nwatchpoint = w\nexit\n",
-        "address = 0xffffffff81000000\nwatchpoint = w\nexit\n",
-        "address = 0x404030\nexit\n",
-        "address = 0x404030\nwatchpoint = w\npush jiffies\nlog 1\nexit\n",
-        "address = 0x404030\nwatchpoint = w\nexit\noffset = schedule\nminor = 1\nexit\n",
+        ("address = jiffies\nwatchpoint = w\nexit\n", "watchpoints or samplers in the kernel"),
+        ("address = 0xffffffff81000000\nwatchpoint = w\nexit\n", "watchpoints or samplers in the kernel"),
+        ("address = 0x404030\nexit\n", "probes in the kernel or a kernel module"),
+        ("address = 0x404030\nwatchpoint = w\npush jiffies\nlog 1\nexit\n", "watchpoints or samplers in the kernel"),
+        (
+            "address = 0x404030\nwatchpoint = w\nexit\noffset = schedule\nminor = 1\nexit\n",
+            "probes in the kernel or a kernel module",
+        ),
     ],
 )
-def test_what_names_something_in_the_kernel_is_refused(run: Runner, definitions: str) -> None:
+def test_what_names_something_in_the_kernel_is_refused(run: Runner, definitions: str, what: str) -> None:
     result = run(in_kernel_mode(definitions), ["--", "/bin/true"])
     assert result.status == 2
-    assert "'modtype = kernel' needs probes in the kernel or a kernel module, which the ptrace engine lacks" in (
-        result.stderr
-    )
+    assert f"'modtype = kernel' needs {what}, which the ptrace engine lacks" in result.stderr
 
 
 # Scope, and registers that others have
