@@ -230,7 +230,7 @@ def test_locate_describes_places_in_the_kernel(guest: Guest) -> None:
     guest.put("/tmp/program.rpn", KERNEL + program)
     done = guest.dprobes("run", "/tmp/program.rpn", "--format", "csv", "--", "/bin/cat", "/proc/version")
     assert len(done.stdout.splitlines()) > 2
-    guest.put("/tmp/program.rpn", KERNEL + program.replace(opcode, "0xcc"))
+    guest.put("/tmp/program.rpn", KERNEL + program.replace(opcode, "0xf4"))
     done = guest.dprobes("run", "/tmp/program.rpn", "--", "/bin/true", check=False)
     assert f"MISMATCH: opcode {opcode}" in done.stderr
     assert "kprobe blacklist" in guest.dprobes("locate", "kernel:exc_int3").stdout
