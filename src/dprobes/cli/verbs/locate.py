@@ -36,13 +36,17 @@ def command(place: str, symbols: Path | None, pid: int | None) -> int:
     stops the thread only once.
     """
     name, expression = _split(place)
-    from dprobes.cli.output.kernelplace import describe_kernel_place, kernel_module
     from dprobes.target.modules import find_module
 
-    if find_module(name, pid=pid) is None and (in_kernel := kernel_module(name)) is not None:
-        print_lines(list(describe_kernel_place(in_kernel, expression)))
-        return 0
-    module = _load(name, symbols, pid)
+    path = find_module(name, pid=pid)
+    if path is None:
+        from dprobes.cli.output.kernelplace import describe_kernel_place, kernel_module
+
+        if (in_kernel := kernel_module(name)) is not None:
+            print_lines(list(describe_kernel_place(in_kernel, expression)))
+            return 0
+        raise _not_there(name, pid)
+    module = _load(path, symbols)
     lines = _describe_module(module)
     if expression is not None:
         lines += _describe_place(module, expression)
@@ -76,16 +80,18 @@ def _split(place: str) -> tuple[str, Expression | None]:
         ) from None
 
 
-def _load(name: str, symbols: Path | None, pid: int | None) -> Module:
-    from dprobes.target.location import Module
-    from dprobes.target.modules import find_module, near_modules
+def _not_there(name: str, pid: int | None) -> TargetError:
+    from dprobes.target.modules import near_modules
 
-    path = find_module(name, pid=pid)
-    if path is None:
-        near = near_modules(name, pid=pid)
-        raise TargetError(
-            f"there is no module '{name}' on this machine", hint=f"did you mean '{near[0]}'?" if near else None
-        )
+    near = near_modules(name, pid=pid)
+    return TargetError(
+        f"there is no module '{name}' on this machine", hint=f"did you mean '{near[0]}'?" if near else None
+    )
+
+
+def _load(path: Path, symbols: Path | None) -> Module:
+    from dprobes.target.location import Module
+
     return Module.load(path, symbols)
 
 

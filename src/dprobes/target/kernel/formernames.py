@@ -20,7 +20,7 @@ _FORMER = {
     "_do_fork": ("kernel_clone",),
     "do_execve": ("do_execveat_common", "bprm_execve"),  # 51f39a1f0cea (v3.19): inlined into its callers
     "do_page_fault": ("exc_page_fault", "handle_mm_fault"),  # 91eeafea1e4b (v5.8)
-    "kill_proc": ("kill_pid", "kill_pid_info"),  # c3c1f3e1d6d2 (v2.6.28)
+    "kill_proc": ("kill_pid", "kill_pid_info"),
     "kill_proc_info": ("kill_pid_info",),
     "ret_from_sys_call": ("syscall_return_via_sysret", "entry_SYSRETQ_unsafe_stack"),
     "system_call": ("entry_SYSCALL_64",),  # b2502b418e63 (v4.2)
@@ -37,7 +37,6 @@ _FORMER = {
     "alloc_pages": ("__alloc_pages_noprof", "__alloc_pages"),  # b951aaff5035 (v6.10)
     "__alloc_pages": ("__alloc_pages_noprof",),
     "__free_pages_ok": ("__free_pages",),
-    "nr_free_pages": ("vm_zone_stat",),
 }
 """From a former name to those that may be there today, the likeliest first."""
 

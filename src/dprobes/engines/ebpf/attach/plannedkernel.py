@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from dprobes.bpf.lower.request import Placement
 from dprobes.engines.ebpf.attach.siteplan import Site
 from dprobes.engines.ebpf.kernel.features import Feature
+from dprobes.errors import reason_of
 from dprobes.lazydataclass import dataclass
 from dprobes.resolve.probestate import ProbeState
 from dprobes.rpn.isa import Group
@@ -21,16 +22,20 @@ from dprobes.rpn.program import Glob
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from dprobes.diagnostics import Diagnostics
     from dprobes.engines.ebpf.attach.conflicts import Conflict
     from dprobes.engines.ebpf.kernel.features import Features
     from dprobes.resolve.kernelplaces import ResolvedKernel
     from dprobes.resolve.probepoints import LeftOutProbe, Probepoint
     from dprobes.rpn.program import ProbeDefinition, Program
 
-__all__ = ["PlannedKernel", "plan_kernel"]
+__all__ = ["PlannedKernel", "plan_kernel", "refuse_reading"]
 
 _SAVED_BY_FTRACE = frozenset({"eax", "ecx", "edx", "esi", "edi", "r8", "r9", "esp", "eip"})
 """The registers in every ``ftrace_regs`` of x86-64 (arch/x86/include/asm/ftrace.h)."""
+
+_READING = ("push mem", "log mrf", "log str", "vfyr")
+"""How the instructions begin that read memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +89,23 @@ def plan_kernel(program: Program, resolved: ResolvedKernel, features: Features) 
         return (Site(address, placement, placement.value, may_fault=False),)
 
     return PlannedKernel(resolved, tuple((probe, site(probe)) for probe in resolved.in_code))
+
+
+def refuse_reading(program: Program, features: Features, diagnostics: Diagnostics) -> None:
+    """Add an error for the first instruction that reads memory, if this kernel lets no program read its own."""
+    reading = (
+        instruction
+        for code in program.bodies()
+        for instruction in code.instructions
+        if instruction.row.syntax.startswith(_READING)
+    )
+    first = next(reading, None)
+    if first is not None and (error := features.error(Feature.READ_KERNEL)) is not None:
+        diagnostics.error(
+            first.span,
+            f"the ebpf engine cannot read the kernel's memory here: {Feature.READ_KERNEL.value}: {reason_of(error)}",
+            hint="kernel lockdown must be 'none' or 'integrity' (/sys/kernel/security/lockdown)",
+        )
 
 
 def _is_pattern(probe: Probepoint) -> bool:
