@@ -22,10 +22,7 @@ quick: .venv/dev.stamp ## run the tests that take no time: unit tests and cases
 
 test: .venv/dev.stamp .venv/tools.stamp ## run the whole test suite
 	$(PYTHON) -m compileall -q src
-	@status=0; \
-	$(PARALLEL) -m "not torture and not alone" || status=$$?; \
-	$(TESTS) -m "alone and not torture" || status=$$?; \
-	exit $$status
+	@sh tools/test.sh $(PYTHON) $(WORKERS)
 
 test-kernel: .venv/dev.stamp .venv/tools.stamp ## run the tests that other kernels are booted for
 	$(PYTHON) -m compileall -q src
