@@ -29,7 +29,7 @@ The world, in ``context``, a line each::
     reg NAME = N             user NAME = N            mem A = items            ro A = items     (read-only)
     lv = N ...               gv = N ...               cv = N ...               port N = N
     segment N = BASE [LAST]  symbol NAME = ADDRESS    cpuid LEAF = EAX EBX ECX EDX
-    failing NAME =           (an extension that fails)
+    failing NAME =           (an extension that fails)                         field NAME = N
     msr N = N                gdtr = BASE LIMIT        idtr = BASE LIMIT
     pid = N   (also tid, uid, cpu, task, time)
 

@@ -131,6 +131,8 @@ def _apply(context: FakeContext, line: ContextLine, target: Target) -> None:
             context.segments[int(selector, 0)] = (base, last[0]) if last else base
         case ("symbol", name):
             context.symbols[name] = number
+        case ("field", name):
+            context.traced_fields[name] = number
         case ("cpuid", leaf):
             eax, ebx, ecx, edx = line.numbers
             context.cpuid[int(leaf, 0)] = (eax, ebx, ecx, edx)

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from dprobes.arch import Architecture
+    from dprobes.bpf.asm.assembler import Label
     from dprobes.rpn.program import Program as ProbeProgram
 
 __all__ = [
@@ -109,6 +110,12 @@ def host_of(context: FakeContext, cookie: int, function: int) -> type[Host]:
 
         def global_tid(self) -> None:
             self._answer("tid")
+
+        def traced_field(self, name: str, nobody: Label) -> None:
+            if name in context.traced_fields:
+                self._asm.mov(Register.R0, context.traced_fields[name])
+            else:
+                self._asm.jump(nobody)
 
         def stop_process(self) -> None:
             pass

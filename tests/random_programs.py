@@ -28,6 +28,7 @@ from dprobes.rpn.program import (
     Procedure,
     Program,
     Sampler,
+    Tracepoint,
 )
 from dprobes.testing import FakeContext
 
@@ -41,6 +42,8 @@ VARIABLES = 4
 """How many variables of each kind a program has."""
 
 _SYMBOLS = ("data", "table", "Buffer.cold", "operator new[]")
+_FIELDS = ("missing", "prev_pid", "next.comm")
+"""Fields of a tracepoint; the first one is not there."""
 _LITTLE = ("log <count>", "log b, <count>", "log w, <count>", "log d, <count>", "dup <times>", "ros <cells>")
 
 
@@ -62,6 +65,7 @@ def random_context(random: Random, architecture: Architecture) -> FakeContext:
         segments={0x2B: 0x1000},
         ports={0x60: random.randrange(1 << 32)},
         symbols=dict.fromkeys(_SYMBOLS, 0x1010),
+        traced_fields={name: random.randrange(1 << 64) for name in _FIELDS[1:]},
         cpuid={1: (1, 2, 3, 4)},
         msr={0x10: random.randrange(1 << 64)},
         tables={"gdtr": (0x1000, 0xFF), "idtr": (0x2000, 0x7F)},
@@ -135,7 +139,7 @@ class RandomPrograms:
         random = self._random
         return Program(
             name=random.choice(("case", "/usr/lib/libc.so.6", 'odd "name" \\ //')),
-            modtype=random.choice(tuple(ModuleType)),
+            modtype=random.choice([each for each in ModuleType if each is not ModuleType.TRACEPOINT or not is_small]),
             major=random.randrange(1 << 16),
             id=random.randrange(1 << 16),
             vars=VARIABLES,
@@ -175,9 +179,11 @@ class RandomPrograms:
         random = self._random
         expression = Expression(random.choice((0, 1, 0x1234, -8)), random.choice(_SYMBOLS))
         number = Expression(random.randrange(1 << 40))
-        match random.randrange(5):
+        match random.randrange(6):
             case 0:
                 return Offset(expression)
+            case 5:
+                return Tracepoint(random.choice(("sched", "syscall")), random.choice(("sched_switch", "openat")))
             case 1:
                 return Offset(number)
             case 2:
@@ -216,6 +222,8 @@ class RandomPrograms:
                 return random.choice(procedures)
             case OperandKind.EXTENSION:
                 return random.choice(("sample", "a.b"))
+            case OperandKind.FIELD:
+                return random.choice(_FIELDS)
             case OperandKind.REGISTER:
                 return random.choice(self._registers(row))
             case OperandKind.VALUE:
@@ -333,6 +341,8 @@ class _Defined:
         match row.operand_kind:
             case None:
                 pass
+            case OperandKind.FIELD:
+                operand = self._random.choice(_FIELDS)
             case OperandKind.VALUE:
                 operand = _pushed(self._random, self._architecture)
             case OperandKind.LV | OperandKind.GV | OperandKind.CV:

@@ -44,7 +44,7 @@ class Instructions(ABC):
         """Write an instruction: its fixed words, and the operand behind them."""
 '''
 
-TEXT = (OperandKind.LABEL, OperandKind.PROCEDURE, OperandKind.EXTENSION)
+TEXT = (OperandKind.LABEL, OperandKind.PROCEDURE, OperandKind.EXTENSION, OperandKind.FIELD)
 VALUES = (OperandKind.VALUE, OperandKind.REGISTER)
 
 

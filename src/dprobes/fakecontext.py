@@ -42,9 +42,9 @@ class FakeContext:
         the values; ``run_handler`` adds zeros up to what a program declares.
     ``pid``, ``tid``, ``uid``, ``cpu``, ``task``, ``time``
         what the instructions of these names push; kept in ``ids``.
-    ``segments``, ``ports``, ``symbols``
-        base address by selector, or (base, last offset); value by port; run-time address by name. A segment register
-        takes the selectors that are named here, and null selectors.
+    ``segments``, ``ports``, ``symbols``, ``traced_fields``
+        base address by selector, or (base, last offset); value by port; run-time address by name; value of a field of
+        the tracepoint by name. A segment register takes the selectors that are named here, and null selectors.
     ``cpuid``, ``msr``, ``tables``
         (eax, ebx, ecx, edx) by leaf, value by number, (base, limit) of "gdtr" and "idtr".
     ``extensions``
@@ -74,6 +74,7 @@ class FakeContext:
         segments: Mapping[int, int | tuple[int, int]] | None = None,
         ports: Mapping[int, int] | None = None,
         symbols: Mapping[str, int] | None = None,
+        traced_fields: Mapping[str, int] | None = None,
         cpuid: Mapping[int, tuple[int, int, int, int]] | None = None,
         msr: Mapping[int, int] | None = None,
         tables: Mapping[str, tuple[int, int]] | None = None,
@@ -93,6 +94,7 @@ class FakeContext:
         self.segments = dict(segments or {})
         self.ports = dict(ports or {})
         self.symbols = dict(symbols or {})
+        self.traced_fields = dict(traced_fields or {})
         self.cpuid = dict(cpuid or {})
         self.msr = dict(msr or {})
         self.tables = dict(tables or {})
@@ -222,6 +224,12 @@ class FakeContext:
     def pid(self) -> int:
         """Return the process id."""
         return self.ids["pid"]
+
+    def traced_field(self, name: str) -> int:
+        """Return the value of a field."""
+        if name not in self.traced_fields:
+            raise AddressFault(0)
+        return self.traced_fields[name]
 
     def tid(self) -> int:
         """Return the thread id."""

@@ -179,7 +179,7 @@ def _source_files() -> dict[str, Path | bytes]:
     files: dict[str, Path | bytes] = {}
     for name in ("src", "tests"):
         for path in sorted((REPOSITORY / name).rglob("*")):
-            if path.is_file() and path.suffix in (".py", ".pyc", ".case", ".c", ".rpn", ".h"):
+            if path.is_file() and path.suffix in (".py", ".pyc", ".case", ".c", ".rpn", ".h", ".txt"):
                 files[str(path)] = path
     files[str(REPOSITORY / "pyproject.toml")] = REPOSITORY / "pyproject.toml"
     return files

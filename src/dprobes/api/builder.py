@@ -125,7 +125,7 @@ class ProgramBuilder:
         self,
         name: str,
         *,
-        modtype: Literal["user", "kernel", "kmod"] = "user",
+        modtype: Literal["user", "kernel", "kmod", "tracepoint"] = "user",
         major: int | None = None,
         id: int | None = None,  # noqa: A002 - the language's word
         vars: int | None = None,  # noqa: A002

@@ -853,6 +853,14 @@ class Instructions(ABC):
         """
         return self._add("push uid")
 
+    def push_tp(self, field: str) -> Self:
+        """
+        Push a field of the tracepoint or system call that was hit; of an array its address.
+
+        push tp, <field>: stack ``-- value``; raises INVALID_ADDR.
+        """
+        return self._add("push tp", field)
+
     def push_time(self) -> Self:
         """
         Push CLOCK_MONOTONIC in nanoseconds, 64 bits, least significant cell on top.

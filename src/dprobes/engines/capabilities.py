@@ -10,7 +10,7 @@ from dprobes.errors import EngineError
 from dprobes.lazydataclass import dataclass
 from dprobes.rpn.isa import Group, OperandKind
 from dprobes.rpn.needs import watches_user_addresses
-from dprobes.rpn.program import Access, Address, Glob, ModuleType, Sampler
+from dprobes.rpn.program import Access, Address, Glob, ModuleType, Sampler, Tracepoint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,6 +31,7 @@ class Capability(enum.Enum):
 
     KERNEL_MODULE = "probes in the kernel or a kernel module"
     KERNEL_EVENT = "watchpoints or samplers in the kernel"
+    TRACEPOINT = "tracepoints and system calls of the kernel"
     WATCHPOINT = "watchpoint probes"
     MODULE_WATCHPOINT = "watchpoints in a module"
     PORT_WATCHPOINT = "watchpoints on I/O ports"
@@ -81,9 +82,11 @@ def requirements(program: Program, architecture: Architecture) -> Iterator[Requi
     if program.modtype is not ModuleType.USER and not watches_user_addresses(program):
         are_in_code = {_is_in_code(definition) for definition in program.definitions}
         what, span = f"modtype = {program.modtype.value}", program.spans.get("modtype")
-        if True in are_in_code:
+        if program.modtype is ModuleType.TRACEPOINT:
+            yield Requirement(Capability.TRACEPOINT, what, span)
+        elif True in are_in_code:
             yield Requirement(Capability.KERNEL_MODULE, what, span, _NO_KPROBES)
-        if False in are_in_code:
+        elif False in are_in_code:
             yield Requirement(Capability.KERNEL_EVENT, what, span)
     for definition in program.definitions:
         if definition.watchpoint is not None and isinstance(definition.location, Address):
@@ -93,7 +96,7 @@ def requirements(program: Program, architecture: Architecture) -> Iterator[Requi
             yield Requirement(Capability.SAMPLER, "sampler =", definition.span("sampler"))
         if isinstance(definition.location, Glob):
             yield Requirement(Capability.GLOB, f"offset = {definition.location.pattern}", definition.span("offset"))
-        if definition.at_return:
+        if definition.at_return and not isinstance(definition.location, Tracepoint):
             yield Requirement(Capability.RETURN, "return = yes", definition.span("return"))
     for code in program.bodies():
         for instruction in code.instructions:

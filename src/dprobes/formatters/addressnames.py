@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from dprobes.errors import TargetError
+from dprobes.formatters.kernelnames import KernelNames, is_of_kernel
 from dprobes.target.allowance import Allowance
 from dprobes.target.ownership import foreign_owner
 
@@ -80,16 +81,24 @@ class AddressSymboliser:
         self._modules = _Modules()
         self._own: Module | None = None
         self._own_is_known = False
+        self._kernel = KernelNames()
+        self._kernel_names: dict[int, str | None] = {}
 
     def name_of(self, address: int, record: LogRecord, place: Place | None) -> str | None:
         """Return ``symbol+0x4 [module]`` or ``module+offset in its file``; None if nothing is known of the address."""
         if place is not None and address == record.ip and place.is_at_ip and not _OFFSET.fullmatch(place.symbol):
             return _shown(place.symbol, place.module)
+        if self._live and is_of_kernel(address):
+            return _kept(self._kernel_names, address, lambda: self._name_in_kernel(address))
         if self._live and record.pid is not None:
             process = self._process(record.pid, record, place)
             if process is not None:
                 return process.name_of(address)
         return self._from_probepoint(address, record, place)
+
+    def _name_in_kernel(self, address: int) -> str | None:
+        found = self._kernel.name_of(address)
+        return None if found is None else _shown(*found)
 
     # Processes that are there
 

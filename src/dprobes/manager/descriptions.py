@@ -115,6 +115,8 @@ def _describe_probe(major: int, probe: Probepoint, state: tuple[ProbeState, str]
             }
         case ProbeKind.SAMPLER:
             own = {"kind": "sampler", "frequency": probe.clock.frequency}
+        case ProbeKind.TRACEPOINT:
+            own = {"kind": "tracepoint"}
         case kind:
             assert_never(kind)
     return ManagedProbepoint(

@@ -26,6 +26,7 @@ from dprobes.rpn.program import (
     Procedure,
     Program,
     Sampler,
+    Tracepoint,
 )
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LOCATIONS", "read_program", "write_program"]
 
-LOCATIONS = {"offset": 1, "pattern": 2, "address": 3, "range": 4, "sampler": 5}
+LOCATIONS = {"offset": 1, "pattern": 2, "address": 3, "range": 4, "sampler": 5, "tracepoint": 6}
 """The first byte of a location says which form it has."""
 
 _STATEMENT_SIZE, _DEFINITION_SIZE, _PROCEDURE_SIZE, _LABEL_SIZE, _NOTE_SIZE = 9, 20, 20, 8, 9
@@ -126,6 +127,10 @@ class _Writer:
             case Sampler(frequency):
                 out.u8(LOCATIONS["sampler"])
                 out.u32(frequency)
+            case Tracepoint(subsystem, name):
+                out.u8(LOCATIONS["tracepoint"])
+                out.string(subsystem)
+                out.string(name)
 
     def _expression(self, expression: Expression) -> None:
         self._out.string(expression.symbol)
@@ -248,6 +253,8 @@ class _Reader:
             return Address(self._expression())
         if form == LOCATIONS["range"]:
             return Address(self._expression(), self._expression())
+        if form == LOCATIONS["tracepoint"]:
+            return Tracepoint(reader.string("a subsystem"), reader.string("a tracepoint"))
         if form != LOCATIONS["sampler"]:
             reader.fail(f"expected a form of location from 1 to {len(LOCATIONS)}, found {form}", at)
         return Sampler(self._frequency())

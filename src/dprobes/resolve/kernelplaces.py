@@ -18,9 +18,10 @@ from dprobes.resolve.probepoints import LeftOutProbe, ProbedCode, ProbeKind, Pro
 from dprobes.resolve.probestate import ProbeState
 from dprobes.resolve.pushedsymbols import pushed_symbols
 from dprobes.resolve.samplers import resolve_samplers
+from dprobes.resolve.tracedevents import resolve_tracepoints
 from dprobes.resolve.watchpoints import resolve_watchpoints
 from dprobes.rpn.encoder import encode
-from dprobes.rpn.program import Address, Expression, Glob, ModuleType, Offset
+from dprobes.rpn.program import Address, Expression, Glob, ModuleType, Offset, Tracepoint
 from dprobes.target.instructions import MAX_LENGTH, DecodedInstruction, decode
 from dprobes.target.kernel.runningkernel import KERNEL_NAMES, module_name
 
@@ -105,7 +106,7 @@ class ResolvedKernel:
 
     @property
     def events(self) -> tuple[Probepoint, ...]:
-        """The watchpoints and samplers."""
+        """The watchpoints, samplers and tracepoints."""
         return tuple(probe for probe in self.probepoints if not probe.is_in_code)
 
 
@@ -129,10 +130,16 @@ def resolve_kernel(
     in_code = resolver.in_code()
     watchpoints = resolve_watchpoints(program, module, diagnostics)
     samplers = resolve_samplers(program, str(module.path))
+    tracepoints = resolve_tracepoints(program, str(module.path), diagnostics)
     symbols = pushed_symbols(program, module, diagnostics)
     image = encode(program, architecture)
     return ResolvedKernel(
-        module, architecture, image, (*in_code, *watchpoints, *samplers), symbols, tuple(resolver.left_out)
+        module,
+        architecture,
+        image,
+        (*in_code, *watchpoints, *samplers, *tracepoints),
+        symbols,
+        tuple(resolver.left_out),
     )
 
 
@@ -149,7 +156,7 @@ class _Resolver:
     def in_code(self) -> list[Probepoint]:
         """Return the breakpoints and returns: first those that are written out, then what patterns match."""
         for number, definition in enumerate(self._program.definitions):
-            if definition.watchpoint is not None:
+            if definition.watchpoint is not None or isinstance(definition.location, Tracepoint):
                 continue
             try:
                 probe = self._written(number, definition)

@@ -8,6 +8,7 @@ from dprobes.arch import architecture, host_architecture
 from dprobes.errors import TargetError
 from dprobes.lazydataclass import dataclass
 from dprobes.resolve.spaces import Space, space_of
+from dprobes.rpn.program import ModuleType
 from dprobes.target.location import OWN_SYMBOLS
 
 if TYPE_CHECKING:
@@ -105,7 +106,8 @@ def _resolve_in_kernel(
     diagnostics.raise_if_errors()
     try:
         module = kernel_module_of(program, RunningKernel())
-        module.check()
+        if program.modtype is not ModuleType.TRACEPOINT:
+            module.check()
     except TargetError as error:
         diagnostics.note(program.spans.get("name"), error.message, hint=error.hint)
         return Compiled(program, arch, None, diagnostics, obstacle=error)

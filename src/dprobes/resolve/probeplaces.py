@@ -29,7 +29,7 @@ def places_of(module: str, probes: Sequence[Probepoint], first: int = 0) -> list
 
 def _place_of(module: str, probe: Probepoint, known: set[tuple[str, int, bool]]) -> Place:
     if not probe.is_in_code:
-        return Place(module, probe.where, probe.function, is_code=False)
+        return Place(module, probe.where, probe.function, at_return=probe.at_return, is_code=False)
     path, offset, at_return = probe.place
     placed = probe.placed if probe.code.moved else None
     return Place(module, probe.where, probe.function, placed, at_return, (path, offset, not at_return) in known)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from dprobes.rpn.encoder import CodeImage
     from dprobes.rpn.program import Access, ProbeDefinition
     from dprobes.target.instructions import DecodedInstruction
+    from dprobes.target.kernel.tracedfields import TracedEvent
     from dprobes.target.location import Module
 
 __all__ = [
@@ -31,12 +32,13 @@ __all__ = [
 
 
 class ProbeKind(enum.Enum):
-    """The cause of a probepoint's hits: an instruction, the return of a function, an access to memory, or a clock."""
+    """The cause of a probepoint's hits: an instruction, a return, an access to memory, a clock, or a tracepoint."""
 
     BREAKPOINT = "breakpoint"
     RETURN = "return"
     WATCHPOINT = "watchpoint"
     SAMPLER = "sampler"
+    TRACEPOINT = "tracepoint"
 
 
 _IN_CODE = (ProbeKind.BREAKPOINT, ProbeKind.RETURN)
@@ -97,7 +99,7 @@ class Probepoint:
     definition: ProbeDefinition
     path: str
     where: str
-    subject: ProbedCode | WatchedMemory | SampleClock
+    subject: ProbedCode | WatchedMemory | SampleClock | TracedEvent
     state: ProbeState = ProbeState.COMPILED
     function: str = ""
     detail: str = ""
@@ -118,6 +120,14 @@ class Probepoint:
     def clock(self) -> SampleClock:
         """The clock of a sampler."""
         assert isinstance(self.subject, SampleClock)
+        return self.subject
+
+    @property
+    def traced(self) -> TracedEvent:
+        """The event of a tracepoint."""
+        from dprobes.target.kernel.tracedfields import TracedEvent
+
+        assert isinstance(self.subject, TracedEvent)
         return self.subject
 
     @property
@@ -142,8 +152,8 @@ class Probepoint:
 
     @property
     def at_return(self) -> bool:
-        """Whether the return from a function hits it."""
-        return self.kind is ProbeKind.RETURN
+        """Whether the return from a function hits it, or the end of a system call."""
+        return self.kind is ProbeKind.RETURN or (self.kind is ProbeKind.TRACEPOINT and self.definition.at_return)
 
     @property
     def place(self) -> tuple[str, int, bool]:

@@ -13,7 +13,7 @@ from dprobes.diagnostics import Note, did_you_mean
 from dprobes.rpn.flowcheck import check_flow
 from dprobes.rpn.isa import Group, OperandKind
 from dprobes.rpn.needs import stops_target
-from dprobes.rpn.program import Address, Expression, Glob, ModuleType, Offset, Sampler
+from dprobes.rpn.program import Address, Expression, Glob, ModuleType, Offset, Sampler, Tracepoint
 
 if TYPE_CHECKING:
     from dprobes.arch import Architecture
@@ -52,6 +52,7 @@ def check(program: Program, architecture: Architecture, diagnostics: Diagnostics
             _check_names(program, title, code, owners, instruction, diagnostics)
             _check_index(program, instruction, diagnostics)
             _check_register(architecture, instruction, diagnostics)
+            _check_field(program, instruction, diagnostics)
             _check_value(architecture, instruction, diagnostics)
             _check_symbol(program, instruction, diagnostics)
             _check_exit(program, instruction, diagnostics)
@@ -71,6 +72,9 @@ def _handler_title(program: Program, definition: ProbeDefinition) -> str:
 def _check_location(program: Program, definition: ProbeDefinition, diagnostics: Diagnostics) -> None:
     location = definition.location
     span = definition.span("address")
+    if isinstance(location, Tracepoint) or program.modtype is ModuleType.TRACEPOINT:
+        _check_tracepoint(program, definition, diagnostics)
+        return
     if definition.watchpoint is not None and not isinstance(location, Address):
         diagnostics.error(
             definition.span("watchpoint"),
@@ -93,6 +97,45 @@ def _check_location(program: Program, definition: ProbeDefinition, diagnostics: 
         diagnostics.error(definition.span("return"), "'return = yes' needs the 'offset =' of a function")
     if program.name == "*" and not isinstance(location, Sampler):
         diagnostics.error(definition.span("offset"), 'the name "*" is for sampler probes only')
+
+
+def _check_tracepoint(program: Program, definition: ProbeDefinition, diagnostics: Diagnostics) -> None:
+    location = definition.location
+    if not isinstance(location, Tracepoint):
+        diagnostics.error(
+            definition.span("offset"),
+            "a program with 'modtype = tracepoint' has tracepoints and system calls only",
+            hint="write 'offset = SUBSYSTEM:NAME' or 'offset = syscall:NAME'",
+        )
+        return
+    if program.modtype is not ModuleType.TRACEPOINT:
+        diagnostics.error(
+            definition.span("offset"),
+            f"'{location}' is a tracepoint",
+            hint="write 'modtype = tracepoint' and 'name = vmlinux' in the file header",
+        )
+    if definition.watchpoint is not None:
+        diagnostics.error(definition.span("watchpoint"), "a watchpoint needs 'address =', not 'offset ='")
+    if definition.opcode is not None:
+        diagnostics.error(definition.span("opcode"), "a tracepoint has no opcode")
+    if definition.at_return and not location.is_system_call:
+        diagnostics.error(definition.span("return"), "a tracepoint has no return; a system call has one")
+
+
+def _check_field(program: Program, instruction: Instruction, diagnostics: Diagnostics) -> None:
+    if program.modtype is not ModuleType.TRACEPOINT:
+        if instruction.row.operand_kind is OperandKind.FIELD:
+            diagnostics.error(
+                instruction.span,
+                f"'{instruction}' needs a tracepoint",
+                hint="write 'modtype = tracepoint' in the file header",
+            )
+    elif instruction.row.group is Group.REGISTER and " r," in instruction.row.syntax:
+        diagnostics.error(
+            instruction.span,
+            "a tracepoint has no registers of its own",
+            hint=f"write 'push tp, FIELD', or 'push u, {instruction.operand}' for that of the program",
+        )
 
 
 def _check_range(location: Address, definition: ProbeDefinition, diagnostics: Diagnostics) -> None:

@@ -25,7 +25,7 @@ class EncodedInstruction:
     Hold one decoded instruction.
 
     ``operand`` is the number as encoded (two's complement resolved for signed kinds), the absolute target offset for
-    jumps, calls and ``sx``, or the name for ``callk NAME``. ``row`` is None where the bytes are no instruction.
+    jumps, calls and ``sx``, or the name of an extension or a field. ``row`` is None where the bytes are no instruction.
     """
 
     offset: int
@@ -47,7 +47,7 @@ def decode_one(data: bytes, offset: int, word_size: int, byte_order: Literal["li
     start = offset + 1
     if kind is None:
         return EncodedInstruction(offset, row, 0, start)
-    if kind is OperandKind.EXTENSION:
+    if kind.width < 0:
         end = start + 1 + data[start] if start < len(data) else len(data) + 1
         if end > len(data):
             return invalid

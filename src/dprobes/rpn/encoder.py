@@ -134,7 +134,7 @@ class _Encoder:
         opcode = bytes([row.opcode])
         if kind is None:
             return opcode
-        if kind is OperandKind.EXTENSION:
+        if kind.width < 0:
             name = str(operand).encode()
             return opcode + bytes([len(name)]) + name
         width = kind.width or self._word

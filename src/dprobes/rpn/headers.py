@@ -16,7 +16,7 @@ from dprobes.rpn.expressions import ExpressionError, parse_expression, unquote
 from dprobes.rpn.keywords import KEYWORD_ALIASES, LOCATION_KEYWORDS, Header, Keyword, ValueKind, keywords_of
 from dprobes.rpn.lexer import TokenKind
 from dprobes.rpn.operands import StatementError
-from dprobes.rpn.program import Access, Address, Expression, Glob, Location, ModuleType, Offset, Sampler
+from dprobes.rpn.program import Access, Address, Expression, Glob, Location, ModuleType, Offset, Sampler, Tracepoint
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -29,6 +29,8 @@ HeaderValue = int | bool | str | tuple[str, ...] | ModuleType | Access | Locatio
 
 _NAME_MAX = 4095
 """The length of the longest path, without its NUL (PATH_MAX)."""
+
+_TRACEPOINT = re.compile(r"([A-Za-z_]\w*):([A-Za-z_]\w*)", re.ASCII)
 
 _GLOB = re.compile(r"[A-Za-z0-9_$.@*?\[\]!:~<>,-]+")
 
@@ -142,6 +144,8 @@ def _location(tokens: Sequence[WordToken]) -> Location:
     # What starts with a number is one: "4*2" is no pattern.
     if tokens[0].kind is not TokenKind.NUMBER and any(c in text for c in "*?[") and _GLOB.fullmatch(text):
         return Glob(text)
+    if (match := _TRACEPOINT.fullmatch(text)) is not None:
+        return Tracepoint(*match.groups())
     value = _expression(tokens)
     if value.symbol is None and value.addend < 0:
         raise StatementError("an offset cannot be negative", tokens)

@@ -26,12 +26,12 @@ __all__ = [
     "ALIASES",
     "CALL_DEPTH_MAX",
     "DEFAULT_EXCEPTION_MASK",
-    "EXTENSION_NAME_MAX",
     "EX_LOGMAX",
     "HANDLER_DISPATCH_MAX",
     "HEAPMAX",
     "JMPMAX",
     "LOGMAX",
+    "NAME_MAX",
     "NON_MASKABLE",
     "OURS",
     "RESERVED",
@@ -58,10 +58,10 @@ HANDLER_DISPATCH_MAX = 256
 JMPMAX, LOGMAX, EX_LOGMAX, HEAPMAX = 256, 1024, 1024, 16384
 """How many jumps, loops and calls a hit may take, and the bytes of its buffers, where a program does not say."""
 
-EXTENSION_NAME_MAX = limits(1)[1]
-"""How many characters the name of an extension has: the encoding gives its length a byte."""
+NAME_MAX = limits(1)[1]
+"""How many characters the name of an extension or a field has: the encoding gives its length a byte."""
 
-VERSION = 1
+VERSION = 2
 """The version of the instruction set: a number higher whenever an encoded instruction is added or changes its meaning."""
 
 OURS = "dprobes 0.1"
@@ -127,6 +127,7 @@ class OperandKind(enum.Enum):
     EXIT_CODE = "code"
     HEAP_COUNT = "values"
     EXTENSION = "name"
+    FIELD = "field"
 
     @property
     def width(self) -> int:
@@ -162,6 +163,7 @@ _WIDTHS = {
     OperandKind.EXIT_CODE: 1,
     OperandKind.HEAP_COUNT: 2,
     OperandKind.EXTENSION: -1,
+    OperandKind.FIELD: -1,
 }
 
 
@@ -232,7 +234,7 @@ class Row:
         return next((o for o in self.operands if isinstance(o, OperandKind)), None)
 
     def encoded_size(self, word_size: int, operand: object = None) -> int:
-        """Return the length in bytes for a word of 4 or 8 bytes; ``operand`` matters to ``callk NAME`` only."""
+        """Return the length in bytes for a word of 4 or 8 bytes; ``operand`` matters to names only."""
         kind = self.operand_kind
         if kind is None:
             return 1
@@ -421,6 +423,7 @@ _SYSTEM = (
     Row(0x90, "push wid", "-- bits", Group.SYSTEM, "Push the word's width in bits: positive for big endian, negative for little endian.", since="5.0"),
     Row(0xA5, "push tid", "-- tid", Group.SYSTEM, "Push the thread id.", since=OURS),
     Row(0xA6, "push uid", "-- uid", Group.SYSTEM, "Push the real user id.", since=OURS),
+    Row(0xA8, "push tp, <field>", "-- value", Group.SYSTEM, "Push a field of the tracepoint or system call that was hit; of an array its address.", _ADDR, since=OURS),
     Row(0xA7, "push time", "-- time*cells", Group.SYSTEM, "Push CLOCK_MONOTONIC in nanoseconds, 64 bits, least significant cell on top.", since=OURS),
 )  # fmt: skip
 

@@ -30,12 +30,12 @@ class ValueKind(enum.Enum):
     """Name the forms of a value; the text is what an error message says was expected."""
 
     MODULE = "a module name, in double quotes unless it is made of letters and digits only"
-    MODTYPE = "user, kernel or kmod"
+    MODTYPE = "user, kernel, kmod or tracepoint"
     NUMBER = "a number"
     BOOLEAN = "yes or no"
     NAMES = "names separated by blanks"
     NAME = "a name"
-    LOCATION = "a number, a symbol expression, or a pattern"
+    LOCATION = "a number, a symbol expression, a pattern, or a tracepoint"
     RANGE = "an address, or two with ':' between them"
     ACCESS = "x, w, rw or io"
     FREQUENCY = "a number of samples a second, such as 100hz"
@@ -70,8 +70,8 @@ _F, _P = Header.FILE, Header.POINT
 
 KEYWORDS: tuple[Keyword, ...] = (
     Keyword("name", _F, ValueKind.MODULE, "The module to probe: a program, shared library, kernel or kernel module."),
-    Keyword("modtype", _F, ValueKind.MODTYPE, "What the module is: a program or library, the kernel that runs, or a "
-            "module that it has loaded.", "user"),
+    Keyword("modtype", _F, ValueKind.MODTYPE, "What the module is: a program or library, the kernel that runs, a "
+            "module that it has loaded, or the kernel's tracepoints and system calls.", "user"),
     Keyword("major", _F, ValueKind.NUMBER, "The major code of every record.", 0, 0, U16),
     Keyword("id", _F, ValueKind.NUMBER, "A number of the user's, shown in stack traces.", 0, 0, U16),
     Keyword("vars", _F, ValueKind.NUMBER, "How many local variables the program has.", 0, 0, 65536),
@@ -87,7 +87,8 @@ KEYWORDS: tuple[Keyword, ...] = (
             default=False),
     Keyword("groupdef", _F, ValueKind.NAMES, "The groups that probepoints may be in.", since="3.0", field="groups"),
     Keyword("typedef", _F, ValueKind.NAMES, "The types that probepoints may have.", since="3.0", field="types"),
-    Keyword("offset", _P, ValueKind.LOCATION, "Where the probepoint is; starts a probe definition. Excludes address.",
+    Keyword("offset", _P, ValueKind.LOCATION, "Where the probepoint is; starts a probe definition. Excludes address. A "
+            "tracepoint is SUBSYSTEM:NAME, a system call syscall:NAME.",
             field="location"),
     Keyword("address", _P, ValueKind.RANGE, "The range to watch, or an address in the kernel; starts a definition.",
             field="location"),
@@ -106,7 +107,8 @@ KEYWORDS: tuple[Keyword, ...] = (
     Keyword("ex_mask", _P, ValueKind.NUMBER, "The exceptions that are enabled, a bit each.",
             DEFAULT_EXCEPTION_MASK, 0, U16, field="exception_mask"),
     Keyword("heap", _P, ValueKind.NUMBER, "The size of a hit's heap in bytes.", None, 0, U16, since="5.0"),
-    Keyword("return", _P, ValueKind.BOOLEAN, "Run the handler just after the function at offset returned.",
+    Keyword("return", _P, ValueKind.BOOLEAN, "Run the handler just after the function or system call at offset "
+            "returned.",
             default=False, since=OURS, field="at_return"),
 )  # fmt: skip
 

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dprobes.rpn.isa import OperandKind
 from dprobes.rpn.program import Address, Expression, ModuleType
 
 if TYPE_CHECKING:
-    from dprobes.rpn.program import Instruction, Program
+    from dprobes.rpn.program import Instruction, ProbeDefinition, Program
 
-__all__ = ["record_majors", "sets_codes", "stops_target", "watches_user_addresses", "writing_instructions"]
+__all__ = [
+    "record_majors",
+    "sets_codes",
+    "stops_target",
+    "traced_fields",
+    "watches_user_addresses",
+    "writing_instructions",
+]
 
 
 def stops_target(instruction: Instruction, modtype: ModuleType) -> bool:
@@ -48,6 +56,22 @@ def sets_codes(program: Program) -> bool:
         for code in program.bodies()
         for instruction in code.instructions
     )
+
+
+def traced_fields(program: Program, definition: ProbeDefinition) -> tuple[Instruction, ...]:
+    """Return the instructions with fields of a tracepoint that a handler, or a procedure that it calls, executes."""
+    procedures = {procedure.name: procedure.code for procedure in program.procedures}
+    found: list[Instruction] = []
+    waiting, seen = [definition.handler], set[str]()
+    while waiting:
+        for instruction in waiting.pop().instructions:
+            kind, name = instruction.row.operand_kind, str(instruction.operand)
+            if kind is OperandKind.FIELD:
+                found.append(instruction)
+            elif kind is OperandKind.PROCEDURE and name in procedures and name not in seen:
+                seen.add(name)
+                waiting.append(procedures[name])
+    return tuple(found)
 
 
 _KERNEL_HALF = 1 << 63

@@ -35,6 +35,7 @@ _NAMED = {
     OperandKind.LABEL: "the name of a label",
     OperandKind.PROCEDURE: "the name of a procedure",
     OperandKind.EXTENSION: "the name of an extension",
+    OperandKind.FIELD: "the name of a field",
 }
 
 _COMMA = WordToken(TokenKind.PUNCTUATION, ",", 0, 0)
@@ -237,14 +238,12 @@ def _either(syntaxes: Sequence[str]) -> str:
 
 def _operand(kind: OperandKind, tokens: Sequence[WordToken]) -> Operand:
     match kind:
-        case OperandKind.LABEL | OperandKind.PROCEDURE | OperandKind.EXTENSION:
+        case OperandKind.LABEL | OperandKind.PROCEDURE | OperandKind.EXTENSION | OperandKind.FIELD:
             if len(tokens) != 1 or tokens[0].kind is not TokenKind.NAME:
                 raise StatementError(f"expected {_NAMED[kind]}", tokens)
-            if kind is OperandKind.EXTENSION and len(tokens[0].text) > isa.EXTENSION_NAME_MAX:
-                raise StatementError(
-                    f"the name of an extension has at most {isa.EXTENSION_NAME_MAX} characters", tokens
-                )
-            return tokens[0].word
+            if kind.width < 0 and len(tokens[0].text) > isa.NAME_MAX:
+                raise StatementError(f"{_NAMED[kind]} has at most {isa.NAME_MAX} characters", tokens)
+            return tokens[0].text if kind is OperandKind.FIELD else tokens[0].word
         case OperandKind.REGISTER if len(tokens) == 1 and tokens[0].kind is TokenKind.NAME:
             return tokens[0].word
         case OperandKind.VALUE:

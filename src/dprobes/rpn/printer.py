@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from dprobes.rpn.keywords import Header, keywords_of
-from dprobes.rpn.program import Address, Expression, Glob, Instruction, Offset, Sampler
+from dprobes.rpn.program import Address, Expression, Glob, Instruction, Offset, Sampler, Tracepoint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -83,6 +83,8 @@ def _text(value: object) -> str:
             return f"{_expression(low)} : {_expression(high)}"
         case Sampler(frequency):
             return f"{frequency}hz"
+        case Tracepoint():
+            return str(value)
         case _:
             return str(getattr(value, "value", value))
 

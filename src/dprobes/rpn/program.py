@@ -35,6 +35,7 @@ __all__ = [
     "Procedure",
     "Program",
     "Sampler",
+    "Tracepoint",
     "calls_extensions",
 ]
 
@@ -48,6 +49,7 @@ class ModuleType(enum.Enum):
     USER = "user"
     KERNEL = "kernel"
     KMOD = "kmod"
+    TRACEPOINT = "tracepoint"
 
 
 class Access(enum.Enum):
@@ -103,7 +105,27 @@ class Sampler:
     frequency: int
 
 
-Location = Offset | Glob | Address | Sampler
+SYSTEM_CALLS = "syscall"
+"""The subsystem of a ``Tracepoint`` that is a system call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tracepoint:
+    """Run the handler at a tracepoint of the kernel, or, in the subsystem SYSTEM_CALLS, at a system call (ours)."""
+
+    subsystem: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.subsystem}:{self.name}"
+
+    @property
+    def is_system_call(self) -> bool:
+        """Whether it is the entry of a system call, or with 'return = yes' its end."""
+        return self.subsystem == SYSTEM_CALLS
+
+
+Location = Offset | Glob | Address | Sampler | Tracepoint
 
 Operand = None | int | str | Expression
 """None, a number, a name (label, procedure, register, extension), or the value of ``push``."""

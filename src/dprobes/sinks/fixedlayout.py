@@ -32,7 +32,7 @@ def fixed_layout(template: Template, word_size: int, byte_order: ByteOrder) -> s
                 codes += f"{count}x"
             case Placeholder(conversion=conversion, is_item=False) if conversion not in _NO_NUMBERS:
                 code = _CODES[part.size or word_size]
-                codes += code if conversion is Conversion.SIGNED else code.upper()
+                codes += code if conversion.is_signed else code.upper()
             case _:
                 return None
     return struct.Struct(codes)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import enum
 import struct
 from bisect import bisect_left
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.errors import FormatError, TargetError
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import mmap
     from collections.abc import Iterator, Sequence
 
-__all__ = ["Btf", "Kind", "encode_functions"]
+__all__ = ["Btf", "Kind", "Member", "ValueType", "encode_functions"]
 
 _HEADER = struct.Struct("<HBBIIIII")
 _MAGIC = 0xEB9F
@@ -64,6 +64,31 @@ _WORDS_MORE = {Kind.INT: 1, Kind.ARRAY: 3, Kind.VAR: 1, Kind.DECL_TAG: 1}
 
 _COMPOSITES = (Kind.STRUCT, Kind.UNION)
 _WRAPPERS = (Kind.TYPEDEF, Kind.VOLATILE, Kind.CONST, Kind.RESTRICT, Kind.TYPE_TAG)
+
+
+_SIGNED_INT = 1 << 24  # BTF_INT_SIGNED, as the word behind an INT has it
+_WORD_BITS = 64
+
+
+class ValueType(NamedTuple):
+    """
+    The type of a value, without what wraps it; ``size`` is in bytes.
+
+    ``kind`` is INT for all numbers, else PTR, ARRAY, STRUCT or another. ``target`` is the type that a pointer leads to.
+    """
+
+    kind: Kind
+    size: int
+    is_signed: bool
+    target: int
+
+
+class Member(NamedTuple):
+    """A member of a structure: the number of its type, where it begins, and, in a bit field, how many bits it has."""
+
+    type: int
+    bits: int
+    width: int
 
 
 def _steps() -> list[int]:
@@ -129,33 +154,93 @@ class Btf:
             found = self._member(number, name)
             if found is None:
                 raise TargetError(f"the kernel's 'struct {composite}' has no member '{path}'")
-            bits, number = found
+            bits, number, _ = found
             offset += bits
         if offset % 8:
             raise TargetError(f"the member '{path}' of the kernel's 'struct {composite}' is a bit field")
         return offset // 8
 
-    def _member(self, number: int, name: str) -> tuple[int, int] | None:
-        """Return the offset in bits and the type of a member, also in what has no name."""
-        for found, type_number, bits in self._members(number):
+    def parameters(self, function: str) -> list[tuple[str, int]]:
+        """Return the parameters of a function, each with the number of its type; raise ``TargetError`` without one."""
+        prototype = self._begin(self._words[self._begin(self.find(Kind.FUNC, function)) + 2])
+        count = self._words[prototype + 1] & 0xFFFF
+        places = range(prototype + _HEAD_WORDS, prototype + _HEAD_WORDS + 2 * count, 2)
+        return [(self._string(self._words[at]), self._words[at + 1]) for at in places]
+
+    def value_type(self, number: int) -> ValueType:
+        """Return what kind of value a type's values are."""
+        number = self._unwrapped(number)
+        if not number:
+            return ValueType(Kind.FWD, 0, False, 0)
+        kind, start = self._kind(number), self._begin(number)
+        word = self._words[start + 2]
+        match kind:
+            case Kind.PTR:
+                return ValueType(kind, _WORD_BITS // 8, False, word)
+            case Kind.INT:
+                return ValueType(Kind.INT, word, bool(self._words[start + _HEAD_WORDS] & _SIGNED_INT), 0)
+            case Kind.ENUM | Kind.ENUM64:
+                return ValueType(Kind.INT, word, bool(self._words[start + 1] >> 31), 0)
+        return ValueType(kind, word if kind in _COMPOSITES else 0, False, 0)
+
+    def member(self, number: int, name: str) -> Member | None:
+        """Return a member of a structure or union, None if it has none of that name, or is no such type."""
+        found = self._member(number, name)
+        if found is None:
+            return None
+        bits, type_number, width = found
+        return Member(type_number, bits, width)
+
+    def type_name(self, number: int) -> str:
+        """Return how C writes a type."""
+        if not number:
+            return "void"
+        kind, start = self._kind(number), self._begin(number)
+        name, target = self._string(self._words[start]), self._words[start + 2]
+        match kind:
+            case Kind.PTR:
+                pointed = self.type_name(target)
+                return f"{pointed}*" if pointed.endswith("*") else f"{pointed} *"
+            case Kind.CONST | Kind.VOLATILE:
+                return f"{kind.name.lower()} {self.type_name(target)}"
+            case Kind.RESTRICT | Kind.TYPE_TAG:
+                return self.type_name(target)
+            case Kind.ARRAY:
+                element, _, count = self._words[start + _HEAD_WORDS : start + _HEAD_WORDS + 3]
+                return f"{self.type_name(element)}[{count}]"
+            case Kind.STRUCT | Kind.UNION | Kind.ENUM | Kind.FWD:
+                word = "struct" if kind is Kind.FWD else kind.name.lower()
+                return f"{word} {name}".rstrip()
+            case Kind.FUNC_PROTO:
+                return "function"
+        return name or kind.name.lower()
+
+    def _unwrapped(self, number: int) -> int:
+        while number and self._kind(number) in _WRAPPERS:
+            number = self._words[self._begin(number) + 2]
+        return number
+
+    def _member(self, number: int, name: str) -> tuple[int, int, int] | None:
+        """Return the offset in bits, the type, and the width in a bit field, of a member, also in what has no name."""
+        for found, type_number, bits, width in self._members(number):
             if found == name:
-                return bits, type_number
+                return bits, type_number, width
             if not found and (inner := self._member(type_number, name)) is not None:
-                return bits + inner[0], inner[1]
+                return bits + inner[0], inner[1], inner[2]
         return None
 
-    def _members(self, number: int) -> Iterator[tuple[str, int, int]]:
-        while number and (kind := self._kind(number)) in _WRAPPERS:
-            number = self._words[self._begin(number) + 2]
-        if not number or kind not in _COMPOSITES:
+    def _members(self, number: int) -> Iterator[tuple[str, int, int, int]]:
+        number = self._unwrapped(number)
+        if not number or self._kind(number) not in _COMPOSITES:
             return
         start = self._begin(number)
         info = self._words[start + 1]
         # With the kind flag the upper byte of an offset is the size of a bit field.
-        mask = 0xFF_FFFF if info >> 31 else 0xFFFF_FFFF
+        has_widths = info >> 31
+        mask = 0xFF_FFFF if has_widths else 0xFFFF_FFFF
         for at in range(start + _HEAD_WORDS, start + _HEAD_WORDS + 3 * (info & 0xFFFF), 3):
             name, type_number, offset = self._words[at : at + 3]
-            yield self._string(name), type_number, offset & mask
+            yield self._string(name), type_number, offset & mask, offset >> 24 if has_widths else 0
 
     def _string(self, offset: int) -> str:
         start = self._strings + offset

@@ -103,6 +103,9 @@ class Context(Protocol):
     def symbol_address(self, symbol: str) -> int:
         """Return the run-time address of a symbol of the module in the process that took the hit."""
 
+    def traced_field(self, name: str) -> int:
+        """Return a field of the tracepoint that was hit; raise ``AddressFault`` with 0 if it is not there."""
+
     def pid(self) -> int:
         """Return the process id."""
 

@@ -156,6 +156,7 @@ RULES: dict[str, Rule] = {
     "vfyrw": _vfyrw,
     **{f"push io, u{8 << n}": _push_port(1 << n) for n in range(3)},
     **{f"pop io, u{8 << n}": _pop_port(1 << n) for n in range(3)},
+    "push tp, <field>": lambda machine, name: machine.push(machine.context.traced_field(name)),
     "push task": lambda machine, _: machine.push(machine.context.task()),
     "push pid": lambda machine, _: machine.push(machine.context.pid()),
     "push tid": lambda machine, _: machine.push(machine.context.tid()),

@@ -22,6 +22,7 @@ OPERANDS = {
     OperandKind.PROCEDURE: "helper",
     OperandKind.REGISTER: "arg0",
     OperandKind.EXTENSION: "fingerprint",
+    OperandKind.FIELD: "prev_pid",
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -403,3 +404,52 @@ def test_a_wrong_opcode_is_a_mismatch_with_the_right_one_in_the_hint(
     assert status == 0
     assert err.startswith(f"{file}:3:1: warning: MISMATCH: opcode {opcode.split()[-1]} (")
     assert err.endswith(f"hint: if the place is right, write '{opcode}'\n")
+
+
+def test_locate_shows_a_system_call_with_its_fields(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, err = outcome(capsys, "locate", "syscall:openat")
+    assert (status, err) == (0, "")
+    assert out.splitlines()[0] == "system call  openat, 257 in x86_64, 295 in i386"
+    assert "offset = syscall:openat          // with 'return = yes' its end" in out
+    assert "push tp, filename   // const char *" in out
+    assert out.endswith("// at the end:\npush tp, ret   // long\n")
+
+
+def test_locate_lists_system_calls_by_a_pattern(capsys: pytest.CaptureFixture[str]) -> None:
+    assert outcome(capsys, "locate", "syscall:*at2") == (
+        0,
+        "syscall:renameat2\nsyscall:openat2\nsyscall:faccessat2\n",
+        "",
+    )
+
+
+def test_locate_shows_both_faces_of_a_tracepoint(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, err = outcome(capsys, "locate", "tracepoint:sched:sched_switch")
+    assert (status, err) == (0, "")
+    assert "offset = sched:sched_switch\n" in out
+    assert re.search(r"// the record:\n(.*\n)*push tp, prev_pid +// pid_t\n", out)
+    assert re.search(r"// or the arguments, (.*\n)*push tp, prev +// struct task_struct \*\n", out)
+
+
+def test_locate_lists_tracepoints_by_a_pattern(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, err = outcome(capsys, "locate", "tracepoint:sched:*_fork")
+    assert (status, out, err) == (0, "tracepoint:sched:sched_process_fork\n", "")
+    status, whole, _ = outcome(capsys, "locate", "tracepoint")
+    assert status == 0
+    assert "tracepoint:sched:sched_process_fork\n" in whole
+    assert "tracepoint:ftrace:" not in whole
+
+
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [
+        ("syscall:opena", "there is no system call 'opena'\nhint: did you mean 'openat'"),
+        ("syscall:zz*", "no system call matches 'zz*'"),
+        ("tracepoint:sched:sched_swich", "this kernel has no tracepoint 'sched:sched_swich'\nhint: did you mean"),
+        ("tracepoint:zz", "this kernel has no tracepoint that matches 'zz:*'"),
+    ],
+)
+def test_locate_says_what_is_not_there(capsys: pytest.CaptureFixture[str], place: str, message: str) -> None:
+    status, out, err = outcome(capsys, "locate", place)
+    assert (status, out) == (1, "")
+    assert err.startswith(f"dprobes: error: {message}")

@@ -178,6 +178,8 @@ def _operands(random: Random, row: Row, target: Architecture) -> list[Operand]:
             return [Expression(random.randrange(1 << 31))]
         case OperandKind.EXTENSION | OperandKind.LABEL | OperandKind.PROCEDURE:
             return ["name"]
+        case OperandKind.FIELD:
+            return ["next.comm"]
         case OperandKind.EXIT_CODE:
             return [random.randrange(1, 4)]
         case OperandKind.DISPLACEMENT:

@@ -130,6 +130,10 @@ def lower(
 def _host_of(request: Request) -> type[Host]:
     if not request.in_kernel:
         return Host
+    if request.placement is Placement.TRACEPOINT:
+        from dprobes.bpf.lower.tracepointhost import TracepointHost
+
+        return TracepointHost
     from dprobes.bpf.lower.kernelhost import KernelHost
 
     return KernelHost

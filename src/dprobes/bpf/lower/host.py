@@ -214,6 +214,10 @@ class Host:
         """Load a register of the user context to R0; go to ``nobody`` where there is none. Takes R1-R5 and R9."""
         self.register(Register.R0, name)
 
+    def traced_field(self, name: str, nobody: Label) -> None:  # noqa: ARG002 - for a host that is at a tracepoint
+        """Load a field of the tracepoint to R0; go to ``nobody`` where it is not there. Takes R1-R3."""
+        self._asm.jump(nobody)
+
     def set_register(self, name: str, src: Register) -> None:
         """Change a register of the hit thread."""
         self._asm.store(CONTEXT, REGISTER_OFFSETS[name], src)

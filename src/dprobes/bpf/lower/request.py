@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from dprobes.bpf.asm.assembler import Assembled
     from dprobes.bpf.lower.handlerstate import StateLayout
+    from dprobes.target.kernel.tracedfields import TracedEvent
 
 __all__ = [
     "Abilities",
@@ -97,6 +98,8 @@ class Placement(enum.Enum):
     """Where a function of the kernel begins, by the call of ftrace that the compiler has left room for."""
     ENTRY_RETURN = "ftrace return"
     """After the return of such a function."""
+    TRACEPOINT = "tracepoint"
+    """At a tracepoint of the kernel, or a system call: there are no registers, but fields."""
 
     @property
     def is_in_kernel(self) -> bool:
@@ -203,6 +206,8 @@ class Request:
     """Whether the program is about the kernel: addresses may be the kernel's, ``push u`` shows another context."""
     kernel_code: tuple[int, int] | None = None
     """The addresses, the last one excluded, of the kernel's code in which an event counts; None: anywhere."""
+    traced: TracedEvent | None = None
+    """What a TRACEPOINT is."""
     shared: bool = False
     """Whether the code becomes part of a program with other handlers (``dispatch``); ``probe`` is None then."""
     keeps_stack: bool = False

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dprobes.arch import Register as CpuRegister
+    from dprobes.bpf.asm.assembler import Label
     from dprobes.bpf.lower.host import Host
     from dprobes.bpf.lower.writer import Template, Writer
     from dprobes.rpn.decoder import EncodedInstruction
@@ -57,8 +58,7 @@ def _push_user_register(w: Writer, i: EncodedInstruction) -> None:
     if register is None or not w.host.has_user_context:
         _push_register(w, i)
         return
-    nobody = w.asm.label()
-    w.stack.settle()
+    nobody = _nobody(w)
     if register.memory_offset is None:
         w.host.user_register(register.name, nobody)
         w.stack.push(w.stack.copy(_R.R0))
@@ -68,11 +68,26 @@ def _push_user_register(w: Writer, i: EncodedInstruction) -> None:
         w.asm.alu(Alu.ADD, address, register.memory_offset, wide=w.wide)
         _read(w, address, w.word_size)
 
+
+def _nobody(w: Writer) -> Label:
+    """Settle, and return the place to go to where there is nothing to push: INVALID_ADDR is raised there."""
+    nobody = w.asm.label()
+    w.stack.settle()
+
     def throw() -> None:
         w.asm.place(nobody)
         w.throw(ExceptionCode.INVALID_ADDR)
 
     w.defer(throw)
+    return nobody
+
+
+def _push_traced_field(w: Writer, i: EncodedInstruction) -> None:
+    w.host.traced_field(str(i.operand), _nobody(w))
+    value = w.stack.copy(_R.R0)
+    if not w.wide:
+        w.asm.mov(value, value, wide=False)
+    w.stack.push(value)
 
 
 def _pop_register(w: Writer, i: EncodedInstruction) -> None:
@@ -246,6 +261,7 @@ TEMPLATES: dict[str, Template] = {
     **{f"pop mem, u{8 << n}": _pop_memory(1 << n) for n in range(4)},
     "vfyr": _vfyr,
     "vfyrw": _vfyrw,
+    "push tp, <field>": _push_traced_field,
     "push task": _ask(lambda host: host.task(), bits=63),
     "push pid": _ask(lambda host: host.pid()),
     "push tid": _ask(lambda host: host.tid()),

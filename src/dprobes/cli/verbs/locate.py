@@ -34,7 +34,16 @@ def command(place: str, symbols: Path | None, pid: int | None) -> int:
     MODULE is a path, or a name as in 'name ='; or 'kernel', or a module that the kernel has loaded. SYMBOL may be a
     number: a file offset. The instructions around the place are listed. Those marked with '+' are cheap to probe: a hit
     stops the thread only once.
+
+    'syscall:NAME' and 'tracepoint:SUBSYSTEM:NAME' show the fields of a system call or of a tracepoint of the kernel;
+    patterns, as in 'tracepoint:sched:*', list them.
     """
+    if place.startswith(("syscall", "tracepoint")):
+        from dprobes.cli.output.tracepointplace import describe_traced, is_traced
+
+        if is_traced(place):
+            print_lines(list(describe_traced(place)))
+            return 0
     name, expression = _split(place)
     from dprobes.target.modules import find_module
 

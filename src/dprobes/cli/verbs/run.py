@@ -35,6 +35,7 @@ from dprobes.engines.options import EngineOptions
 from dprobes.engines.registry import engine_row
 from dprobes.formatters import FORMATS
 from dprobes.record.origin import RecordSource
+from dprobes.resolve.spaces import Space, space_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -211,7 +212,8 @@ def command(
 
         say_problems(templates_of(loaded.templates), f"'{file}'")
     items |= printed_items(loaded.templates)
-    note_addresses(loaded.templates, items)
+    if space_of(loaded.program) is not Space.KERNEL:  # whose addresses are the same for all processes
+        note_addresses(loaded.templates, items)
     source = RecordSource(1, loaded.program.name, loaded.program.name, loaded.program.major, templates=loaded.templates)
     views.check(source)
     prepared = where.prepare(loaded.program, loaded.diagnostics, loaded.symbols)

@@ -131,6 +131,8 @@ def _places(probes: Sequence[Probepoint], module: Module | None) -> Iterator[str
                 yield f"// {probe.where}: {size} at address {probe.memory.address:#x}, {probe.state.value}"
             case ProbeKind.SAMPLER:
                 yield f"// {probe.where} on each CPU, {probe.state.value}"
+            case ProbeKind.TRACEPOINT:
+                yield f"// {place_of(probe)}, by {probe.traced.source.value}, {probe.state.value}"
             case kind:
                 assert_never(kind)
 

@@ -16,7 +16,7 @@ from dprobes.record.layout import Item
 from dprobes.rpn.encoder import encode
 from dprobes.rpn.point import Point
 from dprobes.rpn.printer import print_header, print_instruction
-from dprobes.rpn.program import Address, Glob, Sampler
+from dprobes.rpn.program import Address, Glob, Sampler, Tracepoint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -100,6 +100,8 @@ def _request(definition: ProbeDefinition, basic: Request, site: Site | None) -> 
         passcount=definition.passcount,
         maxhits=definition.maxhits,
     )
+    if isinstance(definition.location, Tracepoint):
+        return replace(request, placement=Placement.TRACEPOINT)
     if isinstance(definition.location, (Address, Sampler)):
         return replace(request, placement=Placement.EVENT)
     if site is not None:

@@ -105,6 +105,7 @@ class ProgramType(enum.IntEnum):
 
     KPROBE = 2
     """Also of uprobes."""
+    TRACEPOINT = 5
     PERF_EVENT = 7
     RAW_TRACEPOINT = 17
     TRACING = 26

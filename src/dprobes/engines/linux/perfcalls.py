@@ -46,6 +46,7 @@ _SYS_PERF_EVENT_OPEN = 298
 _FLAG_FD_CLOEXEC = 8
 
 _TYPE_SOFTWARE = 1
+_TYPE_TRACEPOINT = 2
 _TYPE_BREAKPOINT = 5
 _SOFTWARE_CPU_CLOCK = 0
 
@@ -139,6 +140,11 @@ def open_kprobe(unit: ProbeUnit, address: int, *, is_return: bool = False) -> in
         number = ctypes.get_errno()
         raise OSError(number, f"perf_event_open: {os.strerror(number)}")
     return result
+
+
+def open_tracepoint(number: int) -> int:
+    """Return the event of a tracepoint, by its number in tracefs; a BPF program on it runs for all CPUs."""
+    return _open(_TYPE_TRACEPOINT, pid=-1, cpu=0, config=number)
 
 
 class Access(enum.IntFlag):

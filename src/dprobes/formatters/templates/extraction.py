@@ -95,7 +95,7 @@ class _Reader:
         data = self._bytes(size)
         if not data:
             return Taken(None, size - left)
-        return Taken(int.from_bytes(data, self._order, signed=conversion is Conversion.SIGNED))
+        return Taken(int.from_bytes(data, self._order, signed=conversion.is_signed))
 
     def _string(self, length: int | None) -> Taken:
         left = self._left
@@ -144,7 +144,7 @@ class _Reader:
             case Conversion.DUMP:
                 return Taken(body, missing)
         size = part.size or self._word_size
-        signed = part.conversion is Conversion.SIGNED
+        signed = part.conversion.is_signed
         end = len(body) // size * size
         values = tuple(int.from_bytes(body[n : n + size], self._order, signed=signed) for n in range(0, end, size))
         return Taken(values, missing, body[end:])

@@ -53,6 +53,7 @@ _KINDS = {
     Conversion.POINTER: (FieldKind.ADDRESS, 16),
     Conversion.ADDRESS: (FieldKind.ADDRESS, 16),
     Conversion.DUMP: (FieldKind.BYTES, 16),
+    Conversion.ERROR: (FieldKind.SIGNED, 10),
     Conversion.REST: (FieldKind.BYTES, 16),
 }
 

@@ -26,6 +26,12 @@ class Conversion(enum.Enum):
     ADDRESS = "a"
     DUMP = "h"
     REST = "r"
+    ERROR = "e"
+
+    @property
+    def is_signed(self) -> bool:
+        """Whether numbers have a sign."""
+        return self in (Conversion.SIGNED, Conversion.ERROR)
 
 
 HEADER_ITEMS = {

@@ -37,7 +37,9 @@ _SIZES = {"b": 1, "w": 2, "d": 4, "q": 8, "n": None}
 
 _NUMBERS = "duxo"
 _ADDRESSES = "pa"
-_CONVERSIONS = "duxocspah"
+_CONVERSIONS = "duxocspahe"
+_BEHIND_SIZE = "duxocspah"
+"""Before which conversions a letter d is a size: before others it is a conversion itself."""
 
 _FROM_C = {
     "i": "write '%d'",
@@ -262,7 +264,7 @@ def _size(reader: _Reader, *, is_item: bool) -> tuple[int | None, bool]:
     letter, after = reader.peek(), reader.peek(1)
     if not letter or letter not in _SIZES:
         return None, False
-    if letter == "d" and (not after or after not in _CONVERSIONS or (after == "h" and not is_item)):
+    if letter == "d" and (not after or after not in _BEHIND_SIZE or (after == "h" and not is_item)):
         return None, False
     reader.take()
     return _SIZES[letter], True

@@ -6,6 +6,7 @@ Nothing is hidden: what the data lacks, and what no place-holder takes, is shown
 
 from __future__ import annotations
 
+import errno
 from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.escapes import escaped
@@ -137,6 +138,8 @@ def _number(part: Placeholder, number: int, names: _Names) -> str:
             return f"{number:#x}"
         case Conversion.ADDRESS:
             return names.of(number)
+        case Conversion.ERROR if -_ERROR_MAX <= number < 0 and -number in errno.errorcode:
+            return f"-{errno.errorcode[-number]}"
         case _:
             digits = str(abs(number))
     sign = "-" if number < 0 else ""
@@ -146,6 +149,10 @@ def _number(part: Placeholder, number: int, names: _Names) -> str:
     if part.width.with_zeros and not part.width.to_left:
         return sign + digits.zfill(part.width.columns - len(sign))
     return sign + digits
+
+
+_ERROR_MAX = 4095
+"""MAX_ERRNO: what the kernel returns from here up to -1 is an error (include/linux/err.h)."""
 
 
 def _character(code: int) -> str:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from dprobes.bpf.layout import NOTE_HITS, MapName
 from dprobes.bpf.lower import lower
 from dprobes.bpf.lower.dispatch import can_share
-from dprobes.bpf.lower.request import Placement
 from dprobes.engines.ebpf.attach.parts import ALONE_MAX, Part
 from dprobes.engines.ebpf.attach.siteplan import Site
 from dprobes.engines.ebpf.kernel.features import Feature
@@ -21,7 +20,7 @@ from dprobes.rpn.program import Glob
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from dprobes.bpf.lower.request import Request
+    from dprobes.bpf.lower.request import Placement, Request
     from dprobes.engines.ebpf.attach.plannedfile import PlannedCode
     from dprobes.engines.ebpf.attach.probenumbers import ProbeNumbers
     from dprobes.engines.ebpf.kernel.features import Features
@@ -99,11 +98,11 @@ class HandlerCompiler:
             if event.probe.state is ProbeState.COMPILED:
                 from dprobes.engines.ebpf.attach.perfevents import lower_event
 
-                site = Site(0, Placement.EVENT, event.executed, may_fault=False)
+                site = Site(0, event.placement, event.executed, may_fault=False)
                 self._numbers.sites[number] = (site,)
                 request = replace(self._request, items=self._items)
                 lowered = lower_event(event, self._program, number, request)
-                yield Part(None, event.probe.number, Placement.EVENT, [(number, site)], lowered)
+                yield Part(None, event.probe.number, event.placement, [(number, site)], lowered)
 
     def _is_uncertain(self, number: int, sites: Sequence[tuple[int, Site]]) -> bool:
         """Return whether records are to be dropped should the instruction fault."""

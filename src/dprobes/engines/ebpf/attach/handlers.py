@@ -28,7 +28,7 @@ from dprobes.errors import DprobesError, EngineError, InternalError, NotSupporte
 from dprobes.resolve.spaces import Space, space_of
 from dprobes.rpn.isa import Group
 from dprobes.rpn.point import Point
-from dprobes.rpn.program import Sampler, calls_extensions
+from dprobes.rpn.program import Sampler, Tracepoint, calls_extensions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -39,8 +39,9 @@ if TYPE_CHECKING:
     from dprobes.bpf.lower.request import Lowered
     from dprobes.diagnostics import Diagnostics
     from dprobes.engines.ebpf.kernel.descriptors import Descriptors
+    from dprobes.engines.ebpf.kernel.tracepointlinks import ProgramForm
     from dprobes.rpn.encoder import CodeImage
-    from dprobes.rpn.program import Instruction, Program
+    from dprobes.rpn.program import Instruction, ProbeDefinition, Program
 
 __all__ = ["attach_nothing", "basic_request", "check_handlers", "load_handler"]
 
@@ -77,7 +78,7 @@ def check_handlers(
     _warn_of_breakpoints(program, architecture, diagnostics)
     for definition, start in zip(program.definitions, image.handlers, strict=True):
         is_event = definition.watchpoint is not None or isinstance(definition.location, Sampler)
-        placed = replace(request, placement=Placement.EVENT if is_event else _in_code(request))
+        placed = replace(request, placement=Placement.EVENT if is_event else _in_code(request, definition))
         try:
             check_lowering(image, architecture, start, Point.of(program, definition, 0), placed)
         except NotSupportedError as error:
@@ -97,7 +98,9 @@ def _refuse_exits(program: Program, diagnostics: Diagnostics) -> None:
                 )
 
 
-def _in_code(request: Request) -> Placement:
+def _in_code(request: Request, definition: ProbeDefinition) -> Placement:
+    if isinstance(definition.location, Tracepoint):
+        return Placement.TRACEPOINT
     return Placement.KPROBE if request.in_kernel else Placement.BREAKPOINT
 
 
@@ -126,12 +129,18 @@ def _pushes_ip(instruction: Instruction, architecture: Architecture) -> bool:
 
 
 def load_handler(
-    lowered: Lowered, placement: Placement, maps: Mapping[MapName, int], attach_type: AttachType, name: str
+    lowered: Lowered,
+    placement: Placement,
+    maps: Mapping[MapName, int],
+    attach_type: AttachType,
+    name: str,
+    form: ProgramForm | None = None,
 ) -> int:
     """
     Load a handler and return its descriptor; ``name`` names it for people.
 
-    ``attach_type`` is that of uprobes on this kernel; the handler of an EVENT has none.
+    ``attach_type`` is that of uprobes on this kernel; the handler of an EVENT has none, that of a TRACEPOINT its
+    ``form``.
     """
     if placement.is_in_kernel:
         from dprobes.engines.ebpf.kernel.kernellinks import kernel_attach_type
@@ -140,8 +149,13 @@ def load_handler(
     kind, flags = ProgramType.KPROBE, ProgramFlag.SLEEPABLE if lowered.sleepable else ProgramFlag.NONE
     if placement is Placement.EVENT:
         kind, attach_type, flags = ProgramType.PERF_EVENT, AttachType.NONE, ProgramFlag.NONE
+    btf_id = 0
+    if form is not None:
+        kind, attach_type, btf_id = form
     try:
-        return load(lowered.assembled, maps, kind, attach_type=attach_type, flags=flags, name="dprobes")
+        return load(
+            lowered.assembled, maps, kind, attach_type=attach_type, flags=flags, attach_btf_id=btf_id, name="dprobes"
+        )
     except OSError as error:
         reason = reason_of(error)
         if error.errno == errno.EPERM:
@@ -154,7 +168,8 @@ def load_handler(
                 f"the handler of {name} cannot be loaded into the kernel: {reason}",
                 hint=TOO_MANY_FILES if error.errno == errno.EMFILE else None,
             ) from error
-        loaded = bpfcalls.Program(kind, with_descriptors(lowered.assembled, maps), attach_type, flags)
+        code = with_descriptors(lowered.assembled, maps)
+        loaded = bpfcalls.Program(kind, code, attach_type, flags, attach_btf_id=btf_id)
         raise _rejected(loaded, lowered, name, error) from error
 
 

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from dprobes.engines.ebpf.attach.modulewatch import ModuleWatch
     from dprobes.engines.ebpf.attach.parts import Part
     from dprobes.engines.ebpf.attach.plannedfile import Findings, PlannedCode, PlannedFile
+    from dprobes.engines.ebpf.kernel.tracepointlinks import ProgramForm
     from dprobes.engines.ebpf.settings import Settings
     from dprobes.engines.interface import Event, Job
     from dprobes.resolve.probepoints import Probepoint
@@ -204,7 +205,8 @@ class Installation:
         name = " to ".join(f"{self._program.major},{minor}" for minor in minors)
         attach_type = uprobe_attach_type(self._features)
         lowered = joined(batch, self.bank_size)
-        program = self._programs.add(load_handler(lowered, first.placement, maps, attach_type, name))
+        form = self._form_of(first)
+        program = self._programs.add(load_handler(lowered, first.placement, maps, attach_type, name, form))
         for part in batch:
             part.lowered = None
         sites = [pair for part in batch for pair in part.sites if pair[0] not in self._conflicting]
@@ -249,6 +251,14 @@ class Installation:
             events.append(Notice(f"memory is not watched in all processes: {error.message}", error.hint))
         return events
 
+    def _form_of(self, part: Part) -> ProgramForm | None:
+        """Return how the kernel is to take the program of a tracepoint's part; None for other parts."""
+        if part.placement is not Placement.TRACEPOINT:
+            return None
+        from dprobes.engines.ebpf.kernel.tracepointlinks import form_of
+
+        return form_of(self._numbers.events[part.sites[0][0]].probe.traced, self._features.types)
+
     def _watching_of(self, part: Part) -> ModuleWatch | None:
         """Return what watches the module of a watchpoint's part; None for other parts."""
         event = self._numbers.events.get(part.sites[0][0])
@@ -278,7 +288,7 @@ class Installation:
         return events
 
     def _link(self, group: Group, places: Sequence[tuple[int, int]]) -> Descriptors:
-        if group.placement is Placement.EVENT:
+        if group.placement in (Placement.EVENT, Placement.TRACEPOINT):
             return self._link_event(group)
         if group.placement.is_in_kernel:
             from dprobes.engines.ebpf.kernel.kernellinks import attach_kernel

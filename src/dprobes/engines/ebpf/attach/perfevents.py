@@ -31,6 +31,7 @@ from dprobes.resolve.resolution import resolve_everywhere
 from dprobes.rpn.checker import check
 from dprobes.rpn.encoder import encode
 from dprobes.rpn.point import Point
+from dprobes.target.kernel.tracedfields import Source
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -76,7 +77,17 @@ class EventProbe:
     @property
     def executed(self) -> str:
         """What hits it, in the words of the summary."""
-        return "clock" if self.probe.kind is ProbeKind.SAMPLER else "debug register"
+        match self.probe.kind:
+            case ProbeKind.SAMPLER:
+                return "clock"
+            case ProbeKind.TRACEPOINT:
+                return "tracepoint"
+        return "debug register"
+
+    @property
+    def placement(self) -> Placement:
+        """How its handler comes to run."""
+        return Placement.TRACEPOINT if self.probe.kind is ProbeKind.TRACEPOINT else Placement.EVENT
 
 
 def events_in(resolved: ResolvedModule, paths: tuple[str, ...]) -> tuple[EventProbe, ...]:
@@ -130,13 +141,18 @@ def lower_event(event: EventProbe, program: Program, entry: int, base: Request) 
     request = replace(
         base,
         items=base.items | Item.IP if probe.kind is ProbeKind.SAMPLER else base.items,
-        placement=Placement.EVENT,
+        placement=event.placement,
         probe=entry,
         passcount=definition.passcount,
         maxhits=definition.maxhits,
     )
     is_watchpoint = probe.kind is ProbeKind.WATCHPOINT
     point = Point.of(program, definition, probe.memory.address if is_watchpoint else 0)
+    if probe.kind is ProbeKind.TRACEPOINT:
+        assert event.kernel is not None
+        request = replace(request, traced=probe.traced, symbols=dict(event.kernel.symbols))
+        ((image, arch),) = event.forms
+        return lower(image, arch, image.handlers[probe.number], point, request)
     if event.kernel is not None:
         request = replace(
             request,
@@ -185,7 +201,11 @@ def refuse_events(
 ) -> None:
     """Add an error for each event that this kernel, or the engine, cannot serve."""
     for probe in probes:
-        if probe.kind is ProbeKind.SAMPLER:
+        if probe.kind is ProbeKind.TRACEPOINT:
+            is_record = probe.traced.source is Source.RECORD
+            needed: tuple[Feature, ...] = (Feature.PERF_EVENT if is_record else Feature.TYPED_TRACEPOINT,)
+            span, what = probe.definition.span("offset"), f"attach to {probe.where}"
+        elif probe.kind is ProbeKind.SAMPLER:
             needed = (Feature.PERF_EVENT,) if everywhere else (Feature.PERF_EVENT, Feature.FIND_VMA, Feature.BTF)
             span, what = probe.definition.span("sampler"), "sample a module"
         else:
@@ -217,6 +237,10 @@ def refuse_events(
 def attach_event(event: EventProbe, program: int) -> Descriptors | str:
     """Attach a loaded program to its event, on every CPU; return why if no debug register is left."""
     probe = event.probe
+    if probe.kind is ProbeKind.TRACEPOINT:
+        from dprobes.engines.ebpf.kernel.tracepointlinks import attach_tracepoint
+
+        return attach_tracepoint(probe.traced, program)
     try:
         if probe.kind is ProbeKind.SAMPLER:
             return attach_clock(program, 0, period=_NANOSECONDS // probe.clock.frequency)

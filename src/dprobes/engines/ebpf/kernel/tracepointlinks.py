@@ -1,0 +1,73 @@
+"""
+Programs at tracepoints of the kernel: on their records, by perf events, or on their arguments, with the kernel's types.
+
+The kernel takes all of it away when the descriptors are closed, also if this process is killed.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import TYPE_CHECKING, NamedTuple
+
+from dprobes.engines.ebpf.kernel.descriptors import Descriptors
+from dprobes.engines.ebpf.kernel.refusal import TOO_MANY_FILES
+from dprobes.engines.linux import perfcalls
+from dprobes.engines.linux.bpfcalls import AttachType, ProgramType, link_perf_event, open_raw_tracepoint
+from dprobes.errors import EngineError, PrivilegeError, reason_of
+from dprobes.target.kernel.tracedfields import Source
+
+if TYPE_CHECKING:
+    from dprobes.engines.ebpf.kernel.kerneltypes import KernelTypes
+    from dprobes.target.kernel.tracedfields import TracedEvent
+
+__all__ = ["ProgramForm", "attach_tracepoint", "form_of"]
+
+
+class ProgramForm(NamedTuple):
+    """How the kernel is to take a program: its type, what it attaches to, and the number of the type that names it."""
+
+    kind: ProgramType
+    attach_type: AttachType
+    btf_id: int
+
+
+def form_of(traced: TracedEvent, types: KernelTypes) -> ProgramForm:
+    """Return the form of the programs for a tracepoint."""
+    if traced.source is Source.RECORD:
+        return ProgramForm(ProgramType.TRACEPOINT, AttachType.NONE, 0)
+    return ProgramForm(ProgramType.TRACING, AttachType.TRACE_RAW_TP, types.tracepoint(traced.name))
+
+
+def attach_tracepoint(traced: TracedEvent, program: int) -> Descriptors:
+    """Attach a loaded program to a tracepoint."""
+    links = Descriptors()
+    try:
+        if traced.source is not Source.RECORD:
+            links.add(open_raw_tracepoint(program))
+            return links
+        # One event runs the program on every CPU (perf_trace_run_bpf_submit in kernel/events/core.c).
+        event = perfcalls.open_tracepoint(traced.event)
+        try:
+            links.add(link_perf_event(program, event))
+            perfcalls.enable(event)
+        finally:
+            os.close(event)
+    except BaseException as error:
+        links.close()
+        if isinstance(error, OSError):
+            raise _refusal(error, traced) from error
+        raise
+    return links
+
+
+def _refusal(error: OSError, traced: TracedEvent) -> EngineError:
+    if error.errno in (errno.EPERM, errno.EACCES):
+        return PrivilegeError(
+            f"the kernel does not permit to attach to the tracepoint '{traced.name}'",
+            hint="run as root, or with the capabilities CAP_BPF and CAP_PERFMON",
+        )
+    return EngineError(
+        f"the tracepoint '{traced.name}' cannot be attached to: {reason_of(error)}",
+        hint=TOO_MANY_FILES if error.errno == errno.EMFILE else None,
+    )

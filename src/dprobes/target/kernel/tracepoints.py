@@ -1,0 +1,248 @@
+"""
+The tracepoints and system calls of the running kernel, and the ways to their fields.
+
+A tracepoint has two faces. Its *record* is what perf and tracefs show: fields that the tracepoint itself works out,
+such as ``prev_pid``. Its *arguments* are what the kernel's code hands over, such as ``prev``, a pointer to a
+``struct task_struct``, from which one goes on by members: ``prev.mm.pgd``. The kernel's type information (BTF) has the
+arguments, tracefs the records; each may be closed to us, and a handler sees either, not both at once.
+
+System calls are recognised by their number at the tracepoints of all of them; what programs pass is in the registers
+that they entered the kernel with, at the end as well.
+"""
+
+from __future__ import annotations
+
+import difflib
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dprobes.errors import FormatError, TargetError, reason_of
+from dprobes.target.btf import Btf, Kind
+from dprobes.target.kernel.systemcalls import ARGUMENT_COUNT, system_calls
+from dprobes.target.kernel.tracedfields import Form, Source, SystemCallNumbers, TracedEvent, TracedField
+from dprobes.target.kernel.traceformat import parse_format
+from dprobes.target.kernel.tracefs import open_trace_files
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from dprobes.target.kernel.systemcalls import SystemCall
+    from dprobes.target.kernel.traceformat import RecordField, TraceFormat
+
+__all__ = ["KERNEL_TYPES", "FieldError", "KernelTracepoints"]
+
+KERNEL_TYPES = "/sys/kernel/btf/vmlinux"
+"""Where a kernel with CONFIG_DEBUG_INFO_BTF shows its types."""
+
+_WORD = 8
+_LISTED = 12
+_FORMS = {"": Form.ADDRESS, "__data_loc": Form.PLACED, "__rel_loc": Form.PLACED_BEHIND}
+
+_NO_TRACEPOINTS = ("ftrace",)
+"""Whose formats are of what ftrace itself writes: nothing can be attached to them."""
+
+_ENTRY, _END = "sys_enter", "sys_exit"
+"""The tracepoints ``(struct pt_regs *regs, long id)`` and ``(struct pt_regs *regs, long ret)``."""
+
+_WIDE_REGISTERS = ("di", "si", "dx", "r10", "r8", "r9")
+_NARROW_REGISTERS = ("bx", "cx", "dx", "si", "di", "bp")
+"""The members of ``struct pt_regs`` that hold a system call's arguments, of 64-bit and of 32-bit programs."""
+
+
+class FieldError(TargetError):
+    """Report that a tracepoint or system call has no such ``field``, or none that a program can load."""
+
+    def __init__(self, field: str, message: str, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.field = field
+
+
+class KernelTracepoints:
+    """The tracepoints of the running kernel; what it shows of them is read when it is first asked for."""
+
+    def find(self, subsystem: str, name: str, fields: Iterable[str]) -> TracedEvent:
+        """
+        Return a tracepoint with the ways to these fields.
+
+        Raise ``TargetError`` if there is no such tracepoint, or the kernel does not show it to this user, and
+        ``FieldError`` if it lacks one of the fields.
+        """
+        wanted = list(fields)
+        shape, problem = self._shape(subsystem, name)
+        if shape is not None and all(each in shape.fields for each in wanted):
+            ways = {each: _way_in_record(shape.fields[each]) for each in wanted}
+            return TracedEvent(Source.RECORD, name, shape.number, ways)
+        try:
+            parameters = self._parameters(name)
+        except (OSError, TargetError) as error:
+            if shape is None:
+                raise self._unknown(subsystem, name, problem, error) from error
+            parameters = {}
+        known = [*(shape.fields if shape is not None else ()), *parameters]
+        ways = {}
+        for each in wanted:
+            first = each.partition(".")[0]
+            if first not in parameters:
+                raise self._no_field(f"{subsystem}:{name}", each, wanted, known, shape, problem)
+            ways[each] = self._way_from(parameters, each)
+        return TracedEvent(Source.ARGUMENTS, name, fields=ways)
+
+    def find_system_call(self, name: str, fields: Iterable[str], *, at_return: bool) -> TracedEvent:
+        """Return a system call, or the end of one, with the ways to these fields; raise ``TargetError`` as ``find``."""
+        calls = system_calls()
+        call = calls.get(name)
+        if call is None:
+            near = difflib.get_close_matches(name, calls, 2)
+            hint = f"did you mean {' or '.join(repr(each) for each in near)}?" if near else None
+            raise TargetError(f"there is no system call '{name}'", hint=hint)
+        try:
+            known = self.system_call_fields(call, at_return=at_return)
+            status = self._types.member_offset("task_struct", "thread_info.status")
+            registers = self._register("orig_ax")
+        except OSError as error:
+            raise TargetError(
+                f"system calls cannot be recognised: the kernel shows no types ({KERNEL_TYPES}: {reason_of(error)})",
+                hint="a kernel with CONFIG_DEBUG_INFO_BTF is needed",
+            ) from error
+        for each in fields:
+            if each not in known:
+                where = f"the end of the system call '{name}'" if at_return else f"the system call '{name}'"
+                raise FieldError(each, f"{where} has no field '{each}'", f"its fields are {_listed(list(known))}")
+        ways = {each: known[each] for each in fields}
+        number = TracedField("long", 0, 4, (registers,))
+        numbers = SystemCallNumbers(call.wide, call.narrow, number, status)
+        return TracedEvent(Source.SYSTEM_CALL, _END if at_return else _ENTRY, fields=ways, system_call=numbers)
+
+    def system_call_fields(self, call: SystemCall, *, at_return: bool) -> Mapping[str, TracedField]:
+        """Return the fields of a system call by name; OSError if the kernel shows no types."""
+        fields: dict[str, TracedField] = {}
+        pairs = zip(_WIDE_REGISTERS, _NARROW_REGISTERS, strict=True)
+        ways = [((self._register(wide),), (self._register(narrow),)) for wide, narrow in pairs]
+        for number, (path, narrow_path) in enumerate(ways[:ARGUMENT_COUNT]):
+            fields[f"arg{number}"] = TracedField("long", 0, _WORD, path, narrow_path=narrow_path)
+        for number, (type_name, name) in enumerate(call.parameters):
+            path, narrow_path = ways[number]
+            fields.setdefault(name, TracedField(type_name, 0, _WORD, path, narrow_path=narrow_path))
+        if at_return:
+            fields["ret"] = TracedField("long", _WORD, _WORD, is_signed=True)
+        return fields
+
+    def subsystems(self) -> list[str]:
+        """Return the subsystems that have tracepoints; OSError if the kernel does not show them."""
+        with open_trace_files() as files:
+            return [name for name in files.names("events") if name not in _NO_TRACEPOINTS]
+
+    def names(self, subsystem: str) -> list[str]:
+        """Return the tracepoints of a subsystem; OSError if the kernel does not show them."""
+        with open_trace_files() as files:
+            return files.names(f"events/{subsystem}")
+
+    def record_fields(self, subsystem: str, name: str) -> Mapping[str, RecordField]:
+        """Return the fields of a tracepoint's record; none if the kernel does not show them."""
+        shape, _ = self._shape(subsystem, name)
+        return {} if shape is None else shape.fields
+
+    def arguments(self, name: str) -> list[tuple[str, str]]:
+        """Return type and name of each argument of a tracepoint; none if the kernel does not show them."""
+        try:
+            return [(self._types.type_name(number), each) for each, (_, number) in self._parameters(name).items()]
+        except (OSError, TargetError):
+            return []
+
+    @cached_property
+    def _types(self) -> Btf:
+        return Btf(Path(KERNEL_TYPES).read_bytes())
+
+    def _shape(self, subsystem: str, name: str) -> tuple[TraceFormat | None, OSError | None]:
+        """Return the format of a tracepoint's record, or why there is none."""
+        try:
+            with open_trace_files() as files:
+                return parse_format(files.read(f"events/{subsystem}/{name}/format")), None
+        except OSError as error:
+            return None, error
+        except FormatError as error:
+            raise TargetError(f"the kernel's description of '{subsystem}:{name}' is not understood: {error}") from error
+
+    def _parameters(self, name: str) -> dict[str, tuple[int, int]]:
+        """Return the arguments of a tracepoint by name, each with its place among them and the number of its type."""
+        self._types.find(Kind.TYPEDEF, f"btf_trace_{name}")
+        # What calls the probes has a parameter for their data before them (DEFINE_TRACE in linux/tracepoint.h).
+        parameters = self._types.parameters(f"__traceiter_{name}")[1:]
+        return {each: (place, number) for place, (each, number) in enumerate(parameters)}
+
+    def _way_from(self, parameters: Mapping[str, tuple[int, int]], text: str) -> TracedField:
+        """Return the way from an argument through members: ``prev.mm.pgd``."""
+        first, *members = text.split(".")
+        place, number = parameters[first]
+        path: list[int] = []
+        types, shown, width, bits = self._types, first, 0, 0
+        for member in members:
+            value = types.value_type(number)
+            if value.kind is Kind.PTR:
+                path.append(0)
+                number = value.target
+            found = types.member(number, member) if path else None
+            if found is None:
+                kind = types.type_name(number)
+                raise FieldError(text, f"'{shown}', of the type '{kind}', has no member '{member}'")
+            shown, number, width, bits = f"{shown}.{member}", found.type, found.width, found.bits
+            path[-1] += bits // 8
+        if width or bits % 8:
+            raise FieldError(text, f"'{shown}' is a bit field, which no program can load")
+        value = types.value_type(number)
+        type_name = types.type_name(number)
+        if value.kind in (Kind.INT, Kind.PTR) and value.size in (1, 2, 4, 8):
+            return TracedField(type_name, _WORD * place, value.size, tuple(path), value.is_signed)
+        if not path:
+            raise FieldError(text, f"'{shown}', of the type '{type_name}', is not a number")
+        return TracedField(type_name, _WORD * place, _WORD, tuple(path), form=Form.ADDRESS)
+
+    def _register(self, name: str) -> int:
+        return self._types.member_offset("pt_regs", name)
+
+    def _unknown(self, subsystem: str, name: str, problem: OSError | None, other: Exception) -> TargetError:
+        if isinstance(other, OSError) and problem is not None and not isinstance(problem, FileNotFoundError):
+            return TargetError(
+                f"the kernel does not show its tracepoints: tracefs: {reason_of(problem)}; "
+                f"{KERNEL_TYPES}: {reason_of(other)}",
+                hint="run dprobes as root; where lockdown closes tracefs, CONFIG_DEBUG_INFO_BTF is needed",
+            )
+        try:
+            names = [f"{subsystem}:{each}" for each in self.names(subsystem)]
+        except OSError:
+            names = []
+        near = difflib.get_close_matches(f"{subsystem}:{name}", names, 2)
+        hint = f"did you mean {' or '.join(repr(each) for each in near)}?" if near else None
+        return TargetError(f"this kernel has no tracepoint '{subsystem}:{name}'", hint=hint)
+
+    def _no_field(
+        self,
+        place: str,
+        name: str,
+        wanted: Iterable[str],
+        known: Iterable[str],
+        shape: TraceFormat | None,
+        problem: OSError | None,
+    ) -> FieldError:
+        if shape is not None and name in shape.fields:
+            others = next(each for each in wanted if each not in shape.fields)
+            return FieldError(
+                name,
+                f"'{name}' is a field of the record of '{place}', and '{others}' is not: a handler sees either the "
+                "record or the arguments",
+                f"the record has {_listed(list(shape.fields))}",
+            )
+        hidden = "" if problem is None else f"; its record is not shown here (tracefs: {reason_of(problem)})"
+        return FieldError(name, f"'{place}' has no field '{name}'{hidden}", f"there are {_listed(list(known))}")
+
+
+def _way_in_record(found: RecordField) -> TracedField:
+    if found.is_array:
+        return TracedField(found.type_name, found.offset, min(found.size, _WORD), form=_FORMS[found.place])
+    return TracedField(found.type_name, found.offset, found.size, is_signed=found.is_signed)
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return ", ".join(names[:_LISTED]) + more

@@ -1,0 +1,67 @@
+"""Names for addresses of the kernel: of code only, and none where the kernel shows none."""
+
+from __future__ import annotations
+
+from typing import ClassVar, cast
+
+import pytest
+
+from dprobes.errors import TargetError
+from dprobes.formatters.kernelnames import KernelNames, is_of_kernel
+from dprobes.target.kernel.kallsyms import Kallsyms
+from dprobes.target.kernel.runningkernel import LoadedModule, RunningKernel
+
+LIST = b"""ffffffff81000000 T _text
+ffffffff81000100 T vfs_read
+ffffffff81000200 T vfs_write
+ffffffff81000300 T _etext
+ffffffff82000000 D jiffies
+ffffffffc0101000 t dummy_xmit\t[dummy]
+ffffffffc0200000 t bpf_prog_1\t[bpf]
+"""
+
+
+class Shown:
+    """A kernel that shows these symbols."""
+
+    symbols = Kallsyms(LIST)
+    modules: ClassVar = {"dummy": LoadedModule("dummy", 0xFFFFFFFFC0101000, 0x1000)}
+
+
+class Hidden:
+    """A kernel that shows none."""
+
+    @property
+    def symbols(self) -> Kallsyms:
+        raise TargetError("the kernel hides its addresses")
+
+
+NAMES = KernelNames(cast("RunningKernel", Shown()))
+
+
+@pytest.mark.parametrize(
+    ("address", "name"),
+    [
+        (0xFFFFFFFF81000100, ("vfs_read", "vmlinux")),
+        (0xFFFFFFFF810001FF, ("vfs_read+0xff", "vmlinux")),
+        (0xFFFFFFFF81000300, None),  # behind the code
+        (0xFFFFFFFF82000004, None),  # data
+        (0xFFFF888000000000, None),  # memory of the kernel
+        (0xFFFFFFFFC0101004, ("dummy_xmit+0x4", "dummy")),
+        (0xFFFFFFFFC0102000, None),  # behind the module
+        (0xFFFFFFFFC0200010, ("bpf_prog_1+0x10", "bpf")),
+        (0xFFFFFFFFC0400000, None),
+    ],
+)
+def test_an_address_of_code_has_a_name(address: int, name: tuple[str, str] | None) -> None:
+    assert NAMES.name_of(address) == name
+
+
+def test_a_kernel_that_hides_its_symbols_names_nothing() -> None:
+    assert KernelNames(cast("RunningKernel", Hidden())).name_of(0xFFFFFFFF81000100) is None
+
+
+def test_the_upper_half_is_the_kernels() -> None:
+    assert is_of_kernel(0xFFFF800000000000)
+    assert not is_of_kernel(0x00007FFFFFFFFFFF)
+    assert not is_of_kernel(0xFFFFFFFF)

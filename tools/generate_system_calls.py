@@ -1,0 +1,73 @@
+"""
+Write ``target/kernel/systemcalls.txt``: the system calls of x86-64 and i386, with the parameters of each.
+
+Numbers come from the C library's copy of the kernel's headers, parameters from the tracepoints of the kernel that runs
+(``events/syscalls``). Run it, as root on a recent kernel, when either has new calls.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+from dprobes.target.kernel.traceformat import parse_format
+from dprobes.target.kernel.tracefs import open_trace_files
+
+HEADERS = Path("/usr/include/x86_64-linux-gnu/asm")
+OUTPUT = Path(__file__).parent.parent / "src/dprobes/target/kernel/systemcalls.txt"
+
+KERNEL_NAMES = {
+    "stat": "newstat", "fstat": "newfstat", "lstat": "newlstat", "newfstatat": "newfstatat", "uname": "newuname",
+    "sendfile": "sendfile64", "umount2": "umount", "_newselect": "select", "_llseek": "llseek",
+    "ugetrlimit": "getrlimit",
+}  # fmt: skip
+"""What the kernel's source calls a system call where it is not its name for programs."""
+
+BUILT_WITHOUT = {
+    "init_module": "void * umod, unsigned long len, const char * uargs",
+    "finit_module": "int fd, const char * uargs, int flags",
+    "delete_module": "const char * name_user, unsigned int flags",
+    "kexec_load": "unsigned long entry, unsigned long nr_segments, struct kexec_segment * segments, "
+    "unsigned long flags",
+    "kexec_file_load": "int kernel_fd, int initrd_fd, unsigned long cmdline_len, const char * cmdline_ptr, "
+    "unsigned long flags",
+}
+"""The parameters of what the kernel may have been built without (kernel/module/main.c, kernel/kexec.c)."""
+
+_NUMBER = "__syscall_nr"
+
+HEADING = """\
+# The system calls of Linux: name, number in x86-64 and in i386 (- where it has none), parameters.
+# Written by tools/generate_system_calls.py.
+"""
+
+
+def numbers_of(header: str) -> dict[str, int]:
+    """Return the numbers of one of the C library's headers."""
+    text = (HEADERS / header).read_text()
+    return {name: int(number) for name, number in re.findall(r"#define __NR_(\w+) (\d+)$", text, re.MULTILINE)}
+
+
+def main() -> int:
+    """Write the file."""
+    wide, narrow = numbers_of("unistd_64.h"), numbers_of("unistd_32.h")
+    lines = []
+    with open_trace_files() as files:
+        known = set(files.names("events/syscalls"))
+        for name in sorted({*wide, *narrow}, key=lambda name: (wide.get(name, 1 << 16), narrow.get(name, 0))):
+            event = f"sys_enter_{KERNEL_NAMES.get(name, name)}"
+            parameters = []
+            # The calls of the same name differ in i386 now and then; the parameters are those of x86-64.
+            if event in known and name in wide:
+                fields = parse_format(files.read(f"events/syscalls/{event}/format")).fields
+                parameters = [f"{each.type_name} {each.name}" for each in fields.values() if each.name != _NUMBER]
+            listed = ", ".join(parameters) or BUILT_WITHOUT.get(name, "")
+            columns = [name, *(str(table.get(name, "-")) for table in (wide, narrow)), listed]
+            lines.append(" ".join(columns).rstrip())
+    OUTPUT.write_text(HEADING + "".join(f"{line}\n" for line in lines))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
