@@ -177,9 +177,9 @@ def libraries_of(objects: Iterable[Path]) -> list[str]:
 def _source_files() -> dict[str, Path | bytes]:
     """Return the sources and tests of this checkout, at their own paths, so that tracebacks lead to them."""
     files: dict[str, Path | bytes] = {}
-    for name in ("src", "tests"):
+    for name in ("src", "tests", "examples"):
         for path in sorted((REPOSITORY / name).rglob("*")):
-            if path.is_file() and path.suffix in (".py", ".pyc", ".case", ".c", ".rpn", ".h", ".txt"):
+            if path.is_file() and path.suffix in (".py", ".pyc", ".case", ".c", ".rpn", ".h", ".txt", ".fmt", ".lst"):
                 files[str(path)] = path
     files[str(REPOSITORY / "pyproject.toml")] = REPOSITORY / "pyproject.toml"
     return files

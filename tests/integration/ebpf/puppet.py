@@ -121,6 +121,7 @@ class PuppetSite(Stage):
         context.set_value("eflags", context.value_of("eflags") & _FREE_FLAGS | _FIXED_FLAGS)
         if request.placement is Placement.BREAKPOINT:
             context.set_value("eip", self.address - request.moved)
+        context.traced_fields.clear()  # a breakpoint is no tracepoint
         pid = self.puppet.pid
         context.ids |= {"pid": pid, "tid": pid, "uid": os.getuid(), "cpu": self.puppet.cpu}
 

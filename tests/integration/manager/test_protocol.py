@@ -36,6 +36,7 @@ from dprobes.resolve.probepoints import ProbeKind, Probepoint, SampleClock, Watc
 from dprobes.resolve.probestate import ProbeState
 from dprobes.rpn.program import Access, Code, ProbeDefinition, Sampler
 from dprobes.sinks.target import TargetStatus
+from dprobes.target.kernel.tracedfields import Source, TracedEvent
 from integration.manager.conftest import PROGRAM
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 
 DOCUMENT = (Path(__file__).parents[3] / "docs" / "manager.md").read_text()
 
-PROBE_KINDS = {"breakpoint", "watchpoint", "sampler"}
+PROBE_KINDS = {"breakpoint", "watchpoint", "sampler", "tracepoint"}
 
 
 def section(verb: str) -> str:
@@ -174,8 +175,11 @@ def test_kinds_of_probepoints_have_the_fields_that_are_documented(
     memory = WatchedMemory(16, 4, False, Access.WRITE)
     watchpoint = Probepoint(ProbeKind.WATCHPOINT, 0, definition, "/lib", "place", memory)
     sampler = Probepoint(ProbeKind.SAMPLER, 0, definition, "/lib", "99hz", SampleClock(99))
+    event = TracedEvent(Source.RECORD, "sched_switch", 300)
+    tracepoint = Probepoint(ProbeKind.TRACEPOINT, 0, definition, "vmlinux", "sched:sched_switch", event)
     state = (ProbeState.ACTIVE, "")
-    others = [encode(descriptions._describe_probe(1, each, state, Counts())) for each in (watchpoint, sampler)]
+    probes = (watchpoint, sampler, tracepoint)
+    others = [encode(descriptions._describe_probe(1, each, state, Counts())) for each in probes]
     common = {name for name, row in rows.items() if row[-1].partition(":")[0] not in PROBE_KINDS}
     for probe in (inserted["program"]["probes"][0], *others):
         own = {name for name, row in rows.items() if row[-1].startswith(f"{probe['kind']}: ")}
