@@ -262,6 +262,12 @@ def _push_read(w: Writer, address: str, size: int) -> None:
     w.push_wide(name, max(8 * size, w.bits))
 
 
+def _push_traced_field(w: Writer, field: str) -> None:
+    name = w.new_variable()
+    w.attempt(f"{name} = context.traced_field({field!r}) & {w.mask}")
+    w.push_wide(name, w.bits)
+
+
 def _push_memory(size: int) -> Template:
     return lambda w, _: _push_read(w, f"{w.state.pop()}", size)
 
@@ -308,6 +314,7 @@ TEMPLATES: dict[str, Template] = {
     "push r, <register>": _push_register(user=False),
     "push u, <register>": _push_register(user=True),
     **{f"push mem, u{8 << n}": _push_memory(1 << n) for n in range(4)},
+    "push tp, <field>": _push_traced_field,
     "push pid": lambda w, _: _push_from_context(w, "pid()", w.bits),
     "push tid": lambda w, _: _push_from_context(w, "tid()", w.bits),
     "push uid": lambda w, _: _push_from_context(w, "uid()", w.bits),

@@ -6,6 +6,7 @@ Every case runs with it too (``conftest.BACK_ENDS``); here are random programs, 
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -206,9 +207,12 @@ def test_the_examples_need_no_interpreter(name: str, monkeypatch: pytest.MonkeyP
     for path in sorted((Path(__file__).parents[4] / "examples").glob("*.rpn")):
         registers = dict.fromkeys(("edi", "esi", "edx"), 0x1000)
         symbols = {"last_command_exit_value": 0x1000}
-        context = FakeContext(name, registers=registers, memory={0x1000: bytes(8)}, symbols=symbols)
+        text = path.read_text(encoding="utf-8")
+        fields = dict.fromkeys(re.findall(r"push tp, (\w+)", text), 0x1000)
+        memory = {0x1000: bytes(8)}
+        context = FakeContext(name, registers=registers, memory=memory, symbols=symbols, traced_fields=fields)
         context.map_memory(0, bytes(64))
-        program, image = encoded(path.read_text(encoding="utf-8"), context)
+        program, image = encoded(text, context)
         translator = Translator(image, context.architecture)
         with monkeypatch.context() as patch:
             patch.setattr(Interpreter, "finish", None)
