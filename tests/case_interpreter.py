@@ -131,6 +131,8 @@ def _apply(context: FakeContext, line: ContextLine, target: Target) -> None:
             context.segments[int(selector, 0)] = (base, last[0]) if last else base
         case ("symbol", name):
             context.symbols[name] = number
+        case ("kstack",):
+            context.frames_in_kernel.extend(line.numbers)
         case ("field", name):
             context.traced_fields[name] = number
         case ("cpuid", leaf):

@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 from dprobes.arch import architecture
-from dprobes.bpf.asm.isa import Register
+from dprobes.bpf.asm.isa import Jump, Register
 from dprobes.bpf.layout import (
     ENTRY_HEAD,
     NAME_SIZE,
@@ -110,6 +110,17 @@ def host_of(context: FakeContext, cookie: int, function: int) -> type[Host]:
 
         def global_tid(self) -> None:
             self._answer("tid")
+
+        def kernel_stack(self) -> None:
+            asm, done = self._asm, self._asm.label()
+            asm.mov(Register.R0, 0)
+            for n, address in enumerate(context.frames_in_kernel):
+                end = (n + 1) * self._word_size
+                asm.jump_if(Jump.JLT, Register.R2, end, done)
+                asm.mov(Register.R3, address)
+                asm.store(Register.R1, n * self._word_size, Register.R3, self._size)
+                asm.mov(Register.R0, end)
+            asm.place(done)
 
         def traced_field(self, name: str, nobody: Label) -> None:
             if name in context.traced_fields:

@@ -47,6 +47,8 @@ class FakeContext:
         the tracepoint by name. A segment register takes the selectors that are named here, and null selectors.
     ``cpuid``, ``msr``, ``tables``
         (eax, ebx, ecx, edx) by leaf, value by number, (base, limit) of "gdtr" and "idtr".
+    ``kernel_stack``
+        the addresses of the call stack in the kernel, the innermost first; kept in ``frames_in_kernel``.
     ``extensions``
         ``dprobes.extensions.Extension`` by name, in order of registration.
 
@@ -75,6 +77,7 @@ class FakeContext:
         ports: Mapping[int, int] | None = None,
         symbols: Mapping[str, int] | None = None,
         traced_fields: Mapping[str, int] | None = None,
+        kernel_stack: Sequence[int] = (),
         cpuid: Mapping[int, tuple[int, int, int, int]] | None = None,
         msr: Mapping[int, int] | None = None,
         tables: Mapping[str, tuple[int, int]] | None = None,
@@ -95,6 +98,7 @@ class FakeContext:
         self.ports = dict(ports or {})
         self.symbols = dict(symbols or {})
         self.traced_fields = dict(traced_fields or {})
+        self.frames_in_kernel = list(kernel_stack)
         self.cpuid = dict(cpuid or {})
         self.msr = dict(msr or {})
         self.tables = dict(tables or {})
@@ -224,6 +228,10 @@ class FakeContext:
     def pid(self) -> int:
         """Return the process id."""
         return self.ids["pid"]
+
+    def kernel_stack(self) -> list[int]:
+        """Return the call stack in the kernel."""
+        return self.frames_in_kernel
 
     def traced_field(self, name: str) -> int:
         """Return the value of a field."""

@@ -246,6 +246,16 @@ class Instructions(ABC):
         """
         return self._add("log cv")
 
+    def log_kstack(self, frames: int | None = None) -> Self:
+        """
+        Log up to frames addresses of the kernel's call stack after token 9 and their number.
+
+        log kstack, <frames>: stack ``--``; raises LOG_OVERFLOW.
+
+        log kstack: stack ``--``; raises LOG_OVERFLOW. Log the kernel's call stack, up to 127 addresses.
+        """
+        return self._add("log kstack", frames)
+
     def push_lp(self) -> Self:
         """
         Push LP, the position of the next byte in the log buffer.

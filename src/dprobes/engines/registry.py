@@ -188,7 +188,8 @@ _EBPF = EngineRow(
     name="ebpf",
     factory="dprobes.engines.ebpf.engine:engine_for",
     scopes=frozenset({ScopeKind.EVERYWHERE, ScopeKind.TREE, ScopeKind.CGROUP, ScopeKind.USER}),
-    capabilities=_COMMON | {Capability.TASK, Capability.SAMPLER, Capability.KERNEL_EVENT, Capability.TRACEPOINT},
+    capabilities=_COMMON
+    | {Capability.TASK, Capability.SAMPLER, Capability.KERNEL_EVENT, Capability.TRACEPOINT, Capability.KERNEL_STACK},
     how_to_ask="use --engine ebpf",
     candidacy=Candidacy(
         cost=1,

@@ -24,6 +24,7 @@ _WORDS = {
     Token.LOCAL_VARIABLES: "lv",
     Token.GLOBAL_VARIABLES: "gv",
     Token.CPU_VARIABLES: "cv",
+    Token.KERNEL_STACK: "kstack",
 }
 _TOKENS = frozenset((*_BYTES, *_FAULTS, *_WORDS))
 _PREFIX_SIZE = 3
@@ -44,6 +45,8 @@ class LogItem:
                 return value.decode("utf-8", "backslashreplace") if self.kind == "string" else value.hex(" ")
             case int() as value:
                 return f"<{self.kind} at {value:#x}>"
+            case words if self.kind == _WORDS[Token.KERNEL_STACK]:
+                return " ".join(f"{word:#x}" for word in words)
             case words:
                 return " ".join(str(word) for word in words)
 

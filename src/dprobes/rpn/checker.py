@@ -123,6 +123,12 @@ def _check_tracepoint(program: Program, definition: ProbeDefinition, diagnostics
 
 
 def _check_field(program: Program, instruction: Instruction, diagnostics: Diagnostics) -> None:
+    if instruction.row.syntax.startswith("log kstack") and program.modtype is ModuleType.USER and program.name != "*":
+        diagnostics.error(
+            instruction.span,
+            f"'{instruction}' needs a program about the kernel",
+            hint="a program of the type 'user' is hit outside of the kernel",
+        )
     if program.modtype is not ModuleType.TRACEPOINT:
         if instruction.row.operand_kind is OperandKind.FIELD:
             diagnostics.error(

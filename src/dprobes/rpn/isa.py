@@ -30,6 +30,7 @@ __all__ = [
     "HANDLER_DISPATCH_MAX",
     "HEAPMAX",
     "JMPMAX",
+    "KERNEL_FRAMES_MAX",
     "LOGMAX",
     "NAME_MAX",
     "NON_MASKABLE",
@@ -57,6 +58,9 @@ HANDLER_DISPATCH_MAX = 256
 
 JMPMAX, LOGMAX, EX_LOGMAX, HEAPMAX = 256, 1024, 1024, 16384
 """How many jumps, loops and calls a hit may take, and the bytes of its buffers, where a program does not say."""
+
+KERNEL_FRAMES_MAX = 127
+"""How many frames of a call stack the kernel gives at most (PERF_MAX_STACK_DEPTH)."""
 
 NAME_MAX = limits(1)[1]
 """How many characters the name of an extension or a field has: the encoding gives its length a byte."""
@@ -105,6 +109,7 @@ class Token(enum.IntEnum):
     GLOBAL_VARIABLES = 6
     STACK_COUNT = 7
     CPU_VARIABLES = 8
+    KERNEL_STACK = 9
 
 
 class OperandKind(enum.Enum):
@@ -128,6 +133,7 @@ class OperandKind(enum.Enum):
     HEAP_COUNT = "values"
     EXTENSION = "name"
     FIELD = "field"
+    FRAMES = "frames"
 
     @property
     def width(self) -> int:
@@ -164,6 +170,7 @@ _WIDTHS = {
     OperandKind.HEAP_COUNT: 2,
     OperandKind.EXTENSION: -1,
     OperandKind.FIELD: -1,
+    OperandKind.FRAMES: 1,
 }
 
 
@@ -335,6 +342,8 @@ _LOGGING = (
     Row(0x8B, "log lv", "start range --", Group.LOGGING, "Log range local variables from start on, after token 5 and their number.", (_E.INVALID_OPERAND, _E.LOG_OVERFLOW)),
     Row(0x8C, "log gv", "start range --", Group.LOGGING, "Log range global variables from start on, after token 6 and their number.", (_E.INVALID_OPERAND, _E.LOG_OVERFLOW)),
     Row(0x9A, "log cv", "start range --", Group.LOGGING, "Log range variables of the current CPU from start on, after token 8 and their number.", (_E.INVALID_OPERAND, _E.LOG_OVERFLOW), since=OURS),
+    Row(0xA9, "log kstack, <frames>", "--", Group.LOGGING, "Log up to frames addresses of the kernel's call stack after token 9 and their number.", _OVERFLOW, since=OURS),
+    Row(0xAA, "log kstack", "--", Group.LOGGING, "Log the kernel's call stack, up to 127 addresses.", _OVERFLOW, since=OURS),
     Row(0x70, "push lp", "-- position", Group.LOGGING, "Push LP, the position of the next byte in the log buffer."),
     Row(0x71, "push plp", "-- position", Group.LOGGING, "Push PLP, the value that LP had before the last log instruction if that failed."),
     Row(0x72, "pop lp", "position --", Group.LOGGING, "Pop LP: back a partial item out, or go forward again; bytes that this hit has not logged are 0.", _OVERFLOW),

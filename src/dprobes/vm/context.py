@@ -8,7 +8,7 @@ are as wide as the module's word.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import MutableSequence
+from collections.abc import MutableSequence, Sequence
 from typing import Any, Protocol
 
 __all__ = ["AddressFault", "Context", "SelectorFault", "SharedCells"]
@@ -102,6 +102,9 @@ class Context(Protocol):
 
     def symbol_address(self, symbol: str) -> int:
         """Return the run-time address of a symbol of the module in the process that took the hit."""
+
+    def kernel_stack(self) -> Sequence[int]:
+        """Return the addresses of the call stack in the kernel, the innermost first; none outside of the kernel."""
 
     def traced_field(self, name: str) -> int:
         """Return a field of the tracepoint that was hit; raise ``AddressFault`` with 0 if it is not there."""

@@ -122,6 +122,7 @@ class PuppetSite(Stage):
         if request.placement is Placement.BREAKPOINT:
             context.set_value("eip", self.address - request.moved)
         context.traced_fields.clear()  # a breakpoint is no tracepoint
+        context.frames_in_kernel.clear()
         pid = self.puppet.pid
         context.ids |= {"pid": pid, "tid": pid, "uid": os.getuid(), "cpu": self.puppet.cpu}
 

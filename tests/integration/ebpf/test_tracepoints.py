@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from dprobes.formatters.kernelnames import KernelNames
 from dprobes.target.kernel.tracefs import open_trace_files
 from dprobes.target.kernel.tracepoints import KernelTracepoints
 from integration.ebpf.kernel import require_bpf, require_initial_namespace
@@ -154,6 +155,25 @@ def test_a_null_pointer_on_the_way_raises_an_exception(run: Runner) -> None:
     await_true(lambda: output.exists() and output.read_text().count("\n") >= 5, "threads of the kernel")
     records = run.end(client, output).records
     assert {words_of(record) for record in records} == {(2,)}
+
+
+@pytest.mark.parametrize("field", ["", "push tp, prev.pid\nros 1\n"], ids=["record", "arguments"])
+def test_the_call_stack_of_a_sleeper_is_that_which_the_kernel_shows(run: Runner, field: str) -> None:
+    script = "sleep 1 & echo $!; sleep 0.5; cat /proc/$!/stack; wait"
+    source = HEADER + f"offset = sched:sched_switch\nminor = 1\n{field}log kstack\nexit\n"
+    result = run(source, ["--", "/bin/sh", "-c", script], ["--engine", "ebpf", "--log", "pid"])
+    pid, *lines = result.stdout.splitlines()
+    shown = [line.split()[1].partition("/")[0] for line in lines]
+    assert len(shown) > 3
+    names = KernelNames()
+    stacks = []
+    for record in result.records:
+        data = bytes.fromhex(record["data"])
+        assert data[0] == 9
+        addresses = struct.unpack(f"={int.from_bytes(data[1:3], 'little')}Q", data[3:])
+        if record["pid"] == int(pid):
+            stacks.append([(names.name_of(address) or ("?", ""))[0] for address in addresses])
+    assert shown in [stack[-len(shown) :] for stack in stacks]
 
 
 def test_counts_are_exact_on_all_cpus(run: Runner, build: Builder) -> None:

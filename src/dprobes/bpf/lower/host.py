@@ -274,6 +274,18 @@ class Host:
         self._asm.mov(Register.R3, -1)
         self._asm.call(Helper.PROBE_READ_USER)
 
+    def kernel_stack(self) -> None:
+        """Write up to R2 bytes of the call stack in the kernel to R1; R0 is their number, or negative. Takes R1-R5."""
+        asm = self._asm
+        if self._word_size == 4:  # code of 32-bit programs is interrupted, and the kernel has no such code
+            asm.mov(Register.R0, 0)
+            return
+        asm.mov(Register.R3, Register.R2)
+        asm.mov(Register.R2, Register.R1)
+        asm.mov(Register.R1, CONTEXT)
+        asm.mov(Register.R4, 0)
+        asm.call(Helper.GET_STACK)
+
     def vma_flags(self) -> None:
         """Load the flags of what is mapped at the address in R2 to R1; R0 is 0, ``BUSY``, or another error."""
         assert self._vmas is not None

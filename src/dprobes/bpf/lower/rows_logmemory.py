@@ -21,7 +21,7 @@ from dprobes.bpf.lower.logbuffer import (
 )
 from dprobes.bpf.lower.rows_world import PAGE, next_page, read_byte
 from dprobes.bpf.lower.stack import SCRATCH
-from dprobes.rpn.isa import ExceptionCode, Token
+from dprobes.rpn.isa import KERNEL_FRAMES_MAX, ExceptionCode, Token
 
 if TYPE_CHECKING:
     from dprobes.bpf.asm.assembler import Label
@@ -67,6 +67,39 @@ def _memory(w: Writer, i: EncodedInstruction) -> None:
     asm.load(_R.R1, SCRATCH, kept)
     asm.load(_R.R2, SCRATCH, length)
     overflow_if(w, Jump.JNE, _R.R1, _R.R2, done)
+    end(w)
+    asm.place(done)
+
+
+def _kernel_stack(w: Writer, i: EncodedInstruction) -> None:
+    assert i.row is not None
+    asm, kept, size = w.asm, w.work(2), w.work(3)
+    frames = KERNEL_FRAMES_MAX if i.row.operand_kind is None else int(i.operand)
+    done, fits, empty, found = asm.label(), asm.label(), asm.label(), asm.label()
+    w.lp = None
+    w.stack.settle()
+    begin(w)
+    check_prefix(w, done)
+    room(w, _R.R2, w.word_size, PREFIX_SIZE)
+    asm.jump_if(Jump.JLE, _R.R2, frames, fits)
+    asm.mov(_R.R2, frames)
+    asm.place(fits)
+    asm.store(SCRATCH, kept, 0)
+    asm.store(SCRATCH, size, 0)
+    asm.alu(Alu.MUL, _R.R2, w.word_size)
+    asm.alu(Alu.AND, _R.R2, w.state.log_mask)
+    asm.jump_if(Jump.JEQ, _R.R2, 0, empty)
+    _log_address(w, _R.R1)
+    w.host.kernel_stack()
+    asm.jump_if(Jump.JSGT, _R.R0, 0, found)
+    asm.jump(empty)
+    asm.place(found)
+    asm.store(SCRATCH, size, _R.R0)
+    asm.alu(Alu.RSH, _R.R0, w.word_size.bit_length() - 1)
+    asm.store(SCRATCH, kept, _R.R0)
+    asm.place(empty)
+    write_prefix(w, Token.KERNEL_STACK, kept)
+    advance(w, size)
     end(w)
     asm.place(done)
 
@@ -225,4 +258,9 @@ def _string_address(w: Writer, register: Register, length: int) -> None:
     w.pointer(register, LOG + PREFIX_SIZE, w.state.log_mask)
 
 
-TEMPLATES: dict[str, Template] = {"log str": _string, "log mrf": _memory}
+TEMPLATES: dict[str, Template] = {
+    "log kstack, <frames>": _kernel_stack,
+    "log kstack": _kernel_stack,
+    "log str": _string,
+    "log mrf": _memory,
+}

@@ -258,6 +258,9 @@ class ThreadContext:
         probe = self.probe
         return self._thread.space.symbols[probe.program.number, probe.file][symbol]
 
+    def kernel_stack(self) -> list[int]:
+        raise InternalError("the stack of the kernel was not refused before insertion")
+
     def traced_field(self, name: str) -> int:
         raise InternalError(f"the tracepoint's field '{name}' was not refused before insertion")
 
