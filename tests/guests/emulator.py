@@ -178,8 +178,10 @@ class Emulator:
 
 
 def _hardware(machine: Machine) -> list[str]:
+    # With a thread for each processor one could run into half of the code that another one was changing (kprobes,
+    # static keys): guests crashed or hung now and then. One thread for all is no slower where guests share processors.
     return [
-        *("-accel", "tcg,thread=multi", "-cpu", _CPU, "-smp", str(machine.cpus), "-m", str(machine.memory)),
+        *("-accel", "tcg,thread=single", "-cpu", _CPU, "-smp", str(machine.cpus), "-m", str(machine.memory)),
         *("-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"),
         *("-serial", "chardev:console"),
         *("-device", "virtio-serial-pci", "-device", "virtserialport,chardev=agent"),
