@@ -15,7 +15,11 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 RECIPES = sorted(
     path.stem for path in EXAMPLES.glob("*.rpn") if re.search("^modtype = tracepoint", path.read_text(), re.MULTILINE)
 )
-WORK = "import os, socket\nfor _ in range(20): os.getppid(), open('/etc/passwd').close(), socket.socketpair()\n"
+WORK = (
+    "import os, socket, time\n"
+    "time.sleep(0.05)\n"
+    "for _ in range(20): os.getppid(), open('/etc/passwd').close(), socket.socketpair()\n"
+)
 
 
 def test_each_recipe_is_inserted_and_hit(guest: Guest) -> None:
