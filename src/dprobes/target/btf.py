@@ -25,7 +25,10 @@ if TYPE_CHECKING:
     import mmap
     from collections.abc import Iterator, Sequence
 
-__all__ = ["Btf", "Kind", "Member", "ValueType", "encode_functions"]
+__all__ = ["KERNEL_BTF", "Btf", "Kind", "Member", "ValueType", "encode_functions"]
+
+KERNEL_BTF = "/sys/kernel/btf/vmlinux"
+"""Where a kernel with CONFIG_DEBUG_INFO_BTF shows its types."""
 
 _HEADER = struct.Struct("<HBBIIIII")
 _MAGIC = 0xEB9F

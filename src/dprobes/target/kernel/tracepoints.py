@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dprobes.errors import FormatError, TargetError, reason_of
-from dprobes.target.btf import Btf, Kind
+from dprobes.target.btf import KERNEL_BTF, Btf, Kind
 from dprobes.target.kernel.systemcalls import ARGUMENT_COUNT, system_calls
 from dprobes.target.kernel.tracedfields import Form, Source, SystemCallNumbers, TracedEvent, TracedField
 from dprobes.target.kernel.traceformat import parse_format
@@ -30,10 +30,7 @@ if TYPE_CHECKING:
     from dprobes.target.kernel.systemcalls import SystemCall
     from dprobes.target.kernel.traceformat import RecordField, TraceFormat
 
-__all__ = ["KERNEL_TYPES", "FieldError", "KernelTracepoints"]
-
-KERNEL_TYPES = "/sys/kernel/btf/vmlinux"
-"""Where a kernel with CONFIG_DEBUG_INFO_BTF shows its types."""
+__all__ = ["FieldError", "KernelTracepoints"]
 
 _WORD = 8
 _LISTED = 12
@@ -102,7 +99,7 @@ class KernelTracepoints:
             registers = self._register("orig_ax")
         except OSError as error:
             raise TargetError(
-                f"system calls cannot be recognised: the kernel shows no types ({KERNEL_TYPES}: {reason_of(error)})",
+                f"system calls cannot be recognised: the kernel shows no types ({KERNEL_BTF}: {reason_of(error)})",
                 hint="a kernel with CONFIG_DEBUG_INFO_BTF is needed",
             ) from error
         for each in fields:
@@ -152,7 +149,7 @@ class KernelTracepoints:
 
     @cached_property
     def _types(self) -> Btf:
-        return Btf(Path(KERNEL_TYPES).read_bytes())
+        return Btf(Path(KERNEL_BTF).read_bytes())
 
     def _shape(self, subsystem: str, name: str) -> tuple[TraceFormat | None, OSError | None]:
         """Return the format of a tracepoint's record, or why there is none."""
@@ -205,7 +202,7 @@ class KernelTracepoints:
         if isinstance(other, OSError) and problem is not None and not isinstance(problem, FileNotFoundError):
             return TargetError(
                 f"the kernel does not show its tracepoints: tracefs: {reason_of(problem)}; "
-                f"{KERNEL_TYPES}: {reason_of(other)}",
+                f"{KERNEL_BTF}: {reason_of(other)}",
                 hint="run dprobes as root; where lockdown closes tracefs, CONFIG_DEBUG_INFO_BTF is needed",
             )
         try:

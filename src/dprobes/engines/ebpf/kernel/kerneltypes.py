@@ -8,15 +8,12 @@ import threading
 from typing import TYPE_CHECKING, Self
 
 from dprobes.engines.ebpf.kernel.bootcache import KeptAnswers
-from dprobes.target.btf import Btf, Kind
+from dprobes.target.btf import KERNEL_BTF, Btf, Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 __all__ = ["KERNEL_BTF", "KernelTypes"]
-
-KERNEL_BTF = "/sys/kernel/btf/vmlinux"
-"""Where a kernel with CONFIG_DEBUG_INFO_BTF shows its types."""
 
 
 def _contents(path: str) -> bytes | mmap.mmap:
