@@ -263,7 +263,7 @@ def _carried(ppdf: Ppdf, name: str, *, verify_build_id: bool, verify_opcodes: bo
     from dprobes.target.carriedsymbols import CarriedSymbols, OtherBuild
 
     other = OtherBuild.REFUSE if verify_build_id else OtherBuild.NEAREST
-    symbols = CarriedSymbols(ppdf.builds, name, other, verify_opcodes)
+    symbols = CarriedSymbols(ppdf.builds, name, other, verify_opcodes, ppdf.kernels)
     return CompiledProgram(ppdf.program, symbols, Diagnostics(), ppdf=ppdf, templates=ppdf.templates)
 
 
@@ -284,7 +284,18 @@ def _selected(ppdf: Ppdf, program: Program, chosen: Program) -> Ppdf:
         )
         for build in ppdf.builds
     )
-    return replace(ppdf, program=chosen, builds=builds, needs_write=needs_write(chosen), ebpf=())
+    kernels = tuple(
+        replace(
+            kernel,
+            places=tuple(
+                place._replace(definition=numbers[place.definition])
+                for place in kernel.places
+                if place.definition in numbers
+            ),
+        )
+        for kernel in ppdf.kernels
+    )
+    return replace(ppdf, program=chosen, builds=builds, kernels=kernels, needs_write=needs_write(chosen), ebpf=())
 
 
 def _with_ppdf(compiled: CompiledProgram, ppdf: Ppdf) -> CompiledProgram:

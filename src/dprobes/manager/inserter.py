@@ -106,9 +106,8 @@ class Inserter:
         other = OtherBuild.OWN_SYMBOLS if request.uses_own_symbols else OtherBuild.REFUSE
         if not request.verifies_build_id:
             other = OtherBuild.NEAREST
-        return CarriedSymbols(
-            request.ppdf.builds, request.ppdf.program.name, other, verify_opcodes=request.verifies_opcodes
-        )
+        ppdf = request.ppdf
+        return CarriedSymbols(ppdf.builds, ppdf.program.name, other, request.verifies_opcodes, ppdf.kernels)
 
     def _enter(self, name: str, prepared: Prepared, request: Insertion) -> InsertedProgram:
         program = prepared.compiled.program

@@ -10,6 +10,7 @@ from dprobes.lazydataclass import dataclass
 
 if TYPE_CHECKING:
     from dprobes.target.elf.file import ElfFile
+    from dprobes.target.kernel.carriedkernel import CarriedKernel
     from dprobes.target.location import Module, SymbolProvider
 
 __all__ = ["HeldFiles", "SharingSymbols"]
@@ -46,6 +47,11 @@ class SharingSymbols:
     def machine(self, host: str) -> str | None:
         """Return what the other provider does."""
         return self.symbols.machine(host)
+
+    @property
+    def kernels(self) -> tuple[CarriedKernel, ...]:
+        """What the other provider has."""
+        return self.symbols.kernels
 
     def __reduce__(self) -> tuple[object, ...]:
         """Be the other provider in another process, which shares no memory."""

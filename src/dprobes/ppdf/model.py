@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from dprobes.rpn.program import Program
     from dprobes.target.carriedsymbols import CarriedBuild
+    from dprobes.target.kernel.carriedkernel import CarriedKernel
 
 __all__ = ["EbpfCode", "EbpfMap", "Ppdf"]
 
@@ -48,7 +49,7 @@ class EbpfCode:
 @dataclass(frozen=True)
 class Ppdf:
     """
-    Hold a compiled program, and what it needs to know of the builds of its module.
+    Hold a compiled program, and what it needs to know of the builds of its module, or of the ``kernels`` it is about.
 
     ``machines`` are the processors that the program is encoded for, named as in ``arch``. ``needs_write`` says
     that it changes or stops the target. ``templates`` maps the names of template files to their bytes. ``tool`` names
@@ -62,3 +63,4 @@ class Ppdf:
     templates: Mapping[str, bytes] = field(default_factory=dict)
     ebpf: tuple[EbpfCode, ...] = ()
     tool: str = ""
+    kernels: tuple[CarriedKernel, ...] = ()

@@ -11,6 +11,7 @@ from dprobes.ppdf.definitions import read_program
 from dprobes.ppdf.ebpfcodes import read_ebpf
 from dprobes.ppdf.fieldcodec import NO_TEXT, Reader
 from dprobes.ppdf.images import read_images
+from dprobes.ppdf.kernels import read_kernels
 from dprobes.ppdf.model import Ppdf
 from dprobes.ppdf.sources import read_sources
 from dprobes.ppdf.writer import NEEDS_WRITE, STRING_MAX
@@ -30,12 +31,13 @@ _SECTIONS = {
     "CODE": "code",
     "PROG": "the program",
     "BILD": "builds of the module",
+    "KERN": "kernels",
     "EBPF": "eBPF",
     "TMPL": "templates",
 }
 """All sections of this version and what they hold; each is there, in whatever order."""
 
-_SINCE = {"ISET": 1}
+_SINCE = {"ISET": 1, "KERN": 2}
 """In which minor version a section came, if not in the first one."""
 
 _TEMPLATE_SIZE = 8
@@ -75,6 +77,7 @@ def decode(data: bytes) -> Ppdf:
         _read_templates(_reader(sections, "TMPL", strings)),
         read_ebpf(_reader(sections, "EBPF", strings), definitions),
         tool,
+        read_kernels(_reader(sections, "KERN", strings), definitions) if "KERN" in expected else (),
     )
 
 

@@ -12,6 +12,7 @@ from dprobes.ppdf.definitions import write_program
 from dprobes.ppdf.ebpfcodes import write_ebpf
 from dprobes.ppdf.fieldcodec import NO_TEXT, Strings, Writer
 from dprobes.ppdf.images import MACHINES, notes_of, write_images
+from dprobes.ppdf.kernels import write_kernels
 from dprobes.ppdf.sources import Spans
 from dprobes.rpn import isa
 from dprobes.rpn.encoder import encode as encode_code
@@ -41,7 +42,7 @@ def encode(ppdf: Ppdf) -> bytes:
         raise FormatError(f"a PPDF is for {' and '.join(MACHINES)}, not for {', '.join(ppdf.machines) or 'nothing'}")
     images = {name: encode_code(program, architecture(name)) for name in machines}
     notes = notes_of(program, images[machines[0]], architecture(machines[0]))
-    info, instructions, code, body, sources, builds, ebpf, templates = (Writer(strings) for _ in range(8))
+    info, instructions, code, body, sources, builds, kernels, ebpf, templates = (Writer(strings) for _ in range(9))
     info.string(ppdf.tool)
     info.u32(NEEDS_WRITE if ppdf.needs_write else 0)
     instructions.u32(isa.VERSION)
@@ -49,6 +50,7 @@ def encode(ppdf: Ppdf) -> bytes:
     write_program(body, program, notes, spans)
     spans.write(sources)
     write_builds(builds, ppdf.builds)
+    write_kernels(kernels, ppdf.kernels)
     write_ebpf(ebpf, ppdf.ebpf)
     templates.u32(len(ppdf.templates))
     for name, data in ppdf.templates.items():
@@ -62,6 +64,7 @@ def encode(ppdf: Ppdf) -> bytes:
         "CODE": code.data,
         "PROG": body.data,
         "BILD": builds.data,
+        "KERN": kernels.data,
         "EBPF": ebpf.data,
         "TMPL": templates.data,
     }

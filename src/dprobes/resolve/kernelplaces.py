@@ -36,9 +36,12 @@ if TYPE_CHECKING:
     from dprobes.target.kernel.kallsyms import KernelSymbol
     from dprobes.target.kernel.runningkernel import RunningKernel
 
-__all__ = ["KernelModule", "ResolvedKernel", "kernel_module_of", "resolve_kernel"]
+__all__ = ["KERNEL_CODE", "KernelModule", "ResolvedKernel", "kernel_module_of", "resolve_kernel"]
 
 _BITS = 64
+
+KERNEL_CODE = 1 << 63, (1 << 64) - 1
+"""The addresses of all that is the kernel's and its modules', the last one excluded."""
 
 _BLACKLISTED = "the kernel allows no probe there: the code may be what handles the probe itself (kprobe blacklist)"
 _TAKEN = "it is the place of another probe definition"
@@ -74,7 +77,7 @@ class KernelModule:
     def code(self) -> tuple[int, int]:
         """The addresses of the module, or of all that is the kernel's; the last one is excluded."""
         if not self.name:
-            return 1 << 63, (1 << 64) - 1
+            return KERNEL_CODE
         module = self.kernel.modules[self.name]
         return module.address, module.address + module.size
 
@@ -123,14 +126,23 @@ def kernel_module_of(program: Program, kernel: RunningKernel) -> KernelModule:
 
 
 def resolve_kernel(
-    program: Program, module: KernelModule, architecture: Architecture, diagnostics: Diagnostics
+    program: Program,
+    module: KernelModule,
+    architecture: Architecture,
+    diagnostics: Diagnostics,
+    *,
+    with_tracepoints: bool = True,
 ) -> ResolvedKernel:
-    """Find the places of a program; add to ``diagnostics`` what is wrong."""
+    """
+    Find the places of a program; add to ``diagnostics`` what is wrong.
+
+    Tracepoints are those of the kernel that runs here, whichever ``module`` is of: without them they are left out.
+    """
     resolver = _Resolver(program, module, diagnostics)
     in_code = resolver.in_code()
     watchpoints = resolve_watchpoints(program, module, diagnostics)
     samplers = resolve_samplers(program, str(module.path))
-    tracepoints = resolve_tracepoints(program, str(module.path), diagnostics)
+    tracepoints = resolve_tracepoints(program, str(module.path), diagnostics) if with_tracepoints else ()
     symbols = pushed_symbols(program, module, diagnostics)
     image = encode(program, architecture)
     return ResolvedKernel(
@@ -235,6 +247,8 @@ class _Resolver:
         offset = address - self._module.base
         code = self._kernel.text.read(function.address, address - function.address + MAX_LENGTH)
         if not code:
+            if (raw := self._kernel.expected.get(address)) is not None:
+                return next(iter(decode(raw, _BITS, address, offset)))
             self._say_unverified(definition)
             return DecodedInstruction(address, 0, b"", "?", 0, "?", offset)
         before = function.address

@@ -12,7 +12,7 @@ from dprobes.rpn.program import ModuleType
 from dprobes.target.location import OWN_SYMBOLS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from dprobes.arch import Architecture
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from dprobes.resolve.probepoints import Probepoint, ResolvedModule
     from dprobes.rpn.program import Program
     from dprobes.target.elf.file import ElfFile
+    from dprobes.target.kernel.carriedkernel import CarriedKernel
     from dprobes.target.location import SymbolProvider
 
 __all__ = ["Compiled", "open_named_module", "resolve_here"]
@@ -68,7 +69,7 @@ def resolve_here(
     from dprobes.resolve.resolution import architecture_of, check_with_extensions, resolve, resolve_everywhere
 
     if space_of(program) is Space.KERNEL:
-        return _resolve_in_kernel(program, diagnostics, allow_write=allow_write, refuse=refuse)
+        return _resolve_in_kernel(program, diagnostics, symbols.kernels, allow_write=allow_write, refuse=refuse)
     architecture_name = architecture_name or symbols.machine(host_architecture().name)
     module = _find_module(program, diagnostics, pid, command, architecture_name)
     if module is None:
@@ -90,11 +91,16 @@ def resolve_here(
 def _resolve_in_kernel(
     program: Program,
     diagnostics: Diagnostics,
+    carried: Sequence[CarriedKernel],
     *,
     allow_write: bool,
     refuse: Callable[[Program, Architecture, Diagnostics], None] | None,
 ) -> Compiled:
-    """Resolve a program for the running kernel; what cannot be known here is a note, and the engine's business."""
+    """
+    Resolve a program for the running kernel; what cannot be known here is a note, and the engine's business.
+
+    ``carried`` are the builds of it that the program was compiled for.
+    """
     from dprobes.resolve.kernelplaces import kernel_module_of, resolve_kernel
     from dprobes.resolve.resolution import check_with_extensions
     from dprobes.target.kernel.runningkernel import RunningKernel
@@ -105,7 +111,13 @@ def _resolve_in_kernel(
     check_with_extensions(program, arch, diagnostics, allow_write=allow_write)
     diagnostics.raise_if_errors()
     try:
-        module = kernel_module_of(program, RunningKernel())
+        kernel = RunningKernel()
+        if carried:
+            from dprobes.resolve.kernelbuilds import kernel_here
+
+            kernel = kernel_here(program, carried, kernel, diagnostics)
+            diagnostics.raise_if_errors()
+        module = kernel_module_of(program, kernel)
         if program.modtype is not ModuleType.TRACEPOINT:
             module.check()
     except TargetError as error:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from dprobes.ppdf.model import EbpfCode
     from dprobes.resolve.probepoints import ResolvedModule
     from dprobes.rpn.program import Program
+    from dprobes.target.kernel.carriedkernel import CarriedKernel
 
 __all__ = ["build_ppdf", "module_here", "needs_write"]
 
@@ -51,16 +52,28 @@ def build_ppdf(
     templates: Mapping[str, bytes] | None = None,
 ) -> Ppdf:
     """
-    Return a program compiled for builds of its module, which are in the files ``modules``.
+    Return a program compiled for builds of its module, or of the kernel, which are in the files ``modules``.
 
     ``extra_symbols`` is what ``--sym`` names. What is doubtful goes to ``diagnostics``. Raise ``SourceError`` if the
     program is wrong for one of the files, and ``TargetError`` for a file that is no module.
     """
     builds: dict[str, CarriedBuild] = {}
-    for path in modules:
-        build = _build(program, path, diagnostics, extra_symbols, allow_write=allow_write)
-        builds.setdefault(build.identity, build)
-    machines = _machines(program, [build.machine for build in builds.values()], diagnostics, allow_write=allow_write)
+    kernels: dict[str, CarriedKernel] = {}
+    if space_of(program) is Space.KERNEL:
+        check_with_extensions(program, host_architecture(), diagnostics, allow_write=allow_write)
+        diagnostics.raise_if_errors()
+        for path in modules:
+            from dprobes.resolve.kernelbuilds import build_kernel
+
+            kernel = build_kernel(program, path, diagnostics, extra_symbols)
+            kernels.setdefault(kernel.identity, kernel)
+        machines: tuple[str, ...] = (host_architecture().name,)
+    else:
+        for path in modules:
+            build = _build(program, path, diagnostics, extra_symbols, allow_write=allow_write)
+            builds.setdefault(build.identity, build)
+        known = [build.machine for build in builds.values()]
+        machines = _machines(program, known, diagnostics, allow_write=allow_write)
     ebpf: tuple[EbpfCode, ...] = ()
     if with_ebpf:
         from dprobes.resolve.carriedebpf import ebpf_codes
@@ -74,6 +87,7 @@ def build_ppdf(
         dict(templates or {}),
         ebpf,
         f"dprobes {__version__}",
+        tuple(kernels.values()),
     )
 
 
@@ -81,9 +95,12 @@ def module_here(program: Program, advice: str) -> Sequence[Path]:
     """
     Return the file of a program's module on this machine, nothing for a program that needs none.
 
+    KALLSYMS stands for the kernel that runs, if it shows its symbols and is what the program is about.
     Raise ``TargetError`` if there is none; ``advice`` is what to do about it. Raise ``SourceError`` if the file that
     the name stands for is no module.
     """
+    if space_of(program) is Space.KERNEL:
+        return _running_kernel(program)
     if space_of(program) is not Space.MODULE:
         return ()
     from dprobes.target.modules import find_module, near_modules
@@ -95,6 +112,18 @@ def module_here(program: Program, advice: str) -> Sequence[Path]:
         raise TargetError(f"there is no module '{program.name}' on this machine", hint=hint)
     open_named_module(program, path, Diagnostics())
     return (path,)
+
+
+def _running_kernel(program: Program) -> Sequence[Path]:
+    from dprobes.resolve.kernelplaces import kernel_module_of
+    from dprobes.target.kernel.kallsyms import KALLSYMS
+    from dprobes.target.kernel.runningkernel import RunningKernel
+
+    try:
+        kernel_module_of(program, RunningKernel()).check()
+    except TargetError:
+        return ()  # the places are found by their names, where the program is inserted
+    return (KALLSYMS,)
 
 
 def _build(

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from dprobes.target.elf.file import ElfFile
+    from dprobes.target.kernel.carriedkernel import CarriedKernel
 
 __all__ = ["CarriedBuild", "CarriedPlace", "CarriedSymbols", "OtherBuild"]
 
@@ -72,12 +73,14 @@ class CarriedSymbols:
     Give the files of a module the symbols that were carried for their builds, and no others.
 
     ``source`` names what carries them in errors. With ``verify_opcodes`` the instructions must be the carried ones.
+    ``kernels`` are what is carried of the kernel or a module of it, in the place of ``builds``.
     """
 
     builds: tuple[CarriedBuild, ...]
     source: str
     other: OtherBuild = OtherBuild.REFUSE
     verify_opcodes: bool = True
+    kernels: tuple[CarriedKernel, ...] = ()
 
     def module_of(self, elf: ElfFile) -> Module:
         """Return the module in a file; raise ``TargetError`` if nothing is carried for its build."""

@@ -21,6 +21,7 @@ from dprobes.target.symbols import SymbolTable
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from dprobes.target.kernel.carriedkernel import CarriedKernel
     from dprobes.target.symbols import Symbol, SymbolSource
 
 __all__ = ["NOT_EXPECTED", "OWN_SYMBOLS", "FileSymbols", "Module", "SymbolProvider"]
@@ -226,6 +227,10 @@ class SymbolProvider(Protocol):
     def machine(self, host: str) -> str | None:
         """Return for which processor a module is to be looked for on a machine, None for the machine's own."""
 
+    @property
+    def kernels(self) -> tuple[CarriedKernel, ...]:
+        """The builds of the kernel, or of a module of it, that something is known of."""
+
 
 @dataclass(frozen=True, slots=True)
 class FileSymbols:
@@ -249,6 +254,11 @@ class FileSymbols:
     def machine(self, host: str) -> str | None:  # noqa: ARG002 - a file may have symbols for whatever processor
         """Return None."""
         return None
+
+    @property
+    def kernels(self) -> tuple[CarriedKernel, ...]:
+        """None: the kernel that runs has symbols itself."""
+        return ()
 
 
 OWN_SYMBOLS = FileSymbols()

@@ -14,6 +14,8 @@ from dprobes.resolve.carriedebpf import ebpf_codes
 from dprobes.rpn.pipeline import parse_source
 from dprobes.source import SourceFile
 from dprobes.target.carriedsymbols import CarriedBuild, CarriedPlace
+from dprobes.target.kernel.carriedkernel import CarriedKernel, KernelArea, KernelPlace
+from dprobes.target.kernel.kallsyms import KernelSymbol
 from dprobes.target.symbols import Symbol
 
 if TYPE_CHECKING:
@@ -75,6 +77,18 @@ BUILDS = (
     CarriedBuild("code-42", "old/libwork.so", "i386"),
 )
 
+KERNELS = (
+    CarriedKernel(
+        "fedcba98",
+        "boot/vmlinux-6.1",
+        "",
+        (KernelArea("_text", 0xFFFFFFFF81000000, 0x2000000),),
+        (KernelSymbol("_text", 0xFFFFFFFF81000000, "T"), KernelSymbol("per_cpu_count", 0x1F000, "A")),
+        (KernelPlace(0, 0xFFFFFFFF81000100, b"\x55", "vfs_read"), KernelPlace(2, 0xFFFFFFFF81000200, b"", "f+1")),
+    ),
+    CarriedKernel("76543210", "dummy.ko", "dummy", (KernelArea(".text", 64, 32), KernelArea(".bss", 4096, 8))),
+)
+
 
 def sample() -> Ppdf:
     """Return a compiled program with builds, templates and eBPF."""
@@ -87,13 +101,14 @@ def sample() -> Ppdf:
         templates={"0.tpl": b"fmt = %d\n", "empty": b""},
         ebpf=ebpf_codes(small.program, small.machines),
         tool="dprobes test",
+        kernels=KERNELS,
     )
 
 
 def small_sample() -> Ppdf:
     """Return the same without eBPF and templates."""
     program = parse_source(SourceFile("sample.rpn", TEXT), Diagnostics())
-    return Ppdf(program, ("x86_64", "i386"), BUILDS, needs_write=True, tool="dprobes test")
+    return Ppdf(program, ("x86_64", "i386"), BUILDS, needs_write=True, tool="dprobes test", kernels=KERNELS)
 
 
 def sections_of(data: bytes) -> dict[str, bytes]:

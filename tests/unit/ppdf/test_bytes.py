@@ -45,7 +45,7 @@ def sections_as_drawn(data: bytes) -> dict[str, Fields]:
     assert data[:8] == bytes.fromhex("89 50 50 44 46 0d 0a 1a")
     major, minor, size, count, checksum = struct.unpack_from("<HHIII", data, 8)
     table = data[24 : 24 + 16 * count]
-    assert (major, minor, size) == (1, 1, len(data))
+    assert (major, minor, size) == (1, 2, len(data))
     assert checksum == zlib.crc32(data[:20] + table)
     found = {}
     end = 24 + 16 * count
@@ -83,6 +83,19 @@ def test_what_is_drawn_is_what_is_written() -> None:
             assert (builds.string(), builds.number(1)) == (place.where, place.is_exit)
             assert builds.taken(builds.number(1)) == place.raw
     assert builds.done()
+    kernels = sections["KERN"]
+    assert kernels.number(4) == len(ppdf.kernels)
+    for kernel in ppdf.kernels:
+        assert (kernels.string(), kernels.string(), kernels.string()) == (kernel.identity, kernel.path, kernel.module)
+        areas = tuple((kernels.string(), kernels.number(8), kernels.number(8)) for _ in range(kernels.number(4)))
+        assert areas == kernel.areas
+        symbols = [(kernels.string(), kernels.number(8), kernels.number(1)) for _ in range(kernels.number(4))]
+        assert symbols == [(symbol.name, symbol.address, ord(symbol.letter)) for symbol in kernel.symbols]
+        assert kernels.number(4) == len(kernel.places)
+        for its in kernel.places:
+            assert (kernels.number(4), kernels.number(8), kernels.string()) == (its.definition, its.address, its.where)
+            assert kernels.taken(kernels.number(1)) == its.raw
+    assert kernels.done()
     templates = sections["TMPL"]
     found = {templates.string(): templates.block() for _ in range(templates.number(4))}
     assert found == ppdf.templates
@@ -139,6 +152,6 @@ def test_a_file_of_version_1_0_is_read() -> None:
     expected = sample()
     assert kept.program == expected.program
     assert (kept.machines, kept.builds, kept.templates) == (expected.machines, expected.builds, expected.templates)
-    assert (kept.needs_write, kept.tool) == (True, "dprobes test")
+    assert (kept.needs_write, kept.tool, kept.kernels) == (True, "dprobes test", ())
     assert len(kept.ebpf) == len(expected.ebpf)
     assert str(kept.program.definitions[0].handler.instructions[0].span) == "sample.rpn:14:5"

@@ -7,12 +7,14 @@ import os
 import re
 import struct
 import tracemalloc
+from dataclasses import replace
 from random import Random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dprobes.arch import architecture
 from dprobes.cli.output.ppdfcontents import ppdf_listing
 from dprobes.diagnostics import Diagnostics
 from dprobes.errors import FormatError, SourceError, TargetError
@@ -20,12 +22,16 @@ from dprobes.ppdf.container import MAGIC, SECTION_MAX, SIZE_MAX
 from dprobes.ppdf.model import Ppdf
 from dprobes.ppdf.reader import decode
 from dprobes.ppdf.writer import encode
+from dprobes.resolve.kernelplaces import KernelModule, resolve_kernel
 from dprobes.resolve.resolution import resolve
 from dprobes.rpn import isa
 from dprobes.rpn.isa import rows_by_syntax
 from dprobes.rpn.program import Code, Expression, Instruction, Offset, ProbeDefinition, Procedure, Program
 from dprobes.target.carriedsymbols import CarriedSymbols, OtherBuild
 from dprobes.target.elf.file import ElfFile
+from dprobes.target.kernel.carriedkernel import CarriedKernel, KernelArea, moved_kernel
+from dprobes.target.kernel.kallsyms import Kallsyms, KernelSymbol
+from dprobes.target.kernel.runningkernel import RunningKernel
 from dprobes.target.processmaps import executable_mappings, read_maps
 from unit.ppdf.samples import SMALL, repacked, sample, sections_of, with_header
 
@@ -51,6 +57,11 @@ def used(ppdf: Ppdf) -> None:
     for as_bpf in (False, True):
         assert all(line.replace("\t", "").isprintable() for line in ppdf_listing(ppdf, None, as_bpf=as_bpf))
     symbols = CarriedSymbols(ppdf.builds, "hostile.ppdf", OtherBuild.NEAREST)
+    running = RunningKernel(Kallsyms(b"ffffffff81000000 T _text\n"))
+    for kernel in ppdf.kernels:
+        with contextlib.suppress(TargetError):
+            moved = moved_kernel(kernel, running)
+            resolve_kernel(ppdf.program, KernelModule(moved, kernel.module), architecture("x86_64"), Diagnostics())
     with contextlib.suppress(SourceError, TargetError):
         resolve(ppdf.program, symbols.module_of(ElfFile.open(LIBRARY)), Diagnostics(), allow_write=True)
 
@@ -138,8 +149,8 @@ def test_a_newer_major_version_is_refused_and_says_what_to_do() -> None:
 
 def test_a_newer_minor_version_is_read_without_the_sections_that_are_new() -> None:
     more = {**sections_of(SMALL), "NEWS": b"what nobody knows yet"}
-    assert decode(repacked(more, minor=2)) == decode(SMALL)
-    assert error_of(repacked(more)).startswith("expected no section NEWS in version 1.1 (at byte ")
+    assert decode(repacked(more, minor=3)) == decode(SMALL)
+    assert error_of(repacked(more)).startswith("expected no section NEWS in version 1.2 (at byte ")
 
 
 def test_a_newer_instruction_set_is_refused_and_says_what_to_do() -> None:
@@ -156,12 +167,21 @@ def test_a_newer_instruction_set_is_refused_and_says_what_to_do() -> None:
     assert said.startswith("section ISET: expected a version from 1 on, found 0 (at byte ")
 
 
+def test_version_1_1_has_no_section_with_kernels() -> None:
+    sections = sections_of(SMALL)
+    assert error_of(repacked(sections, minor=1)).startswith("expected no section KERN in version 1.1 (at byte ")
+    del sections["KERN"]
+    assert decode(repacked(sections, minor=1)) == replace(decode(SMALL), kernels=())
+    assert error_of(repacked(sections)).startswith("expected a section KERN (kernels), found none")
+
+
 def test_version_1_0_has_no_section_with_the_instruction_set() -> None:
     sections = sections_of(SMALL)
+    del sections["KERN"]
     assert error_of(repacked(sections, minor=0)).startswith("expected no section ISET in version 1.0 (at byte ")
     del sections["ISET"]
-    assert decode(repacked(sections, minor=0)) == decode(SMALL)
-    assert error_of(repacked(sections)).startswith("expected a section ISET (the instruction set), found none")
+    assert decode(repacked(sections, minor=0)) == replace(decode(SMALL), kernels=())
+    assert error_of(repacked(sections, minor=1)).startswith("expected a section ISET (the instruction set), found none")
 
 
 def test_damage_names_the_section() -> None:
@@ -265,6 +285,30 @@ def test_a_program_that_hides_that_it_writes_is_refused() -> None:
     sections = sections_of(SMALL)
     said = error_of(repacked({**sections, "INFO": sections["INFO"][:4] + bytes(4)}))
     assert said.startswith("section INFO: 'pop mem, u8' is in the program, but the flag 0x1 is not set (at byte ")
+
+
+@pytest.mark.parametrize("name", ["a b", "../a", "..", ""])
+def test_names_in_kernels_that_lead_elsewhere_are_refused(name: str) -> None:
+    area, symbol = KernelArea(".text", 0, 8), KernelSymbol("f", 0, "t", "m")
+    for kernel, what in (
+        (CarriedKernel("1", "p", name or " ", (area,)), "a module"),
+        (CarriedKernel("1", "p", "m", (area._replace(name=name),)), "an area"),
+        (CarriedKernel("1", "p", "m", (area,), (symbol._replace(name=name),)), "a symbol"),
+    ):
+        data = encode(Ppdf(decode(SMALL).program, ("x86_64",), needs_write=True, kernels=(kernel,)))
+        assert f"section KERN: expected the name of {what} without blanks and slashes, found " in error_of(data)
+
+
+def test_kernels_that_say_too_little_are_refused() -> None:
+    program, area = decode(SMALL).program, KernelArea("_text", 0, 8)
+    whole = CarriedKernel("1", "p", "", (area,), (KernelSymbol("f", 0, "1"),))
+    for kernels, said in (
+        ((CarriedKernel("1", "p", "", ()),), "expected an area, found none"),
+        ((CarriedKernel("1", "p", "", (area,)),) * 2, "there are two kernels 1"),
+        ((whole,), "expected a letter for the kind of a symbol, found '1'"),
+    ):
+        data = encode(Ppdf(program, ("x86_64",), needs_write=True, kernels=kernels))
+        assert error_of(data).startswith(f"section KERN: {said} (at byte ")
 
 
 def test_many_labels_and_statements_take_no_more_time_than_their_number() -> None:

@@ -13,6 +13,7 @@ from dprobes.bpf.layout import MapName
 from dprobes.cli.output.handlercode import Disassembly
 from dprobes.escapes import escaped
 from dprobes.formatters.templates import Templates
+from dprobes.resolve.spaces import Space, space_of
 from dprobes.rpn.encoder import encode
 from dprobes.rpn.needs import writing_instructions
 from dprobes.rpn.printer import print_header, print_instruction
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from dprobes.ppdf.model import EbpfCode, Ppdf
     from dprobes.rpn.encoder import CodeImage
     from dprobes.target.carriedsymbols import CarriedBuild
+    from dprobes.target.kernel.carriedkernel import CarriedKernel
 
 __all__ = ["ppdf_listing"]
 
@@ -42,6 +44,8 @@ def _lines(ppdf: Ppdf, machine: str) -> Iterator[str]:
     yield from _remarks(ppdf)
     for build in ppdf.builds:
         yield from _build(build)
+    for kernel in ppdf.kernels:
+        yield from _kernel(kernel)
     yield from _templates(ppdf)
     yield f"// {machine}, {target.word_size}-byte words, code: {len(code.image.data)} bytes"
     for number, definition in enumerate(program.definitions):
@@ -49,6 +53,8 @@ def _lines(ppdf: Ppdf, machine: str) -> Iterator[str]:
         yield from print_header(definition)
         for build in ppdf.builds:
             yield from _places(build, number)
+        for kernel in ppdf.kernels:
+            yield from _kernel_places(kernel, number)
         yield from code.handler(number)
     yield from code.procedures()
 
@@ -60,7 +66,9 @@ def _remarks(ppdf: Ppdf) -> Iterator[str]:
         yield f"// needs --allow-write: '{instruction}'{place}"
     if ppdf.needs_write and not writing_instructions(ppdf.program):
         yield "// needs --allow-write: an extension that it calls writes to the target"
-    if not ppdf.builds:
+    if not ppdf.builds and space_of(ppdf.program) is Space.KERNEL:
+        yield from () if ppdf.kernels else ("// for no build of the kernel: its places are found by their names",)
+    elif not ppdf.builds:
         yield "// needs nothing of any module"
 
 
@@ -87,6 +95,22 @@ def _places(build: CarriedBuild, number: int) -> Iterator[str]:
             what = "is left at" if place.is_exit else "is at"
             where = f"{place.where} {what} file offset {place.offset:#x}"
             yield f"// build {build.identity[:12]}: {where}: {place.raw.hex(' ')}"
+
+
+def _kernel(kernel: CarriedKernel) -> Iterator[str]:
+    what = f"module '{kernel.module}'" if kernel.module else "kernel"
+    yield f"// build {kernel.identity} of the {what}, from '{kernel.path}'"
+    for area in kernel.areas:
+        yield f"//   {area.address:#x} {area.size:#x} area {area.name}"
+    for symbol in kernel.symbols:
+        yield f"//   {symbol.address:#x} {symbol.letter} {symbol.name}"
+
+
+def _kernel_places(kernel: CarriedKernel, number: int) -> Iterator[str]:
+    for place in kernel.places:
+        if place.definition == number:
+            where = f"{place.where} is at {place.address:#x}"
+            yield f"// build {kernel.identity[:12]}: {where}: {place.raw.hex(' ') or 'not read'}"
 
 
 def _ebpf_lines(ppdf: Ppdf, machine: str) -> Iterator[str]:

@@ -15,12 +15,14 @@ from dprobes.cli.options import PROGRAM_FILE, compile_options, program_options, 
 from dprobes.cli.resolvedprogram import is_compiled
 from dprobes.cli.templateoption import templates_option
 from dprobes.diagnostics import Diagnostics, Severity
+from dprobes.resolve.spaces import Space, space_of
 from dprobes.rpn.pipeline import parse_file
 from dprobes.rpn.program import ModuleType
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from dprobes.ppdf.model import Ppdf
     from dprobes.rpn.program import Program
 
 __all__ = ["command"]
@@ -39,7 +41,7 @@ SUFFIX = ".ppdf"
 )
 @click.option(
     "--for", "modules", multiple=True, type=PROGRAM_FILE, metavar="LIB",
-    help="Compile for the build of the module in this file; may be given several times.",
+    help="Compile for the build of the module, or for the kernel, in this file; may be given several times.",
 )  # fmt: skip
 @program_options
 @symbols_option
@@ -61,6 +63,9 @@ def command(
     The result contains the program and, for each build of its module, the symbols that it needs and the instructions
     expected at its probepoints. 'dprobes apply' and 'dprobes run' accept it as FILE, and refuse other builds of the
     module. Without --for the program is compiled for the module on this machine.
+
+    Of the kernel --for names a vmlinux with symbols, or a vmlinuz beside its System.map; of a kernel module its .ko
+    file. In other kernels than these the places of the program are found by their names.
     """
     from dprobes.formatters.templates.carried import carried_templates
     from dprobes.ppdf.writer import encode
@@ -82,9 +87,16 @@ def command(
     if text := "\n".join(d.render() for d in diagnostics if d.severity is Severity.WARNING):
         console.write(text)
     _write(output, encode(ppdf))
-    what = f"{len(ppdf.builds)} build{'s' if len(ppdf.builds) != 1 else ''} of '{program.name}'"
-    console.note(f"'{output}' is for {what}" if ppdf.builds else f"'{output}' needs nothing of any module")
+    console.note(f"'{output}' {_purpose(ppdf)}")
     return 0
+
+
+def _purpose(ppdf: Ppdf) -> str:
+    if count := len(ppdf.builds) or len(ppdf.kernels):
+        return f"is for {count} build{'s' if count != 1 else ''} of '{ppdf.program.name}'"
+    if space_of(ppdf.program) is Space.KERNEL:
+        return "is for no build of the kernel: its places are found by their names"
+    return "needs nothing of any module"
 
 
 def _doubt_names(program: Program, modules: Sequence[Path], diagnostics: Diagnostics) -> None:
@@ -92,9 +104,9 @@ def _doubt_names(program: Program, modules: Sequence[Path], diagnostics: Diagnos
     from dprobes.target.elf.file import ElfFile
     from dprobes.target.modules import matches
 
-    for path in modules:
+    for path in modules if program.modtype is ModuleType.USER else ():
         soname = ElfFile.open(path).soname
-        if program.modtype is ModuleType.USER and not matches(program.name, path, soname):
+        if not matches(program.name, path, soname):
             called = f", and its SONAME is '{soname}'" if soname is not None else ""
             diagnostics.warning(
                 program.spans.get("name"), f"'{path}' is not called '{program.name}'{called}: is it the module?"

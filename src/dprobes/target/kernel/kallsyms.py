@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from dprobes.globs import compile_glob
 
@@ -53,7 +53,7 @@ class Kallsyms:
         self._data = data
 
     @classmethod
-    def read(cls, path: Path = KALLSYMS) -> Kallsyms:
+    def read(cls, path: Path = KALLSYMS) -> Self:
         """Read the list; OSError if the kernel gives none."""
         return cls(path.read_bytes())
 
@@ -66,6 +66,10 @@ class Kallsyms:
     def has_data(self) -> bool:
         """Whether the kernel's data is listed too, which are tens of thousands of symbols then."""
         return len(re.findall(rb" [dDbB] ", self._data[: self._core_size])) > _FEW
+
+    def all(self) -> Iterator[KernelSymbol]:
+        """Give all symbols, in the order of the list."""
+        return (_symbol(match) for match in _LINE.finditer(self._data))
 
     def find(self, name: str, module: str | None = None) -> list[KernelSymbol]:
         """Return the symbols called ``name`` in a module ("": the kernel itself, None: anywhere), by address."""
@@ -133,8 +137,7 @@ class Kallsyms:
         from difflib import get_close_matches  # only after a mistake
 
         plain = name.strip("_").lower()
-        symbols = (_symbol(match) for match in _LINE.finditer(self._data))
-        names = sorted({symbol.name for symbol in symbols if symbol.module == module})
+        names = sorted({symbol.name for symbol in self.all() if symbol.module == module})
         same = [n for n in names if n.strip("_").lower() == plain and n != name]
         split = [n for n in names if n.partition(".")[0] == name and n != name]
         likely = [n for n in names if abs(len(n) - len(name)) <= 2 and n[:1] == name[:1]]

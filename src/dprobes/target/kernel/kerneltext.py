@@ -17,7 +17,7 @@ from dprobes.errors import reason_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["KCORE", "KernelText", "open_text"]
+__all__ = ["KCORE", "KernelText", "Segment", "open_text"]
 
 KCORE = Path("/proc/kcore")
 
@@ -26,8 +26,13 @@ _PROGRAM_HEADERS = struct.Struct("=32xQ14xHH")
 _PROGRAM_HEADER = struct.Struct("=IIQQQQ")
 _PT_LOAD = 1
 
+_IMAGES_START, _IMAGES_END = 0xFFFFFFFF80000000, 0xFFFFFFFFC0000000
+"""Where the kernel's image lies somewhere, below all modules (Documentation/arch/x86/x86_64/mm.rst)."""
 
-class _Segment(NamedTuple):
+
+class Segment(NamedTuple):
+    """A part of memory: ``size`` bytes from an address on, which are in the file from an offset on."""
+
     address: int
     size: int
     offset: int
@@ -36,7 +41,7 @@ class _Segment(NamedTuple):
 class KernelText:
     """The kernel's memory as a file; ``problem`` says as a clause why nothing can be read, None if it can."""
 
-    def __init__(self, descriptor: int | None, segments: Sequence[_Segment] = (), problem: str | None = None) -> None:
+    def __init__(self, descriptor: int | None, segments: Sequence[Segment] = (), problem: str | None = None) -> None:
         self._descriptor = descriptor
         self._segments = segments
         self.problem = problem
@@ -53,6 +58,10 @@ class KernelText:
                 except OSError:
                     return b""
         return b""
+
+    def kernel_start(self) -> int | None:
+        """Return where the kernel's image begins (``proc_kcore_text_init`` in fs/proc/kcore.c); None if not shown."""
+        return next((s.address for s in self._segments if _IMAGES_START <= s.address < _IMAGES_END), None)
 
     def close(self) -> None:
         """Close the file."""
@@ -75,7 +84,7 @@ def open_text(path: Path = KCORE) -> KernelText:
         for start in range(0, entry * count, entry):
             kind, _, place, address, _, size = _PROGRAM_HEADER.unpack_from(table, start)
             if kind == _PT_LOAD:
-                segments.append(_Segment(address, size, place))
+                segments.append(Segment(address, size, place))
     except (OSError, struct.error) as error:
         os.close(descriptor)
         return KernelText(None, problem=f"{path} cannot be read: {error}")

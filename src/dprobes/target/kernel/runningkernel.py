@@ -13,16 +13,20 @@ from dprobes.target.kernel.kallsyms import KALLSYMS, Kallsyms
 from dprobes.target.kernel.kerneltext import open_text
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from dprobes.target.kernel.kallsyms import KernelSymbol
     from dprobes.target.kernel.kerneltext import KernelText
 
-__all__ = ["KERNEL_NAMES", "LoadedModule", "RunningKernel", "module_name"]
+__all__ = ["KERNEL_BASE", "KERNEL_NAMES", "LoadedModule", "RunningKernel", "module_name"]
 
 KERNEL_NAMES = ("vmlinux", "bzImage", "vmlinuz", "kernel")
 """What all means the running kernel in ``name =`` of a program with ``modtype = kernel``."""
 
+KERNEL_BASE = "_text"
+"""The symbol that offsets in the kernel count from: its image begins there."""
+
 _LISTED = 4
-_BASE = "_text"
 _PROC_MODULES = Path("/proc/modules")
 _TRACING = (Path("/sys/kernel/tracing"), Path("/sys/kernel/debug/tracing"))
 _BLACKLIST = Path("/sys/kernel/debug/kprobes/blacklist")
@@ -46,12 +50,22 @@ class RunningKernel:
     """
     The kernel that runs here; what it shows is read when it is first asked for.
 
-    Names of modules are the kernel's own, "" being the kernel itself.
+    Names of modules are the kernel's own, "" being the kernel itself. ``expected`` are instructions that somebody knows
+    of, by address, where memory cannot be read.
     """
 
-    def __init__(self, symbols: Kallsyms | None = None, text: KernelText | None = None) -> None:
+    def __init__(
+        self,
+        symbols: Kallsyms | None = None,
+        text: KernelText | None = None,
+        *,
+        modules: Mapping[str, LoadedModule] | None = None,
+        expected: Mapping[int, bytes] | None = None,
+    ) -> None:
         self._symbols = symbols
         self._text = text
+        self._modules = modules
+        self.expected = expected or {}
 
     @cached_property
     def symbols(self) -> Kallsyms:
@@ -77,8 +91,10 @@ class RunningKernel:
         return self._text or open_text()
 
     @cached_property
-    def modules(self) -> dict[str, LoadedModule]:
+    def modules(self) -> Mapping[str, LoadedModule]:
         """The modules that are loaded, by name; none if the kernel hides their addresses."""
+        if self._modules is not None:
+            return self._modules
         found = {}
         try:
             lines = _PROC_MODULES.read_text().splitlines()
@@ -92,9 +108,9 @@ class RunningKernel:
     def base_of(self, module: str) -> int:
         """Return the address that offsets of a module count from; raise ``TargetError`` if it is not loaded."""
         if not module:
-            found = self.symbols.find(_BASE, "")
+            found = self.symbols.find(KERNEL_BASE, "")
             if not found:
-                raise TargetError(f"the kernel has no symbol '{_BASE}', from which offsets count")
+                raise TargetError(f"the kernel has no symbol '{KERNEL_BASE}', from which offsets count")
             return found[0].address
         if module not in self.modules:
             raise TargetError(f"the module '{module}' is not loaded")

@@ -1,0 +1,225 @@
+"""
+A kernel, or a module of one, as its file has it: what a program is compiled for where that kernel does not run.
+
+Of a kernel that is a ``vmlinux`` with symbols, or an image as it boots (``vmlinuz``) with a list of symbols: its debug
+file, the ``System.map`` beside it, or a file that the user names. A module's file (``.ko``) has its symbols itself.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from dprobes.errors import TargetError
+from dprobes.target.elf.contents import file_contents
+from dprobes.target.elf.debugfiles import DEBUG_DIRECTORY, find_debug_file
+from dprobes.target.elf.headers import SHT_SYMTAB
+from dprobes.target.kernel.carriedkernel import KernelArea, listed, section_addresses
+from dprobes.target.kernel.kallsyms import Kallsyms, KernelSymbol
+from dprobes.target.kernel.kerneltext import KernelText
+from dprobes.target.kernel.neededkallsyms import NeededKallsyms
+from dprobes.target.kernel.packedfiles import open_packed
+from dprobes.target.kernel.runningkernel import KERNEL_BASE, LoadedModule, RunningKernel
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from dprobes.target.elf.file import ElfFile
+    from dprobes.target.elf.headers import Section
+
+__all__ = ["KernelFile", "running_areas"]
+
+_END = "_end"
+"""The symbol at the end of the kernel's image."""
+
+_BANNER, _BANNER_TEXT = "linux_banner", b"Linux version "
+
+_SYMBOL = struct.Struct("<IBBHQQ")  # Elf64_Sym: st_name, st_info, st_other, st_shndx, st_value, st_size
+_NAMING = (0, 1, 2)  # STT_NOTYPE, STT_OBJECT, STT_FUNC
+_FUNC = 2
+_LOCAL = 0  # STB_LOCAL
+_ABSOLUTE = 0xFFF1
+_SHF_ALLOC = 2
+_PAGE = 4096
+
+_INIT = ".init"
+"""How the names of sections begin that are gone once a module is loaded (``module_init_section`` in kernel/module)."""
+
+
+def running_areas(kernel: RunningKernel, module: str) -> tuple[KernelArea, ...]:
+    """Return the areas of the kernel that runs here, or of a module of it; raise ``TargetError`` if it hides them."""
+    base = kernel.base_of(module)
+    if not module:
+        return (_image(kernel.symbols, base),)
+    starts = sorted(section_addresses(module).items(), key=lambda item: item[1])
+    size = kernel.modules[module].size
+    ends = [start for _, start in starts[1:]] + [starts[-1][1] + size]
+    areas = [KernelArea(name, start, min(end - start, size)) for (name, start), end in zip(starts, ends, strict=True)]
+    return tuple(sorted(areas, key=lambda area: area.address != base))
+
+
+def _image(symbols: Kallsyms, base: int) -> KernelArea:
+    """Return the kernel's only area, its image."""
+    end = next(iter(symbols.find(_END, "")), None)
+    return KernelArea(KERNEL_BASE, base, (end.address if end is not None else 1 << 64) - base)
+
+
+class KernelFile:
+    """
+    A build of the kernel, or of what it calls the module ``module``, in a file.
+
+    ``extra_symbols`` is the file that ``--sym`` names. Making one raises ``TargetError`` if the file is another thing,
+    if it has no build-id, or if nothing tells its symbols.
+    """
+
+    def __init__(self, path: Path, module: str, extra_symbols: Path | None = None) -> None:
+        elf = open_packed(path)
+        if elf.machine != "x86_64":
+            raise TargetError(f"'{path}' is for {elf.machine}, and kernels are probed on x86_64 only")
+        if elf.build_id is None:
+            raise TargetError(f"'{path}' has no build-id, by which the kernel that runs is recognised")
+        if (elf.type == "rel") != bool(module):
+            found = "a kernel" if module else "a module"
+            wanted = f"the module '{module}'" if module else "the kernel"
+            raise TargetError(f"'{path}' is {found}, and the program is about {wanted}")
+        self.identity = elf.build_id
+        self._module = module
+        if module:
+            sections = tuple(_laid_out(elf))
+            self.areas = _areas_of_module(path, sections)
+            data = listed(_symbols_of(elf, sections, module))
+        else:
+            sections = elf.sections
+            data = _symbols_of_kernel(path, elf, extra_symbols)
+            plain = RunningKernel(Kallsyms(data))
+            self.areas = (_image(plain.symbols, plain.base_of("")),)
+        self.symbols = NeededKallsyms(data)
+        self._code = _FileCode(elf, sections)
+
+    def kernel(self) -> RunningKernel:
+        """Return it as if it ran, where its addresses are those of the file."""
+        loaded = {}
+        if self._module:
+            loaded[self._module] = LoadedModule(self._module, self.areas[0].address, self.areas[0].size)
+        return _FileKernel(self.symbols, self._code, modules=loaded)
+
+
+class _FileKernel(RunningKernel):
+    """A kernel that does not run: nobody knows what it would let nobody probe."""
+
+    @cached_property
+    def blacklist(self) -> None:
+        """Return None."""
+        return
+
+    def is_traceable(self, address: int) -> None:  # noqa: ARG002 - as in the class above
+        """Return None."""
+        return
+
+
+class _FileCode(KernelText):
+    """The code in a file, by the addresses of its sections."""
+
+    def __init__(self, elf: ElfFile, sections: tuple[Section, ...]) -> None:
+        super().__init__(None, problem=f"'{elf.path}' does not have it")
+        self._elf = elf
+        self._sections = sections
+
+    def read(self, address: int, size: int) -> bytes:
+        """Return up to ``size`` bytes from an address on; none if they are not in the file."""
+        for section in self._sections:
+            start = address - section.address
+            if section.flags & _SHF_ALLOC and section.in_file and 0 <= start < section.size:
+                return self._elf.bytes_at(section.offset + start, min(size, section.size - start), section.name)
+        return b""
+
+
+def _laid_out(elf: ElfFile) -> Iterator[Section]:
+    """Give the sections of a module with addresses of their own: their places in the file, or else behind it."""
+    behind = len(elf.data) + _PAGE
+    for section in elf.sections:
+        if section.flags & _SHF_ALLOC and not section.in_file:
+            yield replace(section, address=behind)
+            behind += section.size + _PAGE
+        else:
+            yield section
+
+
+def _areas_of_module(path: Path, sections: tuple[Section, ...]) -> tuple[KernelArea, ...]:
+    """Return what of a module stays in memory, first the code that it begins with (``layout_sections``)."""
+    kept = [s for s in sections if s.flags & _SHF_ALLOC and s.size and not s.name.startswith(_INIT)]
+    kept.sort(key=lambda section: not section.executable)
+    if not kept or not kept[0].executable:
+        raise TargetError(f"'{path}' is no module of a kernel: there is no code in it")
+    return tuple(KernelArea(section.name, section.address, section.size) for section in kept)
+
+
+def _symbols_of_kernel(path: Path, elf: ElfFile, extra: Path | None) -> bytes:
+    """Return the list of a kernel's symbols, in the kernel's form, from the first file that has them."""
+    own = listed(_symbols_of(elf, elf.sections))
+    if extra is None and own:
+        return own
+    if extra is not None:
+        return _symbols_in(extra, path, elf)
+    if (debug := find_debug_file(elf)) is not None and (found := listed(_symbols_of(debug, debug.sections))):
+        return found
+    version = path.name.partition("-")[2]
+    candidates = (DEBUG_DIRECTORY / "boot" / f"vmlinux-{version}", path.parent / f"System.map-{version}")
+    for candidate in candidates if version else ():
+        if candidate.exists():
+            try:
+                return _symbols_in(candidate, path, elf)
+            except TargetError:
+                continue  # Debian's /boot/System.map-* only names the package that has the real one
+    raise TargetError(
+        f"'{path}' has no symbols, and there is no file with them ({', '.join(str(each) for each in candidates)})",
+        hint="install the kernel's debug package, or name a System.map or vmlinux with --sym FILE",
+    )
+
+
+def _symbols_in(file: Path, path: Path, elf: ElfFile) -> bytes:
+    """Return the symbols that a file lists for the kernel in another one; raise ``TargetError`` if it is not for it."""
+    data = bytes(file_contents(file, "a file with symbols")[:])
+    if data.startswith(b"\x7fELF"):
+        other = open_packed(file)
+        if other.build_id != elf.build_id:
+            raise TargetError(
+                f"'{file}' does not belong to '{path}': its build-id is {other.build_id}, the kernel's {elf.build_id}"
+            )
+        return listed(_symbols_of(other, other.sections))
+    found = listed(Kallsyms(data).all())
+    symbols = Kallsyms(found)
+    if not symbols.find(KERNEL_BASE, ""):
+        raise TargetError(f"'{file}' is no list of a kernel's symbols: it has no '{KERNEL_BASE}'")
+    # A list has no build-id: what every kernel says of itself must stand where the list has it.
+    code = _FileCode(elf, elf.sections)
+    if not any(code.read(each.address, len(_BANNER_TEXT)) == _BANNER_TEXT for each in symbols.find(_BANNER, "")):
+        raise TargetError(f"'{file}' does not belong to '{path}': '{_BANNER}' is not where it says")
+    return found
+
+
+def _symbols_of(elf: ElfFile, sections: tuple[Section, ...], module: str = "") -> Iterator[KernelSymbol]:
+    """Give the named places of a kernel's or a module's file; in that of a module they count from its sections."""
+    table = next((section for section in elf.sections if section.type == SHT_SYMTAB), None)
+    if table is None or table.link >= len(sections):
+        return
+    strings = elf.sections[table.link]
+    names = elf.bytes_at(strings.offset, strings.size, "a string table")
+    rows = elf.bytes_at(table.offset, table.size // _SYMBOL.size * _SYMBOL.size, "a symbol table")
+    for name, info, _, index, value, _ in _SYMBOL.iter_unpack(rows):
+        if info & 0xF not in _NAMING or (index != _ABSOLUTE and not 0 < index < len(sections)):
+            continue
+        text = names[name : names.find(b"\0", name)].decode(errors="replace")
+        if not text or text.startswith(".L") or any(letter.isspace() for letter in text):
+            continue
+        letter, start = "a", 0
+        if index != _ABSOLUTE:
+            section = sections[index]
+            if module and section.name.startswith(_INIT):
+                continue
+            letter = "t" if section.executable or info & 0xF == _FUNC else "d"
+            start = section.address if module else 0
+        yield KernelSymbol(text, start + value, letter if info >> 4 == _LOCAL else letter.upper(), module)
