@@ -11,9 +11,12 @@ from dprobes.bpf.lower import Abilities, LoopForm, Placement, Request, lower
 from dprobes.errors import NotSupportedError
 from dprobes.ppdf.model import EbpfCode, EbpfMap
 from dprobes.record.layout import Item
+from dprobes.resolve.kernelplaces import KERNEL_CODE
+from dprobes.resolve.spaces import Space, space_of
 from dprobes.rpn.encoder import encode
+from dprobes.rpn.needs import traced_fields
 from dprobes.rpn.point import Point
-from dprobes.rpn.program import Address, Glob, Sampler
+from dprobes.rpn.program import Address, Glob, ModuleType, Sampler, Tracepoint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -50,6 +53,9 @@ def _codes(program: Program, machines: Sequence[str]) -> Iterator[EbpfCode]:
                 if left <= 0:
                     yield EbpfCode(machine, number, loops.value, problem=_TOO_MUCH)
                     continue
+                if (unknown := _unknown(program, definition)) is not None:
+                    yield EbpfCode(machine, number, loops.value, problem=unknown)
+                    continue
                 request = _request(program, definition, loops, symbols)
                 try:
                     lowered = lower(image, target, image.handlers[number], point, request)
@@ -70,17 +76,23 @@ def _codes(program: Program, machines: Sequence[str]) -> Iterator[EbpfCode]:
                 )
 
 
+def _unknown(program: Program, definition: ProbeDefinition) -> str | None:
+    """Return what of a handler's code only a kernel that runs can tell, as a sentence; None if it is all known."""
+    location = definition.location
+    if isinstance(location, Tracepoint) and (location.is_system_call or traced_fields(program, definition)):
+        return f"only the kernel that runs tells where the fields of '{location}' are"
+    if isinstance(location, Sampler) and program.modtype is ModuleType.KMOD:
+        return f"only the kernel that runs tells where the code of '{program.name}' is"
+    return None
+
+
 def _request(program: Program, definition: ProbeDefinition, loops: LoopForm, symbols: dict[str, int]) -> Request:
     is_glob = isinstance(definition.location, Glob)
-    placement = Placement.RET_SITE if definition.at_return else Placement.BREAKPOINT
-    if isinstance(definition.location, Sampler) or (
-        isinstance(definition.location, Address) and definition.watchpoint is not None
-    ):
-        placement = Placement.EVENT
+    in_kernel = space_of(program) is Space.KERNEL
     return Request(
         items=Item.MAJOR | Item.MINOR | (Item.IP if is_glob else Item(0)),
         abilities=Abilities(loops, writes_memory=True, writes_registers=True),
-        placement=placement,
+        placement=_placement(definition, in_kernel=in_kernel),
         probe=None if is_glob else 0,
         symbols=symbols,
         passcount=definition.passcount,
@@ -88,4 +100,18 @@ def _request(program: Program, definition: ProbeDefinition, loops: LoopForm, sym
         vars=program.vars,
         gvars=program.gvars,
         cvars=program.cvars,
+        in_kernel=in_kernel,
+        kernel_code=KERNEL_CODE if in_kernel and isinstance(definition.location, Sampler) else None,
     )
+
+
+def _placement(definition: ProbeDefinition, *, in_kernel: bool) -> Placement:
+    """Return how a handler comes to run, on every kernel: ftrace, which some have, calls the same code."""
+    location = definition.location
+    if isinstance(location, Tracepoint):
+        return Placement.TRACEPOINT
+    if isinstance(location, Sampler) or (isinstance(location, Address) and definition.watchpoint is not None):
+        return Placement.EVENT
+    if in_kernel:
+        return Placement.KRETPROBE if definition.at_return else Placement.KPROBE
+    return Placement.RET_SITE if definition.at_return else Placement.BREAKPOINT

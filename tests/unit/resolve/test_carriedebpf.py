@@ -9,7 +9,7 @@ import pytest
 
 from dprobes.arch import architecture
 from dprobes.bpf.asm.insn import decode
-from dprobes.bpf.lower import Abilities, LoopForm, Request, lower
+from dprobes.bpf.lower import Abilities, LoopForm, Placement, Request, lower
 from dprobes.diagnostics import Diagnostics
 from dprobes.resolve import carriedebpf
 from dprobes.resolve.carriedebpf import ebpf_codes
@@ -52,3 +52,64 @@ def test_more_code_than_anybody_reads_is_left_out(program: Program, monkeypatch:
     codes = ebpf_codes(several, ["x86_64"])
     assert [len(code.code) for code in codes] == [*sizes[:4], *[0] * 5]
     assert {code.problem for code in codes[4:]} == {"a file carries 8 MiB of eBPF, and there is more"}
+
+
+KERNEL = "name = vmlinux\nmodtype = kernel\n"
+CODE = "minor = 7\npush u, eax\npush r, eip\npush mem, u64\nlog 2\nexit\n"
+
+
+@pytest.mark.parametrize(
+    ("place", "placement", "addresses"),
+    [
+        ("offset = f", Placement.KPROBE, None),
+        ("offset = f\nreturn = yes", Placement.KRETPROBE, None),
+        ("address = table : table + 3\nwatchpoint = w", Placement.EVENT, None),
+        ("sampler = 99hz", Placement.EVENT, (1 << 63, (1 << 64) - 1)),
+    ],
+)
+def test_the_code_for_the_kernel_is_that_of_its_own_lowering(
+    place: str, placement: Placement, addresses: tuple[int, int] | None
+) -> None:
+    program = parse_source(SourceFile("a.rpn", f"{KERNEL}{place}\n{CODE}"), Diagnostics())
+    target = architecture("x86_64")
+    image, point = encode(program, target), Point.of(program, program.definitions[0], 0)
+    request = Request(placement=placement, in_kernel=True, kernel_code=addresses)
+    lowered = lower(image, target, 0, point, replace(request, abilities=Abilities(LoopForm.MAY_GOTO)))
+    code = ebpf_codes(program, ["x86_64"])[0]
+    assert (code.problem, tuple(decode(code.code))) == ("", lowered.assembled.code)
+
+
+@pytest.mark.parametrize(
+    ("header", "place", "problem"),
+    [
+        (
+            "name = vmlinux\nmodtype = tracepoint\n",
+            "offset = sched:sched_switch\nminor = 1\npush tp, prev_pid\nlog 1\nexit\n",
+            "only the kernel that runs tells where the fields of 'sched:sched_switch' are",
+        ),
+        (
+            "name = vmlinux\nmodtype = tracepoint\n",
+            "offset = syscall:openat\nminor = 1\nexit\n",
+            "only the kernel that runs tells where the fields of 'syscall:openat' are",
+        ),
+        (
+            "name = ext4\nmodtype = kmod\n",
+            "sampler = 99hz\nminor = 1\nexit\n",
+            "only the kernel that runs tells where the code of 'ext4' is",
+        ),
+    ],
+)
+def test_what_only_a_kernel_that_runs_tells_is_the_reason_for_no_code(header: str, place: str, problem: str) -> None:
+    program = parse_source(SourceFile("a.rpn", header + place), Diagnostics())
+    codes = ebpf_codes(program, ["x86_64"])
+    assert [(code.code, code.problem) for code in codes] == [(b"", problem)] * len(LoopForm)
+
+
+def test_a_tracepoint_without_fields_has_its_code() -> None:
+    text = "name = vmlinux\nmodtype = tracepoint\noffset = sched:sched_switch\nminor = 1\npush u, eax\nlog 1\nexit\n"
+    program = parse_source(SourceFile("a.rpn", text), Diagnostics())
+    target = architecture("x86_64")
+    point = Point.of(program, program.definitions[0], 0)
+    lowered = lower(encode(program, target), target, 0, point, Request(placement=Placement.TRACEPOINT, in_kernel=True))
+    code = ebpf_codes(program, ["x86_64"])[0]
+    assert (code.problem, tuple(decode(code.code))) == ("", lowered.assembled.code)
