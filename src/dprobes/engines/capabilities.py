@@ -65,7 +65,10 @@ class Requirement:
     hurdle: str | None = None
 
 
-_NO_KPROBES = "this kernel has no kprobes (CONFIG_KPROBES and CONFIG_KPROBE_EVENTS), or lets nobody here use them"
+_NO_KPROBES = (
+    "this kernel has no kprobes (CONFIG_KPROBES and CONFIG_KPROBE_EVENTS), or lockdown forbids them: 'dprobes doctor' "
+    "says which"
+)
 
 _READING = {
     RegisterClass.FLOATING_POINT: Capability.FLOATING_POINT,

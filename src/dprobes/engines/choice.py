@@ -10,7 +10,8 @@ from dprobes.engines.capabilities import requirements
 from dprobes.engines.interface import ScopeKind
 from dprobes.engines.linux.procfs import process_field
 from dprobes.engines.registry import AUTO, candidates, engine_row, rows
-from dprobes.errors import PrivilegeError, SourceError
+from dprobes.errors import NotSupportedError, PrivilegeError, SourceError
+from dprobes.resolve.spaces import Space, space_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -112,6 +113,7 @@ class Selection:
         self._needs: tuple[Requirement, ...] = ()
         self._choice: Choice | None = None
         self._engine: Engine | None = None
+        self._is_in_kernel = False
 
     def refuse(self, program: Program, architecture: Architecture, diagnostics: Diagnostics) -> None:
         """Choose the engine for a program, and add an error for everything that it lacks."""
@@ -122,6 +124,11 @@ class Selection:
             name = self._choice.engine
         row = engine_row(name)
         self._engine = row.make(self._options, self._scope)
+        self._is_in_kernel = space_of(program) is Space.KERNEL
+        if self._is_in_kernel and all(need.capability in _possible(row) for need in self._needs):
+            # What it can in the kernel is found by trying, and where the kernel is in its files: both may fail for want
+            # of what is asked here.
+            self._check(self._engine)
         refuse_unsupported(self._needs, row, diagnostics, self._engine)
 
     @property
@@ -133,13 +140,7 @@ class Selection:
         """Return the engine that can insert a program; raise an error of ours if there is none."""
         engine = self._engine
         assert engine is not None, "the program has not been compiled with this selection"
-        try:
-            engine.check(self._scope, self._options)
-        except PrivilegeError as error:
-            offers = [row.candidacy.offer for row in candidates() if row.candidacy and row.candidacy.offer]
-            if self._choice is None or not offers or error.hint is None:
-                raise
-            raise PrivilegeError(error.message, hint=f"{error.hint}; {offers[0]}") from None
+        self._check(engine)
         fallback = None if compiled.everywhere else self._fallback(engine)
         if fallback is None:
             engine.prepare(compiled)
@@ -156,6 +157,21 @@ class Selection:
                 return engine
         self._choice = Choice(fallback.name, reason)
         return fallback.make(self._options, self._scope)
+
+    def _check(self, engine: Engine) -> None:
+        """Raise an error of ours if an engine cannot work here; no other one can take its place in the kernel."""
+        try:
+            engine.check(self._scope, self._options)
+        except PrivilegeError as error:
+            offers = [row.candidacy.offer for row in candidates() if row.candidacy and row.candidacy.offer]
+            if self._choice is None or not offers or error.hint is None or self._is_in_kernel:
+                raise
+            raise PrivilegeError(error.message, hint=f"{error.hint}; {offers[0]}") from None
+        except NotSupportedError as error:
+            remedy = self._support(engine_row(engine.name)).tree_remedy
+            if not self._is_in_kernel or remedy is None:
+                raise
+            raise NotSupportedError(error.message, hint=f"leave out -c and -p, or use {remedy}") from None
 
     def _fallback(self, engine: Engine) -> EngineRow | None:
         """Return a more expensive engine that can take the place of the one that ``auto`` has chosen."""

@@ -21,7 +21,7 @@ from dprobes.resolve.samplers import resolve_samplers
 from dprobes.resolve.tracedevents import resolve_tracepoints
 from dprobes.resolve.watchpoints import resolve_watchpoints
 from dprobes.rpn.encoder import encode
-from dprobes.rpn.program import Address, Expression, Glob, ModuleType, Offset, Tracepoint
+from dprobes.rpn.program import Address, Expression, Glob, ModuleType, Offset, Sampler, Tracepoint
 from dprobes.target.instructions import MAX_LENGTH, DecodedInstruction, decode
 from dprobes.target.kernel.runningkernel import KERNEL_NAMES, module_name
 
@@ -36,7 +36,14 @@ if TYPE_CHECKING:
     from dprobes.target.kernel.kallsyms import KernelSymbol
     from dprobes.target.kernel.runningkernel import RunningKernel
 
-__all__ = ["KERNEL_CODE", "KernelModule", "ResolvedKernel", "kernel_module_of", "resolve_kernel"]
+__all__ = [
+    "KERNEL_CODE",
+    "KernelModule",
+    "ResolvedKernel",
+    "kernel_module_of",
+    "needs_addresses",
+    "resolve_kernel",
+]
 
 _BITS = 64
 
@@ -123,6 +130,15 @@ def kernel_module_of(program: Program, kernel: RunningKernel) -> KernelModule:
             hint=f"write 'name = {KERNEL_NAMES[0]}', or 'modtype = kmod' for a module of the kernel",
         )
     return KernelModule(kernel, "")
+
+
+def needs_addresses(program: Program) -> bool:
+    """Return whether a program is about places that have addresses: neither tracepoints, nor samples of the kernel."""
+    if program.modtype is ModuleType.TRACEPOINT:
+        return False
+    return program.modtype is ModuleType.KMOD or not all(
+        isinstance(definition.location, Sampler) for definition in program.definitions
+    )
 
 
 def resolve_kernel(

@@ -8,7 +8,6 @@ from dprobes.arch import architecture, host_architecture
 from dprobes.errors import TargetError
 from dprobes.lazydataclass import dataclass
 from dprobes.resolve.spaces import Space, space_of
-from dprobes.rpn.program import ModuleType
 from dprobes.target.location import OWN_SYMBOLS
 
 if TYPE_CHECKING:
@@ -101,7 +100,7 @@ def _resolve_in_kernel(
 
     ``carried`` are the builds of it that the program was compiled for.
     """
-    from dprobes.resolve.kernelplaces import kernel_module_of, resolve_kernel
+    from dprobes.resolve.kernelplaces import kernel_module_of, needs_addresses, resolve_kernel
     from dprobes.resolve.resolution import check_with_extensions
     from dprobes.target.kernel.runningkernel import RunningKernel
 
@@ -118,7 +117,7 @@ def _resolve_in_kernel(
             kernel = kernel_here(program, carried, kernel, diagnostics)
             diagnostics.raise_if_errors()
         module = kernel_module_of(program, kernel)
-        if program.modtype is not ModuleType.TRACEPOINT:
+        if needs_addresses(program):
             module.check()
     except TargetError as error:
         diagnostics.note(program.spans.get("name"), error.message, hint=error.hint)

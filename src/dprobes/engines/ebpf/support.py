@@ -9,7 +9,7 @@ from dprobes.bpf.lower.request import Abilities, LoopForm, VmaLayout
 from dprobes.engines.capabilities import Capability
 from dprobes.engines.ebpf.attach.scope import is_initial_namespace
 from dprobes.engines.ebpf.kernel.features import Feature, Features
-from dprobes.engines.ebpf.privilege import missing_privilege
+from dprobes.engines.ebpf.privilege import is_in_user_namespace, missing_privilege
 from dprobes.engines.registry import KernelSupport
 from dprobes.errors import reason_of
 from dprobes.target.btf import Kind
@@ -66,6 +66,11 @@ class _Found:
 
 def _problem(feature: Feature, error: OSError) -> KernelSupport:
     if error.errno in (errno.EPERM, errno.EACCES):
+        if is_in_user_namespace():
+            return KernelSupport(
+                "the kernel permits no BPF programs to processes in a user namespace",
+                "run dprobes as root of the machine; a container must have no user namespace of its own",
+            )
         return KernelSupport(
             "the kernel does not permit BPF programs to this process",
             "run dprobes as root; in a container, allow the bpf(2) and perf_event_open(2) system calls",

@@ -87,5 +87,6 @@ def open_text(path: Path = KCORE) -> KernelText:
                 segments.append(Segment(address, size, place))
     except (OSError, struct.error) as error:
         os.close(descriptor)
-        return KernelText(None, problem=f"{path} cannot be read: {error}")
+        reason = f"cannot be read: {reason_of(error)}" if isinstance(error, OSError) else "is no core file"
+        return KernelText(None, problem=f"{path} {reason}")
     return KernelText(descriptor, segments)

@@ -70,18 +70,20 @@ class KernelTracepoints:
         if shape is not None and all(each in shape.fields for each in wanted):
             ways = {each: _way_in_record(shape.fields[each]) for each in wanted}
             return TracedEvent(Source.RECORD, name, shape.number, ways)
+        no_types: OSError | None = None
         try:
             parameters = self._parameters(name)
         except (OSError, TargetError) as error:
             if shape is None:
                 raise self._unknown(subsystem, name, problem, error) from error
+            no_types = error if isinstance(error, OSError) else None
             parameters = {}
         known = [*(shape.fields if shape is not None else ()), *parameters]
         ways = {}
         for each in wanted:
             first = each.partition(".")[0]
             if first not in parameters:
-                raise self._no_field(f"{subsystem}:{name}", each, wanted, known, shape, problem)
+                raise self._no_field(f"{subsystem}:{name}", each, wanted, known, shape, problem, no_types)
             ways[each] = self._way_from(parameters, each)
         return TracedEvent(Source.ARGUMENTS, name, fields=ways)
 
@@ -221,6 +223,7 @@ class KernelTracepoints:
         known: Iterable[str],
         shape: TraceFormat | None,
         problem: OSError | None,
+        no_types: OSError | None,
     ) -> FieldError:
         if shape is not None and name in shape.fields:
             others = next(each for each in wanted if each not in shape.fields)
@@ -231,6 +234,8 @@ class KernelTracepoints:
                 f"the record has {_listed(list(shape.fields))}",
             )
         hidden = "" if problem is None else f"; its record is not shown here (tracefs: {reason_of(problem)})"
+        if no_types is not None:
+            hidden = f"; its arguments are not shown here ({KERNEL_BTF}: {reason_of(no_types)})"
         return FieldError(name, f"'{place}' has no field '{name}'{hidden}", f"there are {_listed(list(known))}")
 
 

@@ -21,6 +21,7 @@ from dprobes.engines.ebpf.attach.scope import is_initial_namespace
 from dprobes.engines.ebpf.kernel.features import Feature
 from dprobes.engines.ebpf.kernel.kerneltypes import KernelTypes
 from dprobes.engines.ebpf.kernel.links import ACCESSES, attach_breakpoint, attach_clock
+from dprobes.engines.ebpf.kernel.refusal import PERF_REMEDY
 from dprobes.engines.ebpf.kernel.vmas import FileIdentifier, mapped_module, vma_layout
 from dprobes.engines.interface import Notice
 from dprobes.errors import EngineError, PrivilegeError, SourceError, reason_of, reason_of_number
@@ -250,8 +251,8 @@ def attach_event(event: EventProbe, program: int) -> Descriptors | str:
         reason = reason_of_number(error.errno or 0)
         if error.errno in (errno.EPERM, errno.EACCES):
             raise PrivilegeError(
-                f"the kernel does not permit perf events to this user: {reason}",
-                hint="run as root, or with the capabilities CAP_BPF and CAP_PERFMON",
+                f"the kernel does not permit perf events to this process: {reason}",
+                hint=PERF_REMEDY,
             ) from error
         if probe.kind is ProbeKind.WATCHPOINT and error.errno == errno.ENOSPC:
             return IN_USE

@@ -10,7 +10,10 @@ from dprobes.errors import EngineError, reason_of_number
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["TOO_MANY_FILES", "explained"]
+__all__ = ["PERF_REMEDY", "TOO_MANY_FILES", "explained"]
+
+PERF_REMEDY = "run as root, or with the capabilities CAP_BPF and CAP_PERFMON; a container must allow perf_event_open(2)"
+"""What to do about an event or a tracepoint that the kernel permits to nobody here."""
 
 TOO_MANY_FILES = "maps, handlers and links take a descriptor each: raise the limit of open files (ulimit -n)"
 

@@ -11,7 +11,7 @@ import os
 from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.engines.ebpf.kernel.descriptors import Descriptors
-from dprobes.engines.ebpf.kernel.refusal import TOO_MANY_FILES
+from dprobes.engines.ebpf.kernel.refusal import PERF_REMEDY, TOO_MANY_FILES
 from dprobes.engines.linux import perfcalls
 from dprobes.engines.linux.bpfcalls import AttachType, ProgramType, link_perf_event, open_raw_tracepoint
 from dprobes.errors import EngineError, PrivilegeError, reason_of
@@ -65,7 +65,7 @@ def _refusal(error: OSError, traced: TracedEvent) -> EngineError:
     if error.errno in (errno.EPERM, errno.EACCES):
         return PrivilegeError(
             f"the kernel does not permit to attach to the tracepoint '{traced.name}'",
-            hint="run as root, or with the capabilities CAP_BPF and CAP_PERFMON",
+            hint=PERF_REMEDY,
         )
     return EngineError(
         f"the tracepoint '{traced.name}' cannot be attached to: {reason_of(error)}",
