@@ -84,6 +84,20 @@ def test_the_name_of_an_error_is_printed(tmp_path: Path) -> None:
     assert re.search(rf"^cat\[\d+\] opens file={tmp_path}/not: result=-ENOENT$", done.stdout, re.MULTILINE)
 
 
+def test_the_page_shows_what_is_printed() -> None:
+    """Of what ``cat`` opens besides, its libraries, the page shows nothing."""
+    page = (ROOT / "docs" / "recipes.md").read_text()
+    shown = next(block for block in re.findall(r"```console\n(.*?)```", page, re.DOTALL) if "# dprobes run" in block)
+    command, *lines = shown.splitlines()
+    arguments = command.removeprefix("# dprobes ").split()
+    done = subprocess.run(
+        [str(ROOT / ".venv/bin/dprobes"), *arguments], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert len(lines) == 2
+    for line in lines:
+        assert re.search(rf"^{re.sub(r'[0-9]+', '[0-9]+', re.escape(line))}$", done.stdout, re.MULTILINE), done.stdout
+
+
 def test_signals_have_a_sender_and_a_receiver(run: Runner) -> None:
     reads_kernel_memory()
     script = "sleep 100 & echo $$ $!; kill -TERM $!; wait"

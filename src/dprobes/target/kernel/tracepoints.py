@@ -56,7 +56,10 @@ class FieldError(TargetError):
 
 
 class KernelTracepoints:
-    """The tracepoints of the running kernel; what it shows of them is read when it is first asked for."""
+    """The tracepoints of the running kernel; what it shows of them is read once, when it is first asked for."""
+
+    def __init__(self) -> None:
+        self._shapes: dict[tuple[str, str], tuple[TraceFormat | None, OSError | None]] = {}
 
     def find(self, subsystem: str, name: str, fields: Iterable[str]) -> TracedEvent:
         """
@@ -155,6 +158,12 @@ class KernelTracepoints:
 
     def _shape(self, subsystem: str, name: str) -> tuple[TraceFormat | None, OSError | None]:
         """Return the format of a tracepoint's record, or why there is none."""
+        if (subsystem, name) not in self._shapes:
+            self._shapes[subsystem, name] = self._read_shape(subsystem, name)
+        return self._shapes[subsystem, name]
+
+    @staticmethod
+    def _read_shape(subsystem: str, name: str) -> tuple[TraceFormat | None, OSError | None]:
         try:
             with open_trace_files() as files:
                 return parse_format(files.read(f"events/{subsystem}/{name}/format")), None

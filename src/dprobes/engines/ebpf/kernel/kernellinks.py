@@ -7,18 +7,18 @@ The kernel takes all of it away when the descriptors are closed, also if this pr
 from __future__ import annotations
 
 import errno
-import os
 from typing import TYPE_CHECKING
 
 from dprobes.bpf.lower.request import Placement
 from dprobes.engines.ebpf.kernel.descriptors import Descriptors
+from dprobes.engines.ebpf.kernel.links import link_events
 from dprobes.engines.ebpf.kernel.refusal import TOO_MANY_FILES
 from dprobes.engines.linux import perfcalls
-from dprobes.engines.linux.bpfcalls import AttachType, KprobeMulti, link_kprobes, link_perf_event
+from dprobes.engines.linux.bpfcalls import AttachType, KprobeMulti, link_kprobes
 from dprobes.errors import EngineError, PrivilegeError, reason_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 __all__ = ["attach_kernel", "kernel_attach_type"]
 
@@ -39,23 +39,18 @@ def attach_kernel(program: int, places: Sequence[tuple[int, int]], placement: Pl
             return Descriptors((link_kprobes(program, addresses, cookies, flags),))
         except OSError as error:
             raise _refusal(error, addresses) from error
-    links = Descriptors()
     address = 0
-    try:
+
+    def events() -> Iterator[tuple[int, int]]:
+        nonlocal address
         unit = perfcalls.kprobe_unit()
         for address, cookie in places:
-            event = perfcalls.open_kprobe(unit, address, is_return=placement.is_return)
-            try:
-                links.add(link_perf_event(program, event, cookie))
-                perfcalls.enable(event)
-            finally:
-                os.close(event)
-    except BaseException as error:
-        links.close()
-        if isinstance(error, OSError):
-            raise _refusal(error, [address]) from error
-        raise
-    return links
+            yield perfcalls.open_kprobe(unit, address, is_return=placement.is_return), cookie
+
+    try:
+        return link_events(program, events(), Descriptors())
+    except OSError as error:
+        raise _refusal(error, [address]) from error
 
 
 def _refusal(error: OSError, addresses: Sequence[int]) -> EngineError:

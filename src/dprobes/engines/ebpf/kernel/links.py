@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from dprobes.engines.ebpf.kernel.descriptors import Descriptors
 from dprobes.engines.ebpf.kernel.features import Feature
@@ -29,7 +29,7 @@ from dprobes.errors import EngineError, NotSupportedError, PrivilegeError, Targe
 from dprobes.rpn.program import Access
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from dprobes.bpf.asm.assembler import Assembled
     from dprobes.bpf.layout import MapName
@@ -44,6 +44,7 @@ __all__ = [
     "attach_clock",
     "attach_typed_tracepoint",
     "attach_uprobes",
+    "link_events",
     "online_cpus",
     "uprobe_attach_type",
 ]
@@ -117,28 +118,40 @@ def attach_uprobes(
 def _single_uprobes(
     program: int, path: str, places: Sequence[tuple[int, int]], pid: int | None, *, at_return: bool, shown: str
 ) -> UprobeLinks:
-    links = UprobeLinks()
     offset = 0
-    try:
+
+    def events() -> Iterator[tuple[int, int]]:
+        nonlocal offset
         unit = perfcalls.uprobe_unit()
         for offset, cookie in places:
-            event = perfcalls.open_uprobe(unit, path, offset, pid=-1 if pid is None else pid, is_return=at_return)
-            _link_event(links, program, event, cookie)
-    except BaseException as error:
+            yield perfcalls.open_uprobe(unit, path, offset, pid=-1 if pid is None else pid, is_return=at_return), cookie
+
+    try:
+        return link_events(program, events(), UprobeLinks())
+    except OSError as error:
+        raise _uprobe_error(error, shown, [offset]) from error
+
+
+Links = TypeVar("Links", bound=Descriptors)
+
+
+def link_events(program: int, events: Iterable[tuple[int, int]], links: Links) -> Links:
+    """
+    Attach a program to events, each of which comes with the cookie that the program gets; the links go to ``links``.
+
+    From then on these keep the events. OSError as the kernel answers.
+    """
+    try:
+        for event, cookie in events:
+            try:
+                links.add(link_perf_event(program, event, cookie))
+                perfcalls.enable(event)
+            finally:
+                os.close(event)
+    except BaseException:
         links.close()
-        if isinstance(error, OSError):
-            raise _uprobe_error(error, shown, [offset]) from error
         raise
     return links
-
-
-def _link_event(links: Descriptors, program: int, event: int, cookie: int) -> None:
-    """Attach a program to an event; from then on the link keeps the event."""
-    try:
-        links.add(link_perf_event(program, event, cookie))
-        perfcalls.enable(event)
-    finally:
-        os.close(event)
 
 
 def _uprobe_error(error: OSError, path: str, offsets: Sequence[int]) -> EngineError | TargetError:
@@ -188,19 +201,11 @@ def attach_breakpoint(
     processes that they start. Then the program must not ask for the cookie: events that a thread inherits run it, but
     forget that (``perf_event_alloc``). OSError as the kernel answers: ENOSPC if the processor's four are in use.
     """
-    links = Descriptors()
-    try:
-        if threads is None:
-            for cpu in online_cpus():
-                _link_event(links, program, perfcalls.open_breakpoint(address, size, access, cpu=cpu), cookie)
-        else:
-            for tid in threads:
-                event = perfcalls.open_breakpoint(address, size, access, pid=tid, inherit=True)
-                _link_event(links, program, event, cookie)
-    except BaseException:
-        links.close()
-        raise
-    return links
+    if threads is None:
+        events = ((perfcalls.open_breakpoint(address, size, access, cpu=cpu), cookie) for cpu in online_cpus())
+    else:
+        events = ((perfcalls.open_breakpoint(address, size, access, pid=tid, inherit=True), cookie) for tid in threads)
+    return link_events(program, events, Descriptors())
 
 
 def attach_clock(program: int, cookie: int, *, period: int = 0, frequency: int = 0) -> Descriptors:
@@ -209,14 +214,8 @@ def attach_clock(program: int, cookie: int, *, period: int = 0, frequency: int =
 
     It runs each ``period`` nanoseconds or ``frequency`` times a second, on what runs there: a program or the kernel.
     """
-    links = Descriptors()
-    try:
-        for cpu in online_cpus():
-            _link_event(links, program, perfcalls.open_cpu_clock(cpu, period=period, frequency=frequency), cookie)
-    except BaseException:
-        links.close()
-        raise
-    return links
+    clocks = (perfcalls.open_cpu_clock(cpu, period=period, frequency=frequency) for cpu in online_cpus())
+    return link_events(program, ((clock, cookie) for clock in clocks), Descriptors())
 
 
 _ONLINE_CPUS = "/sys/devices/system/cpu/online"

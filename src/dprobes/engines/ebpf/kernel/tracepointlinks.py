@@ -7,13 +7,13 @@ The kernel takes all of it away when the descriptors are closed, also if this pr
 from __future__ import annotations
 
 import errno
-import os
 from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.engines.ebpf.kernel.descriptors import Descriptors
+from dprobes.engines.ebpf.kernel.links import link_events
 from dprobes.engines.ebpf.kernel.refusal import PERF_REMEDY, TOO_MANY_FILES
 from dprobes.engines.linux import perfcalls
-from dprobes.engines.linux.bpfcalls import AttachType, ProgramType, link_perf_event, open_raw_tracepoint
+from dprobes.engines.linux.bpfcalls import AttachType, ProgramType, open_raw_tracepoint
 from dprobes.errors import EngineError, PrivilegeError, reason_of
 from dprobes.target.kernel.tracedfields import Source
 
@@ -41,24 +41,13 @@ def form_of(traced: TracedEvent, types: KernelTypes) -> ProgramForm:
 
 def attach_tracepoint(traced: TracedEvent, program: int) -> Descriptors:
     """Attach a loaded program to a tracepoint."""
-    links = Descriptors()
     try:
         if traced.source is not Source.RECORD:
-            links.add(open_raw_tracepoint(program))
-            return links
+            return Descriptors((open_raw_tracepoint(program),))
         # One event runs the program on every CPU (perf_trace_run_bpf_submit in kernel/events/core.c).
-        event = perfcalls.open_tracepoint(traced.event)
-        try:
-            links.add(link_perf_event(program, event))
-            perfcalls.enable(event)
-        finally:
-            os.close(event)
-    except BaseException as error:
-        links.close()
-        if isinstance(error, OSError):
-            raise _refusal(error, traced) from error
-        raise
-    return links
+        return link_events(program, ((perfcalls.open_tracepoint(each), 0) for each in (traced.event,)), Descriptors())
+    except OSError as error:
+        raise _refusal(error, traced) from error
 
 
 def _refusal(error: OSError, traced: TracedEvent) -> EngineError:
