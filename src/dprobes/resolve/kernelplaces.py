@@ -23,6 +23,7 @@ from dprobes.resolve.watchpoints import resolve_watchpoints
 from dprobes.rpn.encoder import encode
 from dprobes.rpn.program import Address, Expression, Glob, ModuleType, Offset, Sampler, Tracepoint
 from dprobes.target.instructions import MAX_LENGTH, DecodedInstruction, decode
+from dprobes.target.kernel.formernames import has_same_arguments
 from dprobes.target.kernel.runningkernel import KERNEL_NAMES, module_name
 
 if TYPE_CHECKING:
@@ -243,7 +244,8 @@ class _Resolver:
                 if symbol.name != name:
                     self._diagnostics.note(
                         definition.span("offset") or definition.span("address"),
-                        f"'{name}' is called '{symbol.name}' in this kernel",
+                        f"'{name}' is called '{symbol.name}' in this kernel"
+                        + ("" if has_same_arguments(name, symbol.name) else ", with other arguments"),
                     )
                 if not symbol.is_code:
                     raise TargetError(

@@ -43,7 +43,7 @@ def describe_kernel_place(module: str, expression: Expression | None) -> Iterato
         # As in 'address =' and 'offset =': the upper half of all numbers are addresses.
         address = expression.addend if expression.addend >> 63 else base + expression.addend
     else:
-        address = kernel.symbol(expression.symbol, module).address + expression.addend
+        address = kernel.symbol(expression.symbol, module, is_code=True).address + expression.addend
     function = kernel.symbols.covering(address)
     if function is None or function.module != module:
         raise TargetError(f"{address:#x} is not in the code of '{module or KERNEL_NAMES[0]}'")

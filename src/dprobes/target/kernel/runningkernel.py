@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.errors import TargetError, reason_of
-from dprobes.target.kernel.formernames import present_names
+from dprobes.target.kernel.formernames import advice_on_data, present_names
 from dprobes.target.kernel.kallsyms import KALLSYMS, Kallsyms
 from dprobes.target.kernel.kerneltext import open_text
 
@@ -118,11 +118,11 @@ class RunningKernel:
 
     def symbol(self, name: str, module: str, *, is_code: bool = False) -> KernelSymbol:
         """
-        Return the symbol called ``name`` of a module, a former name standing for the present one.
+        Return the symbol called ``name`` of a module; raise ``TargetError`` if there is none, or several.
 
-        Raise ``TargetError`` if there is none, or several; with ``is_code`` those of data do not count.
+        With ``is_code`` those of data do not count, and a former name stands for the present one.
         """
-        for each in (name, *present_names(name)):
+        for each in (name, *present_names(name)) if is_code else (name,):
             found = self.symbols.find(each, module)
             if is_code:
                 found = [symbol for symbol in found if symbol.is_code] or found
@@ -191,6 +191,10 @@ class RunningKernel:
             other = elsewhere[0]
             how = f"'name = {other}' and 'modtype = kmod'" if other else "'name = vmlinux' and 'modtype = kernel'"
             return TargetError(f"'{name}' is not in {_shown(module)} but in {_shown(other)}", hint=f"write {how}")
+        present = next((each for each in present_names(name) if self.symbols.find(each, module)), None)
+        advice = f"it is called '{present}' in this kernel" if present is not None else advice_on_data(name)
+        if advice is not None:
+            return TargetError(f"{_shown(module)} has no symbol '{name}'", hint=advice)
         if not self.symbols.has_data:
             return TargetError(
                 f"{_shown(module)} has no symbol '{name}'",

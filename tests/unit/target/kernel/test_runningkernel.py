@@ -20,7 +20,21 @@ KERNEL = RunningKernel(Kallsyms(CODE + DATA + b"ffffffffc0101000 t dummy_xmit\t[
 
 @pytest.mark.parametrize(("former", "present"), [("do_fork", "kernel_clone"), ("sys_getpid", "__x64_sys_getpid")])
 def test_former_names(former: str, present: str) -> None:
-    assert KERNEL.symbol(former, "").name == present
+    assert KERNEL.symbol(former, "", is_code=True).name == present
+    with pytest.raises(TargetError) as caught:
+        KERNEL.symbol(former, "")
+    assert caught.value.message == f"the kernel has no symbol '{former}'"
+    assert caught.value.hint == f"it is called '{present}' in this kernel"
+
+
+def test_data_that_is_no_more_has_no_other_name() -> None:
+    with pytest.raises(TargetError) as caught:
+        KERNEL.symbol("nr_free_pages", "")
+    assert caught.value.message == "the kernel has no symbol 'nr_free_pages'"
+    assert caught.value.hint == (
+        "pages are counted in arrays today: 'vm_zone_stat' has the sums, less what each CPU has not added yet, and "
+        "begins with the free pages"
+    )
 
 
 def test_a_name_of_several_places() -> None:
