@@ -38,6 +38,7 @@ def examine() -> list[Finding]:
         remedy = "run dprobes as root, or give it CAP_BPF and CAP_PERFMON; --engine ptrace needs neither"
         return [Finding(_ENGINE, works=False, detail=detail, remedy=remedy)]
     from dprobes.engines.ebpf.kernel.features import Feature, Features
+    from dprobes.engines.ebpf.kerneldoctor import examine_kernel
     from dprobes.engines.ebpf.support import kernel_support
 
     features = Features()
@@ -96,6 +97,7 @@ def examine() -> list[Finding]:
         _feature(features, Feature.NAMESPACE_PID, "number processes as their containers do (--pid-namespace)", _OLD),
         _map_memory(),
         _cost(),
+        *examine_kernel(features, _lockdown()),
     ]
 
 
