@@ -13,18 +13,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.bpf.asm.assembler import Assembler
 from dprobes.bpf.asm.isa import Alu, Jump, Register
-from dprobes.bpf.lower import (
-    exceptions,
-    rows_arithmetic,
-    rows_flow,
-    rows_heap,
-    rows_log,
-    rows_logmemory,
-    rows_stack,
-    rows_trace,
-    rows_variables,
-    rows_world,
-)
+from dprobes.bpf.lower import exceptions
 from dprobes.bpf.lower.composer import Composer, call_extensions
 from dprobes.bpf.lower.epilogue import Epilogue
 from dprobes.bpf.lower.flow import HandlerFlow, analyse
@@ -44,6 +33,9 @@ from dprobes.bpf.lower.request import (
     Watched,
 )
 from dprobes.bpf.lower.ringentries import RingEntries
+from dprobes.bpf.lower.rows import ROW_TEMPLATES
+from dprobes.bpf.lower.rows.flow import invalid_opcode
+from dprobes.bpf.lower.rows.trace import write_trace_routine
 from dprobes.bpf.lower.tickets import ticket_of
 from dprobes.bpf.lower.unwritten import may_read_unwritten
 from dprobes.bpf.lower.writer import Writer
@@ -80,15 +72,7 @@ __all__ = [
 ]
 
 TEMPLATES = {
-    **rows_flow.TEMPLATES,
-    **rows_arithmetic.TEMPLATES,
-    **rows_stack.TEMPLATES,
-    **rows_variables.TEMPLATES,
-    **rows_world.TEMPLATES,
-    **rows_log.TEMPLATES,
-    **rows_logmemory.TEMPLATES,
-    **rows_trace.TEMPLATES,
-    **rows_heap.TEMPLATES,
+    **ROW_TEMPLATES,
     "callk": call_extensions,
     "callk <name>": call_extensions,
 }
@@ -252,11 +236,11 @@ class _Handler:
 
     def _write_body(self) -> None:
         writer = self._writer
-        writer.write_blocks(TEMPLATES, rows_flow.invalid_opcode)
+        writer.write_blocks(TEMPLATES, invalid_opcode)
         exceptions.write_dispatch(writer, writer.trace.call if self._autostacktrace else None)
         if writer.flow.returns:
             exceptions.write_return(writer)
-        rows_trace.write_trace_routine(writer)
+        write_trace_routine(writer)
 
 
 def _relocated(image: CodeImage, flow: HandlerFlow, request: Request) -> Iterator[tuple[int, int]]:

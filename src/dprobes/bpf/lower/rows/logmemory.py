@@ -19,7 +19,7 @@ from dprobes.bpf.lower.logbuffer import (
     room,
     write_prefix,
 )
-from dprobes.bpf.lower.rows_world import PAGE, next_page, read_byte
+from dprobes.bpf.lower.rows.world import PAGE, next_page, read_byte
 from dprobes.bpf.lower.stack import SCRATCH
 from dprobes.rpn.isa import KERNEL_FRAMES_MAX, ExceptionCode, Token
 

@@ -1,0 +1,20 @@
+"""The templates: what each row of the instruction table becomes, a module for each kind of row."""
+
+from __future__ import annotations
+
+from dprobes.bpf.lower.rows import arithmetic, flow, heap, log, logmemory, stack, trace, variables, world
+
+__all__ = ["ROW_TEMPLATES"]
+
+ROW_TEMPLATES = {
+    **flow.TEMPLATES,
+    **arithmetic.TEMPLATES,
+    **stack.TEMPLATES,
+    **variables.TEMPLATES,
+    **world.TEMPLATES,
+    **log.TEMPLATES,
+    **logmemory.TEMPLATES,
+    **trace.TEMPLATES,
+    **heap.TEMPLATES,
+}
+"""The templates by the syntax of rows; those of calls of extensions are the composer's."""
