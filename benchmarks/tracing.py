@@ -72,7 +72,7 @@ def has_bpftrace() -> bool:
 
 def dprobes(source: Path, *options: str) -> list[str]:
     """Return the command that runs a program on all processes."""
-    return [*DPROBES, "run", "--engine", "ebpf", str(source), *options]
+    return [*DPROBES, "run", "--engine", "ebpf", "--overhead", "off", str(source), *options]
 
 
 def bpftrace(probe: str, action: str) -> list[str]:

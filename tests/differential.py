@@ -12,6 +12,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from dprobes.arch import architecture
+from dprobes.bpf.layout import LOAD_WINDOW
 from dprobes.bpf.lower import LoopForm, Placement, Request, is_supported
 from dprobes.errors import NotSupportedError
 from dprobes.record.layout import FIXED_ITEMS, Item, LogRecord
@@ -76,6 +77,7 @@ def random_demand(random: Random) -> Demand:
             moved=random.choice((0, 4, -3)) if placement is Placement.BREAKPOINT else 0,
             return_bytes=random.choice((0, 16)),
             wants_tid=random.random() < 0.5,
+            load_limit=random.choice((None, LOAD_WINDOW)),
         ),
         keeps_stack=random.random() < 0.3,
     )

@@ -19,14 +19,18 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 from dprobes.arch import architecture
 from dprobes.bpf.asm.isa import Jump, Register
 from dprobes.bpf.layout import (
+    CPU_LOAD_SIZE,
     ENTRY_HEAD,
     NAME_SIZE,
     NOTE_SIZE,
     PROBE_ENTRY_SIZE,
+    PROBE_LOAD_SIZE,
     STATUS_SIZE,
+    CpuLoad,
     Entry,
     MapName,
     ProbeField,
+    ProbeLoad,
     power_of_two,
 )
 from dprobes.bpf.lower import Abilities, LoopForm, Lowered, Placement, Request, Tables, VmaLayout, is_supported, lower
@@ -287,6 +291,8 @@ class EbpfRunner:
             MapName.CPU_VARIABLES: ArrayMap(8 * power_of_two(cv) * 8),
             MapName.RING: RingBuffer(1 << 18),
             MapName.NOTES: LruHashMap(4, NOTE_SIZE, 64),
+            MapName.CPU_LOAD: ArrayMap(CPU_LOAD_SIZE * 8),
+            MapName.PROBE_LOAD: ArrayMap(PROBE_LOAD_SIZE * _PROBES),
         }
         return self
 
@@ -377,6 +383,33 @@ class EbpfRunner:
         """Return a field of the probepoint in the probe table."""
         value: int = self._table()[(PROBE_ENTRY_SIZE * _PROBE + field) // 8]
         return value
+
+    def load(self, field: ProbeLoad) -> int:
+        """Return a 64-bit field of what is known of the probepoint's hits."""
+        value: int = self._load_words()[(PROBE_LOAD_SIZE * _PROBE + field) // 8]
+        return value
+
+    def set_thinning(self, thinning: int, cost: int = 0) -> None:
+        """Let one hit of so many run the handler, and each cost so many nanoseconds besides."""
+        self._load_words()[(PROBE_LOAD_SIZE * _PROBE + ProbeLoad.THINNING) // 8] = thinning | cost << 32
+
+    def _load_words(self) -> memoryview:
+        loads = self._maps[MapName.PROBE_LOAD]
+        assert isinstance(loads, ArrayMap)
+        return loads.words
+
+    def cpu_loads(self, field: CpuLoad) -> list[int]:
+        """Return a field of what hits take of each CPU."""
+        loads = self._maps[MapName.CPU_LOAD]
+        assert isinstance(loads, ArrayMap)
+        return list(loads.words[field // 8 :: CPU_LOAD_SIZE // 8])
+
+    def brake(self, until: int) -> None:
+        """Let no handler run on any CPU until the clock shows so many nanoseconds."""
+        loads = self._maps[MapName.CPU_LOAD]
+        assert isinstance(loads, ArrayMap)
+        for cpu in range(8):
+            loads.words[(cpu * CPU_LOAD_SIZE + CpuLoad.BRAKED) // 8] = until
 
     def _write_probe(self, point: Point) -> None:
         at = PROBE_ENTRY_SIZE * _PROBE

@@ -212,6 +212,7 @@ def total(counts: Iterable[Counts]) -> Counts:
         result.passed += each.passed
         result.recursed += each.recursed
         result.missed += each.missed
+        result.skipped += each.skipped
         result.faulted += each.faulted
         executed |= dict.fromkeys(each.executed)
     result.executed = tuple(executed)

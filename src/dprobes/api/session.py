@@ -17,6 +17,7 @@ from dprobes.engines.insertion import insertion
 from dprobes.engines.interface import Counts, Scope, ScopeKind
 from dprobes.engines.launchedcommand import LaunchedCommand
 from dprobes.engines.options import EngineOptions
+from dprobes.engines.overhead import check_overhead
 from dprobes.engines.registry import AUTO, engine_that_probes, named_engine
 from dprobes.engines.sharedglobals import GlobalVariables
 from dprobes.errors import EngineError
@@ -307,11 +308,17 @@ class ProbeSession:
 
 
 def _options(
-    directory: str | Path, allow_write: bool, exact: bool, pid_namespace: bool, ring_size: int
+    directory: str | Path,
+    allow_write: bool,
+    exact: bool,
+    pid_namespace: bool,
+    ring_size: int,
+    overhead: float | None,
 ) -> EngineOptions:
     return EngineOptions(
         allow_write,
         core_directory=str(directory),
+        overhead=None if overhead is None else check_overhead(overhead),
         replaceable=True,
         own={"exact": exact, "pid_namespace": pid_namespace, "ring_size": ring_size},
     )
@@ -329,6 +336,7 @@ def attach(
     core_directory: str | Path = ".",
     buffer: int = _BUFFER,
     ring_size: int = RING_SIZE,
+    overhead: float | None = None,
 ) -> ProbeSession:
     """
     Return a session for a running process, and with ``follow`` for all that it starts.
@@ -337,10 +345,11 @@ def attach(
 
     ``engine`` is one that ``dprobes run --engine`` knows; "auto" is the cheapest that can do what a program needs.
     ``items`` are the header items of records: fewer make them smaller. ``allow_write`` allows programs to change or
-    stop the target. ``exact``, ``pid_namespace``, ``core_directory`` and ``ring_size`` (in bytes) are those of
-    ``dprobes run``. ``buffer`` is how many bytes of records are kept that nobody has read.
+    stop the target. ``exact``, ``pid_namespace``, ``core_directory``, ``ring_size`` (in bytes) and ``overhead`` (in
+    percent, 0 for no limit) are those of ``dprobes run``. ``buffer`` is how many bytes of records are kept that nobody
+    has read.
     """
-    options = _options(core_directory, allow_write, exact, pid_namespace, ring_size)
+    options = _options(core_directory, allow_write, exact, pid_namespace, ring_size, overhead)
     scope = Scope(pid=pid, follow=follow)
     return ProbeSession(scope, options, engine=engine, items=items, buffer=buffer)
 
@@ -357,6 +366,7 @@ def launch(
     core_directory: str | Path = ".",
     buffer: int = _BUFFER,
     ring_size: int = RING_SIZE,
+    overhead: float | None = None,
 ) -> ProbeSession:
     """
     Return a session for a command, a list of words.
@@ -366,7 +376,7 @@ def launch(
     not begun, it never will. ``ProbeSession.wait`` returns its exit status. Raise ``TargetError`` if there is no such
     command. The other arguments are those of ``attach``.
     """
-    options = _options(core_directory, allow_write, exact, pid_namespace, ring_size)
+    options = _options(core_directory, allow_write, exact, pid_namespace, ring_size, overhead)
     scope = Scope(command=tuple(command), follow=follow)
     return ProbeSession(scope, options, engine=engine, items=items, buffer=buffer)
 
@@ -382,6 +392,7 @@ def everywhere(
     core_directory: str | Path = ".",
     buffer: int = _BUFFER,
     ring_size: int = RING_SIZE,
+    overhead: float | None = None,
 ) -> ProbeSession:
     """
     Return a session for all processes, those that are started later included; it needs the ebpf engine, and so root.
@@ -389,6 +400,6 @@ def everywhere(
     ``cgroup`` is a directory below /sys/fs/cgroup whose processes only are meant, ``uid`` a user. The other arguments
     are those of ``attach``.
     """
-    options = _options(core_directory, allow_write, exact, pid_namespace, ring_size)
+    options = _options(core_directory, allow_write, exact, pid_namespace, ring_size, overhead)
     scope = Scope(cgroup=None if cgroup is None else str(cgroup), uid=uid)
     return ProbeSession(scope, options, engine=engine_that_probes(ScopeKind.EVERYWHERE), items=items, buffer=buffer)

@@ -13,21 +13,27 @@ import struct
 __all__ = [
     "ARRIVAL",
     "AWAITING",
+    "CPU_LOAD_SIZE",
     "CROSSED_SIZE",
     "ENTRY_HEAD",
     "KIND_SHIFT",
+    "LOAD_LIMIT",
+    "LOAD_WINDOW",
     "NAME_SIZE",
     "NOTE_HITS",
     "NOTE_SIZE",
     "PROBE_ENTRY_SIZE",
+    "PROBE_LOAD_SIZE",
     "PROBE_MAX",
     "REMOVED_BY",
     "SAMPLE_SIZE",
     "STATUS_SIZE",
     "TICKETS_SHIFT",
+    "CpuLoad",
     "Entry",
     "MapName",
     "ProbeField",
+    "ProbeLoad",
     "Status",
     "SwitchOver",
     "awaiting_key",
@@ -87,6 +93,10 @@ class MapName(enum.Enum):
     """A bit for each thread id (of the initial namespace): set once it has hit a program that replaces another one."""
     SUCCESSOR = "successor"
     """An array of maps with one element: CROSSED of the program that replaces this one, as soon as there is one."""
+    CPU_LOAD = "cpu_load"
+    """What hits take of each CPU: ``CpuLoad`` entries, in programs with an overload guard alone."""
+    PROBE_LOAD = "probe_load"
+    """What hits of each probepoint take, and how many run no handler: ``ProbeLoad`` entries, by the probe table's."""
 
 
 class ProbeField(enum.IntEnum):
@@ -119,6 +129,66 @@ class ProbeField(enum.IntEnum):
 
 
 PROBE_ENTRY_SIZE = 64
+
+
+class CpuLoad(enum.IntEnum):
+    """
+    Give the offsets of the fields of a CPU_LOAD entry (``bpf.lower.overload``); times are in nanoseconds.
+
+    Others that run on the CPU meanwhile may undo what is added to a field: that is rare, and no count depends on it.
+
+    ::
+
+         0 u64 spent       what hits have taken so far: their traps, and measured handlers with their weight
+         8 u64 runs        handlers that have run
+        16 u64 since       when the present window began
+        24 u64 mark        what ``spent`` was then
+        32 u64 braked      until when no handler runs; 0 if they do
+    """
+
+    SPENT = 0
+    RUNS = 8
+    SINCE = 16
+    MARK = 24
+    BRAKED = 32
+
+
+CPU_LOAD_SIZE = 64
+
+LOAD_WINDOW = 500_000_000
+"""Nanoseconds of a window, in which hits may take so much of a CPU before handlers are skipped."""
+
+LOAD_LIMIT = 2 * LOAD_WINDOW
+"""
+The nanoseconds that hits may take of a window for each CPU's share that they should take.
+
+So handlers are skipped at twice the budget, and without anybody's decision; never where the budget is half a CPU.
+"""
+
+
+class ProbeLoad(enum.IntEnum):
+    """
+    Give the offsets of the fields of a PROBE_LOAD entry.
+
+    ::
+
+         0 u64 skipped     hits that ran no handler because of the overload guard
+         8 u64 time        nanoseconds in handlers: the measured ones, with their weight
+        16 u64 foreign     hits of threads that are not in scope, which cost their trap all the same
+        24 u64 turn        hits that had to await their turn
+        32 u32 thinning    one hit of so many runs the handler; 0 and 1: each of them
+        36 u32 cost        nanoseconds of a hit besides the handler
+    """
+
+    SKIPPED = 0
+    TIME = 8
+    FOREIGN = 16
+    TURN = 24
+    THINNING = 32
+    COST = 36
+
+
+PROBE_LOAD_SIZE = 64
 
 NOTE_HITS = 2
 NOTE_SIZE = 16 * NOTE_HITS

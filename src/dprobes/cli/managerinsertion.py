@@ -12,7 +12,7 @@ from dprobes.cli.enginechoice import check_scope, engine_option, note_engine, no
 from dprobes.cli.headeritems import log_items_of
 from dprobes.cli.logoptions import has_structure, log_format_option
 from dprobes.cli.managed import client, print_json
-from dprobes.cli.options import names_of, selection_options, verification_options
+from dprobes.cli.options import names_of, overhead_option, selection_options, verification_options
 from dprobes.cli.output.textoutput import print_line
 from dprobes.cli.scopeoptions import scope_of
 from dprobes.cli.verbs.log_target import absolute_target
@@ -62,6 +62,7 @@ def insertion_options(function: Callable[..., Any]) -> Callable[..., Any]:
                 "--ring-size", type=click.IntRange(min=1, max=1024), metavar="MIB",
                 help="Buffer for records not yet read, in MiB (ebpf; 4, and less if many programs are inserted).",
             ),
+            overhead_option,
             click.option("--json", "as_json", is_flag=True, help="Print the inserted and replaced programs as JSON."),
         )
     ):  # fmt: skip
@@ -126,6 +127,7 @@ def insert(ppdf: bytes, where: Insertion, options: dict[str, Any], **more: Any) 
                 exact=options["exact"],
                 pid_namespace=options["pid_namespace"],
                 core_directory=options["core_directory"],
+                overhead=options["overhead"],
                 ring_size=None if options["ring_size"] is None else options["ring_size"] << 20,
             )
         status = _report(result, as_json=options["as_json"], verbose=options["verbose"], program=scope.program)

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dprobes.engines.overhead import DEFAULT_OVERHEAD, overhead_of
+from dprobes.errors import EngineError
 from dprobes.rpn.pipeline import CompileOptions
 
 if TYPE_CHECKING:
@@ -17,6 +19,7 @@ __all__ = [
     "PROGRAM_FILE",
     "compile_options",
     "names_of",
+    "overhead_option",
     "program_options",
     "selection_options",
     "symbols_option",
@@ -50,6 +53,28 @@ def symbols_option(function: Callable[..., Any]) -> Callable[..., Any]:
     return click.option(
         "--sym", "symbols", type=PROGRAM_FILE, metavar="FILE",
         help="Read the module's symbols from an unstripped ELF or debug file, System.map, nm output, or linker map.",
+    )(function)  # fmt: skip
+
+
+class _Overhead(click.ParamType[float]):
+    """A percentage, or a word for no limit."""
+
+    name = "percent"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the percentage; what is none is a usage error."""
+        try:
+            return overhead_of(value)
+        except EngineError as error:
+            self.fail(f"{error.message}; {error.hint}", param, ctx)
+
+
+def overhead_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add ``--overhead`` to a command."""
+    return click.option(
+        "--overhead", type=_Overhead(), metavar="PERCENT",
+        help="Let hits take at most so much of each CPU, such as 10%, by skipping handlers and disabling probepoints; "
+        f"'off' for no limit. Default: {DEFAULT_OVERHEAD:g}% in all processes and in the kernel, else off.",
     )(function)  # fmt: skip
 
 

@@ -53,8 +53,9 @@ class Counts:
 
     ``hits`` are hits whose instruction completed, ``passed`` those of them that passcount skipped, ``records`` the
     records emitted, ``lost`` those dropped because nobody took them in time. ``recursed`` hits, during a handler of the
-    same thread, and ``missed`` ones, for which there was no room, ran no handler. ``faulted`` runs of the handler left
-    no record, because the instruction faulted then. ``executed`` says in which ways the probed instruction was
+    same thread, ``missed`` ones, for which there was no room, and ``skipped`` ones, with which the run would have taken
+    too much of a CPU, ran no handler. ``faulted`` runs of the handler left no record, because the instruction faulted
+    then. ``executed`` says in which ways the probed instruction was
     executed, where an engine has several.
     """
 
@@ -64,6 +65,7 @@ class Counts:
     passed: int = 0
     recursed: int = 0
     missed: int = 0
+    skipped: int = 0
     faulted: int = 0
     executed: tuple[str, ...] = ()
 

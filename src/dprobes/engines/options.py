@@ -44,6 +44,8 @@ class EngineOptions:
     symbols: SymbolProvider = OWN_SYMBOLS
     debugger: tuple[str, ...] | None = None
     core_directory: str = "."
+    overhead: float | None = None
+    """Percent of a CPU that hits may take (``overhead``), 0 for no limit; None: what fits the scope."""
     replaceable: bool = False
     """Whether a program can be replaced by another one while it runs."""
     traces_already: bool = False

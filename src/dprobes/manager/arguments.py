@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.engines.interface import Scope
 from dprobes.engines.options import EngineOptions
+from dprobes.engines.overhead import overhead_of
 from dprobes.engines.registry import AUTO, named_engine
 from dprobes.errors import EngineError, ManagerError
 from dprobes.lazydataclass import dataclass
@@ -71,6 +72,7 @@ def insertion(given: InsertArguments) -> Insertion:
         options=EngineOptions(
             allow_write=given.allow_write,
             core_directory=given.core_directory or ".",
+            overhead=_overhead(given.overhead),
             own={
                 "pid_namespace": given.pid_namespace,
                 "exact": given.exact,
@@ -101,6 +103,13 @@ def _engine(text: str) -> str:
     if argument is not None:
         raise ManagerError(f"a program that is inserted cannot have the {name} engine", hint="use 'dprobes run'")
     return name
+
+
+def _overhead(given: str | None) -> float | None:
+    try:
+        return None if given is None else overhead_of(given)
+    except EngineError as error:
+        raise ManagerError(error.message, hint=error.hint) from None
 
 
 def _scope(given: ScopeArguments) -> Scope:

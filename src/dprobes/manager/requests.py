@@ -57,6 +57,7 @@ class InsertArguments:
     exact: bool = False
     pid_namespace: bool = False
     ring_size: int | None = field(default=None, metadata=wire(bounds=(1 << 12, 1 << 30)))
+    overhead: str | None = None
     core_directory: str = "."
     directory: str = "/"
     targets: tuple[str, ...] = ()

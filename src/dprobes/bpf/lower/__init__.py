@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
     from dprobes.arch import Architecture
     from dprobes.arch import Register as CpuRegister
+    from dprobes.bpf.lower.overload import Overload
     from dprobes.rpn.decoder import EncodedInstruction
     from dprobes.rpn.encoder import CodeImage
     from dprobes.rpn.isa import Row
@@ -224,7 +225,7 @@ class _Handler:
     def write(self) -> None:
         """Write the program, without the functions that the kernel calls."""
         writer = self._writer
-        around = writer, RingEntries(writer), ticket_of(writer), writer.asm.label()
+        around = writer, RingEntries(writer), ticket_of(writer), _overload_of(writer), writer.asm.label()
         Prologue(*around).write()
         writer.loops.write_inside(self._write_body)
         Epilogue(*around).write()
@@ -241,6 +242,15 @@ class _Handler:
         if writer.flow.returns:
             exceptions.write_return(writer)
         write_trace_routine(writer)
+
+
+def _overload_of(writer: Writer) -> Overload | None:
+    """Return the overload guard of a handler; None if its hits are not measured."""
+    if (limit := writer.request.load_limit) is None:
+        return None
+    from dprobes.bpf.lower.overload import Overload
+
+    return Overload(writer, limit)
 
 
 def _relocated(image: CodeImage, flow: HandlerFlow, request: Request) -> Iterator[tuple[int, int]]:

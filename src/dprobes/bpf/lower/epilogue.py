@@ -11,6 +11,7 @@ from dprobes.bpf.lower.stack import SCRATCH
 
 if TYPE_CHECKING:
     from dprobes.bpf.asm.assembler import Label
+    from dprobes.bpf.lower.overload import Overload
     from dprobes.bpf.lower.ringentries import RingEntries
     from dprobes.bpf.lower.tickets import Ticket
     from dprobes.bpf.lower.writer import Writer
@@ -23,13 +24,16 @@ _R = Register
 class Epilogue:
     """The code after one handler; ``out`` is where a hit goes that has no state to give back."""
 
-    def __init__(self, writer: Writer, entries: RingEntries, ticket: Ticket | None, out: Label) -> None:
+    def __init__(
+        self, writer: Writer, entries: RingEntries, ticket: Ticket | None, overload: Overload | None, out: Label
+    ) -> None:
         self._w = writer
         self._asm = writer.asm
         self._request = writer.request
         self._flow = writer.flow
         self._entries = entries
         self._ticket = ticket
+        self._overload = overload
         self._out = out
         self._wish_label: Label | None = None
 
@@ -46,6 +50,8 @@ class Epilogue:
             self._entries.write_traces()
         self._wish(release)
         asm.place(release)
+        if self._overload is not None:
+            self._overload.end()
         asm.load(_R.R1, SCRATCH, Field.NUMBER)
         asm.alu(Alu.AND, _R.R1, self._request.tables.states - 1)
         asm.alu(Alu.LSH, _R.R1, 3)

@@ -113,6 +113,8 @@ class Field(enum.IntEnum):
     """The end of the part of the log buffer that is of this hit, where ``pop lp`` is used: LP may be further on."""
     TRACED = FIELDS + 528
     """The same of the trace buffer, STP and ``pop stp``."""
+    BEGAN = FIELDS + 536
+    """When the handler began, if the overload guard measures it; else 0."""
 
 
 class Frame(enum.IntEnum):

@@ -3,7 +3,8 @@ What comes before a handler: whose hits count, limits, and the state that it run
 
 ::
 
-    switch-over, filter ─► probe table: passcount and maxhits ─► claim of a state, an element of SCRATCH ─► its fields
+    switch-over, filter ─► probe table: passcount and maxhits ─► overload guard ─► claim of a state, an element of
+    SCRATCH ─► its fields
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dprobes.bpf.asm.isa import Alu, Atomic, Helper, Jump, Register, Size
 from dprobes.bpf.layout import LIMIT, MapName, ProbeField
 from dprobes.bpf.lower.handlerstate import FRAMES, RANGES, Field, Frame
 from dprobes.bpf.lower.host import CONTEXT
+from dprobes.bpf.lower.request import Filter
 from dprobes.bpf.lower.scopefilter import write_filter
 from dprobes.bpf.lower.stack import SCRATCH
 from dprobes.bpf.lower.switchover import write_switch_over
@@ -22,6 +24,7 @@ from dprobes.rpn.isa import RPN_STACK_CELLS
 
 if TYPE_CHECKING:
     from dprobes.bpf.asm.assembler import Label
+    from dprobes.bpf.lower.overload import Overload
     from dprobes.bpf.lower.ringentries import RingEntries
     from dprobes.bpf.lower.tickets import Ticket
     from dprobes.bpf.lower.writer import Writer
@@ -41,12 +44,15 @@ _R = Register
 class Prologue:
     """The code before one handler; hits that do not count go to ``out``."""
 
-    def __init__(self, writer: Writer, entries: RingEntries, ticket: Ticket | None, out: Label) -> None:
+    def __init__(
+        self, writer: Writer, entries: RingEntries, ticket: Ticket | None, overload: Overload | None, out: Label
+    ) -> None:
         self._w = writer
         self._asm = writer.asm
         self._request = writer.request
         self._entries = entries
         self._ticket = ticket
+        self._overload = overload
         self._out = out
         self._busy = writer.asm.label()
 
@@ -54,28 +60,48 @@ class Prologue:
         """Write all of it."""
         self._asm.mov(CONTEXT, _R.R1)
         write_switch_over(self._asm, self._request, self._out)
-        write_filter(self._asm, self._request.filter, self._w.host.global_pid, self._out)
+        self._filter()
         self._w.host.find_module(self._out, self._busy)
         self._w.host.find_mapper(self._out)
         self._count_hit()
+        if self._overload is not None:
+            self._admit(self._overload)
         self._claim()
         self._initialise()
 
+    def _filter(self) -> None:
+        """Write whose hits count; those of others cost their trap nevertheless."""
+        asm, scope, load_pid = self._asm, self._request.filter, self._w.host.global_pid
+        if self._overload is None or scope == Filter():
+            write_filter(asm, scope, load_pid, self._out)
+            return
+        foreign, ours = asm.label(), asm.label()
+        write_filter(asm, scope, load_pid, foreign)
+        asm.jump(ours)
+        asm.place(foreign)
+        self._load_cookie()
+        self._overload.charge(is_foreign=True)
+        asm.jump(self._out)
+        asm.place(ours)
+
+    def _load_cookie(self) -> None:
+        """Let R8 be the attach cookie, where that is needed."""
+        if self._request.probe is None:
+            self._w.host.cookie()
+            self._asm.mov(_R.R8, _R.R0)
+
     def _count_hit(self) -> None:
         """Write the counting; R8 keeps the attach cookie and R9 whether it is the last hit. R7 is still free."""
-        asm, request, host = self._asm, self._request, self._w.host
-        if request.probe is None:
-            host.cookie()
-            asm.mov(_R.R8, _R.R0)
+        asm, request = self._asm, self._request
+        self._load_cookie()
         if self._ticket is not None:
             self._ticket.open(self._busy)
-        if request.probe is None:
-            asm.mov(_R.R0, _R.R8)
-            host.entry_at(_R.R1, _R.R0)
-        else:
-            host.probe_entry(_R.R1)
+        self._entry_without_state()
         asm.load(_R.R2, _R.R1, ProbeField.DISABLED, Size.W)
         asm.jump_if(Jump.JNE, _R.R2, 0, self._out)
+        if self._overload is not None:
+            self._overload.charge()
+            self._entry_without_state()
         last = request.passcount + request.maxhits - 1
         if self._ticket is not None:
             self._ticket.draw(last if request.maxhits else None, self._out)
@@ -90,6 +116,18 @@ class Prologue:
             asm.jump_if(Jump.JGT, _R.R2, _R.R3, self._out)
             asm.alu(Alu.SUB, _R.R3, _R.R2)
             asm.mov(_R.R9, _R.R3)  # 0 for the last one
+
+    def _admit(self, overload: Overload) -> None:
+        """Write the overload guard: a hit may run no handler, as if there were no state for it."""
+        asm, skipped, admitted = self._asm, self._asm.label(), self._asm.label()
+        overload.admit(skipped)
+        asm.jump(admitted)
+        asm.place(skipped)
+        if self._request.maxhits:
+            self._miss_last()
+        overload.count_skipped()
+        asm.jump(self._out)
+        asm.place(admitted)
 
     def _claim(self) -> None:
         """Write the search for a free state; its number is put into it."""
@@ -127,7 +165,7 @@ class Prologue:
         asm.store(SCRATCH, Field.NUMBER, _R.R1)
 
     def _miss_last(self) -> None:
-        """Write what happens if the last hit finds no state: the probepoint is removed nevertheless."""
+        """Write what happens if the last hit runs no handler: the probepoint is removed nevertheless."""
         asm, other = self._asm, self._asm.label()
         asm.jump_if(Jump.JNE, _R.R9, 0, other)
         if self._ticket is None:
@@ -188,6 +226,8 @@ class Prologue:
         if flow.uses("setmaj", "setmaj <major>", "setmin", "setmin <minor>"):
             asm.store(SCRATCH, Field.MAJOR, self._w.point.major)
             asm.store(SCRATCH, Field.MINOR, self._w.point.minor)
+        if self._overload is not None:
+            self._overload.begin()
         self._w.host.prepare()
         if Item.TIME in self._entries.items:
             self._w.host.time()

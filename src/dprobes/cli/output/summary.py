@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from dprobes.resolve.probepoints import LeftOutProbe, Probepoint
     from dprobes.rpn.program import Program
 
-__all__ = ["faulted_runs", "left_out_lines", "place_of", "summary"]
+__all__ = ["faulted_runs", "left_out_lines", "place_of", "skipped_hits", "summary"]
 
 _SHOWN = 20
 """Up to so many probepoints, those without a hit are listed as well."""
@@ -29,10 +29,10 @@ _MISSED = "there was no room for one more at that moment, or the process was cha
 _PLACE = 1
 """The column of places."""
 
-_RARE = ("skipped", "recursed")
+_RARE = ("passed", "recursed")
 """Columns that are left out where the table is too wide and they hold zeros."""
 
-_HEADER = ("probe", "place", "hits", "records", "lost", "skipped", "recursed", "executed")
+_HEADER = ("probe", "place", "hits", "records", "lost", "passed", "recursed", "executed")
 
 
 def summary(program: Program, session: Session, counts: Sequence[Counts], width: int | None = None) -> str:
@@ -73,6 +73,9 @@ def summary(program: Program, session: Session, counts: Sequence[Counts], width:
             what = f"{count.missed} hit{'s' if count.missed > 1 else ''}"
             codes = f"{program.major},{program.definitions[number].minor}"
             text += f"\n{codes}  {what} of {escaped(place)} ran no handler: {_MISSED}"
+        if count.skipped:
+            codes = f"{program.major},{program.definitions[number].minor}"
+            text += f"\n{codes}  {skipped_hits(count, escaped(place))}"
         if count.faulted:
             codes = f"{program.major},{program.definitions[number].minor}"
             text += f"\n{codes}  {faulted_runs(count, escaped(place))}"
@@ -127,6 +130,12 @@ def faulted_runs(counts: Counts, place: str) -> str:
     """Return what to say of handler runs that left no record because of a fault."""
     runs = f"{counts.faulted} handler run{'s' if counts.faulted > 1 else ''}"
     return f"{runs} at {place} left no record, because the instruction faulted"
+
+
+def skipped_hits(counts: Counts, place: str) -> str:
+    """Return what to say of hits that ran no handler to save time."""
+    hits = f"{counts.skipped} hit{'s' if counts.skipped > 1 else ''}"
+    return f"{hits} of {place} ran no handler: more would have taken too much of a CPU (--overhead)"
 
 
 def place_of(probe: Probepoint) -> str:

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ["command", "counts_table"]
 
-_COUNTS = ("hits", "records", "lost", "passed", "recursed", "missed")
-_HEADER = ("probe", "place", "state", "hits", "records", "lost", "skipped", "recursed", "missed")
+_COUNTS = ("hits", "records", "lost", "passed", "recursed", "missed", "skipped")
+_HEADER = ("probe", "place", "state", *_COUNTS)
 _MANY = 40
 """Up to so many probepoints of a program are all listed; of more only those that were hit or are not active."""
 

@@ -17,6 +17,7 @@ from dprobes.cli.options import (
     PROGRAM_FILE,
     compile_options,
     names_of,
+    overhead_option,
     program_options,
     selection_options,
     symbols_option,
@@ -129,6 +130,7 @@ _GDB = ("gdb", "-q", "-p", "%p", "-ex", "handle SIGSTOP nostop noprint nopass")
     metavar="MIB",
     help="Size of the buffer for records not yet read, in MiB (ebpf).",
 )
+@overhead_option
 @click.option("--allow-self", is_flag=True, help="Allow -p for a process of another dprobes.")
 @verbose_option
 @click.option("--exit-status", is_flag=True, help="Return the exit status of the command.")
@@ -164,6 +166,7 @@ def command(
     pid_namespace: bool,
     exact: bool,
     ring_size: int,
+    overhead: float | None,
     allow_self: bool,
     verbose: bool,
     exit_status: bool,
@@ -192,6 +195,7 @@ def command(
         allow_write=allow_write,
         debugger=_debugger(debugger),
         core_directory=core_directory,
+        overhead=overhead,
         own={"pid_namespace": pid_namespace, "exact": exact, "ring_size": ring_size << 20},
     )
     engine_name, scope = check_scope(engine_name, scope, options)

@@ -66,6 +66,7 @@ class EbpfEngine(Engine):
         command: str = "",
         ring_size: int = RING_SIZE,
         replaceable: bool = False,
+        overhead: float | None = None,
         features: Features | None = None,
     ) -> None:
         self.features = features or Features()
@@ -78,6 +79,7 @@ class EbpfEngine(Engine):
             pid_namespace,
             1 << (ring_size - 1).bit_length(),
             replaceable,
+            overhead,
         )
 
     @cached_property
@@ -155,5 +157,6 @@ def engine_for(options: EngineOptions, scope: Scope) -> EbpfEngine:
         command=scope.program or next(iter(scope.command), ""),
         ring_size=own.ring_size,
         replaceable=options.replaceable,
+        overhead=options.overhead,
         features=options.knowledge.recall(Features),
     )

@@ -22,7 +22,7 @@ class Settings:
 
     ``pid_namespace`` gives process ids as the namespace of the processes numbers them. ``ring_size`` is in bytes, a
     power of two. ``replaceable`` programs can be replaced by others (``Job.replaces``), which costs each hit a
-    nanosecond.
+    nanosecond. ``overhead`` is that of ``EngineOptions``.
     """
 
     features: Features
@@ -32,3 +32,4 @@ class Settings:
     pid_namespace: bool
     ring_size: int
     replaceable: bool
+    overhead: float | None = None

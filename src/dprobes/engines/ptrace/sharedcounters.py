@@ -44,7 +44,7 @@ class Tally(ctypes.Structure):
 
     _fields_ = tuple(
         (name, ctypes.c_uint64)
-        for name in ("hits", "records", "lost", "passed", "recursed", "missed", "faulted", "placements")
+        for name in ("hits", "records", "lost", "passed", "recursed", "missed", "skipped", "faulted", "placements")
     )
     hits: int
     records: int
@@ -52,6 +52,7 @@ class Tally(ctypes.Structure):
     passed: int
     recursed: int
     missed: int
+    skipped: int
     faulted: int
     placements: int
 
@@ -64,7 +65,15 @@ class Tally(ctypes.Structure):
         placements = self.placements
         executed = tuple(sorted(place.value for place, bit in _PLACEMENTS.items() if placements & bit))
         return Counts(
-            self.hits, self.records, self.lost, self.passed, self.recursed, self.missed, self.faulted, executed
+            hits=self.hits,
+            records=self.records,
+            lost=self.lost,
+            passed=self.passed,
+            recursed=self.recursed,
+            missed=self.missed,
+            skipped=self.skipped,
+            faulted=self.faulted,
+            executed=executed,
         )
 
 

@@ -32,9 +32,9 @@ def test_a_file_in_which_nothing_was_hit_is_one_line() -> None:
     hit = Counts(5, 5, executed=("emulated",))
     idle = Counts(executed=("emulated",))
     assert told((0, "f", LIBC, hit), (0, "f", LIBC32, idle), (1, "g", LIBC, Counts()), (1, "g", LIBC32, idle)) == (
-        "probe  place  hits  records  lost  skipped  recursed  executed\n"
-        "0,0    f         5        5     0        0         0  emulated\n"
-        "0,0    g         0        0     0        0         0  -\n"
+        "probe  place  hits  records  lost  passed  recursed  executed\n"
+        "0,0    f         5        5     0       0         0  emulated\n"
+        "0,0    g         0        0     0       0         0  -\n"
         f"nothing was hit in {LIBC32}"
     )
 

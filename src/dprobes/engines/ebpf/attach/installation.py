@@ -10,7 +10,7 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dprobes.bpf.layout import LIMIT, PROBE_MAX, REMOVE, SwitchOver, power_of_two
+from dprobes.bpf.layout import LIMIT, LOAD_LIMIT, PROBE_MAX, REMOVE, SwitchOver, power_of_two
 from dprobes.bpf.lower.request import Placement, Tables
 from dprobes.engines.ebpf.attach.handlercompiler import HandlerCompiler, has_tickets
 from dprobes.engines.ebpf.attach.handlers import basic_request, load_handler
@@ -23,6 +23,7 @@ from dprobes.engines.ebpf.kernel.descriptors import Descriptors
 from dprobes.engines.ebpf.kernel.features import Feature
 from dprobes.engines.ebpf.kernel.links import attach_uprobes, uprobe_attach_type
 from dprobes.engines.interface import Counts, Notice, StateEvent
+from dprobes.engines.overhead import budget_of
 from dprobes.errors import DprobesError, EngineError
 from dprobes.resolve.probepoints import ProbeKind
 from dprobes.resolve.probestate import ProbeState
@@ -80,6 +81,7 @@ class Installation:
         if 2 * self.bank_size > PROBE_MAX:
             raise EngineError(f"{count} probepoints are too many: the ebpf engine can have {PROBE_MAX // 2 // _ROOM}")
         cpus = power_of_two(os.cpu_count() or 1)
+        self.budget = budget = budget_of(settings.overhead, job.scope, job.program)
         tables = Tables(state_count(), cpus, 2 * self.bank_size)
         request = replace(
             basic_request(features, self._program),
@@ -88,6 +90,7 @@ class Installation:
             namespace=namespace,
             replaceable=settings.replaceable,
             replaces=job.replaces is not None,
+            load_limit=None if budget is None else int(budget * LOAD_LIMIT),
         )
         self._compiler = HandlerCompiler(self._program, numbers, request, job.items, features)
         self._parts = [part for file, entered in owned for part in self._compiler.parts(file, entered)]
@@ -102,6 +105,7 @@ class Installation:
                 2 * self.bank_size, state, settings.ring_size, tables.states, cpus,
                 program.vars, program.gvars if shared is None else 0, program.cvars,
                 scope.processes, bool(events), settings.replaceable, job.replaces is not None, self.notes_tickets,
+                budget is not None,
             ),
             shared.descriptor if shared is not None else None,
         )  # fmt: skip
@@ -188,8 +192,10 @@ class Installation:
                 continue
             for probe, _ in part.sites:
                 link = self._numbers.link_address(probe)
-                for bank in (0, self.bank_size):
-                    self.maps.set_place(bank + probe, link, self.probes[probe].offset)
+                for entry in self.entries_of(probe):
+                    self.maps.set_place(entry, link, self.probes[probe].offset)
+        if self.maps.load is not None:
+            self.maps.load.set_costs((self.entries_of(number), site) for part in parts for number, site in part.sites)
         for batch in batches(parts):
             self._attach_batch(batch)
         if not self._postponed:
@@ -338,6 +344,10 @@ class Installation:
         """How many entries the probe table has."""
         return 2 * self.bank_size
 
+    def entries_of(self, number: int) -> tuple[int, int]:
+        """Return the two entries of a probepoint in the probe table."""
+        return number, self.bank_size + number
+
     @property
     def attachments(self) -> Attachments:
         """The links."""
@@ -350,7 +360,7 @@ class Installation:
         ``faults`` of its hits did not complete their instruction, and ``dropped`` of its records were not given out.
         """
         definition = self.probes[number].definition
-        entries = [self.maps.counters(bank + number) for bank in (0, self.bank_size)]
+        entries = [self.maps.counters(entry) for entry in self.entries_of(number)]
         hits = self._attachments.hits(number)
         if definition.maxhits:
             hits = min(hits, self._numbers.limit(number))
@@ -362,6 +372,7 @@ class Installation:
             lost=sum(entry.lost for entry in entries),
             passed=min(hits, definition.passcount),
             missed=sum(entry.missed for entry in entries),
+            skipped=sum(entry.skipped for entry in entries),
             faulted=faults,
             executed=tuple(sorted({site.executed for site in self._numbers.sites.get(number, ())})),
         )

@@ -18,6 +18,7 @@ from dprobes.diagnostics import Diagnostics
 from dprobes.engines.ebpf.attach.handlers import check_handlers
 from dprobes.engines.ebpf.attach.hardwarebreakpoints import IN_USE
 from dprobes.engines.ebpf.attach.scope import is_initial_namespace
+from dprobes.engines.ebpf.attach.siteplan import DEBUG_REGISTER
 from dprobes.engines.ebpf.kernel.features import Feature
 from dprobes.engines.ebpf.kernel.kerneltypes import KernelTypes
 from dprobes.engines.ebpf.kernel.links import ACCESSES, attach_breakpoint, attach_clock
@@ -83,7 +84,7 @@ class EventProbe:
                 return "clock"
             case ProbeKind.TRACEPOINT:
                 return "tracepoint"
-        return "debug register"
+        return DEBUG_REGISTER
 
     @property
     def placement(self) -> Placement:

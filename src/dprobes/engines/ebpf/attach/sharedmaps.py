@@ -28,6 +28,8 @@ from dprobes.lazydataclass import dataclass
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from dprobes.engines.ebpf.overload.loadmaps import LoadMaps
+
 __all__ = ["ProbeCounters", "SharedMaps", "Sizes", "state_count"]
 
 _STATES_MIN = 8
@@ -69,6 +71,8 @@ class Sizes:
     """Whether this program takes the place of another one."""
     notes: bool = False
     """Whether hits do not count whose instruction faults, where there is a limit."""
+    loads: bool = False
+    """Whether there is an overload guard."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +83,7 @@ class ProbeCounters:
     records: int
     lost: int
     missed: int
+    skipped: int = 0
 
 
 class SharedMaps:
@@ -111,6 +116,11 @@ class SharedMaps:
                 self._notes: LruHashMap | None = None
                 if sizes.notes:
                     self._notes = stack.enter_context(LruHashMap(4, NOTE_SIZE, _NOTES, "dprobes_notes"))
+                self.load: LoadMaps | None = None
+                if sizes.loads:
+                    from dprobes.engines.ebpf.overload.loadmaps import LoadMaps
+
+                    self.load = stack.enter_context(LoadMaps(sizes.probes, sizes.cpus))
                 self._crossed: ArrayMap | None = None
                 self._successor: OuterMap | None = None
                 if sizes.replaces:
@@ -155,6 +165,8 @@ class SharedMaps:
         }
         if self._notes is not None:
             descriptors[MapName.NOTES] = self._notes.fd
+        if self.load is not None:
+            descriptors |= self.load.descriptors
         if self._crossed is not None:
             descriptors[MapName.CROSSED] = self._crossed.fd
         if self._successor is not None:
@@ -229,7 +241,9 @@ class SharedMaps:
         """Return what was counted of a probepoint so far."""
         words, first = self._probes.words, probe * PROBE_ENTRY_SIZE // 8
         fields = (ProbeField.HITS, ProbeField.RECORDS, ProbeField.LOST, ProbeField.MISSED)
-        return ProbeCounters(*(words[first + field // 8] for field in fields))
+        skipped = 0 if self.load is None else self.load.skipped(probe)
+        hits, records, lost, missed = (words[first + field // 8] for field in fields)
+        return ProbeCounters(hits, records, lost, missed, skipped)
 
     def disabled(self) -> set[int]:
         """Return the entries of the probe table of which no handler runs any more."""

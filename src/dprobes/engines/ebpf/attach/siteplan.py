@@ -30,7 +30,10 @@ if TYPE_CHECKING:
     from dprobes.resolve.probepoints import Probepoint, ResolvedModule
     from dprobes.rpn.program import Program
 
-__all__ = ["FilePlan", "Site", "plan_file"]
+__all__ = ["DEBUG_REGISTER", "FilePlan", "Site", "plan_file"]
+
+DEBUG_REGISTER = "debug register"
+"""What hits a watchpoint, in the words of the summary."""
 
 
 @dataclass(frozen=True, slots=True)

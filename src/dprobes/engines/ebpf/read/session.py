@@ -51,7 +51,6 @@ _PATIENCE = 1.0
 
 _STILL_WRITING = "nothing is probed any more; records of before are still being written"
 
-_IDLE_SLEEP = 1.0
 _RENEWAL_SLEEP = 0.1
 
 
@@ -253,7 +252,7 @@ class EbpfSession(ControlledRun, ReplaceableSession):
         """Sleep until there may be something to do."""
         if self._stream.pause():
             return
-        sleep = _IDLE_SLEEP
+        sleep = self._tables.interval
         if not self._installed.attachments.is_settled or self._expects_files:
             sleep = _RENEWAL_SLEEP
         elif not self._stopped_processes.is_idle:
@@ -270,7 +269,7 @@ class EbpfSession(ControlledRun, ReplaceableSession):
                 self._changing.release()
             yield from events
         now = time.monotonic()
-        if now - self._last_look >= _IDLE_SLEEP:
+        if now - self._last_look >= self._tables.interval:
             self._last_look = now
             yield from self._tables.look(is_quiet=self._stream.is_quiet)
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from dprobes.engines.ebpf.attach.installation import Installation
+    from dprobes.engines.ebpf.overload.overloadwatch import OverloadWatch
     from dprobes.engines.interface import Event
     from dprobes.rpn.program import Program
 
@@ -26,13 +27,24 @@ class TableWatch:
         self._installed = installed
         self._unhandled: set[tuple[int, int]] = set()
         self._expired: set[int] = set()
+        self.interval = 1.0
+        """Seconds between two looks."""
+        self._overload: OverloadWatch | None = None
+        if installed.budget is not None:
+            from dprobes.engines.ebpf.overload.overloadwatch import OverloadWatch
+            from dprobes.engines.overload import LOOK_INTERVAL
+
+            self.interval = LOOK_INTERVAL
+            self._overload = OverloadWatch(program, installed, installed.budget)
 
     def look(self, *, is_quiet: bool) -> Iterator[Event]:
         """
-        Iterate over what is new; to be called about once a second.
+        Iterate over what is new; to be called in intervals.
 
         ``is_quiet`` says that nothing waits to be read.
         """
+        if self._overload is not None:
+            yield from self._overload.look()
         yield from self._unhandled_exceptions()
         if is_quiet:
             yield from self._ended_unheard()

@@ -24,6 +24,7 @@ class Installed:
         self.bits: dict[int, int] = {}
         self.gone: set[int] = set()
         self.taken: list[int] = []
+        self.budget = None
         self.maps = SimpleNamespace(unfollowed=0, unseen=0)
         self.attachments = SimpleNamespace(expired=lambda: self.gone - set(self.taken), take_away=self.taken.append)
 

@@ -1,0 +1,163 @@
+"""
+The overload guard in a handler: what hits take of a CPU is measured, and handlers are skipped where it is too much.
+
+Each hit adds what its trap costs to the time spent on its CPU, whether it is in scope or not; one handler of
+``MEASURED_EVERY`` is measured, and counts for all of them. User space watches these times (the eBPF engine's
+``overloadwatch``), and thins out a probepoint's handlers: one hit of so many runs it. Should user space be too slow, or
+get no CPU any more, a brake works without it: once hits have taken ``Request.load_limit`` of the present window, no
+handler runs on the CPU until that is over.
+
+A hit whose handler is skipped counts as every other hit does, for passcount and maxhits too.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dprobes.bpf.asm.isa import Alu, Atomic, Helper, Jump, Register, Size
+from dprobes.bpf.layout import CPU_LOAD_SIZE, LOAD_WINDOW, PROBE_LOAD_SIZE, CpuLoad, MapName, ProbeLoad
+from dprobes.bpf.lower.handlerstate import Field
+from dprobes.bpf.lower.stack import SCRATCH
+
+if TYPE_CHECKING:
+    from dprobes.bpf.asm.assembler import Label
+    from dprobes.bpf.lower.writer import Writer
+
+__all__ = ["MEASURED_EVERY", "Overload"]
+
+MEASURED_EVERY = 8
+"""A power of two. To read the clock twice takes some 40 ns, often more than a small handler."""
+
+_LONGEST = 1_000_000
+"""Nanoseconds that a run counts at most: a longer one was preempted, or slept until a page came."""
+
+_BEGAN = -56
+"""Where on the stack it waits for the state when the handler began."""
+
+_R = Register
+
+
+class Overload:
+    """The code of the overload guard in one handler; until there is a state, R8 holds the attach cookie."""
+
+    def __init__(self, writer: Writer, limit: int) -> None:
+        self._asm = writer.asm
+        self._host = writer.host
+        self._tables = writer.request.tables
+        self._probe = writer.request.probe
+        self._limit = limit
+
+    def charge(self, *, is_foreign: bool = False) -> None:
+        """Add what the trap of a hit costs to the time of this CPU. Takes R0-R3, and R4 and R5 of helpers."""
+        asm = self._asm
+        self._cpu_load(_R.R1)
+        self._probe_load(_R.R2, _R.R8)
+        asm.load(_R.R0, _R.R2, ProbeLoad.COST, Size.W)
+        asm.load(_R.R3, _R.R1, CpuLoad.SPENT)
+        asm.alu(Alu.ADD, _R.R3, _R.R0)
+        asm.store(_R.R1, CpuLoad.SPENT, _R.R3)
+        if is_foreign:
+            asm.mov(_R.R3, 1)
+            asm.atomic(Atomic.ADD, _R.R2, ProbeLoad.FOREIGN, _R.R3)
+
+    def admit(self, skipped: Label) -> None:
+        """Go to ``skipped`` if this hit is to run no handler; else note when it begins. Takes R0-R5 and R7."""
+        asm = self._asm
+        released, runs, done = asm.label(), asm.label(), asm.label()
+        self._cpu_load(_R.R7)
+        asm.load(_R.R2, _R.R7, CpuLoad.BRAKED)
+        asm.jump_if(Jump.JEQ, _R.R2, 0, released)
+        # This clock can be read anywhere, the coarse one cannot: a probepoint may be where the kernel writes that.
+        asm.call(Helper.KTIME_GET_NS)
+        asm.load(_R.R2, _R.R7, CpuLoad.BRAKED)
+        asm.jump_if(Jump.JLT, _R.R0, _R.R2, skipped)
+        asm.store(_R.R7, CpuLoad.BRAKED, 0)
+        asm.place(released)
+        self._probe_load(_R.R1, _R.R8)
+        asm.load(_R.R2, _R.R1, ProbeLoad.THINNING, Size.W)
+        asm.jump_if(Jump.JLE, _R.R2, 1, runs)
+        asm.mov(_R.R3, 1)
+        asm.atomic(Atomic.ADD, _R.R1, ProbeLoad.TURN, _R.R3, fetch=True)
+        asm.alu(Alu.MOD, _R.R3, _R.R2)
+        asm.jump_if(Jump.JNE, _R.R3, 0, skipped)
+        asm.place(runs)
+        asm.store(_R.R10, _BEGAN, 0)
+        asm.load(_R.R2, _R.R7, CpuLoad.RUNS)
+        asm.mov(_R.R3, _R.R2)
+        asm.alu(Alu.ADD, _R.R3, 1)
+        asm.store(_R.R7, CpuLoad.RUNS, _R.R3)
+        asm.alu(Alu.AND, _R.R2, MEASURED_EVERY - 1)
+        asm.jump_if(Jump.JNE, _R.R2, 0, done)
+        asm.call(Helper.KTIME_GET_NS)
+        asm.store(_R.R10, _BEGAN, _R.R0)
+        asm.load(_R.R2, _R.R7, CpuLoad.SINCE)
+        asm.mov(_R.R3, _R.R0)
+        asm.alu(Alu.SUB, _R.R3, _R.R2)
+        asm.jump_if(Jump.JLT, _R.R3, LOAD_WINDOW, done)
+        asm.store(_R.R7, CpuLoad.SINCE, _R.R0)
+        asm.load(_R.R2, _R.R7, CpuLoad.SPENT)
+        asm.store(_R.R7, CpuLoad.MARK, _R.R2)
+        asm.place(done)
+
+    def count_skipped(self) -> None:
+        """Count a hit that runs no handler. Takes R1 and R2."""
+        asm = self._asm
+        self._probe_load(_R.R1, _R.R8)
+        asm.mov(_R.R2, 1)
+        asm.atomic(Atomic.ADD, _R.R1, ProbeLoad.SKIPPED, _R.R2)
+
+    def begin(self) -> None:
+        """Put into the state when the handler began. Takes R1."""
+        self._asm.load(_R.R1, _R.R10, _BEGAN)
+        self._asm.store(SCRATCH, Field.BEGAN, _R.R1)
+
+    def end(self) -> None:
+        """Add what the handler took, if it is measured, and brake if that is too much. Takes all but R6 and R7."""
+        asm, done = self._asm, self._asm.label()
+        short = asm.label()
+        asm.load(_R.R1, SCRATCH, Field.BEGAN)
+        asm.jump_if(Jump.JEQ, _R.R1, 0, done)
+        asm.call(Helper.KTIME_GET_NS)
+        asm.mov(_R.R8, _R.R0)
+        asm.load(_R.R1, SCRATCH, Field.BEGAN)
+        asm.alu(Alu.SUB, _R.R8, _R.R1)
+        asm.jump_if(Jump.JLE, _R.R8, _LONGEST, short)
+        asm.mov(_R.R8, _LONGEST)
+        asm.place(short)
+        asm.alu(Alu.MUL, _R.R8, MEASURED_EVERY)
+        if self._probe is None:
+            asm.load(_R.R9, SCRATCH, Field.PROBE)
+        self._probe_load(_R.R1, _R.R9)
+        asm.atomic(Atomic.ADD, _R.R1, ProbeLoad.TIME, _R.R8)
+        self._cpu_load(_R.R1)
+        asm.load(_R.R2, _R.R1, CpuLoad.SPENT)
+        asm.alu(Alu.ADD, _R.R2, _R.R8)
+        asm.store(_R.R1, CpuLoad.SPENT, _R.R2)
+        asm.load(_R.R3, _R.R1, CpuLoad.MARK)
+        asm.alu(Alu.SUB, _R.R2, _R.R3)
+        asm.jump_if(Jump.JLE, _R.R2, self._limit, done)
+        asm.load(_R.R3, _R.R1, CpuLoad.SINCE)
+        asm.alu(Alu.ADD, _R.R3, LOAD_WINDOW)
+        asm.store(_R.R1, CpuLoad.BRAKED, _R.R3)
+        asm.place(done)
+
+    def _cpu_load(self, dst: Register) -> None:
+        """Let a register point to the entry of this CPU. Takes R0, and R1-R5 of helpers."""
+        asm = self._asm
+        asm.call(Helper.GET_SMP_PROCESSOR_ID)
+        asm.alu(Alu.AND, _R.R0, self._tables.cpus - 1)
+        asm.alu(Alu.LSH, _R.R0, CPU_LOAD_SIZE.bit_length() - 1)
+        asm.load_value(dst, MapName.CPU_LOAD)
+        asm.alu(Alu.ADD, dst, _R.R0)
+
+    def _probe_load(self, dst: Register, cookie: Register) -> None:
+        """Let a register point to the probepoint's entry, whose number is in an attach cookie. Takes R0."""
+        asm = self._asm
+        if self._probe is not None:
+            asm.load_value(dst, MapName.PROBE_LOAD, self._probe * PROBE_LOAD_SIZE)
+            return
+        asm.mov(_R.R0, cookie)
+        asm.alu(Alu.AND, _R.R0, self._tables.probes - 1)
+        asm.alu(Alu.LSH, _R.R0, PROBE_LOAD_SIZE.bit_length() - 1)
+        asm.load_value(dst, MapName.PROBE_LOAD)
+        asm.alu(Alu.ADD, dst, _R.R0)

@@ -1,0 +1,44 @@
+"""What is said of hits that take too much of a CPU."""
+
+from __future__ import annotations
+
+from dprobes.engines.interface import Notice
+from dprobes.engines.overload import Verdict
+from dprobes.engines.overloadnotices import OverloadNotices
+
+LESS = "the other hits are counted as skipped; '--overhead off' runs it at each hit"
+GONE = "allow more, as in '--overhead 50%', or any overhead with 'off'; or probe a place that is hit less often"
+
+
+def notices() -> OverloadNotices:
+    return OverloadNotices(0.1, lambda number: f"1,{number} at f{number}")
+
+
+def test_a_thinned_handler_is_reported_once() -> None:
+    said = notices()
+    assert list(said.of(Verdict({3: 8}, (), {3: 0.4321}), {3: 123456.7})) == [
+        Notice(
+            "1,3 at f3: 123457 hits a second took 43.2% of a CPU, where 10% are allowed: its handler runs at one hit "
+            "of 8 from now on",
+            LESS,
+        )
+    ]
+    assert list(said.of(Verdict({3: 16}, (), {3: 0.4}), {3: 9.0})) == []
+    assert list(said.of(Verdict({3: 4}), {})) == []  # more often again
+
+
+def test_a_disabled_probepoint_is_reported() -> None:
+    assert list(notices().of(Verdict({}, [3], {3: 1.07}), {3: 2e6})) == [
+        Notice("1,3 at f3 is disabled: 2000000 hits a second took 100% of a CPU, where 10% are allowed", GONE)
+    ]
+
+
+def test_of_many_the_worst_are_named() -> None:
+    shares = {n: n / 100 for n in range(10)}
+    rates = dict.fromkeys(range(10), 50.0)
+    thinned = list(notices().of(Verdict(dict.fromkeys(range(10), 2), (), shares), rates))
+    assert [each.message.split(":")[0] for each in thinned[:3]] == ["1,9 at f9", "1,8 at f8", "1,7 at f7"]
+    assert thinned[3:] == [Notice("the handlers of 7 more probepoints run at some of their hits only", LESS)]
+    disabled = list(notices().of(Verdict({}, list(range(10)), shares), rates))
+    assert [each.message.split(" is")[0] for each in disabled[:3]] == ["1,9 at f9", "1,8 at f8", "1,7 at f7"]
+    assert disabled[3:] == [Notice("7 more probepoints are disabled for the same reason", GONE)]
