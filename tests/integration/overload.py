@@ -7,7 +7,7 @@ import subprocess
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from integration.support import TIMEOUT, running
+from integration.support import TIMEOUT, await_true, running
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from integration.support import Result
 
-__all__ = ["EMPTY", "LONG", "Endless", "endless", "skipped"]
+__all__ = ["EMPTY", "LONG", "Endless", "await_records", "endless", "skipped"]
 
 EMPTY = """name = "{path}"
 offset = spot
@@ -58,6 +58,16 @@ def endless(path: Path, pause: int) -> Iterator[Endless]:
     """Run the program with a pause of so many microseconds between two hits."""
     with running(path, pause, stdin=subprocess.PIPE) as process:
         yield Endless(process)
+
+
+def await_records(output: Path, count: int) -> None:
+    """Wait until so many more records than now are in a file; hits between those of a thinned handler were skipped."""
+
+    def lines() -> int:
+        return output.read_bytes().count(b"\n") if output.exists() else 0
+
+    wanted = lines() + count
+    await_true(lambda: lines() >= wanted, f"{count} records")
 
 
 def skipped(result: Result) -> int:

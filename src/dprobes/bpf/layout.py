@@ -139,30 +139,32 @@ class CpuLoad(enum.IntEnum):
 
     ::
 
-         0 u64 spent       what hits have taken so far: their traps, and measured handlers with their weight
-         8 u64 runs        handlers that have run
-        16 u64 since       when the present window began
-        24 u64 mark        what ``spent`` was then
-        32 u64 braked      until when no handler runs; 0 if they do
+         0 u64 traps       what hits have taken so far besides their handlers
+         8 u64 handlers    what handlers have taken: those that were measured, with their weight
+        16 u64 runs        handlers that have run
+        24 u64 since       when the present window began
+        32 u64 mark        what ``handlers`` was then
+        40 u64 braked      until when no handler runs; 0 if they do
     """
 
-    SPENT = 0
-    RUNS = 8
-    SINCE = 16
-    MARK = 24
-    BRAKED = 32
+    TRAPS = 0
+    HANDLERS = 8
+    RUNS = 16
+    SINCE = 24
+    MARK = 32
+    BRAKED = 40
 
 
 CPU_LOAD_SIZE = 64
 
 LOAD_WINDOW = 500_000_000
-"""Nanoseconds of a window, in which hits may take so much of a CPU before handlers are skipped."""
+"""Nanoseconds of a window, in which handlers may take so much of a CPU before they are skipped."""
 
 LOAD_LIMIT = 2 * LOAD_WINDOW
 """
-The nanoseconds that hits may take of a window for each CPU's share that they should take.
+The nanoseconds that handlers may take of a window for each CPU that hits should take.
 
-So handlers are skipped at twice the budget, and without anybody's decision; never where the budget is half a CPU.
+So they are skipped at twice the budget, and without anybody's decision; never where the budget is half a CPU.
 """
 
 

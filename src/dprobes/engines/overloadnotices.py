@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 from dprobes.engines.interface import Notice
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from dprobes.engines.overload import Verdict
+    from dprobes.resolve.probepoints import Probepoint
 
 __all__ = ["OverloadNotices"]
 
@@ -22,14 +23,15 @@ _DISABLED = "allow more, as in '--overhead 50%', or any overhead with 'off'; or 
 
 class OverloadNotices:
     """
-    The messages about one program's probepoints, of which ``place`` returns the names.
+    The messages about a program's ``probes``, of which there may come to be more; ``major`` is its code.
 
     That a handler runs at some hits only is reported once for each.
     """
 
-    def __init__(self, budget: float, place: Callable[[int], str]) -> None:
+    def __init__(self, budget: float, major: int, probes: Sequence[Probepoint]) -> None:
         self._budget = f"{100 * budget:.3g}%"
-        self._place = place
+        self._major = major
+        self._probes = probes
         self._thinned: set[int] = set()
 
     def of(self, verdict: Verdict, rates: Mapping[int, float]) -> Iterator[Notice]:
@@ -50,6 +52,10 @@ class OverloadNotices:
             )
         if more:
             yield Notice(f"{more} more probepoints are disabled for the same reason", _DISABLED)
+
+    def _place(self, number: int) -> str:
+        probe = self._probes[number]
+        return f"{self._major},{probe.definition.minor} at {probe.where}" + (" (return)" if probe.at_return else "")
 
     def cause(self, rate: float, share: float) -> str:
         """Return what took too much, as a clause."""

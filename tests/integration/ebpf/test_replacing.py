@@ -15,6 +15,7 @@ from dprobes.engines.ebpf.kernel.features import Feature, Features
 from dprobes.engines.ebpf.kernel.programorder import runs_newest_first
 from dprobes.engines.ebpf.read.session import EbpfSession
 from dprobes.engines.interface import Finished, Notice, Scope
+from dprobes.engines.overhead import UNLIMITED
 from dprobes.engines.ptrace.engine import PtraceEngine
 from dprobes.engines.sharedglobals import GlobalVariables
 from dprobes.errors import EngineError, NotSupportedError
@@ -69,7 +70,8 @@ def path(build: Builder) -> Path:
 
 
 def engine_with(features: Features | None = None) -> EbpfEngine:
-    return EbpfEngine(replaceable=True, features=features)
+    # All hits count that a program can make in a loop.
+    return EbpfEngine(replaceable=True, features=features, overhead=UNLIMITED)
 
 
 OLD = {Feature.UPROBE_MULTI: False, Feature.UPROBE_MULTI_PROCESS: False}

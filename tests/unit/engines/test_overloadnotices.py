@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
+
+from dprobes.diagnostics import Diagnostics
 from dprobes.engines.interface import Notice
 from dprobes.engines.overload import Verdict
 from dprobes.engines.overloadnotices import OverloadNotices
+from dprobes.rpn.pipeline import parse_source
+from dprobes.source import SourceFile
+
+if TYPE_CHECKING:
+    from dprobes.resolve.probepoints import Probepoint
 
 LESS = "the other hits are counted as skipped; '--overhead off' runs it at each hit"
 GONE = "allow more, as in '--overhead 50%', or any overhead with 'off'; or probe a place that is hit less often"
 
 
-def notices() -> OverloadNotices:
-    return OverloadNotices(0.1, lambda number: f"1,{number} at f{number}")
+PROGRAM = "name = x\nmajor = 1\n" + "".join(f"offset = f{n}\nminor = {n}\nexit\n" for n in range(10))
+
+
+def notices(*, at_return: bool = False) -> OverloadNotices:
+    program = parse_source(SourceFile("x.rpn", PROGRAM), Diagnostics())
+    probes = [
+        SimpleNamespace(definition=each, where=f"f{n}", at_return=at_return)
+        for n, each in enumerate(program.definitions)
+    ]
+    return OverloadNotices(0.1, program.major, cast("list[Probepoint]", probes))
 
 
 def test_a_thinned_handler_is_reported_once() -> None:
@@ -31,6 +48,11 @@ def test_a_disabled_probepoint_is_reported() -> None:
     assert list(notices().of(Verdict({}, [3], {3: 1.07}), {3: 2e6})) == [
         Notice("1,3 at f3 is disabled: 2000000 hits a second took 100% of a CPU, where 10% are allowed", GONE)
     ]
+
+
+def test_a_return_is_named_as_such() -> None:
+    (notice,) = notices(at_return=True).of(Verdict({}, [3], {3: 0.5}), {3: 10.0})
+    assert notice.message.startswith("1,3 at f3 (return) is disabled: ")
 
 
 def test_of_many_the_worst_are_named() -> None:

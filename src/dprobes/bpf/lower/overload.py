@@ -1,11 +1,11 @@
 """
 The overload guard in a handler: what hits take of a CPU is measured, and handlers are skipped where it is too much.
 
-Each hit adds what its trap costs to the time spent on its CPU, whether it is in scope or not; one handler of
+Each hit adds what its trap costs to the time that traps take of its CPU, whether it is in scope or not; one handler of
 ``MEASURED_EVERY`` is measured, and counts for all of them. User space watches these times (the eBPF engine's
 ``overloadwatch``), and thins out a probepoint's handlers: one hit of so many runs it. Should user space be too slow, or
-get no CPU any more, a brake works without it: once hits have taken ``Request.load_limit`` of the present window, no
-handler runs on the CPU until that is over.
+get no CPU any more, a brake works without it: once handlers have taken ``Request.load_limit`` of the present window,
+none runs on the CPU until that is over.
 
 A hit whose handler is skipped counts as every other hit does, for passcount and maxhits too.
 """
@@ -53,9 +53,9 @@ class Overload:
         self._cpu_load(_R.R1)
         self._probe_load(_R.R2, _R.R8)
         asm.load(_R.R0, _R.R2, ProbeLoad.COST, Size.W)
-        asm.load(_R.R3, _R.R1, CpuLoad.SPENT)
+        asm.load(_R.R3, _R.R1, CpuLoad.TRAPS)
         asm.alu(Alu.ADD, _R.R3, _R.R0)
-        asm.store(_R.R1, CpuLoad.SPENT, _R.R3)
+        asm.store(_R.R1, CpuLoad.TRAPS, _R.R3)
         if is_foreign:
             asm.mov(_R.R3, 1)
             asm.atomic(Atomic.ADD, _R.R2, ProbeLoad.FOREIGN, _R.R3)
@@ -95,7 +95,7 @@ class Overload:
         asm.alu(Alu.SUB, _R.R3, _R.R2)
         asm.jump_if(Jump.JLT, _R.R3, LOAD_WINDOW, done)
         asm.store(_R.R7, CpuLoad.SINCE, _R.R0)
-        asm.load(_R.R2, _R.R7, CpuLoad.SPENT)
+        asm.load(_R.R2, _R.R7, CpuLoad.HANDLERS)
         asm.store(_R.R7, CpuLoad.MARK, _R.R2)
         asm.place(done)
 
@@ -130,9 +130,9 @@ class Overload:
         self._probe_load(_R.R1, _R.R9)
         asm.atomic(Atomic.ADD, _R.R1, ProbeLoad.TIME, _R.R8)
         self._cpu_load(_R.R1)
-        asm.load(_R.R2, _R.R1, CpuLoad.SPENT)
+        asm.load(_R.R2, _R.R1, CpuLoad.HANDLERS)
         asm.alu(Alu.ADD, _R.R2, _R.R8)
-        asm.store(_R.R1, CpuLoad.SPENT, _R.R2)
+        asm.store(_R.R1, CpuLoad.HANDLERS, _R.R2)
         asm.load(_R.R3, _R.R1, CpuLoad.MARK)
         asm.alu(Alu.SUB, _R.R2, _R.R3)
         asm.jump_if(Jump.JLE, _R.R2, self._limit, done)

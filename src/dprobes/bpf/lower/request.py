@@ -212,7 +212,7 @@ class Request:
     """Whether the code becomes part of a program with other handlers (``dispatch``); ``probe`` is None then."""
     load_limit: int | None = None
     """
-    Nanoseconds of a window that hits may take of a CPU before handlers are skipped (``overload``); None: no guard.
+    Nanoseconds of a window that handlers may take of a CPU before they are skipped (``overload``); None: no guard.
     """
     keeps_stack: bool = False
     """Whether the stack is in memory at the end: for tests that look at it."""

@@ -65,12 +65,12 @@ class Emitter:
         """
         records: Records = []
         gone = []
-        for probe, outcome, header, _ in handled:
+        for probe, outcome, header, _, is_skipped in handled:
             if has_faulted and not probe.limits.keep_on_fault:
                 if outcome is not None and outcome.ending is not Ending.ABORT:
                     probe.counts.faulted += 1
                 continue
-            if probe.count_hit(outcome):
+            if probe.count_hit(outcome, is_skipped=is_skipped):
                 gone.append(probe)
             if outcome is not None and header is not None:
                 builder = probe.program.records

@@ -8,6 +8,7 @@ it belongs to all threads: what a handler writes there is done at once.
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from dprobes.engines.hits.probes import HANDING_OVER, HandledProgram, Probe
@@ -26,17 +27,22 @@ ProgramT = TypeVar("ProgramT", bound=HandledProgram)
 
 
 class Handled(NamedTuple, Generic[ProgramT]):
-    """What the handler of one probepoint came to at a hit; ``outcome`` is None if the handler was skipped."""
+    """
+    What the handler of one probepoint came to at a hit; ``outcome`` is None if it did not run.
+
+    It did not run because of passcount, or with ``is_skipped`` because of the overload guard.
+    """
 
     probe: Probe[ProgramT]
     outcome: Outcome | None = None
     header: Header | None = None
     changes: Changes | None = None
+    is_skipped: bool = False
 
 
 def hands_over(handled: Iterable[Handled[ProgramT]]) -> bool:
     """Return whether a handler wants the process to be handed to the debugger, or its core."""
-    for _, outcome, _, _ in handled:  # noqa: SIM110 - a generator costs as much as the rest of a hit's bookkeeping
+    for _, outcome, *_ in handled:  # noqa: SIM110 - a generator costs as much as the rest of a hit's bookkeeping
         if outcome is not None and outcome.exit_code in HANDING_OVER:
             return True
     return False
@@ -78,13 +84,22 @@ class HandlerRunner:
     def _run(self, probe: Probe[ProgramT], point: Point) -> Handled[ProgramT]:
         if probe.counter < 0:  # passcount
             return Handled(probe)
+        load = probe.load
+        if load is not None and load.skips():
+            return Handled(probe, is_skipped=True)
         program, context = probe.program, self._context
         word_size = context.word_size
         program.counters.reset_if_asked()
         if context.program is not program:
             context.use(program)
         context.probe = probe
-        outcome = program.handlers[word_size].run(probe.definition, point, context)
+        handlers = program.handlers[word_size]
+        if load is None:
+            outcome = handlers.run(probe.definition, point, context)
+        else:
+            began = time.perf_counter()
+            outcome = handlers.run(probe.definition, point, context)
+            load.in_handler += time.perf_counter() - began
         if outcome.ending is Ending.ABORT:
             return Handled(probe, outcome, None, context.written)
         header = program.records.header(context, word_size, keep_ip=probe.limits.keep_ip)

@@ -17,12 +17,13 @@ Changes = dict[int, tuple[int, int]]
 
 
 class Tally(Protocol):
-    """The counts of one probepoint; ``hits`` that skipped the handler are in ``passed`` as well."""
+    """The counts of one probepoint; ``hits`` that ran no handler are in ``passed`` or ``skipped`` as well."""
 
     hits: int
     records: int
     lost: int
     passed: int
+    skipped: int
     faulted: int
 
     def note(self, placement: Any) -> None:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from dprobes.engines.hits.hitcontext import Reach, SharedCounters, Tally
     from dprobes.engines.hits.probelimits import ProbeLimits
+    from dprobes.engines.hits.programguard import HitLoad
     from dprobes.engines.hits.records import RecordBuilder
     from dprobes.rpn.encoder import CodeImage
     from dprobes.vm import Context, Outcome, Point
@@ -94,6 +95,8 @@ class Probe(Generic[ProgramT]):
     counts: Tally
     counter: int = 0
     state: ProbeState = ProbeState.COMPILED
+    load: HitLoad | None = None
+    """What hits take, where that is measured."""
 
     def __post_init__(self) -> None:
         self.counter = -self.limits.passcount
@@ -107,14 +110,17 @@ class Probe(Generic[ProgramT]):
         """Return whether hits of a process count."""
         return process in self.program.reach.pids and self.state not in _INACTIVE
 
-    def count_hit(self, outcome: Outcome | None) -> bool:
+    def count_hit(self, outcome: Outcome | None, *, is_skipped: bool = False) -> bool:
         """
-        Count a hit whose instruction completed; ``outcome`` is None if its handler was skipped.
+        Count a hit whose instruction completed; ``outcome`` is None if its handler did not run (``Handled``).
 
         Return whether the probepoint has become inactive by this.
         """
         self.counts.hits += 1
-        self.counts.passed += outcome is None
+        if is_skipped:
+            self.counts.skipped += 1
+        else:
+            self.counts.passed += outcome is None
         self.counter += 1
         if outcome is not None and (outcome.ending is Ending.REMOVE or outcome.exit_code in HANDING_OVER):
             state = ProbeState.REMOVED

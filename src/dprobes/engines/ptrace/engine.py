@@ -11,6 +11,7 @@ from dprobes.engines.debugger import LOOK, Debuggers
 from dprobes.engines.hits.probelimits import ProbeLimits
 from dprobes.engines.interface import Counts, Engine, Event, Finished, Notice, Pause
 from dprobes.engines.linux.procfs import living_thread, process_field
+from dprobes.engines.overhead import UNLIMITED, budget_of
 from dprobes.engines.ptrace.client.answers import Answers
 from dprobes.engines.ptrace.client.conversation import Conversation, NotFollowedError
 from dprobes.engines.ptrace.client.programrun import ProgramRun
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
     from dprobes.engines.interface import Job, Scope
     from dprobes.engines.options import EngineOptions
+    from dprobes.engines.overloadnotices import OverloadNotices
     from dprobes.engines.sharedglobals import GlobalVariables
     from dprobes.extensions.registry import Registration
     from dprobes.resolve.probepoints import LeftOutProbe, Probepoint
@@ -46,11 +48,13 @@ class PtraceEngine(Engine):
         symbols: SymbolProvider = OWN_SYMBOLS,
         debugger: Sequence[str] | None = None,
         core_directory: str = ".",
+        overhead: float = UNLIMITED,
     ) -> None:
         self._allow_write = allow_write
         self._symbols = symbols
         self._debugger = debugger
         self._core_directory = core_directory
+        self._overhead = overhead
 
     def check(self, scope: Scope, options: EngineOptions) -> None:
         """Raise ``EngineError`` if somebody else traces the process in scope."""
@@ -67,6 +71,7 @@ class PtraceEngine(Engine):
             symbols=self._symbols,
             debugger=self._debugger,
             core_directory=self._core_directory,
+            budget=budget_of(self._overhead, job.scope, job.program),
         )
 
 
@@ -77,6 +82,7 @@ def engine_for(options: EngineOptions, scope: Scope) -> PtraceEngine:  # noqa: A
         symbols=options.symbols,
         debugger=options.debugger,
         core_directory=options.core_directory,
+        overhead=UNLIMITED if options.overhead is None else options.overhead,
     )
 
 
@@ -91,16 +97,20 @@ class PtraceSession:
         symbols: SymbolProvider,
         debugger: Sequence[str] | None = None,
         core_directory: str = ".",
+        budget: float | None = None,
     ) -> None:
         self._job = job
+        self._budget = budget
         self._core_directory = core_directory
         self.globals: GlobalVariables | None = job.globals
         """The global variables that are shared with other sessions."""
+        answers = Answers(job.program, allow_write=allow_write, symbols=symbols, resolved=job.resolved)
         self._run = ProgramRun(
-            Answers(job.program, allow_write=allow_write, symbols=symbols, resolved=job.resolved),
+            answers,
             SharedCounters.new(job.program.vars, job.program.cvars),
             # A command needs its input itself, unless it is the terminal, which people share.
             Debuggers(debugger, keep_input=not job.scope.is_command or os.isatty(0)),
+            _notices(budget, job.program, answers),
         )
         self._conversation: Conversation | None = None
 
@@ -299,6 +309,7 @@ class PtraceSession:
             _called_extensions(program),
             self._core_directory,
             follow=self._job.scope.follow,
+            budget=self._budget,
             globals=-1 if self.globals is None else self.globals.descriptor,
             everywhere=self._run.answers.everywhere(),
         )
@@ -318,6 +329,15 @@ class PtraceSession:
         yield Finished(self.counts(), status)
         if done.problem:
             raise InternalError(f"the tracer failed; the probepoints are removed\n{done.problem.rstrip()}")
+
+
+def _notices(budget: float | None, program: Program, answers: Answers) -> OverloadNotices | None:
+    """Return the words for hits that take too much of a CPU, where there is a limit."""
+    if budget is None:
+        return None
+    from dprobes.engines.overloadnotices import OverloadNotices
+
+    return OverloadNotices(budget, program.major, answers.probes)
 
 
 def _called_extensions(program: Program) -> tuple[Registration, ...]:

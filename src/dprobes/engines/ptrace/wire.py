@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from dprobes.engines.hits.probelimits import ProbeLimits
     from dprobes.engines.interface import HandedOver
+    from dprobes.engines.overload import Verdict
     from dprobes.engines.ptrace.sites import Sites
     from dprobes.engines.x86.debugregs import Watch
     from dprobes.extensions.registry import Registration
@@ -41,6 +42,7 @@ __all__ = [
     "Left",
     "ModuleMapped",
     "NotInserted",
+    "Overloaded",
     "Placed",
     "ProbeStatus",
     "Refused",
@@ -91,6 +93,8 @@ class Start:
     """Where core files are written to."""
     follow: bool = True
     """Whether the processes that a process starts are in scope as well."""
+    budget: float | None = None
+    """The share of a CPU that hits may take; None: as much as they do."""
     globals: int = -1
     """The descriptor of the global variables, if others have them, too."""
     everywhere: dict[int, Sites | str] = field(default_factory=dict)
@@ -216,6 +220,15 @@ class ProbeStatus:
     """For MISMATCH and CONFLICT: the bytes that memory holds."""
     reason: str = ""
     """Why it could not be inserted, where the state does not say all: CONFLICT and the states of watchpoints."""
+
+
+@dataclass(frozen=True, slots=True)
+class Overloaded:
+    """A report that hits of a program took too much of a CPU: what is done, and hits a second by probepoint."""
+
+    program: int
+    verdict: Verdict
+    rates: dict[int, float]
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,11 +80,12 @@ def test_each_hit_costs_its_trap_and_one_run_of_some_is_measured() -> None:
         for _ in range(2 * MEASURED_EVERY):
             assert runner.hit(*hit) is not None
         measured = runner.load(ProbeLoad.TIME)
-        spent, runs = sum(runner.cpu_loads(CpuLoad.SPENT)), sum(runner.cpu_loads(CpuLoad.RUNS))
+        fields = CpuLoad.TRAPS, CpuLoad.HANDLERS, CpuLoad.RUNS
+        traps, handlers, runs = (sum(runner.cpu_loads(each)) for each in fields)
     assert runs == 2 * MEASURED_EVERY
     assert measured > 0
     assert measured % MEASURED_EVERY == 0
-    assert spent == 2 * MEASURED_EVERY * COST + measured
+    assert (traps, handlers) == (2 * MEASURED_EVERY * COST, measured)
 
 
 def test_no_handler_runs_on_a_cpu_that_is_braked() -> None:
@@ -98,7 +99,7 @@ def test_no_handler_runs_on_a_cpu_that_is_braked() -> None:
         assert 0 in runner.cpu_loads(CpuLoad.BRAKED)
 
 
-def test_the_brake_works_when_hits_have_taken_the_limit() -> None:
+def test_the_brake_works_when_handlers_have_taken_the_limit() -> None:
     request = Request(probe=2, load_limit=0)
     runner, hit = runner_of(request)
     with runner:
@@ -122,4 +123,4 @@ def test_hits_of_others_cost_their_trap_and_nothing_else(by_table: bool) -> None
         assert runner.hit(*hit) is None
         assert (runner.count(ProbeField.HITS), runner.load(ProbeLoad.SKIPPED)) == (0, 0)
         assert runner.load(ProbeLoad.FOREIGN) == 2
-        assert sum(runner.cpu_loads(CpuLoad.SPENT)) == 2 * COST
+        assert sum(runner.cpu_loads(CpuLoad.TRAPS)) == 2 * COST

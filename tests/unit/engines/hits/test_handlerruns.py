@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
+from dprobes.engines.hits.emission import Emitter
 from dprobes.engines.hits.handlerruns import HandlerRunner
 from dprobes.engines.hits.probelimits import ProbeLimits
+from dprobes.engines.hits.programguard import HitLoad
 from dprobes.engines.linux.ptracecalls import Register, Registers
 from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
 from dprobes.engines.ptrace.tracer.state import Thread, ThreadState
@@ -35,6 +37,13 @@ class FakeHandlers:
         assert definition == 0
         self._function(context)
         return Outcome(Ending.EXIT, b"", b"", point.major, point.minor)
+
+
+class Sink:
+    """Take every record."""
+
+    def send_record(self, program: int, probe: int, record: bytes) -> bool:
+        return True
 
 
 class Hit:
@@ -132,3 +141,29 @@ def test_each_program_has_its_own_variables() -> None:
         hit.runner.run(owners)
     hit.runner.run(owners[:1])
     assert [program.counters.local_variables() for program in programs] == [[4], [3]]
+
+
+def test_a_thinned_handler_runs_at_some_hits_and_the_others_are_counted_as_skipped() -> None:
+    hit = Hit()
+    probe, point = hit.owner(1)
+    probe.load = HitLoad()
+    probe.load.thinning = 2
+    emitter = Emitter(Sink())
+    for _ in range(5):
+        assert emitter.count(hit.runner.run([(probe, point)])) == []
+    counts = probe.counts
+    assert (counts.hits, counts.records, counts.skipped, counts.passed, len(hit.seen)) == (5, 3, 2, 0, 3)
+    assert probe.load.in_handler > 0
+
+
+def test_skipped_hits_count_for_passcount_and_maxhits() -> None:
+    hit = Hit()
+    probe, point = hit.owner(1, ProbeLimits(2, 4, keep_on_fault=False, keep_ip=False))
+    probe.load = HitLoad()
+    probe.load.thinning = 2
+    emitter = Emitter(Sink())
+    ended = [emitter.count(hit.runner.run([(probe, point)])) for _ in range(6)]
+    assert ended == [[]] * 5 + [[probe]]
+    counts = probe.counts
+    assert (counts.hits, counts.passed, counts.records, counts.skipped) == (6, 2, 2, 2)
+    assert probe.state is ProbeState.DISABLED

@@ -49,7 +49,9 @@ class LoadMaps:
 
     def spent(self) -> list[int]:
         """Return the nanoseconds that hits have taken of each CPU."""
-        return list(self._cpus.words[CpuLoad.SPENT // 8 :: CPU_LOAD_SIZE // 8])
+        words, stride = self._cpus.words, CPU_LOAD_SIZE // 8
+        both = words[CpuLoad.TRAPS // 8 :: stride], words[CpuLoad.HANDLERS // 8 :: stride]
+        return [traps + handlers for traps, handlers in zip(*both, strict=True)]
 
     def column(self, what: ProbeLoad) -> list[int]:
         """Return a 64-bit field of all entries."""

@@ -40,11 +40,10 @@ class OverloadWatch:
     def __init__(self, program: Program, installed: Installation, budget: float) -> None:
         load = installed.maps.load
         assert load is not None, "a program with a budget has the maps for it"
-        self._program = program
         self._installed = installed
         self._load = load
         self._policy = OverloadPolicy(budget)
-        self._notices = OverloadNotices(budget, self._place)
+        self._notices = OverloadNotices(budget, program.major, installed.probes)
         self._thinning: dict[int, int] = {}
         self._looked_at = time.monotonic()
         self._spent = load.spent()
@@ -95,9 +94,3 @@ class OverloadWatch:
             thinning = self._thinning.get(number, 1)
             if hits or in_handler or thinning > 1:
                 yield Load(number, hits, in_handler / _SECOND, in_traps / _SECOND, thinning)
-
-    def _place(self, number: int) -> str:
-        """Return what a probepoint is called."""
-        probe = self._installed.probes[number]
-        where = f"{probe.where} (return)" if probe.at_return else probe.where
-        return f"{self._program.major},{probe.definition.minor} at {where}"

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING
 
 from dprobes.engines import refusals
 from dprobes.engines.debugger import LOOK
-from dprobes.engines.interface import Begun, Finished, Notice
+from dprobes.engines.interface import Begun, Finished
 from dprobes.engines.launcher import Command
 from dprobes.engines.linux.processcalls import allow_tracer
 from dprobes.engines.ptrace.client.crashrestorer import CrashRestorer
 from dprobes.engines.ptrace.client.link import Inbox, Outbox, TracerGuard, readable, start_tracer
-from dprobes.engines.ptrace.client.programrun import death_notices, dump_notice, obstacle_text, state_event
+from dprobes.engines.ptrace.client.programrun import death_notices, event_of, obstacle_text
 from dprobes.engines.ptrace.wire import (
     Attach,
     Attached,
@@ -38,6 +38,7 @@ from dprobes.engines.ptrace.wire import (
     Left,
     ModuleMapped,
     NotInserted,
+    Overloaded,
     ProbeStatus,
     Refused,
     Replace,
@@ -316,15 +317,14 @@ class Conversation:
             case Failed(pid, reason, number):
                 error = refusals.attach_error(pid, reason, number)
                 self._on_end(lambda _: error)
-            case ProbeStatus():
-                self._give(state_event(message), message.program)
+            case ProbeStatus() | Dumped() | Warned():
+                self._give(event_of(message), message.program)
+            case Overloaded(number):
+                if (run := self._runs.get(number)) is not None:
+                    run.take_overload(message)
             case Left(number, process):
                 if (run := self._runs.get(number)) is not None:
                     run.items += run.debuggers.add(process)
-            case Dumped():
-                self._give(dump_notice(message), message.program)
-            case Warned(text, hint, program, details):
-                self._give(Notice(text, hint, details=details), program)
             case Replaced():
                 self._on_replaced()
             case InPlace(number):

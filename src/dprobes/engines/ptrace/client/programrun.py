@@ -8,16 +8,17 @@ from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.engines.interface import Counts, Event, Finished, Notice, RecordBatch, StateEvent
-from dprobes.engines.ptrace.wire import Done, Ended
+from dprobes.engines.ptrace.wire import Done, Dumped, Ended, ProbeStatus, Warned
 from dprobes.resolve.probestate import ProbeState
 
 if TYPE_CHECKING:
     from dprobes.engines.debugger import Debuggers
+    from dprobes.engines.overloadnotices import OverloadNotices
     from dprobes.engines.ptrace.client.answers import Answers
     from dprobes.engines.ptrace.sharedcounters import SharedCounters
-    from dprobes.engines.ptrace.wire import Dumped, ProbeStatus
+    from dprobes.engines.ptrace.wire import Overloaded
 
-__all__ = ["Item", "ProgramRun", "death_notices", "dump_notice", "obstacle_text", "state_event"]
+__all__ = ["Item", "ProgramRun", "death_notices", "event_of", "obstacle_text"]
 
 _BACKLOG = 64 << 20
 """Bytes of records that may wait to be given out, where somebody else reads them from the tracer."""
@@ -39,8 +40,15 @@ class _Record(NamedTuple):
 class ProgramRun:
     """One program; ``items`` are to be given out by who follows it, whom ``wake`` wakes up."""
 
-    def __init__(self, answers: Answers, counters: SharedCounters, debuggers: Debuggers) -> None:
+    def __init__(
+        self,
+        answers: Answers,
+        counters: SharedCounters,
+        debuggers: Debuggers,
+        overload: OverloadNotices | None = None,
+    ) -> None:
         self.answers = answers
+        self._overload = overload
         self.counters = counters
         self.debuggers = debuggers
         self.number = 0
@@ -78,6 +86,15 @@ class ProgramRun:
         self._backlog += len(record)
         self.items.append(_Record(probe, record))
 
+    def take_overload(self, message: Overloaded) -> None:
+        """Say that hits took too much of a CPU, and what was done about it."""
+        assert self._overload is not None, "a program with a budget has words for it"
+        verdict, rates = message.verdict, message.rates
+        for number in verdict.disabled:
+            detail = self._overload.cause(rates[number], verdict.shares[number])
+            self.items.append(StateEvent((number,), 0, ProbeState.DISABLED, detail))
+        self.items += self._overload.of(verdict, rates)
+
     def next_item(self) -> Item:
         """Take the next one of the items; records come many at once, which are written faster."""
         item = self.items.popleft()
@@ -111,7 +128,7 @@ class ProgramRun:
         self.end(Finished(self.counts()))
 
 
-def state_event(message: ProbeStatus) -> StateEvent:
+def _state_event(message: ProbeStatus) -> StateEvent:
     """Return the event for the state of probepoints."""
     state = message.state
     detail = ""
@@ -129,11 +146,22 @@ def state_event(message: ProbeStatus) -> StateEvent:
 
 def obstacle_text(obstacle: ProbeStatus) -> str:
     """Say why a program cannot take the place of another one."""
-    event = state_event(obstacle)
+    event = _state_event(obstacle)
     return event.state.line(event.detail, f"in process {event.pid}", "the old program continues")
 
 
-def dump_notice(dumped: Dumped) -> Notice:
+def event_of(message: ProbeStatus | Dumped | Warned) -> Event:
+    """Return the event for what a tracer reports of a program."""
+    match message:
+        case ProbeStatus():
+            return _state_event(message)
+        case Dumped():
+            return _dump_notice(message)
+        case Warned(text, hint, _, details):
+            return Notice(text, hint, details=details)
+
+
+def _dump_notice(dumped: Dumped) -> Notice:
     """Say what became of a core file."""
     process = f"process {dumped.pid} ({dumped.name})"
     if dumped.problem:

@@ -86,7 +86,7 @@ class HitCounter:
         Of several handlers that say so the first one decides.
         """
         self.count(thread, handled)
-        for probe, outcome, _, _ in handled:
+        for probe, outcome, *_ in handled:
             if outcome is None or outcome.exit_code not in HANDING_OVER:
                 continue
             if thread.exit_request is None:

@@ -293,7 +293,7 @@ class HitHandler:
         for probe, _ in breakpoint_.handlers:
             if probe.limits.maxhits or probe.limits.passcount:
                 return False
-        for _, outcome, _, _ in handled:
+        for _, outcome, *_ in handled:
             if outcome is not None and (outcome.ending is Ending.REMOVE or outcome.exit_code):
                 return False
         return True

@@ -47,6 +47,7 @@ from dprobes.engines.ptrace.wire import (
     End,
     Failed,
     Insert,
+    Overloaded,
     Refused,
     Remove,
     Replace,
@@ -54,6 +55,7 @@ from dprobes.engines.ptrace.wire import (
     Warned,
 )
 from dprobes.errors import EngineError, reason_of
+from dprobes.resolve.probestate import ProbeState
 
 __all__ = ["Tracer", "main"]
 
@@ -145,6 +147,7 @@ class Tracer:
         self._check_signals(0)
         self._counter.look_after()
         self._stopper.waits.look_after()
+        self._look_after_load()
         self._connection.flush_if_due()
         return True
 
@@ -155,7 +158,8 @@ class Tracer:
         if self._connection.has_messages:
             self._take_messages()
         # What is found out about hits makes records, which have to be sent in time: so that comes last.
-        delays = [self._counter.look_after(), self._stopper.waits.look_after(), self._connection.flush_if_due()]
+        delays = [self._counter.look_after(), self._stopper.waits.look_after(), self._look_after_load()]
+        delays.append(self._connection.flush_if_due())
         if self._tree.has_unreported:
             delays.append(_RETRY)
         delay = min((delay for delay in delays if delay is not None), default=None)
@@ -192,6 +196,15 @@ class Tracer:
                         raise _EndedError
                     if (program := self._programs.numbered(number)) is not None:
                         self._inserter.end(program)
+
+    def _look_after_load(self) -> float | None:
+        """See to it that hits do not take too much of a CPU; return in how many seconds to look again."""
+        delay, found = self._programs.look_after_load()
+        for program, verdict, rates in found:
+            if verdict.thinned or verdict.disabled:
+                self._connection.send(Overloaded(program.number, verdict, rates))
+            self._remover.remove([program.probes[number] for number in verdict.disabled], ProbeState.DISABLED)
+        return delay
 
     # Taking processes over
 

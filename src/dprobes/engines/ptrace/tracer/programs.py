@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import field
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, MutableSequence, Sequence
 
     from dprobes.engines.hits.probelimits import ProbeLimits
+    from dprobes.engines.hits.programguard import ProgramGuard
+    from dprobes.engines.overload import Verdict
     from dprobes.engines.ptrace.sites import FileKey, Site, WatchSite
     from dprobes.engines.ptrace.tracer.connection import Connection
     from dprobes.engines.ptrace.wire import Start
@@ -67,6 +70,7 @@ class InsertedProgram:
     extensions: Mapping[str, Extension]
     records: RecordBuilder
     core_directory: str
+    guard: ProgramGuard | None = None
     known: dict[FileKey, Sites] = field(default_factory=dict)
     handlers: dict[int, Handlers] = field(default_factory=dict)
     probes: dict[int, Probe] = field(default_factory=dict)
@@ -94,6 +98,11 @@ class InsertedProgram:
             kept = [] if former is None else list(former.global_variables[:global_count])
             cells = kept + [0] * (global_count - len(kept))
         counters = SharedCounters(start.counters, local_count, cpu_count)
+        guard = None
+        if start.budget is not None:
+            from dprobes.engines.hits.programguard import ProgramGuard
+
+            guard = ProgramGuard(start.budget)
         return cls(
             start.number,
             start.number if former is None else former.rank,
@@ -105,6 +114,7 @@ class InsertedProgram:
             extensions,
             RecordBuilder(start.items),
             start.core_directory,
+            guard,
         )
 
     def enter(self, sites: Sites, file: tuple[int, int], warn: Callable[[str, str | None], None]) -> list[Probe]:
@@ -116,6 +126,8 @@ class InsertedProgram:
                 limits, counts = self.definitions[site.definition], self.counters.tally(site.probe)
                 probe = probes.Probe(self, site.probe, site.definition, limits, file, counts)
                 self.probes[site.probe] = probe
+                if self.guard is not None:
+                    probe.load = self.guard.new_load()
                 if site.probe in self._removed:
                     probe.state = ProbeState.REMOVED
                     removed.append(probe)
@@ -141,6 +153,18 @@ class Programs(list[InsertedProgram]):
     def numbered(self, number: int) -> InsertedProgram | None:
         """Return the program that the client gave a number, None if it is not there any more."""
         return next((program for program in self if program.number == number), None)
+
+    def look_after_load(self) -> tuple[float | None, list[tuple[InsertedProgram, Verdict, dict[int, float]]]]:
+        """Return in how many seconds to ask again what hits take, None if never, and what is to be done now."""
+        guards = [(program, program.guard) for program in self if program.guard is not None]
+        if not guards:
+            return None, []
+        now = time.monotonic()
+        found = []
+        if due := [(program, guard) for program, guard in guards if guard.due_in(now) <= 0]:
+            hits = sum(probe.counts.hits for program in self for probe in program.probes.values())
+            found = [(program, *guard.look(program.probes, hits)) for program, guard in due]
+        return min(guard.due_in(now) for _, guard in guards), found
 
     def is_the_end(self, message: object) -> bool:
         """Return whether a message asks for the last program to be taken away."""

@@ -76,12 +76,16 @@ class Remover:
         for space, addresses in emptied.items():
             self._give_back(space, addresses)
 
-    def remove(self, probes: Iterable[Probe]) -> None:
-        """Remove probepoints that were not removed before, and give back the pages of code that were only for them."""
+    def remove(self, probes: Iterable[Probe], state: ProbeState = ProbeState.REMOVED) -> None:
+        """
+        Remove probepoints that were not removed before, and give back the pages of code that were only for them.
+
+        ``state`` is theirs from now on.
+        """
         emptied: dict[AddressSpace, list[int]] = {}
         for probe in probes:
             if probe.state is not ProbeState.REMOVED:
-                probe.state = ProbeState.REMOVED
+                probe.state = state
                 for space, addresses in self.withdraw(probe):
                     emptied.setdefault(space, []).extend(addresses)
         for space, addresses in emptied.items():
