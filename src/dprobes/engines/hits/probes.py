@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dprobes.engines.hits.hitcontext import Reach, SharedCounters, Tally
+    from dprobes.engines.hits.hitload import HitLoad
     from dprobes.engines.hits.probelimits import ProbeLimits
-    from dprobes.engines.hits.programguard import HitLoad
     from dprobes.engines.hits.records import RecordBuilder
     from dprobes.rpn.encoder import CodeImage
     from dprobes.vm import Context, Outcome, Point

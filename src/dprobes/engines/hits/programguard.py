@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from dprobes.engines.hits.hitload import HitLoad
 from dprobes.engines.overload import LOOK_INTERVAL, Load, OverloadPolicy
 
 if TYPE_CHECKING:
@@ -18,26 +19,7 @@ if TYPE_CHECKING:
     from dprobes.engines.hits.probes import Probe
     from dprobes.engines.overload import Verdict
 
-__all__ = ["HitLoad", "Moment", "ProgramGuard"]
-
-
-class HitLoad:
-    """What the handler of one probepoint has taken so far, and at which hits it runs."""
-
-    __slots__ = ("_turn", "in_handler", "thinning")
-
-    def __init__(self) -> None:
-        self.in_handler = 0.0
-        """Seconds."""
-        self.thinning = 1
-        self._turn = 0
-
-    def skips(self) -> bool:
-        """Return whether this hit is to run no handler; to be asked once for each."""
-        if self.thinning <= 1:
-            return False
-        turn, self._turn = self._turn, self._turn + 1
-        return turn % self.thinning != 0
+__all__ = ["Moment", "ProgramGuard"]
 
 
 class Moment(NamedTuple):

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, cast
 
 from dprobes.engines.hits.emission import Emitter
 from dprobes.engines.hits.handlerruns import HandlerRunner
+from dprobes.engines.hits.hitload import HitLoad
 from dprobes.engines.hits.probelimits import ProbeLimits
-from dprobes.engines.hits.programguard import HitLoad
 from dprobes.engines.linux.ptracecalls import Register, Registers
 from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
 from dprobes.engines.ptrace.tracer.state import Thread, ThreadState

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dprobes.engines.hits.programguard import HitLoad, Moment, ProgramGuard
+from dprobes.engines.hits.programguard import Moment, ProgramGuard
 from dprobes.resolve.probestate import ProbeState
 from ptrace_programs import inserted_program, probe_of
 
@@ -43,13 +43,6 @@ class Guarded:
 
 
 NOTHING: tuple[str, list[int]] = ("", [])
-
-
-def test_one_hit_of_so_many_is_not_skipped() -> None:
-    load = HitLoad()
-    assert [load.skips() for _ in range(3)] == [False] * 3
-    load.thinning = 3
-    assert [load.skips() for _ in range(7)] == [False, True, True, False, True, True, False]
 
 
 def test_it_is_due_every_half_second() -> None:
