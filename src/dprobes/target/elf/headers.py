@@ -77,6 +77,7 @@ class Section:
     size: int
     link: int
     entry_size: int
+    alignment: int = 1
 
     @property
     def executable(self) -> bool:
@@ -255,8 +256,18 @@ class _Parser:
             names = rows[0][6]
         start = rows[names][4] if names else -1
         return tuple(
-            Section(self._string(start + name) if names else "", kind, flags, address, place, size, link, entry_size)
-            for name, kind, flags, address, place, size, link, _, _, entry_size in rows
+            Section(
+                self._string(start + name) if names else "",
+                kind,
+                flags,
+                address,
+                place,
+                size,
+                link,
+                entry_size,
+                alignment,
+            )
+            for name, kind, flags, address, place, size, link, _, alignment, entry_size in rows
         )
 
     def _string(self, offset: int) -> str:
@@ -280,7 +291,7 @@ class _Parser:
     def _place_relocatable(self, sections: tuple[Section, ...]) -> tuple[tuple[Section, ...], tuple[LoadSegment, ...]]:
         """Give the sections of an object file, which all start at 0, their file offsets as addresses."""
         placed = tuple(
-            Section(s.name, s.type, s.flags, s.offset, s.offset, s.size, s.link, s.entry_size)
+            Section(s.name, s.type, s.flags, s.offset, s.offset, s.size, s.link, s.entry_size, s.alignment)
             if s.flags & _SHF_ALLOC and s.in_file
             else s
             for s in sections

@@ -27,6 +27,7 @@ KERNEL_BASE = "_text"
 """The symbol that offsets in the kernel count from: its image begins there."""
 
 _LISTED = 4
+_BLACKLISTED = "the kernel allows no probe there: the code may be what handles the probe itself (kprobe blacklist)"
 _PROC_MODULES = Path("/proc/modules")
 _TRACING = (Path("/sys/kernel/tracing"), Path("/sys/kernel/debug/tracing"))
 _BLACKLIST = Path("/sys/kernel/debug/kprobes/blacklist")
@@ -53,6 +54,9 @@ class RunningKernel:
     Names of modules are the kernel's own, "" being the kernel itself. ``expected`` are instructions that somebody knows
     of, by address, where memory cannot be read.
     """
+
+    is_loaded = True
+    """Whether addresses are those of a running kernel."""
 
     def __init__(
         self,
@@ -158,6 +162,35 @@ class RunningKernel:
     def is_blacklisted(self, address: int) -> bool:
         """Return whether the kernel is known to refuse probes at an address."""
         return any(start <= address < end for start, end, _ in self.blacklist or ())
+
+    @property
+    def file(self) -> Path | None:
+        """The file that all is read from in the place of a running kernel."""
+        return None
+
+    def offset_text(self, offset: int) -> str:
+        """Return an offset for people."""
+        return f"{offset:#x} from where it is loaded"
+
+    def refusal(self, address: int) -> str | None:
+        """Return why the kernel is known to refuse a probe at an address; None if it is not."""
+        return _BLACKLISTED if self.is_blacklisted(address) else None
+
+    def is_changed_later(self, address: int) -> bool:  # noqa: ARG002 - for code that is not in memory yet
+        """Return whether other code will be at an address than is seen there."""
+        return False
+
+    def anchor(self, address: int, module: str) -> tuple[str, int] | None:
+        """Return a name that only one symbol of a module has, at or before an address, and the distance."""
+        symbol = self.symbols.covering(address)
+        if symbol is None or symbol.module != module:
+            return None
+        name = self._only_name(symbol.address, module)
+        return None if name is None else (name, address - symbol.address)
+
+    def _only_name(self, address: int, module: str) -> str | None:
+        names = sorted(self.symbols.names_at(address))
+        return next((name for name in names if len({s.address for s in self.symbols.find(name, module)}) == 1), None)
 
     def is_traceable(self, address: int) -> bool | None:
         """Return whether ftrace can redirect the function that begins at an address; None where that is not known."""

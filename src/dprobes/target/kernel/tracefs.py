@@ -1,5 +1,5 @@
 """
-The files of tracefs, which describe the kernel's tracepoints; read without a change of the system.
+The files of tracefs, which describe the kernel's tracepoints and hold its kprobe events.
 
 Where tracefs is not mounted, it is mounted for this process alone, by file descriptors that have no place in the file
 tree (``fsopen``, ``fsmount``): the kernel takes it away when they are closed.
@@ -37,6 +37,20 @@ class TraceFiles:
         descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._descriptor)
         with os.fdopen(descriptor, encoding="utf-8") as file:
             return file.read()
+
+    @property
+    def descriptor(self) -> int:
+        """The directory's descriptor, which its owner closes."""
+        return self._descriptor
+
+    def append(self, name: str, line: str) -> None:
+        """Write a line to a file that takes commands; OSError as the kernel answers."""
+        # What is opened with O_TRUNC forgets all that others have written (probes_open in kernel/trace/trace_kprobe.c).
+        descriptor = os.open(name, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, dir_fd=self._descriptor)
+        try:
+            os.write(descriptor, f"{line}\n".encode() if line else b"")
+        finally:
+            os.close(descriptor)
 
     def names(self, directory: str) -> list[str]:
         """Return the names of the directories in a directory, in order; OSError if it cannot be read."""
