@@ -127,6 +127,8 @@ class FollowedProgram(ABC):
                 if event.detail:
                     where = f"in process {event.pid}: " if event.pid else ""
                     self._details[probe] = where + event.detail
+                elif not event.pid:
+                    self._details.pop(probe, None)
 
     def _close(self) -> None:
         try:

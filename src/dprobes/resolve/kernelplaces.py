@@ -51,7 +51,7 @@ _BITS = 64
 KERNEL_CODE = 1 << 63, (1 << 64) - 1
 """The addresses of all that is the kernel's and its modules', the last one excluded."""
 
-_BLACKLISTED = "the kernel allows no probe there: the code may be what handles the probe itself (kprobe blacklist)"
+_CHANGED = "the kernel replaces this instruction when it loads the module"
 _TAKEN = "it is the place of another probe definition"
 
 
@@ -89,6 +89,11 @@ class KernelModule:
         module = self.kernel.modules[self.name]
         return module.address, module.address + module.size
 
+    @property
+    def is_loaded(self) -> bool:
+        """Whether it is in memory; else addresses are made up from its file."""
+        return self.kernel.is_loaded
+
     def address_of(self, symbol: str) -> int:
         """Return the address of a symbol; raise ``TargetError`` if there is none."""
         return self.kernel.symbol(symbol, self.name).address
@@ -121,10 +126,43 @@ class ResolvedKernel:
         return tuple(probe for probe in self.probepoints if not probe.is_in_code)
 
 
+@dataclass(frozen=True, slots=True)
+class _UnplacedSymbols:
+    """The symbols of a module that is not loaded: nobody knows their addresses yet."""
+
+    module: KernelModule
+
+    @property
+    def path(self) -> Path:
+        """What takes the place of a file's name in messages."""
+        return self.module.path
+
+    @property
+    def word_size(self) -> int:
+        """How many bytes an address has."""
+        return self.module.word_size
+
+    def address_of(self, symbol: str) -> int:
+        """Raise ``TargetError``, which says whether the module has the symbol at all."""
+        self.module.address_of(symbol)
+        raise TargetError(
+            f"'{symbol}' has no address before the module '{self.module.name}' is loaded",
+            hint="load the module first, or start from what a register points to",
+        )
+
+
 def kernel_module_of(program: Program, kernel: RunningKernel) -> KernelModule:
     """Return what a program for the kernel names; raise ``TargetError`` if it can be nothing in the kernel."""
     if program.modtype is ModuleType.KMOD:
-        return KernelModule(kernel, module_name(program.name))
+        name = module_name(program.name)
+        if name not in kernel.modules:
+            from dprobes.target.kernel.unloadedmodule import open_unloaded_module
+
+            unloaded = open_unloaded_module(program.name)
+            if unloaded.name not in kernel.modules:
+                return KernelModule(unloaded, unloaded.name)
+            name = unloaded.name
+        return KernelModule(kernel, name)
     if program.name.partition("-")[0] not in KERNEL_NAMES:
         raise TargetError(
             f"'{program.name}' is no name of the running kernel",
@@ -160,7 +198,7 @@ def resolve_kernel(
     watchpoints = resolve_watchpoints(program, module, diagnostics)
     samplers = resolve_samplers(program, str(module.path))
     tracepoints = resolve_tracepoints(program, str(module.path), diagnostics) if with_tracepoints else ()
-    symbols = pushed_symbols(program, module, diagnostics)
+    symbols = pushed_symbols(program, module if module.is_loaded else _UnplacedSymbols(module), diagnostics)
     image = encode(program, architecture)
     return ResolvedKernel(
         module,
@@ -225,11 +263,11 @@ class _Resolver:
             )
         instruction = self._instruction(definition, function, address)
         state = self._state(definition, instruction)
-        if state is ProbeState.COMPILED and self._kernel.is_blacklisted(address):
+        if state is ProbeState.COMPILED and (reason := self._kernel.refusal(address)) is not None:
             state = ProbeState.EXCLUDED
             self._diagnostics.warning(
                 definition.span("offset") or definition.span("address"),
-                f"{state.value}: {where}: {_BLACKLISTED}; not inserted",
+                f"{state.value}: {where}: {reason}; not inserted",
             )
         return self._made(number, definition, instruction, where, state)
 
@@ -298,6 +336,9 @@ class _Resolver:
         expected = definition.opcode
         if expected is None or not instruction.raw or expected == instruction.opcode_byte:
             return ProbeState.COMPILED
+        if self._kernel.is_changed_later(instruction.address):
+            self._diagnostics.warning(definition.span("opcode"), f"the opcode is not verified: {_CHANGED}")
+            return ProbeState.COMPILED
         self._diagnostics.warning(
             definition.span("opcode"),
             f"MISMATCH: opcode {instruction.opcode_byte:#04x} ({instruction.text}) is there, not {expected:#04x}; "
@@ -354,8 +395,8 @@ class _Resolver:
     def _reason_against(self, symbol: KernelSymbol, place: tuple[int, bool]) -> str | None:
         if (place[0] - self._module.base, place[1]) in self._places:
             return _TAKEN
-        if self._kernel.is_blacklisted(symbol.address):
-            return _BLACKLISTED
+        if (reason := self._kernel.refusal(symbol.address)) is not None:
+            return reason
         if self._kernel.is_traceable(symbol.address) is False:
             return "ftrace cannot redirect it (it is not among available_filter_functions)"
         return None

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["KernelHost"]
 
 _R = Register
+_BREAKPOINT_SIZE = 1
 _USER_MODE = 3
 """The bits of ``cs`` that are all set in user mode."""
 
@@ -42,6 +43,13 @@ class KernelHost(Host):
 
     def register(self, dst: Register, name: str) -> None:
         """Load a register of the hit; uses R9. At a breakpoint the instruction pointer is the probepoint's address."""
+        if name == "eip" and self._request.follows_module and self._request.placement is Placement.KPROBE:
+            # However it gets here, the kernel leaves the address behind a breakpoint (kprobe_int3_handler,
+            # optimized_callback and kprobe_ftrace_handler in arch/x86/kernel/kprobes).
+            self._load(dst, name, Size.DW)
+            self._asm.alu(Alu.SUB, dst, _BREAKPOINT_SIZE)
+            self._subtract_moved(dst)
+            return
         if name == "eip" and self._request.placement in (Placement.KPROBE, Placement.ENTRY):
             # The kernel has the address behind the breakpoint, or whatever its way of getting here leaves.
             self.probe_entry(dst)

@@ -206,6 +206,8 @@ class Request:
     """Whether the program is about the kernel: addresses may be the kernel's, ``push u`` shows another context."""
     kernel_code: tuple[int, int] | None = None
     """The addresses, the last one excluded, of the kernel's code in which an event counts; None: anywhere."""
+    follows_module: bool = False
+    """Whether a KPROBE is wherever its module is loaded, so that only the hit tells its address."""
     traced: TracedEvent | None = None
     """What a TRACEPOINT is."""
     shared: bool = False

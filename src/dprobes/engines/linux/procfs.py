@@ -13,6 +13,7 @@ __all__ = [
     "children_of",
     "living_thread",
     "process_field",
+    "start_time",
     "system_call_of",
     "thread_state",
     "threads_of",
@@ -36,6 +37,15 @@ def thread_state(tid: int) -> str:
             return file.read().rpartition(b")")[2].split()[0].decode()
     except OSError:
         return "X"
+
+
+def start_time(pid: int) -> int:
+    """Return when a process was started, in ticks since the boot; 0 if it is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return int(file.read().rpartition(b")")[2].split()[19])
+    except (OSError, IndexError):
+        return 0
 
 
 def system_call_of(tid: int) -> int | None:

@@ -54,16 +54,16 @@ class HandlerCompiler:
     def parts(self, file: PlannedCode, numbers: range) -> Iterator[Part]:
         """Group the sites of a file's probepoints, and compile the handler of each group."""
         probes = self._numbers.probes
-        grouped: dict[tuple[int, Placement, int], list[tuple[int, Site]]] = {}
+        grouped: dict[tuple[int, Placement, int, bool], list[tuple[int, Site]]] = {}
         notes: Counter[int] = Counter()
         for number in numbers:
             for site in self._numbers.sites[number]:
-                key = (probes[number].number, site.placement, site.return_bytes)
+                key = (probes[number].number, site.placement, site.return_bytes, bool(site.anchor))
                 grouped.setdefault(key, []).append((number, site))
         written = [key for key in grouped if not isinstance(self._program.definitions[key[0]].location, Glob)]
         are_many = len(written) > ALONE_MAX and self._has_multi
         resolved = file.resolved
-        for (number, placement, return_bytes), sites in grouped.items():
+        for (number, placement, return_bytes, _), sites in grouped.items():
             definition = self._program.definitions[number]
             is_glob = isinstance(definition.location, Glob)
             first, site = sites[0]
@@ -74,6 +74,7 @@ class HandlerCompiler:
                 probe=None if is_glob else first,
                 link=self._numbers.link_address(first),
                 moved=site.moved,
+                follows_module=bool(site.anchor),
                 symbols=dict(resolved.symbols),
                 passcount=definition.passcount,
                 maxhits=definition.maxhits,
@@ -91,7 +92,7 @@ class HandlerCompiler:
                 self.giving_back |= {probe for probe, _ in sites}
             yield Part(file, number, placement, sites, lowered, shared=shared)
 
-    def event_parts(self, numbers: range) -> Iterator[Part]:
+    def event_parts(self, numbers: Iterable[int]) -> Iterator[Part]:
         """Compile the handlers of events."""
         for number in numbers:
             event = self._numbers.events[number]

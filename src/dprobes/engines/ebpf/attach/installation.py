@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from dprobes.engines.ebpf.attach.modulewatch import ModuleWatch
     from dprobes.engines.ebpf.attach.parts import Part
     from dprobes.engines.ebpf.attach.plannedfile import Findings, PlannedCode, PlannedFile
+    from dprobes.engines.ebpf.inkernel.kernelsites import KernelLinks
     from dprobes.engines.ebpf.kernel.tracepointlinks import ProgramForm
     from dprobes.engines.ebpf.settings import Settings
     from dprobes.engines.interface import Event, Job
@@ -94,8 +95,17 @@ class Installation:
         )
         self._compiler = HandlerCompiler(self._program, numbers, request, job.items, features)
         self._parts = [part for file, entered in owned for part in self._compiler.parts(file, entered)]
-        self._parts += self._compiler.event_parts(events)
-        state = max((part.lowered.state.size for part in self._parts if part.lowered is not None), default=64)
+        event_parts = list(self._compiler.event_parts(events))
+        state = max((p.lowered.state.size for p in (*self._parts, *event_parts) if p.lowered is not None), default=64)
+        self._kernel_links: KernelLinks | None = None
+        if found.kernel is not None:
+            from dprobes.engines.ebpf.inkernel.kernelsites import KernelLinks
+
+            self._kernel_links = KernelLinks(found.kernel.resolved.module.name)
+        if found.kernel is None or found.kernel.resolved.module.is_loaded:
+            self._parts += event_parts
+        else:
+            self._unavailable.update(dict.fromkeys(events, "its module is not loaded"))
         program, shared = self._program, job.globals
         if shared is not None:
             shared.check(program.gvars)
@@ -297,9 +307,8 @@ class Installation:
         if group.placement in (Placement.EVENT, Placement.TRACEPOINT):
             return self._link_event(group)
         if group.placement.is_in_kernel:
-            from dprobes.engines.ebpf.kernel.kernellinks import attach_kernel
-
-            return attach_kernel(group.program, places, group.placement)
+            assert self._kernel_links is not None
+            return self._kernel_links.attach(group, places)
         is_return = group.placement is Placement.URETPROBE
         return attach_uprobes(group.program, group.path, places, self._features, at_return=is_return, shown=group.shown)
 
@@ -338,6 +347,17 @@ class Installation:
         """The probepoints that can be hit."""
         absent = self._conflicting | self._unavailable.keys()
         return tuple(number for number, sites in self._numbers.sites.items() if sites and number not in absent)
+
+    @property
+    def numbers(self) -> ProbeNumbers:
+        """The probepoints with their sites."""
+        return self._numbers
+
+    def attach_events(self, numbers: Iterable[int]) -> list[StateEvent]:
+        """Compile and attach events whose addresses are known only now; return what cannot be attached."""
+        for number in numbers:
+            self._unavailable.pop(number, None)
+        return self._attach(list(self._compiler.event_parts(numbers)), [])
 
     @property
     def entries(self) -> int:
@@ -402,6 +422,8 @@ class Installation:
     def close(self) -> None:
         """Take everything out of the kernel."""
         self._attachments.close()
+        if self._kernel_links is not None:
+            self._kernel_links.close()
         self._watches.close()
         self._programs.close()
         self.maps.close()

@@ -53,7 +53,7 @@ class Part:
 
 def batches(parts: Iterable[Part]) -> Iterator[list[Part]]:
     """Iterate over the parts that get a program together."""
-    shared: dict[tuple[int, bool, bool, int], list[Part]] = defaultdict(list)
+    shared: dict[tuple[int, Placement | None, bool, bool, int], list[Part]] = defaultdict(list)
     for part in parts:
         if not part.shared:
             yield [part]
@@ -81,9 +81,10 @@ def _of_limited_size(parts: Iterable[Part]) -> Iterator[list[Part]]:
         yield batch
 
 
-def _kind(part: Part, layer: int) -> tuple[int, bool, bool, int]:
+def _kind(part: Part, layer: int) -> tuple[int, Placement | None, bool, bool, int]:
     """Return what parts must have in common to share a program and a link."""
-    return id(part.file), part.placement is Placement.URETPROBE, part.code.sleepable, layer
+    own = part.placement if part.placement.is_in_kernel or part.placement is Placement.URETPROBE else None
+    return id(part.file), own, bool(part.sites[0][1].anchor), part.code.sleepable, layer
 
 
 def _number(part: Part) -> int:

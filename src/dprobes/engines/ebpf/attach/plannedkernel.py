@@ -29,10 +29,13 @@ if TYPE_CHECKING:
     from dprobes.resolve.probepoints import LeftOutProbe, Probepoint
     from dprobes.rpn.program import ProbeDefinition, Program
 
-__all__ = ["PlannedKernel", "plan_kernel", "refuse_reading"]
+__all__ = ["PlannedKernel", "plan_kernel", "refuse_reading", "refuse_waiting"]
 
 _SAVED_BY_FTRACE = frozenset({"eax", "ecx", "edx", "esi", "edi", "r8", "r9", "esp", "eip"})
 """The registers in every ``ftrace_regs`` of x86-64 (arch/x86/include/asm/ftrace.h)."""
+
+_LANDING_PADS = (bytes.fromhex("f30f1efa"), bytes.fromhex("660f1f00"))
+"""``endbr64``, and what the kernel puts in the place of one that nothing may jump to (gen_endbr_poison)."""
 
 _READING = ("push mem", "log mrf", "log str", "vfyr")
 """How the instructions begin that read memory."""
@@ -82,6 +85,10 @@ def plan_kernel(program: Program, resolved: ResolvedKernel, features: Features) 
         is_traceable = kernel.is_traceable(address) if "+" not in probe.where else False
         # Where it is not known, what a pattern matches is tried: a kprobe for each function would take too long.
         many = by_ftrace[probe.number] and (_is_pattern(probe) if is_traceable is None else is_traceable)
+        # In a module that is loaded, the functions of a pattern are one link; all else is found again in the next one.
+        is_linked = many and _is_pattern(probe) and resolved.module.is_loaded
+        if not is_linked and (waiting := _waiting_site(probe, resolved, features)) is not None:
+            return (waiting,)
         if probe.at_return:
             placement = Placement.ENTRY_RETURN if many else Placement.KRETPROBE
         else:
@@ -89,6 +96,54 @@ def plan_kernel(program: Program, resolved: ResolvedKernel, features: Features) 
         return (Site(address, placement, placement.value, may_fault=False),)
 
     return PlannedKernel(resolved, tuple((probe, site(probe)) for probe in resolved.in_code))
+
+
+def _waiting_site(probe: Probepoint, resolved: ResolvedKernel, features: Features) -> Site | None:
+    """Return the site of a probepoint in a module that may be loaded later, or again; None if there can be none."""
+    module = resolved.module
+    if not module.name:
+        return None
+    # Addresses that handlers push are known for as long as the module is loaded.
+    if module.is_loaded and (resolved.symbols or Feature.KPROBE_EVENTS not in features):
+        return None
+    address = probe.instruction.address
+    code = module.kernel.text.read(address, len(_LANDING_PADS[0]))
+    found = module.kernel.anchor(address, module.name) if code else None
+    if found is None or (probe.at_return and found[1]):
+        return None
+    name, distance = found
+    # Where a function begins, the kernel puts the probe behind the landing pad of indirect calls. Since Linux kernel
+    # commit cc66bb914578 ("x86/ibt,kprobes: Cure sym+0 equals fentry woes") (in v5.18).
+    moved = len(code) if not probe.at_return and "+" not in probe.where and code in _LANDING_PADS else 0
+    placement = Placement.KRETPROBE if probe.at_return else Placement.KPROBE
+    return Site(address, placement, placement.value, may_fault=False, moved=moved, anchor=f"{name}+{distance}")
+
+
+def refuse_waiting(resolved: ResolvedKernel, features: Features, diagnostics: Diagnostics) -> None:
+    """Add errors if the kernel cannot wait for a module that is not loaded."""
+    module = resolved.module
+    if module.is_loaded:
+        return
+    error = features.error(Feature.KPROBE_EVENTS)
+    for probe in resolved.in_code:
+        if probe.state is not ProbeState.COMPILED:
+            continue
+        span = probe.definition.span("offset") or probe.definition.span("address")
+        if error is not None:
+            diagnostics.error(
+                span,
+                f"the ebpf engine cannot wait for the module '{module.name}', which is not loaded: this kernel has no "
+                f"{Feature.KPROBE_EVENTS.value} ({reason_of(error)})",
+                hint="load the module first",
+            )
+            return
+        if _waiting_site(probe, resolved, features) is None:
+            diagnostics.error(
+                span,
+                f"the ebpf engine cannot wait for {probe.where}: the kernel finds it by a name of its own, "
+                f"which it has not in '{module.name}'",
+                hint="load the module first",
+            )
 
 
 def refuse_reading(program: Program, features: Features, diagnostics: Diagnostics) -> None:

@@ -74,12 +74,13 @@ class Planner:
 
     def plan_kernel(self, program: Program, resolved: ResolvedKernel, diagnostics: Diagnostics) -> PlannedKernel:
         """Return how the probepoints in the kernel are served; raise ``SourceError`` if one cannot be."""
-        from dprobes.engines.ebpf.attach.plannedkernel import plan_kernel, refuse_reading
+        from dprobes.engines.ebpf.attach.plannedkernel import plan_kernel, refuse_reading, refuse_waiting
 
         request = replace(basic_request(self.features, program), symbols=dict(resolved.symbols))
         check_handlers(program, resolved.image, resolved.architecture, diagnostics, request)
         self._refuse_events(resolved.events, diagnostics, everywhere=True)
         refuse_reading(program, self.features, diagnostics)
+        refuse_waiting(resolved, self.features, diagnostics)
         diagnostics.raise_if_errors()
         return plan_kernel(program, resolved, self.features)
 

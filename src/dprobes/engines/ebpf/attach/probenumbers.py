@@ -43,6 +43,11 @@ class ProbeNumbers:
             self.probes.append(event.probe)
         return range(first, len(self.probes))
 
+    def renew_event(self, number: int, event: EventProbe) -> None:
+        """Put another event in the place of one: the same watchpoint or sampler, at other addresses."""
+        self.events[number] = event
+        self.probes[number] = event.probe
+
     def link_address(self, number: int) -> int:
         """Return the link address of a probepoint's written place, or its address in the kernel."""
         return self.probes[number].instruction.address

@@ -98,6 +98,19 @@ class Attachments:
             self._dirty.add(group)
         return True
 
+    def detach(self, probe: int) -> None:
+        """Give up the links of a probepoint, which may be attached again; its counts stay."""
+        for group in self._groups_of.pop(probe, ()):
+            self._groups.discard(group)
+            self._dirty.discard(group)
+            old, group.link = group.link, None
+            if old is not None:
+                old.close()
+
+    def has_ended(self, probe: int) -> bool:
+        """Return whether the removal of a probepoint has begun."""
+        return probe in self._ended
+
     def is_there(self, probe: int) -> bool:
         """Return whether a probepoint is attached, and its removal has not begun."""
         return probe in self._groups_of and probe not in self._ended

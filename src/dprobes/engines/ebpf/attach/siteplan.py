@@ -44,6 +44,7 @@ class Site:
     ``offset`` is that in the file, ``moved`` how far it is from the probepoint's written place. ``return_bytes`` is
     what the return instruction at a RET_SITE takes from the stack besides the return address. ``executed`` says for
     people how the kernel carries the instruction out. ``may_fault`` says that the instruction may raise a fatal signal.
+    ``anchor`` is what the kernel is to find the place by whenever a module of its own is loaded: ``SYMBOL+DISTANCE``.
     """
 
     offset: int
@@ -52,6 +53,7 @@ class Site:
     may_fault: bool
     moved: int = 0
     return_bytes: int = 0
+    anchor: str = ""
 
 
 @dataclass(frozen=True, slots=True)

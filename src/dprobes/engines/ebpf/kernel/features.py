@@ -63,6 +63,7 @@ class Feature(enum.Enum):
     TYPED_TRACEPOINT = "BPF programs on typed tracepoints (tp_btf)"
     KPROBE = "kprobes"
     KPROBE_MULTI = "kprobe_multi links"
+    KPROBE_EVENTS = "kprobe events in tracefs"
     READ_KERNEL = "bpf_probe_read_kernel (kernel lockdown forbids it)"
 
 
@@ -317,6 +318,14 @@ def _try_kprobe_multi(_: KernelTypes) -> None:
         os.close(program)
 
 
+def _try_kprobe_events(types: KernelTypes) -> None:
+    from dprobes.target.kernel.tracefs import open_trace_files
+
+    _try_kprobe(types)
+    with open_trace_files() as files:
+        files.append("kprobe_events", "")
+
+
 _SIGNAL_NONE = 0
 
 _TRIALS: dict[Feature, Callable[[KernelTypes], None]] = {
@@ -346,5 +355,6 @@ _TRIALS: dict[Feature, Callable[[KernelTypes], None]] = {
     Feature.TYPED_TRACEPOINT: _try_typed_tracepoint,
     Feature.KPROBE: _try_kprobe,
     Feature.KPROBE_MULTI: _try_kprobe_multi,
+    Feature.KPROBE_EVENTS: _try_kprobe_events,
     Feature.READ_KERNEL: _loads(lambda: _on_stack(Helper.PROBE_READ_KERNEL, (), 8, 8, 0)),
 }

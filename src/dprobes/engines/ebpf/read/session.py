@@ -40,8 +40,10 @@ from dprobes.resolve.probestate import ProbeState
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
+    from dprobes.engines.ebpf.inkernel.modulefollower import ModuleFollower
     from dprobes.engines.ebpf.settings import Settings
     from dprobes.engines.interface import Counts, Event, Job
+    from dprobes.resolve.kernelplaces import ResolvedKernel
     from dprobes.resolve.probepoints import LeftOutProbe, Probepoint
 
 __all__ = ["EbpfSession"]
@@ -78,6 +80,7 @@ class EbpfSession(ControlledRun, ReplaceableSession):
         self._finished = False
         self._hurried = False
         self._new_files: NewFiles | None = None
+        self._module: ModuleFollower | None = None
         self._stopped: set[int] = set()
         self._last_look = float("-inf")
 
@@ -158,7 +161,9 @@ class EbpfSession(ControlledRun, ReplaceableSession):
                         )
                     replacement.take_over(installed)
             self._notices += installed.attach_postponed()
-            if installed.attached:
+            if found.kernel is not None and found.kernel.resolved.module.name:
+                self._follow_module(found.kernel.resolved, stack)
+            if installed.attached and (self._module is None or self._module.is_there):
                 self._notices.append(StateEvent(installed.attached, 0, ProbeState.ACTIVE))
             if (notice := installed.warning_of_slow_end()) is not None:
                 self._notices.append(notice)
@@ -169,6 +174,14 @@ class EbpfSession(ControlledRun, ReplaceableSession):
             stack.callback(self._readings.close)
             self._stack = stack.pop_all()
         return self
+
+    def _follow_module(self, resolved: ResolvedKernel, stack: contextlib.ExitStack) -> None:
+        """Begin to see when a module of the kernel comes and goes."""
+        from dprobes.engines.ebpf.inkernel.modulefollower import ModuleFollower
+
+        self._module = ModuleFollower(self._program, resolved, self._installed)
+        stack.callback(self._module.close)
+        self._notices += self._module.begin()
 
     def __exit__(self, *exception: object) -> None:
         self.stop()
@@ -257,7 +270,10 @@ class EbpfSession(ControlledRun, ReplaceableSession):
             sleep = _RENEWAL_SLEEP
         elif not self._stopped_processes.is_idle:
             sleep = LOOK
-        self._stream.wait(sleep, (self._requests.descriptor,))
+        descriptors = [self._requests.descriptor]
+        if self._module is not None and self._module.descriptor >= 0:
+            descriptors.append(self._module.descriptor)
+        self._stream.wait(sleep, descriptors)
 
     def _look_after(self) -> Iterator[Event]:
         yield from self._stopped_processes.look()
@@ -276,6 +292,8 @@ class EbpfSession(ControlledRun, ReplaceableSession):
     def _changes(self) -> list[Event]:
         """Bring links in line with what was found and what was taken away; return the notices."""
         events = [*self._look_for_files(), *self._installed.happened()]
+        if self._module is not None:
+            events += self._module.look()
         self._installed.attachments.renew()
         return events
 

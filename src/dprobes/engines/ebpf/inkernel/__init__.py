@@ -1,0 +1,1 @@
+"""Probepoints in modules of the kernel, whether they are loaded or not."""

@@ -1,0 +1,15 @@
+"""The socket for what the kernel says of modules never makes anybody wait."""
+
+from __future__ import annotations
+
+from dprobes.engines.linux.uevents import KernelEvents
+
+
+def test_nothing_waits_for_events() -> None:
+    events = KernelEvents()
+    assert events.descriptor >= 0
+    events.drain()
+    events.close()
+    assert events.descriptor == -1
+    events.drain()
+    events.close()
