@@ -56,6 +56,8 @@ class Run:
         self._has_begun = False
         self._active = 0
         self._exit_status = exit_status
+        self._awaited = ""
+        """What probepoints wait for, as a clause."""
         self._inserted = False
         self._last_signal = float("-inf")
         self._asked_to_stop = False
@@ -167,6 +169,8 @@ class Run:
             self._inserted = True
             self._active += len(event.probes)
             self._announce()
+        if event.state is ProbeState.COMPILED:
+            self._awaited = event.detail
         if event.state.is_obstacle:
             where, outcome = (f"in process {event.pid}", "not inserted there") if event.pid else ("", "not inserted")
             console.warning(event.state.line(event.detail, where, outcome))
@@ -195,6 +199,8 @@ class Run:
             console.note(f"the probepoints were inserted, {but}")
         if not self._inserted and self._is_early:
             console.note("the run was ended before a probepoint was inserted")
+        elif not self._inserted and self._awaited:
+            console.note(f"the probepoints have never been active: {self._awaited}")
         elif not self._inserted:
             # Why those that were found were not inserted has been said.
             if self._session.probes:
@@ -210,4 +216,4 @@ class Run:
             return code if code >= 0 else 128 - code
         if self._ended_by is not None:
             return 128 + self._ended_by
-        return 0 if self._inserted or self._is_early else 1
+        return 0 if self._inserted or self._is_early or self._awaited else 1

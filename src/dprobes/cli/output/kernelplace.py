@@ -16,27 +16,47 @@ if TYPE_CHECKING:
     from dprobes.target.instructions import DecodedInstruction
     from dprobes.target.kernel.kallsyms import KernelSymbol
 
-__all__ = ["describe_kernel_place", "kernel_module"]
+__all__ = ["describe_kernel_place", "is_module_file", "kernel_module"]
 
 _BITS = 64
 _BEFORE, _AFTER = 3, 6
 
 
-def kernel_module(name: str) -> str | None:
-    """Return the module of the kernel that a name means, "" for the kernel itself; None if it means neither."""
-    if name in KERNEL_NAMES:
-        return ""
-    module = module_name(name)
-    return module if module in RunningKernel().modules else None
+def kernel_module(name: str) -> tuple[RunningKernel, str] | None:
+    """
+    Return the kernel, and its module that a name means, "" for the kernel itself; None if it means neither.
 
-
-def describe_kernel_place(module: str, expression: Expression | None) -> Iterator[str]:
-    """Iterate over the lines about the kernel or a module, and a place in it; raise ``TargetError`` if it has none."""
+    A module that is not loaded is one of a kernel that is read from its file. Raise ``TargetError`` for a file that
+    cannot be read.
+    """
     kernel = RunningKernel()
+    if name in KERNEL_NAMES:
+        return kernel, ""
+    module = module_name(name)
+    if module in kernel.modules:
+        return kernel, module
+    from dprobes.target.kernel.unloadedmodule import open_unloaded_module
+
+    try:
+        unloaded = open_unloaded_module(name)
+    except TargetError:
+        if is_module_file(name):
+            raise
+        return None
+    return (kernel, unloaded.name) if unloaded.name in kernel.modules else (unloaded, unloaded.name)
+
+
+def is_module_file(name: str) -> bool:
+    """Return whether a name is that of a kernel module's file."""
+    return bool(name.rpartition("/")[2].partition(".ko")[1])
+
+
+def describe_kernel_place(kernel: RunningKernel, module: str, expression: Expression | None) -> Iterator[str]:
+    """Iterate over the lines about the kernel or a module, and a place in it; raise ``TargetError`` if it has none."""
     base = kernel.base_of(module)
     release = f"Linux {os.uname().release}"
     yield f"module    {module} of {release}" if module else f"module    the running kernel, {release}"
-    yield f"loaded at {base:#x}"
+    yield f"loaded at {base:#x}" if kernel.is_loaded else f"file      {kernel.file}, which is not loaded"
     if expression is None:
         return
     if expression.symbol is None:
@@ -49,14 +69,16 @@ def describe_kernel_place(module: str, expression: Expression | None) -> Iterato
         raise TargetError(f"{address:#x} is not in the code of '{module or KERNEL_NAMES[0]}'")
     around = _instructions(kernel, function, address, base)
     yield f"function  {kernel.name_of(address)}"
-    yield f"address   {address:#x}"
+    if kernel.is_loaded:
+        yield f"address   {address:#x}"
     yield ""
-    yield f"offset = {expression}          // {address - base:#x} from where it is loaded"
+    yield f"offset = {expression}          // {kernel.offset_text(address - base)}"
     if around is None:
         yield f"// the opcode is not known: {kernel.text.problem}"
     else:
         (here,) = (each for each in around if each.address == address)
-        yield f"opcode = {here.opcode_byte:#04x}"
+        later = "          // the kernel may replace it when it loads the module" * kernel.is_changed_later(address)
+        yield f"opcode = {here.opcode_byte:#04x}{later}"
         yield ""
         for each in around:
             yield f"{'=>' if each is here else '  '} {each.offset:8x}   {each.raw.hex(' '):<30} {each.text}"
@@ -79,8 +101,10 @@ def _instructions(
 
 
 def _verdict(kernel: RunningKernel, function: KernelSymbol, address: int) -> str:
-    if kernel.is_blacklisted(address):
-        return "ebpf: the kernel allows no probe there (kprobe blacklist)"
+    if (reason := kernel.refusal(address)) is not None:
+        return f"ebpf: {reason}"
+    if function.module:
+        return "ebpf: a kprobe, which the kernel registers whenever it loads the module; a pattern may use ftrace"
     if address == function.address and kernel.is_traceable(address):
         return "ebpf: ftrace calls the handler, if it reads only registers of arguments; else a kprobe does"
     return "ebpf: a kprobe, for which the kernel replaces the instruction by a breakpoint, or by a jump if it can"

@@ -31,7 +31,7 @@ def command(place: str, symbols: Path | None, pid: int | None) -> int:
     """
     Print the values of 'offset =' and 'opcode =' for a place in a module.
 
-    MODULE is a path, or a name as in 'name ='; or 'kernel', or a module that the kernel has loaded. SYMBOL may be a
+    MODULE is a path, or a name as in 'name ='; or 'kernel', or a module of the kernel. SYMBOL may be a
     number: a file offset. The instructions around the place are listed. Those marked with '+' are cheap to probe: a hit
     stops the thread only once.
 
@@ -45,14 +45,13 @@ def command(place: str, symbols: Path | None, pid: int | None) -> int:
             print_lines(list(describe_traced(place)))
             return 0
     name, expression = _split(place)
+    from dprobes.cli.output.kernelplace import describe_kernel_place, is_module_file, kernel_module
     from dprobes.target.modules import find_module
 
-    path = find_module(name, pid=pid)
+    path = None if is_module_file(name) else find_module(name, pid=pid)
     if path is None:
-        from dprobes.cli.output.kernelplace import describe_kernel_place, kernel_module
-
         if (in_kernel := kernel_module(name)) is not None:
-            print_lines(list(describe_kernel_place(in_kernel, expression)))
+            print_lines(list(describe_kernel_place(*in_kernel, expression)))
             return 0
         raise _not_there(name, pid)
     module = _load(path, symbols)

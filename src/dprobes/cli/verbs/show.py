@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from dprobes.resolve.probepoints import Probepoint
+    from dprobes.target.kernel.runningkernel import RunningKernel
     from dprobes.target.location import Module
 
 __all__ = ["command", "listing"]
@@ -87,6 +88,8 @@ def listing(compiled: Compiled) -> Iterator[str]:
     if compiled.kernel is not None:
         name = compiled.kernel.module.name
         where = f"'{name}' of the running kernel" if name else "the running kernel"
+        if (unloaded := compiled.kernel.module.kernel.file) is not None:
+            where = f"'{name}', which is not loaded ('{unloaded}')"
     if compiled.everywhere:
         where = "every process"
     yield f"// module: {where}, {compiled.architecture.name}, {compiled.architecture.word_size}-byte words"
@@ -97,14 +100,15 @@ def listing(compiled: Compiled) -> Iterator[str]:
         yield ""
         yield from print_header(definition)
         module = compiled.resolved.module if compiled.resolved is not None else None
-        yield from _places([probe for probe in probes if probe.number == number], module)
+        mine = [probe for probe in probes if probe.number == number]
+        yield from _places(mine, module, compiled.kernel.module.kernel if compiled.kernel is not None else None)
         for line in left_out_lines([x for x in left_out if x.number == number], names=None):
             yield f"// {line}"
         yield from code.handler(number)
     yield from code.procedures()
 
 
-def _places(probes: Sequence[Probepoint], module: Module | None) -> Iterator[str]:
+def _places(probes: Sequence[Probepoint], module: Module | None, kernel: RunningKernel | None) -> Iterator[str]:
     from dprobes.engines.registry import rows
 
     if not probes:
@@ -118,17 +122,18 @@ def _places(probes: Sequence[Probepoint], module: Module | None) -> Iterator[str
     for probe in probes:
         match probe.kind:
             case ProbeKind.BREAKPOINT:
-                yield _code_line(probe)
+                yield _code_line(probe, kernel)
                 yield f"// {probe.instruction.raw.hex(' ')}  {probe.instruction.text}"
                 yield from remarks.get(probe.offset, ())
             case ProbeKind.RETURN:
-                yield _code_line(probe)
+                yield _code_line(probe, kernel)
                 exits = ", ".join(f"{exit_.kind.value} at {exit_.offset:#x}" for exit_ in probe.code.exits.exits)
                 yield f"// left by {exits or 'nothing'}"
             case ProbeKind.WATCHPOINT:
                 length = probe.memory.length
                 size = f"{length} byte{'s' if length > 1 else ''}"
-                yield f"// {probe.where}: {size} at address {probe.memory.address:#x}, {probe.state.value}"
+                where = "" if kernel is not None and not kernel.is_loaded else f" at address {probe.memory.address:#x}"
+                yield f"// {probe.where}: {size}{where}, {probe.state.value}"
             case ProbeKind.SAMPLER:
                 yield f"// {probe.where} on each CPU, {probe.state.value}"
             case ProbeKind.TRACEPOINT:
@@ -137,6 +142,8 @@ def _places(probes: Sequence[Probepoint], module: Module | None) -> Iterator[str
                 assert_never(kind)
 
 
-def _code_line(probe: Probepoint) -> str:
+def _code_line(probe: Probepoint, kernel: RunningKernel | None) -> str:
+    if kernel is not None and not kernel.is_loaded:
+        return f"// {place_of(probe)}: {kernel.offset_text(probe.offset)}, {probe.state.value}"
     place = f"file offset {probe.offset:#x}, address {probe.instruction.address:#x}"
     return f"// {place_of(probe)}: {place}, {probe.state.value}"
