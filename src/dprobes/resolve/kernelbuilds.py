@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.arch import host_architecture
 from dprobes.errors import TargetError
-from dprobes.resolve.kernelplaces import kernel_module_of, resolve_kernel
+from dprobes.resolve.kernelplaces import kernel_module_of, module_named_by, resolve_kernel
 from dprobes.rpn.program import Address, Expression, Offset
 from dprobes.target.kernel.buildids import running_build_id
 from dprobes.target.kernel.carriedkernel import CarriedKernel, KernelPlace, moved_kernel
@@ -39,7 +39,7 @@ def build_kernel(
 
     Add to ``diagnostics`` what is wrong with the program for it; raise ``TargetError`` for a file that is neither.
     """
-    name = kernel_module_of(program, RunningKernel()).name
+    name = module_named_by(program)
     if path == KALLSYMS:
         symbols = NeededKallsyms.read()
         kernel = RunningKernel(symbols)
@@ -73,7 +73,7 @@ def kernel_here(
 
     Raise ``TargetError`` if this is a carried build, and nothing shows where it lies.
     """
-    name = kernel_module_of(program, running).name
+    name = module_named_by(program)
     if not carried or (name and name not in running.modules):
         return running
     span = program.spans.get("name")

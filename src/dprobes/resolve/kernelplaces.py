@@ -42,6 +42,7 @@ __all__ = [
     "KernelModule",
     "ResolvedKernel",
     "kernel_module_of",
+    "module_named_by",
     "needs_addresses",
     "resolve_kernel",
 ]
@@ -151,24 +152,29 @@ class _UnplacedSymbols:
         )
 
 
-def kernel_module_of(program: Program, kernel: RunningKernel) -> KernelModule:
-    """Return what a program for the kernel names; raise ``TargetError`` if it can be nothing in the kernel."""
+def module_named_by(program: Program) -> str:
+    """Return the module that a program names, "" for the kernel; raise ``TargetError`` if that is nothing there."""
     if program.modtype is ModuleType.KMOD:
-        name = module_name(program.name)
-        if name not in kernel.modules:
-            from dprobes.target.kernel.unloadedmodule import open_unloaded_module
-
-            unloaded = open_unloaded_module(program.name)
-            if unloaded.name not in kernel.modules:
-                return KernelModule(unloaded, unloaded.name)
-            name = unloaded.name
-        return KernelModule(kernel, name)
+        return module_name(program.name)
     if program.name.partition("-")[0] not in KERNEL_NAMES:
         raise TargetError(
             f"'{program.name}' is no name of the running kernel",
             hint=f"write 'name = {KERNEL_NAMES[0]}', or 'modtype = kmod' for a module of the kernel",
         )
-    return KernelModule(kernel, "")
+    return ""
+
+
+def kernel_module_of(program: Program, kernel: RunningKernel) -> KernelModule:
+    """Return what a program for the kernel names; raise ``TargetError`` if it can be nothing in the kernel."""
+    name = module_named_by(program)
+    if name and name not in kernel.modules:
+        from dprobes.target.kernel.unloadedmodule import open_unloaded_module
+
+        unloaded = open_unloaded_module(program.name)
+        if unloaded.name not in kernel.modules:
+            return KernelModule(unloaded, unloaded.name)
+        name = unloaded.name
+    return KernelModule(kernel, name)
 
 
 def needs_addresses(program: Program) -> bool:
