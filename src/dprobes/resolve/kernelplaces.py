@@ -2,8 +2,9 @@
 The probepoints of a program in the running kernel or in one of its modules.
 
 Places are addresses of the running kernel; offsets count from ``_text``, or from where a module was loaded. What stands
-there is read from the kernel's memory where this machine shows it. Where it does not, the kernel alone checks that a
-breakpoint would stand at the start of an instruction, and nobody checks ``opcode``.
+there is read from the kernel's memory where this machine shows it, or else from the kernel's files. Where neither
+tells, the kernel alone checks that a breakpoint would stand at the start of an instruction, and nobody checks
+``opcode``.
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ __all__ = [
 ]
 
 _BITS = 64
+_END = "_etext"
+"""The symbol behind the last function of the kernel."""
 
 KERNEL_CODE = 1 << 63, (1 << 64) - 1
 """The addresses of all that is the kernel's and its modules', the last one excluded."""
@@ -260,7 +263,9 @@ class _Resolver:
             return None
         function = self._function(address)
         if function is None:
-            raise TargetError(f"{address:#x} is not in the code of '{self._module.path}'")
+            raise TargetError(
+                f"{address:#x} is not in the code of '{self._module.path}'", hint=self._linked_place(address)
+            )
         where = self._kernel.name_of(address)
         if definition.at_return and address != function.address:
             raise TargetError(
@@ -304,31 +309,47 @@ class _Resolver:
         symbol = self._kernel.symbols.covering(address)
         return symbol if symbol is not None and symbol.module == self._module.name else None
 
+    def _linked_place(self, address: int) -> str | None:
+        """Return a hint if an address is one of the kernel's files, and code has been moved from there."""
+        shift = self._kernel.text.shift
+        if not shift or self._module.name or (function := self._function(address + shift)) is None:
+            return None
+        if any(end.address <= address + shift for end in self._kernel.symbols.find(_END, "")):
+            return None
+        distance = address + shift - function.address
+        place = f"{function.name} + {distance:#x}" if distance else function.name
+        return f"this kernel runs {shift:#x} bytes above where it was linked for: write 'offset = {place}'"
+
     def _instruction(self, definition: ProbeDefinition, function: KernelSymbol, address: int) -> DecodedInstruction:
         """Return the instruction at an address; raise ``TargetError`` if none starts there."""
         offset = address - self._module.base
-        code = self._kernel.text.read(function.address, address - function.address + MAX_LENGTH)
+        text = self._kernel.text
+        unknown = DecodedInstruction(address, 0, b"", "?", 0, "?", offset)
+        code = text.read(function.address, address - function.address + MAX_LENGTH)
         if not code:
             if (raw := self._kernel.expected.get(address)) is not None:
                 return next(iter(decode(raw, _BITS, address, offset)))
-            self._say_unverified(definition)
-            return DecodedInstruction(address, 0, b"", "?", 0, "?", offset)
-        before = function.address
+            self._say_unverified(definition, text.problem_at(function.address) or "the kernel does not show its text")
+            return unknown
+        before = None
         for found in decode(code, _BITS, function.address, function.address - self._module.base):
             if found.address == address:
                 return found
             if found.address > address:
+                assert before is not None, "the function's start is before the address"
+                if text.is_patched(before):
+                    self._say_unverified(definition, _patched(text.origin_of(address), before))
+                    return unknown
                 raise TargetError(
                     f"{self._kernel.name_of(address)} is inside an instruction",
-                    hint=f"instructions start at {self._kernel.name_of(before)} and "
+                    hint=f"instructions start at {self._kernel.name_of(before.address)} and "
                     f"{self._kernel.name_of(found.address)}",
                 )
-            before = found.address
+            before = found
         raise TargetError(f"no instruction is at {self._kernel.name_of(address)}")
 
-    def _say_unverified(self, definition: ProbeDefinition) -> None:
+    def _say_unverified(self, definition: ProbeDefinition, problem: str) -> None:
         """Say once that instructions are not verified here; 'opcode' is then worth a warning."""
-        problem = self._kernel.text.problem or "the kernel does not show its text"
         if definition.opcode is not None:
             self._diagnostics.warning(definition.span("opcode"), f"the opcode is not verified: {problem}")
         elif not self._has_said_unverified:
@@ -344,6 +365,10 @@ class _Resolver:
             return ProbeState.COMPILED
         if self._kernel.is_changed_later(instruction.address):
             self._diagnostics.warning(definition.span("opcode"), f"the opcode is not verified: {_CHANGED}")
+            return ProbeState.COMPILED
+        text = self._kernel.text
+        if text.is_patched(instruction):
+            self._say_unverified(definition, _patched(text.origin_of(instruction.address), instruction))
             return ProbeState.COMPILED
         self._diagnostics.warning(
             definition.span("opcode"),
@@ -406,3 +431,8 @@ class _Resolver:
         if self._kernel.is_traceable(symbol.address) is False:
             return "ftrace cannot redirect it (it is not among available_filter_functions)"
         return None
+
+
+def _patched(origin: str, instruction: DecodedInstruction) -> str:
+    """Return as a clause why an instruction of a file of the kernel need not be the one that runs."""
+    return f"the kernel patches such code when it runs, and {origin} has '{instruction.text}' there"

@@ -74,7 +74,7 @@ def describe_kernel_place(kernel: RunningKernel, module: str, expression: Expres
     yield ""
     yield f"offset = {expression}          // {kernel.offset_text(address - base)}"
     if around is None:
-        yield f"// the opcode is not known: {kernel.text.problem}"
+        yield f"// the opcode is not known: {kernel.text.problem_at(function.address)}"
     else:
         (here,) = (each for each in around if each.address == address)
         later = "          // the kernel may replace it when it loads the module" * kernel.is_changed_later(address)
@@ -82,6 +82,9 @@ def describe_kernel_place(kernel: RunningKernel, module: str, expression: Expres
         yield ""
         for each in around:
             yield f"{'=>' if each is here else '  '} {each.offset:8x}   {each.raw.hex(' '):<30} {each.text}"
+        if origin := kernel.text.origin_of(address):
+            patched = "; the kernel patches such code when it runs" if kernel.text.is_patched(here) else ""
+            yield f"the instructions are from {origin}{patched}"
     yield ""
     yield _verdict(kernel, function, address)
 

@@ -28,7 +28,8 @@ __all__ = ["open_packed"]
 
 _ELF = b"\x7fELF"
 _GZIP, _XZ, _LZMA, _BZIP2 = b"\x1f\x8b", b"\xfd7zXZ\x00", b"\x5d\x00\x00", b"BZh"
-_TOOLS = {b"\x02\x21\x4c\x18": "lz4", b"\x28\xb5\x2f\xfd": "zstd"}
+_ZSTD = b"\x28\xb5\x2f\xfd"
+_TOOLS = {b"\x02\x21\x4c\x18": "lz4", _ZSTD: "zstd"}
 """What the standard library cannot unpack, by its first bytes: programs that do with ``-dc``."""
 
 _SETUP_SECTORS, _MAGIC, _PAYLOAD = 0x1F1, 0x202, 0x248
@@ -65,10 +66,24 @@ def _unpacked(path: Path, data: bytes) -> bytes:
             return bz2.BZ2Decompressor().decompress(data)
     except (zlib.error, lzma.LZMAError, OSError) as error:
         raise TargetError(f"'{path}' cannot be unpacked: {error}") from error
+    if data.startswith(_ZSTD) and (unpacked := _by_package(data)) is not None:
+        return unpacked
     tool = next((tool for magic, tool in _TOOLS.items() if data.startswith(magic)), None)
     if tool is None:
         raise TargetError(f"'{path}' is compressed in a way that is not known here: it begins with {data[:4].hex()}")
     return _unpacked_by(tool, path, data)
+
+
+def _by_package(data: bytes) -> bytes | None:
+    """Return what the package zstandard makes of data, which 'dprobes[zstd]' installs; None without it."""
+    try:
+        import zstandard
+    except ImportError:
+        return None
+    try:
+        return zstandard.ZstdDecompressor().decompressobj().decompress(data) or None
+    except zstandard.ZstdError:
+        return None  # the program says what is wrong
 
 
 def _unpacked_by(tool: str, path: Path, data: bytes) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from dprobes.target.kernel.kallsyms import KernelSymbol
-    from dprobes.target.kernel.kerneltext import KernelText
+    from dprobes.target.kernel.kerneltext import Text
 
 __all__ = ["KERNEL_BASE", "KERNEL_NAMES", "LoadedModule", "RunningKernel", "module_name"]
 
@@ -61,7 +62,7 @@ class RunningKernel:
     def __init__(
         self,
         symbols: Kallsyms | None = None,
-        text: KernelText | None = None,
+        text: Text | None = None,
         *,
         modules: Mapping[str, LoadedModule] | None = None,
         expected: Mapping[int, bytes] | None = None,
@@ -90,9 +91,17 @@ class RunningKernel:
         return self._symbols
 
     @cached_property
-    def text(self) -> KernelText:
-        """What is in memory, as far as it can be read."""
-        return self._text or open_text()
+    def text(self) -> Text:
+        """What is in memory, or where that cannot be read, in the kernel's files."""
+        if self._text is None:
+            opened = open_text()
+            if opened.problem is None:
+                return opened
+            from dprobes.target.kernel.textfiles import FileText, KernelFiles  # only where memory is closed
+
+            files = KernelFiles.of_release(os.uname().release)
+            self._text = FileText(opened.problem, files, lambda: self.base_of(""), self.modules.values)
+        return self._text
 
     @cached_property
     def modules(self) -> Mapping[str, LoadedModule]:
