@@ -83,11 +83,11 @@ class Kallsyms:
         matches = compile_glob(pattern).match
         start = re.match(r"[^*?[]*", pattern)
         assert start is not None
-        lines = re.compile(rb"^([0-9a-f]+) ([tTwW]) (%b\S*)(?:[ \t]+\[(\S+)\])?$" % start[0].encode(), re.MULTILINE)
+        ending = rb"[ \t]+\[(%b)\]" % re.escape(module.encode()) if module else rb"()"
+        lines = re.compile(rb"^([0-9a-f]+) ([tTwW]) (%b\S*)%b$" % (re.escape(start[0]).encode(), ending), re.MULTILINE)
         for match in lines.finditer(self._data):
-            symbol = _symbol(match)
-            if symbol.module == module and matches(symbol.name):
-                yield symbol
+            if matches(match[3].decode(errors="replace")):
+                yield _symbol(match)
 
     def names_at(self, address: int) -> set[str]:
         """Return the names of the code that begins at an address."""

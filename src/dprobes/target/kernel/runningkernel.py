@@ -121,13 +121,17 @@ class RunningKernel:
     def base_of(self, module: str) -> int:
         """Return the address that offsets of a module count from; raise ``TargetError`` if it is not loaded."""
         if not module:
-            found = self.symbols.find(KERNEL_BASE, "")
-            if not found:
-                raise TargetError(f"the kernel has no symbol '{KERNEL_BASE}', from which offsets count")
-            return found[0].address
+            return self._text_start
         if module not in self.modules:
             raise TargetError(f"the module '{module}' is not loaded")
         return self.modules[module].address
+
+    @cached_property
+    def _text_start(self) -> int:
+        found = self.symbols.find(KERNEL_BASE, "")
+        if not found:
+            raise TargetError(f"the kernel has no symbol '{KERNEL_BASE}', from which offsets count")
+        return found[0].address
 
     def symbol(self, name: str, module: str, *, is_code: bool = False) -> KernelSymbol:
         """
