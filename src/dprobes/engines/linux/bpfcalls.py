@@ -38,6 +38,7 @@ __all__ = [
     "call",
     "enable_statistics",
     "link_kprobes",
+    "link_kprobes_nowhere",
     "link_perf_event",
     "link_uprobes",
     "load_btf",
@@ -335,17 +336,22 @@ def link_kprobes(
     ``addresses`` are where the functions begin. Since Linux kernel commit 0dcac2725406 ("bpf: Add multi kprobe link")
     (in v5.18).
     """
-    address_array = (ctypes.c_uint64 * len(addresses))(*addresses)
-    cookie_array = (ctypes.c_uint64 * len(cookies))(*cookies)
-    attributes = attributes_of(
-        _LINK_KPROBES,
-        program_fd,
-        AttachType.TRACE_KPROBE_MULTI,
-        flags,
-        len(addresses),
-        ctypes.addressof(address_array),
-        ctypes.addressof(cookie_array),
-    )
+    arrays = [(ctypes.c_uint64 * len(addresses))(*numbers) for numbers in (addresses, cookies)]
+    return _link_kprobes(program_fd, flags, len(addresses), *map(ctypes.addressof, arrays))
+
+
+def link_kprobes_nowhere(program_fd: int) -> int:
+    """
+    Attach a TRACE_KPROBE_MULTI program to an address that is where nobody has memory: an OSError in any case.
+
+    A kernel that knows such links cannot read it (EFAULT); others do not try.
+    """
+    return _link_kprobes(program_fd, KprobeMulti.NONE, 1, 8, 0)
+
+
+def _link_kprobes(program_fd: int, flags: KprobeMulti, count: int, addresses: int, cookies: int) -> int:
+    kind = AttachType.TRACE_KPROBE_MULTI
+    attributes = attributes_of(_LINK_KPROBES, program_fd, kind, flags, count, addresses, cookies)
     return call(Command.LINK_CREATE, attributes)
 
 

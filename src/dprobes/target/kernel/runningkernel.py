@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from bisect import bisect_right
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -32,6 +33,8 @@ _BLACKLISTED = "the kernel allows no probe there: the code may be what handles t
 _PROC_MODULES = Path("/proc/modules")
 _TRACING = (Path("/sys/kernel/tracing"), Path("/sys/kernel/debug/tracing"))
 _BLACKLIST = Path("/sys/kernel/debug/kprobes/blacklist")
+_ENDBR = 4
+"""Bytes of the ``endbr64`` that may stand before what ftrace changes."""
 
 
 class LoadedModule(NamedTuple):
@@ -174,7 +177,19 @@ class RunningKernel:
 
     def is_blacklisted(self, address: int) -> bool:
         """Return whether the kernel is known to refuse probes at an address."""
-        return any(start <= address < end for start, end, _ in self.blacklist or ())
+        index = bisect_right(self._forbidden, (address, 1 << 64))
+        return index > 0 and address < self._forbidden[index - 1][1]
+
+    @cached_property
+    def _forbidden(self) -> list[tuple[int, int]]:
+        """The blacklist as first addresses and ends that do not overlap, sorted."""
+        merged: list[tuple[int, int]] = []
+        for start, end, _ in sorted(self.blacklist or ()):
+            if merged and start <= merged[-1][1]:
+                merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+            else:
+                merged.append((start, end))
+        return merged
 
     @property
     def file(self) -> Path | None:
@@ -207,20 +222,25 @@ class RunningKernel:
 
     def is_traceable(self, address: int) -> bool | None:
         """Return whether ftrace can redirect the function that begins at an address; None where that is not known."""
-        if self._traceable is None:
+        if self._traceable_places is not None:
+            return any(f"{address + behind:016x}".encode() in self._traceable_places for behind in (0, _ENDBR))
+        if self._traceable_names is None:
             return None
-        return not self._traceable.isdisjoint(self.symbols.names_at(address))
+        return not self._traceable_names.isdisjoint(self.symbols.names_at(address))
 
     @cached_property
-    def _traceable(self) -> frozenset[str] | None:
+    def _traceable_places(self) -> frozenset[bytes] | None:
+        """The addresses where ftrace changes functions, in hex."""
+        # Since Linux kernel commit 83f74441bcb1 ("ftrace: Show all functions with addresses in
+        # available_filter_functions_addrs") (in v6.5).
+        data = _traced("available_filter_functions_addrs")
+        return None if data is None else frozenset(line.partition(b" ")[0] for line in data.splitlines())
+
+    @cached_property
+    def _traceable_names(self) -> frozenset[str] | None:
         """The functions that ftrace can redirect, each by one of its names."""
-        for directory in _TRACING:
-            try:
-                text = (directory / "available_filter_functions").read_text()
-            except OSError:
-                continue
-            return frozenset(line.partition(" ")[0] for line in text.splitlines())
-        return None
+        data = _traced("available_filter_functions")
+        return None if data is None else frozenset(line.partition(" ")[0] for line in data.decode().splitlines())
 
     def _ambiguous(self, name: str, module: str, addresses: list[int]) -> TargetError:
         base = self.base_of(module)
@@ -249,6 +269,16 @@ class RunningKernel:
         near = self.symbols.near(name, module)
         hint = f"did you mean {' or '.join(repr(each) for each in near)}?" if near else None
         return TargetError(f"{_shown(module)} has no symbol '{name}'", hint=hint)
+
+
+def _traced(name: str) -> bytes | None:
+    """Return what a file of tracefs contains, None where it cannot be read."""
+    for directory in _TRACING:
+        try:
+            return (directory / name).read_bytes()
+        except OSError:
+            continue
+    return None
 
 
 def _shown(module: str) -> str:

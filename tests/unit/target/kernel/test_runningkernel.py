@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from dprobes.errors import TargetError
+from dprobes.target.kernel import runningkernel
 from dprobes.target.kernel.kallsyms import Kallsyms
 from dprobes.target.kernel.runningkernel import RunningKernel, module_name
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 DATA = b"".join(b"ffffffff82%06x D data_%d\n" % (n, n) for n in range(600))
 CODE = b"""ffffffff81000000 T _text
@@ -81,3 +87,33 @@ def test_names_of_modules(name: str, module: str) -> None:
 def test_places_have_names() -> None:
     assert KERNEL.name_of(0xFFFFFFFF81000104) == "kernel_clone+0x4"
     assert KERNEL.name_of(0xFFFFFFFF81000100) == "kernel_clone"
+
+
+@pytest.mark.parametrize("name", ["available_filter_functions_addrs", "available_filter_functions"])
+def test_what_ftrace_reaches_is_known_by_addresses_or_names(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = ["kernel_clone", "__x64_sys_getpid", "dummy_xmit [dummy]"]
+    places = ["ffffffff81000100", "ffffffff81000204", "ffffffffc0101004"]  # some behind an endbr64
+    if name.endswith("addrs"):
+        lines = [f"{place} {line}" for place, line in zip(places, lines, strict=True)]
+    (tmp_path / name).write_text("".join(f"{line}\n" for line in lines))
+    monkeypatch.setattr(runningkernel, "_TRACING", (tmp_path / "missing", tmp_path))
+    kernel = RunningKernel(Kallsyms(CODE + b"ffffffffc0101000 t dummy_xmit\t[dummy]\n"))
+    addresses = (0xFFFFFFFF81000040, 0xFFFFFFFF81000100, 0xFFFFFFFF81000200, 0xFFFFFFFFC0101000)
+    assert [kernel.is_traceable(address) for address in addresses] == [False, True, True, True]
+
+
+def test_what_ftrace_reaches_may_be_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runningkernel, "_TRACING", (tmp_path,))
+    assert RunningKernel(Kallsyms(CODE)).is_traceable(0xFFFFFFFF81000100) is None
+
+
+def test_the_blacklist_is_searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ranges = [(0x300, 0x400, "big"), (0x100, 0x110, "one"), (0x320, 0x330, "within"), (0x110, 0x120, "next")]
+    path = tmp_path / "blacklist"
+    path.write_text("".join(f"0x{start:016x}-0x{end:016x}\t{name}\n" for start, end, name in ranges))
+    monkeypatch.setattr(runningkernel, "_BLACKLIST", path)
+    kernel = RunningKernel(Kallsyms(CODE))
+    expected = {0xFF: False, 0x100: True, 0x11F: True, 0x120: False, 0x300: True, 0x3FF: True, 0x400: False}
+    assert {address: kernel.is_blacklisted(address) for address in expected} == expected

@@ -8,6 +8,7 @@ all of them.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from dprobes.bpf.lower.request import Placement
@@ -29,7 +30,15 @@ if TYPE_CHECKING:
     from dprobes.resolve.probepoints import LeftOutProbe, Probepoint
     from dprobes.rpn.program import ProbeDefinition, Program
 
-__all__ = ["PlannedKernel", "plan_kernel", "refuse_reading", "refuse_waiting"]
+__all__ = ["SINGLE_KPROBES_MAX", "PlannedKernel", "plan_kernel", "refuse_reading", "refuse_waiting"]
+
+SINGLE_KPROBES_MAX = 256
+"""
+How many functions of a pattern get a kprobe each.
+
+One takes the kernel some 10 ms to attach and 30 ms to remove (6.1 in an emulated machine), because each waits for all
+CPUs, and not less if many are removed at the same time.
+"""
 
 _SAVED_BY_FTRACE = frozenset({"eax", "ecx", "edx", "esi", "edi", "r8", "r9", "esp", "eip"})
 """The registers in every ``ftrace_regs`` of x86-64 (arch/x86/include/asm/ftrace.h)."""
@@ -69,8 +78,10 @@ class PlannedKernel:
         return
 
 
-def plan_kernel(program: Program, resolved: ResolvedKernel, features: Features) -> PlannedKernel:
-    """Return how the probepoints of a program in the kernel are to be served."""
+def plan_kernel(
+    program: Program, resolved: ResolvedKernel, features: Features, diagnostics: Diagnostics
+) -> PlannedKernel:
+    """Return how the probepoints of a program in the kernel are to be served; add an error for what takes too long."""
     has_many = Feature.KPROBE_MULTI in features
     kernel = resolved.module.kernel
     by_ftrace = {
@@ -90,12 +101,37 @@ def plan_kernel(program: Program, resolved: ResolvedKernel, features: Features) 
         if not is_linked and (waiting := _waiting_site(probe, resolved, features)) is not None:
             return (waiting,)
         if probe.at_return:
-            placement = Placement.ENTRY_RETURN if many else Placement.KRETPROBE
+            # For a link with one function the kernel would await two returns for each CPU, for a kprobe ten at least
+            # (fprobe_init_rethook in kernel/trace/fprobe.c, register_kretprobe in kernel/kprobes.c).
+            placement = Placement.ENTRY_RETURN if many and _is_pattern(probe) else Placement.KRETPROBE
         else:
             placement = Placement.ENTRY if many else Placement.KPROBE
         return (Site(address, placement, placement.value, may_fault=False),)
 
-    return PlannedKernel(resolved, tuple((probe, site(probe)) for probe in resolved.in_code))
+    planned = PlannedKernel(resolved, tuple((probe, site(probe)) for probe in resolved.in_code))
+    singles = Counter(
+        probe.number
+        for probe, sites in planned.probes
+        if _is_pattern(probe) and any(site.placement in (Placement.KPROBE, Placement.KRETPROBE) for site in sites)
+    )
+    for number, count in singles.items():
+        if count > SINGLE_KPROBES_MAX:
+            _refuse_singles(program.definitions[number], count, by_registers=has_many, diagnostics=diagnostics)
+    return planned
+
+
+def _refuse_singles(definition: ProbeDefinition, count: int, *, by_registers: bool, diagnostics: Diagnostics) -> None:
+    if by_registers:
+        reason = "the handler reads registers that ftrace does not save, or ftrace is not known to reach them"
+        hint = "let it read those of arguments and the return value only (push r, arg0)"
+    else:
+        reason = "this kernel has no kprobe_multi links"
+        hint = f"use a pattern of at most {SINGLE_KPROBES_MAX} functions, or a kernel with CONFIG_FPROBE (Linux 5.18)"
+    diagnostics.error(
+        definition.span("offset"),
+        f"{count} functions are too many for kprobes, which are attached and removed one by one: {reason}",
+        hint=hint,
+    )
 
 
 def _waiting_site(probe: Probepoint, resolved: ResolvedKernel, features: Features) -> Site | None:

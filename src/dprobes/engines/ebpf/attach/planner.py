@@ -82,7 +82,9 @@ class Planner:
         refuse_reading(program, self.features, diagnostics)
         refuse_waiting(resolved, self.features, diagnostics)
         diagnostics.raise_if_errors()
-        return plan_kernel(program, resolved, self.features)
+        planned = plan_kernel(program, resolved, self.features, diagnostics)
+        diagnostics.raise_if_errors()
+        return planned
 
     def forget(self) -> None:
         """Forget what was planned for runs that have ended."""

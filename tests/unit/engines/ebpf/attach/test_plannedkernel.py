@@ -1,14 +1,20 @@
-"""What a kernel that is locked down does not let a handler do is refused, with the line."""
+"""How probepoints in the kernel are served; what it does not let a handler do, or takes too long, is refused."""
 
 from __future__ import annotations
 
 import pytest
 
+from dprobes.arch import architecture
+from dprobes.bpf.lower.request import Placement
 from dprobes.diagnostics import Diagnostics
-from dprobes.engines.ebpf.attach.plannedkernel import refuse_reading
+from dprobes.engines.ebpf.attach.plannedkernel import SINGLE_KPROBES_MAX, plan_kernel, refuse_reading
 from dprobes.engines.ebpf.kernel.features import Feature, Features
+from dprobes.resolve.kernelplaces import kernel_module_of, resolve_kernel
 from dprobes.rpn.pipeline import parse_source
 from dprobes.source import SourceFile
+from dprobes.target.kernel.kallsyms import Kallsyms
+from dprobes.target.kernel.kerneltext import KernelText
+from dprobes.target.kernel.runningkernel import RunningKernel
 
 HEADER = "name = vmlinux\nmodtype = kernel\noffset = vfs_read\n"
 
@@ -33,3 +39,67 @@ def test_reading_memory_is_refused_where_no_program_may(handler: str, line: str 
     assert said == ([] if line is None else [expected])
     refuse_reading(program, Features(overrides={Feature.READ_KERNEL: True}), diagnostics)
     assert len(list(diagnostics)) == len(said)
+
+
+class TraceableKernel(RunningKernel):
+    """A kernel with many functions, all of which ftrace can redirect, or nobody knows."""
+
+    blacklist = None
+
+    def __init__(self, *, is_known: bool = True) -> None:
+        symbols = b"".join(b"%x T work_%d\n" % (0xFFFFFFFF81000000 + 16 * n, n) for n in range(SINGLE_KPROBES_MAX + 1))
+        super().__init__(Kallsyms(b"ffffffff81000000 T _text\n" + symbols), KernelText(None, problem="none"))
+        self._is_known = is_known
+
+    def is_traceable(self, _address: int) -> bool | None:
+        return True if self._is_known else None
+
+
+def planned(definition: str, kernel: RunningKernel, features: Features) -> tuple[set[Placement], list[str]]:
+    """Return how the probepoints of a definition are served, and the errors and hints."""
+    diagnostics = Diagnostics()
+    program = parse_source(SourceFile("p", f"name = vmlinux\nmodtype = kernel\n{definition}\nexit\n"), diagnostics)
+    resolved = resolve_kernel(program, kernel_module_of(program, kernel), architecture("x86_64"), diagnostics)
+    diagnostics.raise_if_errors()
+    plan = plan_kernel(program, resolved, features, diagnostics)
+    errors = [
+        line for each in diagnostics for line in each.render().splitlines() if "error:" in line or "hint:" in line
+    ]
+    return {site.placement for _, sites in plan.probes for site in sites}, errors
+
+
+MANY = Features(overrides={Feature.KPROBE_MULTI: True})
+FEW = Features(overrides={Feature.KPROBE_MULTI: False})
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_pattern_is_served_by_ftrace(is_known: bool) -> None:
+    kernel = TraceableKernel(is_known=is_known)
+    assert planned('offset = "work_*"', kernel, MANY) == ({Placement.ENTRY}, [])
+    assert planned('offset = "work_*"\nreturn = yes', kernel, MANY) == ({Placement.ENTRY_RETURN}, [])
+
+
+def test_the_return_of_a_single_function_has_a_kprobe() -> None:
+    assert planned("offset = work_1\nreturn = yes", TraceableKernel(), MANY) == ({Placement.KRETPROBE}, [])
+
+
+def test_few_functions_of_a_pattern_get_kprobes_where_there_is_nothing_better() -> None:
+    kernel = TraceableKernel()
+    assert planned('offset = "work_1*"', kernel, FEW) == ({Placement.KPROBE}, [])
+    assert planned('offset = "work_1*"\npush r, r15', kernel, MANY) == ({Placement.KPROBE}, [])
+
+
+def test_too_many_kprobes_are_refused() -> None:
+    kernel = TraceableKernel()
+    too_many = "257 functions are too many for kprobes, which are attached and removed one by one: "
+    _, said = planned('offset = "work_*"', kernel, FEW)
+    assert said == [
+        f"p:3:1: error: {too_many}this kernel has no kprobe_multi links",
+        "hint: use a pattern of at most 256 functions, or a kernel with CONFIG_FPROBE (Linux 5.18)",
+    ]
+    _, said = planned('offset = "work_*"\npush r, r15', kernel, MANY)
+    reason = "the handler reads registers that ftrace does not save, or ftrace is not known to reach them"
+    assert said == [
+        f"p:3:1: error: {too_many}{reason}",
+        "hint: let it read those of arguments and the return value only (push r, arg0)",
+    ]
