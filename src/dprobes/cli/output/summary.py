@@ -24,7 +24,10 @@ _SHOWN = 20
 _NAMED = 3
 """How many names the summary gives for each reason to leave functions out."""
 
-_MISSED = "there was no room for one more at that moment, or the process was changing its mappings"
+_MISSED = (
+    "there was no room for one more at that moment, the processor ran a handler, or the process was changing its "
+    "mappings"
+)
 
 _PLACE = 1
 """The column of places."""

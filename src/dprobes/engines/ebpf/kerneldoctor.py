@@ -74,8 +74,8 @@ def _symbols(kernel: RunningKernel) -> Finding:
 
 def _text(kernel: RunningKernel) -> Finding:
     what = "verify instructions of the kernel (/proc/kcore)"
-    problem = kernel.text.problem
-    kernel.text.close()
+    problem = kernel.memory.problem
+    kernel.memory.close()
     if problem is None:
         return Finding(what, works=True)
     remedy = "run dprobes as root; where lockdown closes it, the kernel alone checks where instructions start"

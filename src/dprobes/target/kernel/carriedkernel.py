@@ -111,10 +111,10 @@ def _kernel_base(running: RunningKernel) -> int:
     try:
         return running.base_of("")
     except TargetError as error:
-        start = running.text.kernel_start()
+        start = running.memory.kernel_start()
         if start is not None:
             return start
-        problem = running.text.problem or f"{KCORE} does not show the kernel's image"
+        problem = running.memory.problem or f"{KCORE} does not show the kernel's image"
         raise TargetError(
             f"nothing shows where the kernel lies in memory: {error.message}; {problem}",
             hint=f"run dprobes as root; {KALLSYMS} (kernel.kptr_restrict 0 or 1) or {KCORE} must be readable",

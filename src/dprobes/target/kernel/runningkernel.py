@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from dprobes.errors import TargetError, reason_of
 from dprobes.target.kernel.formernames import advice_on_data, present_names
 from dprobes.target.kernel.kallsyms import KALLSYMS, Kallsyms
-from dprobes.target.kernel.kerneltext import open_text
+from dprobes.target.kernel.kerneltext import KernelText, open_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -33,6 +33,11 @@ _BLACKLISTED = "the kernel allows no probe there: the code may be what handles t
 _PROC_MODULES = Path("/proc/modules")
 _TRACING = (Path("/sys/kernel/tracing"), Path("/sys/kernel/debug/tracing"))
 _BLACKLIST = Path("/sys/kernel/debug/kprobes/blacklist")
+_TRAMPOLINES = ("arch_rethook_trampoline", "__kretprobe_trampoline", "kretprobe_trampoline")
+"""
+Commits f3a112c0c40d ("x86,rethook,kprobes: Replace kretprobe with rethook on x86") (in v5.18) and adf8a61a940c
+("kprobes: treewide: Make it harder to refer kretprobe_trampoline directly") (in v5.16) have renamed it.
+"""
 _ENDBR = 4
 """Bytes of the ``endbr64`` that may stand before what ftrace changes."""
 
@@ -94,16 +99,20 @@ class RunningKernel:
         return self._symbols
 
     @cached_property
+    def memory(self) -> KernelText:
+        """What is in memory, as far as the kernel shows it."""
+        return self._text if isinstance(self._text, KernelText) else open_text()
+
+    @cached_property
     def text(self) -> Text:
         """What is in memory, or where that cannot be read, in the kernel's files."""
         if self._text is None:
-            opened = open_text()
-            if opened.problem is None:
-                return opened
+            if self.memory.problem is None:
+                return self.memory
             from dprobes.target.kernel.textfiles import FileText, KernelFiles  # only where memory is closed
 
             files = KernelFiles.of_release(os.uname().release)
-            self._text = FileText(opened.problem, files, lambda: self.base_of(""), self.modules.values)
+            self._text = FileText(self.memory.problem, files, lambda: self.base_of(""), self.modules.values)
         return self._text
 
     @cached_property
@@ -152,6 +161,11 @@ class RunningKernel:
             if found:
                 return found[0]
         raise self._not_found(name, module)
+
+    @property
+    def return_trampolines(self) -> tuple[int, ...]:
+        """The addresses of what stands in the place of a return address that a kretprobe awaits; none if unknown."""
+        return tuple(symbol.address for name in _TRAMPOLINES for symbol in self.symbols.find(name, ""))
 
     def name_of(self, address: int) -> str:
         """Return a name for an address of code, a function with the distance from its start, or else a number."""

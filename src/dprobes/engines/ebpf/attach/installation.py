@@ -14,6 +14,7 @@ from dprobes.bpf.layout import LIMIT, LOAD_LIMIT, PROBE_MAX, REMOVE, SwitchOver,
 from dprobes.bpf.lower.request import Placement, Tables
 from dprobes.engines.ebpf.attach.handlercompiler import HandlerCompiler, has_tickets
 from dprobes.engines.ebpf.attach.handlers import basic_request, load_handler
+from dprobes.engines.ebpf.attach.kernelgroups import KernelGroups
 from dprobes.engines.ebpf.attach.modulewatches import ModuleWatches
 from dprobes.engines.ebpf.attach.parts import batches, joined
 from dprobes.engines.ebpf.attach.probenumbers import ProbeNumbers
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from dprobes.engines.ebpf.attach.modulewatch import ModuleWatch
     from dprobes.engines.ebpf.attach.parts import Part
     from dprobes.engines.ebpf.attach.plannedfile import Findings, PlannedCode, PlannedFile
-    from dprobes.engines.ebpf.inkernel.kernelsites import KernelLinks
     from dprobes.engines.ebpf.kernel.tracepointlinks import ProgramForm
     from dprobes.engines.ebpf.settings import Settings
     from dprobes.engines.interface import Event, Job
@@ -97,11 +97,6 @@ class Installation:
         self._parts = [part for file, entered in owned for part in self._compiler.parts(file, entered)]
         event_parts = list(self._compiler.event_parts(events))
         state = max((p.lowered.state.size for p in (*self._parts, *event_parts) if p.lowered is not None), default=64)
-        self._kernel_links: KernelLinks | None = None
-        if found.kernel is not None:
-            from dprobes.engines.ebpf.inkernel.kernelsites import KernelLinks
-
-            self._kernel_links = KernelLinks(found.kernel.resolved.module.name)
         if found.kernel is None or found.kernel.resolved.module.is_loaded:
             self._parts += event_parts
         else:
@@ -126,6 +121,8 @@ class Installation:
         self._conflicting: set[int] = set()
         self._programs = Descriptors()
         self._watches = ModuleWatches(job.scope, scope, self.maps, features)
+        self.kernel = KernelGroups(numbers.probes, found.kernel, request, self.maps.descriptors, features)
+        """What is attached in the kernel."""
 
     @property
     def probes(self) -> Sequence[Probepoint]:
@@ -210,7 +207,8 @@ class Installation:
             self._attach_batch(batch)
         if not self._postponed:
             self._watches.start()
-        return states + self._unavailable_of(number for part in parts for number, _ in part.sites)
+        numbers = [number for part in parts for number, _ in part.sites]
+        return [*states, *self._unavailable_of(numbers), *self.kernel.states_of(numbers)]
 
     def _attach_batch(self, batch: Sequence[Part]) -> None:
         """Load the program of some parts, and attach it."""
@@ -234,7 +232,7 @@ class Installation:
             self._postponed.append(group)
             return
         self._attachments.attach(group)
-        if first.file is not None and len({probe for probe, _ in sites}) == 1:
+        if len({probe for probe, _ in sites}) == 1 and reached:
             # It is never attached again, and the link keeps it.
             os.close(self._programs.remove(program))
 
@@ -307,8 +305,7 @@ class Installation:
         if group.placement in (Placement.EVENT, Placement.TRACEPOINT):
             return self._link_event(group)
         if group.placement.is_in_kernel:
-            assert self._kernel_links is not None
-            return self._kernel_links.attach(group, places)
+            return self.kernel.link(group, places)
         is_return = group.placement is Placement.URETPROBE
         return attach_uprobes(group.program, group.path, places, self._features, at_return=is_return, shown=group.shown)
 
@@ -345,7 +342,7 @@ class Installation:
     @property
     def attached(self) -> tuple[int, ...]:
         """The probepoints that can be hit."""
-        absent = self._conflicting | self._unavailable.keys()
+        absent = self._conflicting | self._unavailable.keys() | self.kernel.refused.keys()
         return tuple(number for number, sites in self._numbers.sites.items() if sites and number not in absent)
 
     @property
@@ -391,7 +388,7 @@ class Installation:
             records=sum(entry.records for entry in entries) - dropped,
             lost=sum(entry.lost for entry in entries),
             passed=min(hits, definition.passcount),
-            missed=sum(entry.missed for entry in entries),
+            missed=sum(entry.missed for entry in entries) + self.kernel.missed(number),
             skipped=sum(entry.skipped for entry in entries),
             faulted=faults,
             executed=tuple(sorted({site.executed for site in self._numbers.sites.get(number, ())})),
@@ -422,8 +419,7 @@ class Installation:
     def close(self) -> None:
         """Take everything out of the kernel."""
         self._attachments.close()
-        if self._kernel_links is not None:
-            self._kernel_links.close()
         self._watches.close()
+        self.kernel.close()
         self._programs.close()
         self.maps.close()

@@ -64,6 +64,7 @@ class Feature(enum.Enum):
     KPROBE = "kprobes"
     KPROBE_MULTI = "kprobe_multi links"
     KPROBE_EVENTS = "kprobe events in tracefs"
+    LINK_MISSED = "counts of the hits that kprobes have missed"
     READ_KERNEL = "bpf_probe_read_kernel (kernel lockdown forbids it)"
 
 
@@ -325,6 +326,13 @@ def _try_kprobe_events(types: KernelTypes) -> None:
         files.append("kprobe_events", "")
 
 
+def _try_link_missed(types: KernelTypes) -> None:
+    from dprobes.engines.linux.linkinfo import LINK_INFO, MISSED, MISSED_MANY
+
+    for member in (MISSED, MISSED_MANY):
+        types.member_offset(LINK_INFO, member)
+
+
 _SIGNAL_NONE = 0
 
 _TRIALS: dict[Feature, Callable[[KernelTypes], None]] = {
@@ -355,5 +363,6 @@ _TRIALS: dict[Feature, Callable[[KernelTypes], None]] = {
     Feature.KPROBE: _try_kprobe,
     Feature.KPROBE_MULTI: _try_kprobe_multi,
     Feature.KPROBE_EVENTS: _try_kprobe_events,
+    Feature.LINK_MISSED: _try_link_missed,
     Feature.READ_KERNEL: _loads(lambda: _on_stack(Helper.PROBE_READ_KERNEL, (), 8, 8, 0)),
 }

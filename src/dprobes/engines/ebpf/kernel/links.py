@@ -44,6 +44,7 @@ __all__ = [
     "attach_clock",
     "attach_typed_tracepoint",
     "attach_uprobes",
+    "link_event",
     "link_events",
     "online_cpus",
     "uprobe_attach_type",
@@ -135,6 +136,15 @@ def _single_uprobes(
 Links = TypeVar("Links", bound=Descriptors)
 
 
+def link_event(links: Descriptors, program: int, event: int, cookie: int) -> None:
+    """Attach a program to one event; from then on the link, which goes to ``links``, keeps it."""
+    try:
+        links.add(link_perf_event(program, event, cookie))
+        perfcalls.enable(event)
+    finally:
+        os.close(event)
+
+
 def link_events(program: int, events: Iterable[tuple[int, int]], links: Links) -> Links:
     """
     Attach a program to events, each of which comes with the cookie that the program gets; the links go to ``links``.
@@ -143,11 +153,7 @@ def link_events(program: int, events: Iterable[tuple[int, int]], links: Links) -
     """
     try:
         for event, cookie in events:
-            try:
-                links.add(link_perf_event(program, event, cookie))
-                perfcalls.enable(event)
-            finally:
-                os.close(event)
+            link_event(links, program, event, cookie)
     except BaseException:
         links.close()
         raise

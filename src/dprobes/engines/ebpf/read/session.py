@@ -154,6 +154,7 @@ class EbpfSession(ControlledRun, ReplaceableSession):
             with Replacement.of(replaced, self._features) as replacement:
                 states = installed.attach()
                 self._notices += states
+                self._left_out += installed.kernel.left_out
                 if replacement is not None:
                     if not installed.attached:
                         raise nothing_to_insert(
@@ -378,7 +379,7 @@ class EbpfSession(ControlledRun, ReplaceableSession):
         with self._changing:
             unheard = installed.expired()  # with no room in the ring for the entry, or still in it
             installed.attachments.close()
-        yield from installed.happened()
+        yield from (*installed.happened(), *installed.kernel.notices())
         patience: float | None = time.monotonic() + _PATIENCE
         for each in self._stream.rest():
             if patience is not None and time.monotonic() > patience:

@@ -1,0 +1,174 @@
+"""
+Groups of probepoints in the kernel: attached, as far as the kernel takes them, and with the hits that it has missed.
+
+What it refuses of the functions that a pattern matches has no probepoint, and all others have one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import TYPE_CHECKING
+
+from dprobes.bpf.lower.request import Placement
+from dprobes.engines.ebpf.kernel.descriptors import Descriptors
+from dprobes.engines.ebpf.kernel.features import Feature
+from dprobes.engines.interface import Notice, StateEvent
+from dprobes.engines.linux.bpfcalls import ProgramType
+from dprobes.resolve.probepoints import LeftOutProbe
+from dprobes.resolve.probestate import ProbeState
+from dprobes.rpn.program import Glob
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from dprobes.bpf.layout import MapName
+    from dprobes.bpf.lower.request import Request
+    from dprobes.engines.ebpf.attach.kernelmisses import KernelMisses
+    from dprobes.engines.ebpf.attach.plannedkernel import PlannedKernel
+    from dprobes.engines.ebpf.attach.sitelinks import Group
+    from dprobes.engines.ebpf.inkernel.waitingprobes import WaitingProbes
+    from dprobes.engines.ebpf.kernel.features import Features
+    from dprobes.engines.ebpf.kernel.kernellinks import EntryKprobes
+    from dprobes.resolve.probepoints import Probepoint
+
+__all__ = ["KernelGroups"]
+
+_LISTED = 3
+"""How many functions a message names."""
+
+
+class KernelGroups:
+    """
+    What is attached in the kernel; ``probes`` are all probepoints of the run.
+
+    ``planned`` is None if none of them is in the kernel; ``request`` has the scope, ``maps`` are those of the run.
+    """
+
+    def __init__(
+        self,
+        probes: Sequence[Probepoint],
+        planned: PlannedKernel | None,
+        request: Request,
+        maps: Mapping[MapName, int],
+        features: Features,
+    ) -> None:
+        self._probes = probes
+        self._planned = planned
+        self._request = request
+        self._maps = maps
+        self._features = features
+        self._counted: KernelMisses | None = None
+        self._waiting: WaitingProbes | None = None
+        self.refused: dict[int, str] = {}
+        """The probepoints that the kernel refused, with the reasons."""
+
+    @property
+    def _misses(self) -> KernelMisses:
+        """What was missed; made for the first group."""
+        if self._counted is None:
+            from dprobes.engines.ebpf.attach.kernelmisses import KernelMisses
+
+            self._counted = KernelMisses(self._features)
+        return self._counted
+
+    def link(self, group: Group, places: Sequence[tuple[int, int]]) -> Descriptors:
+        """Attach a group in the kernel; what is refused of a pattern leaves the group."""
+        if group.sites[0][1].anchor:
+            return self._misses.watch(self._wait(group, places), group)
+        if group.placement is not Placement.KRETPROBE or Feature.LINK_MISSED in self._features:
+            return self._misses.watch(self._link(group, places), group)
+        from dprobes.engines.ebpf.kernel.kernellinks import EntryKprobes
+
+        # At each hit the kernel comes to the entries' kprobes last, because they are there first. As long as they have
+        # a program there are those for returns, or calls in between would seem to be missed.
+        with contextlib.closing(EntryKprobes(places)) as entries:
+            links = self._link(group, places)
+            try:
+                counting = self._link_counter(entries)
+            except BaseException:
+                links.close()
+                raise
+        return self._misses.watch(Descriptors([*links.detach(), *counting.detach()]), group)
+
+    def _link(self, group: Group, places: Sequence[tuple[int, int]]) -> Descriptors:
+        from dprobes.engines.ebpf.kernel.kernellinks import attach_kernel, attach_pattern
+
+        first, _ = group.sites[0]
+        if not isinstance(self._probes[first].definition.location, Glob):
+            return attach_kernel(group.program, places, group.placement)
+        links, refused = attach_pattern(group.program, places, group.placement)
+        if refused:
+            self.refused |= {probe: refused[site.offset] for probe, site in group.sites if site.offset in refused}
+            group.sites[:] = [pair for pair in group.sites if pair[1].offset not in refused]
+        return links
+
+    def _wait(self, group: Group, places: Sequence[tuple[int, int]]) -> Descriptors:
+        """Attach a group in a module that comes and goes; of its sites all have anchors, or none (``parts``)."""
+        if self._waiting is None:
+            from dprobes.engines.ebpf.inkernel.waitingprobes import WaitingProbes
+
+            assert self._planned is not None, "something in the kernel is planned"
+            self._waiting = WaitingProbes(self._planned.resolved.module.name)
+        anchors = [(site.anchor, cookie) for (_, site), (_, cookie) in zip(group.sites, places, strict=True)]
+        return self._waiting.attach(group.program, anchors, at_return=group.placement.is_return)
+
+    def _link_counter(self, entries: EntryKprobes) -> Descriptors:
+        """Let the calls be counted whose return will not be seen, where the kernel does not count them."""
+        assert self._planned is not None, "something in the kernel is planned"
+        trampolines = self._planned.resolved.module.kernel.return_trampolines
+        if not trampolines:
+            return Descriptors()
+        from dprobes.bpf.lower.missedreturns import missed_returns
+        from dprobes.engines.ebpf.kernel.loader import load
+
+        program = load(missed_returns(self._request, trampolines), self._maps, ProgramType.KPROBE, name="dprobes")
+        try:
+            return entries.link(program)
+        finally:
+            os.close(program)
+
+    def missed(self, number: int) -> int:
+        """Return how many hits of a probepoint ran no handler, as far as the kernel counts them by probepoints."""
+        return self._counted.count(number) if self._counted is not None else 0
+
+    def close(self) -> None:
+        """Keep the counts, as the programs are about to be closed, and have nothing left of what was attached."""
+        if self._counted is not None:
+            self._counted.close()
+        if self._waiting is not None:
+            self._waiting.close()
+
+    def notices(self) -> Iterator[Notice]:
+        """Iterate over the notices of hits that many probepoints have missed together."""
+        counts = self._counted.counts() if self._counted is not None else {}
+        for probes, count in counts.items():
+            if count and len(probes) > 1:
+                names = _listed([self._probes[number].where for number in probes])
+                hits = "1 hit" if count == 1 else f"{count} hits"
+                yield Notice(
+                    f"{hits} of {names} ran no handler: no more returns could be awaited at that moment, or a handler "
+                    "ran on that processor"
+                )
+
+    @property
+    def left_out(self) -> Iterator[LeftOutProbe]:
+        """The refused probepoints as those of patterns that could not be placed at all."""
+        for number, reason in self.refused.items():
+            probe = self._probes[number]
+            yield LeftOutProbe(probe.number, probe.path, probe.where, reason)
+
+    def states_of(self, numbers: Sequence[int]) -> Iterator[StateEvent]:
+        """Iterate over the states of refused ones among some probepoints, one for each reason."""
+        by_reason: dict[str, list[int]] = {}
+        for number in numbers:
+            if (reason := self.refused.get(number)) is not None:
+                by_reason.setdefault(reason, []).append(number)
+        for reason, refused in by_reason.items():
+            names = [self._probes[number].where for number in refused]
+            yield StateEvent(tuple(refused), 0, ProbeState.EXCLUDED, f"{_listed(names)}: {reason}")
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return ", ".join(names[:_LISTED]) + more

@@ -1,0 +1,120 @@
+"""
+Hits in the kernel that ran no handler, as the kernel counts them.
+
+It may have to await more returns than it has room for, or be hit while a handler runs on that processor. It counts by
+links and by programs: what one of many functions has missed belongs to all of them together.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from dprobes.bpf.lower.request import Placement
+from dprobes.engines.ebpf.kernel.descriptors import Descriptors
+from dprobes.engines.ebpf.kernel.features import Feature
+from dprobes.engines.linux.bpfcalls import program_info
+from dprobes.engines.linux.linkinfo import LINK_INFO, MISSED, MISSED_MANY, missed_hits
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dprobes.engines.ebpf.attach.sitelinks import Group
+    from dprobes.engines.ebpf.kernel.features import Features
+
+__all__ = ["KernelMisses"]
+
+_MANY = (Placement.ENTRY, Placement.ENTRY_RETURN)
+
+
+class KernelMisses:
+    """The misses of a run, by the probepoints that share a link or a program; any thread may ask."""
+
+    def __init__(self, features: Features) -> None:
+        self._features = features
+        self._lock = threading.Lock()
+        self._links: set[_WatchedLinks] = set()
+        self._programs: dict[int, tuple[int, ...]] = {}
+        self._ended: Counter[tuple[int, ...]] = Counter()
+
+    def watch(self, links: Descriptors, group: Group) -> Descriptors:
+        """Count what the links of a group miss until they are closed, and its program until ``close``; return them."""
+        probes = tuple(probe for probe, _ in group.sites)
+        if not probes:
+            return links
+        with self._lock:
+            self._programs.setdefault(group.program, probes)
+        if Feature.LINK_MISSED not in self._features:
+            return links
+        are_many = group.placement in _MANY
+        offset = self._features.types.member_offset(LINK_INFO, MISSED_MANY if are_many else MISSED)
+        owners = [probes] if are_many else [(probe,) for probe in probes]
+        watched = _WatchedLinks(links, owners, offset, self)
+        with self._lock:
+            self._links.add(watched)
+        return watched
+
+    def settle(self, links: _WatchedLinks) -> None:
+        """Note what links have missed that are about to be closed."""
+        with self._lock:
+            if links in self._links:
+                self._links.discard(links)
+                self._ended.update(links.missed())
+
+    def count(self, probe: int) -> int:
+        """Return how many hits of a probepoint were missed so far that are known to be its own."""
+        alone = (probe,)
+        with self._lock:
+            programs = (program for program, probes in self._programs.items() if probes == alone)
+            return (
+                self._ended[alone]
+                + sum(links.missed_by(alone) for links in self._links)
+                + sum(program_info(program).recursion_misses for program in programs)
+            )
+
+    def counts(self) -> Counter[tuple[int, ...]]:
+        """Return how many hits were missed so far, by the probepoints that they belong to."""
+        with self._lock:
+            found = Counter(self._ended)
+            for links in self._links:
+                found.update(links.missed())
+            for program, probes in self._programs.items():
+                found[probes] += program_info(program).recursion_misses
+            return found
+
+    def close(self) -> None:
+        """Keep the counts: the programs are about to be closed."""
+        counts = self.counts()
+        with self._lock:
+            self._links.clear()
+            self._programs.clear()
+            self._ended = counts
+
+
+class _WatchedLinks(Descriptors):
+    """The descriptors of ``links``, which tell what they have missed before they are closed; each is of ``probes``."""
+
+    def __init__(
+        self, links: Descriptors, probes: Sequence[tuple[int, ...]], offset: int, misses: KernelMisses
+    ) -> None:
+        descriptors = links.detach()
+        super().__init__(descriptors)
+        self._owner = links
+        self._links = dict(zip(probes, descriptors, strict=True))
+        self._offset = offset
+        self._misses = misses
+
+    def missed_by(self, probes: tuple[int, ...]) -> int:
+        """Return how many hits the link of some probepoints has missed, 0 if there is none."""
+        return missed_hits(self._links[probes], self._offset) if probes in self._links else 0
+
+    def missed(self) -> Counter[tuple[int, ...]]:
+        """Return how many hits were missed, by the probepoints of a link."""
+        return Counter({probes: self.missed_by(probes) for probes in self._links})
+
+    def close(self) -> None:
+        """Note what was missed, and give up the links, with what else their owner has."""
+        self._misses.settle(self)
+        super().close()
+        self._owner.close()
