@@ -14,9 +14,10 @@ from dprobes.errors import TargetError
 from dprobes.resolve.kernelplaces import kernel_module_of, module_named_by, resolve_kernel
 from dprobes.rpn.program import Address, Expression, Offset
 from dprobes.target.kernel.buildids import running_build_id
-from dprobes.target.kernel.carriedkernel import CarriedKernel, KernelPlace, moved_kernel
+from dprobes.target.kernel.carriedkernel import CarriedKernel, KernelPlace
 from dprobes.target.kernel.kallsyms import KALLSYMS
 from dprobes.target.kernel.kernelfile import KernelFile, running_areas
+from dprobes.target.kernel.movedkernel import moved_kernel
 from dprobes.target.kernel.neededkallsyms import NeededKallsyms
 from dprobes.target.kernel.runningkernel import RunningKernel
 

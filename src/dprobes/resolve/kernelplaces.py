@@ -368,7 +368,9 @@ class _Resolver:
             return ProbeState.COMPILED
         text = self._kernel.text
         if text.is_patched(instruction):
-            self._say_unverified(definition, _patched(text.origin_of(instruction.address), instruction))
+            self._say_unverified(
+                definition, _patched(text.origin_of(instruction.address) or "the file that was built for", instruction)
+            )
             return ProbeState.COMPILED
         self._diagnostics.warning(
             definition.span("opcode"),

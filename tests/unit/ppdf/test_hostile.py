@@ -29,8 +29,9 @@ from dprobes.rpn.isa import rows_by_syntax
 from dprobes.rpn.program import Code, Expression, Instruction, Offset, ProbeDefinition, Procedure, Program
 from dprobes.target.carriedsymbols import CarriedSymbols, OtherBuild
 from dprobes.target.elf.file import ElfFile
-from dprobes.target.kernel.carriedkernel import CarriedKernel, KernelArea, moved_kernel
+from dprobes.target.kernel.carriedkernel import CarriedKernel, KernelArea
 from dprobes.target.kernel.kallsyms import Kallsyms, KernelSymbol
+from dprobes.target.kernel.movedkernel import moved_kernel
 from dprobes.target.kernel.runningkernel import RunningKernel
 from dprobes.target.processmaps import executable_mappings, read_maps
 from unit.ppdf.samples import SMALL, repacked, sample, sections_of, with_header

@@ -16,9 +16,10 @@ from dprobes.errors import TargetError
 from dprobes.target.elf.contents import file_contents
 from dprobes.target.elf.debugfiles import DEBUG_DIRECTORY, find_debug_file
 from dprobes.target.elf.headers import SHT_SYMTAB
-from dprobes.target.kernel.carriedkernel import KernelArea, listed, section_addresses
+from dprobes.target.kernel.carriedkernel import KernelArea, listed
 from dprobes.target.kernel.kallsyms import Kallsyms, KernelSymbol
 from dprobes.target.kernel.kerneltext import KernelText
+from dprobes.target.kernel.movedkernel import section_addresses
 from dprobes.target.kernel.neededkallsyms import NeededKallsyms
 from dprobes.target.kernel.packedfiles import open_packed
 from dprobes.target.kernel.runningkernel import KERNEL_BASE, LoadedModule, RunningKernel

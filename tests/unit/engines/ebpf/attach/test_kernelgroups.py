@@ -75,8 +75,13 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     def link_one(_links: Descriptors, _program: int, _unit: object, address: int, _cookie: int, _: Placement) -> None:
         check([address])
 
+    def open_one(_unit: object, address: int, **_: object) -> int:
+        check([address])
+        return opened()
+
     monkeypatch.setattr(kernellinks, "link_kprobes", link)
     monkeypatch.setattr(kernellinks, "load", opened)
+    monkeypatch.setattr(perfcalls, "open_kprobe", open_one)
     monkeypatch.setattr(kernellinks, "_link_kprobe", link_one)
     monkeypatch.setattr(perfcalls, "kprobe_unit", lambda: None)
     return lists

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from dprobes.errors import TargetError
-from dprobes.target.kernel.carriedkernel import CarriedKernel, KernelArea, KernelPlace, moved_kernel
+from dprobes.target.kernel.carriedkernel import CarriedKernel, KernelArea, KernelPlace
 from dprobes.target.kernel.kallsyms import Kallsyms, KernelSymbol
 from dprobes.target.kernel.kerneltext import KernelText, Segment
+from dprobes.target.kernel.movedkernel import moved_kernel
 from dprobes.target.kernel.runningkernel import RunningKernel
 
 LINKED, SLIDE = 0xFFFFFFFF81000000, 0x1F400000
