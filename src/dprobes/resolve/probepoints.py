@@ -40,6 +40,11 @@ class ProbeKind(enum.Enum):
     SAMPLER = "sampler"
     TRACEPOINT = "tracepoint"
 
+    @property
+    def is_on_each_cpu(self) -> bool:
+        """Whether the kernel has something of its own on each CPU for it, which comes and goes with the CPU."""
+        return self in (ProbeKind.WATCHPOINT, ProbeKind.SAMPLER)
+
 
 _IN_CODE = (ProbeKind.BREAKPOINT, ProbeKind.RETURN)
 

@@ -14,7 +14,7 @@ import pytest
 from dprobes.diagnostics import Diagnostics
 from dprobes.engines.ebpf.engine import EbpfEngine
 from dprobes.engines.ebpf.kernel.features import Feature, Features
-from dprobes.engines.ebpf.kernel.links import online_cpus
+from dprobes.engines.linux.cpus import online_cpus
 from dprobes.errors import SourceError
 from dprobes.resolve.resolution import resolve
 from dprobes.rpn.pipeline import CompileOptions, parse_file

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dprobes.engines.ebpf.kernel.links import online_cpus
 from dprobes.engines.linux import perfcalls
+from dprobes.engines.linux.cpus import online_cpus
 from integration.ebpf.kernel import has_begun, require_bpf, require_initial_namespace
 from integration.support import TIMEOUT, await_true, symbols_of
 

@@ -19,6 +19,7 @@ import weakref
 from typing import TYPE_CHECKING, Self, cast
 
 from dprobes.engines.interface import Counts
+from dprobes.engines.linux.cpus import cpu_limit
 from dprobes.engines.ptrace.tracer.slots import Placement
 from dprobes.lazydataclass import dataclass
 
@@ -34,7 +35,6 @@ _ASKED, _MADE, _FIRST_VARIABLE = 0, 1, 2
 _ROWS = 512
 """How many probepoints are mapped at once; the size of so many is a multiple of a page."""
 
-_POSSIBLE_CPUS = "/sys/devices/system/cpu/possible"
 
 _PLACEMENTS = {placement: 1 << bit for bit, placement in enumerate(Placement)}
 
@@ -97,7 +97,7 @@ class SharedCounters:
         weakref.finalize(self, os.close, descriptor)
         self._lock = threading.Lock()
         self._chunks: list[ctypes.Array[Tally]] = []
-        cpus = _possible_cpus()
+        cpus = cpu_limit()
         end = _FIRST_VARIABLE + local_count + cpus * cpu_count
         count = end + local_count + cpu_count
         self._tallies = -(-count * _CELL // mmap.PAGESIZE) * mmap.PAGESIZE
@@ -184,12 +184,3 @@ class SharedCounters:
         # Both sides may be first to need it; this never makes the file shorter.
         os.posix_fallocate(self.descriptor, offset, size)
         return memoryview(mmap.mmap(self.descriptor, size, offset=offset)).cast("Q")
-
-
-def _possible_cpus() -> int:
-    """Return one more than the highest number that a CPU of this machine can have."""
-    try:
-        with open(_POSSIBLE_CPUS, encoding="ascii") as file:
-            return int(file.read().replace("-", ",").split(",")[-1]) + 1
-    except (OSError, ValueError):
-        return os.cpu_count() or 1

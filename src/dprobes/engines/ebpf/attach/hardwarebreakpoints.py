@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 from typing import TYPE_CHECKING
 
+from dprobes.engines.ebpf.kernel.cpulinks import ACCESSES
 from dprobes.engines.ebpf.kernel.descriptors import Descriptors
-from dprobes.engines.ebpf.kernel.links import ACCESSES, online_cpus
 from dprobes.engines.linux import perfcalls
 from dprobes.engines.linux.bpfcalls import link_perf_event
+from dprobes.engines.linux.cpus import online_cpus
 from dprobes.errors import reason_of_number
 from dprobes.resolve.probestate import ProbeState, impossible_address
 
@@ -42,30 +44,48 @@ class MovableBreakpoint(Descriptors):
     Own a breakpoint on all CPUs that runs a PERF_EVENT program, for ``size`` bytes.
 
     It watches nothing until ``move``. OSError as the kernel answers: ENOSPC if the four of a CPU are in use.
+    The program must stay loaded as long as CPUs may come.
     """
 
     def __init__(self, program: int, size: int, access: Access) -> None:
         super().__init__()
+        self._program = program
         self._size = size
         self._access = access
-        self._events: list[int] = []
+        self._address: int | None = None
+        self._events: dict[int, tuple[int, int]] = {}
+        """Event and link, by the CPU."""
         try:
             for cpu in online_cpus():
-                event = self.add(perfcalls.open_breakpoint(_NOWHERE, size, access, cpu=cpu))
-                self._events.append(event)
-                self.add(link_perf_event(program, event))
+                self.renew(cpu)
         except BaseException:
             self.close()
             raise
 
+    def renew(self, cpu: int) -> None:
+        """Watch on a CPU that has come online, with an event in place of the one before (see ``cpulinks``)."""
+        for old in self._events.pop(cpu, ()):
+            os.close(self.remove(old))
+        try:
+            event = self.add(perfcalls.open_breakpoint(_NOWHERE, self._size, self._access, cpu=cpu))
+        except OSError as error:
+            if error.errno == errno.ENODEV:
+                return  # it has gone offline meanwhile
+            raise
+        self._events[cpu] = event, self.add(link_perf_event(self._program, event))
+        if self._address is not None:
+            perfcalls.move_breakpoint(event, self._address, self._size, self._access)
+
     def move(self, address: int) -> None:
         """Watch an address from now on."""
-        for event in self._events:
+        for event, _ in self._events.values():
             perfcalls.move_breakpoint(event, address, self._size, self._access)
+        self._address = address
 
     def rest(self) -> None:
         """Watch nothing until the next ``move``."""
-        for event in self._events:
+        self._address = None
+        for event, _ in self._events.values():
             perfcalls.disable(event)
 
 
@@ -135,6 +155,12 @@ class Watch(Descriptors):
             self._spare = left
         else:
             left.close()
+
+    def renew(self, cpu: int) -> None:
+        """Watch on a CPU that has come online; OSError as the kernel answers."""
+        with self._lock:
+            for each in (*self._placed.values(), *([self._spare] if self._spare is not None else ())):
+                each.renew(cpu)
 
     def close(self) -> None:
         """Watch nothing any more."""

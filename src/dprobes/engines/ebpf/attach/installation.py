@@ -24,6 +24,7 @@ from dprobes.engines.ebpf.kernel.descriptors import Descriptors
 from dprobes.engines.ebpf.kernel.features import Feature
 from dprobes.engines.ebpf.kernel.links import attach_uprobes, uprobe_attach_type
 from dprobes.engines.interface import Counts, Notice, StateEvent
+from dprobes.engines.linux.cpus import cpu_limit
 from dprobes.engines.overhead import budget_of
 from dprobes.errors import DprobesError, EngineError
 from dprobes.resolve.probepoints import ProbeKind
@@ -81,7 +82,7 @@ class Installation:
         self._foreign_room = (self.bank_size - count) // 2
         if 2 * self.bank_size > PROBE_MAX:
             raise EngineError(f"{count} probepoints are too many: the ebpf engine can have {PROBE_MAX // 2 // _ROOM}")
-        cpus = power_of_two(os.cpu_count() or 1)
+        cpus = power_of_two(cpu_limit())
         self.budget = budget = budget_of(settings.overhead, job.scope, job.program)
         tables = Tables(state_count(), cpus, 2 * self.bank_size)
         request = replace(

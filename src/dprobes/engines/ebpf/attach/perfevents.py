@@ -16,12 +16,10 @@ from dprobes.bpf.lower import lower, lower_for_word_sizes
 from dprobes.bpf.lower.request import Placement, Watched
 from dprobes.diagnostics import Diagnostics
 from dprobes.engines.ebpf.attach.handlers import check_handlers
-from dprobes.engines.ebpf.attach.hardwarebreakpoints import IN_USE
 from dprobes.engines.ebpf.attach.scope import is_initial_namespace
 from dprobes.engines.ebpf.attach.siteplan import DEBUG_REGISTER
 from dprobes.engines.ebpf.kernel.features import Feature
 from dprobes.engines.ebpf.kernel.kerneltypes import KernelTypes
-from dprobes.engines.ebpf.kernel.links import ACCESSES, attach_breakpoint, attach_clock
 from dprobes.engines.ebpf.kernel.refusal import PERF_REMEDY
 from dprobes.engines.ebpf.kernel.vmas import FileIdentifier, mapped_module, vma_layout
 from dprobes.engines.interface import Notice
@@ -243,6 +241,8 @@ def attach_event(event: EventProbe, program: int) -> Descriptors | str:
         from dprobes.engines.ebpf.kernel.tracepointlinks import attach_tracepoint
 
         return attach_tracepoint(probe.traced, program)
+    from dprobes.engines.ebpf.kernel.cpulinks import ACCESSES, attach_breakpoint, attach_clock
+
     try:
         if probe.kind is ProbeKind.SAMPLER:
             return attach_clock(program, 0, period=_NANOSECONDS // probe.clock.frequency)
@@ -256,5 +256,7 @@ def attach_event(event: EventProbe, program: int) -> Descriptors | str:
                 hint=PERF_REMEDY,
             ) from error
         if probe.kind is ProbeKind.WATCHPOINT and error.errno == errno.ENOSPC:
+            from dprobes.engines.ebpf.attach.hardwarebreakpoints import IN_USE
+
             return IN_USE
         raise EngineError(f"the kernel refuses the event of {probe.where}: {reason}") from error

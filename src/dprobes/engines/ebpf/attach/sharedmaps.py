@@ -19,9 +19,9 @@ from dprobes.bpf.layout import (
     power_of_two,
 )
 from dprobes.engines.ebpf.kernel.bpfmaps import ArrayMap, HashMap, LruHashMap, OuterMap
-from dprobes.engines.ebpf.kernel.links import online_cpus
 from dprobes.engines.ebpf.kernel.refusal import TOO_MANY_FILES
 from dprobes.engines.ebpf.kernel.ring import RingBuffer
+from dprobes.engines.linux.cpus import online_cpus
 from dprobes.errors import EngineError, reason_of
 from dprobes.lazydataclass import dataclass
 
@@ -256,11 +256,12 @@ class SharedMaps:
         return list(self._locals.words[:count]) if count else []
 
     def cpu_variables(self) -> list[list[int]]:
-        """Return the CPU variables, a list for each CPU up to the last one that is online."""
+        """Return the CPU variables, a list for each CPU up to the last one that has been online."""
         _, count = self._counts
         if not count:
             return [[] for _ in range(self._cpus)]
         words, stride = self._cpu.words, power_of_two(count)
+        self._cpus = max(self._cpus, max(online_cpus()) + 1)
         cpus = min(len(words) // stride, self._cpus)
         return [list(words[cpu * stride : cpu * stride + count]) for cpu in range(cpus)]
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import field
 from typing import TYPE_CHECKING
 
@@ -110,6 +110,10 @@ class Attachments:
     def has_ended(self, probe: int) -> bool:
         """Return whether the removal of a probepoint has begun."""
         return probe in self._ended
+
+    def links(self) -> Iterator[Descriptors]:
+        """Iterate over the links that are attached."""
+        yield from [group.link for group in self._groups if group.link is not None]
 
     def is_there(self, probe: int) -> bool:
         """Return whether a probepoint is attached, and its removal has not begun."""

@@ -60,6 +60,9 @@ class Descriptors:
         self._descriptors.remove(fd)
         return fd
 
+    def renew(self, cpu: int) -> None:
+        """Attach to a CPU that has come online; there is only something to do for links of single CPUs."""
+
     def close(self) -> None:
         """Give up the kernel objects, the last one first."""
         while self._descriptors:

@@ -1,5 +1,5 @@
 """
-Attach loaded programs: to many places of a file at once, to hardware breakpoints, clocks and tracepoints.
+Attach loaded programs: to many places of a file at once, and to tracepoints; ``cpulinks`` has what each CPU has.
 
 Everything lasts until the ``Descriptors`` that hold the links are closed; what was attached halfway is taken away again
 before an error is raised.
@@ -26,7 +26,6 @@ from dprobes.engines.linux.bpfcalls import (
 )
 from dprobes.engines.linux.proxy import close_in_proxy
 from dprobes.errors import EngineError, NotSupportedError, PrivilegeError, TargetError, reason_of_number
-from dprobes.rpn.program import Access
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -37,25 +36,14 @@ if TYPE_CHECKING:
     from dprobes.engines.ebpf.kernel.kerneltypes import KernelTypes
 
 __all__ = [
-    "ACCESSES",
     "SINGLE_UPROBES_MAX",
     "UprobeLinks",
-    "attach_breakpoint",
-    "attach_clock",
     "attach_typed_tracepoint",
     "attach_uprobes",
     "link_event",
     "link_events",
-    "online_cpus",
     "uprobe_attach_type",
 ]
-
-ACCESSES = {
-    Access.EXECUTE: perfcalls.Access.EXECUTE,
-    Access.WRITE: perfcalls.Access.WRITE,
-    Access.READ_WRITE: perfcalls.Access.READ | perfcalls.Access.WRITE,
-}
-"""What the kernel calls the accesses that a watchpoint is hit by."""
 
 SINGLE_UPROBES_MAX = 16
 """
@@ -189,53 +177,6 @@ def _uprobe_error(error: OSError, path: str, offsets: Sequence[int]) -> EngineEr
         f"{what} in '{path}' cannot be attached: {reason_of_number(error.errno or 0)}",
         hint=TOO_MANY_FILES if error.errno == errno.EMFILE else None,
     )
-
-
-def attach_breakpoint(
-    program: int,
-    address: int,
-    size: int,
-    access: perfcalls.Access,
-    *,
-    cookie: int = 0,
-    threads: Iterable[int] | None = None,
-) -> Descriptors:
-    """
-    Attach a PERF_EVENT program to a hardware breakpoint on ``size`` bytes of user addresses.
-
-    It watches every process, in which the address may mean anything; with ``threads`` these, and all threads and
-    processes that they start. Then the program must not ask for the cookie: events that a thread inherits run it, but
-    forget that (``perf_event_alloc``). OSError as the kernel answers: ENOSPC if the processor's four are in use.
-    """
-    if threads is None:
-        events = ((perfcalls.open_breakpoint(address, size, access, cpu=cpu), cookie) for cpu in online_cpus())
-    else:
-        events = ((perfcalls.open_breakpoint(address, size, access, pid=tid, inherit=True), cookie) for tid in threads)
-    return link_events(program, events, Descriptors())
-
-
-def attach_clock(program: int, cookie: int, *, period: int = 0, frequency: int = 0) -> Descriptors:
-    """
-    Attach a PERF_EVENT program to a clock on every CPU.
-
-    It runs each ``period`` nanoseconds or ``frequency`` times a second, on what runs there: a program or the kernel.
-    """
-    clocks = (perfcalls.open_cpu_clock(cpu, period=period, frequency=frequency) for cpu in online_cpus())
-    return link_events(program, ((clock, cookie) for clock in clocks), Descriptors())
-
-
-_ONLINE_CPUS = "/sys/devices/system/cpu/online"
-
-
-def online_cpus() -> list[int]:
-    """Return the numbers of the CPUs that are online."""
-    with open(_ONLINE_CPUS, encoding="ascii") as file:
-        ranges = file.read().strip().split(",")
-    cpus: list[int] = []
-    for text in ranges:
-        first, _, last = text.partition("-")
-        cpus += range(int(first), int(last or first) + 1)
-    return cpus
 
 
 def attach_typed_tracepoint(

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
     from dprobes.engines.ebpf.inkernel.modulefollower import ModuleFollower
+    from dprobes.engines.ebpf.read.cpuarrivals import CpuArrivals
     from dprobes.engines.ebpf.settings import Settings
     from dprobes.engines.interface import Counts, Event, Job
     from dprobes.resolve.kernelplaces import ResolvedKernel
@@ -72,6 +73,7 @@ class EbpfSession(ControlledRun, ReplaceableSession):
         self._is_replaced = False
         self._tree: ProcessTree | None = None
         self._command: Command | None = None
+        self._cpus: CpuArrivals | None = None
         self._left_out: list[LeftOutProbe] = []
         self._notices: list[Event] = []
         self._debuggers = Debuggers(settings.debugger, keep_input=not job.scope.is_command or os.isatty(0))
@@ -151,6 +153,11 @@ class EbpfSession(ControlledRun, ReplaceableSession):
             stack.callback(self._faults.close)
             if faulting and (notice := self._faults.begin()) is not None:
                 self._notices.append(notice)
+            if any(probe.kind.is_on_each_cpu for probe in installed.probes):
+                from dprobes.engines.ebpf.read.cpuarrivals import CpuArrivals
+
+                self._cpus = CpuArrivals()
+                stack.callback(self._cpus.close)
             with Replacement.of(replaced, self._features) as replacement:
                 states = installed.attach()
                 self._notices += states
@@ -274,6 +281,8 @@ class EbpfSession(ControlledRun, ReplaceableSession):
         descriptors = [self._requests.descriptor]
         if self._module is not None and self._module.descriptor >= 0:
             descriptors.append(self._module.descriptor)
+        if self._cpus is not None:
+            descriptors += self._cpus.descriptors
         self._stream.wait(sleep, descriptors)
 
     def _look_after(self) -> Iterator[Event]:
@@ -292,10 +301,13 @@ class EbpfSession(ControlledRun, ReplaceableSession):
 
     def _changes(self) -> list[Event]:
         """Bring links in line with what was found and what was taken away; return the notices."""
+        attachments = self._installed.attachments
         events = [*self._look_for_files(), *self._installed.happened()]
         if self._module is not None:
             events += self._module.look()
-        self._installed.attachments.renew()
+        if self._cpus is not None:
+            events += self._cpus.look(attachments)
+        attachments.renew()
         return events
 
     @property

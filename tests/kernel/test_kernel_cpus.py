@@ -1,0 +1,133 @@
+"""CPUs that go offline and come back while they are probed: no hit is missed, and each CPU has variables of its own."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from guests.guest import TIMEOUT
+from guests.initramfs import PYTHON
+from integration.support import await_true
+
+if TYPE_CHECKING:
+    from guests.guest import Guest, Process
+    from integration.support import Builder
+
+KERNEL = "name = vmlinux\nmodtype = kernel\nmajor = 7\n"
+CPU = 1
+HERE = f"import os, sys\nos.sched_setaffinity(0, {{{CPU}}})\n"
+WRITES = HERE + "for _ in range(50): os.getppid(), open('/proc/sys/kernel/panic', 'w').write('17')\n"
+EXECUTE = HERE + "os.execv(sys.argv[1], sys.argv[1:])\n"
+
+WATCHED, SAMPLED, PROBED = 3, 4, 5
+PROGRAM = f"""
+address = panic_timeout : panic_timeout + 3
+watchpoint = w
+minor = {WATCHED}
+exit
+
+sampler = 99hz
+minor = {SAMPLED}
+exit
+
+offset = __x64_sys_getppid
+minor = {PROBED}
+exit
+"""
+
+
+COMES = f"CPU {CPU} came online: it is sampled and watched from now on"
+
+
+def set_online(guest: Guest, online: bool) -> None:
+    guest.put(f"/sys/devices/system/cpu/cpu{CPU}/online", f"{online:d}")
+
+
+def records(guest: Guest) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in guest.get("/tmp/records.json").decode().splitlines() if line.endswith("}")]
+
+
+def hits_there(guest: Guest) -> Counter[int]:
+    """Return how many records of each probepoint come from the CPU."""
+    return Counter(record["minor"] for record in records(guest) if record["cpu"] == CPU)
+
+
+def start(guest: Guest, program: str) -> Process:
+    guest.put("/tmp/program.rpn", program)
+    process = guest.start_dprobes("run", "/tmp/program.rpn", "--format", "json", "-o", "/tmp/records.json")
+    process.await_output("active")
+    return process
+
+
+def await_hits(guest: Guest, minor: int, count: int) -> None:
+    await_true(lambda: hits_there(guest)[minor] >= count, f"{count} hits of {minor} on CPU {CPU}")
+
+
+def go_and_come(guest: Guest, process: Process, times: int = 1) -> None:
+    """Let the CPU go offline and come back, and wait until the run has said so a number of times."""
+    set_online(guest, False)
+    guest.run("echo 18 > /proc/sys/kernel/panic")  # on the other
+    set_online(guest, True)
+    guest.wait_until(lambda: process.stderr.count(COMES) == times, f"'{COMES}'", TIMEOUT)
+
+
+def test_what_belongs_to_a_cpu_is_there_again_when_it_comes_back(guest: Guest) -> None:
+    process = start(guest, KERNEL + PROGRAM)
+    guest.put("/tmp/writes.py", WRITES)
+    for times in range(3):
+        if times:
+            go_and_come(guest, process, times)
+        await_hits(guest, SAMPLED, hits_there(guest)[SAMPLED] + 1)
+        guest.run([str(PYTHON), "/tmp/writes.py"])
+        await_hits(guest, WATCHED, 50 * (times + 1))
+    process.signal(2)
+    assert process.wait() == 0
+    seen = Counter((record["minor"], record["cpu"]) for record in records(guest))
+    assert (seen[WATCHED, CPU], seen[WATCHED, 0]) == (150, 2)
+    assert seen[PROBED, CPU] == 150
+    assert "not all is sampled" not in process.stderr
+    assert guest.get("/sys/kernel/debug/kprobes/list") == b""
+    assert guest.get("/sys/kernel/tracing/enabled_functions") == b""
+
+
+def test_memory_of_a_module_is_watched_on_a_cpu_that_comes_back(guest: Guest, build: Builder) -> None:
+    guest.put("/tmp/watched", build("watched.c"))
+    guest.put("/tmp/execute.py", EXECUTE)
+    program = 'name = "/tmp/watched"\nmajor = 7\naddress = cell\nwatchpoint = w\nminor = 1\nlog 0\nexit\n'
+    process = start(guest, program)
+    command = [str(PYTHON), "/tmp/execute.py", "/tmp/watched", "threads", "20", "2"]
+    before = int(guest.run(command).stdout.split()[0])
+    await_hits(guest, 1, before)
+    go_and_come(guest, process)
+    after = int(guest.run(command).stdout.split()[0])
+    await_hits(guest, 1, before + after)
+    process.signal(2)
+    assert process.wait() == 0
+    assert Counter(record["cpu"] for record in records(guest)) == {CPU: before + after}
+
+
+COUNTING = "cvars = 1\noffset = __x64_sys_getppid\nminor = 1\ninc cv, 0\nexit\n"
+CALLS = "import os\nfor cpu, count in ((0, 30), (1, 50)):\n    os.sched_setaffinity(0, {cpu})\n"
+CALLS += "    for _ in range(count): os.getppid()\n"
+
+
+def test_a_cpu_that_comes_later_has_variables_of_its_own(guest: Guest) -> None:
+    set_online(guest, False)
+    guest.put("/tmp/program.rpn", KERNEL + COUNTING)
+    guest.put("/tmp/calls.py", CALLS)
+    guest.dprobes("insert", "/tmp/program.rpn")
+    set_online(guest, True)
+    before = variables(guest)
+    guest.run([str(PYTHON), "/tmp/calls.py"])
+    after = variables(guest)
+    guest.dprobes("stop", "--manager")
+    growth = [new - old for old, new in zip([*before, 0], after, strict=False)]
+    assert growth[1] == 50
+    assert 30 <= growth[0] < 40
+
+
+def variables(guest: Guest) -> list[int]:
+    """Return the first CPU variable of each CPU."""
+    (program,) = json.loads(guest.dprobes("getvars", "--json").stdout)["programs"]
+    return [int(values[0]) for values in program["cpu"]]
