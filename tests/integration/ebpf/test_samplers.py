@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import struct
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -216,3 +218,21 @@ def test_the_example_samples_every_cpu(run: Runner) -> None:
     result = sample(run, source, until=30)
     assert {record["cpu"] for record in result.records} <= set(online_cpus())
     assert result.counts[1].hits == len(result.records)
+
+
+BOTH_CONTEXTS = 'name = "*"\nmajor = 7\nsampler = 499hz\nminor = 1\n'
+BOTH_CONTEXTS += "push u, eip\npush u, cs\npush r, eip\npush r, cs\nlog 4\nexit\n"
+IN_AND_OUT = "import os\nwhile os.times().user < 0.3: os.urandom(1_000_000), sum(range(20_000))"
+
+
+def test_a_sample_in_the_kernel_has_the_registers_of_the_program_too(run: Runner) -> None:
+    result = run(BOTH_CONTEXTS, ["--", sys.executable, "-c", IN_AND_OUT], ["--engine", "ebpf"])
+    assert result.status == 0
+    seen = set()
+    for record in result.records:
+        code, ip, user_code, user_ip = struct.unpack("=4Q", bytes.fromhex(record["data"]))
+        assert ip == record["ip"]
+        assert user_ip >> 63 == 0
+        assert ip >> 63 or ip == user_ip
+        seen.add((code, user_code))
+    assert seen == {(0x10, 0x33), (0x33, 0x33)}

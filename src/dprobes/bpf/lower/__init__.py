@@ -144,6 +144,9 @@ def lower_for_word_sizes(
 
     An event runs one program only, whoever it interrupts; in code of a word size without a form nothing is done.
     """
+    from dprobes.bpf.lower.kernelhost import AnywhereHost
+
+    host = _host_of(request) if request.in_kernel else AnywhereHost
     asm = Assembler()
     asm.load(Register.R2, Register.R1, REGISTER_OFFSETS["cs"])
     asm.alu(Alu.AND, Register.R2, 0xFF)
@@ -152,9 +155,7 @@ def lower_for_word_sizes(
         for image, architecture in forms:
             other = asm.label()
             asm.jump_if(_IS_OTHER[architecture.word_size], Register.R2, _NARROW_CODE, other)
-            handlers.append(
-                _Handler(asm, image, architecture, image.handlers[number], point, request, _host_of(request))
-            )
+            handlers.append(_Handler(asm, image, architecture, image.handlers[number], point, request, host))
             handlers[-1].write()
             asm.place(other)
         asm.mov(Register.R0, 0)

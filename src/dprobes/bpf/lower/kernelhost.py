@@ -15,14 +15,47 @@ from dprobes.bpf.lower.host import CONTEXT, REGISTER_OFFSETS, Host
 from dprobes.bpf.lower.request import Placement
 
 if TYPE_CHECKING:
-    from dprobes.bpf.asm.assembler import Label
+    from dprobes.bpf.asm.assembler import Assembler, Label
 
-__all__ = ["KernelHost"]
+__all__ = ["AnywhereHost", "KernelHost"]
 
 _R = Register
 _BREAKPOINT_SIZE = 1
 _USER_MODE = 3
 """The bits of ``cs`` that are all set in user mode."""
+
+
+class AnywhereHost(Host):
+    """Write what one handler needs that is hit in programs and in the kernel alike, and is about programs."""
+
+    has_user_context = True
+
+    def user_register(self, name: str, nobody: Label) -> None:
+        """Load a register of the user context to R0; go to ``nobody`` in a thread of the kernel. Takes R1-R5 and R9."""
+        asm = self._asm
+        in_kernel, done = asm.label(), asm.label()
+        asm.load(_R.R1, CONTEXT, REGISTER_OFFSETS["cs"])
+        asm.alu(Alu.AND, _R.R1, _USER_MODE)
+        asm.jump_if(Jump.JNE, _R.R1, _USER_MODE, in_kernel)
+        self.register(_R.R0, name)
+        asm.jump(done)
+        asm.place(in_kernel)
+        _load_user_register(asm, name, nobody)
+        asm.place(done)
+
+
+def _load_user_register(asm: Assembler, name: str, nobody: Label) -> None:
+    """Load a register with which the current thread entered the kernel to R0."""
+    asm.call(Helper.GET_CURRENT_TASK_BTF)
+    asm.mov(_R.R1, _R.R0)
+    asm.call(Helper.TASK_PT_REGS)
+    # Threads of the kernel have zeros there (copy_thread in arch/x86/kernel/process.c).
+    asm.load(_R.R1, _R.R0, REGISTER_OFFSETS["cs"])
+    asm.alu(Alu.AND, _R.R1, _USER_MODE)
+    asm.jump_if(Jump.JNE, _R.R1, _USER_MODE, nobody)
+    asm.load(_R.R0, _R.R0, REGISTER_OFFSETS[name])
+    if name in ("cs", "ss"):
+        asm.alu(Alu.AND, _R.R0, 0xFFFF)
 
 
 class KernelHost(Host):
@@ -59,17 +92,7 @@ class KernelHost(Host):
 
     def user_register(self, name: str, nobody: Label) -> None:
         """Load a register of the user context to R0; go to ``nobody`` in a thread of the kernel. Takes R1-R5."""
-        asm = self._asm
-        asm.call(Helper.GET_CURRENT_TASK_BTF)
-        asm.mov(_R.R1, _R.R0)
-        asm.call(Helper.TASK_PT_REGS)
-        # Threads of the kernel have zeros there (copy_thread in arch/x86/kernel/process.c).
-        asm.load(_R.R1, _R.R0, REGISTER_OFFSETS["cs"])
-        asm.alu(Alu.AND, _R.R1, _USER_MODE)
-        asm.jump_if(Jump.JNE, _R.R1, _USER_MODE, nobody)
-        asm.load(_R.R0, _R.R0, REGISTER_OFFSETS[name])
-        if name in ("cs", "ss"):
-            asm.alu(Alu.AND, _R.R0, 0xFFFF)
+        _load_user_register(self._asm, name, nobody)
 
     def load_bias(self, dst: Register) -> None:
         """Load 0: the addresses of the kernel's symbols are known when a program is inserted."""
