@@ -281,6 +281,13 @@ class Guest:
             self.put(f"/boot/{name}", self.image.directory / "boot" / name)
         return f"/boot/vmlinuz-{release}"
 
+    @contextlib.contextmanager
+    def suspended(self) -> Iterator[None]:
+        """Let the machine stand still meanwhile, as its host does with one that it suspends."""
+        self._emulator.command("stop")
+        yield
+        self._emulator.command("cont")
+
     def check_health(self) -> None:
         """Raise ``GuestError`` if the kernel has warned since it booted."""
         if int(self.get("/proc/sys/kernel/tainted")) & _TAINT_WARN:

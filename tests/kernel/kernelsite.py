@@ -1,0 +1,123 @@
+"""
+A function of the kernel, called with chosen arguments, as what random programs are attached to.
+
+The other registers are what the kernel makes of them, so programs read these only.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from differential import Demand, program_agrees
+from dprobes.bpf.asm.isa import Register as BpfRegister
+from dprobes.bpf.lower import Placement, Request
+from dprobes.bpf.lower.kernelhost import KernelHost
+from dprobes.engines.ebpf.attach.handlers import load_handler
+from dprobes.engines.ebpf.kernel.kernellinks import attach_kernel, kernel_attach_type
+from dprobes.target.kernel.runningkernel import RunningKernel
+from ebpf_backend import EbpfRunner, Stage, loop_forms, memory_of
+
+if TYPE_CHECKING:
+    from dprobes.arch import Register
+    from dprobes.bpf.lower import Lowered
+    from dprobes.engines.ebpf.kernel.bpfmaps import ArrayMap
+    from dprobes.engines.ebpf.kernel.descriptors import Descriptors
+    from dprobes.rpn.isa import Row
+    from dprobes.testing import FakeContext
+
+__all__ = ["agreed"]
+
+FUNCTION = "process_vm_rw"
+"""It has six arguments in registers, and refuses all flags, its last one of these, before it does anything."""
+
+_SYS_PROCESS_VM_READV = 310
+_ARGUMENTS = ("edi", "esi", "edx", "ecx", "r8", "r9")
+_READABLE = frozenset({*_ARGUMENTS, "eip"})
+_NOT_HERE = ("push u", "push tp", "log kstack", "vfyr")
+"""What asks for the user context, a tracepoint's field, a stack or mappings, which cannot be made up there."""
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class KernelDemand(Demand):
+    """Allow what does not depend on where in the kernel the handler runs."""
+
+    def allows(self, row: Row, register: Register | None) -> bool:
+        """Return whether an instruction may occur."""
+        if row.syntax.startswith(_NOT_HERE):
+            return False
+        if register is not None and (register.name not in _READABLE or not row.syntax.startswith("push r")):
+            return False
+        return super().allows(row, register)
+
+
+class KernelSite(Stage):
+    """The first instruction of the function."""
+
+    def __init__(self) -> None:
+        self.address = RunningKernel().symbol(FUNCTION, "", is_code=True).address
+        self.cpu = min(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {self.cpu})
+        self.runner = partial(_SiteRunner, self)
+
+    def arrange(self, context: FakeContext, request: Request) -> None:
+        """Put into a made-up world who we are, and what cannot be an argument."""
+        context.set_value("eip", self.address)
+        context.set_value("r9", context.value_of("r9") | 1)
+        pid = os.getpid()
+        context.ids |= {"pid": pid, "tid": pid, "uid": os.getuid(), "cpu": self.cpu}
+
+
+class _SiteRunner(EbpfRunner):
+    """Run handlers as programs on a kprobe at a site."""
+
+    def __init__(self, site: KernelSite, *arguments: Any, request: Request, **options: Any) -> None:
+        context: FakeContext = arguments[2]
+        super().__init__(*arguments, request=request, host=_host_of(context), **options)
+        self._site = site
+        self._links: list[Descriptors] = []
+
+    def _load(self, lowered: Lowered, scratch: ArrayMap) -> int:
+        placement = self._request.placement
+        maps = self._descriptors(scratch)
+        program = load_handler(lowered, placement, maps, kernel_attach_type(placement), "a random program")
+        self._links.append(attach_kernel(program, [(self._site.address, self._cookie)], placement))
+        return program
+
+    def _execute(self, program: int) -> None:
+        arguments = [ctypes.c_ulong(self._context.value_of(name)) for name in _ARGUMENTS]
+        with memory_of(self._context):
+            _libc.syscall(_SYS_PROCESS_VM_READV, *arguments)
+
+    def __exit__(self, *exception: object) -> None:
+        for links in self._links:
+            links.close()
+        super().__exit__(*exception)
+
+
+def _host_of(context: FakeContext) -> type[KernelHost]:
+    """Return a host that makes up what a test cannot know."""
+
+    class SiteHost(KernelHost):
+        def task(self) -> None:
+            self._asm.mov(BpfRegister.R0, context.ids["task"])
+
+        def time(self) -> None:
+            self._asm.mov(BpfRegister.R0, context.ids["time"])
+
+    return SiteHost
+
+
+def agreed(start: int, rounds: int) -> dict[str, int]:
+    """Compare random programs with the interpreter, in the guest; return how many were specified, by their kind."""
+    site = KernelSite()
+    count = {"defined": 0, "wild": 0}
+    for seed in range(start, start + rounds):
+        request = Request(probe=2, in_kernel=True, placement=Placement.KPROBE)
+        demand = KernelDemand(loop_forms()[seed % len(loop_forms())], sleepable=False, request=request)
+        for kind in count:
+            count[kind] += program_agrees(seed, "x86_64", kind, demand, site, is_extreme=seed % 3 == 0)
+    return count
