@@ -6,6 +6,8 @@ import json
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from guests.guest import TIMEOUT
 from guests.initramfs import PYTHON
 from integration.support import await_true
@@ -131,3 +133,51 @@ def variables(guest: Guest) -> list[int]:
     """Return the first CPU variable of each CPU."""
     (program,) = json.loads(guest.dprobes("getvars", "--json").stdout)["programs"]
     return [int(values[0]) for values in program["cpu"]]
+
+
+EVERYWHERE = """
+cvars = 1
+offset = __x64_sys_getppid
+minor = 1
+inc cv, 0
+push cv, 0
+log 1
+exit
+
+offset = __x64_sys_getppid
+return = yes
+minor = 2
+push r, ebx
+log 1
+exit
+
+address = __x64_sys_getppid
+watchpoint = x
+minor = 3
+log 0
+exit
+"""
+CALLS_OF_ONE = "import os\nfor _ in range(300): os.getppid()\n"
+
+
+@pytest.mark.machine(cpus=4)
+def test_counts_are_exact_on_four_cpus(guest: Guest) -> None:
+    process = start(guest, KERNEL + EVERYWHERE)
+    guest.put("/tmp/calls.py", CALLS_OF_ONE)
+    callers = [guest.start(["taskset", "-c", str(cpu), str(PYTHON), "/tmp/calls.py"]) for cpu in range(4)]
+    for caller in callers:
+        assert caller.wait() == 0
+    process.signal(2)
+    assert process.wait() == 0
+    found = records(guest)
+    pids = {caller.pid for caller in callers}
+    counts = Counter((record["minor"], record["cpu"]) for record in found if record["pid"] in pids)
+    assert counts == {(minor, cpu): 300 for minor in (1, 2, 3) for cpu in range(4)}
+    # Each CPU has counted all its hits, each once.
+    for cpu in range(4):
+        numbers = sorted(
+            int.from_bytes(bytes.fromhex(record["data"])[:8], "little")
+            for record in found
+            if (record["minor"], record["cpu"]) == (1, cpu)
+        )
+        assert numbers == list(range(1, len(numbers) + 1))
