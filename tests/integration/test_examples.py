@@ -49,7 +49,10 @@ def test_every_example_is_free_of_errors_and_warnings() -> None:
     for program in sorted(EXAMPLES.glob("*.rpn")):
         command = [*DPROBES, "check", "--allow-write"]
         done = subprocess.run([*command, program], capture_output=True, text=True, timeout=60, check=False)
-        assert (done.returncode, done.stderr) == (0, ""), program.name
+        assert done.returncode == 0, done.stderr
+        # Of a place in the kernel it may be noted what nobody can check on this machine.
+        said = "error|warning" if "modtype = kernel" in program.read_text() else "."
+        assert not re.search(said, done.stderr), program.name
 
 
 def test_malloc_takes_itself_away_after_five_hits(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ WORK = (
 
 
 def test_each_recipe_is_inserted_and_hit(guest: Guest) -> None:
-    assert len(RECIPES) == 11
+    assert len(RECIPES) == 12
     guest.put("/tmp/work.py", WORK)
     hits = {}
     for recipe in RECIPES:
@@ -36,6 +36,7 @@ def test_each_recipe_is_inserted_and_hit(guest: Guest) -> None:
     assert hits["page-faults"] > 100
     assert hits["kernel-allocations"] > 20
     assert hits["context-switches"] > 0
+    assert hits["address-spaces"] > 0
 
 
 HUNGRY = "data = []\nwhile True: data.append(bytearray(1 << 20))\n"
@@ -54,3 +55,36 @@ def test_who_is_killed_for_want_of_memory(guest: Guest) -> None:
     assert pid is not None, done
     assert killed is not None, done
     assert killed.groups() == (pid[1], pid[1])
+
+
+SWITCHES = r"previous=(\d+) state=\w+ stack=(\w+) -> next=(\d+) next_state=\w+ next_stack=(\w+): "
+SWITCHES += r"table=(\w+) entry=(\w+) -> next_table=(\w+) next_entry=(\w+)"
+
+
+def test_switches_show_both_address_spaces(guest: Guest) -> None:
+    guest.put(
+        "/tmp/work.py",
+        "import os, time\nopen('/tmp/pid', 'w').write(str(os.getpid()))\nfor _ in range(5): time.sleep(0.02)\n",
+    )
+    options = ("--templates", f"{EXAMPLES}/templates", "--engine", "ebpf")
+    done = guest.dprobes("run", f"{EXAMPLES}/address-spaces.rpn", *options, "--", str(PYTHON), "/tmp/work.py")
+    pid = guest.get("/tmp/pid").decode()
+    seen = [each for each in re.findall(SWITCHES, done.stdout) if each[0] == pid]
+    assert len(seen) >= 5
+    for _, stack, _, next_stack, table, entry, next_table, next_entry in seen:
+        assert {int(word, 16) >> 63 for word in (stack, next_stack, table)} == {1}
+        assert int(entry, 16) & 1  # it is present
+        assert (int(next_table, 16) >> 63, int(next_entry, 16) & 1) in {(1, 1), (0, 0)}
+    # The table is the process's own, and stays the same.
+    assert len({each[4] for each in seen}) == 1
+
+
+def test_who_calls_kill_is_seen_with_the_kernels_stack(guest: Guest) -> None:
+    options = ("--templates", f"{EXAMPLES}/templates")
+    script = "sleep 60 & kill -USR1 $!; kill -KILL $!; echo $$ $!"
+    done = guest.dprobes("run", f"{EXAMPLES}/kill-calls.rpn", *options, "--", "/bin/sh", "-c", script)
+    (pids,) = re.findall(r"^(\d+) (\d+)$", done.stdout, re.MULTILINE)
+    calls = re.findall(
+        r"sh\[(\d+)\] calls from \S+.* kill\(signal=(\d+), to=(\d+)\), number=(\d+), stack=", done.stdout
+    )
+    assert calls == [(pids[0], "10", pids[1], "1"), (pids[0], "9", pids[1], "2")]
