@@ -31,6 +31,7 @@ The world, in ``context``, a line each::
     segment N = BASE [LAST]  symbol NAME = ADDRESS    cpuid LEAF = EAX EBX ECX EDX
     failing NAME =           (an extension that fails)                         field NAME = N
     kstack = N ...
+    ustack = N ...
     msr N = N                gdtr = BASE LIMIT        idtr = BASE LIMIT
     pid = N   (also tid, uid, cpu, task, time)
 

@@ -133,6 +133,8 @@ def _apply(context: FakeContext, line: ContextLine, target: Target) -> None:
             context.symbols[name] = number
         case ("kstack",):
             context.frames_in_kernel.extend(line.numbers)
+        case ("ustack",):
+            context.frames_in_program.extend(line.numbers)
         case ("field", name):
             context.traced_fields[name] = number
         case ("cpuid", leaf):

@@ -49,6 +49,8 @@ class FakeContext:
         (eax, ebx, ecx, edx) by leaf, value by number, (base, limit) of "gdtr" and "idtr".
     ``kernel_stack``
         the addresses of the call stack in the kernel, the innermost first; kept in ``frames_in_kernel``.
+    ``user_stack``
+        those of the program's; kept in ``frames_in_program``.
     ``extensions``
         ``dprobes.extensions.Extension`` by name, in order of registration.
 
@@ -78,6 +80,7 @@ class FakeContext:
         symbols: Mapping[str, int] | None = None,
         traced_fields: Mapping[str, int] | None = None,
         kernel_stack: Sequence[int] = (),
+        user_stack: Sequence[int] = (),
         cpuid: Mapping[int, tuple[int, int, int, int]] | None = None,
         msr: Mapping[int, int] | None = None,
         tables: Mapping[str, tuple[int, int]] | None = None,
@@ -99,6 +102,7 @@ class FakeContext:
         self.symbols = dict(symbols or {})
         self.traced_fields = dict(traced_fields or {})
         self.frames_in_kernel = list(kernel_stack)
+        self.frames_in_program = list(user_stack)
         self.cpuid = dict(cpuid or {})
         self.msr = dict(msr or {})
         self.tables = dict(tables or {})
@@ -232,6 +236,10 @@ class FakeContext:
     def kernel_stack(self) -> list[int]:
         """Return the call stack in the kernel."""
         return self.frames_in_kernel
+
+    def user_stack(self, frames: int) -> list[int]:
+        """Return the call stack of the program."""
+        return self.frames_in_program[:frames]
 
     def traced_field(self, name: str) -> int:
         """Return the value of a field."""

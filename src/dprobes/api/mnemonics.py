@@ -256,6 +256,18 @@ class Instructions(ABC):
         """
         return self._add("log kstack", frames)
 
+    def log_ustack(self, frames: int | None = None) -> Self:
+        """
+        Log up to frames addresses of the program's call stack after token 10 and their number.
+
+        Where it cannot be followed to its end, a number from 2 to 5 behind them says why.
+
+        log ustack, <frames>: stack ``--``; raises LOG_OVERFLOW.
+
+        log ustack: stack ``--``; raises LOG_OVERFLOW. Log the program's call stack, up to 127 addresses.
+        """
+        return self._add("log ustack", frames)
+
     def push_lp(self) -> Self:
         """
         Push LP, the position of the next byte in the log buffer.

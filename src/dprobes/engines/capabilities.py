@@ -49,6 +49,7 @@ class Capability(enum.Enum):
     IO_PORT = "I/O ports"
     TASK = "the kernel's task structure"
     KERNEL_STACK = "the call stack in the kernel"
+    USER_STACK = "the call stack of the program"
     HAND_OVER = "handing the process to a debugger"
     CORE_DUMP = "writing a core dump"
     EXTENSION = "extensions called by callk"
@@ -144,6 +145,8 @@ def _needed_by(instruction: Instruction, architecture: Architecture) -> Iterator
         yield Capability.TASK
     elif row.syntax.startswith("log kstack"):
         yield Capability.KERNEL_STACK
+    elif row.syntax.startswith("log ustack"):
+        yield Capability.USER_STACK
     elif row.syntax == "exit <code>" and operand in (1, 3):
         yield Capability.HAND_OVER if operand == 1 else Capability.CORE_DUMP
     elif row.writes:

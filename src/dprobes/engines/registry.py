@@ -159,7 +159,9 @@ _COMMON = frozenset(
 _WRITING = frozenset({Capability.WRITE_REGISTER, Capability.WRITE_MEMORY, Capability.VERIFY_WRITE})
 
 _INTERPRETED = (
-    _COMMON | _WRITING | {Capability.SEGMENT_REGISTER, Capability.SEGMENTED, Capability.INTERPRETED_EXTENSION}
+    _COMMON
+    | _WRITING
+    | {Capability.SEGMENT_REGISTER, Capability.SEGMENTED, Capability.INTERPRETED_EXTENSION, Capability.USER_STACK}
 )
 """What engines can whose handlers run in Python."""
 

@@ -25,8 +25,10 @@ _WORDS = {
     Token.GLOBAL_VARIABLES: "gv",
     Token.CPU_VARIABLES: "cv",
     Token.KERNEL_STACK: "kstack",
+    Token.USER_STACK: "ustack",
 }
 _TOKENS = frozenset((*_BYTES, *_FAULTS, *_WORDS))
+_STACKS = (_WORDS[Token.KERNEL_STACK], _WORDS[Token.USER_STACK])
 _PREFIX_SIZE = 3
 
 
@@ -45,7 +47,7 @@ class LogItem:
                 return value.decode("utf-8", "backslashreplace") if self.kind == "string" else value.hex(" ")
             case int() as value:
                 return f"<{self.kind} at {value:#x}>"
-            case words if self.kind == _WORDS[Token.KERNEL_STACK]:
+            case words if self.kind in _STACKS:
                 return " ".join(f"{word:#x}" for word in words)
             case words:
                 return " ".join(str(word) for word in words)

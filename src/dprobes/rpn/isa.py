@@ -38,6 +38,7 @@ __all__ = [
     "RESERVED",
     "ROWS",
     "RPN_STACK_CELLS",
+    "USER_FRAMES_MAX",
     "VERSION",
     "Alias",
     "ExceptionCode",
@@ -45,6 +46,7 @@ __all__ = [
     "Group",
     "OperandKind",
     "Row",
+    "StackEnd",
     "Token",
     "free_opcodes",
     "rows_by_opcode",
@@ -62,10 +64,13 @@ JMPMAX, LOGMAX, EX_LOGMAX, HEAPMAX = 256, 1024, 1024, 16384
 KERNEL_FRAMES_MAX = 127
 """How many frames of a call stack the kernel gives at most (PERF_MAX_STACK_DEPTH)."""
 
+USER_FRAMES_MAX = KERNEL_FRAMES_MAX
+"""How many frames of a program's call stack are looked for where a handler does not say."""
+
 NAME_MAX = limits(1)[1]
 """How many characters the name of an extension or a field has: the encoding gives its length a byte."""
 
-VERSION = 2
+VERSION = 3
 """The version of the instruction set: a number higher whenever an encoded instruction is added or changes its meaning."""
 
 OURS = "dprobes 0.1"
@@ -110,6 +115,28 @@ class Token(enum.IntEnum):
     STACK_COUNT = 7
     CPU_VARIABLES = 8
     KERNEL_STACK = 9
+    USER_STACK = 10
+
+
+class StackEnd(enum.IntEnum):
+    """
+    Say why the call stack of a program ends where it does.
+
+    The last four stand in a logged stack behind its last address: no code has addresses that low.
+    """
+
+    OUTERMOST = 0
+    """Nothing called the last frame."""
+    LIMIT = 1
+    """There are more frames than were asked for."""
+    NO_TABLE = 2
+    """No unwind table covers the last address."""
+    BAD_TABLE = 3
+    """The unwind table of the last address cannot be understood."""
+    UNREADABLE = 4
+    """The stack cannot be read."""
+    NOT_RISING = 5
+    """The caller's frame is not above that of the function it called."""
 
 
 class OperandKind(enum.Enum):
@@ -344,6 +371,8 @@ _LOGGING = (
     Row(0x9A, "log cv", "start range --", Group.LOGGING, "Log range variables of the current CPU from start on, after token 8 and their number.", (_E.INVALID_OPERAND, _E.LOG_OVERFLOW), since=OURS),
     Row(0xA9, "log kstack, <frames>", "--", Group.LOGGING, "Log up to frames addresses of the kernel's call stack after token 9 and their number.", _OVERFLOW, since=OURS),
     Row(0xAA, "log kstack", "--", Group.LOGGING, "Log the kernel's call stack, up to 127 addresses.", _OVERFLOW, since=OURS),
+    Row(0xAB, "log ustack, <frames>", "--", Group.LOGGING, "Log up to frames addresses of the program's call stack after token 10 and their number; where it cannot be followed to its end, a number from 2 to 5 behind them says why.", _OVERFLOW, since=OURS),
+    Row(0xAC, "log ustack", "--", Group.LOGGING, "Log the program's call stack, up to 127 addresses.", _OVERFLOW, since=OURS),
     Row(0x70, "push lp", "-- position", Group.LOGGING, "Push LP, the position of the next byte in the log buffer."),
     Row(0x71, "push plp", "-- position", Group.LOGGING, "Push PLP, the value that LP had before the last log instruction if that failed."),
     Row(0x72, "pop lp", "position --", Group.LOGGING, "Pop LP: back a partial item out, or go forward again; bytes that this hit has not logged are 0.", _OVERFLOW),

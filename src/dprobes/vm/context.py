@@ -106,6 +106,13 @@ class Context(Protocol):
     def kernel_stack(self) -> Sequence[int]:
         """Return the addresses of the call stack in the kernel, the innermost first; none outside of the kernel."""
 
+    def user_stack(self, frames: int) -> Sequence[int]:
+        """
+        Return up to ``frames`` addresses of the program's call stack, the innermost first.
+
+        Where it cannot be followed to its end, the number of a ``StackEnd`` comes behind them.
+        """
+
     def traced_field(self, name: str) -> int:
         """Return a field of the tracepoint that was hit; raise ``AddressFault`` with 0 if it is not there."""
 

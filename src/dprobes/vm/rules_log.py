@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dprobes.rpn.isa import KERNEL_FRAMES_MAX, ExceptionCode, Token
+from dprobes.rpn.isa import KERNEL_FRAMES_MAX, USER_FRAMES_MAX, ExceptionCode, Token
 from dprobes.vm.context import AddressFault, SelectorFault
 from dprobes.vm.machine import Machine, Raised, read_string
 
@@ -162,11 +162,25 @@ def _variables(token: Token, kind: int, values_of: Callable[[Machine], Sequence[
     return _logging(rule)
 
 
-def _kernel_stack(machine: Machine, frames: int) -> None:
-    if machine.room < _PREFIX:
-        raise _overflow(machine)
-    kept = machine.context.kernel_stack()[: min(frames, (machine.room - _PREFIX) // machine.word_size)]
-    _prefixed(machine, Token.KERNEL_STACK, len(kept), machine.words(list(kept)))
+def _stack(token: Token, stack_of: Callable[[Machine, int], Sequence[int]], frames_max: int = 0) -> Rule:
+    """Return the rule of ``log kstack|ustack``; ``frames_max`` takes the place of an operand that is not there."""
+
+    def rule(machine: Machine, frames: int) -> None:
+        if machine.room < _PREFIX:
+            raise _overflow(machine)
+        room = min(frames_max or frames, (machine.room - _PREFIX) // machine.word_size)
+        kept = list(stack_of(machine, room)[:room])
+        _prefixed(machine, token, len(kept), machine.words(kept))
+
+    return _logging(rule)
+
+
+def _kernel_stack(machine: Machine, frames: int) -> Sequence[int]:
+    return machine.context.kernel_stack()
+
+
+def _user_stack(machine: Machine, frames: int) -> Sequence[int]:
+    return machine.context.user_stack(frames)
 
 
 def _setmin(machine: Machine, minor: int) -> None:
@@ -217,8 +231,10 @@ RULES: dict[str, Rule] = {
     "log lv": _variables(Token.LOCAL_VARIABLES, 1, lambda machine: machine.context.local_variables),
     "log gv": _variables(Token.GLOBAL_VARIABLES, 2, lambda machine: machine.context.global_variables),
     "log cv": _variables(Token.CPU_VARIABLES, 5, lambda machine: machine.context.cpu_variables()),
-    "log kstack, <frames>": _logging(_kernel_stack),
-    "log kstack": _logging(lambda machine, _: _kernel_stack(machine, KERNEL_FRAMES_MAX)),
+    "log kstack, <frames>": _stack(Token.KERNEL_STACK, _kernel_stack),
+    "log kstack": _stack(Token.KERNEL_STACK, _kernel_stack, KERNEL_FRAMES_MAX),
+    "log ustack, <frames>": _stack(Token.USER_STACK, _user_stack),
+    "log ustack": _stack(Token.USER_STACK, _user_stack, USER_FRAMES_MAX),
     "push lp": _push_lp,
     "push plp": _push_plp,
     "pop lp": _pop_lp,

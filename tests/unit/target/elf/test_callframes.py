@@ -12,8 +12,9 @@ from elftools.dwarf.structs import DWARFStructs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dprobes.target.elf.callframes import CallFrames, FrameAddress
+from dprobes.target.elf.callframes import CallFrames
 from dprobes.target.elf.file import ElfFile
+from dprobes.target.unwind.framerules import FrameAddress
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -54,7 +55,7 @@ def test_the_rows_of_a_c_library_are_those_that_another_reader_finds(path: str) 
             continue  # past the end of a function
         found = frames.frame_address(address)
         if rule.reg is None:
-            assert found == FrameAddress(None, 0), hex(address)
+            assert found == FrameAddress(None, 0, bytes(rule.expr)), hex(address)
         else:
             assert found == FrameAddress(rule.reg, rule.offset), hex(address)
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.sites import FileKey
     from dprobes.engines.ptrace.tracer.breakpoints import Breakpoint, Watchpoint
     from dprobes.engines.ptrace.tracer.programs import InsertedProgram, Probe
+    from dprobes.target.unwind.processspace import ProcessSpace
 
 __all__ = ["AddressSpace", "PageReader"]
 
@@ -89,6 +90,8 @@ class AddressSpace:
     gadgets: tuple[int, int] | None = None
     """Where a system call instruction and a return from a signal are (0: nowhere); None while not looked for."""
     watchpoints: tuple[Watchpoint, ...] = ()
+    unwinding: ProcessSpace | None = None
+    """What is known of its unwind tables; None before a stack is asked for, and when its mappings have changed."""
     awaited: tuple[Breakpoint, ...] = ()
     """The breakpoints at return addresses that are not there only because the memory is shared with a vfork child."""
 
@@ -135,6 +138,14 @@ class AddressSpace:
         parent = PageReader(self.memory)
         space.slots.keep(lambda start, end: reader.reads_as(parent, start, end), reader.has)
         return space
+
+    def unwind_space(self, tid: int) -> ProcessSpace:
+        """Return the memory as the walk up a stack sees it; ``tid`` is a thread in it."""
+        if self.unwinding is None:
+            from dprobes.engines.linux.threadstack import space_of
+
+            self.unwinding = space_of(tid, self.memory, self.word_size)
+        return self.unwinding
 
     def renew(self) -> None:
         """Write every breakpoint again that memory does not show any more."""

@@ -182,6 +182,7 @@ class ModuleBreakpoints:
             found = _by_file(read_maps(thread.tid))
         except TargetError:
             return  # gone: waitpid will say so
+        space.unwinding = None
         self._forget_unmapped(space, thread, found)
         space.renew()
         programs = [program for program in self._programs if program.reach.covers(space.pids)]

@@ -1,0 +1,51 @@
+"""The call stack of a stopped thread: its registers and its memory for the walk up."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Literal
+
+from dprobes.arch.x86 import X86_64
+from dprobes.engines.linux.ptracecalls import Register
+from dprobes.errors import TargetError, reason_of
+from dprobes.rpn.isa import StackEnd
+from dprobes.target.processmaps import parse_maps, read_maps
+from dprobes.target.unwind.processspace import ProcessSpace
+from dprobes.target.unwind.stackwalk import COLUMNS, walk
+
+if TYPE_CHECKING:
+    import ctypes
+
+__all__ = ["space_of", "stack_of"]
+
+_COLUMNS = {8: COLUMNS["x86_64"], 4: COLUMNS["i386"]}
+
+_WORDS = {register.name: int(word) for word in Register if (register := X86_64.register(word.name.lower())) is not None}
+"""From the name of a register to its word of ``user_regs_struct``."""
+
+_UNSAID = (StackEnd.OUTERMOST, StackEnd.LIMIT)
+
+
+def space_of(tid: int, memory: int, word_size: Literal[4, 8]) -> ProcessSpace:
+    """Return the memory of a thread, open as ``/proc/TID/mem``, as the walk up a stack sees it."""
+
+    def read(address: int, size: int) -> bytes:
+        try:
+            data = os.pread(memory, size, address)
+        except (OSError, OverflowError, ValueError) as error:
+            reason = reason_of(error) if isinstance(error, OSError) else "no address"
+            raise TargetError(f"{size} bytes at {address:#x} cannot be read: {reason}") from None
+        if len(data) < size:
+            raise TargetError(f"{size} bytes at {address:#x} are not all there")
+        return data
+
+    return ProcessSpace(word_size, read, lambda: parse_maps(read_maps(tid)))
+
+
+def stack_of(space: ProcessSpace, registers: ctypes.Array[ctypes.c_ulong], frames: int) -> list[int]:
+    """Return up to ``frames`` addresses of a call stack, as ``Context.user_stack`` has them."""
+    columns = _COLUMNS[space.word_size]
+    mask = (1 << 8 * space.word_size) - 1
+    values = {number: registers[_WORDS[name]] & mask for number, name in enumerate(columns.names)}
+    stack = walk(space, columns, values, frames)
+    return [*stack.addresses] if stack.end in _UNSAID else [*stack.addresses, stack.end]

@@ -1,0 +1,91 @@
+"""
+The memory of a process as the walk up a stack sees it: bytes, and the unwind tables of the modules that it maps.
+
+Tables are read from the memory and not from files: so they are those of the very code, also of files that are gone or
+that are other ones in this mount namespace, and of the ``[vdso]``.
+"""
+
+from __future__ import annotations
+
+import sys
+from bisect import bisect_right
+from typing import TYPE_CHECKING, Literal
+
+from dprobes.target.unwind.frametable import MemoryFrameTable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from dprobes.arch import ByteOrder
+    from dprobes.target.processmaps import Mapping
+
+__all__ = ["ProcessSpace"]
+
+_OWN_AREAS = ("[vdso]",)
+
+
+class ProcessSpace:
+    """
+    One address space; ``read_memory`` raises ``TargetError`` for what is not there.
+
+    ``forget`` is to be called when mappings may have changed. What lies at an address that no known mapping has is
+    looked for once more.
+    """
+
+    byte_order: ByteOrder = sys.byteorder
+
+    def __init__(
+        self,
+        word_size: Literal[4, 8],
+        read_memory: Callable[[int, int], bytes],
+        read_mappings: Callable[[], Sequence[Mapping]],
+    ) -> None:
+        self.word_size = word_size
+        self.read = read_memory
+        self._read_mappings = read_mappings
+        self._mappings: Sequence[Mapping] = ()
+        self._starts: list[int] = []
+        self._tables: dict[tuple[int, int, int], MemoryFrameTable | None] = {}
+
+    def forget(self) -> None:
+        """Forget what is mapped where."""
+        self._mappings = ()
+        self._starts = []
+        self._tables.clear()
+
+    def table_at(self, address: int) -> MemoryFrameTable | None:
+        """Return the unwind table of the module that an address lies in; None if there is none."""
+        mapping = self._mapping_at(address)
+        if mapping is None:
+            self._look()
+            mapping = self._mapping_at(address)
+        if mapping is None or not (mapping.is_file or mapping.path in _OWN_AREAS):
+            return None
+        base = self._base_of(mapping)
+        if base is None:
+            return None
+        key = (base, mapping.device, mapping.inode)
+        if key not in self._tables:
+            self._tables[key] = MemoryFrameTable.at(self, base)
+        return self._tables[key]
+
+    def _look(self) -> None:
+        self._mappings = self._read_mappings()
+        self._starts = [mapping.start for mapping in self._mappings]
+
+    def _mapping_at(self, address: int) -> Mapping | None:
+        number = bisect_right(self._starts, address) - 1
+        if number < 0 or address >= self._mappings[number].end:
+            return None
+        return self._mappings[number]
+
+    def _base_of(self, mapping: Mapping) -> int | None:
+        """Return where the first byte of a mapped file is that belongs to the mapping."""
+        for each in reversed(self._mappings[: bisect_right(self._starts, mapping.start)]):
+            if (each.device, each.inode, each.path) == (
+                mapping.device,
+                mapping.inode,
+                mapping.path,
+            ) and not each.offset:
+                return each.start
+        return None

@@ -1,0 +1,140 @@
+"""
+The walk up a call stack: from the registers of one frame to those of its caller, as the unwind tables say.
+
+The walk ends where nothing called (a thread's first function), where the tables are missing or cannot be understood,
+where memory cannot be read, or where frames do not come nearer to the bottom of the stack. It never guesses.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from dprobes.errors import TargetError
+from dprobes.rpn.isa import StackEnd
+from dprobes.target.unwind.frameentries import FrameImage
+from dprobes.target.unwind.frameexpressions import evaluate
+from dprobes.target.unwind.framerules import RuleKind
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from dprobes.target.unwind.framerules import FrameAddress, RegisterRule
+    from dprobes.target.unwind.frametable import MemoryFrameTable
+
+__all__ = ["COLUMNS", "CallStack", "Columns", "UnwindSpace", "walk"]
+
+
+class Columns(NamedTuple):
+    """DWARF's numbers of a processor's registers, by their names; ``pc`` is the column of the return address."""
+
+    names: tuple[str, ...]
+    sp: int
+    pc: int
+
+
+COLUMNS = {
+    "x86_64": Columns(
+        ("eax", "edx", "ecx", "ebx", "esi", "edi", "ebp", "esp", *(f"r{n}" for n in range(8, 16)), "eip"), 7, 16
+    ),
+    "i386": Columns(("eax", "ecx", "edx", "ebx", "esp", "ebp", "esi", "edi", "eip"), 4, 8),
+}
+"""In the ABI supplements of the two processors; the registers have the names of ``arch``."""
+
+
+class CallStack(NamedTuple):
+    """The addresses of a call stack, the innermost first: a place in code, then return addresses."""
+
+    addresses: tuple[int, ...]
+    end: StackEnd
+
+
+class UnwindSpace(FrameImage, Protocol):
+    """The memory of a process, with the unwind tables of what it maps."""
+
+    def table_at(self, address: int) -> MemoryFrameTable | None:
+        """Return the unwind table of the module that an address lies in."""
+
+
+def walk(space: UnwindSpace, columns: Columns, registers: Mapping[int, int], limit: int) -> CallStack:
+    """Return the call stack of a thread with these registers, by DWARF's numbers; of at most ``limit`` frames."""
+    current = dict(registers)
+    found: list[int] = []
+    is_exact = True  # whether the address is that of an instruction to come, and not one behind a call
+    while len(found) < limit:
+        address = current[columns.pc]
+        if not address and found:
+            return CallStack(tuple(found), StackEnd.OUTERMOST)
+        found.append(address)
+        try:
+            step = _caller(space, columns, current, address if is_exact else address - 1)
+        except TargetError:
+            return CallStack(tuple(found), StackEnd.UNREADABLE)
+        except (ValueError, IndexError, struct.error):
+            return CallStack(tuple(found), StackEnd.BAD_TABLE)
+        if isinstance(step, StackEnd):
+            return CallStack(tuple(found), step)
+        current, is_exact = step
+    return CallStack(tuple(found), StackEnd.LIMIT)
+
+
+def _caller(
+    space: UnwindSpace, columns: Columns, registers: dict[int, int], address: int
+) -> tuple[dict[int, int], bool] | StackEnd:
+    """Return the registers of the caller, and whether it was interrupted rather than made a call."""
+    table = space.table_at(address)
+    rules = table.rules_at(address) if table is not None else None
+    row = rules.row_at(address) if rules is not None else None
+    if rules is None or row is None:
+        return StackEnd.NO_TABLE
+    frame = _frame_address(space, row.frame, registers)
+    returns = row.rules.get(rules.common.return_register)
+    if returns is None or returns.kind is RuleKind.UNDEFINED:
+        return StackEnd.OUTERMOST
+    if not rules.common.is_signal_frame and frame <= registers[columns.sp]:
+        return StackEnd.NOT_RISING
+    above = dict(registers)
+    above[columns.sp] = frame
+    for register, rule in row.rules.items():
+        value = _value(space, rule, frame, registers, register)
+        if value is None:
+            above.pop(register, None)
+        else:
+            above[register] = value
+    if columns.pc != rules.common.return_register:
+        above[columns.pc] = above[rules.common.return_register]
+    return above, rules.common.is_signal_frame
+
+
+def _frame_address(space: UnwindSpace, frame: FrameAddress, registers: Mapping[int, int]) -> int:
+    if frame.register is None:
+        return evaluate(frame.expression, registers, space)
+    if frame.register not in registers:
+        raise ValueError(f"register {frame.register} is not known")
+    return (registers[frame.register] + frame.offset) & ((1 << 8 * space.word_size) - 1)
+
+
+def _value(
+    space: UnwindSpace, rule: RegisterRule, frame: int, registers: Mapping[int, int], register: int
+) -> int | None:
+    """Return the caller's value of a register; None if it is lost."""
+    mask = (1 << 8 * space.word_size) - 1
+    match rule.kind:
+        case RuleKind.AT:
+            return _word(space, (frame + rule.number) & mask)
+        case RuleKind.OFFSET:
+            return (frame + rule.number) & mask
+        case RuleKind.REGISTER:
+            return registers.get(rule.number)
+        case RuleKind.AT_EXPRESSION:
+            return _word(space, evaluate(rule.expression, registers, space, frame))
+        case RuleKind.EXPRESSION:
+            return evaluate(rule.expression, registers, space, frame)
+        case RuleKind.SAME:
+            return registers.get(register)
+        case RuleKind.UNDEFINED:
+            return None
+
+
+def _word(space: UnwindSpace, address: int) -> int:
+    return int.from_bytes(space.read(address, space.word_size), space.byte_order)

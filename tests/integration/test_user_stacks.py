@@ -1,0 +1,145 @@
+"""The call stacks that handlers log are those of gdb and of libgcc, frame by frame, without frame pointers."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from dprobes.rpn.isa import StackEnd, Token
+from integration.support import TIMEOUT
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from integration.support import Builder, Runner
+
+TESTS = Path(__file__).parents[1]
+IS_TORTURE = os.environ.get("DPROBES_EXAMPLES") == "torture"
+STOPS = 1500 if IS_TORTURE else 150
+
+SCRIPT = """
+set confirm off
+set pagination off
+set debuginfod enabled off
+set backtrace past-main on
+set backtrace past-entry on
+set breakpoint pending on
+handle all nostop noprint pass
+tbreak {place}
+ignore 1 {before}
+run
+python
+import sys
+sys.path[:0] = [{tests!r}, {source!r}]
+from walkcompare import compare
+compare(1, {stops}, {word_size}, 40)
+end
+kill
+"""
+
+
+def differences(directory: Path, command: Sequence[object], place: str, before: int, word_size: int = 8) -> Any:
+    """Compare stacks from the call of a function on; return how they ended, and those that differ."""
+    if shutil.which("gdb") is None:
+        pytest.skip("gdb is not installed")
+    script = directory / "walk.gdb"
+    source = str(TESTS.parent / "src")
+    script.write_text(
+        SCRIPT.format(place=place, before=before, stops=STOPS, word_size=word_size, tests=str(TESTS), source=source)
+    )
+    done = subprocess.run(
+        ["gdb", "-nx", "-batch", "-x", str(script), "--args", *map(str, command)],
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        timeout=8 * TIMEOUT,
+        check=False,
+    )
+    found = re.search(r"FOUND ({.*})$", done.stdout, re.MULTILINE)
+    assert found is not None, done.stdout + done.stderr
+    return json.loads(found[1])
+
+
+@pytest.mark.parametrize(
+    ("command", "place", "before"),
+    [
+        (("/usr/bin/openssl", "dgst", "-sha512", "/usr/bin/openssl"), "EVP_DigestUpdate", 3),
+        (("/usr/bin/sqlite3", ":memory:", "create table t(a); insert into t values (1); select sum(a) from t"),
+         "sqlite3_step", 0),
+        (("/usr/bin/python3", "-c", "import json\nfor n in range(3000): json.dumps([n])"), "malloc", 200),
+    ],
+    ids=["libcrypto", "sqlite", "python"],
+)  # fmt: skip
+def test_stacks_at_random_instructions_of_real_programs_are_those_of_gdb(
+    tmp_path: Path, command: Sequence[str], place: str, before: int
+) -> None:
+    if not Path(command[0]).exists():
+        pytest.skip(f"{command[0]} is not installed")
+    found = differences(tmp_path, command, place, before)
+    assert found["differing"] == []
+    assert found["ends"]["OUTERMOST"] >= 0.9 * STOPS
+
+
+def test_stacks_of_exceptions_in_cpp_are_those_of_gdb(build: Builder, tmp_path: Path) -> None:
+    program = build("throwing.cc", "-O2", "-lstdc++")
+    found = differences(tmp_path, [program], "__cxa_throw", 0)
+    assert found["differing"] == []
+    assert found["ends"] == {"OUTERMOST": STOPS}
+
+
+@pytest.mark.parametrize("i386", [False, True], ids=["x86_64", "i386"])
+def test_stacks_of_signal_handlers_are_those_of_gdb(build: Builder, tmp_path: Path, i386: bool) -> None:
+    program = build("callstacks.c", "-O2", "-pthread", i386=i386)
+    found = differences(tmp_path, [program], "handle", 0, 4 if i386 else 8)
+    assert found["differing"] == []
+    assert found["ends"]["OUTERMOST"] >= 0.7 * sum(found["ends"].values())
+
+
+def words_of(record: dict[str, Any], size: int) -> list[int]:
+    data = bytes.fromhex(record["data"])
+    assert data[0] == Token.USER_STACK
+    assert len(data) == 3 + size * int.from_bytes(data[1:3], "little")
+    return [int.from_bytes(data[n : n + size], "little") for n in range(3, len(data), size)]
+
+
+def test_a_logged_stack_is_what_the_program_itself_finds(build: Builder, run: Runner) -> None:
+    program = build("callstacks.c", "-O2", "-pthread", "-fomit-frame-pointer")
+    source = "name = callstacks\noffset = here\nminor = 1\nlog ustack\nexit\n"
+    result = run.command(source, program)
+    said = [[int(number, 16) for number in line.split()[1:]] for line in result.stdout.splitlines()]
+    stacks = [words_of(record, 8) for record in result.records]
+    assert len(stacks) == len(said) > 65
+    assert [stack[0] for stack in stacks] == [record["ip"] for record in result.records]
+    assert [stack[1:] for stack in stacks] == said
+
+
+def test_a_stack_of_an_i386_program_has_a_frame_for_each_call(build: Builder, run: Runner) -> None:
+    program = build("callstacks.c", "-O1", "-pthread", "-fomit-frame-pointer", i386=True)
+    result = run.command("name = callstacks\noffset = here\nminor = 1\nlog ustack\nexit\n", program)
+    stacks = [words_of(record, 4) for record in result.records[:60]]
+    # All of them: main calls down(n), which calls itself n times, and then here().
+    assert [len(stack) - len(stacks[0]) for stack in stacks] == list(range(60))
+    assert [len(set(stack)) - len(set(stacks[0])) for stack in stacks] == [0, *[1] * 59]
+
+
+def test_as_many_frames_as_are_wanted_are_logged(build: Builder, run: Runner) -> None:
+    program = build("callstacks.c", "-O2", "-pthread", "-fomit-frame-pointer")
+    result = run.command("name = callstacks\noffset = here\nminor = 1\nlog ustack, 2\nlog ustack, 0\nexit\n", program)
+    assert {len(record["data"]) // 2 for record in result.records} == {3 + 2 * 8 + 3}
+
+
+def test_a_stack_that_cannot_be_followed_says_why(build: Builder, run: Runner) -> None:
+    flags = ("-O2", "-pthread", "-fomit-frame-pointer", "-fno-asynchronous-unwind-tables", "-fno-unwind-tables")
+    result = run.command(
+        "name = callstacks\noffset = here\nminor = 1\nlog ustack\nexit\n", build("callstacks.c", *flags)
+    )
+    assert {tuple(words_of(record, 8)) for record in result.records} == {
+        (result.records[0]["ip"], StackEnd.NO_TABLE),
+    }

@@ -1,0 +1,68 @@
+"""
+Run in gdb: step through a program by random numbers of instructions, and compare our call stacks with gdb's.
+
+The variables ``SEED``, ``STOPS``, ``WORD_SIZE`` are set before. What was found is printed as JSON behind ``FOUND``.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from typing import Literal
+
+import gdb
+
+from dprobes.errors import TargetError
+from dprobes.rpn.isa import StackEnd
+from dprobes.target.processmaps import parse_maps, read_maps
+from dprobes.target.unwind.processspace import ProcessSpace
+from dprobes.target.unwind.stackwalk import COLUMNS, walk
+
+NAMES = {
+    8: ("rax", "rdx", "rcx", "rbx", "rsi", "rdi", "rbp", "rsp", *(f"r{n}" for n in range(8, 16)), "rip"),
+    4: ("eax", "ecx", "edx", "ebx", "esp", "ebp", "esi", "edi", "eip"),
+}
+
+
+def compare(seed: int, stops: int, word_size: Literal[4, 8], longest: int) -> None:
+    """Print how often our stacks were gdb's, why ours ended, and the first ones that differ."""
+    inferior = gdb.selected_inferior()
+    columns = COLUMNS["x86_64" if word_size == 8 else "i386"]
+
+    def read(address: int, size: int) -> bytes:
+        try:
+            return bytes(inferior.read_memory(address, size))
+        except (gdb.MemoryError, gdb.error, OverflowError) as error:
+            raise TargetError(str(error)) from None
+
+    space = ProcessSpace(word_size, read, lambda: parse_maps(read_maps(inferior.pid)))
+    chance = random.Random(seed)
+    ends: Counter[str] = Counter()
+    differing: list[object] = []
+    depths: Counter[int] = Counter()
+    for _ in range(stops):
+        gdb.execute(f"stepi {chance.randrange(1, longest)}", to_string=True)
+        if not inferior.pid:
+            break
+        frames, frame = [], gdb.newest_frame()
+        registers = {
+            number: int(frame.read_register(name)) & ((1 << 8 * word_size) - 1)
+            for number, name in enumerate(NAMES[word_size])
+        }
+        while frame is not None:
+            if frame.type() not in (gdb.INLINE_FRAME, gdb.TAILCALL_FRAME):
+                frames.append(frame.pc())
+            frame = frame.older()
+        space.forget()
+        found = walk(space, columns, registers, 500)
+        ends[found.end.name] += 1
+        depths[len(found.addresses)] += 1
+        ours = list(found.addresses)
+        # Where there is no table, gdb guesses on: what we found must be right as far as it goes.
+        expected = frames if found.end is StackEnd.OUTERMOST else frames[: len(ours)]
+        if ours != expected:
+            differing.append(
+                [found.end.name, list(map(hex, ours)), list(map(hex, frames)), str(gdb.newest_frame().name())]
+            )
+    print("FOUND " + json.dumps({"ends": ends, "differing": differing, "depths": depths}))
