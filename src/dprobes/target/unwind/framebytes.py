@@ -42,7 +42,7 @@ class FrameBytes:
         return self._position
 
     def skip(self, size: int) -> None:
-        """Pass over bytes."""
+        """Go on behind bytes."""
         self._position += size
         if self._position > len(self._data):
             raise IndexError
@@ -83,7 +83,7 @@ class FrameBytes:
         raise ValueError("a number that does not end")
 
     def text(self) -> bytes:
-        """Return the bytes up to a NUL, which is passed over."""
+        """Return the bytes up to a NUL, and go on behind that."""
         end = self._data.index(b"\0", self._position)
         start, self._position = self._position, end + 1
         return self._data[start:end]
