@@ -35,7 +35,8 @@ from dprobes.bpf.layout import (
 )
 from dprobes.bpf.lower import Abilities, LoopForm, Lowered, Placement, Request, Tables, VmaLayout, is_supported, lower
 from dprobes.bpf.lower.handlerstate import ABORT, CELLS, EXIT_WITH, REMOVE_PROBE, Field
-from dprobes.bpf.lower.host import REGISTER_OFFSETS, Host
+from dprobes.bpf.lower.host import Host
+from dprobes.bpf.lower.ptregs import REGISTER_OFFSETS
 from dprobes.engines.ebpf.kernel.bpfmaps import ArrayMap, LruHashMap
 from dprobes.engines.ebpf.kernel.features import Feature, Features
 from dprobes.engines.ebpf.kernel.kerneltypes import KernelTypes
@@ -52,7 +53,7 @@ from dprobes.testing import PAGE, FakeContext
 from dprobes.vm import Ending, Outcome, Point
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from dprobes.arch import Architecture
     from dprobes.bpf.asm.assembler import Label
@@ -116,9 +117,15 @@ def host_of(context: FakeContext, cookie: int, function: int) -> type[Host]:
             self._answer("tid")
 
         def kernel_stack(self) -> None:
+            self._write_words(context.frames_in_kernel)
+
+        def user_stack(self, area: int, work: int, log_mask: int) -> None:
+            self._write_words(context.frames_in_program)
+
+        def _write_words(self, words: Sequence[int]) -> None:
             asm, done = self._asm, self._asm.label()
             asm.mov(Register.R0, 0)
-            for n, address in enumerate(context.frames_in_kernel):
+            for n, address in enumerate(words):
                 end = (n + 1) * self._word_size
                 asm.jump_if(Jump.JLT, Register.R2, end, done)
                 asm.mov(Register.R3, address)

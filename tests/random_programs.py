@@ -66,6 +66,7 @@ def random_context(random: Random, architecture: Architecture) -> FakeContext:
         ports={0x60: random.randrange(1 << 32)},
         symbols=dict.fromkeys(_SYMBOLS, 0x1010),
         kernel_stack=[random.randrange(1 << 64) & mask for _ in range(3)],
+        user_stack=[random.randrange(1 << 64) & mask for _ in range(3)],
         traced_fields={name: random.randrange(1 << 64) for name in _FIELDS[1:]},
         cpuid={1: (1, 2, 3, 4)},
         msr={0x10: random.randrange(1 << 64)},

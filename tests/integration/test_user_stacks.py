@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dprobes.rpn.isa import StackEnd, Token
-from integration.support import TIMEOUT
+from integration.support import TIMEOUT, await_true, read_result, symbols_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from integration.support import Builder, Runner
+    from integration.support import Builder, Result, Runner
 
 TESTS = Path(__file__).parents[1]
 IS_TORTURE = os.environ.get("DPROBES_EXAMPLES") == "torture"
@@ -109,20 +109,52 @@ def words_of(record: dict[str, Any], size: int) -> list[int]:
     return [int.from_bytes(data[n : n + size], "little") for n in range(3, len(data), size)]
 
 
-def test_a_logged_stack_is_what_the_program_itself_finds(build: Builder, run: Runner) -> None:
+SOURCE = "name = callstacks\nlogmax = 2048\noffset = here\nminor = 1\nlog ustack\nexit\n"
+
+
+def written_records(output: Path) -> list[dict[str, Any]]:
+    """Return the records of a run that goes on, whose last line may not be whole."""
+    text = output.read_text() if output.exists() else ""
+    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+
+
+def stacks_of_waiting_program(run: Runner, source: str, program: Path, engine: str) -> Result:
+    """Run a program that ends when all of its records are there, the last one being another thread's."""
+    client, output = run.start(source, ["--", str(program), "wait"], ["--engine", engine], stdin=subprocess.PIPE)
+
+    def has_last() -> bool:
+        return any(record["tid"] != record["pid"] for record in written_records(output))
+
+    await_true(has_last, "all records")
+    assert client.stdin is not None
+    client.stdin.close()
+    client.stdin = None
+    return read_result(client, output)
+
+
+ENGINES = ["ptrace", pytest.param("ebpf", marks=pytest.mark.skipif(os.geteuid() != 0, reason="not root"))]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_logged_stack_is_what_the_program_itself_finds(build: Builder, run: Runner, engine: str) -> None:
     program = build("callstacks.c", "-O2", "-pthread", "-fomit-frame-pointer")
-    source = "name = callstacks\noffset = here\nminor = 1\nlog ustack\nexit\n"
-    result = run.command(source, program)
+    result = stacks_of_waiting_program(run, SOURCE, program, engine)
     said = [[int(number, 16) for number in line.split()[1:]] for line in result.stdout.splitlines()]
     stacks = [words_of(record, 8) for record in result.records]
     assert len(stacks) == len(said) > 65
     assert [stack[0] for stack in stacks] == [record["ip"] for record in result.records]
+    cut = [number for number, stack in enumerate(stacks) if stack[-1] == StackEnd.UNREADABLE]
+    # With ebpf only the stack that is used at the hit is copied: that of a signal handler with a stack of its own.
+    assert len(cut) == (engine == "ebpf")
+    for number in cut:
+        said[number] = [*said[number][: len(stacks[number]) - 2], StackEnd.UNREADABLE]
     assert [stack[1:] for stack in stacks] == said
 
 
-def test_a_stack_of_an_i386_program_has_a_frame_for_each_call(build: Builder, run: Runner) -> None:
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_stack_of_an_i386_program_has_a_frame_for_each_call(build: Builder, run: Runner, engine: str) -> None:
     program = build("callstacks.c", "-O1", "-pthread", "-fomit-frame-pointer", i386=True)
-    result = run.command("name = callstacks\noffset = here\nminor = 1\nlog ustack\nexit\n", program)
+    result = stacks_of_waiting_program(run, SOURCE, program, engine)
     stacks = [words_of(record, 4) for record in result.records[:60]]
     # All of them: main calls down(n), which calls itself n times, and then here().
     assert [len(stack) - len(stacks[0]) for stack in stacks] == list(range(60))
@@ -143,3 +175,27 @@ def test_a_stack_that_cannot_be_followed_says_why(build: Builder, run: Runner) -
     assert {tuple(words_of(record, 8)) for record in result.records} == {
         (result.records[0]["ip"], StackEnd.NO_TABLE),
     }
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="not root")
+def test_the_stack_with_which_a_program_has_gone_to_sleep(build: Builder, run: Runner) -> None:
+    program = build("callstacks.c", "-O2", "-pthread", "-fomit-frame-pointer")
+    header = "name = vmlinux\nmodtype = tracepoint\nlogmax = 2048\n"
+    source = header + "offset = sched:sched_switch\nminor = 1\nlog ustack\nexit\n"
+    client, output = run.start(source, ["--", str(program), "wait"], ["--engine", "ebpf"], stdin=subprocess.PIPE)
+
+    def stacks() -> list[list[int]]:
+        found = (r for r in written_records(output) if r["name"] == "callstacks" and r["pid"] == r["tid"])
+        return [words_of(record, 8) for record in found]
+
+    # In _start the last instruction but one calls __libc_start_main (sysdeps/x86_64/start.S of the GNU C library).
+    behind_call = (symbols_of(program)["_start"] + 0x21) % 4096
+
+    def sleeps() -> bool:
+        return any(stack and stack[-1] % 4096 == behind_call for stack in stacks())
+
+    await_true(sleeps, "a stack down to _start")
+    assert client.stdin is not None
+    client.stdin.close()
+    client.stdin = None
+    assert read_result(client, output).status == 0

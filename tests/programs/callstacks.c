@@ -1,4 +1,7 @@
-/* Call here() from many depths, callbacks and signal handlers, and print the return addresses that libgcc finds. */
+/*
+ * Call here() from many depths, callbacks and signal handlers, and print the return addresses that libgcc finds.
+ * With an argument, wait for a line of input at the end.
+ */
 #include <execinfo.h>
 #include <pthread.h>
 #include <signal.h>
@@ -47,7 +50,7 @@ static void *work(void *depth)
     return NULL;
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
     int numbers[5] = {3, 1, 2, 5, 4};
     int depth = 9;
@@ -67,5 +70,7 @@ int main(void)
     pthread_create(&thread, NULL, work, &depth);
     pthread_join(thread, NULL);
     fflush(stdout);
+    if (argc > 1)
+        getchar();
     return 0;
 }

@@ -260,7 +260,7 @@ class Instructions(ABC):
         """
         Log up to frames addresses of the program's call stack after token 10 and their number.
 
-        Where it cannot be followed to its end, a number from 2 to 5 behind them says why.
+        Where it cannot be followed to its end, a number below 16 behind them says why.
 
         log ustack, <frames>: stack ``--``; raises LOG_OVERFLOW.
 

@@ -27,6 +27,9 @@ __all__ = [
     "PROBE_MAX",
     "REMOVED_BY",
     "SAMPLE_SIZE",
+    "SNAPSHOT",
+    "SNAPSHOT_REGISTERS",
+    "SNAPSHOT_STACK_MAX",
     "STATUS_SIZE",
     "TICKETS_SHIFT",
     "CpuLoad",
@@ -274,6 +277,11 @@ class Entry(enum.IntEnum):
     """
     PROCESS = 4
     """A process left the scope: u32 process id."""
+    SNAPSHOT = 5
+    """
+    What a call stack is found by: ``SNAPSHOT``, ``SNAPSHOT_REGISTERS`` words of ``struct pt_regs``, and memory from the
+    stack pointer on, up to SNAPSHOT_STACK_MAX bytes. It comes before the record that it belongs to.
+    """
 
 
 ENTRY_HEAD = struct.Struct("=II")
@@ -288,6 +296,19 @@ SAMPLE_SIZE = 64
 
 ARRIVAL = struct.Struct("=IxxxxQ")
 """An entry of ARRIVALS: process id and load bias."""
+
+SNAPSHOT = struct.Struct("=IIII")
+"""
+The head of a SNAPSHOT entry: process id, the number of the handler's state plus one, where in the log the stack is to
+stand, and the bytes of a word.
+
+In the log, the first word of that item is the number of the state plus one, and the others are 0.
+"""
+
+SNAPSHOT_REGISTERS = 21
+"""Words of ``struct pt_regs`` (arch/x86/include/asm/ptrace.h)."""
+
+SNAPSHOT_STACK_MAX = 12 << 10
 
 LIMIT, REMOVE = 0x100, 0x101
 """Reasons in an ENDED entry: ``maxhits`` was reached, the instruction ``remove`` was executed."""

@@ -191,7 +191,14 @@ _EBPF = EngineRow(
     factory="dprobes.engines.ebpf.engine:engine_for",
     scopes=frozenset({ScopeKind.EVERYWHERE, ScopeKind.TREE, ScopeKind.CGROUP, ScopeKind.USER}),
     capabilities=_COMMON
-    | {Capability.TASK, Capability.SAMPLER, Capability.KERNEL_EVENT, Capability.TRACEPOINT, Capability.KERNEL_STACK},
+    | {
+        Capability.TASK,
+        Capability.SAMPLER,
+        Capability.KERNEL_EVENT,
+        Capability.TRACEPOINT,
+        Capability.KERNEL_STACK,
+        Capability.USER_STACK,
+    },
     how_to_ask="use --engine ebpf",
     candidacy=Candidacy(
         cost=1,

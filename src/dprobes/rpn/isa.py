@@ -122,7 +122,7 @@ class StackEnd(enum.IntEnum):
     """
     Say why the call stack of a program ends where it does.
 
-    The last four stand in a logged stack behind its last address: no code has addresses that low.
+    From NO_TABLE on they stand in a logged stack behind its last address: no code has addresses that low.
     """
 
     OUTERMOST = 0
@@ -137,6 +137,10 @@ class StackEnd(enum.IntEnum):
     """The stack cannot be read."""
     NOT_RISING = 5
     """The caller's frame is not above that of the function it called."""
+    GONE = 6
+    """The process had ended before its stack was followed."""
+    NO_COPY = 7
+    """There was no room for a copy of the stack."""
 
 
 class OperandKind(enum.Enum):
@@ -371,7 +375,7 @@ _LOGGING = (
     Row(0x9A, "log cv", "start range --", Group.LOGGING, "Log range variables of the current CPU from start on, after token 8 and their number.", (_E.INVALID_OPERAND, _E.LOG_OVERFLOW), since=OURS),
     Row(0xA9, "log kstack, <frames>", "--", Group.LOGGING, "Log up to frames addresses of the kernel's call stack after token 9 and their number.", _OVERFLOW, since=OURS),
     Row(0xAA, "log kstack", "--", Group.LOGGING, "Log the kernel's call stack, up to 127 addresses.", _OVERFLOW, since=OURS),
-    Row(0xAB, "log ustack, <frames>", "--", Group.LOGGING, "Log up to frames addresses of the program's call stack after token 10 and their number; where it cannot be followed to its end, a number from 2 to 5 behind them says why.", _OVERFLOW, since=OURS),
+    Row(0xAB, "log ustack, <frames>", "--", Group.LOGGING, "Log up to frames addresses of the program's call stack after token 10 and their number; where it cannot be followed to its end, a number below 16 behind them says why.", _OVERFLOW, since=OURS),
     Row(0xAC, "log ustack", "--", Group.LOGGING, "Log the program's call stack, up to 127 addresses.", _OVERFLOW, since=OURS),
     Row(0x70, "push lp", "-- position", Group.LOGGING, "Push LP, the position of the next byte in the log buffer."),
     Row(0x71, "push plp", "-- position", Group.LOGGING, "Push PLP, the value that LP had before the last log instruction if that failed."),

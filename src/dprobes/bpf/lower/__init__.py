@@ -18,8 +18,9 @@ from dprobes.bpf.lower.composer import Composer, call_extensions
 from dprobes.bpf.lower.epilogue import Epilogue
 from dprobes.bpf.lower.flow import HandlerFlow, analyse
 from dprobes.bpf.lower.handlerstate import StateLayout
-from dprobes.bpf.lower.host import REGISTER_OFFSETS, Host
+from dprobes.bpf.lower.host import Host
 from dprobes.bpf.lower.prologue import Prologue
+from dprobes.bpf.lower.ptregs import REGISTER_OFFSETS
 from dprobes.bpf.lower.request import (
     Abilities,
     Filter,
@@ -85,6 +86,7 @@ _OFFSET_MAX = 1 << 24
 _SHORT = 64
 """Instructions of a handler whose code is far from being too large."""
 
+_UNWINDING = ("log ustack, <frames>", "log ustack")
 _TRACING = ("log st", "push stp", "pop stp", "purge st")
 
 
@@ -205,6 +207,7 @@ class _Handler:
             point.logmax,
             point.ex_logmax if point.autostacktrace or flow.uses(*_TRACING) else 0,
             max(point.heap, architecture.word_size) if _uses(flow, Group.HEAP) else 0,
+            has_snapshot=flow.uses(*_UNWINDING),
         )
         self._host = host(asm, architecture, request, **_host_uses(architecture, flow, request))
         self._writer = Writer(asm, flow, architecture, point, request, self.state, self._host)
@@ -279,7 +282,7 @@ def _host_uses(architecture: Architecture, flow: HandlerFlow, request: Request) 
         if (register := architecture.register(i.operand)) is not None
     }
     return {
-        "uses_ip": Item.IP in request.items or "eip" in names,
+        "uses_ip": Item.IP in request.items or "eip" in names or flow.uses(*_UNWINDING),
         "uses_ids": bool(request.items & (Item.PID | Item.TID)) or flow.uses("push pid", "push tid"),
     }
 

@@ -11,6 +11,7 @@ The state of one running handler: an element of the SCRATCH map.
      15008  log      twice the power of two above logmax
       ...   trace    likewise for ex_logmax, with a record header before it
       ...   heap     blocks and data
+      ...   snapshot the ring entry with a copy of the program's stack, for 'log ustack'
 
 A position in the log buffer is masked to one half of it and a length to the other, so that the verifier has nothing to
 prove about their sum. Frames and cells are masked in the same way.
@@ -20,7 +21,7 @@ from __future__ import annotations
 
 import enum
 
-from dprobes.bpf.layout import power_of_two
+from dprobes.bpf.layout import ENTRY_HEAD, SNAPSHOT, SNAPSHOT_REGISTERS, SNAPSHOT_STACK_MAX, power_of_two
 from dprobes.lazydataclass import dataclass
 from dprobes.rpn.isa import RPN_STACK_CELLS
 
@@ -34,6 +35,7 @@ __all__ = [
     "FRAME_COUNT",
     "FRAME_SIZE",
     "LOG",
+    "PREFIX_SIZE",
     "RANGES",
     "RANGE_SIZE",
     "RECORD_SPACE",
@@ -52,6 +54,12 @@ RANGE_SIZE = 64
 RANGES = FRAMES + FRAME_COUNT * FRAME_SIZE
 RECORD_SPACE = 128
 LOG = RANGES + FRAME_COUNT * RANGE_SIZE + RECORD_SPACE
+
+PREFIX_SIZE = 3
+"""The bytes of a logged item's token and 16-bit length."""
+
+_SNAPSHOT_SIZE = ENTRY_HEAD.size + SNAPSHOT.size + 8 * SNAPSHOT_REGISTERS + 2 * power_of_two(SNAPSHOT_STACK_MAX)
+"""Room for the entry with a position and a length in the stack, each of which is masked."""
 
 _SLACK = 64
 """Bytes behind the largest position that a store of a few words may touch."""
@@ -133,6 +141,7 @@ class StateLayout:
     logmax: int
     ex_logmax: int = 0
     heap: int = 0
+    has_snapshot: bool = False
 
     @property
     def log_mask(self) -> int:
@@ -160,7 +169,12 @@ class StateLayout:
         return power_of_two(self.heap + 1) - 1
 
     @property
+    def snapshot(self) -> int:
+        """Where the entry of a snapshot is put together."""
+        return self.heap_start + (2 * (self.heap_mask + 1) + _SLACK if self.heap else 0)
+
+    @property
     def size(self) -> int:
         """The size of a state in bytes."""
-        end = self.heap_start + (2 * (self.heap_mask + 1) + _SLACK if self.heap else 0)
+        end = self.snapshot + (_SNAPSHOT_SIZE if self.has_snapshot else 0)
         return -(-end // 64) * 64

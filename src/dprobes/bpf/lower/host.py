@@ -9,34 +9,29 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dprobes.bpf.asm.isa import Alu, Atomic, Helper, Jump, Register, RingOutput, Size
-from dprobes.bpf.layout import NAME_SIZE, PROBE_ENTRY_SIZE, MapName, ProbeField, Status
+from dprobes.bpf.layout import NAME_SIZE, PROBE_ENTRY_SIZE, SNAPSHOT_REGISTERS, MapName, ProbeField, Status
 from dprobes.bpf.lower.dispatch import COOKIE
 from dprobes.bpf.lower.handlerstate import Field
+from dprobes.bpf.lower.ptregs import REGISTER_OFFSETS, USER_MODE, copy_task_registers
 from dprobes.bpf.lower.request import Placement, Watched
+from dprobes.bpf.lower.snapshot import write_snapshot
 from dprobes.bpf.lower.stack import SCRATCH
 from dprobes.bpf.lower.vma import Answer, VmaQuestions, ask_once, write_module_test
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from dprobes.arch import Architecture
     from dprobes.bpf.asm.assembler import Assembler, Label
     from dprobes.bpf.lower.request import Request
 
-__all__ = ["CONTEXT", "REGISTER_OFFSETS", "Host"]
+__all__ = ["CONTEXT", "Host"]
 
 CONTEXT = Register.R6
 """The register that holds the program's argument: a ``pt_regs``, or what begins with one."""
 
-REGISTER_OFFSETS = {
-    "r15": 0, "r14": 8, "r13": 16, "r12": 24, "ebp": 32, "ebx": 40, "r11": 48, "r10": 56, "r9": 64, "r8": 72, "eax": 80,
-    "ecx": 88, "edx": 96, "esi": 104, "edi": 112, "eip": 128, "cs": 136, "eflags": 144, "esp": 152, "ss": 160,
-}  # fmt: skip
-"""Where ``struct pt_regs`` holds the registers (arch/x86/include/asm/ptrace.h), for 32-bit processes as well."""
-
 _EVENT_ADDRESS = 176
 """Where ``struct bpf_perf_event_data`` holds the address that a breakpoint watches."""
-
-_USER_MODE = 3
-"""The bits of ``cs`` that are all set in user mode."""
 
 _NAMESPACE_IDS = -32
 """Where on the stack ``struct bpf_pidns_info`` is put: u32 thread id, u32 process id."""
@@ -92,8 +87,8 @@ class Host:
             return
         assert self._vmas is not None, "a module cannot be recognised without bpf_find_vma"
         asm.load(Register.R1, CONTEXT, REGISTER_OFFSETS["cs"])
-        asm.alu(Alu.AND, Register.R1, _USER_MODE)
-        asm.jump_if(Jump.JNE, Register.R1, _USER_MODE, outside)
+        asm.alu(Alu.AND, Register.R1, USER_MODE)
+        asm.jump_if(Jump.JNE, Register.R1, USER_MODE, outside)
         asm.load(Register.R2, CONTEXT, REGISTER_OFFSETS["eip"])
         ask_once(asm, self._vmas, self._request.tables.cpus, busy)
         write_module_test(asm, self._vmas, module, outside)
@@ -285,6 +280,41 @@ class Host:
         asm.mov(Register.R1, CONTEXT)
         asm.mov(Register.R4, 0)
         asm.call(Helper.GET_STACK)
+
+    def user_stack(self, area: int, work: int, log_mask: int) -> None:
+        """
+        Write what is to become the call stack of the program to R1, R2 bytes; R0 is R2. Takes R1-R5 and R9.
+
+        The entry that it is found by is put together at ``area`` of the state; ``work`` are three words for that. R1
+        is where LP is, behind a prefix.
+        """
+        write_snapshot(self._asm, self, area, work, log_mask, self._word_size)
+
+    def user_registers(self, nobody: Label, to: Callable[[Register], None]) -> None:
+        """
+        Write the registers of the program as ``struct pt_regs`` to where ``to`` lets a register point. Takes R0-R5.
+
+        Go to ``nobody`` if no program runs.
+        """
+        asm, in_kernel, done = self._asm, self._asm.label(), self._asm.label()
+        is_event = self._request.placement is Placement.EVENT
+        if is_event:
+            asm.load(Register.R1, CONTEXT, REGISTER_OFFSETS["cs"])
+            asm.alu(Alu.AND, Register.R1, USER_MODE)
+            asm.jump_if(Jump.JNE, Register.R1, USER_MODE, in_kernel)
+        to(Register.R2)
+        for offset in range(0, 8 * SNAPSHOT_REGISTERS, 8):
+            asm.load(Register.R1, CONTEXT, offset)
+            asm.store(Register.R2, offset, Register.R1)
+        for name in ("eip", "esp"):  # which the handler may see elsewhere than they are
+            self.register(Register.R1, name)
+            to(Register.R2)
+            asm.store(Register.R2, REGISTER_OFFSETS[name], Register.R1)
+        if is_event:
+            asm.jump(done)
+            asm.place(in_kernel)
+            copy_task_registers(asm, nobody, to)
+            asm.place(done)
 
     def vma_flags(self) -> None:
         """Load the flags of what is mapped at the address in R2 to R1; R0 is 0, ``BUSY``, or another error."""

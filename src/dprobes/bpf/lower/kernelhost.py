@@ -11,18 +11,19 @@ from typing import TYPE_CHECKING
 
 from dprobes.bpf.asm.isa import Alu, Helper, Jump, Register, Size
 from dprobes.bpf.layout import ProbeField
-from dprobes.bpf.lower.host import CONTEXT, REGISTER_OFFSETS, Host
+from dprobes.bpf.lower.host import CONTEXT, Host
+from dprobes.bpf.lower.ptregs import REGISTER_OFFSETS, USER_MODE, copy_task_registers, task_registers
 from dprobes.bpf.lower.request import Placement
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from dprobes.bpf.asm.assembler import Assembler, Label
 
 __all__ = ["AnywhereHost", "KernelHost"]
 
 _R = Register
 _BREAKPOINT_SIZE = 1
-_USER_MODE = 3
-"""The bits of ``cs`` that are all set in user mode."""
 
 
 class AnywhereHost(Host):
@@ -35,8 +36,8 @@ class AnywhereHost(Host):
         asm = self._asm
         in_kernel, done = asm.label(), asm.label()
         asm.load(_R.R1, CONTEXT, REGISTER_OFFSETS["cs"])
-        asm.alu(Alu.AND, _R.R1, _USER_MODE)
-        asm.jump_if(Jump.JNE, _R.R1, _USER_MODE, in_kernel)
+        asm.alu(Alu.AND, _R.R1, USER_MODE)
+        asm.jump_if(Jump.JNE, _R.R1, USER_MODE, in_kernel)
         self.register(_R.R0, name)
         asm.jump(done)
         asm.place(in_kernel)
@@ -46,13 +47,7 @@ class AnywhereHost(Host):
 
 def _load_user_register(asm: Assembler, name: str, nobody: Label) -> None:
     """Load a register with which the current thread entered the kernel to R0."""
-    asm.call(Helper.GET_CURRENT_TASK_BTF)
-    asm.mov(_R.R1, _R.R0)
-    asm.call(Helper.TASK_PT_REGS)
-    # Threads of the kernel have zeros there (copy_thread in arch/x86/kernel/process.c).
-    asm.load(_R.R1, _R.R0, REGISTER_OFFSETS["cs"])
-    asm.alu(Alu.AND, _R.R1, _USER_MODE)
-    asm.jump_if(Jump.JNE, _R.R1, _USER_MODE, nobody)
+    task_registers(asm, nobody)
     asm.load(_R.R0, _R.R0, REGISTER_OFFSETS[name])
     if name in ("cs", "ss"):
         asm.alu(Alu.AND, _R.R0, 0xFFFF)
@@ -93,6 +88,10 @@ class KernelHost(Host):
     def user_register(self, name: str, nobody: Label) -> None:
         """Load a register of the user context to R0; go to ``nobody`` in a thread of the kernel. Takes R1-R5."""
         _load_user_register(self._asm, name, nobody)
+
+    def user_registers(self, nobody: Label, to: Callable[[Register], None]) -> None:
+        """Write the registers with which the program has entered the kernel."""
+        copy_task_registers(self._asm, nobody, to)
 
     def load_bias(self, dst: Register) -> None:
         """Load 0: the addresses of the kernel's symbols are known when a program is inserted."""

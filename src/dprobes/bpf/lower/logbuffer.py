@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dprobes.bpf.asm.isa import Alu, Jump, Register, Size
-from dprobes.bpf.lower.handlerstate import LOG, Field
+from dprobes.bpf.lower.handlerstate import LOG, PREFIX_SIZE, Field
 from dprobes.bpf.lower.stack import SCRATCH
 from dprobes.rpn.isa import ExceptionCode, Token
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from dprobes.bpf.lower.writer import Writer
 
 __all__ = [
-    "PREFIX_SIZE",
     "advance",
     "append",
     "begin",
@@ -34,9 +33,6 @@ __all__ = [
 ]
 
 _R = Register
-
-PREFIX_SIZE = 3
-"""The bytes of a token and a 16-bit length."""
 
 
 def begin(w: Writer) -> None:

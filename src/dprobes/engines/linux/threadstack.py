@@ -15,10 +15,12 @@ from dprobes.target.unwind.stackwalk import COLUMNS, walk
 
 if TYPE_CHECKING:
     import ctypes
+    from collections.abc import Mapping
 
-__all__ = ["space_of", "stack_of"]
+__all__ = ["COLUMNS_OF", "logged_stack", "space_of", "stack_of"]
 
-_COLUMNS = {8: COLUMNS["x86_64"], 4: COLUMNS["i386"]}
+COLUMNS_OF = {8: COLUMNS["x86_64"], 4: COLUMNS["i386"]}
+"""DWARF's numbers of registers, by the size of a word."""
 
 _WORDS = {register.name: int(word) for word in Register if (register := X86_64.register(word.name.lower())) is not None}
 """From the name of a register to its word of ``user_regs_struct``."""
@@ -44,8 +46,13 @@ def space_of(tid: int, memory: int, word_size: Literal[4, 8]) -> ProcessSpace:
 
 def stack_of(space: ProcessSpace, registers: ctypes.Array[ctypes.c_ulong], frames: int) -> list[int]:
     """Return up to ``frames`` addresses of a call stack, as ``Context.user_stack`` has them."""
-    columns = _COLUMNS[space.word_size]
+    columns = COLUMNS_OF[space.word_size]
     mask = (1 << 8 * space.word_size) - 1
     values = {number: registers[_WORDS[name]] & mask for number, name in enumerate(columns.names)}
-    stack = walk(space, columns, values, frames)
+    return logged_stack(space, values, frames)
+
+
+def logged_stack(space: ProcessSpace, registers: Mapping[int, int], frames: int) -> list[int]:
+    """Return the same for registers by DWARF's numbers."""
+    stack = walk(space, COLUMNS_OF[space.word_size], registers, frames)
     return [*stack.addresses] if stack.end in _UNSAID else [*stack.addresses, stack.end]

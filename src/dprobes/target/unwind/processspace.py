@@ -11,6 +11,7 @@ import sys
 from bisect import bisect_right
 from typing import TYPE_CHECKING, Literal
 
+from dprobes.errors import TargetError
 from dprobes.target.unwind.frametable import MemoryFrameTable
 
 if TYPE_CHECKING:
@@ -68,6 +69,18 @@ class ProcessSpace:
         if key not in self._tables:
             self._tables[key] = MemoryFrameTable.at(self, base)
         return self._tables[key]
+
+    def is_of_file(self, address: int) -> bool:
+        """Return whether a known mapping at an address shows a file, or is the kernel's."""
+        mapping = self._mapping_at(address)
+        return mapping is not None and (mapping.is_file or mapping.path in _OWN_AREAS)
+
+    def is_alive(self) -> bool:
+        """Return whether the first byte of a known mapping can be read still, or none is known."""
+        try:
+            return not self._mappings or bool(self.read(self._mappings[0].start, 1))
+        except TargetError:
+            return False
 
     def _look(self) -> None:
         self._mappings = self._read_mappings()

@@ -7,9 +7,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dprobes.bpf.asm.isa import Alu, Jump, Register, Size
-from dprobes.bpf.lower.handlerstate import LOG, Field
+from dprobes.bpf.lower.handlerstate import LOG, PREFIX_SIZE, Field
 from dprobes.bpf.lower.logbuffer import (
-    PREFIX_SIZE,
     append,
     begin,
     check_prefix,

@@ -7,9 +7,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dprobes.bpf.asm.isa import Alu, Jump, Register, Size
-from dprobes.bpf.lower.handlerstate import LOG, Field
+from dprobes.bpf.lower.handlerstate import LOG, PREFIX_SIZE, Field
 from dprobes.bpf.lower.logbuffer import (
-    PREFIX_SIZE,
     advance,
     append,
     begin,
@@ -24,6 +23,8 @@ from dprobes.bpf.lower.stack import SCRATCH
 from dprobes.rpn.isa import KERNEL_FRAMES_MAX, ExceptionCode, Token
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from dprobes.bpf.asm.assembler import Label
     from dprobes.bpf.lower.writer import Template, Writer
     from dprobes.rpn.decoder import EncodedInstruction
@@ -72,6 +73,15 @@ def _memory(w: Writer, i: EncodedInstruction) -> None:
 
 
 def _kernel_stack(w: Writer, i: EncodedInstruction) -> None:
+    _stack(w, i, Token.KERNEL_STACK, w.host.kernel_stack)
+
+
+def _user_stack(w: Writer, i: EncodedInstruction) -> None:
+    _stack(w, i, Token.USER_STACK, lambda: w.host.user_stack(w.state.snapshot, w.work(4), w.state.log_mask))
+
+
+def _stack(w: Writer, i: EncodedInstruction, token: Token, write: Callable[[], None]) -> None:
+    """Log what ``write`` puts to R1, up to R2 bytes; R0 is their number then, or negative."""
     assert i.row is not None
     asm, kept, size = w.asm, w.work(2), w.work(3)
     frames = KERNEL_FRAMES_MAX if i.row.operand_kind is None else int(i.operand)
@@ -90,7 +100,7 @@ def _kernel_stack(w: Writer, i: EncodedInstruction) -> None:
     asm.alu(Alu.AND, _R.R2, w.state.log_mask)
     asm.jump_if(Jump.JEQ, _R.R2, 0, empty)
     _log_address(w, _R.R1)
-    w.host.kernel_stack()
+    write()
     asm.jump_if(Jump.JSGT, _R.R0, 0, found)
     asm.jump(empty)
     asm.place(found)
@@ -98,7 +108,7 @@ def _kernel_stack(w: Writer, i: EncodedInstruction) -> None:
     asm.alu(Alu.RSH, _R.R0, w.word_size.bit_length() - 1)
     asm.store(SCRATCH, kept, _R.R0)
     asm.place(empty)
-    write_prefix(w, Token.KERNEL_STACK, kept)
+    write_prefix(w, token, kept)
     advance(w, size)
     end(w)
     asm.place(done)
@@ -261,6 +271,8 @@ def _string_address(w: Writer, register: Register, length: int) -> None:
 TEMPLATES: dict[str, Template] = {
     "log kstack, <frames>": _kernel_stack,
     "log kstack": _kernel_stack,
+    "log ustack, <frames>": _user_stack,
+    "log ustack": _user_stack,
     "log str": _string,
     "log mrf": _memory,
 }

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from dprobes.bpf.asm.isa import Alu, Atomic, Jump, Register
 from dprobes.bpf.layout import MapName, power_of_two
-from dprobes.bpf.lower.logbuffer import PREFIX_SIZE, append, begin, check_prefix, end, overflow_if, room, write_prefix
+from dprobes.bpf.lower.handlerstate import PREFIX_SIZE
+from dprobes.bpf.lower.logbuffer import append, begin, check_prefix, end, overflow_if, room, write_prefix
 from dprobes.bpf.lower.stack import SCRATCH
 from dprobes.lazydataclass import dataclass
 from dprobes.rpn.isa import ExceptionCode, Token

@@ -10,7 +10,7 @@ from dprobes.arch import Direction
 from dprobes.bpf.asm.isa import Alu, Jump, Register, Size
 from dprobes.bpf.layout import ProbeField
 from dprobes.bpf.lower.handlerstate import ABORT, Field
-from dprobes.bpf.lower.host import REGISTER_OFFSETS
+from dprobes.bpf.lower.ptregs import REGISTER_OFFSETS
 from dprobes.bpf.lower.stack import SCRATCH
 from dprobes.bpf.lower.vma import BUSY, VM_WRITE
 from dprobes.rpn.isa import ExceptionCode

@@ -16,6 +16,7 @@ from dprobes.record.layout import Item, header_struct
 
 if TYPE_CHECKING:
     from dprobes.engines.ebpf.read.heldrecords import HeldRecords
+    from dprobes.engines.ebpf.read.userstacks import UserStacks
 
 __all__ = ["EntryReader"]
 
@@ -28,20 +29,22 @@ _SIGNAL = struct.Struct("=QII")
 
 class EntryReader:
     """
-    A reader of pieces of the ring, which puts what they say into ``held``.
+    A reader of pieces of the ring, which puts what they say into ``held``; ``stacks`` follows call stacks.
 
     ``bank_size``, a power of two, is the distance of the entries that a probepoint has in the probe table; entries of
     the ring name one of them.
     """
 
-    def __init__(self, held: HeldRecords, bank_size: int) -> None:
+    def __init__(self, held: HeldRecords, bank_size: int, stacks: UserStacks | None = None) -> None:
         self._held = held
+        self._stacks = stacks
         self._probe_mask = bank_size - 1
         self._name_places: dict[int, int] = {}
 
     def read(self, data: bytes, stamp: float) -> None:
         """Read whole entries, which were in the ring at the time ``stamp``."""
         held, unpack, uncertain, probe_mask = self._held, ENTRY_HEAD.unpack_from, self._held.uncertain, self._probe_mask
+        stacks = self._stacks
         records: list[tuple[int, bytes]] = []
         tids: list[int] = []
         for position, stop in entries_in(data):
@@ -52,6 +55,8 @@ class EntryReader:
                 probe = first & probe_mask
                 is_named = data[start + _NAME_FLAG_BYTE] & _NAME_FLAG
                 record = self._canonical(data, start, stop) if is_named else data[start:stop]
+                if stacks:
+                    record = stacks.completed(record)
                 if probe not in uncertain:
                     tid = 0
                 elif kind == _TRACE:
@@ -61,6 +66,10 @@ class EntryReader:
                     continue
                 records.append((probe, record))
                 tids.append(tid)
+                continue
+            if kind == Entry.SNAPSHOT:
+                if stacks is not None:
+                    stacks.take(data, start, stop)
                 continue
             held.add(records, tids, stamp)
             records, tids = [], []

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from dprobes.engines.ebpf.kernel.ring import RingBuffer
     from dprobes.engines.ebpf.read.heldrecords import HeldRecords
+    from dprobes.engines.ebpf.read.userstacks import UserStacks
     from dprobes.engines.interface import RecordBatch
 
 __all__ = ["RecordStream"]
@@ -42,10 +43,17 @@ _BUSY_SLEEP = 0.002
 class RecordStream:
     """The reader of a ring; ``status`` are the words by which handlers know whether it sleeps."""
 
-    def __init__(self, ring: RingBuffer, status: memoryview, held: HeldRecords, bank_size: int) -> None:
+    def __init__(
+        self,
+        ring: RingBuffer,
+        status: memoryview,
+        held: HeldRecords,
+        bank_size: int,
+        stacks: UserStacks | None = None,
+    ) -> None:
         self._ring = ring
         self._status = status
-        self._spool = Spool(held, _SPOOL_SIZE, bank_size)
+        self._spool = Spool(held, _SPOOL_SIZE, bank_size, stacks)
         self._taking: Iterator[RecordBatch | Ended | None] | None = None
         self._last_record = float("-inf")
 

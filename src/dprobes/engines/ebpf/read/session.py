@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
     from dprobes.engines.ebpf.inkernel.modulefollower import ModuleFollower
     from dprobes.engines.ebpf.read.cpuarrivals import CpuArrivals
+    from dprobes.engines.ebpf.read.userstacks import UserStacks
     from dprobes.engines.ebpf.settings import Settings
     from dprobes.engines.interface import Counts, Event, Job
     from dprobes.resolve.kernelplaces import ResolvedKernel
@@ -138,7 +139,8 @@ class EbpfSession(ControlledRun, ReplaceableSession):
             faulting = installed.faulting
             look = progress if is_initial_namespace() else None  # the ids of threads are not ours elsewhere
             self._held = HeldRecords(faulting, installed.giving_back, look)
-            self._stream = RecordStream(installed.maps.ring, installed.maps.status, self._held, installed.bank_size)
+            maps = installed.maps
+            self._stream = RecordStream(maps.ring, maps.status, self._held, installed.bank_size, self._stacks(stack))
             stack.callback(self._stream.close)
             types = self._features.types
             stack.callback(types.close)
@@ -190,6 +192,15 @@ class EbpfSession(ControlledRun, ReplaceableSession):
         self._module = ModuleFollower(self._program, resolved, self._installed)
         stack.callback(self._module.close)
         self._notices += self._module.begin()
+
+    def _stacks(self, stack: contextlib.ExitStack) -> UserStacks | None:
+        """Return what follows the call stacks of programs, if a handler logs any."""
+        instructions = (i for code in self._program.bodies() for i in code.instructions)
+        if not any(i.row.syntax.startswith("log ustack") for i in instructions):
+            return None
+        from dprobes.engines.ebpf.read.userstacks import UserStacks
+
+        return stack.enter_context(contextlib.closing(UserStacks()))
 
     def __exit__(self, *exception: object) -> None:
         self.stop()

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from dprobes.engines.ebpf.read.heldrecords import Ended, HeldRecords
+    from dprobes.engines.ebpf.read.userstacks import UserStacks
     from dprobes.engines.interface import RecordBatch
 
 __all__ = ["Spool"]
@@ -39,13 +40,15 @@ class Spool:
     """
     Take over what the ring held, and give it out in order; records go through ``held``.
 
-    ``limit`` is how many bytes are kept in memory before ``is_full``, where no file can take more. ``bank_size`` is
-    that of an ``EntryReader``.
+    ``limit`` is how many bytes are kept in memory before ``is_full``, where no file can take more. ``bank_size`` and
+    ``stacks`` are those of an ``EntryReader``.
     """
 
-    def __init__(self, held: HeldRecords, limit: int, bank_size: int = PROBE_MAX) -> None:
+    def __init__(
+        self, held: HeldRecords, limit: int, bank_size: int = PROBE_MAX, stacks: UserStacks | None = None
+    ) -> None:
         self._held = held
-        self._reader = EntryReader(held, bank_size)
+        self._reader = EntryReader(held, bank_size, stacks)
         self._limit = limit
         self._pieces: deque[_Piece] = deque()
         self._overflow = Overflow(_OVERFLOW)

@@ -1,0 +1,66 @@
+"""Stacks of snapshots in the records that they belong to; the walk itself is tested elsewhere."""
+
+from __future__ import annotations
+
+import os
+import struct
+
+from dprobes.bpf.layout import SNAPSHOT, SNAPSHOT_REGISTERS
+from dprobes.engines.ebpf.read.userstacks import UserStacks
+from dprobes.record.codec import decode_record, encode_record
+from dprobes.record.layout import LogRecord
+from dprobes.rpn.isa import StackEnd, Token
+
+NOBODY = (1 << 22) - 1
+"""No process has this number: kernel.pid_max is lower, or it is taken for the last one only."""
+
+
+def snapshot(pid: int, number: int, position: int, ip: int) -> bytes:
+    words = [0] * SNAPSHOT_REGISTERS
+    words[16] = ip
+    return SNAPSHOT.pack(pid, number, position, 8) + struct.pack(f"={SNAPSHOT_REGISTERS}Q", *words)
+
+
+def item(words: list[int]) -> bytes:
+    return bytes([Token.USER_STACK]) + struct.pack(f"=H{len(words)}Q", len(words), *words)
+
+
+def record(data: bytes) -> bytes:
+    return encode_record(LogRecord(major=1, minor=2, process_name="x", tid=5, data=data))
+
+
+def test_the_stack_of_a_process_that_is_gone_is_the_place_and_says_so() -> None:
+    stacks = UserStacks()
+    entry = snapshot(NOBODY, 3, 0, 0x401000)
+    stacks.take(entry, 0, len(entry))
+    completed = stacks.completed(record(item([3, 0, 0, 0])))
+    assert decode_record(completed).data == item([0x401000, StackEnd.GONE])
+    assert not stacks
+
+
+def test_each_stack_comes_to_its_place_and_what_is_around_stays() -> None:
+    stacks = UserStacks()
+    for number, position, ip in ((4, 0, 0x1000), (3, 2, 0x2000), (3, 2 + 19, 0x3000)):
+        entry = snapshot(NOBODY, number, position, ip)
+        stacks.take(b"xx" + entry, 2, 2 + len(entry))
+    data = b"ab" + item([3, 0]) + item([3, 0, 0]) + b"end"
+    expected = b"ab" + item([0x2000, StackEnd.GONE]) + item([0x3000, StackEnd.GONE]) + b"end"
+    assert decode_record(stacks.completed(record(data))).data == expected
+    assert decode_record(stacks.completed(record(item([4])))).data == item([0x1000])
+
+
+def test_a_snapshot_of_a_hit_without_a_record_is_given_up_for_the_next_one() -> None:
+    stacks = UserStacks()
+    for ip in (0x1000, 0x2000):
+        entry = snapshot(NOBODY, 3, 0, ip)
+        stacks.take(entry, 0, len(entry))
+    assert decode_record(stacks.completed(record(item([3])))).data == item([0x2000])
+
+
+def test_a_record_without_a_stack_stays_as_it_is() -> None:
+    stacks = UserStacks()
+    entry = snapshot(os.getpid(), 3, 0, 0x1000)
+    stacks.take(entry, 0, len(entry))
+    assert stacks.completed(record(b"\x0a\x01\x00" + bytes(8))) == record(b"\x0a\x01\x00" + bytes(8))
+    assert stacks
+    stacks.close()
