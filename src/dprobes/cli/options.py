@@ -22,6 +22,7 @@ __all__ = [
     "overhead_option",
     "program_options",
     "selection_options",
+    "stacks_options",
     "symbols_option",
     "verification_options",
 ]
@@ -133,3 +134,26 @@ def compile_options(
         for key, equals, value in (define.partition("=") for define in defines)
     )
     return CompileOptions(pairs, includes, external, allow_write)
+
+
+def stacks_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of profiles of call stacks."""
+    for option in reversed(
+        (
+            click.option(
+                "--stacks",
+                metavar="folded|FILE",
+                help="At the end, print call stacks folded, or write them to FILE: .html is a flame graph, .pb.gz is "
+                "for pprof, .folded is text.",
+            ),
+            click.option("--weight", metavar="FIELD", help="The number that a stack of --stacks weighs; by default 1."),
+            click.option(
+                "--baseline",
+                type=click.Path(exists=True, dir_okay=False, path_type=Path),
+                metavar="FILE",
+                help="Folded stacks that the flame graph of --stacks is compared with.",
+            ),
+        )
+    ):
+        function = option(function)
+    return function

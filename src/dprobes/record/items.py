@@ -15,7 +15,10 @@ from dprobes.rpn.isa import Token
 if TYPE_CHECKING:
     from dprobes.arch import ByteOrder
 
-__all__ = ["ItemHead", "LogItem", "item_head", "split_items"]
+__all__ = ["KERNEL_STACK", "USER_STACK", "ItemHead", "LogItem", "item_head", "split_items"]
+
+KERNEL_STACK, USER_STACK = "kstack", "ustack"
+"""The kinds of the items that are call stacks."""
 
 _BYTES = {Token.MEMORY: "memory", Token.STRING: "string"}
 _FAULTS = {Token.ADDRESS_FAULT: "fault", Token.SELECTOR_FAULT: "selector fault"}
@@ -24,11 +27,10 @@ _WORDS = {
     Token.LOCAL_VARIABLES: "lv",
     Token.GLOBAL_VARIABLES: "gv",
     Token.CPU_VARIABLES: "cv",
-    Token.KERNEL_STACK: "kstack",
-    Token.USER_STACK: "ustack",
+    Token.KERNEL_STACK: KERNEL_STACK,
+    Token.USER_STACK: USER_STACK,
 }
 _TOKENS = frozenset((*_BYTES, *_FAULTS, *_WORDS))
-_STACKS = (_WORDS[Token.KERNEL_STACK], _WORDS[Token.USER_STACK])
 _PREFIX_SIZE = 3
 
 
@@ -47,7 +49,7 @@ class LogItem:
                 return value.decode("utf-8", "backslashreplace") if self.kind == "string" else value.hex(" ")
             case int() as value:
                 return f"<{self.kind} at {value:#x}>"
-            case words if self.kind in _STACKS:
+            case words if self.kind in (KERNEL_STACK, USER_STACK):
                 return " ".join(f"{word:#x}" for word in words)
             case words:
                 return " ".join(str(word) for word in words)

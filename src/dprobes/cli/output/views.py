@@ -1,15 +1,18 @@
-"""The views of a run that replace records (``--top``, ``--count``, ``--hist``), imported only when asked for."""
+"""The views of a run that replace records: ``--top``, ``--count``, ``--hist`` and ``--stacks``."""
 
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
+
+import click
 
 from dprobes.record.layout import Item
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from contextlib import AbstractContextManager
+    from pathlib import Path
 
     from dprobes.cli.output.top import TopView
     from dprobes.engines.interface import ControlledSession
@@ -17,24 +20,56 @@ if TYPE_CHECKING:
     from dprobes.rpn.program import Program
     from dprobes.sinks.aggregates import Aggregates
     from dprobes.sinks.interface import Sink
+    from dprobes.sinks.stacks.collector import StackCollector
 
-__all__ = ["Views"]
+__all__ = ["StacksOptions", "Views", "stacks_of"]
+
+
+class StacksOptions(NamedTuple):
+    """What ``--stacks`` says: where the profile goes, the field that stacks weigh, and what it is compared with."""
+
+    target: str
+    weight: str | None = None
+    baseline: Path | None = None
+
+
+def stacks_of(target: str | None, weight: str | None, baseline: Path | None) -> StacksOptions | None:
+    """Return what the options of profiles say; raise ``UsageError`` if they do not go together."""
+    if target is None:
+        if weight is not None or baseline is not None:
+            raise click.UsageError(f"--{'baseline' if weight is None else 'weight'} is about --stacks")
+        return None
+    if baseline is not None and not target.lower().endswith((".html", ".htm")):
+        raise click.UsageError("--baseline is about flame graphs: --stacks FILE.html")
+    return StacksOptions(target, weight, baseline)
 
 
 class Views:
     """Hold what was asked for: ``sinks`` are to get the records, and ``items`` to be in their headers."""
 
-    def __init__(self, counted: Sequence[str], measured: Sequence[str], *, top: bool) -> None:
+    def __init__(
+        self, counted: Sequence[str], measured: Sequence[str], *, top: bool, stacks: StacksOptions | None = None
+    ) -> None:
         self.items = Item(0)
         self.sinks: list[Sink] = []
         self._aggregates: Aggregates | None = None
         self._top: TopView | None = None
+        self._stacks: StackCollector | None = None
+        self._stacks_options = stacks
         if counted or measured:
             from dprobes.cli.output.aggregation import aggregates_of, items_of_fields
 
             self.items = items_of_fields(counted, measured)
             self._aggregates = aggregates_of(counted, measured)
             self.sinks.append(self._aggregates)
+        if stacks is not None:
+            from dprobes.cli.output.stackprofiles import check_stacks_target
+            from dprobes.sinks.stacks.collector import StackCollector
+
+            check_stacks_target(stacks.target)
+            self.items |= Item.PID | Item.PROCESS_NAME | Item.CS | Item.IP
+            self._stacks = StackCollector(stacks.weight)
+            self.sinks.append(self._stacks)
         if top:
             from dprobes.cli.output.top import TopView
 
@@ -56,3 +91,7 @@ class Views:
             from dprobes.cli.output.aggregation import print_aggregates
 
             print_aggregates(self._aggregates)
+        if self._stacks is not None and self._stacks_options is not None:
+            from dprobes.cli.output.stackprofiles import write_profile
+
+            write_profile(self._stacks, self._stacks_options.target, self._stacks_options.baseline)

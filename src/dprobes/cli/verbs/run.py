@@ -20,11 +20,12 @@ from dprobes.cli.options import (
     overhead_option,
     program_options,
     selection_options,
+    stacks_options,
     symbols_option,
     verification_options,
 )
 from dprobes.cli.output.outputs import Outputs
-from dprobes.cli.output.views import Views
+from dprobes.cli.output.views import Views, stacks_of
 from dprobes.cli.resolvedprogram import load_program
 from dprobes.cli.runfollower import Run
 from dprobes.cli.scopeoptions import scope_of, scope_options, words_of
@@ -102,6 +103,7 @@ _GDB = ("gdb", "-q", "-p", "%p", "-ex", "handle SIGSTOP nostop noprint nopass")
     metavar="FIELD",
     help="At the end, print a histogram of the field, instead of records.",
 )
+@stacks_options
 @click.option(
     "--debugger",
     "debugger",
@@ -160,6 +162,9 @@ def command(
     top: bool,
     counted: tuple[str, ...],
     measured: tuple[str, ...],
+    stacks: str | None,
+    weight: str | None,
+    baseline: Path | None,
     debugger: str | None,
     core_directory: str,
     follow: bool,
@@ -184,12 +189,12 @@ def command(
         raise click.UsageError("--exit-status needs a command (-c COMMAND)")
     named = [*targets, *([f"file:{output}"] if output is not None else [])]
     wants_all = not {"json", "csv"}.isdisjoint((format_name, log_format)) or has_structure(named)
-    has_view = bool(counted or measured or top)
+    has_view = bool(counted or measured or top or stacks)
     if scope.command and _is_for_programs(output, format_name, targets, log_format, has_view=has_view):
         # Whoever reads records gets nothing else: what the command prints goes where our messages do.
         scope = replace(scope, output=_STANDARD_ERROR)
     items = log_items_of(log_items, is_tree=scope.is_tree, all_by_default=wants_all)
-    views = Views(counted, measured, top=top)
+    views = Views(counted, measured, top=top, stacks=stacks_of(stacks, weight, baseline))
     items |= views.items
     options = EngineOptions(
         allow_write=allow_write,

@@ -1,0 +1,138 @@
+"""The sink that collects call stacks into a profile; frames are named while their processes may still run."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from dprobes.escapes import escaped
+from dprobes.formatters.addressnames import AddressSymboliser
+from dprobes.formatters.fieldvalues import FieldValues
+from dprobes.formatters.kernelnames import is_of_kernel
+from dprobes.record.codec import decode_record
+from dprobes.record.items import KERNEL_STACK, USER_STACK
+from dprobes.rpn.isa import StackEnd
+from dprobes.sinks.stacks.profile import StackProfile
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from dprobes.record.layout import LogRecord
+    from dprobes.record.origin import RecordSource
+    from dprobes.record.probeinfo import Place
+    from dprobes.sinks.interface import Batch
+
+__all__ = ["StackCollector"]
+
+_STACKS_MAX = 1 << 18
+"""Distinct stacks that are kept; what comes beyond them is one."""
+
+_OTHERS = ("[other stacks]",)
+
+_NAMED = re.compile(r"(?P<function>.+?)(?:\+0x[0-9a-f]+)? \[(?P<module>[^\]]*)\]", re.DOTALL)
+_UNNAMED = re.compile(r"(?P<module>.+)\+0x[0-9a-f]+", re.DOTALL)
+
+_CUTS = {
+    StackEnd.NO_TABLE: "[cut: no unwind table]",
+    StackEnd.BAD_TABLE: "[cut: unwind table]",
+    StackEnd.UNREADABLE: "[cut: stack not copied]",
+    StackEnd.NOT_RISING: "[cut: stack not rising]",
+    StackEnd.GONE: "[cut: process gone]",
+    StackEnd.NO_COPY: "[cut: no copy]",
+}
+
+
+class StackCollector:
+    """
+    Weigh the stacks of records.
+
+    ``weight`` is the field that a record's stack weighs, None for one each. ``live`` says that the records are of this
+    machine. ``without`` counts records that have no stack, or no number in that field.
+    """
+
+    def __init__(self, weight: str | None = None, *, live: bool = True) -> None:
+        self._weight = weight
+        self._live = live
+        self._weights: Counter[tuple[str, ...]] = Counter()
+        self._sources: dict[int, tuple[AddressSymboliser, FieldValues]] = {}
+        self._title = ""
+        self.without = 0
+
+    # The sink
+
+    def create_event(self, source: RecordSource) -> None:
+        """Know a program; raise ``FormatError`` if its records can have no field of the weight's name."""
+        values = FieldValues(source)
+        if self._weight is not None:
+            values.check(self._weight, is_number=True)
+        known = self._sources.get(source.number)
+        symboliser = known[0] if known is not None else AddressSymboliser(source, live=self._live)
+        self._sources[source.number] = symboliser, values
+        self._title = self._title or source.name
+
+    def log_events(self, batch: Batch) -> None:
+        """Weigh the stacks of records."""
+        symboliser, values = self._sources[batch.source.number]
+        for encoded, place in zip(batch.records, batch.places, strict=True):
+            record = decode_record(encoded)
+            weight = self._weight_of(values, record, place)
+            stack = tuple(_frames(record, place, symboliser))
+            if not stack or weight is None:
+                self.without += 1
+                continue
+            root = escaped(record.process_name or str(record.pid or "?"))
+            whole = (root, *stack)
+            if whole not in self._weights and len(self._weights) >= _STACKS_MAX:
+                whole = _OTHERS
+            self._weights[whole] += weight
+
+    def destroy_event(self, source: RecordSource) -> None:
+        """Forget a program, but not its stacks."""
+        self._sources.pop(source.number, None)
+
+    def flush(self) -> None:
+        """Do nothing: the profile is asked for at the end."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+    # What has come of it
+
+    def profile(self) -> StackProfile:
+        """Return what the stacks weigh."""
+        return StackProfile(dict(self._weights), self._weight or "samples", self._title)
+
+    def _weight_of(self, values: FieldValues, record: LogRecord, place: Place) -> int | None:
+        if self._weight is None:
+            return 1
+        value = values.find(record, place, self._weight)
+        return value if isinstance(value, int) and value >= 0 else None
+
+
+def _frames(record: LogRecord, place: Place, symboliser: AddressSymboliser) -> Iterator[str]:
+    """Give the names of a record's frames, the outermost first: those of the program, then those of the kernel."""
+    found = {item.kind: item.value for item in record.items() if isinstance(item.value, tuple)}
+    for kind in (USER_STACK, KERNEL_STACK):
+        words: Sequence[int] = found.get(kind, ())
+        for number in range(len(words) - 1, -1, -1):
+            address = words[number]
+            if address in _CUTS:
+                yield _CUTS[StackEnd(address)]
+                continue
+            # Behind the first one are return addresses, which may be those of the next function.
+            name = symboliser.name_of(address - (number > 0), record, place)
+            yield _function(name, is_kernel=is_of_kernel(address))
+
+
+def _function(name: str | None, *, is_kernel: bool) -> str:
+    """Return the name of a frame without the place in it: frames of one function are one."""
+    if name is None:
+        return "[unknown]_[k]" if is_kernel else "[unknown]"
+    if (match := _NAMED.fullmatch(name)) is not None:
+        text = match["function"]
+    elif (match := _UNNAMED.fullmatch(name)) is not None:
+        text = f"[{match['module']}]"
+    else:
+        text = name
+    return f"{escaped(text)}_[k]" if is_kernel else escaped(text)

@@ -1,0 +1,122 @@
+"""Profiles of the stacks of real programs: each call weighs where it was made."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from integration.support import DPROBES, TIMEOUT
+
+if TYPE_CHECKING:
+    from integration.support import Builder
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+PROGRAM = "name = callstacks\nlogmax = 2048\nmajor = 1\noffset = here\nminor = 1\nlog ustack\nexit\n"
+
+
+@pytest.fixture
+def run_with(build: Builder, tmp_path: Path) -> Runner:
+    return Runner(build("callstacks.c", "-O1", "-pthread", "-fno-optimize-sibling-calls"), tmp_path)
+
+
+class Runner:
+    """Run the program on a file with options."""
+
+    def __init__(self, target: Path, directory: Path) -> None:
+        self._target = target
+        self._directory = directory
+        self.source = directory / "stacks.rpn"
+        self.source.write_text(PROGRAM)
+
+    def __call__(self, *options: str, status: int = 0) -> subprocess.CompletedProcess[str]:
+        command = [*DPROBES, "run", str(self.source), "--engine", "ptrace", *options, "--", str(self._target)]
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=TIMEOUT, cwd=self._directory, check=False
+        )
+        assert done.returncode == status, done.stderr
+        return done
+
+
+def folded(text: str) -> Counter[tuple[str, ...]]:
+    """Return the weights in a text that has other lines as well."""
+    lines = (re.fullmatch(r"(callstacks;.*) (\d+)", line) for line in text.splitlines())
+    return Counter({tuple(line[1].split(";")): int(line[2]) for line in lines if line is not None})
+
+
+def test_each_call_weighs_in_its_stack(run_with: Runner) -> None:
+    weights = folded(run_with("--stacks", "folded").stdout)
+    below = ("callstacks", "_start", "__libc_start_main", "__libc_start_call_main", "main")
+    for depth in range(60):
+        assert weights[(*below, *["down"] * (depth + 1), "here")] == 1
+    handler = [stack for stack in weights if "handle" in stack]
+    assert len(handler) == 2
+    (thread,) = (stack for stack in weights if "work" in stack)
+    assert thread[-12:] == ("work", *["down"] * 10, "here")
+    assert "main" not in thread
+
+
+def test_a_flame_graph_is_compared_with_an_earlier_one(run_with: Runner, tmp_path: Path) -> None:
+    run_with("--stacks", "before.folded")
+    done = run_with("--stacks", "now.html", "--baseline", "before.folded")
+    assert re.search(r"^dprobes: note: 'now.html' has (\d+) samples in \d+ stacks$", done.stderr, re.MULTILINE)
+    match = re.search(r"^const data = (.*);$", (tmp_path / "now.html").read_text(), re.MULTILINE)
+    assert match is not None
+    _, name, weight, before = json.loads(match[1])["rows"][0]
+    assert (name, weight) == ("all", before)
+    assert weight > 65
+
+
+def test_what_has_no_stack_is_said(run_with: Runner) -> None:
+    run_with.source.write_text(PROGRAM.replace("log ustack", "push 1\nlog 1"))
+    done = run_with("--stacks", "folded")
+    count = len([line for line in done.stdout.splitlines() if re.match(r"-?\d+ 0x", line)])
+    assert f"dprobes: note: {count} records have no call stack to be weighed; 'log ustack' and" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            ["--stacks", "profile.svg"],
+            "--stacks: 'profile.svg' is neither 'folded' nor a file that ends in .html, .folded or .pb.gz (for pprof)",
+        ),
+        (["--weight", "word0"], "--weight is about --stacks"),
+        (["--stacks", "folded", "--baseline", "stacks.rpn"], "--baseline is about flame graphs: --stacks FILE.html"),
+        (["--stacks", "folded", "--weight", "size"], "records have no field 'size'"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(run_with: Runner, options: list[str], said: str) -> None:
+    done = run_with(*options, status=1 if "size" in options else 2)
+    assert said in done.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="not root")
+def test_the_examples_find_what_is_busy_and_what_waits(tmp_path: Path) -> None:
+    spinning = "import zlib\nfor _ in range(60): zlib.compress(bytes(range(256)) * 4000, 9)\n"
+    sleeping = "import time\nfor _ in range(20): time.sleep(0.01)\n"
+    for example, code, function in (("cpu-profile", spinning, "deflate"), ("off-cpu", sleeping, "clock_nanosleep")):
+        command = [
+            *DPROBES,
+            "run",
+            str(EXAMPLES / f"{example}.rpn"),
+            "--stacks",
+            "folded",
+            "--",
+            "/usr/bin/python3",
+            "-c",
+        ]
+        done = subprocess.run(
+            [*command, code], capture_output=True, text=True, timeout=TIMEOUT, check=True, cwd=tmp_path
+        )
+        weights = Counter[bool]()
+        for line in done.stdout.splitlines():
+            stack, _, weight = line.rpartition(" ")
+            weights[function in stack] += int(weight)
+        assert weights[True] >= 10, done.stdout
