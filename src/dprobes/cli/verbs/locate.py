@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from dprobes.target.instructions import DecodedInstruction
     from dprobes.target.location import Module
 
-__all__ = ["command"]
+__all__ = ["command", "not_there"]
 
 _BEFORE, _AFTER = 3, 6
 
@@ -53,7 +53,7 @@ def command(place: str, symbols: Path | None, pid: int | None) -> int:
         if (in_kernel := kernel_module(name)) is not None:
             print_lines(list(describe_kernel_place(*in_kernel, expression)))
             return 0
-        raise _not_there(name, pid)
+        raise not_there(name, pid)
     module = _load(path, symbols)
     lines = _describe_module(module)
     if expression is not None:
@@ -88,7 +88,8 @@ def _split(place: str) -> tuple[str, Expression | None]:
         ) from None
 
 
-def _not_there(name: str, pid: int | None) -> TargetError:
+def not_there(name: str, pid: int | None) -> TargetError:
+    """Return the error that says that there is no module of a name, with one that may be meant."""
     from dprobes.target.modules import near_modules
 
     near = near_modules(name, pid=pid)

@@ -1,0 +1,89 @@
+"""What there is to probe, as ``list`` shows it: the modules of a process, the functions of a module or the kernel."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dprobes.errors import TargetError
+from dprobes.globs import compile_glob
+from dprobes.target.functions import matching_functions
+from dprobes.target.instructions import first_instructions, unprobeable
+from dprobes.target.processmaps import executable_mappings, read_maps
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from dprobes.target.instructions import DecodedInstruction
+    from dprobes.target.location import Module
+
+__all__ = ["FUNCTION_HEADER", "KERNEL_HEADER", "MODULE_HEADER", "function_rows", "kernel_rows", "module_rows"]
+
+MODULE_HEADER = ("module", "path")
+FUNCTION_HEADER = ("function", "size", "offset", "a hit at its start")
+KERNEL_HEADER = ("function", "a hit at its start")
+
+_CHEAP, _DEAR = "cheap", "dear: an instruction is stepped"
+
+
+def module_rows(pid: int, pattern: str) -> list[tuple[str, ...]]:
+    """Return the files whose code a process maps, with the names that ``name =`` takes; raise ``TargetError``."""
+    from dprobes.target.elf.file import ElfFile
+
+    paths = dict.fromkeys(mapping.path for mapping in executable_mappings(read_maps(pid)) if mapping.is_file)
+    matches = compile_glob(pattern).match
+    rows: list[tuple[str, ...]] = []
+    for path in paths:
+        try:
+            name = ElfFile.open(path).soname or path.rpartition("/")[2]
+        except TargetError:
+            name = path.rpartition("/")[2]
+        if matches(name):
+            rows.append((name, path))
+    return rows
+
+
+def function_rows(module: Module, pattern: str) -> list[tuple[str, ...]]:
+    """Return the functions of a module whose names match a pattern; raise ``TargetError`` if there is none."""
+    functions, left_out = matching_functions(module, pattern)
+    if not functions:
+        reasons = {one.name: one.reason for one in left_out}
+        why = next((f": '{name}': {reason}" for name, reason in reasons.items()), "")
+        raise TargetError(f"'{pattern}' matches no function of '{module.path}'{why}")
+    instructions = list(first_instructions(module, [each.offset for each in functions]))
+    return [
+        (each.name, str(each.size) if each.size else "?", f"{each.offset:#x}", cost)
+        for each, cost in zip(functions, _costs(module, instructions), strict=True)
+    ]
+
+
+def _costs(module: Module, instructions: Sequence[DecodedInstruction]) -> Iterator[str]:
+    """Give what a hit at each instruction costs, with the engine to which it is cheapest."""
+    from dprobes.engines.registry import rows
+
+    notes = [found for row in rows() if (found := list(row.notes_on(module, instructions)))]
+    for number, instruction in enumerate(instructions):
+        if (reason := unprobeable(instruction)) is not None:
+            yield f"none: {reason}"
+        elif any(each[number].is_cheap for each in notes):
+            yield _CHEAP
+        else:
+            yield _DEAR
+
+
+def kernel_rows(module: str, pattern: str) -> list[tuple[str, ...]]:
+    """Return the functions of the kernel or a module of it that match a pattern; raise ``TargetError``."""
+    from dprobes.target.kernel.runningkernel import RunningKernel
+
+    kernel = RunningKernel()
+    rows: list[tuple[str, ...]] = []
+    for symbol in kernel.symbols.matching(pattern, module):
+        if kernel.is_blacklisted(symbol.address):
+            cost = "none: the kernel excludes it (kprobe blacklist)"
+        elif kernel.is_traceable(symbol.address):
+            cost = "cheap: ftrace calls the handler"
+        else:
+            cost = "a kprobe"
+        rows.append((symbol.name, cost))
+    if not rows:
+        raise TargetError(f"'{pattern}' matches no function of {f'the module {module!r}' if module else 'the kernel'}")
+    return rows

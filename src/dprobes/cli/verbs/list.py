@@ -1,0 +1,56 @@
+"""The verb ``list``: what there is to probe."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from dprobes.cli.options import PROCESS_ID, symbols_option
+from dprobes.cli.output.textoutput import print_lines, print_table
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["command"]
+
+
+@click.command("list")
+@click.argument("what", metavar="[MODULE[:PATTERN]]", required=False)
+@symbols_option
+@click.option("-p", "--pid", type=PROCESS_ID, help="The process whose modules are meant.")
+def command(what: str | None, symbols: Path | None, pid: int | None) -> int:
+    """
+    List what there is to probe: the functions of MODULE that match the shell pattern PATTERN, or all of them.
+
+    MODULE is a path, or a name as in 'name ='; or 'kernel', or a module that the kernel has loaded; or 'tracepoint' or
+    'syscall', as in 'tracepoint:sched:*'. With -p alone, the modules of the process. The last column says what a hit at
+    the start of a function costs.
+    """
+    from dprobes.cli.output import listing
+    from dprobes.cli.output.kernelplace import kernel_module
+    from dprobes.cli.output.tracepointplace import describe_traced, is_traced
+    from dprobes.target.modules import find_module
+
+    if what is None:
+        if pid is None:
+            raise click.UsageError("name a module, or a process with -p PID")
+        print_table(listing.MODULE_HEADER, listing.module_rows(pid, "*"))
+        return 0
+    if is_traced(what):
+        kind, _, pattern = what.partition(":")
+        print_lines(describe_traced(what if any(c in pattern for c in "*?[") else f"{kind}:{pattern}*"))
+        return 0
+    name, _, pattern = what.partition(":")
+    if (path := find_module(name, pid=pid)) is not None:
+        from dprobes.target.location import Module
+
+        rows = listing.function_rows(Module.load(path, symbols), pattern or "*")
+        print_table(listing.FUNCTION_HEADER, rows)
+        return 0
+    if (in_kernel := kernel_module(name)) is not None:
+        print_table(listing.KERNEL_HEADER, listing.kernel_rows(in_kernel, pattern or "*"))
+        return 0
+    from dprobes.cli.verbs.locate import not_there
+
+    raise not_there(name, pid)
