@@ -45,6 +45,7 @@ lint: .venv/dev.stamp ## check style, types, layers, and that generated files ar
 	$(PYTHON) tools/generate_docs.py --check
 	$(PYTHON) tools/generate_man.py --check
 	$(PYTHON) tools/generate_builder.py --check
+	$(PYTHON) tools/generate_syntax.py --check
 
 bench: .venv/dev.stamp .venv/tools.stamp .venv/bench.stamp ## measure costs beside those of the peers, in one table
 	$(PYTHON) benchmarks/run.py
@@ -53,6 +54,7 @@ docs: .venv/dev.stamp ## write what is generated from tables: parts of the docum
 	$(PYTHON) tools/generate_docs.py
 	$(PYTHON) tools/generate_man.py
 	$(PYTHON) tools/generate_builder.py
+	$(PYTHON) tools/generate_syntax.py
 
 clean: ## remove everything that can be made again
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

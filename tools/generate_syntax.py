@@ -1,0 +1,139 @@
+"""
+Write the syntax files of editors in editors/ from the tables of the language; with --check only compare.
+
+A TextMate grammar (VS Code, Sublime Text, GitHub, and others read it) and a syntax file for Vim and Neovim.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+from dprobes.arch import ARCHITECTURE_NAMES, architecture
+from dprobes.rpn.isa import ALIASES, ROWS
+from dprobes.rpn.keywords import KEYWORD_ALIASES, KEYWORDS
+
+EDITORS = Path(__file__).parent.parent / "editors"
+GRAMMAR = EDITORS / "vscode" / "syntaxes" / "dprobes.tmLanguage.json"
+VIM = EDITORS / "vim" / "syntax" / "dprobes.vim"
+
+LOGGING = ("log", "exit", "abort", "remove")
+"""Operators that decide what becomes of a record."""
+
+
+def operators() -> list[str]:
+    """Return the first words of all instructions, old spellings among them."""
+    return sorted({each.operator for each in (*ROWS, *ALIASES)})
+
+
+def operand_words() -> list[str]:
+    """Return the fixed words behind operators."""
+    words = {word for each in (*ROWS, *ALIASES) for word in each.operands if isinstance(word, str)}
+    return sorted(word for word in words if re.fullmatch(r"[a-z]\w*", word))
+
+
+def keywords() -> list[str]:
+    """Return the words before '=' in headers."""
+    return sorted({*(keyword.name for keyword in KEYWORDS), *KEYWORD_ALIASES})
+
+
+def registers() -> list[str]:
+    """Return the names of the registers of all processors that are not words of the language."""
+    names = {name for known in ARCHITECTURE_NAMES for name in architecture(known).register_names}
+    return sorted(names - {*operand_words(), *operators()})
+
+
+def one_of(words: list[str]) -> str:
+    """Return a regular expression for one of some words, the longest first."""
+    return "|".join(sorted(map(re.escape, words), key=lambda word: (-len(word), word)))
+
+
+def grammar() -> str:
+    """Return the TextMate grammar."""
+    others = [word for word in operators() if word not in LOGGING]
+    patterns = [
+        {"name": "comment.line.double-slash.dprobes", "match": r"//.*$"},
+        {"name": "comment.block.dprobes", "begin": r"/\*", "end": r"\*/"},
+        {"name": "meta.preprocessor.dprobes", "match": r"^\s*#\s*\w+.*$"},
+        {"name": "string.quoted.double.dprobes", "match": r'"[^"\n]*"'},
+        {"name": "constant.character.dprobes", "match": r"'(?:\\.|[^'\\\n])'"},
+        {
+            "match": rf"(?i)^\s*({one_of(keywords())})\s*(=)",
+            "captures": {
+                "1": {"name": "keyword.other.header.dprobes"},
+                "2": {"name": "keyword.operator.assignment.dprobes"},
+            },
+        },
+        {"name": "entity.name.label.dprobes", "match": r"^\s*[A-Za-z_.$]\w*(?=:)"},
+        {"name": "keyword.control.record.dprobes", "match": rf"(?i)(?<=^|[\s;])(?:{one_of(list(LOGGING))})\b"},
+        {"name": "keyword.control.dprobes", "match": rf"(?i)(?<=^|[\s;])(?:{one_of(others)})\b"},
+        {"name": "variable.language.register.dprobes", "match": rf"(?i)\b(?:{one_of(registers())})\b"},
+        {"name": "storage.type.dprobes", "match": rf"(?i)(?<=[\s,])(?:{one_of(operand_words())})\b"},
+        {"name": "constant.numeric.dprobes", "match": r"\b(?:0[xX][0-9a-fA-F]+|\d+(?:[hH][zZ])?)\b"},
+    ]
+    content = {
+        "name": "DProbes RPN",
+        "scopeName": "source.dprobes",
+        "fileTypes": ["rpn"],
+        "patterns": patterns,
+    }
+    return json.dumps(content, indent=2) + "\n"
+
+
+def vim() -> str:
+    """Return the syntax file for Vim."""
+    others = [word for word in operators() if word not in LOGGING]
+
+    def words(group: str, names: list[str]) -> str:
+        return f"syntax keyword {group} {' '.join(names)}"
+
+    lines = [
+        '" Programs of DProbes. Written by "make docs" from the tables of the language; do not edit.',
+        "if exists('b:current_syntax')",
+        "  finish",
+        "endif",
+        "syntax case ignore",
+        words("dprobesRecord", list(LOGGING)),
+        words("dprobesOperator", others),
+        words("dprobesOperand", [word for word in operand_words() if word not in operators()]),
+        words("dprobesRegister", registers()),
+        rf"syntax match dprobesHeader /^\s*\%({one_of(keywords()).replace('|', chr(92) + '|')}\)\ze\s*=/",
+        r"syntax match dprobesLabel /^\s*[A-Za-z_.$]\w*\ze:/",
+        r"syntax match dprobesNumber /\<\%(0x\x\+\|\d\+\%(hz\)\?\)\>/",
+        r'syntax match dprobesString /"[^"]*"/',
+        r"syntax match dprobesCharacter /'\%(\\.\|[^'\\]\)'/",
+        r"syntax match dprobesComment #//.*$# contains=@Spell",
+        r"syntax region dprobesComment start=#/\*# end=#\*/# contains=@Spell",
+        r"syntax match dprobesDirective /^\s*#.*$/",
+        *(
+            f"highlight default link dprobes{group} {meaning}"
+            for group, meaning in (
+                ("Header", "Type"), ("Record", "Statement"), ("Operator", "Keyword"), ("Operand", "StorageClass"),
+                ("Register", "Identifier"), ("Label", "Label"), ("Number", "Number"), ("String", "String"),
+                ("Character", "Character"), ("Comment", "Comment"), ("Directive", "PreProc"),
+            )
+        ),
+        "let b:current_syntax = 'dprobes'",
+    ]  # fmt: skip
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    """Write or compare the files."""
+    is_check = "--check" in sys.argv[1:]
+    status = 0
+    for path, text in ((GRAMMAR, grammar()), (VIM, vim())):
+        if is_check:
+            if not path.exists() or path.read_text() != text:
+                print(f"{path.relative_to(EDITORS.parent)} is not up to date: run make docs")
+                status = 1
+            continue
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
