@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from dprobes.target.instructions import DecodedInstruction
+    from dprobes.target.kernel.runningkernel import RunningKernel
     from dprobes.target.location import Module
 
 __all__ = ["FUNCTION_HEADER", "KERNEL_HEADER", "MODULE_HEADER", "function_rows", "kernel_rows", "module_rows"]
@@ -22,7 +23,7 @@ MODULE_HEADER = ("module", "path")
 FUNCTION_HEADER = ("function", "size", "offset", "a hit at its start")
 KERNEL_HEADER = ("function", "a hit at its start")
 
-_CHEAP, _DEAR = "cheap", "dear: an instruction is stepped"
+_CHEAP, _SLOW = "cheap", "slow: an instruction is stepped"
 
 
 def module_rows(pid: int, pattern: str) -> list[tuple[str, ...]]:
@@ -67,14 +68,11 @@ def _costs(module: Module, instructions: Sequence[DecodedInstruction]) -> Iterat
         elif any(each[number].is_cheap for each in notes):
             yield _CHEAP
         else:
-            yield _DEAR
+            yield _SLOW
 
 
-def kernel_rows(module: str, pattern: str) -> list[tuple[str, ...]]:
+def kernel_rows(kernel: RunningKernel, module: str, pattern: str) -> list[tuple[str, ...]]:
     """Return the functions of the kernel or a module of it that match a pattern; raise ``TargetError``."""
-    from dprobes.target.kernel.runningkernel import RunningKernel
-
-    kernel = RunningKernel()
     rows: list[tuple[str, ...]] = []
     for symbol in kernel.symbols.matching(pattern, module):
         if kernel.is_blacklisted(symbol.address):

@@ -49,7 +49,7 @@ def command(what: str | None, symbols: Path | None, pid: int | None) -> int:
         print_table(listing.FUNCTION_HEADER, rows)
         return 0
     if (in_kernel := kernel_module(name)) is not None:
-        print_table(listing.KERNEL_HEADER, listing.kernel_rows(in_kernel, pattern or "*"))
+        print_table(listing.KERNEL_HEADER, listing.kernel_rows(*in_kernel, pattern or "*"))
         return 0
     from dprobes.cli.verbs.locate import not_there
 
