@@ -23,7 +23,7 @@ WORK = (
 
 
 def test_each_recipe_is_inserted_and_hit(guest: Guest) -> None:
-    assert len(RECIPES) == 12
+    assert len(RECIPES) == 13
     guest.put("/tmp/work.py", WORK)
     hits = {}
     for recipe in RECIPES:

@@ -42,7 +42,7 @@ def test_lengths_and_words_are_in_the_targets_byte_order() -> None:
         b"",
         b"\x01",
         b"\x01\x05\x00abc",
-        b"\x0a\x00\x00",
+        b"\x0b\x00\x00",
         b"\x01\x01\x00a\x02",
         b"\xff\x02\x00ab",
         bytes(8),  # a word of zeros: two empty memory items, and two bytes that belong to none

@@ -14,7 +14,6 @@ from dprobes.bpf.lower.dispatch import COOKIE
 from dprobes.bpf.lower.handlerstate import Field
 from dprobes.bpf.lower.ptregs import REGISTER_OFFSETS, USER_MODE, copy_task_registers
 from dprobes.bpf.lower.request import Placement, Watched
-from dprobes.bpf.lower.snapshot import write_snapshot
 from dprobes.bpf.lower.stack import SCRATCH
 from dprobes.bpf.lower.vma import Answer, VmaQuestions, ask_once, write_module_test
 
@@ -288,6 +287,8 @@ class Host:
         The entry that it is found by is put together at ``area`` of the state; ``work`` are three words for that. R1
         is where LP is, behind a prefix.
         """
+        from dprobes.bpf.lower.snapshot import write_snapshot
+
         write_snapshot(self._asm, self, area, work, log_mask, self._word_size)
 
     def user_registers(self, nobody: Label, to: Callable[[Register], None]) -> None:

@@ -11,12 +11,10 @@ from bisect import bisect_right
 from typing import TYPE_CHECKING
 
 from dprobes.errors import TargetError
-from dprobes.target.unwind.frameentries import read_description
-from dprobes.target.unwind.framerules import FrameAddress, Row, rows_of
-from dprobes.target.unwind.stackwalk import COLUMNS
 
 if TYPE_CHECKING:
     from dprobes.target.elf.file import ElfFile
+    from dprobes.target.unwind.framerules import FrameAddress, Row
 
 __all__ = ["CallFrames"]
 
@@ -34,6 +32,8 @@ class CallFrames:
 
         None if the file does not say.
         """
+        from dprobes.target.unwind.stackwalk import COLUMNS  # few programs ask
+
         frame = self.frame_address(address)
         columns = COLUMNS.get(self._elf.machine)
         if frame is None or frame.register is None or columns is None:
@@ -56,6 +56,9 @@ class CallFrames:
 
 def _rows(elf: ElfFile, description: int) -> list[Row] | None:
     """Return the rows of a function in order; None if its description cannot be read."""
+    from dprobes.target.unwind.frameentries import read_description
+    from dprobes.target.unwind.framerules import rows_of
+
     try:
         return rows_of(read_description(elf, description), elf.word_size)
     except (TargetError, struct.error, IndexError, ValueError):

@@ -36,7 +36,7 @@ def test_modules_of_a_process_have_the_names_that_programs_take(capsys: pytest.C
     assert run(["list", "-p", str(os.getpid())]) == 0
     rows = rows_of(capsys.readouterr().out)
     mapped = {
-        line.split(maxsplit=5)[5]
+        line.split(maxsplit=5)[5].removesuffix(" (deleted)")
         for line in Path("/proc/self/maps").read_text().splitlines()
         if line.split()[1][2] == "x" and line.split(maxsplit=5)[5:] and "/" in line
     }

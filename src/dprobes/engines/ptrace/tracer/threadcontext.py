@@ -17,7 +17,6 @@ from dprobes.arch.x86 import X86_64
 from dprobes.engines.linux import processcalls, ptracecalls
 from dprobes.engines.linux.procfs import process_field
 from dprobes.engines.linux.ptracecalls import Register
-from dprobes.engines.linux.threadstack import stack_of
 from dprobes.engines.ptrace.tracer.breakpoints import INT3
 from dprobes.engines.ptrace.tracer.segments import Segments, no_descriptor
 from dprobes.engines.ptrace.wire import Placed
@@ -263,6 +262,8 @@ class ThreadContext:
         raise InternalError("the stack of the kernel was not refused before insertion")
 
     def user_stack(self, frames: int) -> list[int]:
+        from dprobes.engines.linux.threadstack import stack_of
+
         return stack_of(self._thread.space.unwind_space(self._thread.tid), self._registers, frames)
 
     def traced_field(self, name: str) -> int:
