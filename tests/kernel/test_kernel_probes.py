@@ -62,6 +62,16 @@ def test_data_of_the_kernel_is_named_by_symbols(guest: Guest) -> None:
     assert data_of(record).endswith(b"Linux version")
 
 
+def test_variables_that_each_cpu_has_a_copy_of(guest: Guest) -> None:
+    """The copy of ``this_cpu_off`` says how far on this CPU's copies are, as the table of all CPUs does."""
+    own = "push this_cpu_off\npush mem, u64\nlog 1\n"
+    by_table = "push __per_cpu_offset\npush procid\nshl 3\nadd\npush mem, u64\nlog 1\n"
+    records = run(guest, f"offset = __x64_sys_getppid\nminor = 1\n{own}{by_table}exit\n", count=5)
+    words = [data_of(record) for record in records]
+    assert len(words) == 5
+    assert {word[:8] == word[8:] != bytes(8) for word in words} == {True}
+
+
 def test_a_place_inside_a_function(guest: Guest) -> None:
     """Behind the call of ftrace, which an ``endbr64`` may stand before."""
     offset = {"6.1": 5, "6.12": 9}[guest.machine.kernel]

@@ -99,8 +99,14 @@ class KernelModule:
         return self.kernel.is_loaded
 
     def address_of(self, symbol: str) -> int:
-        """Return the address of a symbol; raise ``TargetError`` if there is none."""
-        return self.kernel.symbol(symbol, self.name).address
+        """Return the address of a symbol; raise ``TargetError`` if there is none, or one for each CPU."""
+        address = self.kernel.symbol(symbol, self.name).address
+        if not self.name and self.kernel.is_per_cpu(address):
+            raise TargetError(
+                f"each CPU has a copy of '{symbol}', with an address of its own",
+                hint=f"'push {symbol}' gives the address of the copy of the CPU that was hit",
+            )
+        return address
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +126,15 @@ class ResolvedKernel:
     warnings: tuple[Diagnostic, ...] = ()
 
     @property
+    def per_cpu(self) -> tuple[int, frozenset[int]]:
+        """Where the offsets of the CPUs' copies are, and which addresses in ``symbols`` mean such copies."""
+        kernel = self.module.kernel
+        if self.module.name:
+            return 0, frozenset()
+        copied = frozenset(address for _, address in self.symbols if kernel.is_per_cpu(address))
+        return kernel.per_cpu_offsets if copied else 0, copied
+
+    @property
     def in_code(self) -> tuple[Probepoint, ...]:
         """The breakpoints and returns."""
         return tuple(probe for probe in self.probepoints if probe.is_in_code)
@@ -128,6 +143,27 @@ class ResolvedKernel:
     def events(self) -> tuple[Probepoint, ...]:
         """The watchpoints, samplers and tracepoints."""
         return tuple(probe for probe in self.probepoints if not probe.is_in_code)
+
+
+@dataclass(frozen=True, slots=True)
+class _PushedSymbols:
+    """The symbols of the kernel as handlers push them: those of which each CPU has a copy are among them."""
+
+    module: KernelModule
+
+    @property
+    def path(self) -> Path:
+        """What takes the place of a file's name in messages."""
+        return self.module.path
+
+    @property
+    def word_size(self) -> int:
+        """How many bytes an address has."""
+        return self.module.word_size
+
+    def address_of(self, symbol: str) -> int:
+        """Return the address of a symbol; raise ``TargetError`` if there is none."""
+        return self.module.kernel.symbol(symbol, self.module.name).address
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +243,9 @@ def resolve_kernel(
     watchpoints = resolve_watchpoints(program, module, diagnostics)
     samplers = resolve_samplers(program, str(module.path))
     tracepoints = resolve_tracepoints(program, str(module.path), diagnostics) if with_tracepoints else ()
-    symbols = pushed_symbols(program, module if module.is_loaded else _UnplacedSymbols(module), diagnostics)
+    symbols = pushed_symbols(
+        program, _PushedSymbols(module) if module.is_loaded else _UnplacedSymbols(module), diagnostics
+    )
     image = encode(program, architecture)
     return ResolvedKernel(
         module,

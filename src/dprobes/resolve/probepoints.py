@@ -192,6 +192,10 @@ class ResolvedCode(Protocol):
         """The addresses of those that handlers push."""
 
     @property
+    def per_cpu(self) -> tuple[int, frozenset[int]]:
+        """Where the kernel has the offset of each CPU's copies, and which addresses in ``symbols`` mean such copies."""
+
+    @property
     def events(self) -> tuple[Probepoint, ...]:
         """The probepoints that leave the code as it is."""
 
@@ -213,6 +217,11 @@ class ResolvedModule:
     symbols: tuple[tuple[str, int], ...]
     left_out: tuple[LeftOutProbe, ...] = ()
     warnings: tuple[Diagnostic, ...] = ()
+
+    @property
+    def per_cpu(self) -> tuple[int, frozenset[int]]:
+        """Nothing: programs have no such copies."""
+        return 0, frozenset()
 
     def of(self, kind: ProbeKind) -> tuple[Probepoint, ...]:
         """Return the probepoints of a kind."""

@@ -235,6 +235,10 @@ class Host:
             asm.mov(Register.R0, self._request.link)
         asm.alu(Alu.SUB, dst, Register.R0)
 
+    def load_copy_bias(self, dst: Register) -> None:
+        """Load what this CPU's copies of variables are further on than their symbols say: of the kernel's alone."""
+        raise AssertionError(f"programs have no copies for each CPU (to {dst.name})")
+
     def function_ip(self) -> None:
         """Load the address of the function that returns, at a URETPROBE, to R0; takes R1-R5."""
         self._asm.mov(Register.R1, CONTEXT)

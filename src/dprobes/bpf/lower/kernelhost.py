@@ -24,6 +24,8 @@ __all__ = ["AnywhereHost", "KernelHost"]
 
 _R = Register
 _BREAKPOINT_SIZE = 1
+_WORD = -64
+"""Where on the stack a word of the kernel's memory is put."""
 
 
 class AnywhereHost(Host):
@@ -51,6 +53,19 @@ def _load_user_register(asm: Assembler, name: str, nobody: Label) -> None:
     asm.load(_R.R0, _R.R0, REGISTER_OFFSETS[name])
     if name in ("cs", "ss"):
         asm.alu(Alu.AND, _R.R0, 0xFFFF)
+
+
+def load_word_of_cpu(asm: Assembler, table: int, dst: Register) -> None:
+    """Load this CPU's word of a table in the kernel's memory, 0 if that cannot be read; takes R0-R5."""
+    asm.call(Helper.GET_SMP_PROCESSOR_ID)
+    asm.alu(Alu.LSH, _R.R0, 3)
+    asm.mov(_R.R3, table)
+    asm.alu(Alu.ADD, _R.R3, _R.R0)
+    asm.mov(_R.R1, _R.R10)
+    asm.alu(Alu.ADD, _R.R1, _WORD)
+    asm.mov(_R.R2, 8)
+    asm.call(Helper.PROBE_READ_KERNEL)
+    asm.load(dst, _R.R10, _WORD)
 
 
 class KernelHost(Host):
@@ -96,6 +111,11 @@ class KernelHost(Host):
     def load_bias(self, dst: Register) -> None:
         """Load 0: the addresses of the kernel's symbols are known when a program is inserted."""
         self._asm.mov(dst, 0)
+
+    def load_copy_bias(self, dst: Register) -> None:
+        """Load what this CPU's copies of variables are further on than their symbols say; takes R0-R5."""
+        offsets, _ = self._request.per_cpu
+        load_word_of_cpu(self._asm, offsets, dst)
 
     def read_memory(self) -> None:
         """Read R2 bytes at address R3 to R1; R0 is 0 if all of them could be read."""

@@ -165,8 +165,9 @@ class Request:
 
     ``items`` are those of its records. ``probe`` is the index of its only probepoint, ``link`` that one's link address
     and ``moved`` how far its breakpoint is from there; with ``probe`` None the attach cookie is the index and the table
-    holds the rest. ``symbols`` are link addresses. ``namespace`` is the device and inode of the PID namespace in which
-    processes are to be named, None for the initial one. ``return_bytes`` is what a RET_SITE takes from the stack
+    holds the rest. ``symbols`` are link addresses. ``per_cpu`` says where the kernel has the offset of each CPU's
+    copies, and which of those addresses mean such copies. ``namespace`` is the device and inode of the PID namespace in
+    which processes are to be named, None for the initial one. ``return_bytes`` is what a RET_SITE takes from the stack
     besides the return address. ``wants_tid`` puts the thread id into ring entries.
     ``note`` is given where a hit does not count if its instruction faults: the pair in NOTES that is this handler's.
     ``extensions`` are the eBPF forms of what ``callk`` may call: functions of a ``Composer``.
@@ -190,6 +191,7 @@ class Request:
     watched: Watched | None = None
     moved: int = 0
     symbols: Mapping[str, int] = field(default_factory=dict)
+    per_cpu: tuple[int, frozenset[int]] = (0, frozenset())
     namespace: tuple[int, int] | None = None
     passcount: int = 0
     maxhits: int = 0

@@ -30,6 +30,8 @@ KERNEL_BASE = "_text"
 
 _LISTED = 4
 _BLACKLISTED = "the kernel allows no probe there: the code may be what handles the probe itself (kprobe blacklist)"
+_PER_CPU_OFFSETS = "__per_cpu_offset"
+_PER_CPU_AREA = ("__per_cpu_start", "__per_cpu_end")
 _PROC_MODULES = Path("/proc/modules")
 _TRACING = (Path("/sys/kernel/tracing"), Path("/sys/kernel/debug/tracing"))
 _BLACKLIST = Path("/sys/kernel/debug/kprobes/blacklist")
@@ -166,6 +168,27 @@ class RunningKernel:
     def return_trampolines(self) -> tuple[int, ...]:
         """The addresses of what stands in the place of a return address that a kretprobe awaits; none if unknown."""
         return tuple(symbol.address for name in _TRAMPOLINES for symbol in self.symbols.find(name, ""))
+
+    def is_per_cpu(self, address: int) -> bool:
+        """
+        Return whether each CPU has a copy of what has an address, which then is that of no copy.
+
+        On x86-64 such addresses begin at 0 before Linux kernel commit 9d7de2aa8b41 ("x86/percpu/64: Use relative percpu
+        offsets") (in v6.15), and lie in the kernel's image since then.
+        """
+        start, end = self._per_cpu_area
+        return start <= address < end
+
+    @property
+    def per_cpu_offsets(self) -> int:
+        """The address of the words that say what each CPU's copies are further on; 0 if it is not known."""
+        return next((symbol.address for symbol in self.symbols.find(_PER_CPU_OFFSETS, "")), 0)
+
+    @cached_property
+    def _per_cpu_area(self) -> tuple[int, int]:
+        found = [self.symbols.find(name, "") for name in _PER_CPU_AREA]
+        start, end = (symbols[0].address if symbols else 0 for symbols in found)
+        return start, end
 
     def name_of(self, address: int) -> str:
         """Return a name for an address of code, a function with the distance from its start, or else a number."""

@@ -29,7 +29,10 @@ def _push_value(w: Writer, i: EncodedInstruction) -> None:
         return
     w.stack.settle()
     value = w.stack.take()
-    w.host.load_bias(value)
+    if address in w.request.per_cpu[1]:
+        w.host.load_copy_bias(value)
+    else:
+        w.host.load_bias(value)
     w.asm.mov(Register.R9, address)
     w.asm.alu(Alu.ADD, value, Register.R9, wide=w.wide)
     w.stack.push(value)

@@ -76,6 +76,7 @@ class HandlerCompiler:
                 moved=site.moved,
                 follows_module=bool(site.anchor),
                 symbols=dict(resolved.symbols),
+                per_cpu=resolved.per_cpu,
                 passcount=definition.passcount,
                 maxhits=definition.maxhits,
                 return_bytes=return_bytes,

@@ -150,16 +150,17 @@ def lower_event(event: EventProbe, program: Program, entry: int, base: Request) 
     point = Point.of(program, definition, probe.memory.address if is_watchpoint else 0)
     if probe.kind is ProbeKind.TRACEPOINT:
         assert event.kernel is not None
-        request = replace(request, traced=probe.traced, symbols=dict(event.kernel.symbols))
+        request = replace(request, traced=probe.traced)
+        request = _with_symbols(request, event.kernel)
         ((image, arch),) = event.forms
         return lower(image, arch, image.handlers[probe.number], point, request)
     if event.kernel is not None:
         request = replace(
             request,
             in_kernel=True,
-            symbols=dict(event.kernel.symbols),
             kernel_code=None if is_watchpoint else event.kernel.module.code,
         )
+        request = _with_symbols(request, event.kernel)
     if event.module is None:
         return lower_for_word_sizes(event.forms, probe.number, point, request)
     ((image, arch),) = event.forms
@@ -176,6 +177,10 @@ def lower_event(event: EventProbe, program: Program, entry: int, base: Request) 
         abilities=replace(base.abilities, vma=layout),
     )
     return lower(image, arch, start, point, request)
+
+
+def _with_symbols(request: Request, resolved: ResolvedKernel) -> Request:
+    return replace(request, symbols=dict(resolved.symbols), per_cpu=resolved.per_cpu)
 
 
 def _sampled(resolved: ResolvedModule, paths: Sequence[str]) -> tuple[MappedModule, VmaLayout]:

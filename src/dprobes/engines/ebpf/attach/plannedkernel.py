@@ -18,7 +18,7 @@ from dprobes.errors import reason_of
 from dprobes.lazydataclass import dataclass
 from dprobes.resolve.probestate import ProbeState
 from dprobes.rpn.isa import Group
-from dprobes.rpn.program import Glob
+from dprobes.rpn.program import Expression, Glob
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -182,13 +182,15 @@ def refuse_waiting(resolved: ResolvedKernel, features: Features, diagnostics: Di
             )
 
 
-def refuse_reading(program: Program, features: Features, diagnostics: Diagnostics) -> None:
+def refuse_reading(program: Program, resolved: ResolvedKernel, features: Features, diagnostics: Diagnostics) -> None:
     """Add an error for the first instruction that reads memory, if this kernel lets no program read its own."""
+    copied = {name for name, address in resolved.symbols if address in resolved.per_cpu[1]}
     reading = (
         instruction
         for code in program.bodies()
         for instruction in code.instructions
         if instruction.row.syntax.startswith(_READING)
+        or (isinstance(instruction.operand, Expression) and instruction.operand.symbol in copied)
     )
     first = next(reading, None)
     if first is not None and (error := features.error(Feature.READ_KERNEL)) is not None:

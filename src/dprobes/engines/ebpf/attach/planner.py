@@ -79,7 +79,7 @@ class Planner:
         request = replace(basic_request(self.features, program), symbols=dict(resolved.symbols))
         check_handlers(program, resolved.image, resolved.architecture, diagnostics, request)
         self._refuse_events(resolved.events, diagnostics, everywhere=True)
-        refuse_reading(program, self.features, diagnostics)
+        refuse_reading(program, resolved, self.features, diagnostics)
         refuse_waiting(resolved, self.features, diagnostics)
         diagnostics.raise_if_errors()
         planned = plan_kernel(program, resolved, self.features, diagnostics)

@@ -16,6 +16,16 @@ from dprobes.target.kernel.kallsyms import Kallsyms
 from dprobes.target.kernel.kerneltext import KernelText
 from dprobes.target.kernel.runningkernel import RunningKernel
 
+COPIED = b"""0000000000000000 A __per_cpu_start
+000000000001f0a8 A this_cpu_off
+0000000000037000 A __per_cpu_end
+ffffffff81000000 T _text
+ffffffff81000100 T vfs_read
+ffffffff82000000 D __per_cpu_offset
+ffffffff82001000 D jiffies
+"""
+"""Symbols of a kernel before 6.15."""
+
 HEADER = "name = vmlinux\nmodtype = kernel\noffset = vfs_read\n"
 
 
@@ -24,20 +34,23 @@ HEADER = "name = vmlinux\nmodtype = kernel\noffset = vfs_read\n"
     [
         ("push r, esp\npush mem, u64\nlog 1\nexit\n", "5:1"),
         ("push 9\npush r, arg1\nlog str\nexit\n", "6:1"),
+        ("push this_cpu_off\nlog 1\nexit\n", "4:1"),
         ("push r, esp\nlog 1\nexit\n", None),
     ],
 )
 def test_reading_memory_is_refused_where_no_program_may(handler: str, line: str | None) -> None:
+    kernel = RunningKernel(Kallsyms(COPIED), KernelText(None, problem="none"))
+    program = parse_source(SourceFile("p", HEADER + handler), Diagnostics())
+    resolved = resolve_kernel(program, kernel_module_of(program, kernel), architecture("x86_64"), Diagnostics())
     diagnostics = Diagnostics()
-    program = parse_source(SourceFile("p", HEADER + handler), diagnostics)
-    refuse_reading(program, Features(overrides={Feature.READ_KERNEL: False}), diagnostics)
+    refuse_reading(program, resolved, Features(overrides={Feature.READ_KERNEL: False}), diagnostics)
     said = [each.render().splitlines()[0] for each in diagnostics]
     expected = (
         f"p:{line}: error: the ebpf engine cannot read the kernel's memory here: "
         "bpf_probe_read_kernel (kernel lockdown forbids it): switched off"
     )
     assert said == ([] if line is None else [expected])
-    refuse_reading(program, Features(overrides={Feature.READ_KERNEL: True}), diagnostics)
+    refuse_reading(program, resolved, Features(overrides={Feature.READ_KERNEL: True}), diagnostics)
     assert len(list(diagnostics)) == len(said)
 
 
@@ -103,3 +116,28 @@ def test_too_many_kprobes_are_refused() -> None:
         f"p:3:1: error: {too_many}{reason}",
         "hint: let it read those of arguments and the return value only (push r, arg0)",
     ]
+
+
+@pytest.mark.parametrize(
+    "symbols",
+    [COPIED, COPIED.replace(b"00000000000", b"ffffffff830").replace(b" A ", b" D ")],
+    ids=["from 0", "in the image"],
+)
+def test_which_variables_each_cpu_has_a_copy_of(symbols: bytes) -> None:
+    kernel = RunningKernel(Kallsyms(symbols), KernelText(None, problem="none"))
+    program = parse_source(SourceFile("p", HEADER + "push this_cpu_off\npush jiffies\nlog 2\nexit\n"), Diagnostics())
+    resolved = resolve_kernel(program, kernel_module_of(program, kernel), architecture("x86_64"), Diagnostics())
+    offsets, copied = resolved.per_cpu
+    assert offsets == 0xFFFFFFFF82000000
+    assert copied == {dict(resolved.symbols)["this_cpu_off"]}
+
+
+def test_a_variable_of_which_each_cpu_has_a_copy_cannot_be_watched_by_its_name() -> None:
+    kernel = RunningKernel(Kallsyms(COPIED), KernelText(None, problem="none"))
+    source = "name = vmlinux\nmodtype = kernel\naddress = this_cpu_off : this_cpu_off + 7\nwatchpoint = w\nexit\n"
+    program = parse_source(SourceFile("p", source), Diagnostics())
+    diagnostics = Diagnostics()
+    resolve_kernel(program, kernel_module_of(program, kernel), architecture("x86_64"), diagnostics)
+    (said, *_) = diagnostics
+    assert said.message == "each CPU has a copy of 'this_cpu_off', with an address of its own"
+    assert said.hint == "'push this_cpu_off' gives the address of the copy of the CPU that was hit"
