@@ -67,7 +67,7 @@ class TextFormatter:
         if way is not None and (split := self._headers.split(record, self.wall_offset, place.function)) is not None:
             header, start = split
             if len(record) - start == way.layout.size:
-                text = way.text % way.layout.unpack_from(record, start)
+                text = way.text_of(record, start)
                 return f"{header}\n{text}" if text else header
         return self(decode_record(record), place)
 

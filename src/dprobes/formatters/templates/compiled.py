@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.escapes import escaped
 from dprobes.formatters.templates.model import Conversion, Placeholder, Skip, Text
+from dprobes.formatters.templates.values import AMOUNT, readable_number
 
 if TYPE_CHECKING:
     from dprobes.formatters.templates.model import Template
@@ -26,14 +27,30 @@ _NUMBERS = {
     Conversion.UNSIGNED: "d",
     Conversion.HEXADECIMAL: "x",
     Conversion.OCTAL: "o",
+    Conversion.VALUE: "s",
 }
 
 
 class Compiled(NamedTuple):
-    """Hold the structure of a record's data, and the format string that takes its values."""
+    """
+    Hold the structure of a record's data, and the format string that takes its values.
+
+    ``readable`` are the values that it takes as ``readable_number``, each with its size in bytes.
+    """
 
     layout: struct.Struct
-    text: str
+    form: str
+    readable: tuple[tuple[int, int], ...]
+
+    def text_of(self, data: bytes, start: int) -> str:
+        """Return the text of what begins at ``start``, and is as long as the structure."""
+        values = self.layout.unpack_from(data, start)
+        if not self.readable or max(values) < AMOUNT:  # as most are
+            return self.form % values
+        shown: list[int | str] = [*values]
+        for at, size in self.readable:
+            shown[at] = readable_number(values[at], size)
+        return self.form % tuple(shown)
 
 
 @lru_cache(maxsize=4096)
@@ -41,6 +58,8 @@ def compiled_of(template: Template, word_size: int, byte_order: ByteOrder) -> Co
     """Return the short way for a template, None if there is none."""
     codes = "<" if byte_order == "little" else ">"
     lines = [_literal(template.desc)] if template.desc else []
+    readable: list[tuple[int, int]] = []
+    count = 0
     for parts in template.lines:
         line = ""
         for part in parts:
@@ -50,13 +69,16 @@ def compiled_of(template: Template, word_size: int, byte_order: ByteOrder) -> Co
                 case Skip(count):
                     codes += f"{count}x"
                 case Placeholder() if not part.is_item and (conversion := _conversion(part)) is not None:
-                    code = _CODES[part.size or word_size]
-                    codes += code.lower() if part.conversion is Conversion.SIGNED else code
+                    size = part.size or word_size
+                    codes += _CODES[size].lower() if part.conversion is Conversion.SIGNED else _CODES[size]
+                    if part.conversion is Conversion.VALUE:
+                        readable.append((count, size))
+                    count += 1
                     line += conversion
                 case _:
                     return None
         lines.append(line)
-    return Compiled(struct.Struct(codes), "\n".join(lines))
+    return Compiled(struct.Struct(codes), "\n".join(lines), tuple(readable))
 
 
 def _literal(text: str) -> str:

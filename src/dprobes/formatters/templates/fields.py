@@ -55,6 +55,8 @@ _KINDS = {
     Conversion.DUMP: (FieldKind.BYTES, 16),
     Conversion.ERROR: (FieldKind.SIGNED, 10),
     Conversion.REST: (FieldKind.BYTES, 16),
+    Conversion.VALUE: (FieldKind.UNSIGNED, 10),
+    Conversion.STACK: (FieldKind.ADDRESS, 16),
 }
 
 

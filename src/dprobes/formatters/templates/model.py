@@ -27,6 +27,8 @@ class Conversion(enum.Enum):
     DUMP = "h"
     REST = "r"
     ERROR = "e"
+    VALUE = "v"
+    STACK = "k"
 
     @property
     def is_signed(self) -> bool:

@@ -3,10 +3,10 @@ The string of a ``fmt`` statement to the parts of a template's line.
 
 ::
 
-    %[*][-][0][width][.precision][b|w|d|q|n]c      c = d u x o c s p a, with * also h
+    %[*][-][0][width][.precision][b|w|d|q|n]c      c = d u x o c s p a e v, with * also h k
     %r     %*r     %+N     %[-][width]{item}     %%
 
-A letter ``d`` is a size if one of ``d u x o c s p a h`` follows at once, and the conversion otherwise.
+A letter ``d`` is a size if one of ``d u x o c s p a h v`` follows at once, and the conversion otherwise.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _SIZES = {"b": 1, "w": 2, "d": 4, "q": 8, "n": None}
 
 _NUMBERS = "duxo"
 _ADDRESSES = "pa"
-_CONVERSIONS = "duxocspahe"
-_BEHIND_SIZE = "duxocspah"
+_CONVERSIONS = "duxocspahevk"
+_BEHIND_SIZE = "duxocspahv"
 """Before which conversions a letter d is a size: before others it is a conversion itself."""
 
 _FROM_C = {
@@ -191,12 +191,12 @@ def _placeholder(reader: _Reader) -> Part | str:
         raise _unknown(reader, start)
     conversion = Conversion(reader.take())
     if conversion is Conversion.DUMP:
-        if not is_item:
-            hint = "write '%*h', or '%r' for all the rest in hexadecimal"
-            raise _WrongError(reader.since(start), "'h' dumps an item", hint)
-        if reader.position - start > len("%*h"):
-            raise _WrongError(reader.since(start), "'%*h' takes no width, precision or size")
+        hint = "write '%*h', or '%r' for all the rest in hexadecimal"
+        _check_bare_item(reader, start, "h", "dumps", hint, is_item=is_item)
         return Placeholder(conversion, 0, is_item, span=reader.since(start))
+    if conversion is Conversion.STACK:
+        _check_bare_item(reader, start, "k", "lists the addresses of", "write '%*k'", is_item=is_item)
+        return Placeholder(conversion, None, is_item, span=reader.since(start))
     if width.with_zeros and conversion.value not in _NUMBERS:
         raise _WrongError(reader.span(width_at, precision_at), "flag '0' is for numbers")
     if conversion is Conversion.STRING:
@@ -213,6 +213,14 @@ def _placeholder(reader: _Reader) -> Part | str:
     elif conversion is Conversion.CHARACTER and is_item and not has_size:
         size = 1
     return Placeholder(conversion, size, is_item, width, precision, reader.since(start))
+
+
+def _check_bare_item(reader: _Reader, start: int, letter: str, what: str, hint: str, *, is_item: bool) -> None:
+    """Refuse anything but ``%*`` and the letter."""
+    if not is_item:
+        raise _WrongError(reader.since(start), f"'{letter}' {what} an item", hint)
+    if reader.position - start > len("%*h"):
+        raise _WrongError(reader.since(start), f"'%*{letter}' takes no width, precision or size")
 
 
 def _skip(reader: _Reader, start: int) -> Skip:

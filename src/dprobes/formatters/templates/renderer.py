@@ -14,8 +14,9 @@ from dprobes.formatters.hexdump import hex_dump
 from dprobes.formatters.templates.compiled import compiled_of
 from dprobes.formatters.templates.extraction import read
 from dprobes.formatters.templates.model import HEADER_ITEMS, Conversion, HeaderValue, Placeholder, Skip, Text
-from dprobes.formatters.templates.values import Fault
+from dprobes.formatters.templates.values import ERROR_MAX, Fault, readable_number
 from dprobes.record.items import split_items
+from dprobes.rpn.isa import StackEnd
 
 if TYPE_CHECKING:
     from dprobes.formatters.addressnames import Symboliser
@@ -47,7 +48,7 @@ def render(
     """
     compiled = compiled_of(template, record.word_size, record.byte_order)
     if compiled is not None and len(record.data) == compiled.layout.size:
-        return compiled.text % compiled.layout.unpack(record.data)
+        return compiled.text_of(record.data, 0)
     names = _Names(symboliser, record, place)
     taken, rest = read(template, record)
     following = iter(taken)
@@ -70,6 +71,10 @@ def render(
                     dump = _dump(next(following))
                     follows_dump = dump.startswith(_DUMP_START)
                     text += "\n" + dump if text and follows_dump else dump
+                case Placeholder(conversion=Conversion.STACK):
+                    frames = _stack(next(following), names)
+                    follows_dump = bool(frames)
+                    text += "\n" + frames if text and frames else frames
                 case Placeholder():
                     text += _value(part, next(following), names)
         lines.append(text)
@@ -138,7 +143,9 @@ def _number(part: Placeholder, number: int, names: _Names) -> str:
             return f"{number:#x}"
         case Conversion.ADDRESS:
             return names.of(number)
-        case Conversion.ERROR if -_ERROR_MAX <= number < 0 and -number in errno.errorcode:
+        case Conversion.VALUE:
+            return readable_number(number, part.size or names.record.word_size)
+        case Conversion.ERROR if -ERROR_MAX <= number < 0 and -number in errno.errorcode:
             return f"-{errno.errorcode[-number]}"
         case _:
             digits = str(abs(number))
@@ -149,10 +156,6 @@ def _number(part: Placeholder, number: int, names: _Names) -> str:
     if part.width.with_zeros and not part.width.to_left:
         return sign + digits.zfill(part.width.columns - len(sign))
     return sign + digits
-
-
-_ERROR_MAX = 4095
-"""MAX_ERRNO: what the kernel returns from here up to -1 is an error (include/linux/err.h)."""
 
 
 def _character(code: int) -> str:
@@ -178,6 +181,25 @@ def _dump(taken: Taken) -> str:
         case _:
             text = ""
     return text + _remarks(taken)
+
+
+_ENDS = {
+    StackEnd.NO_TABLE: "no unwind table goes on from here",
+    StackEnd.BAD_TABLE: "the unwind table cannot be understood here",
+    StackEnd.UNREADABLE: "the stack cannot be read here",
+    StackEnd.NOT_RISING: "the stack does not rise here",
+}
+
+
+def _stack(taken: Taken, names: _Names) -> str:
+    """Return the frames of a call stack, a line for each."""
+    frames = taken.value if isinstance(taken.value, tuple) else ()
+    lines = [f"<{_ENDS[StackEnd(each)]}>" if each in _ENDS else names.of(each) for each in frames]
+    if isinstance(taken.value, Fault):
+        lines.append(str(taken.value))
+    if remarks := _remarks(taken):
+        lines.append(remarks.strip())
+    return "\n".join(lines)
 
 
 def _remarks(taken: Taken) -> str:

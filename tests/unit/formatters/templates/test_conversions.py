@@ -7,6 +7,7 @@ import struct
 import pytest
 
 from dprobes.formatters.templates.fields import Fault
+from dprobes.rpn.isa import StackEnd
 from unit.formatters.templates.support import formatted, item, template_of, values
 
 WORDS = struct.pack("<Qq", 42, -5)
@@ -53,6 +54,42 @@ WORDS = struct.pack("<Qq", 42, -5)
 )
 def test_numbers_are_printed_as_in_c(fmt: str, data: bytes, text: str) -> None:
     assert text == formatted(fmt, data)
+
+
+@pytest.mark.parametrize(
+    ("fmt", "number", "text"),
+    [
+        ("%bv", 0xFF, "255"),
+        ("%wv", 0xFFFF, "65535"),
+        ("%dv", (1 << 27) - 1, "134217727"),
+        ("%dv", 1 << 27, "0x8000000"),
+        ("%dv", 0xFFFFF000, "0xfffff000"),
+        ("%dv", 0xFFFFF001, "-4095"),
+        ("%dv", 0xFFFFFFFF, "-1"),
+        ("%v", 0, "0"),
+        ("%v", 1 << 27, "134217728"),
+        ("%v", 0xFFFFF000, "4294963200"),
+        ("%v", 0xFFFFF001, "-4095"),  # what an int is in the register that a function returns it in
+        ("%v", 0xFFFFFFFF, "-1"),
+        ("%v", 1 << 32, "4294967296"),
+        ("%v", (1 << 40) - 1, "1099511627775"),
+        ("%v", 1 << 40, "0x10000000000"),
+        ("%v", (1 << 64) - 4096, "0xfffffffffffff000"),
+        ("%v", (1 << 64) - 4095, "-4095"),
+        ("%v", (1 << 64) - 1, "-1"),
+        ("[%4v] [%-4nv]", 7, "[   7] [7   ]"),
+    ],
+)
+def test_a_number_is_printed_as_people_take_it(fmt: str, number: int, text: str) -> None:
+    size = {"b": 1, "w": 2, "d": 4}.get(fmt[1], 8)
+    data = number.to_bytes(size, "little") * fmt.count("%")
+    assert text == formatted(fmt, data)
+    # The same with what cannot go the short way.
+    assert f"{text} x" == formatted(f"{fmt} %*s", data + item(1, b"x"))
+
+
+def test_numbers_of_an_item_are_printed_so_too() -> None:
+    assert formatted("%*v", item(5, struct.pack("<qQQ", -1, 1 << 47, 7), 3)) == "-1 0x800000000000 7"
 
 
 def test_a_letter_d_before_a_conversion_is_a_size() -> None:
@@ -114,6 +151,31 @@ def test_strings_end_at_their_nul_or_have_a_fixed_length(fmt: str, data: bytes, 
 )
 def test_an_item_is_printed_with_all_its_elements(fmt: str, data: bytes, text: str) -> None:
     assert text == formatted(fmt, data)
+
+
+def test_the_frames_of_a_call_stack_are_lines() -> None:
+    frames = struct.pack("<QQ", 0x401136, 0x7F0000001234)
+    assert formatted("%*k", item(10, frames, 2)) == "0x401136\n0x7f0000001234"
+    assert formatted("by %*kto %bd", item(9, frames, 2) + b"\5") == "by \n0x401136\n0x7f0000001234\nto 5"
+    assert formatted("%*k|", item(10, b"", 0)) == "|"
+    assert formatted("%*k", item(10, frames, 3)) == "0x401136\n0x7f0000001234\n<missing 8 bytes>"
+    assert formatted("%*k", item(0xFF, WORDS[:8])) == "<fault at 0x2a>"
+    assert formatted("%*k", b"") == "<missing item>"
+    narrow = item(10, struct.pack("<II", 0x8049000, 2), 2)
+    assert formatted("%*k", narrow, word_size=4) == "0x8049000\n<no unwind table goes on from here>"
+
+
+@pytest.mark.parametrize(
+    ("end", "text"),
+    [
+        (StackEnd.NO_TABLE, "<no unwind table goes on from here>"),
+        (StackEnd.BAD_TABLE, "<the unwind table cannot be understood here>"),
+        (StackEnd.UNREADABLE, "<the stack cannot be read here>"),
+        (StackEnd.NOT_RISING, "<the stack does not rise here>"),
+    ],
+)
+def test_the_end_of_a_call_stack_says_why_it_is_there(end: StackEnd, text: str) -> None:
+    assert formatted("%*k", item(10, struct.pack("<QQ", 0x401136, end), 2)) == f"0x401136\n{text}"
 
 
 def test_a_dump_has_lines_of_its_own() -> None:
