@@ -81,7 +81,7 @@ def _drain(
 
 
 def _lines(path: Path) -> int:
-    """Return how many records are in a file, by the header lines of ours or the four words of the peer's."""
-    record = re.compile(rb"DProbes|(?:[0-9a-f]+ ){3}[0-9a-f]+$")
+    """Return how many records are in a file, by the times of ours or the four words of the peer's."""
+    record = re.compile(rb"\d\d:\d\d:\d\d\.|(?:[0-9a-f]+ ){3}[0-9a-f]+$")
     with path.open("rb") as file:
         return sum(record.match(line) is not None for line in file)

@@ -143,7 +143,7 @@ def _format(path: Path, text: Path) -> None:
     import sys
 
     with text.open("w") as output:
-        subprocess.run([sys.executable, "-m", "dprobes", "log", path], stdout=output, check=True)
+        subprocess.run([sys.executable, "-m", "dprobes", "log", "--format", "dprobes", path], stdout=output, check=True)
 
 
 METADATA = """\

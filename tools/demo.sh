@@ -25,6 +25,6 @@ show() {
 printf '$ id -un\n%s\n\n$ cat examples/malloc.rpn\n' "$($as_user id -un 2>/dev/null || $as_user id -u)"
 cat examples/malloc.rpn
 show run examples/malloc.rpn -c "ls README.md"
-show run examples/strings.rpn --format dump --log procname,pid -c "ls README.md"
+show run examples/strings.rpn -c "ls README.md"
 show locate bash:maybe_add_history
 printf '\nNext: README.md shows how to write a probe of your own. The command is .venv/bin/dprobes.\n'

@@ -40,7 +40,7 @@ def test_a_run_on_a_process_says_when_it_is_armed(build: Builder, tmp_path: Path
             target.say("call 3")  # no hit is missed from now on
             client.send_signal(signal.SIGINT)
             output, rest = client.communicate(timeout=TIMEOUT)
-        assert output.count("DProbes(0,0)") == 6
+        assert len(output.splitlines()) == 6
         assert "active" not in rest
 
 
@@ -53,7 +53,7 @@ def test_a_program_may_come_from_standard_input(build: Builder) -> None:
         )
 
     done = dprobes("run", "-", "--engine", "ptrace", "--", str(build("hotloop.c")), "4")
-    assert (done.returncode, done.stdout.count("DProbes(0,0)")) == (0, 4), done.stderr
+    assert (done.returncode, done.stdout.count("]  tick\n")) == (0, 4), done.stderr
     assert dprobes("check", "-").returncode == 0
     wrong = dprobes("check", "-", program="name = x\noffset = f\npsh 1\nexit\n")
     assert wrong.stderr.startswith("<standard input>:3:1: error: ")

@@ -60,7 +60,9 @@ def test_records_for_programs_are_apart_from_what_the_command_prints(
 
 def test_records_carry_what_templates_print(build: Builder, sandbox: Sandbox) -> None:
     line = f"printf x | dprobes run p.rpn --templates templates --engine ptrace -- {build('hostile.c')} 0 stays"
-    assert "by a b\\x1b[7m\\nFORGED\\x9b seven=7\n" in sandbox(line)
+    assert "  by a b\\x1b[7m\\nFORGED\\x9b seven=7\n" in sandbox(line)
+    headers = sandbox(line.replace("--engine", "--format dprobes --engine"))
+    assert " name=a\\x20b\\x1b[7m\\nFORGED\\x9b\nby a b\\x1b[7m\\nFORGED\\x9b seven=7\n" in headers
 
 
 @pytest.mark.parametrize(

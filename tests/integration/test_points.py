@@ -123,7 +123,7 @@ def test_records_name_the_function_and_the_summary_what_was_left_out(build: Buil
     program = tmp_path / "threads.rpn"
     program.write_text(source)
     process = subprocess.run(
-        [*DPROBES, "run", "--engine", "ptrace", str(program), "-c", f"{build('threads.c')} 1 3"],
+        [*DPROBES, "run", "--engine", "ptrace", "--format", "dprobes", str(program), "-c", f"{build('threads.c')} 1 3"],
         capture_output=True,
         text=True,
         env=environment(),

@@ -147,20 +147,23 @@ def from_another_machine(trace: Path) -> None:
 def test_records_are_printed_alike_where_they_are_made_and_elsewhere(places: Places, engine: str) -> None:
     need(engine)
     command = ("--engine", engine, "--log", "pid,cseip", "--", str(places.program), "3")
-    printed = places.dprobes("run", "p.rpn", "--templates", "templates", *command)
+    printed = places.dprobes("run", "p.rpn", "--templates", "templates", "--format", "dprobes", *command)
     assert without_headers(printed) == places.strings("packed_tail [packed]")
     assert "[packed" in places.dprobes("run", "p.rpn", "--templates", "templates", "--format", "csv", *command)
     places.dprobes("build", "p.rpn", "--for", str(places.program), "--templates", "templates", "-o", "p.ppdf")
     places.dprobes("run", "p.ppdf", "-o", "t.dpt", *command)
     trace = places.elsewhere / "t.dpt"
     shutil.copy(places.home / "t.dpt", trace)
-    assert without_headers(places.there("format", "t.dpt")) == places.strings("packed_tail [packed]")
+    form = ("--format", "dprobes")
+    assert without_headers(places.there("format", "t.dpt", *form)) == places.strings("packed_tail [packed]")
+    first = places.strings("packed_tail [packed]")[0].replace("\n", "\n    ")
+    assert re.search(rf"^\[\d+\]  cs=0x\w+  ip=0x\w+  {re.escape(first)}\n", places.there("format", "t.dpt"))
     from_another_machine(trace)
     places.program.rename(places.home / "packed")
     for verb in ("format", "log"):
         # The program is not there, so only the probepoint's own address would have a name.
-        (caller,) = set(re.findall(r" by (0x[0-9a-f]+)\n", places.there(verb, "t.dpt")))
-        assert without_headers(places.there(verb, "t.dpt")) == places.strings(caller)
+        (caller,) = set(re.findall(r" by (0x[0-9a-f]+)\n", places.there(verb, "t.dpt", *form)))
+        assert without_headers(places.there(verb, "t.dpt", *form)) == places.strings(caller)
     fields = [json.loads(line)["fields"] for line in places.there("format", "t.dpt", "--format", "json").splitlines()]
     assert [(each["n"], each["total"], each["name"]) for each in fields] == [
         (0, 1000, {"fault": "0x10"}),
@@ -170,7 +173,7 @@ def test_records_are_printed_alike_where_they_are_made_and_elsewhere(places: Pla
 
 
 def test_a_run_says_what_its_templates_lack(places: Places) -> None:
-    command = [*DPROBES, "run", "p.rpn", "--engine", "ptrace", "--templates", "templates"]
+    command = [*DPROBES, "run", "p.rpn", "--engine", "ptrace", "--templates", "templates", "--format", "dprobes"]
     done = subprocess.run(
         [*command, "--", str(places.program), "3"], cwd=places.home, env=environment(), capture_output=True,
         text=True, timeout=TIMEOUT, check=True,
@@ -227,7 +230,7 @@ def test_the_library_formats_what_a_serial_line_gets(places: Places) -> None:
         [sys.executable, "-c", code], cwd=places.home, env=environment(), capture_output=True, text=True,
         timeout=TIMEOUT, check=True,
     )  # fmt: skip
-    formatted = places.dprobes("format", "t.bin", "--templates", "templates")
+    formatted = places.dprobes("format", "t.bin", "--templates", "templates", "--format", "dprobes")
     assert without_headers(done.stdout) == without_headers(formatted)
     (caller,) = set(re.findall(r" by (0x[0-9a-f]+)\n", formatted))
     assert without_headers(formatted) == places.strings(caller)
@@ -235,11 +238,11 @@ def test_the_library_formats_what_a_serial_line_gets(places: Places) -> None:
 
 def test_the_manager_formats_by_the_templates_that_it_is_sent(places: Places) -> None:
     with contextlib.closing(Sandbox(places.home)) as sandbox:
-        command = f"--log-target file:{places.home}/out.txt --log-format text -- {places.program} 3"
+        command = f"--log-target file:{places.home}/out.txt --log-format dprobes -- {places.program} 3"
         sandbox(f"dprobes insert p.rpn --engine ptrace --templates templates --log pid,cseip {command}")
         printed = ""
         while printed.count("DProbes(7,1)") < 3:
-            printed = sandbox("dprobes log")
+            printed = sandbox("dprobes log --format dprobes")
         sandbox("dprobes remove --all")
         assert without_headers(printed) == places.strings("packed_tail [packed]")
         assert without_headers((places.home / "out.txt").read_text()) == places.strings("packed_tail [packed]")
@@ -247,5 +250,5 @@ def test_the_manager_formats_by_the_templates_that_it_is_sent(places: Places) ->
         mine.mkdir()
         (mine / "templates.lst").write_text("7 mine.fmt")
         (mine / "mine.fmt").write_text('major = 7\nminor = 1\nfmt = "%d%+8 %r"\n')
-        assert re.findall(r"^\d .*$", sandbox("dprobes log --templates mine"), re.MULTILINE) != []
+        assert re.findall(r"^\d .*$", sandbox("dprobes log --format dprobes --templates mine"), re.MULTILINE) != []
         sandbox("dprobes stop --manager")

@@ -51,7 +51,7 @@ def test_who_is_killed_for_want_of_memory(guest: Guest) -> None:
     options = ("--templates", f"{EXAMPLES}/templates", "--engine", "ebpf")
     done = guest.dprobes("run", f"{EXAMPLES}/oom-kills.rpn", *options, "--", "/bin/sh", "-c", script, check=False)
     pid = re.search(r"^pid (\d+)$", done.stdout, re.MULTILINE)
-    killed = re.search(r"^\S+\[(\d+)\] wanted memory, and pid=(\d+) is killed$", done.stdout, re.MULTILINE)
+    killed = re.search(r"  \S+\[(\d+)\] wanted memory, and pid=(\d+) is killed$", done.stdout, re.MULTILINE)
     assert pid is not None, done
     assert killed is not None, done
     assert killed.groups() == (pid[1], pid[1])

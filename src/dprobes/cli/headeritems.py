@@ -28,13 +28,18 @@ LOG_ITEMS = {
 ALL_ITEMS = Item.PROCESS_NAME | Item.PID | Item.UID | Item.CS | Item.IP | Item.SS | Item.SP | Item.TIME | Item.TID
 
 
-def log_items_of(names: Sequence[str], *, is_tree: bool, all_by_default: bool = False) -> Item:
+def log_items_of(
+    names: Sequence[str], *, is_tree: bool, all_by_default: bool = False, for_people: bool = False
+) -> Item:
     """
     Return the items that the values of ``--log`` mean; ``is_tree`` says that a run is about one process tree.
 
-    ``all_by_default`` says that whatever takes the records wants all items, if not told otherwise.
+    ``all_by_default`` says that whatever takes the records wants all items, if not told otherwise; ``for_people`` that
+    they are printed as lines, which tell when, and in which process.
     """
     items = Item.MAJOR | Item.MINOR
+    if for_people and not names:
+        items |= Item.PROCESS_NAME | Item.PID | Item.TIME
     if not is_tree:
         items |= Item.PROCESS_NAME | Item.PID  # a record of some process says nothing without them
     if all_by_default and not names:

@@ -16,10 +16,8 @@ if TYPE_CHECKING:
 __all__ = ["has_structure", "log_format_option"]
 
 
-def log_format_option(
-    default: str | None, *names: str, unset: str = ""
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return ``--log-format``, with other names where these mean nothing else; ``unset`` says what holds without it."""
+def log_format_option(default: str | None, *names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return ``--log-format``, with other names where these mean nothing else."""
     return click.option(
         "--log-format",
         *names,
@@ -27,8 +25,7 @@ def log_format_option(
         type=click.Choice(LOG_FORMATS),
         default=default,
         show_default=default is not None,
-        help="The format for log targets that have no format of their own; binary: unchanged header and data."
-        + (f" Without it: {unset}." if unset else ""),
+        help="The format for log targets that have no format of their own; binary: unchanged header and data.",
     )
 
 

@@ -204,7 +204,10 @@ def _show_translation(arguments: Sequence[str], *, is_shown: bool) -> None:
     if is_shown:
         import shlex
 
-        console.note(f"in today's form, which takes all options, this line is: dprobes {shlex.join(arguments)}")
+        from dprobes.cli.original import ORIGINAL_OPTION
+
+        line = shlex.join(argument for argument in arguments if argument != ORIGINAL_OPTION)
+        console.note(f"in today's form, which takes all options, this line is: dprobes {line}")
 
 
 def _show_usage_error(error: click.UsageError) -> None:

@@ -13,6 +13,7 @@ from dprobes.cli.headeritems import log_items_of
 from dprobes.cli.logoptions import has_structure, log_format_option
 from dprobes.cli.managed import client, print_json
 from dprobes.cli.options import names_of, overhead_option, selection_options, verification_options
+from dprobes.cli.original import ORIGINAL_OPTION
 from dprobes.cli.output.textoutput import print_line
 from dprobes.cli.scopeoptions import scope_of
 from dprobes.cli.verbs.log_target import absolute_target
@@ -23,7 +24,7 @@ from dprobes.record.layout import Item
 from dprobes.resolve.probestate import ProbeState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from dprobes.engines.insertion import Insertion
     from dprobes.manager import results
@@ -46,11 +47,12 @@ def insertion_options(function: Callable[..., Any]) -> Callable[..., Any]:
                 "--log-target", "targets", multiple=True, metavar="TARGET",
                 help="Also send records there: KLOG, a file, ...; 'dprobes log-target kinds' lists them all.",
             ),
-            log_format_option(None, unset="dump, or text if the program has templates"),
+            log_format_option("text"),
             click.option(
                 "--unformatted-output", "-f", "unformatted", is_flag=True,
-                help="Send data to log targets as one line of hex, not as a dump.",
+                help="The original's name for --log-format dprobes.",
             ),
+            click.option(ORIGINAL_OPTION, "is_original", is_flag=True, hidden=True),
             engine_option("auto chooses."),
             click.option("--exact", is_flag=True, help="Probe exactly the named instruction (ebpf)."),
             click.option("--pid-namespace", is_flag=True, help="Log pid and tid of the PID namespace (ebpf)."),
@@ -88,13 +90,15 @@ def insertion_from(options: dict[str, Any], arguments: tuple[str, ...]) -> Inser
     return insertion(engine, scope, known, allow_self=True)
 
 
-def _log_format(ppdf: bytes, targets: Sequence[str]) -> str:
-    """Return how log targets get records if nobody says so: as the original had it, or by the program's templates."""
-    if not targets:
-        return "dump"
+def _log_format(options: dict[str, Any], ppdf: bytes) -> str:
+    """Return how log targets get records; those of the original's command lines as it had them."""
+    if options["unformatted"]:
+        return "dprobes"
+    if not options["is_original"]:
+        return str(options["log_format"])
     from dprobes.ppdf.reader import decode
 
-    return "text" if decode(ppdf).templates else "dump"
+    return "dprobes" if decode(ppdf).templates else "dump"
 
 
 def insert(ppdf: bytes, where: Insertion, options: dict[str, Any], **more: Any) -> int:
@@ -103,7 +107,12 @@ def insert(ppdf: bytes, where: Insertion, options: dict[str, Any], **more: Any) 
     if options["merges"] and options["replaces"]:
         raise click.UsageError("give one of --merge and --replace")
     scope = where.scope
-    items = log_items_of(options["log_items"], is_tree=scope.is_tree, all_by_default=has_structure(targets))
+    items = log_items_of(
+        options["log_items"],
+        is_tree=scope.is_tree,
+        all_by_default=has_structure(targets),
+        for_people=not options["is_original"],  # 'dprobes log' prints lines
+    )
     command = LaunchedCommand(scope.command, follow=scope.follow) if scope.command else None
     try:
         if command is not None:
@@ -121,7 +130,7 @@ def insert(ppdf: bytes, where: Insertion, options: dict[str, Any], **more: Any) 
                 types=names_of(options["types"]),
                 items=items | _printed_items(ppdf),
                 targets=targets,
-                log_format="text" if options["unformatted"] else options["log_format"] or _log_format(ppdf, targets),
+                log_format=_log_format(options, ppdf) if targets else "text",
                 verify_build_id=not options["dont_verify_build_id"],
                 verify_opcodes=not options["dont_verify_opcodes"],
                 exact=options["exact"],

@@ -17,7 +17,16 @@ from dprobes.lazydataclass import dataclass
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-__all__ = ["VERBS", "Option", "OriginalLineError", "Takes", "Translation", "is_original", "translate"]
+__all__ = [
+    "ORIGINAL_OPTION",
+    "VERBS",
+    "Option",
+    "OriginalLineError",
+    "Takes",
+    "Translation",
+    "is_original",
+    "translate",
+]
 
 
 class OriginalLineError(Exception):
@@ -101,6 +110,9 @@ VERBS: Mapping[tuple[str, ...], tuple[str, Takes, Mapping[tuple[str, ...], Optio
 
 _LOGGING_VERBS = ("insert", "apply")
 
+ORIGINAL_OPTION = "--original"
+"""Has log targets get records as the original wrote them; nobody else gives it."""
+
 _OTHER_PROCESSORS = ("PSW", "UPSW")
 
 
@@ -115,7 +127,7 @@ def translate(arguments: Sequence[str], *, klog_is_writable: bool) -> Translatio
     verb_at, names = _find_verb(words)
     ours, follows, options = VERBS[names]
     words.pop(verb_at)
-    result = [ours]
+    result = [ours, *([ORIGINAL_OPTION] if ours in _LOGGING_VERBS else [])]
     if follows is Takes.WORD:
         if verb_at >= len(words) or words[verb_at].startswith("-"):
             raise OriginalLineError(f"{names[0]} needs the name of a file")

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Protocol
 from dprobes.record.probeinfo import Place
 
 if TYPE_CHECKING:
+    from dprobes.formatters.terminalcolumns import TerminalColumns
     from dprobes.record.layout import LogRecord
     from dprobes.record.origin import RecordSource
 
 __all__ = ["FORMATS", "WITHOUT_TEMPLATES", "Formatter", "Place", "formatter"]
 
-FORMATS = ("text", "dump", "hex", "json", "csv")
+FORMATS = ("text", "dprobes", "dump", "hex", "json", "csv")
 """The names that ``--format`` takes."""
 
 WITHOUT_TEMPLATES = ("dump", "hex")
@@ -41,28 +42,40 @@ class Formatter(Protocol):
 
 
 def formatter(
-    name: str, *, wall_offset: int, source: RecordSource | None = None, live: bool = False, host: str = ""
+    name: str,
+    *,
+    wall_offset: int,
+    source: RecordSource | None = None,
+    live: bool = False,
+    host: str = "",
+    columns: TerminalColumns | None = None,
+    is_brief: bool = False,
 ) -> Formatter:
     """
     Return the formatter called ``name``, one of ``FORMATS``, for records of one program.
 
     ``live`` says that the records are of processes of this machine that may still run: they are asked for the names of
-    addresses. ``host`` is the name of the machine that they are of, if it is known.
+    addresses. ``host`` is the name of the machine that they are of, if it is known. ``columns`` and ``is_brief`` are
+    those of ``LineFormatter``.
     """
     match name:
-        case "hex":
-            from dprobes.formatters.text import HexFormatter
+        case "text":
+            from dprobes.formatters.lines import LineFormatter
 
-            return HexFormatter(wall_offset)
+            return LineFormatter(wall_offset, source, live=live, columns=columns, is_brief=is_brief)
         case "dump":
             from dprobes.formatters.text import DumpFormatter
 
             return DumpFormatter(wall_offset)
-        case "text" if source is None or not source.templates:
+        case "hex":
             from dprobes.formatters.text import HexFormatter
 
             return HexFormatter(wall_offset)
-        case "text" | "json" | "csv":
+        case "dprobes" if source is None or not source.templates:
+            from dprobes.formatters.text import HexFormatter
+
+            return HexFormatter(wall_offset)
+        case "dprobes" | "json" | "csv":
             return _with_templates(name, wall_offset, source, live=live, host=host)
     raise KeyError(name)
 

@@ -1,4 +1,4 @@
-"""The format ``text``: the header line, then what a template makes of the data, or without one the data as ``hex``."""
+"""The format ``dprobes``: the header line, then what a template makes of the data, or without one hexadecimal bytes."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ from dprobes.engines.insertion import insertion
 from dprobes.engines.interface import Notice
 from dprobes.engines.options import MachineKnowledge
 from dprobes.errors import ManagerError, NotSupportedError
+from dprobes.formatters.templates.derived import derived_templates
 from dprobes.manager.descriptions import describe_scope
 from dprobes.manager.insertedprogram import InsertedProgram
 from dprobes.manager.sharedfiles import HeldFiles, SharingSymbols
@@ -114,7 +115,14 @@ class Inserter:
         session = prepared.session(request.items, self._globals)
         session.__enter__()
         try:
-            source = RecordSource(0, name, program.name, program.major, templates=request.ppdf.templates)
+            source = RecordSource(
+                0,
+                name,
+                program.name,
+                program.major,
+                templates=request.ppdf.templates,
+                derived=derived_templates(program),
+            )
             inserted = InsertedProgram(
                 name,
                 program,

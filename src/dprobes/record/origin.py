@@ -21,7 +21,8 @@ class RecordSource:
     ``number`` is unique among the sources of one writer, ``name`` what the user calls the program, ``module`` what it
     is a program of. ``build_ids`` are those of the module's files that it was resolved in, in hexadecimal; ``paths``
     say where these were. ``templates`` maps the names of template files, the directory file among them, to their bytes.
-    The word size is in each record: a program may be in modules of both.
+    ``derived`` has the text of another template file for each size of a word in bytes: made from what handlers log, for
+    records without a template. The word size is in each record: a program may be in modules of both.
     """
 
     number: int
@@ -31,6 +32,7 @@ class RecordSource:
     build_ids: tuple[str, ...] = ()
     templates: Mapping[str, bytes] = field(default_factory=dict)
     paths: tuple[str, ...] = ()
+    derived: Mapping[int, str] = field(default_factory=dict)
 
     def details(self) -> dict[str, Any]:
         """Return everything but number, name and major as data for JSON."""
@@ -39,6 +41,7 @@ class RecordSource:
             "build_ids": list(self.build_ids),
             "paths": list(self.paths),
             "templates": {name: data.decode("utf-8", "surrogateescape") for name, data in self.templates.items()},
+            "derived": {str(size): text for size, text in self.derived.items()},
         }
 
     @classmethod
@@ -50,15 +53,16 @@ class RecordSource:
         """
         module, build_ids = details.get("module", name), details.get("build_ids", [])
         paths = details.get("paths", [])
-        templates = details.get("templates", {})
+        templates, derived = details.get("templates", {}), details.get("derived", {})
         if not isinstance(module, str):
             raise ValueError("the name of a module is no text")  # noqa: TRY004 - one error for all
         if not isinstance(build_ids, list) or not all(isinstance(each, str) for each in build_ids):
             raise ValueError("build-ids are no list of strings")
         if not isinstance(paths, list) or not all(isinstance(each, str) for each in paths):
             raise ValueError("paths are no list of strings")
-        if not isinstance(templates, dict) or not all(isinstance(text, str) for text in templates.values()):
-            raise ValueError("templates are no strings")
+        for files in (templates, derived):
+            if not isinstance(files, dict) or not all(isinstance(text, str) for text in files.values()):
+                raise ValueError("templates are no strings")
         return cls(
             number,
             name,
@@ -67,4 +71,5 @@ class RecordSource:
             tuple(build_ids),
             {file: text.encode("utf-8", "surrogateescape") for file, text in templates.items()},
             tuple(paths),
+            {int(size): text for size, text in derived.items()},
         )

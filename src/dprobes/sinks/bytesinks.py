@@ -11,6 +11,7 @@ from dprobes.sinks.textsinks import TextSink
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from dprobes.formatters.terminalcolumns import TerminalColumns
     from dprobes.record.origin import RecordSource
     from dprobes.sinks.interface import Batch, Sink, SinkOptions
 
@@ -31,12 +32,18 @@ class ByteOutlet(Protocol):
 
 
 def byte_sink(
-    outlet: ByteOutlet, options: SinkOptions, *, line_end: str = "\n", encoding: str = "utf-8", goes_on: bool = False
+    outlet: ByteOutlet,
+    options: SinkOptions,
+    *,
+    line_end: str = "\n",
+    encoding: str = "utf-8",
+    goes_on: bool = False,
+    columns: TerminalColumns | None = None,
 ) -> Sink:
-    """Return the sink that writes to an outlet what the options say; ``goes_on`` as in ``TextSink``."""
+    """Return the sink that writes to an outlet what the options say; ``goes_on`` and ``columns`` as in ``TextSink``."""
     if options.format_name == "binary":
         return _FrameSink(outlet)
-    return TextSink(_Lines(outlet, line_end, encoding), options.format_name, goes_on=goes_on)
+    return TextSink(_Lines(outlet, line_end, encoding), options.format_name, goes_on=goes_on, columns=columns)
 
 
 def refuse_binary(target: str, options: SinkOptions) -> None:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dprobes.formatters import Formatter
+    from dprobes.formatters.terminalcolumns import TerminalColumns
     from dprobes.record.origin import RecordSource
     from dprobes.record.probeinfo import Place
     from dprobes.sinks.interface import Batch
@@ -24,18 +25,34 @@ class BatchFormatter:
     """
     Format the records of batches, those of each program with its templates.
 
-    ``live`` says that they are of processes of this machine that may still run.
+    ``live`` says that they are of processes of this machine that may still run. ``columns`` are those of a terminal.
+    ``has_items`` says that header items are written beside the text, which need not have them all.
     """
 
-    def __init__(self, format_name: str, *, live: bool = True) -> None:
+    def __init__(
+        self,
+        format_name: str,
+        *,
+        live: bool = True,
+        columns: TerminalColumns | None = None,
+        has_items: bool = False,
+    ) -> None:
         self._format_name = format_name
         self._live = live
+        self._columns = columns
+        self._has_items = has_items
         self._formatters: dict[int, Formatter] = {}
 
     def create_event(self, source: RecordSource) -> None:
         """Know a program, or more of it."""
         self._formatters[source.number] = formatter(
-            self._format_name, wall_offset=0, source=source, live=self._live, host=os.uname().nodename
+            self._format_name,
+            wall_offset=0,
+            source=source,
+            live=self._live,
+            host=os.uname().nodename,
+            columns=self._columns,
+            is_brief=self._has_items,
         )
 
     def destroy_event(self, source: RecordSource) -> None:
@@ -99,13 +116,19 @@ class Outlet(Protocol):
 
 
 class TextSink:
-    """Write formatted records to an outlet; ``goes_on`` says that there are records in it already."""
+    """
+    Write formatted records to an outlet.
 
-    def __init__(self, outlet: Outlet, format_name: str, *, goes_on: bool = False) -> None:
+    ``goes_on`` says that there are records in it already. ``columns`` are its own if it is a terminal.
+    """
+
+    def __init__(
+        self, outlet: Outlet, format_name: str, *, goes_on: bool = False, columns: TerminalColumns | None = None
+    ) -> None:
         self._outlet = outlet
         self.abort = getattr(outlet, "abort", None)
         self._has_heading = goes_on
-        self._formatter = BatchFormatter(format_name)
+        self._formatter = BatchFormatter(format_name, columns=columns)
 
     def create_event(self, source: RecordSource) -> None:
         """Know a program."""

@@ -81,7 +81,7 @@ def test_the_name_of_an_error_is_printed(tmp_path: Path) -> None:
         [str(ROOT / ".venv/bin/dprobes"), *command, "--", "/bin/cat", f"{tmp_path}/not"],
         cwd=ROOT, capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
-    assert re.search(rf"^cat\[\d+\] opens file={tmp_path}/not: result=-ENOENT$", done.stdout, re.MULTILINE)
+    assert re.search(rf"  cat\[\d+\] opens file={tmp_path}/not: result=-ENOENT$", done.stdout, re.MULTILINE)
 
 
 def test_the_page_shows_what_is_printed() -> None:
@@ -148,7 +148,7 @@ def test_allocations_of_the_kernel_are_named_by_their_callers() -> None:
         [str(ROOT / ".venv/bin/dprobes"), *command, "--", "/bin/cat", "/proc/self/maps"],
         cwd=ROOT, capture_output=True, text=True, timeout=60, check=True,
     )  # fmt: skip
-    callers = re.findall(r"^cat\[\d+\] caller=(\S+) \[vmlinux\] bytes=(\d+)$", done.stdout, re.MULTILINE)
+    callers = re.findall(r"  cat\[\d+\] caller=(\S+) \[vmlinux\] bytes=(\d+)$", done.stdout, re.MULTILINE)
     assert any(caller.startswith("seq_read_iter+") and int(size) == 4096 for caller, size in callers)
 
 

@@ -208,7 +208,7 @@ def test_insert_with_a_definition_query_getvars_and_remove(sandbox: Sandbox, tar
     assert sandbox("dprobes --getvars --all --reset") == ""
     assert sandbox.json("dprobes getvars --json")["programs"][0]["locals"] == [0, 0]
 
-    lines = sandbox("dprobes log").splitlines()
+    lines = sandbox("dprobes log --format dprobes").splitlines()
     headers = [line for line in lines if line.startswith("DProbes(1,0)")]
     assert len(headers) == 4
     assert all(f"pid={target.pid} uid={os.getuid()}" in line for line in headers)

@@ -189,7 +189,11 @@ def test_log_prints_what_was_recorded(sandbox: Sandbox, target: Service, source:
     target.call("write_file", 3)
     await_true(lambda: sandbox.counts("svc", "records")[1] == 3, "the records")
     sandbox("dprobes remove --name svc")
-    lines = sandbox("dprobes log").splitlines()
+    printed = re.findall(
+        rf"^(?:service)?\[{target.pid}\]  write_file  arg0=(.*)$", sandbox("dprobes log"), re.MULTILINE
+    )
+    assert printed == ["0", "1", "2"]
+    lines = sandbox("dprobes log --format dprobes").splitlines()
     assert [line for line in lines if not line.startswith("DProbes(")] == [
         f"{n:02x} 00 00 00 00 00 00 00" for n in range(3)
     ]

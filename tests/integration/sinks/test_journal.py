@@ -8,6 +8,7 @@ import shutil
 import socket
 import struct
 import subprocess
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,11 +30,8 @@ if TYPE_CHECKING:
 
 REMOTES = ("/lib/systemd/systemd-journal-remote", "/usr/lib/systemd/systemd-journal-remote")
 
-TEXT = (
-    "DProbes(7,1) cpu=1 name=a\\x20b pid=77 uid=5 rip=0000000000001234 tsc=6ab13b80:0001e240 tid=78 "
-    "function=open_this\n"
-    'an open\nfd={} path=/tmp/a]b"c\\d é\\n mode=644'
-)
+CLOCK = time.strftime("%H:%M:%S", time.localtime(1_790_000_000))
+TEXT = f'{CLOCK}.123456  a\\x20b[77/78]  uid=5  ip=0x1234  an open\n    fd={{}} path=/tmp/a]b"c\\d é\\n mode=644'
 
 FIELDS = {
     "MESSAGE_ID": MESSAGE_ID,
@@ -150,7 +148,7 @@ def test_an_entry_that_is_too_large_for_a_datagram_is_a_sealed_file(receiver: Re
     send(short_path / "journal", batch_of([record, opened(1)]))
     entry = receiver.entry()
     assert entry["DPROBES_DATA"] == bytes(65_535)
-    assert entry["MESSAGE"] == b"DProbes(1,1) function=open_this\n" + b" ".join([b"00"] * 65_535)
+    assert entry["MESSAGE"] == b"open_this  " + b" ".join([b"00"] * 65_535)
     assert receiver.entry()["DPROBES_FIELD_FD"] == b"1"
 
 
@@ -191,16 +189,14 @@ def test_journalctl_shows_records_of_a_real_journald(journald: Journald) -> None
         text=True,
         timeout=TIMEOUT,
     ).stdout
-    assert text.startswith(
-        TEXT.format(499) + "\n3 records of 'svc' were lost here\nDProbes(7,9) function=open_this\n00 01 02 03"
-    )
+    assert text.startswith(TEXT.format(499) + "\n3 records of 'svc' were lost here\nopen_this  00 01 02 03")
 
 
 def test_syslog_without_a_server_is_understood_by_journald(journald: Journald, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dprobes.sinks.syslog.sink._LOCAL", str(journald.dev_log))
     send_to("syslog", batch_of([opened(3)]))
     (entry,) = journald.await_entries(1, "SYSLOG_IDENTIFIER=dprobes")
-    assert entry["MESSAGE"] == TEXT.format(3).replace("\n", " | ")
+    assert entry["MESSAGE"] == TEXT.format(3).replace("\n    ", " | ")
     assert (entry["PRIORITY"], entry["SYSLOG_FACILITY"], entry["SYSLOG_PID"]) == ("6", "1", str(os.getpid()))
 
 

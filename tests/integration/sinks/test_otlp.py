@@ -211,7 +211,7 @@ def test_a_record_is_a_log_record_with_typed_attributes(collector: Collector) ->
             "dprobes.field.name": "ab", "dprobes.field.words": [-5], "dprobes.field.at": "0xffffffffffffffff",
         },
     }  # fmt: skip
-    assert record["body"].endswith("\nn=5 low=-1 name=ab words=-5 at=0xffffffffffffffff")
+    assert record["body"].endswith("  n=5 low=-1 name=ab words=-5 at=0xffffffffffffffff")
     (resource,) = collector.resources
     assert (resource["service.name"], resource["host.name"]) == ("dprobes", socket.gethostname())
     assert collector.requests[0][0] == "/v1/logs"

@@ -105,10 +105,8 @@ def check_message(message: dict[str, Any], number: int) -> None:
 
 
 def text_of(number: int, path: str = PATH.replace("\n", "\\n")) -> str:
-    return (
-        "DProbes(7,1) cpu=1 name=a\\x20b pid=77 uid=5 rip=0000000000001234 tsc=6ab13b80:0001e240 tid=78 "
-        f"function=open_this | an open | fd={number} path={path} mode=644"
-    )
+    clock = time.strftime("%H:%M:%S", time.localtime(1_790_000_000))
+    return f"{clock}.123456  a\\x20b[77/78]  uid=5  ip=0x1234  an open | fd={number} path={path} mode=644"
 
 
 NAMES: dict[str, Callable[[Rsyslog], str]] = {
@@ -214,7 +212,7 @@ def test_the_old_form_is_what_an_ordinary_local_socket_expects(
     time.tzset()
     send("syslog", batch_of([opened(1)]))
     (message,) = rsyslog.await_count(1)
-    assert message["message"].lstrip().startswith("DProbes(7,1) cpu=1 name=a\\x20b pid=77")
+    assert message["message"].lstrip().startswith("14:13:20.123456  a\\x20b[77/78]  uid=5  ip=0x1234  an open | ")
     assert message["message"].endswith("mode=644")
     assert (message["priority"], message["app"]) == ("14", "dprobes")
     assert message["process"].isdigit()

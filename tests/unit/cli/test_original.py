@@ -12,33 +12,36 @@ KLOG = "--log-target KLOG"
 
 LINES = [
     # seed 003:1004 and 1601-1619, verbatim (seed-examples/commands.txt)
-    ("-i test.rpn -D key = value", f"insert test.rpn -D key=value {KLOG}"),
+    ("-i test.rpn -D key = value", f"insert --original test.rpn -D key=value {KLOG}"),
     ("--build-ppdf example.rpn -o example.ppdf", "build example.rpn --output example.ppdf"),
-    ("--apply-ppdf example.ppdf", f"apply example.ppdf {KLOG}"),
+    ("--apply-ppdf example.ppdf", f"apply --original example.ppdf {KLOG}"),
     (
         "--apply-ppdf example.ppdf --group process --type enter",
-        f"apply example.ppdf --group process --type enter {KLOG}",
+        f"apply --original example.ppdf --group process --type enter {KLOG}",
     ),
-    ("--apply-ppdf example.ppdf --group = filesys", f"apply example.ppdf --group filesys {KLOG}"),
-    ("--apply-ppdf example.ppdf --type = leave", f"apply example.ppdf --type leave {KLOG}"),
+    ("--apply-ppdf example.ppdf --group = filesys", f"apply --original example.ppdf --group filesys {KLOG}"),
+    ("--apply-ppdf example.ppdf --type = leave", f"apply --original example.ppdf --type leave {KLOG}"),
     (
         "--apply-ppdf example.ppdf --group process memory --type leave",
-        f"apply example.ppdf --group process,memory --type leave {KLOG}",
+        f"apply --original example.ppdf --group process,memory --type leave {KLOG}",
     ),
     # the synopsis of v3.6
-    ("--insert a.rpn", f"insert a.rpn {KLOG}"),
-    ("--insert a.rpn -D key=value --sym System.map", f"insert a.rpn -D key=value --sym System.map {KLOG}"),
-    ("--insert a.rpn --merge", f"insert a.rpn --merge {KLOG}"),
-    ("--insert a.rpn --replace --dont-verify-opcodes", f"insert a.rpn --replace --dont-verify-opcodes {KLOG}"),
+    ("--insert a.rpn", f"insert --original a.rpn {KLOG}"),
+    ("--insert a.rpn -D key=value --sym System.map", f"insert --original a.rpn -D key=value --sym System.map {KLOG}"),
+    ("--insert a.rpn --merge", f"insert --original a.rpn --merge {KLOG}"),
+    (
+        "--insert a.rpn --replace --dont-verify-opcodes",
+        f"insert --original a.rpn --replace --dont-verify-opcodes {KLOG}",
+    ),
     (
         "--insert a.rpn --log PROCNAME PID UID SSESP CSEIP TSC",
-        f"insert a.rpn --log PROCNAME,PID,UID,SSESP,CSEIP,TSC {KLOG}",
+        f"insert --original a.rpn --log PROCNAME,PID,UID,SSESP,CSEIP,TSC {KLOG}",
     ),
-    ("--insert a.rpn --log ALL --log-target COM1", "insert a.rpn --log ALL --log-target COM1"),
-    ("--insert a.rpn --log-target COM2", "insert a.rpn --log-target COM2"),
-    ("--insert a.rpn --log-target = LTT", "insert a.rpn --log-target LTT"),
-    ("--insert a.rpn --log-target EVL", "insert a.rpn --log-target EVL"),
-    ("--insert a.rpn --log-target KLOG", "insert a.rpn --log-target KLOG"),
+    ("--insert a.rpn --log ALL --log-target COM1", "insert --original a.rpn --log ALL --log-target COM1"),
+    ("--insert a.rpn --log-target COM2", "insert --original a.rpn --log-target COM2"),
+    ("--insert a.rpn --log-target = LTT", "insert --original a.rpn --log-target LTT"),
+    ("--insert a.rpn --log-target EVL", "insert --original a.rpn --log-target EVL"),
+    ("--insert a.rpn --log-target KLOG", "insert --original a.rpn --log-target KLOG"),
     ("--remove --name libc.so.6", "remove --name libc.so.6"),
     ("--remove --all", "remove --all"),
     ("--getvars --name = app --index=1-5 --local", "getvars --name app --index 1-5 --local"),
@@ -46,31 +49,31 @@ LINES = [
     ("--query --name app", "query --name app"),
     ("--query --all --extended", "query --all --extended"),
     ("--build-ppdf a.rpn --outfile b.ppdf -D A = 1 --sym s.map", "build a.rpn --output b.ppdf -D A=1 --sym s.map"),
-    ("--apply-ppdf a.ppdf --merge --log ALL", f"apply a.ppdf --merge --log ALL {KLOG}"),
+    ("--apply-ppdf a.ppdf --merge --log ALL", f"apply --original a.ppdf --merge --log ALL {KLOG}"),
     # the short forms of v4 and v5
     (
         "-i a.rpn -s m.map -u fs mm -t enter -m -l PID -f",
-        f"insert a.rpn --sym m.map --group fs,mm --type enter --merge --log PID --unformatted-output {KLOG}",
+        f"insert --original a.rpn --sym m.map --group fs,mm --type enter --merge --log PID --unformatted-output {KLOG}",
     ),
-    ("-i a.rpn -c", f"insert a.rpn --replace {KLOG}"),
-    ("-i a.rpn -u = fs -t=enter", f"insert a.rpn --group fs --type enter {KLOG}"),
+    ("-i a.rpn -c", f"insert --original a.rpn --replace {KLOG}"),
+    ("-i a.rpn -u = fs -t=enter", f"insert --original a.rpn --group fs --type enter {KLOG}"),
     ("-r --name m", "remove --name m"),
     ("-r -a", "remove --all"),
     ("-g -a -i=1-2", "getvars --all --index 1-2"),
     ("-g --name m -i 3", "getvars --name m --index 3"),
     ("-q -a -x", "query --all --extended"),
     ("-b a.rpn -o a.ppdf", "build a.rpn --output a.ppdf"),
-    ("-p a.ppdf -u fs -t leave -f", f"apply a.ppdf --group fs --type leave --unformatted-output {KLOG}"),
+    ("-p a.ppdf -u fs -t leave -f", f"apply --original a.ppdf --group fs --type leave --unformatted-output {KLOG}"),
     ("-v", "--version"),
     # what the lexer of the original allowed as well: the verb anywhere, names with '-', '=' in all places
-    ("--merge --insert a.rpn", f"insert a.rpn --merge {KLOG}"),
-    ("-D key =value -i a.rpn", f"insert a.rpn -D key=value {KLOG}"),
-    ("-D key= value -i a.rpn", f"insert a.rpn -D key=value {KLOG}"),
-    ("-i a.rpn -Dkey=value", f"insert a.rpn -D key=value {KLOG}"),
-    ("-i a.rpn -D key", f"insert a.rpn -D key {KLOG}"),
-    ("--insert=a-b.rpn", f"insert a-b.rpn {KLOG}"),
-    ("--insert = a.rpn", f"insert a.rpn {KLOG}"),
-    ("-i a.rpn --allow-write", f"insert a.rpn --allow-write {KLOG}"),
+    ("--merge --insert a.rpn", f"insert --original a.rpn --merge {KLOG}"),
+    ("-D key =value -i a.rpn", f"insert --original a.rpn -D key=value {KLOG}"),
+    ("-D key= value -i a.rpn", f"insert --original a.rpn -D key=value {KLOG}"),
+    ("-i a.rpn -Dkey=value", f"insert --original a.rpn -D key=value {KLOG}"),
+    ("-i a.rpn -D key", f"insert --original a.rpn -D key {KLOG}"),
+    ("--insert=a-b.rpn", f"insert --original a-b.rpn {KLOG}"),
+    ("--insert = a.rpn", f"insert --original a.rpn {KLOG}"),
+    ("-i a.rpn --allow-write", f"insert --original a.rpn --allow-write {KLOG}"),
 ]
 
 
@@ -85,13 +88,13 @@ def test_a_line_of_the_original_becomes_ours(original: str, ours: str) -> None:
 @pytest.mark.parametrize("spelling", ["--stop-cpus", "-stopcpus"])
 def test_stopping_the_processors_is_not_needed(spelling: str) -> None:
     found = translate(["-i", "a.rpn", spelling], klog_is_writable=True)
-    assert found.arguments == ("insert", "a.rpn", "--log-target", "KLOG")
+    assert found.arguments == ("insert", "--original", "a.rpn", "--log-target", "KLOG")
     assert found.notes == ("--stop-cpus has no effect: probepoints are inserted without stopping the processors",)
 
 
 def test_without_the_kernels_log_records_go_to_the_managers_file() -> None:
     found = translate(["-i", "a.rpn"], klog_is_writable=False)
-    assert found.arguments == ("insert", "a.rpn")
+    assert found.arguments == ("insert", "--original", "a.rpn")
     assert found.notes == (
         "the kernel's log cannot be written: records go to the manager's file ('dprobes log' shows it)",
     )

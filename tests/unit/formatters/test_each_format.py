@@ -35,8 +35,8 @@ HEADER = (
 )
 
 
-@pytest.mark.parametrize("name", ["text", "hex"])
-def test_text_is_the_papers_header_and_the_bytes_in_hexadecimal(name: str) -> None:
+@pytest.mark.parametrize("name", ["dprobes", "hex"])
+def test_it_is_the_papers_header_and_the_bytes_in_hexadecimal(name: str) -> None:
     data = "01 02 00 68 69 ff 00 01 02 03 04 05 06 07 08 09 0a 0b 0c 0d 0e 0f 10 11 12 13"
     assert f"{HEADER}\n{data}" == formatter(name, wall_offset=WALL)(FULL, PLACE)
 
@@ -52,7 +52,7 @@ def test_dump_has_offsets_groups_and_the_ascii_column() -> None:
 
 def test_4_byte_words_have_the_original_names_and_widths() -> None:
     expected = "DProbes(0,0) cs=23 eip=08048000 ss=2b esp=ffff0000"
-    assert expected == formatter("text", wall_offset=0)(NARROW, PLACE)
+    assert expected == formatter("dprobes", wall_offset=0)(NARROW, PLACE)
 
 
 def test_json_is_one_line_with_the_documented_keys() -> None:
@@ -156,18 +156,18 @@ CALL_TEXT = (
 )
 
 
-def test_text_is_what_the_template_says() -> None:
-    text = formatter("text", wall_offset=WALL, source=TEMPLATES)
+def test_the_papers_text_is_what_the_template_says() -> None:
+    text = formatter("dprobes", wall_offset=WALL, source=TEMPLATES)
     assert text(CALL, PLACE) == f"{HEADER}\n{CALL_TEXT}"
     assert text(CALL, Place("libc.so.6", "malloc", "malloc")) == f"{HEADER} function=malloc\n{CALL_TEXT}"
 
 
-def test_text_without_a_template_is_hexadecimal() -> None:
-    text = formatter("text", wall_offset=WALL, source=TEMPLATES)
+def test_the_papers_text_without_a_template_is_hexadecimal() -> None:
+    text = formatter("dprobes", wall_offset=WALL, source=TEMPLATES)
     assert text(NARROW, PLACE) == "DProbes(0,0) cs=23 eip=08048000 ss=2b esp=ffff0000"
     other = LogRecord(major=1, minor=3, data=b"\1\2")
     trace = LogRecord(major=1, minor=2, data=b"\1\2", is_stack_trace=True)
-    for name in ("text", "hex"):
+    for name in ("dprobes", "hex"):
         form = formatter(name, wall_offset=0, source=TEMPLATES)
         assert form(other, PLACE) == form.encoded(encode_record(other), PLACE) == "DProbes(1,3)\n01 02"
         assert form(trace, PLACE) == form.encoded(encode_record(trace), PLACE) == "DProbes(1,2)\n01 02"

@@ -103,7 +103,7 @@ def test_a_serial_line_gets_lines_with_cr_lf(line: tuple[int, str]) -> None:
     sink = parse_target(f"serial:{name}").open(SinkOptions())
     sink.create_event(SOURCE)
     sink.log_events(batch(1, lost=2))
-    assert os.read(main, 100) == b"<2 records of 'app' were lost here>\r\nDProbes(1,1)\r\n01 02\r\n"
+    assert os.read(main, 100) == b"<2 records of 'app' were lost here>\r\nmain  01 02\r\n"
     sink.log_events(batch(lost=3))
     assert os.read(main, 100) == b"<3 records of 'app' were lost here>\r\n"
     sink.close()
@@ -184,7 +184,7 @@ def test_a_pipe_that_nobody_reads_is_an_error_and_one_that_is_read_is_none(tmp_p
 @pytest.mark.parametrize(
     ("format_name", "text"),
     [
-        ("text", f"DProbes(1,1)\n01 02\n<a malformed record of 'app': {SHORT}>\n03 00 00 00\nDProbes(1,2)\n01 02\n"),
+        ("text", f"main  01 02\n<a malformed record of 'app': {SHORT}>\n03 00 00 00\nmain  01 02\n"),
         ("json", f'{{"malformed": "{SHORT}", "program": "app", "data": "03000000"}}'),
         ("csv", f'\n{"," * 23}"<malformed: {SHORT}: 03 00 00 00>"\r\n'),
     ],

@@ -78,7 +78,7 @@ def test_a_file_is_appended_to_and_only_with_the_programs_records(tmp_path: Path
     target.put(batch(3, source=OTHER))
     status = target.close()
     assert (status.written, status.lost, status.problem) == (2, 0, None)
-    assert path.read_text() == "before\nDProbes(1,1)\n01 02\nDProbes(1,2)\n01 02\n"
+    assert path.read_text() == "before\nmain  01 02\nmain  01 02\n"
 
 
 def test_a_target_that_blocks_holds_nobody_up_and_counts_what_it_loses() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,9 @@ if TYPE_CHECKING:
 TEXT = (Path(__file__).parents[3] / "docs/tracefile.md").read_text(encoding="utf-8")
 
 
-def test_the_example_is_printed_as_the_document_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_example_is_printed_as_the_document_says(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     lines = re.findall(r"^([0-9a-f]{4})  ((?:[0-9a-f]{2} )+) *(.{1,16})$", TEXT, re.MULTILINE)
     data = b""
     for offset, row, text in lines:
@@ -25,8 +28,14 @@ def test_the_example_is_printed_as_the_document_says(tmp_path: Path, capsys: pyt
         assert text == "".join(chr(byte) if 0x20 <= byte < 0x7F else "." for byte in added)
     path = tmp_path / "example.dpt"
     path.write_bytes(data)
-    assert run(["log", str(path)]) == 0
-    (printed,) = re.findall(r"^\$ dprobes log example.dpt\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    try:
+        assert run(["log", str(path)]) == 0
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    (printed,) = re.findall(r"^\$ TZ=UTC dprobes log example.dpt\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
     assert capsys.readouterr().out == printed
 
 

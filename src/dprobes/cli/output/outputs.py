@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -66,6 +67,7 @@ class Outputs:
             raise
 
     def _open_first(self, output: Path | None, format_name: str, *, is_needed: bool) -> Sink | None:
+        from dprobes.formatters.terminalcolumns import columns_of
         from dprobes.sinks.local import stream
         from dprobes.sinks.textsinks import TextSink
 
@@ -76,7 +78,7 @@ class Outputs:
         if output is None and not is_needed:
             return None
         self._stream = stream.console() if output is None else stream.file(output)
-        return TextSink(self._stream, format_name)
+        return TextSink(self._stream, format_name, columns=columns_of(sys.stdout) if output is None else None)
 
     @staticmethod
     def _open_targets(names: Sequence[str], log_format: str) -> LogTargets:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,7 @@ from dprobes.cli import console
 from dprobes.cli.templateoption import say_problems
 from dprobes.errors import FormatError
 from dprobes.formatters import WITHOUT_TEMPLATES, Formatter, formatter
+from dprobes.formatters.terminalcolumns import columns_of
 from dprobes.sinks.local import stream
 from dprobes.trace.content import LostRecords
 from dprobes.trace.writer import boot_id
@@ -38,6 +40,7 @@ class Printer:
         self._format_name = format_name
         self._templates = templates
         self._outlet = stream.console()
+        self._columns = columns_of(sys.stdout)
         self._formatters: dict[TraceProgram, tuple[RecordSource, Formatter]] = {}
         self._blamed: set[str] = set()
         self._boot_id = boot_id()
@@ -80,7 +83,15 @@ class Printer:
         if chosen is None or source is not program.source:
             is_live = bool(self._boot_id) and program.origin.boot_id == self._boot_id
             source = self._with_templates(program.source)
-            chosen = formatter(self._format_name, wall_offset=0, source=source, live=is_live, host=program.origin.host)
+            chosen = formatter(
+                self._format_name,
+                wall_offset=0,
+                source=source,
+                live=is_live,
+                host=program.origin.host,
+                columns=self._columns,
+                is_brief=True,  # trace files have records with all items, for whatever reads them
+            )
             self._formatters[program] = program.source, chosen
         return chosen
 

@@ -36,6 +36,7 @@ from dprobes.engines.insertion import insertion
 from dprobes.engines.options import EngineOptions
 from dprobes.engines.registry import engine_row
 from dprobes.formatters import FORMATS
+from dprobes.formatters.templates.derived import derived_templates
 from dprobes.record.origin import RecordSource
 from dprobes.resolve.spaces import Space, space_of
 
@@ -70,7 +71,8 @@ _GDB = ("gdb", "-q", "-p", "%p", "-ex", "handle SIGSTOP nostop noprint nopass")
     "log_items",
     multiple=True,
     metavar="ITEMS",
-    help=f"Header items, joined by commas: {', '.join(LOG_ITEMS)}, or ALL; without -p and -c PROCNAME,PID are added.",
+    help=f"Header items, joined by commas: {', '.join(LOG_ITEMS)}, or ALL; text has PROCNAME,PID,TSC if nothing is "
+    "said. Without -p and -c PROCNAME,PID are added.",
 )
 @click.option(
     "-o",
@@ -193,7 +195,10 @@ def command(
     if scope.command and _is_for_programs(output, format_name, targets, log_format, has_view=has_view):
         # Whoever reads records gets nothing else: what the command prints goes where our messages do.
         scope = replace(scope, output=_STANDARD_ERROR)
-    items = log_items_of(log_items, is_tree=scope.is_tree, all_by_default=wants_all)
+    formats = {log_format or format_name} if targets else set()
+    if output is not None or not (targets or has_view):
+        formats.add(format_name)
+    items = log_items_of(log_items, is_tree=scope.is_tree, all_by_default=wants_all, for_people="text" in formats)
     views = Views(counted, measured, top=top, stacks=stacks_of(stacks, weight, baseline))
     items |= views.items
     options = EngineOptions(
@@ -223,9 +228,11 @@ def command(
     items |= printed_items(loaded.templates)
     if space_of(loaded.program) is not Space.KERNEL:  # whose addresses are the same for all processes
         note_addresses(loaded.templates, items)
-    source = RecordSource(1, loaded.program.name, loaded.program.name, loaded.program.major, templates=loaded.templates)
+    program = loaded.program
+    derived = derived_templates(program)
+    source = RecordSource(1, program.name, program.name, program.major, templates=loaded.templates, derived=derived)
     views.check(source)
-    prepared = where.prepare(loaded.program, loaded.diagnostics, loaded.symbols)
+    prepared = where.prepare(program, loaded.diagnostics, loaded.symbols)
     compiled = prepared.compiled
     engine = prepared.engine.name
     note_engine(engine, prepared.reason, verbose=verbose)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from dprobes.formatters.templates.model import Template
 
-__all__ = ["FILE_MAX", "TemplateFinder", "Templates", "read_file", "source_of", "templates_of"]
+__all__ = ["FILE_MAX", "TemplateFinder", "Templates", "read_file", "source_of", "templates_in", "templates_of"]
 
 FILE_MAX = 1 << 20
 """Bytes of the longest file: a longer one would only fill memory."""
@@ -144,6 +144,13 @@ def templates_of(files: Mapping[str, bytes]) -> Templates:
 @lru_cache(maxsize=16)
 def _kept_templates(files: tuple[tuple[str, bytes], ...]) -> Templates:
     return Templates.from_files(dict(files))
+
+
+def templates_in(text: str, major: int) -> Mapping[int, Template]:
+    """Return the templates of a file without a directory by their minor codes; wrong ones are left out."""
+    diagnostics = Diagnostics()
+    source = source_of("", text.encode("utf-8", "replace"), diagnostics)
+    return parse_file(source, major, diagnostics).templates if source is not None else {}
 
 
 def read_file(path: Path) -> bytes:

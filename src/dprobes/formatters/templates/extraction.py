@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from dprobes.formatters.templates.model import Template
     from dprobes.record.layout import LogRecord
 
-__all__ = ["Taken", "data_parts", "placeholders", "read"]
+__all__ = ["Taken", "data_parts", "fits", "placeholders", "read"]
 
 _FAULTS = (Token.ADDRESS_FAULT, Token.SELECTOR_FAULT)
 
@@ -54,6 +54,12 @@ def read(template: Template, record: LogRecord) -> tuple[list[Taken], bytes]:
     reader = _Reader(record)
     taken = [reader.take(part) for part in data_parts(template)]
     return taken, record.data[reader.position :]
+
+
+def fits(template: Template, record: LogRecord) -> bool:
+    """Return whether a template takes the data of a record exactly."""
+    taken, rest = read(template, record)
+    return not rest and not any(each.missing or each.odd or each.problem for each in taken)
 
 
 class _Reader:

@@ -59,7 +59,7 @@ class JournalSink:
 
     def __init__(self, path: str, format_name: str) -> None:
         self._path = path
-        self._strings = BatchFormatter(format_name)
+        self._strings = BatchFormatter(format_name, has_items=True)
         self._fields = FieldReader()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
         self._socket.settimeout(_PATIENCE)

@@ -10,6 +10,7 @@ import sys
 from typing import TYPE_CHECKING, TextIO
 
 from dprobes.errors import SinkError, reason_of
+from dprobes.formatters.terminalcolumns import columns_of
 from dprobes.sinks.bytesinks import byte_sink
 from dprobes.sinks.descriptorwriter import write_parts
 
@@ -34,7 +35,7 @@ def open(argument: str, options: SinkOptions) -> Sink:  # noqa: A001 - the name 
     """Open standard output as a log target."""
     if argument:
         raise SinkError(f"log target 'console' takes no argument, found '{argument}'")
-    return byte_sink(ConsoleOutlet(), options)
+    return byte_sink(ConsoleOutlet(), options, columns=columns_of(sys.stdout))
 
 
 class ConsoleOutlet:

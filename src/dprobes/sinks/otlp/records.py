@@ -48,7 +48,7 @@ class LogRecords:
 
         from dprobes.version import __version__
 
-        self._strings = BatchFormatter(format_name)
+        self._strings = BatchFormatter(format_name, has_items=True)
         self._fields = FieldReader()
         self._resource = resource()
         self._scope = InstrumentationScope("dprobes", __version__)

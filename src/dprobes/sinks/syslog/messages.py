@@ -5,7 +5,8 @@ A message has one line, for receivers show a line end as they like: the lines of
 the record says is there twice, as text and as structured data::
 
     <14>1 2026-11-22T04:30:00.123456Z host dprobes 4242 1.2
-        [dprobes@32473 program="app" symbol="main" major="1" minor="2" pid="77"][fields@32473 fd="3"] DProbes(1,2) …
+        [dprobes@32473 program="app" symbol="main" major="1" minor="2" pid="77"][fields@32473 fd="3"]
+        04:30:00.123456  [77]  fd=3
 
 MSGID is major.minor, PROCID the process that sends. 32473 is the number that IANA has set apart for what has none
 (RFC 5612). A message that is longer than receivers need to take is cut, and says by how much.
@@ -57,7 +58,7 @@ class SyslogFormatter:
     """Make messages of records, each of ``limit`` bytes at most; ``is_local`` ones of the old form name no host."""
 
     def __init__(self, format_name: str, form: str, limit: int, *, is_local: bool) -> None:
-        self._strings = BatchFormatter(format_name)
+        self._strings = BatchFormatter(format_name, has_items=True)
         self._fields = FieldReader()
         self._is_old = form == "3164"
         self._limit = limit
@@ -119,7 +120,7 @@ class SyslogFormatter:
         return text
 
     def _put_together(self, priority: int, when: int, kind: str, header: str, fields: str, text: str) -> bytes:
-        text = escaped(text.rstrip("\r\n").replace("\n", " | "))
+        text = escaped(" | ".join(line.strip() for line in text.split("\n")))
         if self._is_old:
             stamp = time.strftime("%b %e %H:%M:%S", time.localtime(when // _SECOND))
             return self._cut(f"<{priority}>{stamp} {self._old_host}{_APP}[{self._process}]: ", text)

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import struct
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from dprobes.diagnostics import Diagnostics
 from dprobes.formatters.templates import Template, Templates
 from dprobes.formatters.templates.fields import decode_fields
 from dprobes.formatters.templates.renderer import render
 from dprobes.record.layout import LogRecord
+from dprobes.rpn.pipeline import CompileOptions, parse_source
+from dprobes.source import SourceFile
+
+if TYPE_CHECKING:
+    from dprobes.rpn.program import Program
 
 
 def item(token: int, data: bytes, length: int | None = None) -> bytes:
@@ -43,3 +49,11 @@ def problems(*files: tuple[str, str]) -> str:
 def problems_of(fmt: str) -> str:
     """Return what is wrong with the string of a ``fmt`` statement."""
     return problems(("templates.lst", "1 t.fmt"), ("t.fmt", f'major = 1\nminor = 1\nfmt = "{fmt}"\n'))
+
+
+def program_of(text: str) -> Program:
+    """Return the program of a source, which is parsed, and not checked."""
+    diagnostics = Diagnostics()
+    program = parse_source(SourceFile("p.rpn", text), diagnostics, CompileOptions(allow_write=True))
+    assert not diagnostics.render()
+    return program

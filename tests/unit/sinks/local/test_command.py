@@ -53,9 +53,7 @@ def test_a_command_gets_lines(reader: str, tmp_path: Path) -> None:
     status = target.close()
     assert (status.written, status.lost, status.problem) == (2, 0, None)
     text = (tmp_path / "out").read_text()
-    assert text.partition(">")[2] == (
-        "DProbes(1,1)\n01 02\n<3 records of 'app' were lost here>\nDProbes(1,2)\n01 02\n<end>"
-    )
+    assert text.partition(">")[2] == ("main  01 02\n<3 records of 'app' were lost here>\nmain  01 02\n<end>")
 
 
 def test_a_command_gets_frames(reader: str, tmp_path: Path) -> None:
@@ -89,7 +87,7 @@ def test_a_command_that_dies_is_started_again_and_doubles_nothing(
     status = target.close()
     assert problems == [f"command '{sys.executable}' was ended by SIGKILL"]
     assert status.written + status.lost == sent
-    assert output.read_text().count("DProbes") == status.written
+    assert output.read_text().count("main  01 02") == status.written
 
 
 def test_what_a_command_has_not_read_is_lost() -> None:

@@ -138,7 +138,7 @@ def test_the_old_form_names_the_host_only_elsewhere() -> None:
         batch_ = Batch(SOURCE, [record(1, time=0)], [PLACE], 1_790_000_000_123_456_789)
         (message,) = formatter.messages(batch_)
         stamp = time.strftime("%b %e %H:%M:%S", time.localtime(1_790_000_000))
-        text = f"<14>{stamp} {host}dprobes[{os.getpid()}]: DProbes(1,1) tsc=6ab13b80:0001e240 | 01 02"
+        text = f"<14>{stamp} {host}dprobes[{os.getpid()}]: {stamp[-8:]}.123456  main  01 02"
         assert message.decode() == text
 
 
