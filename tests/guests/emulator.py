@@ -39,7 +39,6 @@ _COMMAND_LINE = (
     "console=ttyS0 panic=-1 oops=panic quiet no_timer_check cryptomgr.notests rcupdate.rcu_expedited=1 rdinit=/init"
 )
 _CPU = "qemu64,+rdrand"  # random numbers: without them Python waits until the kernel has collected some
-_CPUS_OF_GUEST = 2
 _SHOWN = 4000  # characters of the console in messages
 
 
@@ -67,8 +66,8 @@ class Machine:
 
 @contextlib.contextmanager
 def turn() -> Iterator[None]:
-    """Wait until a guest may run: each needs two processors, and other test runs have some, too."""
-    count = max(1, (os.cpu_count() or 1) // _CPUS_OF_GUEST)
+    """Wait until a guest may run: one thread carries out its processors, and other test runs have guests, too."""
+    count = os.cpu_count() or 1
     with contextlib.ExitStack() as stack:
         files = [
             stack.enter_context(Path(tempfile.gettempdir(), f"dprobes-guest-{os.getuid()}.{number}.lock").open("w"))
