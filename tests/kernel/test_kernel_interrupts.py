@@ -74,7 +74,7 @@ def definition(place: str, minor: int, header: str = "", handler: str = HANDLER)
 def start(guest: Guest, *definitions: str) -> Process:
     program = "name = vmlinux\nmodtype = kernel\nmajor = 7\ncvars = 1\nlogmax = 512\n" + "".join(definitions)
     guest.put("/tmp/program.rpn", program)
-    options = ("--format", "json", "--log", "tsc", "-o", "/tmp/records.json")
+    options = ("--format", "json", "--log", "tsc", "--overhead", "off", "-o", "/tmp/records.json")
     process = guest.start_dprobes("run", "/tmp/program.rpn", *options)
     process.await_output("active")
     return process

@@ -56,7 +56,7 @@ def run(guest: Guest, function: str, handler: str, code: str) -> list[dict[str, 
     )
     guest.put("/tmp/program.rpn", HEADER + text)
     guest.put("/tmp/code.py", code)
-    options = ("--format", "json", "--log", "tsc,tid", "--", str(PYTHON), "/tmp/code.py")
+    options = ("--format", "json", "--log", "tsc,tid", "--overhead", "off", "--", str(PYTHON), "/tmp/code.py")
     done = guest.dprobes("run", "/tmp/program.rpn", *options)
     return sorted((json.loads(line) for line in done.stdout.splitlines()), key=lambda record: record["time"])
 

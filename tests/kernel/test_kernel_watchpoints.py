@@ -45,7 +45,9 @@ def run(guest: Guest, program: str, *options: str) -> tuple[str, str]:
     """Run a program on the accesses; return its output and what it says."""
     guest.put("/tmp/program.rpn", HEADER + program)
     guest.put("/tmp/accesses.py", ACCESSES)
-    done = guest.dprobes("run", "/tmp/program.rpn", *options, "--", str(PYTHON), "/tmp/accesses.py")
+    done = guest.dprobes(
+        "run", "/tmp/program.rpn", "--overhead", "off", *options, "--", str(PYTHON), "/tmp/accesses.py"
+    )
     return done.stdout, done.stderr
 
 
