@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 from dprobes.arch import architecture
-from dprobes.bpf.asm.isa import Jump, Register
+from dprobes.bpf.asm.isa import Jump, Register, Size
 from dprobes.bpf.layout import (
     CPU_LOAD_SIZE,
     ENTRY_HEAD,
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from dprobes.arch import Architecture
-    from dprobes.bpf.asm.assembler import Label
+    from dprobes.bpf.asm.assembler import Assembler, Label
     from dprobes.rpn.program import Program as ProbeProgram
 
 __all__ = [
@@ -70,6 +70,7 @@ __all__ = [
     "loop_forms",
     "memory_of",
     "obstacle",
+    "write_words",
 ]
 
 _REGISTERS_SIZE, _EVENT_SIZE, _EVENT_ADDRESS = 168, 184, 176
@@ -83,6 +84,19 @@ class RejectedError(AssertionError):
 
 class NotMappableError(Exception):
     """Report memory of a made-up world that this process cannot have."""
+
+
+def write_words(asm: Assembler, words: Sequence[int], word_size: int) -> None:
+    """Write up to R2 bytes of words to R1, as ``Host.kernel_stack`` does; R0 is their number. Takes R3."""
+    done = asm.label()
+    asm.mov(Register.R0, 0)
+    for n, word in enumerate(words):
+        end = (n + 1) * word_size
+        asm.jump_if(Jump.JLT, Register.R2, end, done)
+        asm.mov(Register.R3, word)
+        asm.store(Register.R1, n * word_size, Register.R3, Size.DW if word_size == 8 else Size.W)
+        asm.mov(Register.R0, end)
+    asm.place(done)
 
 
 def host_of(context: FakeContext, cookie: int, function: int) -> type[Host]:
@@ -117,21 +131,10 @@ def host_of(context: FakeContext, cookie: int, function: int) -> type[Host]:
             self._answer("tid")
 
         def kernel_stack(self) -> None:
-            self._write_words(context.frames_in_kernel)
+            write_words(self._asm, context.frames_in_kernel, self._word_size)
 
         def user_stack(self, area: int, work: int, log_mask: int) -> None:
-            self._write_words(context.frames_in_program)
-
-        def _write_words(self, words: Sequence[int]) -> None:
-            asm, done = self._asm, self._asm.label()
-            asm.mov(Register.R0, 0)
-            for n, address in enumerate(words):
-                end = (n + 1) * self._word_size
-                asm.jump_if(Jump.JLT, Register.R2, end, done)
-                asm.mov(Register.R3, address)
-                asm.store(Register.R1, n * self._word_size, Register.R3, self._size)
-                asm.mov(Register.R0, end)
-            asm.place(done)
+            write_words(self._asm, context.frames_in_program, self._word_size)
 
         def traced_field(self, name: str, nobody: Label) -> None:
             if name in context.traced_fields:

@@ -178,6 +178,9 @@ def test_no_verb_prints_what_disturbs_a_line_or_a_terminal(hostile: Hostile, san
             "remove --all", "stop",
         ):  # fmt: skip
             checked(f"dprobes {line}", fails=None)
+    checked(f"dprobes list {victim}")
+    checked(f"dprobes list {victim} {harm}", fails=True)
+    checked(f"dprobes list {missing}", fails=True)
     checked("dprobes doctor", fails=None)
     checked("dprobes completion bash")
     assert checked.verbs == set(VERBS)

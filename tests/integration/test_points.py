@@ -71,8 +71,8 @@ def test_a_definition_that_found_no_place_is_listed(run: Runner) -> None:
         "name = nosuchmodule\noffset = 0x10\nminor = 4\nexit\noffset = 0x20\nminor = 5\nexit\n", ["--", "true"]
     )
     assert re.findall(r"^0,\d .*$", result.stderr, re.MULTILINE) == [
-        "0,4    not resolved     0        0     0        0         0  -",
-        "0,5    not resolved     0        0     0        0         0  -",
+        "0,4    not resolved     0        0     0       0         0  -",
+        "0,5    not resolved     0        0     0       0         0  -",
     ]
     assert result.status == 1
 
@@ -114,7 +114,7 @@ def test_max_hits_disables_each_of_many_apart(build: Builder, run: Runner) -> No
     assert result.stdout == "150015000\n"
     assert len(result.records) == 1111
     assert set(re.findall(r"^0,0 +many_1\d* +(\d+ +\d+ +\d+ +\d+)", result.stderr, re.MULTILINE)) == {
-        "2        1     0        1"
+        "2        1     0       1"
     }
 
 

@@ -25,7 +25,7 @@ from dprobes.engines.ebpf.kernel.features import Features
 from dprobes.engines.ebpf.kernel.links import attach_uprobes, uprobe_attach_type
 from dprobes.target.elf.file import ElfFile
 from dprobes.testing import PAGE, FakeContext
-from ebpf_backend import EbpfRunner, Stage
+from ebpf_backend import EbpfRunner, Stage, write_words
 from integration.ebpf.kernel import file_offset
 from integration.support import TIMEOUT
 
@@ -169,6 +169,10 @@ def _host_of(context: FakeContext) -> type[Host]:
 
         def time(self) -> None:
             self._asm.mov(Register.R0, context.ids["time"])
+
+        def user_stack(self, area: int, work: int, log_mask: int) -> None:
+            """Log the made-up stack: the snapshot of a real one has its own test (``test_user_stacks``)."""
+            write_words(self._asm, context.frames_in_program, context.architecture.word_size)
 
         def stop_process(self) -> None:
             """Let the puppet go on: what comes of the stop is for other tests."""

@@ -15,7 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 from dprobes.rpn.arithmetic import BINARY
 from dprobes.rpn.effects import stack_effect
-from dprobes.rpn.isa import CALL_DEPTH_MAX, RPN_STACK_CELLS, Group, OperandKind, Token
+from dprobes.rpn.isa import (
+    CALL_DEPTH_MAX,
+    KERNEL_FRAMES_MAX,
+    RPN_STACK_CELLS,
+    USER_FRAMES_MAX,
+    Group,
+    OperandKind,
+    Token,
+)
 from dprobes.rpn.program import Instruction
 from dprobes.vm.translate.rows_stack import TEMPLATES as STACK_TEMPLATES
 from dprobes.vm.translate.rows_stack import push_symbol
@@ -205,6 +213,22 @@ def _log_variables(token: Token, values: str) -> Template:
     return _log_item(f"variables_item({int(token)}, {values}, {{second}}, {{first}}, point.logmax - len(log))")
 
 
+def _log_stack(token: Token, stack_of: str, frames_max: int = 0) -> Template:
+    """Return the template of ``log kstack|ustack``; ``frames_max`` takes the place of an operand that is not there."""
+
+    def write(w: Writer, frames: int) -> None:
+        item = f"stack_item({int(token)}, {stack_of}, {frames_max or frames}, point.logmax - len(log))"
+        found = w.variable(item)
+        w.leave_if(f"{found} is None")
+        w.line(f"log += {found}")
+
+    return write
+
+
+_KERNEL_STACK = "lambda frames: context.kernel_stack()"
+_USER_STACK = "context.user_stack"
+
+
 def _push_lp(w: Writer, operand: int) -> None:
     w.state.push(w.variable("len(log)"))
 
@@ -304,6 +328,10 @@ TEMPLATES: dict[str, Template] = {
     "log lv": _log_variables(Token.LOCAL_VARIABLES, "context.local_variables"),
     "log gv": _log_variables(Token.GLOBAL_VARIABLES, "context.global_variables"),
     "log cv": _log_variables(Token.CPU_VARIABLES, "context.cpu_variables()"),
+    "log kstack, <frames>": _log_stack(Token.KERNEL_STACK, _KERNEL_STACK),
+    "log kstack": _log_stack(Token.KERNEL_STACK, _KERNEL_STACK, KERNEL_FRAMES_MAX),
+    "log ustack, <frames>": _log_stack(Token.USER_STACK, _USER_STACK),
+    "log ustack": _log_stack(Token.USER_STACK, _USER_STACK, USER_FRAMES_MAX),
     "push lp": _push_lp,
     "push plp": _push_lp,  # they differ only when a log instruction has failed
     **{name: _binary(operation) for name, operation in BINARY.items()},

@@ -137,11 +137,19 @@ def _support(architecture: Architecture) -> dict[str, object]:
             return None
         return prefix.pack(token, count) + machine.words([values[start + n] for n in range(count)])
 
+    def stack_item(token: int, stack_of: Callable[[int], Sequence[int]], frames: int, room: int) -> bytes | None:
+        if room < prefix.size:
+            return None
+        frames = min(frames, (room - prefix.size) // word_size)
+        kept = list(stack_of(frames)[:frames])
+        return prefix.pack(token, len(kept)) + machine.words(kept)
+
     return {
         "apply": apply,
         "string_item": string_item,
         "memory_item": memory_item,
         "variables_item": variables_item,
+        "stack_item": stack_item,
         "store_variable": store_variable,
         "add_to_variable": add_to_variable,
         "new": tuple.__new__,
