@@ -208,7 +208,7 @@ def test_the_examples_need_no_interpreter(name: str, monkeypatch: pytest.MonkeyP
         registers = dict.fromkeys(("edi", "esi", "edx"), 0x1000)
         symbols = {"last_command_exit_value": 0x1000}
         text = path.read_text(encoding="utf-8")
-        fields = dict.fromkeys(re.findall(r"push tp, (\w+)", text), 0x1000)
+        fields = dict.fromkeys(re.findall(r"push tp, ([\w.]+)", text), 0x1000)
         memory = {0x1000: bytes(8)}
         context = FakeContext(name, registers=registers, memory=memory, symbols=symbols, traced_fields=fields)
         context.map_memory(0, bytes(64))
