@@ -142,7 +142,8 @@ def test_nothing_is_left_of_a_run_that_is_killed(guest: Guest, *, is_killed_with
     path = guest.put_module("dummy")
     run = begin(guest, "offset = dummy_setup\nminor = 1\nexit\noffset = dummy_xmit\nminor = 2\nexit\n")
     if is_killed_with_its_guard:
-        guest.run("kill -9 $(grep -la guard.py /proc/[0-9]*/cmdline | cut -d/ -f3)", check=False)
+        [file] = guest.run("grep -la '[g]uard[.]py' /proc/[0-9]*/cmdline").stdout.split()
+        guest.run(f"kill -9 {file.split('/')[2]}")
     run.kill()
     run.wait()
     if is_killed_with_its_guard:
