@@ -27,7 +27,7 @@ def command(what: str | None, symbols: Path | None, pid: int | None) -> int:
     'syscall', as in 'tracepoint:sched:*'. With -p alone, the modules of the process. The last column says what a hit at
     the start of a function costs.
     """
-    from dprobes.cli.output import listing
+    from dprobes.cli.output import inventory
     from dprobes.cli.output.kernelplace import kernel_module
     from dprobes.cli.output.tracepointplace import describe_traced, is_traced
     from dprobes.target.modules import find_module
@@ -35,7 +35,7 @@ def command(what: str | None, symbols: Path | None, pid: int | None) -> int:
     if what is None:
         if pid is None:
             raise click.UsageError("name a module, or a process with -p PID")
-        print_table(listing.MODULE_HEADER, listing.module_rows(pid, "*"))
+        print_table(inventory.MODULE_HEADER, inventory.module_rows(pid, "*"))
         return 0
     if is_traced(what):
         kind, _, pattern = what.partition(":")
@@ -45,11 +45,11 @@ def command(what: str | None, symbols: Path | None, pid: int | None) -> int:
     if (path := find_module(name, pid=pid)) is not None:
         from dprobes.target.location import Module
 
-        rows = listing.function_rows(Module.load(path, symbols), pattern or "*")
-        print_table(listing.FUNCTION_HEADER, rows)
+        rows = inventory.function_rows(Module.load(path, symbols), pattern or "*")
+        print_table(inventory.FUNCTION_HEADER, rows)
         return 0
     if (in_kernel := kernel_module(name)) is not None:
-        print_table(listing.KERNEL_HEADER, listing.kernel_rows(*in_kernel, pattern or "*"))
+        print_table(inventory.KERNEL_HEADER, inventory.kernel_rows(*in_kernel, pattern or "*"))
         return 0
     from dprobes.cli.verbs.locate import not_there
 

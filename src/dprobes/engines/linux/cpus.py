@@ -1,22 +1,17 @@
 """
 The CPUs of this machine: which there can be, which are online, and what the kernel says when one comes online.
 
-Its messages come by netlink(7), NETLINK_KOBJECT_UEVENT: ``device_online`` in ``drivers/base/core.c`` sends one, and so
-does ``thaw_secondary_cpus`` in ``kernel/cpu.c`` after the machine was suspended.
+Its messages are uevents: ``device_online`` in ``drivers/base/core.c`` sends one, and so does ``thaw_secondary_cpus`` in
+``kernel/cpu.c`` after the machine was suspended.
 """
 
 from __future__ import annotations
 
-import errno
 import os
 
 __all__ = ["CpuNews", "cpu_limit", "online_cpus"]
 
 _CPUS = "/sys/devices/system/cpu"
-
-_NETLINK_KOBJECT_UEVENT = 15
-_FROM_KERNEL = 1  # the multicast group
-_MESSAGE_MAX = 1 << 13  # UEVENT_BUFFER_SIZE is 2048, and the summary stands before that
 
 #   online@/devices/system/cpu/cpu1 \0 ACTION=online \0 DEVPATH=… \0 SUBSYSTEM=cpu \0 …
 _ONLINE = b"online@/devices/system/cpu/cpu"
@@ -46,40 +41,24 @@ class CpuNews:
     """The news of CPUs that come online, from now until ``close``; OSError if this process may not hear them."""
 
     def __init__(self) -> None:
-        import socket
+        from dprobes.engines.linux.uevents import KernelEvents
 
-        kind = socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
-        self._socket = socket.socket(socket.AF_NETLINK, kind, _NETLINK_KOBJECT_UEVENT)
-        try:
-            self._socket.bind((0, _FROM_KERNEL))
-        except BaseException:
-            self.close()
-            raise
+        self._events = KernelEvents()
 
     @property
     def descriptor(self) -> int:
         """What can be read when there is news, of CPUs or of other devices."""
-        return self._socket.fileno()
+        return self._events.descriptor
 
     def arrived(self) -> list[int]:
         """Return the CPUs that have come online since the last call; all, if news was lost."""
-        cpus: set[int] = set()
-        while True:
-            try:
-                message = self._socket.recv(_MESSAGE_MAX)
-            except BlockingIOError:
-                return sorted(cpus)
-            except OSError as error:
-                if error.errno != errno.ENOBUFS:
-                    raise
-                cpus.update(online_cpus())
-                continue
-            if (cpu := _cpu_of(message)) is not None:
-                cpus.add(cpu)
+        messages, is_lossy = self._events.drain()
+        cpus = {cpu for message in messages if (cpu := _cpu_of(message)) is not None}
+        return sorted(cpus.union(online_cpus() if is_lossy else ()))
 
     def close(self) -> None:
         """Hear no more."""
-        self._socket.close()
+        self._events.close()
 
 
 def _cpu_of(message: bytes) -> int | None:

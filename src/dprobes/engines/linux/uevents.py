@@ -1,8 +1,7 @@
-"""What the kernel says when modules and devices come and go: netlink(7), NETLINK_KOBJECT_UEVENT."""
+"""What the kernel says when modules, CPUs and devices come and go: netlink(7), NETLINK_KOBJECT_UEVENT."""
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import socket
 
@@ -10,44 +9,43 @@ __all__ = ["KernelEvents"]
 
 _NETLINK_KOBJECT_UEVENT = 15
 _FROM_KERNEL = 1  # the group; udevd has another one for what it passes on
-_SIZE_MAX = 1 << 16
+_SIZE_MAX = 1 << 13  # UEVENT_BUFFER_SIZE is 2048, and the summary stands before that
 
 
 class KernelEvents:
     """
-    A socket that becomes readable with each event; -1 is its descriptor where there can be none.
+    A socket for the kernel's events, from now until ``close``; OSError if this process may not hear them.
 
     Events may be lost: they say when to look, not what is there.
     """
 
     def __init__(self) -> None:
-        self._socket: socket.socket | None = None
-        with contextlib.suppress(OSError):
-            kind = socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
-            opened = socket.socket(socket.AF_NETLINK, kind, _NETLINK_KOBJECT_UEVENT)
-            try:
-                opened.bind((0, _FROM_KERNEL))
-            except OSError:
-                opened.close()
-                raise
-            self._socket = opened
+        kind = socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
+        self._socket = socket.socket(socket.AF_NETLINK, kind, _NETLINK_KOBJECT_UEVENT)
+        try:
+            self._socket.bind((0, _FROM_KERNEL))
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def descriptor(self) -> int:
-        """What to wait for."""
-        return -1 if self._socket is None else self._socket.fileno()
+        """What can be read when there are events."""
+        return self._socket.fileno()
 
-    def drain(self) -> None:
-        """Forget what has come."""
-        while self._socket is not None:
+    def drain(self) -> tuple[list[bytes], bool]:
+        """Return the messages that have come since the last call, and whether some were lost."""
+        messages, is_lossy = [], False
+        while True:
             try:
-                self._socket.recv(_SIZE_MAX)
+                messages.append(self._socket.recv(_SIZE_MAX))
+            except BlockingIOError:
+                return messages, is_lossy
             except OSError as error:
-                if error.errno != errno.ENOBUFS:  # some were lost
-                    return
+                if error.errno != errno.ENOBUFS:
+                    raise
+                is_lossy = True
 
     def close(self) -> None:
-        """Close the socket."""
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
+        """Hear no more."""
+        self._socket.close()

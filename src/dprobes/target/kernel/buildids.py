@@ -6,7 +6,7 @@ from pathlib import Path
 
 from dprobes.errors import TargetError, reason_of
 
-__all__ = ["KERNEL_NOTES", "running_build_id"]
+__all__ = ["KERNEL_NOTES", "build_id_of_notes", "running_build_id"]
 
 KERNEL_NOTES = Path("/sys/kernel/notes")
 _MODULE_NOTES = "/sys/module/{}/notes/.note.gnu.build-id"
@@ -17,7 +17,11 @@ _GNU_BUILD_ID = b"\x03\0\0\0GNU\0"
 
 def running_build_id(module: str) -> str:
     """Return the build-id, in hex, of a module that is loaded, or of the kernel (""); raise ``TargetError`` if none."""
-    path = Path(_MODULE_NOTES.format(module)) if module else KERNEL_NOTES
+    return build_id_of_notes(Path(_MODULE_NOTES.format(module)) if module else KERNEL_NOTES)
+
+
+def build_id_of_notes(path: Path) -> str:
+    """Return the build-id, in hex, that a file of notes has; raise ``TargetError`` if it has none."""
     try:
         data = path.read_bytes()
     except OSError as error:

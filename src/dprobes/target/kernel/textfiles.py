@@ -12,8 +12,9 @@ from bisect import bisect_right
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from dprobes.errors import TargetError, reason_of
+from dprobes.errors import TargetError
 from dprobes.lazydataclass import dataclass
+from dprobes.target.kernel.buildids import build_id_of_notes
 from dprobes.target.kernel.packedfiles import open_packed
 from dprobes.target.kernel.patchedcode import alternatives, is_patched_form
 
@@ -23,13 +24,10 @@ if TYPE_CHECKING:
     from dprobes.target.elf.file import ElfFile
     from dprobes.target.instructions import DecodedInstruction
 
-__all__ = ["FileText", "KernelFiles", "build_id_of_notes", "module_files"]
+__all__ = ["FileText", "KernelFiles", "module_files"]
 
 _TEXT = ".text"
 _ALTERNATIVE_MAX = 255  # bytes: instrlen is an u8
-
-# Elf64_Nhdr: u32 namesz, descsz, type, then the name and the description, each padded to four bytes
-_NT_GNU_BUILD_ID = b"\x03\0\0\0GNU\0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,20 +193,6 @@ def _first_of(paths: tuple[Path, ...], build_id: str, what: str) -> ElfFile:
             return elf
         reason = f"'{path}' is not that of {what}: its build-id is {elf.build_id}, not {build_id}"
     raise TargetError(reason)
-
-
-def build_id_of_notes(path: Path) -> str:
-    """Return the build-id that a file of notes has; raise ``TargetError`` if it has none."""
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise TargetError(f"the build-id cannot be read: {path}: {reason_of(error)}") from error
-    start = data.find(_NT_GNU_BUILD_ID)
-    if start < 4:
-        raise TargetError(f"the build-id is not in {path}")
-    size = int.from_bytes(data[start - 4 : start], "little")
-    description = start + len(_NT_GNU_BUILD_ID)
-    return data[description : description + size].hex()
 
 
 def module_files(directory: Path, name: str) -> tuple[Path, ...]:

@@ -8,7 +8,7 @@ import pytest
 
 from dprobes.target.elf.file import ElfFile
 from dprobes.target.instructions import decode
-from dprobes.target.kernel.textfiles import FileText, KernelFiles, build_id_of_notes, module_files
+from dprobes.target.kernel.textfiles import FileText, KernelFiles, module_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -103,12 +103,6 @@ def test_the_lack_of_a_file_is_named(machine: Machine) -> None:
 
 def test_an_address_that_no_file_has(machine: Machine) -> None:
     assert machine.text.problem_at(TEXT + (1 << 24)) == f"{CLOSED}, and the address is in no file"
-
-
-def test_build_ids_of_notes(tmp_path: Path) -> None:
-    path = tmp_path / "notes"
-    path.write_bytes(note("0123456789"))
-    assert build_id_of_notes(path) == "0123456789"
 
 
 def test_names_of_modules_have_either_stroke(tmp_path: Path) -> None:

@@ -14,12 +14,12 @@ from dprobes.bpf.layout import LIMIT, LOAD_LIMIT, PROBE_MAX, REMOVE, SwitchOver,
 from dprobes.bpf.lower.request import Placement, Tables
 from dprobes.engines.ebpf.attach.handlercompiler import HandlerCompiler, has_tickets
 from dprobes.engines.ebpf.attach.handlers import basic_request, load_handler
-from dprobes.engines.ebpf.attach.kernelgroups import KernelGroups
 from dprobes.engines.ebpf.attach.modulewatches import ModuleWatches
 from dprobes.engines.ebpf.attach.parts import batches, joined
 from dprobes.engines.ebpf.attach.probenumbers import ProbeNumbers
 from dprobes.engines.ebpf.attach.sharedmaps import SharedMaps, Sizes, state_count
 from dprobes.engines.ebpf.attach.sitelinks import Attachments, Group
+from dprobes.engines.ebpf.inkernel.kernelgroups import KernelGroups
 from dprobes.engines.ebpf.kernel.descriptors import Descriptors
 from dprobes.engines.ebpf.kernel.features import Feature
 from dprobes.engines.ebpf.kernel.links import attach_uprobes, uprobe_attach_type

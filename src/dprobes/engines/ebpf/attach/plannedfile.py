@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from dprobes.engines.ebpf.attach.conflicts import Conflict
     from dprobes.engines.ebpf.attach.mappers import FileId
     from dprobes.engines.ebpf.attach.perfevents import EventProbe
-    from dprobes.engines.ebpf.attach.plannedkernel import PlannedKernel
     from dprobes.engines.ebpf.attach.siteplan import FilePlan, Site
+    from dprobes.engines.ebpf.inkernel.plannedkernel import PlannedKernel
     from dprobes.engines.foreign.users import ForeignUsers
     from dprobes.engines.interface import Event
     from dprobes.resolve.probepoints import LeftOutProbe, Probepoint, ResolvedCode, ResolvedModule

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dprobes.diagnostics import Diagnostics
-    from dprobes.engines.ebpf.attach.plannedkernel import PlannedKernel
     from dprobes.engines.ebpf.attach.siteplan import FilePlan
+    from dprobes.engines.ebpf.inkernel.plannedkernel import PlannedKernel
     from dprobes.engines.ebpf.kernel.features import Features
     from dprobes.resolve.kernelplaces import ResolvedKernel
     from dprobes.resolve.probepoints import Probepoint, ResolvedModule
@@ -74,7 +74,7 @@ class Planner:
 
     def plan_kernel(self, program: Program, resolved: ResolvedKernel, diagnostics: Diagnostics) -> PlannedKernel:
         """Return how the probepoints in the kernel are served; raise ``SourceError`` if one cannot be."""
-        from dprobes.engines.ebpf.attach.plannedkernel import plan_kernel, refuse_reading, refuse_waiting
+        from dprobes.engines.ebpf.inkernel.plannedkernel import plan_kernel, refuse_reading, refuse_waiting
 
         request = replace(basic_request(self.features, program), symbols=dict(resolved.symbols))
         check_handlers(program, resolved.image, resolved.architecture, diagnostics, request)

@@ -1,1 +1,1 @@
-"""Probepoints in modules of the kernel, whether they are loaded or not."""
+"""Probepoints in the kernel and in its modules, whether these are loaded or not."""

@@ -7,6 +7,7 @@ attached here when the module is seen to be there, which is later than its first
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from dataclasses import replace
@@ -51,7 +52,9 @@ class ModuleFollower:
         self._resolved = resolved
         self._installed = installed
         self._name = resolved.module.name
-        self._events = KernelEvents()
+        self._events: KernelEvents | None = None
+        with contextlib.suppress(OSError):
+            self._events = KernelEvents()
         # One that has come meanwhile is seen by the first look.
         self._identity = self._look_up() if resolved.module.is_loaded else None
         self.is_there = self._identity is not None
@@ -60,7 +63,7 @@ class ModuleFollower:
     @property
     def descriptor(self) -> int:
         """What becomes readable when it is time for a look; -1 where nothing does."""
-        return self._events.descriptor
+        return -1 if self._events is None else self._events.descriptor
 
     def begin(self) -> Iterator[Event]:
         """Iterate over what there is to say when everything is attached."""
@@ -73,7 +76,8 @@ class ModuleFollower:
 
     def look(self) -> Iterator[Event]:
         """Iterate over what has happened to the module."""
-        self._events.drain()
+        if self._events is not None:
+            self._events.drain()
         found = self._look_up()
         if found == self._identity:
             return
@@ -93,7 +97,8 @@ class ModuleFollower:
 
     def close(self) -> None:
         """Look no more."""
-        self._events.close()
+        if self._events is not None:
+            self._events.close()
 
     def _look_up(self) -> int | None:
         """Return a number of the module's own for as long as it is loaded; None if it is not."""

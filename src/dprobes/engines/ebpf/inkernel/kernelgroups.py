@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
     from dprobes.bpf.layout import MapName
     from dprobes.bpf.lower.request import Request
-    from dprobes.engines.ebpf.attach.kernelmisses import KernelMisses
-    from dprobes.engines.ebpf.attach.plannedkernel import PlannedKernel
     from dprobes.engines.ebpf.attach.sitelinks import Group
+    from dprobes.engines.ebpf.inkernel.kernelmisses import KernelMisses
+    from dprobes.engines.ebpf.inkernel.plannedkernel import PlannedKernel
     from dprobes.engines.ebpf.inkernel.waitingprobes import WaitingProbes
     from dprobes.engines.ebpf.kernel.features import Features
     from dprobes.engines.ebpf.kernel.kernellinks import EntryKprobes
@@ -67,7 +67,7 @@ class KernelGroups:
     def _misses(self) -> KernelMisses:
         """What was missed; made for the first group."""
         if self._counted is None:
-            from dprobes.engines.ebpf.attach.kernelmisses import KernelMisses
+            from dprobes.engines.ebpf.inkernel.kernelmisses import KernelMisses
 
             self._counted = KernelMisses(self._features)
         return self._counted

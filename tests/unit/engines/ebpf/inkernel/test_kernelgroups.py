@@ -10,9 +10,9 @@ import pytest
 
 from dprobes.bpf.lower.request import Placement, Request, Tables
 from dprobes.diagnostics import Diagnostics
-from dprobes.engines.ebpf.attach.kernelgroups import KernelGroups
 from dprobes.engines.ebpf.attach.sitelinks import Group
 from dprobes.engines.ebpf.attach.siteplan import Site
+from dprobes.engines.ebpf.inkernel.kernelgroups import KernelGroups
 from dprobes.engines.ebpf.kernel import kernellinks
 from dprobes.engines.ebpf.kernel.features import Feature, Features
 from dprobes.engines.interface import StateEvent

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dprobes.bpf.lower.request import Placement
-from dprobes.engines.ebpf.attach import kernelmisses
-from dprobes.engines.ebpf.attach.kernelmisses import KernelMisses
 from dprobes.engines.ebpf.attach.sitelinks import Group
 from dprobes.engines.ebpf.attach.siteplan import Site
+from dprobes.engines.ebpf.inkernel import kernelmisses
+from dprobes.engines.ebpf.inkernel.kernelmisses import KernelMisses
 from dprobes.engines.ebpf.kernel.descriptors import Descriptors
 from dprobes.engines.ebpf.kernel.features import Feature, Features
 from dprobes.engines.linux.bpfcalls import ProgramInfo

@@ -7,7 +7,7 @@ import pytest
 from dprobes.arch import architecture
 from dprobes.bpf.lower.request import Placement
 from dprobes.diagnostics import Diagnostics
-from dprobes.engines.ebpf.attach.plannedkernel import SINGLE_KPROBES_MAX, plan_kernel, refuse_reading
+from dprobes.engines.ebpf.inkernel.plannedkernel import SINGLE_KPROBES_MAX, plan_kernel, refuse_reading
 from dprobes.engines.ebpf.kernel.features import Feature, Features
 from dprobes.resolve.kernelplaces import kernel_module_of, resolve_kernel
 from dprobes.rpn.pipeline import parse_source
