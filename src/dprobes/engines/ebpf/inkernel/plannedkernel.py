@@ -116,21 +116,25 @@ def plan_kernel(
     )
     for number, count in singles.items():
         if count > SINGLE_KPROBES_MAX:
-            _refuse_singles(program.definitions[number], count, by_registers=has_many, diagnostics=diagnostics)
+            reason, hint = _reason_of_singles(resolved, has_many=has_many)
+            diagnostics.error(
+                program.definitions[number].span("offset"),
+                f"{count} functions are too many for kprobes, which are attached and removed one by one: {reason}",
+                hint=hint,
+            )
     return planned
 
 
-def _refuse_singles(definition: ProbeDefinition, count: int, *, by_registers: bool, diagnostics: Diagnostics) -> None:
-    if by_registers:
-        reason = "the handler reads registers that ftrace does not save, or ftrace is not known to reach them"
-        hint = "let it read those of arguments and the return value only (push r, arg0)"
-    else:
-        reason = "this kernel has no kprobe_multi links"
-        hint = f"use a pattern of at most {SINGLE_KPROBES_MAX} functions, or a kernel with CONFIG_FPROBE (Linux 5.18)"
-    diagnostics.error(
-        definition.span("offset"),
-        f"{count} functions are too many for kprobes, which are attached and removed one by one: {reason}",
-        hint=hint,
+def _reason_of_singles(resolved: ResolvedKernel, *, has_many: bool) -> tuple[str, str]:
+    """Return why the functions of a pattern have a kprobe each, and what to do."""
+    fewer = f"use a pattern of at most {SINGLE_KPROBES_MAX} functions"
+    if not has_many:
+        return "this kernel has no kprobe_multi links", f"{fewer}, or a kernel with CONFIG_FPROBE (Linux 5.18)"
+    if not resolved.module.is_loaded:
+        return f"the module '{resolved.module.name}' is not loaded", f"load the module first, or {fewer}"
+    return (
+        "the handler reads registers that ftrace does not save, or ftrace is not known to reach them",
+        "let it read those of arguments and the return value only (push r, arg0)",
     )
 
 

@@ -14,7 +14,7 @@ from dprobes.rpn.pipeline import parse_source
 from dprobes.source import SourceFile
 from dprobes.target.kernel.kallsyms import Kallsyms
 from dprobes.target.kernel.kerneltext import KernelText
-from dprobes.target.kernel.runningkernel import RunningKernel
+from dprobes.target.kernel.runningkernel import LoadedModule, RunningKernel
 
 COPIED = b"""0000000000000000 A __per_cpu_start
 000000000001f0a8 A this_cpu_off
@@ -68,10 +68,36 @@ class TraceableKernel(RunningKernel):
         return True if self._is_known else None
 
 
-def planned(definition: str, kernel: RunningKernel, features: Features) -> tuple[set[Placement], list[str]]:
+class Text(KernelText):
+    """Code without landing pads."""
+
+    def read(self, _address: int, size: int) -> bytes:
+        return b"\x90" * size
+
+
+class WaitingModule(RunningKernel):
+    """A module with many functions, which is not loaded."""
+
+    blacklist = None
+    is_loaded = False
+
+    def __init__(self) -> None:
+        lines = (b"%x t work_%d\t[work]\n" % (0xFFFFFFFFC0000000 + 16 * n, n) for n in range(SINGLE_KPROBES_MAX + 1))
+        symbols = Kallsyms(b"ffffffff81000000 T _text\n" + b"".join(lines))
+        modules = {"work": LoadedModule("work", 0xFFFFFFFFC0000000, 0x2000)}
+        super().__init__(symbols, Text(None, problem="none"), modules=modules)
+
+
+TOO_MANY = "257 functions are too many for kprobes, which are attached and removed one by one: "
+KERNEL = "name = vmlinux\nmodtype = kernel\n"
+
+
+def planned(
+    definition: str, kernel: RunningKernel, features: Features, header: str = KERNEL
+) -> tuple[set[Placement], list[str]]:
     """Return how the probepoints of a definition are served, and the errors and hints."""
     diagnostics = Diagnostics()
-    program = parse_source(SourceFile("p", f"name = vmlinux\nmodtype = kernel\n{definition}\nexit\n"), diagnostics)
+    program = parse_source(SourceFile("p", f"{header}{definition}\nexit\n"), diagnostics)
     resolved = resolve_kernel(program, kernel_module_of(program, kernel), architecture("x86_64"), diagnostics)
     diagnostics.raise_if_errors()
     plan = plan_kernel(program, resolved, features, diagnostics)
@@ -104,17 +130,25 @@ def test_few_functions_of_a_pattern_get_kprobes_where_there_is_nothing_better() 
 
 def test_too_many_kprobes_are_refused() -> None:
     kernel = TraceableKernel()
-    too_many = "257 functions are too many for kprobes, which are attached and removed one by one: "
     _, said = planned('offset = "work_*"', kernel, FEW)
     assert said == [
-        f"p:3:1: error: {too_many}this kernel has no kprobe_multi links",
+        f"p:3:1: error: {TOO_MANY}this kernel has no kprobe_multi links",
         "hint: use a pattern of at most 256 functions, or a kernel with CONFIG_FPROBE (Linux 5.18)",
     ]
     _, said = planned('offset = "work_*"\npush r, r15', kernel, MANY)
     reason = "the handler reads registers that ftrace does not save, or ftrace is not known to reach them"
     assert said == [
-        f"p:3:1: error: {too_many}{reason}",
+        f"p:3:1: error: {TOO_MANY}{reason}",
         "hint: let it read those of arguments and the return value only (push r, arg0)",
+    ]
+
+
+def test_too_many_kprobes_in_a_module_that_is_not_loaded_are_refused() -> None:
+    features = Features(overrides={Feature.KPROBE_MULTI: True, Feature.KPROBE_EVENTS: True})
+    _, said = planned('offset = "work_*"', WaitingModule(), features, "name = work\nmodtype = kmod\n")
+    assert said == [
+        f"p:3:1: error: {TOO_MANY}the module 'work' is not loaded",
+        "hint: load the module first, or use a pattern of at most 256 functions",
     ]
 
 
