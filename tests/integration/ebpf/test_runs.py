@@ -206,7 +206,7 @@ def test_a_record_of_some_process_says_which_one(build: Builder, tmp_path: Path)
         first = await_line(tracing)
         tracing.send_signal(signal.SIGINT)
         tracing.communicate(timeout=TIMEOUT)
-    assert f"name=hotloop_named pid={probed.pid}" in first
+    assert f"hotloop_named[{probed.pid}]" in first
 
 
 def test_a_module_that_nobody_has_is_an_error(run: Runner) -> None:

@@ -159,7 +159,7 @@ def test_a_null_pointer_on_the_way_raises_an_exception(run: Runner) -> None:
 
 @pytest.mark.parametrize("field", ["", "push tp, prev.pid\nros 1\n"], ids=["record", "arguments"])
 def test_the_call_stack_of_a_sleeper_is_that_which_the_kernel_shows(run: Runner, field: str) -> None:
-    script = "sleep 1 & echo $!; sleep 0.5; cat /proc/$!/stack; wait"
+    script = "sleep 60 & echo $!; sleep 1; cat /proc/$!/stack; kill $!; wait"
     source = HEADER + f"offset = sched:sched_switch\nminor = 1\n{field}log kstack\nexit\n"
     result = run(source, ["--", "/bin/sh", "-c", script], ["--engine", "ebpf", "--log", "pid"])
     pid, *lines = result.stdout.splitlines()
