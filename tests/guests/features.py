@@ -42,7 +42,7 @@ FEATURES = {
     "uprobe_multi": KernelFeature((6, 6), "89ae89f53d20", "bpf: Add multi uprobe link"),
     "uprobe_multi_process": KernelFeature((6, 6), "b733eeade420", "bpf: Add pid filter support for uprobe_multi link"),
     "func_ip": KernelFeature((6, 6), "686328d80c43", "bpf: Add bpf_get_func_ip helper support for uprobe link"),
-    "link_missed": KernelFeature((6, 7), "7acf164b259d", "bpf: Add missed value to kprobe_multi link info"),
+    "link_missed": KernelFeature((6, 7), "e2b2cd592adb", "bpf: Add missed value to kprobe_multi link info"),
     "may_goto": KernelFeature((6, 9), "011832b97b31", "bpf: Introduce may_goto instruction"),
     "kprobe_session": KernelFeature(
         (6, 10), "535a3692ba72", "bpf: Add support for kprobe session attach", ("CONFIG_FPROBE",)
