@@ -18,6 +18,7 @@ from click import shell_completion
 from click.shell_completion import CompletionItem
 
 from dprobes.cli.headeritems import LOG_ITEMS
+from dprobes.cli.shippedexamples import all_examples
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -192,6 +193,20 @@ def _files(*suffixes: str) -> Callable[[click.Context, str], Iterable[str]]:
     return find
 
 
+def _or_examples(find: Callable[[click.Context, str], Iterable[str]]) -> Callable[[click.Context, str], Iterable[str]]:
+    """Return a function that finds the names of examples besides."""
+
+    def complete(ctx: click.Context, incomplete: str) -> Iterator[str]:
+        yield from find(ctx, incomplete)
+        yield from _examples(ctx, incomplete)
+
+    return complete
+
+
+def _examples(_ctx: click.Context, _incomplete: str) -> Iterable[str]:
+    return (each.name for each in all_examples())
+
+
 def _listed(find: Callable[[click.Context], Iterable[str]]) -> Callable[[click.Context, str], Iterable[str]]:
     """Return a function for lists with commas: what is before the last one stays."""
 
@@ -308,9 +323,10 @@ _SOURCES = _files(".rpn")
 _PROGRAMS = _files(".rpn", ".ppdf")
 
 _FUNCTIONS: dict[str, Callable[[click.Context, str], Iterable[str]]] = {
-    "file": _PROGRAMS,
+    "file": _or_examples(_PROGRAMS),
     "apply file": _files(".ppdf"),
-    "build file": _SOURCES,
+    "build file": _or_examples(_SOURCES),
+    "examples name": _examples,
     "log files": _files(".dpt", ".dptz", ".1"),
     "sql words": _files(".dpt", ".dptz", ".1", ".parquet"),
     "symbols": _files(),

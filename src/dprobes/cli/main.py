@@ -10,7 +10,6 @@ import contextlib
 import importlib
 import os
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -43,6 +42,8 @@ VERBS = {
     "sql": "Query the records of trace files and Parquet files in SQL.",
     "log-target": "Add, remove and list log targets.",
     "stop": "Remove all programs at once.",
+    "examples": "List the example programs that come with DProbes, or print one.",
+    "systemd": "Have systemd start the probe manager when it is needed.",
     "doctor": "Print what works on this machine, and how to enable the rest.",
     "completion": "Print a shell's completion script.",
 }
@@ -93,27 +94,13 @@ class _Verbs(click.Group):
 
     def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         super().format_help_text(ctx, formatter)
-        if (example := _example()) is not None:
-            formatter.write_paragraph()
-            with formatter.indentation():
-                formatter.write(f'{"":{formatter.current_indent}}A first probe:  dprobes run {example} -c "ls /"\n')
+        formatter.write_paragraph()
+        with formatter.indentation():
+            formatter.write(f'{"":{formatter.current_indent}}A first probe:  dprobes run malloc -c "ls /"\n')
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Verbs"):
             formatter.write_dl(list(VERBS.items()))
-
-
-def _example() -> str | None:
-    """Return the path of an example as it is typed here: that of the checkout, or where a wheel has installed it."""
-    import shlex
-
-    for root in (Path(__file__).parents[3], Path(sys.prefix) / "share" / "dprobes"):
-        path = root / "examples" / "malloc.rpn"
-        if path.is_file():
-            with contextlib.suppress(OSError, ValueError):  # there is no working directory, or it is elsewhere
-                path = path.relative_to(Path.cwd())
-            return shlex.quote(str(path))
-    return None
 
 
 @click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

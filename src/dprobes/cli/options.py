@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "PROCESS_ID",
+    "PROGRAM",
     "PROGRAM_FILE",
     "compile_options",
     "names_of",
@@ -30,6 +32,25 @@ __all__ = [
 PROGRAM_FILE = click.Path(path_type=Path)
 
 PROCESS_ID = click.IntRange(min=1)
+
+
+class _Program(click.Path):
+    """The file of a program; a name without a directory that is no file's may be that of an example."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the path of the file."""
+        path = Path(os.fsdecode(super().convert(value, param, ctx)))
+        if "/" in str(value) or str(value) == "-" or os.path.lexists(path):
+            return path
+        from dprobes.cli.shippedexamples import find_example
+
+        return find_example(str(value)) or path
+
+
+PROGRAM = _Program()
 
 
 def program_options(function: Callable[..., Any]) -> Callable[..., Any]:

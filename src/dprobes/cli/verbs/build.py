@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dprobes.cli import console
-from dprobes.cli.options import PROGRAM_FILE, compile_options, program_options, symbols_option
+from dprobes.cli.options import PROGRAM, PROGRAM_FILE, compile_options, program_options, symbols_option
 from dprobes.cli.resolvedprogram import is_compiled
 from dprobes.cli.templateoption import templates_option
 from dprobes.diagnostics import Diagnostics, Severity
@@ -31,7 +31,7 @@ SUFFIX = ".ppdf"
 
 
 @click.command("build")
-@click.argument("file", type=PROGRAM_FILE)
+@click.argument("file", type=PROGRAM)
 @click.option(
     "-o",
     "--output",

@@ -8,7 +8,7 @@ import click
 
 from dprobes.arch import ARCHITECTURE_NAMES
 from dprobes.cli import console
-from dprobes.cli.options import PROGRAM_FILE, compile_options, program_options, symbols_option
+from dprobes.cli.options import PROGRAM, compile_options, program_options, symbols_option
 from dprobes.cli.resolvedprogram import compile_program
 from dprobes.cli.templateoption import TEMPLATE_SUFFIX, check_program_templates, check_templates, templates_option
 from dprobes.diagnostics import Severity
@@ -22,7 +22,7 @@ __all__ = ["command"]
 
 
 @click.command("check")
-@click.argument("file", type=PROGRAM_FILE)
+@click.argument("file", type=PROGRAM)
 @program_options
 @symbols_option
 @templates_option("Check the templates in this directory, too, and say for which records there is none.")

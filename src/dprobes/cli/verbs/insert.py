@@ -9,9 +9,10 @@ import click
 from dprobes.api.compiledprogram import compiled_bytes
 from dprobes.cli import console
 from dprobes.cli.managerinsertion import insert, insertion_from, insertion_options
-from dprobes.cli.options import PROGRAM_FILE, compile_options, program_options, symbols_option
+from dprobes.cli.options import PROGRAM, compile_options, program_options, symbols_option
 from dprobes.cli.resolvedprogram import is_compiled
 from dprobes.cli.scopeoptions import scope_options
+from dprobes.cli.shippedexamples import example_templates
 from dprobes.cli.templateoption import templates_option
 from dprobes.diagnostics import Diagnostics, Severity
 
@@ -22,7 +23,7 @@ __all__ = ["command"]
 
 
 @click.command("insert")
-@click.argument("file", type=PROGRAM_FILE)
+@click.argument("file", type=PROGRAM)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND ...]")
 @scope_options
 @program_options
@@ -39,6 +40,7 @@ def command(
     manager's trace file ('dprobes log' prints it) and to log targets.
     """
     where = insertion_from(options, arguments)
+    templates = templates or example_templates(file)
     allow_write = options["allow_write"]
     if is_compiled(file):
         data = compiled_bytes(file) if templates is None else _with_templates(file, templates)

@@ -14,6 +14,7 @@ from dprobes.cli.headeritems import LOG_ITEMS, log_items_of
 from dprobes.cli.interrupts import EarlyInterrupt
 from dprobes.cli.logoptions import has_structure, log_format_option
 from dprobes.cli.options import (
+    PROGRAM,
     PROGRAM_FILE,
     compile_options,
     names_of,
@@ -29,6 +30,7 @@ from dprobes.cli.output.views import Views, stacks_of
 from dprobes.cli.resolvedprogram import load_program
 from dprobes.cli.runfollower import Run
 from dprobes.cli.scopeoptions import scope_of, scope_options, words_of
+from dprobes.cli.shippedexamples import example_templates
 from dprobes.cli.templateoption import note_addresses, printed_items, say_problems, templates_option
 from dprobes.diagnostics import Severity
 from dprobes.engines.ebpf.options import RING_SIZE
@@ -56,7 +58,7 @@ _GDB = ("gdb", "-q", "-p", "%p", "-ex", "handle SIGSTOP nostop noprint nopass")
 
 
 @click.command("run")
-@click.argument("file", type=PROGRAM_FILE)
+@click.argument("file", type=PROGRAM)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND ...]")
 @scope_options
 @program_options
@@ -181,10 +183,11 @@ def command(
     """
     Run the probe program FILE on a command or a process and its child processes, or on all processes.
 
-    FILE is the source of a program, - for a source on standard input, or a compiled program (dprobes build). Records go
-    to standard output; everything else, with a summary at the end, goes to standard error. With --format json and csv
-    only records go to standard output, and the output of the command goes to standard error. Ctrl-C removes the
-    probepoints; processes that were running before continue.
+    FILE is the source of a program, - for a source on standard input, a compiled program (dprobes build), or the name
+    of an example, which is run with its template (dprobes examples). Records go to standard output; everything else,
+    with a summary at the end, goes to standard error. With --format json and csv only records go to standard output,
+    and the output of the command goes to standard error. Ctrl-C removes the probepoints; processes that were running
+    before continue.
     """  # fmt: skip
     scope = scope_of(command_line, arguments, pid, cgroup, user, follow=follow)
     if exit_status and not scope.command:
@@ -219,8 +222,8 @@ def command(
         verify_build_id=not dont_verify_build_id,
         verify_opcodes=not dont_verify_opcodes,
     )
-    if templates is not None:
-        loaded = loaded.with_templates(templates)
+    if (directory := templates or example_templates(file)) is not None:
+        loaded = loaded.with_templates(directory)
     elif loaded.templates:
         from dprobes.formatters.templates.collection import templates_of
 

@@ -8,7 +8,7 @@ import click
 
 from dprobes.arch import ARCHITECTURE_NAMES
 from dprobes.cli import console
-from dprobes.cli.options import PROCESS_ID, PROGRAM_FILE, compile_options, program_options, symbols_option
+from dprobes.cli.options import PROCESS_ID, PROGRAM, compile_options, program_options, symbols_option
 from dprobes.cli.output.handlercode import Disassembly
 from dprobes.cli.output.summary import left_out_lines, place_of
 from dprobes.cli.output.textoutput import print_lines
@@ -29,7 +29,7 @@ __all__ = ["command", "listing"]
 
 
 @click.command("show")
-@click.argument("file", type=PROGRAM_FILE)
+@click.argument("file", type=PROGRAM)
 @program_options
 @symbols_option
 @click.option("-p", "--pid", type=PROCESS_ID, help="Search for the module among the files that this process maps.")

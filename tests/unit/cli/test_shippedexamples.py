@@ -1,0 +1,63 @@
+"""The examples by their names, in a checkout and as a wheel installs them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dprobes.cli import shippedexamples
+from dprobes.cli.main import run
+from dprobes.cli.shippedexamples import all_examples, example_directory, example_templates, find_example
+
+if TYPE_CHECKING:
+    import pytest
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+
+
+def test_each_example_says_what_it_shows() -> None:
+    found = {example.name: example for example in all_examples()}
+    assert set(found) == {path.stem for path in EXAMPLES.glob("*.rpn")}
+    assert found["malloc"].summary == "How much memory does a program ask for?"
+    assert found["bash-lines"].summary == "The lines typed into a shell"
+    assert found["kill-calls"].summary.startswith("Who calls kill(2), for whom, and what is on the stack")
+    assert all(example.summary and "dprobes run" not in example.summary for example in found.values())
+
+
+def test_an_example_is_found_by_its_name() -> None:
+    assert find_example("malloc") == find_example("malloc.rpn") == EXAMPLES / "malloc.rpn"
+    assert find_example("no-such-example") is None
+    assert find_example("../examples/malloc") is None
+    assert example_templates(EXAMPLES / "malloc.rpn") == EXAMPLES / "templates"
+    assert example_templates(Path("malloc.rpn")) is None
+
+
+def test_a_wheel_installs_them_below_the_prefix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shippedexamples, "__file__", str(tmp_path / "lib/python3/site-packages/dprobes/cli/x.py"))
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    assert example_directory() is None
+    assert list(all_examples()) == []
+    (tmp_path / "share/dprobes").mkdir(parents=True)
+    (tmp_path / "share/dprobes/examples").symlink_to(EXAMPLES)
+    assert find_example("malloc") == tmp_path / "share/dprobes/examples/malloc.rpn"
+
+
+def test_a_file_of_the_name_comes_before_the_example(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(["show", "malloc"]) == 0
+    assert "offset = malloc" in capsys.readouterr().out
+    (tmp_path / "malloc").write_text("name = mine\noffset = 0x10\nexit\n")
+    assert run(["check", "malloc"]) == 0
+    assert run(["show", "malloc"]) == 0
+    assert 'name = "mine"' in capsys.readouterr().out
+
+
+def test_a_name_of_neither_is_the_error_of_a_missing_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(["check", "mallocs"]) == 2
+    assert capsys.readouterr().err == "error: cannot read 'mallocs': no such file or directory\n"
