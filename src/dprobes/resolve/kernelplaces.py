@@ -262,6 +262,7 @@ class _Resolver:
         self._program = program
         self._module = module
         self._kernel = module.kernel
+        self._path = str(module.path)
         self._diagnostics = diagnostics
         self._places: dict[tuple[int, bool], Probepoint] = {}
         self._has_said_unverified = False
@@ -429,25 +430,24 @@ class _Resolver:
     ) -> Probepoint:
         kind = ProbeKind.RETURN if definition.at_return else ProbeKind.BREAKPOINT
         named = function or (where if definition.at_return else "")
-        path = str(self._module.path)
-        return Probepoint(kind, number, definition, path, where, ProbedCode(instruction), state, named)
+        return Probepoint(kind, number, definition, self._path, where, ProbedCode(instruction), state, named)
 
     # Patterns
 
     def _enter_matches(self, number: int, definition: ProbeDefinition, pattern: str) -> None:
-        span, path = definition.span("offset"), str(self._module.path)
+        span, path, base = definition.span("offset"), self._path, self._module.base
         taken = count = 0
         for symbol in self._matches(pattern):
             count += 1
-            reason = self._reason_against(symbol, (symbol.address, definition.at_return))
+            place = symbol.address - base, definition.at_return
+            reason = self._reason_against(symbol, place)
             if reason is not None:
                 taken += reason is _TAKEN
                 self.left_out.append(LeftOutProbe(number, path, symbol.name, reason))
                 continue
-            offset = symbol.address - self._module.base
-            instruction = DecodedInstruction(symbol.address, 0, b"", "?", 0, "?", offset)
+            instruction = DecodedInstruction(symbol.address, 0, b"", "?", 0, "?", place[0])
             probe = self._made(number, definition, instruction, symbol.name, ProbeState.COMPILED, symbol.name)
-            self._places[symbol.address - self._module.base, definition.at_return] = probe
+            self._places[place] = probe
             taken += 1
         if not count:
             self._diagnostics.error(span, f"'{pattern}' matches no function of '{path}'")
@@ -464,7 +464,7 @@ class _Resolver:
                 yield symbol
 
     def _reason_against(self, symbol: KernelSymbol, place: tuple[int, bool]) -> str | None:
-        if (place[0] - self._module.base, place[1]) in self._places:
+        if place in self._places:
             return _TAKEN
         if (reason := self._kernel.refusal(symbol.address)) is not None:
             return reason

@@ -91,8 +91,11 @@ def summary(program: Program, session: Session, counts: Sequence[Counts], width:
 
 def _unused_files(probes: Sequence[Probepoint], counts: Sequence[Counts]) -> list[str]:
     """Return the files in which nothing happened, where something did in another one."""
+    paths = dict.fromkeys(probe.path for probe in probes)
+    if len(paths) < 2:
+        return []
     used = {probe.path for probe, count in zip(probes, counts, strict=True) if replace(count, executed=()) != Counts()}
-    return [path for path in dict.fromkeys(probe.path for probe in probes) if path not in used] if used else []
+    return [path for path in paths if path not in used] if used else []
 
 
 def _table(rows: Sequence[tuple[str, ...]], paths: Sequence[str], width: int | None) -> str:

@@ -73,9 +73,14 @@ class Kallsyms:
 
     def find(self, name: str, module: str | None = None) -> list[KernelSymbol]:
         """Return the symbols called ``name`` in a module ("": the kernel itself, None: anywhere), by address."""
-        quoted = re.escape(name.encode())
-        pattern = re.compile(rb"^([0-9a-f]+) (\S) (" + quoted + rb")(?:[ \t]+\[(\S+)\])?$", re.MULTILINE)
-        found = {_symbol(match) for match in pattern.finditer(self._data)}
+        found: set[KernelSymbol] = set()
+        quoted = b" " + name.encode()
+        at = self._data.find(quoted)
+        while at >= 0:
+            match = _LINE.match(self._data, self._data.rfind(b"\n", 0, at) + 1)
+            if match is not None and match.span(3) == (at + 1, at + len(quoted)):
+                found.add(_symbol(match))
+            at = self._data.find(quoted, at + 1)
         return sorted((s for s in found if module is None or s.module == module), key=lambda symbol: symbol.address)
 
     def matching(self, pattern: str, module: str) -> Iterator[KernelSymbol]:

@@ -40,6 +40,7 @@ _TRAMPOLINES = ("arch_rethook_trampoline", "__kretprobe_trampoline", "kretprobe_
 Commits f3a112c0c40d ("x86,rethook,kprobes: Replace kretprobe with rethook on x86") (in v5.18) and adf8a61a940c
 ("kprobes: treewide: Make it harder to refer kretprobe_trampoline directly") (in v5.16) have renamed it.
 """
+_FIRST_WORD = re.compile(rb"^\S+", re.MULTILINE)
 _ENDBR = 4
 """Bytes of the ``endbr64`` that may stand before what ftrace changes."""
 
@@ -260,7 +261,8 @@ class RunningKernel:
     def is_traceable(self, address: int) -> bool | None:
         """Return whether ftrace can redirect the function that begins at an address; None where that is not known."""
         if self._traceable_places is not None:
-            return any(f"{address + behind:016x}".encode() in self._traceable_places for behind in (0, _ENDBR))
+            places = self._traceable_places
+            return b"%016x" % address in places or b"%016x" % (address + _ENDBR) in places
         if self._traceable_names is None:
             return None
         return not self._traceable_names.isdisjoint(self.symbols.names_at(address))
@@ -271,7 +273,7 @@ class RunningKernel:
         # Since Linux kernel commit 83f74441bcb1 ("ftrace: Show all functions with addresses in
         # available_filter_functions_addrs") (in v6.5).
         data = _traced("available_filter_functions_addrs")
-        return None if data is None else frozenset(line.partition(b" ")[0] for line in data.splitlines())
+        return None if data is None else frozenset(_FIRST_WORD.findall(data))
 
     @cached_property
     def _traceable_names(self) -> frozenset[str] | None:

@@ -23,7 +23,7 @@ from dprobes.engines.ebpf.inkernel.kernelgroups import KernelGroups
 from dprobes.engines.ebpf.kernel.descriptors import Descriptors
 from dprobes.engines.ebpf.kernel.features import Feature
 from dprobes.engines.ebpf.kernel.links import attach_uprobes, uprobe_attach_type
-from dprobes.engines.interface import Counts, Notice, StateEvent
+from dprobes.engines.interface import Notice, StateEvent
 from dprobes.engines.linux.cpus import cpu_limit
 from dprobes.engines.overhead import budget_of
 from dprobes.errors import DprobesError, EngineError
@@ -370,30 +370,6 @@ class Installation:
     def attachments(self) -> Attachments:
         """The links."""
         return self._attachments
-
-    def counts(self, number: int, faults: int, dropped: int) -> Counts:
-        """
-        Return the counts of a probepoint.
-
-        ``faults`` of its hits did not complete their instruction, and ``dropped`` of its records were not given out.
-        """
-        definition = self.probes[number].definition
-        entries = [self.maps.counters(entry) for entry in self.entries_of(number)]
-        hits = self._attachments.hits(number)
-        if definition.maxhits:
-            hits = min(hits, self._numbers.limit(number))
-        if number not in self.giving_back:
-            hits -= faults
-        return Counts(
-            hits=hits,
-            records=sum(entry.records for entry in entries) - dropped,
-            lost=sum(entry.lost for entry in entries),
-            passed=min(hits, definition.passcount),
-            missed=sum(entry.missed for entry in entries) + self.kernel.missed(number),
-            skipped=sum(entry.skipped for entry in entries),
-            faulted=faults,
-            executed=tuple(sorted({site.executed for site in self._numbers.sites.get(number, ())})),
-        )
 
     def breakpoints_in(self, descriptor: int) -> frozenset[int]:
         """Return the file offsets of the breakpoints in an open file."""

@@ -41,6 +41,7 @@ class Planner:
         self.exact = exact
         self._command = command
         self._plans: dict[tuple[int, frozenset[int]], FilePlan] = {}
+        self._kernel_plans: dict[int, PlannedKernel] = {}
 
     def plan(
         self,
@@ -76,6 +77,8 @@ class Planner:
         """Return how the probepoints in the kernel are served; raise ``SourceError`` if one cannot be."""
         from dprobes.engines.ebpf.inkernel.plannedkernel import plan_kernel, refuse_reading, refuse_waiting
 
+        if (known := self._kernel_plans.get(id(resolved))) is not None:
+            return known
         request = replace(basic_request(self.features, program), symbols=dict(resolved.symbols))
         check_handlers(program, resolved.image, resolved.architecture, diagnostics, request)
         self._refuse_events(resolved.events, diagnostics, everywhere=True)
@@ -84,11 +87,13 @@ class Planner:
         diagnostics.raise_if_errors()
         planned = plan_kernel(program, resolved, self.features, diagnostics)
         diagnostics.raise_if_errors()
+        self._kernel_plans[id(resolved)] = planned
         return planned
 
     def forget(self) -> None:
         """Forget what was planned for runs that have ended."""
         self._plans.clear()
+        self._kernel_plans.clear()
 
     def plan_everywhere(self, probes: Sequence[Probepoint], diagnostics: Diagnostics) -> None:
         """Raise ``SourceError`` if the probepoints of a program without a module cannot be served."""

@@ -245,6 +245,11 @@ class SharedMaps:
         hits, records, lost, missed = (words[first + field // 8] for field in fields)
         return ProbeCounters(hits, records, lost, missed, skipped)
 
+    def hit_entries(self) -> set[int]:
+        """Return the entries of the probe table that have been hit."""
+        column = self._probes.words[ProbeField.HITS // 8 :: PROBE_ENTRY_SIZE // 8]
+        return {entry for entry, hits in enumerate(column) if hits}
+
     def disabled(self) -> set[int]:
         """Return the entries of the probe table of which no handler runs any more."""
         column = self._probes.halves[ProbeField.DISABLED // 4 :: PROBE_ENTRY_SIZE // 4]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from dprobes.bpf.lower.request import Placement
@@ -128,9 +129,10 @@ class KernelGroups:
         finally:
             os.close(program)
 
-    def missed(self, number: int) -> int:
-        """Return how many hits of a probepoint ran no handler, as far as the kernel counts them by probepoints."""
-        return self._counted.count(number) if self._counted is not None else 0
+    def missed(self) -> Counter[int]:
+        """Return how many hits ran no handler by probepoint, as far as the kernel counts them so."""
+        counts = self._counted.counts() if self._counted is not None else {}
+        return Counter({probes[0]: count for probes, count in counts.items() if count and len(probes) == 1})
 
     def close(self) -> None:
         """Keep the counts, as the programs are about to be closed, and have nothing left of what was attached."""

@@ -62,17 +62,6 @@ class KernelMisses:
                 self._links.discard(links)
                 self._ended.update(links.missed())
 
-    def count(self, probe: int) -> int:
-        """Return how many hits of a probepoint were missed so far that are known to be its own."""
-        alone = (probe,)
-        with self._lock:
-            programs = (program for program, probes in self._programs.items() if probes == alone)
-            return (
-                self._ended[alone]
-                + sum(links.missed_by(alone) for links in self._links)
-                + sum(program_info(program).recursion_misses for program in programs)
-            )
-
     def counts(self) -> Counter[tuple[int, ...]]:
         """Return how many hits were missed so far, by the probepoints that they belong to."""
         with self._lock:

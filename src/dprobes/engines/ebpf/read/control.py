@@ -72,10 +72,10 @@ class Readings:
     """
     The counts and variables of a program in the kernel, and what they were at the end once ``close`` was called.
 
-    ``count`` returns the counts of a probepoint, and is called by any thread.
+    ``count`` returns the counts of all probepoints, and is called by any thread.
     """
 
-    def __init__(self, installed: Installation, count: Callable[[int], Counts]) -> None:
+    def __init__(self, installed: Installation, count: Callable[[], tuple[Counts, ...]]) -> None:
         self._installed = installed
         self._count = count
         self._lock = threading.Lock()
@@ -114,7 +114,7 @@ class Readings:
 
     def _read_counts(self) -> None:
         if not self._is_closed:
-            self._counts = tuple(self._count(number) for number in range(len(self._installed.probes)))
+            self._counts = self._count()
 
     def _read_variables(self) -> None:
         if not self._is_closed:

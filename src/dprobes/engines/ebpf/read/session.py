@@ -12,7 +12,6 @@ import signal
 import threading
 import time
 from collections import Counter
-from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
 from dprobes.bpf.layout import LIMIT
@@ -25,6 +24,7 @@ from dprobes.engines.ebpf.attach.scope import ProcessTree, filter_of, is_initial
 from dprobes.engines.ebpf.kernel.descriptors import Descriptors
 from dprobes.engines.ebpf.read.control import ControlledRun, Readings
 from dprobes.engines.ebpf.read.heldrecords import Ended, HeldRecords
+from dprobes.engines.ebpf.read.probecounts import ProbeCounts
 from dprobes.engines.ebpf.read.recordstream import RecordStream
 from dprobes.engines.ebpf.read.stoppedprocesses import CORE_DUMP, DEBUGGER, StoppedProcesses
 from dprobes.engines.ebpf.read.switchover import Replacement, session_to_replace
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from dprobes.engines.ebpf.read.cpuarrivals import CpuArrivals
     from dprobes.engines.ebpf.read.userstacks import UserStacks
     from dprobes.engines.ebpf.settings import Settings
-    from dprobes.engines.interface import Counts, Event, Job
+    from dprobes.engines.interface import Event, Job
     from dprobes.resolve.kernelplaces import ResolvedKernel
     from dprobes.resolve.probepoints import LeftOutProbe, Probepoint
 
@@ -180,7 +180,8 @@ class EbpfSession(ControlledRun, ReplaceableSession):
             if self._command is not None:
                 self._command.go()
             self._notices.append(Begun())
-            self._readings = Readings(installed, self._counts_of)
+            counts = ProbeCounts(installed, self._held.faults, self._held.dropped, self._given_up)
+            self._readings = Readings(installed, counts.all)
             stack.callback(self._readings.close)
             self._stack = stack.pop_all()
         return self
@@ -430,11 +431,6 @@ class EbpfSession(ControlledRun, ReplaceableSession):
         if self._command is not None and (not self._stopping or self._command.has_ended):
             status = self._command.wait()
         yield Finished(self.counts(), status)
-
-    def _counts_of(self, probe: int) -> Counts:
-        faults, dropped = self._held.faults, self._held.dropped
-        counts, given_up = self._installed.counts(probe, faults[probe], dropped[probe]), self._given_up[probe]
-        return replace(counts, records=counts.records - given_up, lost=counts.lost + given_up)
 
 
 def _state_after(ended: Ended) -> StateEvent:
