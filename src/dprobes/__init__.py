@@ -25,10 +25,12 @@ from dprobes.version import __version__
 
 TYPE_CHECKING = False  # what type checkers take for true; importing typing would take longer than all the rest
 if TYPE_CHECKING:
+    from dprobes.api.attachment import attach, everywhere, launch
     from dprobes.api.builder import CodeBuilder, HandlerBuilder, ProcedureBuilder, ProgramBuilder
     from dprobes.api.compiledprogram import CompiledProgram, compile_file, compile_source, load_ppdf
     from dprobes.api.insertedprogram import InsertedProgram, Probepoint
-    from dprobes.api.session import ALL_ITEMS, ProbeSession, attach, everywhere, launch
+    from dprobes.api.recordlist import RecordList
+    from dprobes.api.session import ALL_ITEMS, ProbeSession
     from dprobes.diagnostics import Diagnostic, Diagnostics, Severity
     from dprobes.engines.interface import Counts, Scope
     from dprobes.errors import (
@@ -94,6 +96,7 @@ __all__ = [
     "ProcedureBuilder",
     "Program",
     "ProgramBuilder",
+    "RecordList",
     "Scope",
     "Severity",
     "SinkError",
@@ -114,10 +117,12 @@ __all__ = [
 ]
 
 _HOMES = {
+    "api.attachment": ("attach", "everywhere", "launch"),
     "api.builder": ("CodeBuilder", "HandlerBuilder", "ProcedureBuilder", "ProgramBuilder"),
     "api.compiledprogram": ("CompiledProgram", "compile_file", "compile_source", "load_ppdf"),
     "api.insertedprogram": ("InsertedProgram", "Probepoint"),
-    "api.session": ("ALL_ITEMS", "ProbeSession", "attach", "everywhere", "launch"),
+    "api.recordlist": ("RecordList",),
+    "api.session": ("ALL_ITEMS", "ProbeSession"),
     "diagnostics": ("Diagnostic", "Diagnostics", "Severity"),
     "engines.interface": ("Counts", "Scope"),
     "errors": (

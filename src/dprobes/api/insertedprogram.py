@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dprobes.engines.followedprogram import FollowedProgram
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from dprobes.diagnostics import Diagnostics
     from dprobes.engines.interface import ControlledSession
     from dprobes.engines.launchedcommand import LaunchedCommand
-    from dprobes.record.probeinfo import Place
+    from dprobes.record.probeinfo import DataReader, Place
     from dprobes.resolve.probestate import ProbeState
     from dprobes.rpn.program import Program
 
@@ -47,16 +48,17 @@ class Probepoint:
 class _Followed(FollowedProgram):
     """Put the records of a program into the queue of its session."""
 
-    def __init__(self, program: Program, session: ControlledSession, queue: RecordQueue) -> None:
+    def __init__(self, program: Program, session: ControlledSession, queue: RecordQueue, reader: DataReader) -> None:
         super().__init__(program.name, program, session)
         self._queue = queue
+        self._reader = reader
         self._places: list[Place] = []
         queue.open()
 
     def take_records(self, records: Sequence[tuple[int, bytes]]) -> None:
         probes, places = self.probes, self._places
         if len(probes) > len(places):
-            places += places_of(self.name, probes, len(places))
+            places += (replace(place, reader=self._reader) for place in places_of(self.name, probes, len(places)))
         self._queue.put([(record, places[probe]) for probe, record in records])
 
     def take_end(self, lost: int) -> None:  # noqa: ARG002 - the counts tell
@@ -77,6 +79,7 @@ class InsertedProgram:
         program: Program,
         session: ControlledSession,
         queue: RecordQueue,
+        reader: DataReader,
         *,
         engine: str,
         reason: str | None,
@@ -91,7 +94,7 @@ class InsertedProgram:
         self._command = command
         self._is_reported = False
         self._is_stopping = False
-        self._followed = _Followed(program, session, queue)
+        self._followed = _Followed(program, session, queue, reader)
 
     def begin(self) -> None:
         """Wait until all that is in scope now has been probed; raise the error that has kept it from that."""

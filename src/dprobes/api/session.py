@@ -5,43 +5,41 @@ from __future__ import annotations
 import contextlib
 import threading
 from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING, Self
 
 from dprobes.api.builder import ProgramBuilder
 from dprobes.api.compiledprogram import CompiledProgram
 from dprobes.api.insertedprogram import InsertedProgram, total
+from dprobes.api.recordlist import RecordList
 from dprobes.api.recordqueue import RecordQueue
 from dprobes.diagnostics import Diagnostics
-from dprobes.engines.ebpf.options import RING_SIZE
 from dprobes.engines.insertion import insertion
-from dprobes.engines.interface import Counts, Scope, ScopeKind
 from dprobes.engines.launchedcommand import LaunchedCommand
-from dprobes.engines.options import EngineOptions
-from dprobes.engines.overhead import check_overhead
-from dprobes.engines.registry import AUTO, engine_that_probes, named_engine
+from dprobes.engines.registry import AUTO, named_engine
 from dprobes.engines.sharedglobals import GlobalVariables
 from dprobes.errors import EngineError
+from dprobes.formatters.datareader import ProgramDataReader
 from dprobes.record.codec import decode_record
 from dprobes.record.layout import Item
 from dprobes.target.location import FileSymbols
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Generator, Iterable, Iterator, Sequence
-    from pathlib import Path
+    from collections.abc import AsyncGenerator, Generator, Iterable, Sequence
 
+    from dprobes.engines.interface import Counts, Scope
+    from dprobes.engines.options import EngineOptions
     from dprobes.record.layout import LogRecord
     from dprobes.record.probeinfo import Place
     from dprobes.rpn.program import Program
 
-__all__ = ["ALL_ITEMS", "ProbeSession", "attach", "everywhere", "launch"]
+__all__ = ["ALL_ITEMS", "ProbeSession"]
 
 ALL_ITEMS = sum(Item, Item(0)) & ~(Item.WIDE | Item.STACK_TRACE)
 """All header items that a record can carry."""
 
 _GLOBALS_MAX = 65536
 """How many global variables there are: as many as a program may ask for."""
-
-_BUFFER = 64 << 20
 
 
 class ProbeSession:
@@ -157,7 +155,7 @@ class ProbeSession:
                     command.go()
         return command.has_begun
 
-    def records(self, timeout: float | None = None) -> Iterator[LogRecord]:
+    def records(self, timeout: float | None = None) -> Generator[LogRecord, None, None]:
         """
         Iterate over the records of all programs as they come, each once.
 
@@ -170,6 +168,15 @@ class ProbeSession:
             yield from self._decoded(batch)
         for program in self.programs:
             program.raise_problem()
+
+    def collect(self, count: int | None = None, *, timeout: float | None = None) -> RecordList:
+        """
+        Read up to ``count`` records, or all there are and will be, and return them as one list.
+
+        Reading ends as that of ``records`` does, ``timeout`` seconds without a record included.
+        """
+        with contextlib.closing(self.records(timeout)) as records:
+            return RecordList(islice(records, count))
 
     def _decoded(self, batch: Sequence[tuple[bytes, Place]]) -> Generator[LogRecord, None, None]:
         """Iterate over records that were taken; those that are not read go back."""
@@ -300,106 +307,9 @@ class ProbeSession:
             compiled.program,
             session,
             self._queue,
+            ProgramDataReader(compiled.program, compiled.templates),
             engine=prepared.engine.name,
             reason=prepared.reason,
             diagnostics=diagnostics,
             command=self._command,
         )
-
-
-def _options(
-    directory: str | Path,
-    allow_write: bool,
-    exact: bool,
-    pid_namespace: bool,
-    ring_size: int,
-    overhead: float | None,
-) -> EngineOptions:
-    return EngineOptions(
-        allow_write,
-        core_directory=str(directory),
-        overhead=None if overhead is None else check_overhead(overhead),
-        replaceable=True,
-        own={"exact": exact, "pid_namespace": pid_namespace, "ring_size": ring_size},
-    )
-
-
-def attach(
-    pid: int,
-    *,
-    follow: bool = True,
-    engine: str = "auto",
-    items: Item = ALL_ITEMS,
-    allow_write: bool = False,
-    exact: bool = False,
-    pid_namespace: bool = False,
-    core_directory: str | Path = ".",
-    buffer: int = _BUFFER,
-    ring_size: int = RING_SIZE,
-    overhead: float | None = None,
-) -> ProbeSession:
-    """
-    Return a session for a running process, and with ``follow`` for all that it starts.
-
-    Raise ``EngineError`` if there is no such process, or none that can be probed.
-
-    ``engine`` is one that ``dprobes run --engine`` knows; "auto" is the cheapest that can do what a program needs.
-    ``items`` are the header items of records: fewer make them smaller. ``allow_write`` allows programs to change or
-    stop the target. ``exact``, ``pid_namespace``, ``core_directory``, ``ring_size`` (in bytes) and ``overhead`` (in
-    percent, 0 for no limit) are those of ``dprobes run``. ``buffer`` is how many bytes of records are kept that nobody
-    has read.
-    """
-    options = _options(core_directory, allow_write, exact, pid_namespace, ring_size, overhead)
-    scope = Scope(pid=pid, follow=follow)
-    return ProbeSession(scope, options, engine=engine, items=items, buffer=buffer)
-
-
-def launch(
-    command: Sequence[str],
-    *,
-    follow: bool = True,
-    engine: str = "auto",
-    items: Item = ALL_ITEMS,
-    allow_write: bool = False,
-    exact: bool = False,
-    pid_namespace: bool = False,
-    core_directory: str | Path = ".",
-    buffer: int = _BUFFER,
-    ring_size: int = RING_SIZE,
-    overhead: float | None = None,
-) -> ProbeSession:
-    """
-    Return a session for a command, a list of words.
-
-    It begins when its records are read for the first time, or waited for, or with ``ProbeSession.go``: all programs
-    that are inserted before probe it from its first instruction on. Leaving the session does not end it, but if it has
-    not begun, it never will. ``ProbeSession.wait`` returns its exit status. Raise ``TargetError`` if there is no such
-    command. The other arguments are those of ``attach``.
-    """
-    options = _options(core_directory, allow_write, exact, pid_namespace, ring_size, overhead)
-    scope = Scope(command=tuple(command), follow=follow)
-    return ProbeSession(scope, options, engine=engine, items=items, buffer=buffer)
-
-
-def everywhere(
-    *,
-    cgroup: str | Path | None = None,
-    uid: int | None = None,
-    items: Item = ALL_ITEMS,
-    allow_write: bool = False,
-    exact: bool = False,
-    pid_namespace: bool = False,
-    core_directory: str | Path = ".",
-    buffer: int = _BUFFER,
-    ring_size: int = RING_SIZE,
-    overhead: float | None = None,
-) -> ProbeSession:
-    """
-    Return a session for all processes, those that are started later included; it needs the ebpf engine, and so root.
-
-    ``cgroup`` is a directory below /sys/fs/cgroup whose processes only are meant, ``uid`` a user. The other arguments
-    are those of ``attach``.
-    """
-    options = _options(core_directory, allow_write, exact, pid_namespace, ring_size, overhead)
-    scope = Scope(cgroup=None if cgroup is None else str(cgroup), uid=uid)
-    return ProbeSession(scope, options, engine=engine_that_probes(ScopeKind.EVERYWHERE), items=items, buffer=buffer)

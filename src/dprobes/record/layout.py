@@ -124,6 +124,31 @@ class LogRecord(NamedTuple):
         data, order = self.data, self.byte_order
         return tuple(int.from_bytes(data[n : n + size], order) for n in range(0, len(data) // size * size, size))
 
+    def to_dict(self) -> dict[str, object]:
+        """
+        Return what the record carries, by name: header items, the place, and the values of its data.
+
+        Names are those of the columns of SQL tables, but ``time`` is CLOCK_MONOTONIC in nanoseconds. A value has the
+        name that a template gives it, or that of what the handler has logged: ``arg0``; one that another item has gets
+        a number. Of data of which nothing is known there are ``items``, if it describes itself, and ``data``.
+        """
+        header: dict[str, object] = {
+            name: value for name, value in zip(self._fields[:_DATA], self, strict=False) if value is not None
+        }
+        if (place := self.place) is not None:
+            header |= {"module": place.module, "symbol": place.symbol, "function": place.routine}
+            header["at_return"] = place.at_return
+        named = place.reader(self) if place is not None and place.reader is not None else None
+        if named is None:
+            items = [(item.kind, item.value) for item in self.items()]
+            return {**header, **({"items": items} if items else {}), "data": self.data}
+        for name, value in named.items():
+            unique, number = name, 2
+            while unique in header:
+                unique, number = f"{name}_{number}", number + 1
+            header[unique] = value
+        return header
+
     def items(self) -> tuple[LogItem, ...]:
         """Return what ``log str``, ``log mrf``, ``log lv`` and their like have logged; nothing if that is not all."""
         from dprobes.record.items import split_items
@@ -131,6 +156,9 @@ class LogRecord(NamedTuple):
         if self.is_stack_trace:
             return ()
         return tuple(split_items(self.data, self.word_size, self.byte_order) or ())
+
+
+_DATA = LogRecord._fields.index("data")
 
 
 class LoggedItems:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
+from dataclasses import field
 from functools import lru_cache
 
 from dprobes.lazydataclass import dataclass
 
-__all__ = ["Place", "routine_of"]
+__all__ = ["DataReader", "Place", "routine_of"]
 
 _NUMBER = r"0x[0-9a-f]+"
 _DISTANCE = r" *[+-] *(0x[0-9a-f]+|[0-9]+)\Z"
@@ -19,6 +21,10 @@ def routine_of(symbol: str) -> str:
     return "" if re.fullmatch(_NUMBER, symbol) else re.sub(_DISTANCE, "", symbol)
 
 
+DataReader = Callable[..., Mapping[str, object] | None]
+"""A function from a record to the values of its data by their names; None if nothing is known of it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Place:
     """
@@ -28,6 +34,7 @@ class Place:
     the file offset of the breakpoint, if that is not at the place that was written. ``at_return`` says that it is the
     return of the function that is probed, ``is_paired`` that the program probes both its entry and its return.
     ``is_code`` says that hits are at ``symbol``; ``99hz`` of a sampler and the variable of a watchpoint are no code.
+    ``reader`` is there where somebody has given the records' data names; places are the same whether or not.
     """
 
     module: str
@@ -37,6 +44,7 @@ class Place:
     at_return: bool = False
     is_paired: bool = False
     is_code: bool = True
+    reader: DataReader | None = field(default=None, compare=False, repr=False)
 
     @property
     def routine(self) -> str:

@@ -248,7 +248,16 @@ class _Resolver:
         if symbol is None:
             return f"{offset:#x}"
         name, distance = symbol
+        if (written := self._symbol()) is not None and written in self._module.names_at(offset - distance):
+            name = written  # of several names of a function the one that the user knows
         return f"{name}+{distance:#x}" if distance else name
+
+    def _symbol(self) -> str | None:
+        """Return the symbol in the place as it is written."""
+        match self._definition.location:
+            case Offset(Expression(_, symbol)) | Address(Expression(_, symbol)):
+                return symbol
+        return None
 
     def _offset(self) -> int | None:
         match self._definition.location:

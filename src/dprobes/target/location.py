@@ -116,6 +116,11 @@ class Module:
             return None
         return symbol.name, address - symbol.address
 
+    def names_at(self, file_offset: int) -> set[str]:
+        """Return all names of the function that starts at a file offset."""
+        address = self.elf.link_address(file_offset)
+        return self.symbols.names_at(address) if address is not None else set()
+
     def function_start(self, file_offset: int) -> int | None:
         """Return the link address of the start of the function at a file offset, from symbols or unwind table."""
         address = self.elf.link_address(file_offset)

@@ -24,6 +24,8 @@ int task_value;
 int task_one(int x) { return x * 3; }
 int task_two(int x) { return x - 1; }
 __asm__(".globl task_stop\\n.type task_stop, @function\\ntask_stop: int3\\nret\\n.size task_stop, 2\\n"
+        ".globl other_name, third_name\\n.type other_name, @function\\n.type third_name, @function\\n"
+        "other_name:\\nthird_name: nop\\nret\\n.size other_name, 2\\n.size third_name, 2\\n"
         ".globl task_bad\\n.type task_bad, @function\\ntask_bad: .byte 0x06\\nret\\n.size task_bad, 2\\n");
 """
 
@@ -55,6 +57,12 @@ def test_a_pattern_takes_what_can_carry_a_probe(tasks: Module) -> None:
         ("task_stop", "its first instruction is 'int3': it is a breakpoint instruction itself"),
         ("task_value", "it is not a function"),
     ]
+
+
+@pytest.mark.parametrize("name", ["other_name", "third_name"])
+def test_of_several_names_a_place_has_the_one_that_is_written(name: str, tasks: Module) -> None:
+    found = resolved(f"offset = {name}\nexit\noffset = {name} + 1\nexit\n", tasks)
+    assert [p.where for p in found.probepoints] == [name, f"{name}+0x1"]
 
 
 def test_what_is_written_out_comes_before_patterns_and_those_in_order(tasks: Module) -> None:
