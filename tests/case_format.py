@@ -27,7 +27,8 @@ have their value on the line of their name.
 The world, in ``context``, a line each::
 
     reg NAME = N             user NAME = N            mem A = items            ro A = items     (read-only)
-    lv = N ...               gv = N ...               cv = N ...               port N = N
+    lv = N ...               gv = N ...               cv = N ...               tv = N ...
+    port N = N
     segment N = BASE [LAST]  symbol NAME = ADDRESS    cpuid LEAF = EAX EBX ECX EDX
     failing NAME =           (an extension that fails)                         field NAME = N
     kstack = N ...
@@ -35,7 +36,7 @@ The world, in ``context``, a line each::
     msr N = N                gdtr = BASE LIMIT        idtr = BASE LIMIT
     pid = N   (also tid, uid, cpu, task, time)
 
-Expectations: ``log``, ``trace`` (items); ``stack`` (cells, the top first), ``lv``, ``gv``, ``cv`` (numbers);
+Expectations: ``log``, ``trace`` (items); ``stack`` (cells, the top first), ``lv``, ``gv``, ``cv``, ``tv`` (numbers);
 ``registers`` (lines ``NAME = N``); ``memory`` (lines ``A = items``); ``ports`` (lines ``PORT BYTES = N``, the writes in
 order); ``extensions`` (names, ``all`` for a bare callk); ``end`` (exit, abort, remove, exit 1 ...); ``major``;
 ``minor``; ``diagnostics`` (all of them, literally). What no section speaks of is not compared, except: a case without
@@ -66,7 +67,7 @@ _OTHERS = {"ppc": (4, "big"), "ppc64": (8, "big")}
 
 _TEXTS = ("title", "file header", "probe header", "source", "program", "diagnostics")
 _VALUES = ("word", "byte order", "architecture", "allow write", "hits", "end", "major", "minor")
-_BY_WORD = ("log", "trace", "stack", "lv", "gv", "cv", "registers", "memory", "ports", "extensions", "context")
+_BY_WORD = ("log", "trace", "stack", "lv", "gv", "cv", "tv", "registers", "memory", "ports", "extensions", "context")
 _SECTIONS = (*_TEXTS, *_VALUES, *_BY_WORD)
 
 
@@ -193,7 +194,7 @@ def parse_case(path: Path, name: str) -> Case:
     for target in case.targets:  # so that a malformed expectation is an error of the case, not of a back end
         for section in ("log", "trace"):
             case.items(section, target)
-        for section in ("stack", "lv", "gv", "cv", "major", "minor"):
+        for section in ("stack", "lv", "gv", "cv", "tv", "major", "minor"):
             case.numbers(section, target)
         for section in ("context", "registers", "memory", "ports"):
             case.lines(section, target)

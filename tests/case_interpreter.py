@@ -124,6 +124,8 @@ def _apply(context: FakeContext, line: ContextLine, target: Target) -> None:
             context.global_variables.extend(n & ((1 << 64) - 1) for n in line.numbers)
         case ("cv",):
             context.cpu_variables().extend(n & context.architecture.word_mask for n in line.numbers)
+        case ("tv",):
+            context.thread_variables().extend(n & context.architecture.word_mask for n in line.numbers)
         case ("port", port):
             context.ports[int(port, 0)] = number
         case ("segment", selector):
@@ -183,6 +185,7 @@ def _compare(
         ("lv", context.local_variables, mask),
         ("gv", context.global_variables, (1 << 64) - 1),
         ("cv", context.cpu_variables(), mask),
+        ("tv", context.thread_variables(), mask),
     ):
         if (numbers := case.numbers(section, target)) is not None:
             assert list(values) == [n & width for n in numbers], section

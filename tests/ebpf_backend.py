@@ -37,7 +37,7 @@ from dprobes.bpf.lower import Abilities, LoopForm, Lowered, Placement, Request, 
 from dprobes.bpf.lower.handlerstate import ABORT, CELLS, EXIT_WITH, REMOVE_PROBE, Field
 from dprobes.bpf.lower.host import Host
 from dprobes.bpf.lower.ptregs import REGISTER_OFFSETS
-from dprobes.engines.ebpf.kernel.bpfmaps import ArrayMap, LruHashMap
+from dprobes.engines.ebpf.kernel.bpfmaps import ArrayMap, HashMap, LruHashMap
 from dprobes.engines.ebpf.kernel.features import Feature, Features
 from dprobes.engines.ebpf.kernel.kerneltypes import KernelTypes
 from dprobes.engines.ebpf.kernel.loader import load, with_descriptors
@@ -271,6 +271,8 @@ class EbpfRunner:
             len(context.global_variables),
             len(context.cpu_variables()),
         )
+        tv = len(context.thread_variables())
+        self._thread_values = "<" + str(power_of_two(tv)) + "Q"
         self._request = replace(
             request,
             abilities=abilities(loops, sleepable=sleepable),
@@ -278,6 +280,7 @@ class EbpfRunner:
             vars=lv,
             gvars=gv,
             cvars=cv,
+            tvars=tv,
             symbols=context.symbols,
             extensions={n: e.compile for n, e in context.extensions.items() if e.compile is not None},
             keeps_stack=keeps_stack,
@@ -286,7 +289,7 @@ class EbpfRunner:
         self._host = host
         if not self._request.link:  # so that link addresses are those of the made-up world
             self._request = replace(self._request, link=self._written)
-        self._maps: dict[MapName, ArrayMap | LruHashMap | RingBuffer] = {}
+        self._maps: dict[MapName, ArrayMap | HashMap | LruHashMap | RingBuffer] = {}
         self._programs: dict[tuple[int, Point], tuple[Lowered, ArrayMap, int]] = {}
         self.lowered: Lowered | None = None
 
@@ -299,6 +302,8 @@ class EbpfRunner:
             MapName.LOCALS: ArrayMap(8 * power_of_two(lv)),
             MapName.GLOBALS: ArrayMap(8 * power_of_two(gv)),
             MapName.CPU_VARIABLES: ArrayMap(8 * power_of_two(cv) * 8),
+            MapName.THREAD_VARIABLES: HashMap(8, struct.calcsize(self._thread_values), 4, preallocated=True),
+            MapName.ZEROS: ArrayMap(struct.calcsize(self._thread_values)),
             MapName.RING: RingBuffer(1 << 18),
             MapName.NOTES: LruHashMap(4, NOTE_SIZE, 64),
             MapName.CPU_LOAD: ArrayMap(CPU_LOAD_SIZE * 8),
@@ -457,10 +462,26 @@ class EbpfRunner:
         for each, first, values in self._variables():
             for n, value in enumerate(values):
                 each.words[first + n] = value
+        threads, values = self._thread_variables()
+        if threads.discard(key := self._thread_key()) or any(values):
+            spare = struct.calcsize(self._thread_values) // 8 - len(values)
+            threads[key] = struct.pack(self._thread_values, *values, *[0] * spare)
 
     def _read_variables(self) -> None:
         for each, first, values in self._variables():
             values[:] = [each.words[first + n] for n in range(len(values))]
+        threads, values = self._thread_variables()
+        if (key := self._thread_key()) in threads:
+            values[:] = struct.unpack(self._thread_values, threads[key])[: len(values)]
+
+    def _thread_variables(self) -> tuple[HashMap, list[int]]:
+        threads = self._maps[MapName.THREAD_VARIABLES]
+        assert isinstance(threads, HashMap)
+        return threads, self._context.thread_variables()
+
+    def _thread_key(self) -> bytes:
+        ids = self._context.ids
+        return struct.pack("=Q", ids["tid"] & 0xFFFF_FFFF or (ids["cpu"] + 1 << 32) & 0xFFFF_FFFF_FFFF_FFFF)
 
     def _entries(self) -> list[tuple[Entry, int, bytes]]:
         """Take everything out of the ring: kind, thread id and body."""

@@ -147,6 +147,7 @@ class RandomPrograms:
             vars=VARIABLES,
             gvars=VARIABLES,
             cvars=VARIABLES,
+            tvars=VARIABLES,
             jmpmax=random.choice((0, 10, 100, 256)),
             logmax=random.choice((1, 16, 100, 1024)) if not is_small else random.choice((64, 200, 1024)),
             ex_logmax=random.choice((1, 40, 200, 1024)),
@@ -230,7 +231,7 @@ class RandomPrograms:
                 return random.choice(self._registers(row))
             case OperandKind.VALUE:
                 return _pushed(random, self._architecture)
-            case OperandKind.LV | OperandKind.GV | OperandKind.CV:
+            case OperandKind.LV | OperandKind.GV | OperandKind.CV | OperandKind.TV:
                 return random.randrange(VARIABLES)
             case OperandKind.EXIT_CODE:
                 return random.randrange(5)
@@ -347,7 +348,7 @@ class _Defined:
                 operand = self._random.choice(_FIELDS)
             case OperandKind.VALUE:
                 operand = _pushed(self._random, self._architecture)
-            case OperandKind.LV | OperandKind.GV | OperandKind.CV:
+            case OperandKind.LV | OperandKind.GV | OperandKind.CV | OperandKind.TV:
                 operand = self._random.randrange(VARIABLES)
             case _:
                 operand = self._random.randrange(4) if row.syntax in _LITTLE else self._random.randrange(1, 70)

@@ -182,5 +182,8 @@ def limits() -> Iterator[tuple[str, str]]:
     yield "log buffer", f"`logmax` bytes, by default {by_name['logmax'].default}, at most {by_name['logmax'].maximum}."
     yield "stack traces", f"`ex_logmax` bytes, by default {by_name['ex_logmax'].default}."
     yield "heap", f"`heapmax` bytes in one hit, by default {by_name['heapmax'].default}."
-    yield "variables", f"{by_name['vars'].maximum} local, global and CPU variables each."
+    yield (
+        "variables",
+        f"{by_name['vars'].maximum} local, global and CPU variables each, {by_name['tvars'].maximum} a thread.",
+    )
     yield "program", f"{MAX_INSTRUCTIONS} instructions."

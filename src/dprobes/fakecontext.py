@@ -69,6 +69,7 @@ class FakeContext:
         local_variables: Sequence[int] = (),
         global_variables: Sequence[int] = (),
         cpu_variables: Sequence[int] = (),
+        thread_variables: Sequence[int] = (),
         pid: int = 0,
         tid: int = 0,
         uid: int = 0,
@@ -96,6 +97,7 @@ class FakeContext:
         self.local_variables: MutableSequence[int] = list(local_variables)
         self.global_variables: MutableSequence[int] = list(global_variables)
         self.variables_of_cpu = list(cpu_variables)
+        self.variables_of_thread = list(thread_variables)
         self.ids = {"pid": pid, "tid": tid, "uid": uid, "cpu": cpu, "task": task, "time": time}
         self.segments = dict(segments or {})
         self.ports = dict(ports or {})
@@ -143,6 +145,10 @@ class FakeContext:
     def cpu_variables(self) -> list[int]:
         """Return the per-CPU variables."""
         return self.variables_of_cpu
+
+    def thread_variables(self) -> list[int]:
+        """Return the per-thread variables."""
+        return self.variables_of_thread
 
     def register(self, index: int, *, user: bool) -> int:
         """Return a register's value, 0 if nobody gave it one."""

@@ -110,6 +110,7 @@ def prepare(program: Program, number: int, context: FakeContext) -> Point:
     _grow(context.local_variables, program.vars)
     _grow(context.global_variables, program.gvars)
     _grow(context.cpu_variables(), program.cvars)
+    _grow(context.thread_variables(), program.tvars)
     definition = program.definitions[number]
     return Point.of(program, definition, _offset(definition, context))
 
@@ -123,6 +124,7 @@ def _wrap(handler: str, context: FakeContext, header: Mapping[str, int | str | b
         "vars": len(context.local_variables),
         "gvars": len(context.global_variables),
         "cvars": len(context.cpu_variables()),
+        "tvars": len(context.thread_variables()),
     }
     in_file = {k: v for k, v in header.items() if k in keywords_of(Header.FILE)}
     in_point = {k: v for k, v in header.items() if k not in in_file}

@@ -114,8 +114,8 @@ class ProgramBuilder:
 
     ``name`` is the module: a program, a shared library, or its path; with ``modtype`` "kernel" or "kmod" the kernel or
     one of its modules. The other arguments are the statements of the file header (docs/language.md): ``vars``,
-    ``gvars`` and ``cvars`` are how many local, global and per-CPU variables there are; ``logmax``, ``ex_logmax`` and
-    ``heapmax`` are in bytes.
+    ``gvars``, ``cvars`` and ``tvars`` are how many local, global, per-CPU and per-thread variables there are;
+    ``logmax``, ``ex_logmax`` and ``heapmax`` are in bytes.
 
     A builder may be given wherever a program is expected. Mistakes are found when it is built, all at once, in a
     ``SourceError`` that names the lines of Python.
@@ -131,6 +131,7 @@ class ProgramBuilder:
         vars: int | None = None,  # noqa: A002
         gvars: int | None = None,
         cvars: int | None = None,
+        tvars: int | None = None,
         jmpmax: int | None = None,
         logmax: int | None = None,
         ex_logmax: int | None = None,
@@ -152,6 +153,7 @@ class ProgramBuilder:
             vars=vars,
             gvars=gvars,
             cvars=cvars,
+            tvars=tvars,
             jmpmax=jmpmax,
             logmax=logmax,
             ex_logmax=ex_logmax,

@@ -246,6 +246,14 @@ class Instructions(ABC):
         """
         return self._add("log cv")
 
+    def log_tv(self) -> Self:
+        """
+        Log range variables of the thread from start on, after token 11 and their number.
+
+        log tv: stack ``start range --``; raises INVALID_OPERAND, LOG_OVERFLOW.
+        """
+        return self._add("log tv")
+
     def log_kstack(self, frames: int | None = None) -> Self:
         """
         Log up to frames addresses of the kernel's call stack after token 9 and their number.
@@ -450,6 +458,59 @@ class Instructions(ABC):
         is popped.
         """
         return self._add("dec cv", cv)
+
+    def push_tv(self, tv: int | None = None) -> Self:
+        """
+        Push a variable of the thread.
+
+        push tv, <tv>: stack ``-- value``.
+
+        push tv: stack ``index -- value``; raises INVALID_OPERAND. Push a variable of the thread. The index is popped.
+        """
+        return self._add("push tv", tv)
+
+    def pop_tv(self, tv: int | None = None) -> Self:
+        """
+        Pop a value into a variable of the thread.
+
+        pop tv, <tv>: stack ``value --``.
+
+        pop tv: stack ``index value --``; raises INVALID_OPERAND. Pop a value into a variable of the thread. The index
+        is popped.
+        """
+        return self._add("pop tv", tv)
+
+    def move_tv(self, tv: int | None = None) -> Self:
+        """
+        Copy the top of the stack into a variable of the thread.
+
+        move tv, <tv>: stack ``value -- value``.
+
+        move tv: stack ``value index -- value``; raises INVALID_OPERAND. Copy the top of the stack into a variable of
+        the thread. The index is popped.
+        """
+        return self._add("move tv", tv)
+
+    def inc_tv(self, tv: int | None = None) -> Self:
+        """
+        Add one to a variable of the thread.
+
+        inc tv, <tv>: stack ``--``.
+
+        inc tv: stack ``index --``; raises INVALID_OPERAND. Add one to a variable of the thread. The index is popped.
+        """
+        return self._add("inc tv", tv)
+
+    def dec_tv(self, tv: int | None = None) -> Self:
+        """
+        Subtract one from a variable of the thread.
+
+        dec tv, <tv>: stack ``--``.
+
+        dec tv: stack ``index --``; raises INVALID_OPERAND. Subtract one from a variable of the thread. The index is
+        popped.
+        """
+        return self._add("dec tv", tv)
 
     def add(self) -> Self:
         """

@@ -57,7 +57,7 @@ class MapName(enum.Enum):
     Name the maps that handlers use.
 
     Each is an array with one element, which is addressed directly, except SCRATCH (an array with an element for each
-    running handler), RING (a ring buffer), SCOPE (a hash) and SUCCESSOR.
+    running handler), RING (a ring buffer), SCOPE and THREAD_VARIABLES (hashes) and SUCCESSOR.
     """
 
     SCRATCH = "scratch"
@@ -74,6 +74,13 @@ class MapName(enum.Enum):
     """Global variables, 8 bytes each."""
     CPU_VARIABLES = "cpu"
     """Per-CPU variables, 8 bytes each: those of CPU n from n * power_of_two(cvars) on."""
+    THREAD_VARIABLES = "thread"
+    """
+    A hash of what each thread has: u64 thread to its variables, 8 bytes each. A thread is its id in the initial
+    namespace; idle threads, whose ids are all 0, are their CPU's number plus 1 in the upper half.
+    """
+    ZEROS = "zeros"
+    """As many zeros as a thread has variables."""
     RING = "ring"
     """Where records go."""
     NOTES = "notes"

@@ -135,6 +135,11 @@ class View:
         """The variables of the CPU that took the hit."""
         return Variables(self._machine.context.cpu_variables(), self._machine.mask)
 
+    @property
+    def thread_variables(self) -> Variables:
+        """The variables of the thread that took the hit (``tv``)."""
+        return Variables(self._machine.context.thread_variables(), self._machine.mask)
+
     # The thread that took the hit
 
     def register(self, name: str, *, user: bool = False) -> int:

@@ -82,6 +82,7 @@ def _describe_header(program: Program) -> ManagedHeader:
         vars=program.vars,
         gvars=program.gvars,
         cvars=program.cvars,
+        tvars=program.tvars,
         autostacktrace=program.autostacktrace,
         logonfault=program.logonfault,
     )

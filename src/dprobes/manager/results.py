@@ -107,6 +107,7 @@ class ManagedHeader:
     vars: int
     gvars: int
     cvars: int
+    tvars: int
     autostacktrace: bool
     logonfault: bool
 

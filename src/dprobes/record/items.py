@@ -27,6 +27,7 @@ _WORDS = {
     Token.LOCAL_VARIABLES: "lv",
     Token.GLOBAL_VARIABLES: "gv",
     Token.CPU_VARIABLES: "cv",
+    Token.THREAD_VARIABLES: "tv",
     Token.KERNEL_STACK: KERNEL_STACK,
     Token.USER_STACK: USER_STACK,
 }

@@ -100,6 +100,7 @@ def _request(program: Program, definition: ProbeDefinition, loops: LoopForm, sym
         vars=program.vars,
         gvars=program.gvars,
         cvars=program.cvars,
+        tvars=program.tvars,
         in_kernel=in_kernel,
         kernel_code=KERNEL_CODE if in_kernel and isinstance(definition.location, Sampler) else None,
     )

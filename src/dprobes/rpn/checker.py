@@ -31,6 +31,7 @@ _VARIABLES = {
     OperandKind.LV: ("local", "vars"),
     OperandKind.GV: ("global", "gvars"),
     OperandKind.CV: ("per-CPU", "cvars"),
+    OperandKind.TV: ("per-thread", "tvars"),
 }
 
 

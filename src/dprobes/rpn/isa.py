@@ -70,7 +70,7 @@ USER_FRAMES_MAX = KERNEL_FRAMES_MAX
 NAME_MAX = limits(1)[1]
 """How many characters the name of an extension or a field has: the encoding gives its length a byte."""
 
-VERSION = 3
+VERSION = 4
 """The version of the instruction set: a number higher whenever an encoded instruction is added or changes its meaning."""
 
 OURS = "dprobes 0.1"
@@ -116,6 +116,7 @@ class Token(enum.IntEnum):
     CPU_VARIABLES = 8
     KERNEL_STACK = 9
     USER_STACK = 10
+    THREAD_VARIABLES = 11
 
 
 class StackEnd(enum.IntEnum):
@@ -153,6 +154,7 @@ class OperandKind(enum.Enum):
     LV = "lv"
     GV = "gv"
     CV = "cv"
+    TV = "tv"
     MAJOR = "major"
     MINOR = "minor"
     WORDS = "count"
@@ -190,6 +192,7 @@ _WIDTHS = {
     OperandKind.LV: 2,
     OperandKind.GV: 2,
     OperandKind.CV: 2,
+    OperandKind.TV: 2,
     OperandKind.MAJOR: 2,
     OperandKind.MINOR: 2,
     OperandKind.WORDS: 2,
@@ -225,6 +228,7 @@ class Group(enum.Enum):
     LOCAL_VARIABLE = "Local variables"
     GLOBAL_VARIABLE = "Global variables"
     CPU_VARIABLE = "Per-CPU variables"
+    THREAD_VARIABLE = "Per-thread variables"
     ARITHMETIC = "Arithmetic and logic"
     STACK = "RPN stack"
     REGISTER = "Registers"
@@ -373,6 +377,7 @@ _LOGGING = (
     Row(0x8B, "log lv", "start range --", Group.LOGGING, "Log range local variables from start on, after token 5 and their number.", (_E.INVALID_OPERAND, _E.LOG_OVERFLOW)),
     Row(0x8C, "log gv", "start range --", Group.LOGGING, "Log range global variables from start on, after token 6 and their number.", (_E.INVALID_OPERAND, _E.LOG_OVERFLOW)),
     Row(0x9A, "log cv", "start range --", Group.LOGGING, "Log range variables of the current CPU from start on, after token 8 and their number.", (_E.INVALID_OPERAND, _E.LOG_OVERFLOW), since=OURS),
+    Row(0xEA, "log tv", "start range --", Group.LOGGING, "Log range variables of the thread from start on, after token 11 and their number.", (_E.INVALID_OPERAND, _E.LOG_OVERFLOW), since=OURS),
     Row(0xA9, "log kstack, <frames>", "--", Group.LOGGING, "Log up to frames addresses of the kernel's call stack after token 9 and their number.", _OVERFLOW, since=OURS),
     Row(0xAA, "log kstack", "--", Group.LOGGING, "Log the kernel's call stack, up to 127 addresses.", _OVERFLOW, since=OURS),
     Row(0xAB, "log ustack, <frames>", "--", Group.LOGGING, "Log up to frames addresses of the program's call stack after token 10 and their number; where it cannot be followed to its end, a number below 16 behind them says why.", _OVERFLOW, since=OURS),
@@ -386,6 +391,7 @@ _VARIABLES = (
     *_variables("lv", Group.LOCAL_VARIABLE, "a local variable", 0x29, 0x2B, 0x2D, 0x2F, 0x31, "3.6"),
     *_variables("gv", Group.GLOBAL_VARIABLE, "a global variable", 0x1F, 0x21, 0x23, 0x25, 0x27, "3.6"),
     *_variables("cv", Group.CPU_VARIABLE, "a variable of the current CPU", 0x9B, 0x9D, 0x9F, 0xA1, 0xA3, OURS),
+    *_variables("tv", Group.THREAD_VARIABLE, "a variable of the thread", 0xE0, 0xE2, 0xE4, 0xE6, 0xE8, OURS),
 )
 
 _ARITHMETIC = (

@@ -16,6 +16,9 @@ from dprobes.rpn.isa import DEFAULT_EXCEPTION_MASK, EX_LOGMAX, HEAPMAX, JMPMAX, 
 
 __all__ = ["KEYWORDS", "KEYWORD_ALIASES", "Header", "Keyword", "ValueKind", "keywords_of"]
 
+TVARS_MAX = 1024
+"""How many variables a thread has at most: an engine has room for some thousands of threads at once."""
+
 U16, U32, S32 = limits(2)[1], limits(4)[1], limits(4, is_signed=True)[1]
 
 
@@ -77,6 +80,7 @@ KEYWORDS: tuple[Keyword, ...] = (
     Keyword("vars", _F, ValueKind.NUMBER, "How many local variables the program has.", 0, 0, 65536),
     Keyword("gvars", _F, ValueKind.NUMBER, "How many global variables the program uses.", 0, 0, 65536),
     Keyword("cvars", _F, ValueKind.NUMBER, "How many variables each CPU has.", 0, 0, 65536, since=OURS),
+    Keyword("tvars", _F, ValueKind.NUMBER, "How many variables each thread has.", 0, 0, TVARS_MAX, since=OURS),
     Keyword("jmpmax", _F, ValueKind.NUMBER, "How many jumps, loops and calls one hit may take.", JMPMAX, 0, U16),
     Keyword("logmax", _F, ValueKind.NUMBER, "The size of the log buffer in bytes.", LOGMAX, 1, U16),
     Keyword("ex_logmax", _F, ValueKind.NUMBER, "The size of the stack-trace buffer in bytes.", EX_LOGMAX, 1, U16),

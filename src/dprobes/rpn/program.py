@@ -220,6 +220,7 @@ class Program:
     vars: int = 0
     gvars: int = 0
     cvars: int = 0
+    tvars: int = 0
     jmpmax: int = JMPMAX
     logmax: int = LOGMAX
     ex_logmax: int = EX_LOGMAX

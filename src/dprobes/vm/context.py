@@ -61,6 +61,9 @@ class Context(Protocol):
     def cpu_variables(self) -> MutableSequence[int]:
         """Return the per-CPU variables of the CPU that took the hit; as many as the program's ``cvars``."""
 
+    def thread_variables(self) -> MutableSequence[int]:
+        """Return the variables of the thread that took the hit; as many as the program's ``tvars``, at first zeros."""
+
     def register(self, index: int, *, user: bool) -> int:
         """Return the register with this index of the appendix, of the user or the current context."""
 

@@ -142,7 +142,7 @@ def _string_of_segment(machine: Machine, selector: int, offset: int, maximum: in
 
 
 def _variables(token: Token, kind: int, values_of: Callable[[Machine], Sequence[int]]) -> Rule:
-    """Return the rule of ``log lv|gv|cv``; an index is checked before there is known to be room for its entry."""
+    """Return the rule of ``log lv|gv|cv|tv``; an index is checked before there is known to be room for its entry."""
 
     def rule(machine: Machine, operand: int) -> None:
         count, start = machine.pop(), machine.pop()
@@ -231,6 +231,7 @@ RULES: dict[str, Rule] = {
     "log lv": _variables(Token.LOCAL_VARIABLES, 1, lambda machine: machine.context.local_variables),
     "log gv": _variables(Token.GLOBAL_VARIABLES, 2, lambda machine: machine.context.global_variables),
     "log cv": _variables(Token.CPU_VARIABLES, 5, lambda machine: machine.context.cpu_variables()),
+    "log tv": _variables(Token.THREAD_VARIABLES, 7, lambda machine: machine.context.thread_variables()),
     "log kstack, <frames>": _stack(Token.KERNEL_STACK, _kernel_stack),
     "log kstack": _stack(Token.KERNEL_STACK, _kernel_stack, KERNEL_FRAMES_MAX),
     "log ustack, <frames>": _stack(Token.USER_STACK, _user_stack),

@@ -312,6 +312,7 @@ RULES: dict[str, Rule] = {
     **_variable_rules("lv", 1, lambda machine: machine.context.local_variables),
     **_variable_rules("gv", 2, lambda machine: machine.context.global_variables),
     **_variable_rules("cv", 5, lambda machine: machine.context.cpu_variables()),
+    **_variable_rules("tv", 7, lambda machine: machine.context.thread_variables()),
     "malloc": _malloc,
     "free": _free,
     **{f"push h, u{8 << n}, <values>": _push_heap(1 << n) for n in range(4)},

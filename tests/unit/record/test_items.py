@@ -17,6 +17,7 @@ def test_every_token_becomes_an_item() -> None:
         "05 0100 07000000"  # log lv
         "06 0100 08000000"  # log gv
         "08 0000"  # log cv, no entries
+        "0b 0100 09000000"  # log tv
     )
     expected = [
         LogItem("memory", b"ABC"),
@@ -27,6 +28,7 @@ def test_every_token_becomes_an_item() -> None:
         LogItem("lv", (7,)),
         LogItem("gv", (8,)),
         LogItem("cv", ()),
+        LogItem("tv", (9,)),
     ]
     assert expected == split_items(data, 4, "little")
 
@@ -42,7 +44,7 @@ def test_lengths_and_words_are_in_the_targets_byte_order() -> None:
         b"",
         b"\x01",
         b"\x01\x05\x00abc",
-        b"\x0b\x00\x00",
+        b"\x7f\x00\x00",
         b"\x01\x01\x00a\x02",
         b"\xff\x02\x00ab",
         bytes(8),  # a word of zeros: two empty memory items, and two bytes that belong to none

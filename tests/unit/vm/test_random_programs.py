@@ -53,6 +53,7 @@ def test_no_program_depends_on_what_earlier_hits_left(name: str, seed: int) -> N
     for _ in range(2):
         context = random_context(Random(seed), target)
         context.local_variables[:] = context.global_variables[:] = context.cpu_variables()[:] = [0, 0, 0, 0]
+        context.thread_variables()[:] = [0, 0, 0, 0]
         outcome = interpreter.run(image.handlers[0], point, context)
         outcomes.append((outcome, list(context.local_variables), context.read(0x1000, 0x1000), context.port_writes))
     assert outcomes[0] == outcomes[1]

@@ -124,7 +124,7 @@ def test_the_effect_of_a_row_is_what_its_rule_does(name: str, row: Row) -> None:
         assert row.opcode >= 0xB0  # the processor's own opcodes: there is nothing to compare
         return
     compared = 0
-    for _ in range(40):
+    for _ in range(80):
         for operand in _operands(random, row, target):
             effect = stack_effect(Instruction(row, operand), target)
             if not effect.exact:
@@ -136,7 +136,8 @@ def test_the_effect_of_a_row_is_what_its_rule_does(name: str, row: Row) -> None:
 
 def _compare(random: Random, row: Row, operand: Operand, target: Architecture, popped: int, pushed: int) -> bool:
     context = random_context(random, target)
-    for variables in (context.local_variables, context.global_variables, context.cpu_variables()):
+    kinds = (context.local_variables, context.global_variables, context.cpu_variables(), context.thread_variables())
+    for variables in kinds:
         variables.extend(random.randrange(1 << 32) for _ in range(4))
     machine = Machine(target, Point(ex_logmax=0xFFFF, logmax=0xFFFF), context, 0)
     if row.syntax == "ret":

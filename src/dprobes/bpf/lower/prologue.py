@@ -19,6 +19,7 @@ from dprobes.bpf.lower.request import Filter
 from dprobes.bpf.lower.scopefilter import write_filter
 from dprobes.bpf.lower.stack import SCRATCH
 from dprobes.bpf.lower.switchover import write_switch_over
+from dprobes.bpf.lower.threadvariables import give_variables, uses_variables
 from dprobes.record.layout import Item
 from dprobes.rpn.isa import RPN_STACK_CELLS
 
@@ -132,7 +133,9 @@ class Prologue:
     def _claim(self) -> None:
         """Write the search for a free state; its number is put into it."""
         asm, states = self._asm, self._request.tables.states
-        claimed, address = asm.label(), _R.R3
+        claimed, address, full = asm.label(), _R.R3, asm.label()
+        if self._request.tvars and uses_variables(self._w.flow):
+            give_variables(asm, self._w.host, full)
         asm.call(Helper.GET_SMP_PROCESSOR_ID)
         asm.alu(Alu.MUL, _R.R0, _TRIES)
         for attempt in range(_TRIES):
@@ -147,6 +150,7 @@ class Prologue:
             asm.mov(_R.R4, 1)
             asm.atomic(Atomic.XCHG, address, 0, _R.R4)
             asm.jump_if(Jump.JEQ, _R.R4, 0, claimed)
+        asm.place(full)
         if self._request.maxhits:
             self._miss_last()
         if self._request.module is not None or self._ticket is not None:

@@ -198,6 +198,7 @@ class Request:
     vars: int = 0
     gvars: int = 0
     cvars: int = 0
+    tvars: int = 0
     return_bytes: int = 0
     wants_tid: bool = False
     note: int | None = None

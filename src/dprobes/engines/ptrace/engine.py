@@ -304,7 +304,7 @@ class PtraceSession:
             self._run.number,
             definitions,
             int(self._job.items),
-            (program.vars, program.gvars, program.cvars),
+            (program.vars, program.gvars, program.cvars, program.tvars),
             self._run.counters.descriptor,
             _called_extensions(program),
             self._core_directory,

@@ -83,8 +83,8 @@ class Start:
     definitions: tuple[ProbeLimits, ...]
     items: int
     """``record.layout.Item`` flags."""
-    variables: tuple[int, int, int]
-    """How many local, global and per-CPU variables the program has."""
+    variables: tuple[int, int, int, int]
+    """How many local, global, per-CPU and per-thread variables the program has."""
     counters: int
     """The descriptor of the memory for counts and variables (``sharedcounters``)."""
     extensions: tuple[Registration, ...] = ()

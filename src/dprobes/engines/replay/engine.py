@@ -74,6 +74,7 @@ class ReplaySession(interface.ControlledSession):
         self._counts = [Counts() for _ in self.probes]
         self._locals = [0] * self._program.vars
         self._of_cpus = [[0] * self._program.cvars]
+        self._of_threads: dict[int, list[int]] = {}
         self._globals = job.globals.cells() if job.globals is not None else [0] * self._program.gvars
         self._hits: list[tuple[list[int], FakeContext, RecordedHit]] = []
         self._is_stopping = False
@@ -115,6 +116,7 @@ class ReplaySession(interface.ControlledSession):
         context.local_variables, context.global_variables = self._locals, self._globals
         self._of_cpus += [[0] * self._program.cvars for _ in range(len(self._of_cpus), context.cpu() + 1)]
         context.variables_of_cpu = self._of_cpus[context.cpu()]
+        context.variables_of_thread = self._of_threads.setdefault(context.tid(), [0] * self._program.tvars)
         return context
 
     def events(self) -> Iterator[interface.Event]:

@@ -57,6 +57,7 @@ _ITEMS = {
     "log lv": "lv=%*v",
     "log gv": "gv=%*v",
     "log cv": "cv=%*v",
+    "log tv": "tv=%*v",
     "log kstack": "%*k",
     "log kstack, <frames>": "%*k",
     "log ustack": "%*k",
@@ -225,7 +226,7 @@ def _pushed(instruction: Instruction, popped: list[str], count: int) -> list[str
             name = _content(popped[0])
         case ["push", "<value>"], Expression(addend, symbol):
             name = str(addend) if symbol is None else f"&{escaped(symbol)}" + (f"{addend:+}" if addend else "")
-        case ["push", ("lv," | "gv," | "cv,") as kind], int():
+        case ["push", ("lv," | "gv," | "cv," | "tv,") as kind], int():
             name = f"{kind[:-1]}{operand}"
         case ["push", _], str():  # a register or a field
             name = operand

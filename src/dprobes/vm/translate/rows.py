@@ -328,6 +328,7 @@ TEMPLATES: dict[str, Template] = {
     "log lv": _log_variables(Token.LOCAL_VARIABLES, "context.local_variables"),
     "log gv": _log_variables(Token.GLOBAL_VARIABLES, "context.global_variables"),
     "log cv": _log_variables(Token.CPU_VARIABLES, "context.cpu_variables()"),
+    "log tv": _log_variables(Token.THREAD_VARIABLES, "context.thread_variables()"),
     "log kstack, <frames>": _log_stack(Token.KERNEL_STACK, _KERNEL_STACK),
     "log kstack": _log_stack(Token.KERNEL_STACK, _KERNEL_STACK, KERNEL_FRAMES_MAX),
     "log ustack, <frames>": _log_stack(Token.USER_STACK, _USER_STACK),

@@ -170,4 +170,5 @@ TEMPLATES: dict[str, Template] = {
     **_variable_templates("lv", "context.local_variables"),
     **_variable_templates("gv", "context.global_variables", shared=True),
     **_variable_templates("cv", "context.cpu_variables()"),
+    **_variable_templates("tv", "context.thread_variables()"),
 }

@@ -127,6 +127,21 @@ def test_there_may_be_65536_variables_of_each_kind(family: str, handler: str, na
 @pytest.mark.parametrize(
     "handler",
     [
+        "push 5; pop tv, 1023; push tv, 1023; log 1; push 1023; push tv; log 1; push 1024; push tv",
+        "inc tv, 1023; push 1023; dec tv; push 1023; push 8; pop tv; push -1; inc tv",
+        "push 7; pop tv, 0; push 0; push 1024; log tv",
+        "push 7; pop tv, 1000; push 1000; push 100; log tv",
+        "push 1024; push 1; log tv; push 1024; push 0; log tv; push -1; push 1; log tv",
+    ],
+)
+def test_a_thread_may_have_1024_variables(handler: str, name: str) -> None:
+    check_all(f"sx l; {handler}; exit; l: log 3", name)
+
+
+@pytest.mark.parametrize("name", ["i386", "x86_64"])
+@pytest.mark.parametrize(
+    "handler",
+    [
         "push 0; push 65536; trace lv; push 65536; push 0; trace lv; push 1; push 65536; trace lv",
         "push 9; pop lv, 65535; call f; exit; proc f; push 65000; push 536; trace lv; log st; ret; endproc",
         "push 9; pop gv, 0; call f; exit; proc f; push 0; push 65536; trace gv; log st; log st; ret; endproc",
@@ -139,16 +154,16 @@ def test_traces_show_as_much(handler: str, name: str) -> None:
 
 def check_all(handler: str, name: str) -> None:
     """Compare a handler with all limits at their largest with the interpreter; unwritten cells are not looked at."""
-    header = "name = x; vars = 65536; gvars = 65536; cvars = 65536; logmax = 65535; ex_logmax = 65535"
+    header = "name = x; vars = 65536; gvars = 65536; cvars = 65536; tvars = 1024; logmax = 65535; ex_logmax = 65535"
     text = f"{header}\noffset = 0; ex_mask = 0x1fff\n{handler}\n"
     program = parse_source(SourceFile("x.rpn", text), Diagnostics(), CompileOptions())
     target = architecture(name)
     image = encode(program, target)
-    worlds = [FakeContext(name, cpu=3) for _ in range(2)]
+    worlds = [FakeContext(name, cpu=3, tid=77) for _ in range(2)]
     hits = [(image.handlers[0], prepare(program, 0, world)) for world in worlds]
     expected = Interpreter(image, target).run(*hits[0], worlds[0])
     with EbpfRunner(image, target, worlds[1]) as runner:
         found, _ = runner.run(*hits[1])
     assert found == expected
-    for values in ("local_variables", "global_variables", "variables_of_cpu"):
+    for values in ("local_variables", "global_variables", "variables_of_cpu", "variables_of_thread"):
         assert getattr(worlds[1], values) == getattr(worlds[0], values)

@@ -22,7 +22,7 @@ from dprobes.testing import FakeContext, record_of, run_definition, run_handler
 from random_programs import RandomPrograms, random_context
 from unit.formatters.templates.support import program_of
 
-HEADER = "name = x\nvars = 4\ngvars = 4\ncvars = 4\noffset = f\nminor = 1\n"
+HEADER = "name = x\nvars = 4\ngvars = 4\ncvars = 4\ntvars = 4\noffset = f\nminor = 1\n"
 
 
 def derived(handler: str, more: str = "", size: int = 8) -> str | None:
@@ -46,6 +46,7 @@ def derived(handler: str, more: str = "", size: int = 8) -> str | None:
         ("push pid; push tid; push uid; push procid; log 4; exit", "cpu=%nv uid=%nv tid=%nv pid=%nv"),
         ("push task; log 1; push time; log 1; push wid; log 1; exit", "task=%nv time=%nu bits=%nv"),
         ("push lv, 0; push gv, 1; push cv, 2; log 3; exit", "cv2=%nv gv1=%nv lv0=%nv"),
+        ("push tv, 3; log 1; push 0; push 2; log tv; exit", "tv3=%nv tv=%*v"),
         ("push 5; log 1; exit", "value=%nv"),
         ("push counter; log 1; push counter; push mem, u32; log 1; exit", "&counter=%nv counter=%nv"),
         ("push counter + 4; push mem, u8; log b, 1; exit", "*(&counter+4)=%bv"),

@@ -1,4 +1,4 @@
-"""Templates of local, global and per-CPU variables."""
+"""Templates of local, global, per-CPU and per-thread variables."""
 
 # ruff: noqa: ARG001 - all templates have the same two parameters
 
@@ -7,10 +7,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dprobes.bpf.asm.isa import Alu, Atomic, Jump, Register
-from dprobes.bpf.layout import MapName, power_of_two
-from dprobes.bpf.lower.handlerstate import PREFIX_SIZE
+from dprobes.bpf.layout import MapName, ProbeField, power_of_two
+from dprobes.bpf.lower.handlerstate import ABORT, PREFIX_SIZE, Field
 from dprobes.bpf.lower.logbuffer import append, begin, check_prefix, end, overflow_if, room, write_prefix
 from dprobes.bpf.lower.stack import SCRATCH
+from dprobes.bpf.lower.threadvariables import point_to_variables
 from dprobes.lazydataclass import dataclass
 from dprobes.rpn.isa import ExceptionCode, Token
 
@@ -35,7 +36,8 @@ class _VariableKind:
 
     def count(self, w: Writer) -> int:
         """Return how many there are."""
-        return {"lv": w.request.vars, "gv": w.request.gvars, "cv": w.request.cvars}[self.name]
+        request = w.request
+        return {"lv": request.vars, "gv": request.gvars, "cv": request.cvars, "tv": request.tvars}[self.name]
 
     def address(self, w: Writer, index: Operand) -> Register | None:
         """Return a register that points to a variable; the stack is flushed. None if there is none of that index."""
@@ -54,6 +56,8 @@ class _VariableKind:
         size = power_of_two(count)
         if self.name == "cv":
             return self._cpu_address(w, index, size)
+        if self.name == "tv":
+            return self._thread_address(w, index, size)
         address = w.stack.take()
         if isinstance(index, int):
             asm.load_value(address, self.map, 8 * index)
@@ -81,6 +85,23 @@ class _VariableKind:
         asm.alu(Alu.ADD, address, register)
         if isinstance(index, Register):
             asm.load(register, SCRATCH, w.work(0))
+            asm.alu(Alu.AND, register, size - 1)
+            asm.alu(Alu.LSH, register, 3)
+            asm.alu(Alu.ADD, address, register)
+        elif index:
+            asm.alu(Alu.ADD, address, 8 * index)
+        return address
+
+    def _thread_address(self, w: Writer, index: Operand, size: int) -> Register:
+        """Look for the thread's variables: what is in registers is in memory by then."""
+        asm = w.asm
+        if isinstance(index, Register):
+            asm.store(SCRATCH, w.work(0), index)
+        w.stack.settle()
+        _point_to_thread(w)
+        address = w.stack.copy(_R.R0)
+        if isinstance(index, Register):
+            register = w.field(w.work(0))
             asm.alu(Alu.AND, register, size - 1)
             asm.alu(Alu.LSH, register, 3)
             asm.alu(Alu.ADD, address, register)
@@ -145,8 +166,24 @@ class _VariableKind:
         }
 
 
+def _point_to_thread(w: Writer) -> None:
+    """Let R0 point to the thread's variables, which the prologue has seen to; takes R1-R5."""
+    asm, missing = w.asm, w.asm.label()
+    point_to_variables(asm, w.host)
+    asm.jump_if(Jump.JEQ, _R.R0, 0, missing)
+
+    def miss() -> None:
+        """Give the hit up: the thread is ending, and its variables have gone."""
+        asm.place(missing)
+        w.host.count(ProbeField.MISSED)
+        asm.store(SCRATCH, Field.ENDING, ABORT)
+        asm.jump(w.end_label)
+
+    w.defer(miss)
+
+
 def _log(w: Writer, variables: _VariableKind) -> None:
-    """Write ``log lv|gv|cv``: so many from the first one on as are asked for, exist, and fit."""
+    """Write ``log lv|gv|cv|tv``: so many from the first one on as are asked for, exist, and fit."""
     asm, start, count, kept, existing = w.asm, w.work(4), w.work(3), w.work(2), w.work(5)
     existing_least, fitting_least, done = asm.label(), asm.label(), asm.label()
     values = variables.count(w)
@@ -223,8 +260,15 @@ def _copy(w: Writer, variables: _VariableKind, start: int, kept: int) -> None:
         asm.alu(Alu.AND, _R.R2, w.request.tables.cpus - 1)
         asm.alu(Alu.MUL, _R.R2, size)
         asm.alu(Alu.ADD, _R.R1, _R.R2)
+    if variables.map is MapName.THREAD_VARIABLES:
+        asm.store(SCRATCH, w.work(7), _R.R1)
+        _point_to_thread(w)
+        asm.mov(_R.R2, _R.R0)
+        asm.load(_R.R1, SCRATCH, w.work(7))
+        asm.alu(Alu.AND, _R.R1, size - 1)
+    else:
+        asm.load_value(_R.R2, variables.map)
     asm.alu(Alu.LSH, _R.R1, 3)
-    asm.load_value(_R.R2, variables.map)
     asm.alu(Alu.ADD, _R.R2, _R.R1)
     asm.load(_R.R2, _R.R2, 0)
     append(w, _R.R2, w.word_size)
@@ -236,4 +280,5 @@ TEMPLATES: dict[str, Template] = {
     **_VariableKind("lv", 1, MapName.LOCALS, Token.LOCAL_VARIABLES).templates(),
     **_VariableKind("gv", 2, MapName.GLOBALS, Token.GLOBAL_VARIABLES).templates(),
     **_VariableKind("cv", 5, MapName.CPU_VARIABLES, Token.CPU_VARIABLES).templates(),
+    **_VariableKind("tv", 7, MapName.THREAD_VARIABLES, Token.THREAD_VARIABLES).templates(),
 }

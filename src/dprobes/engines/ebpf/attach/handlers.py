@@ -56,6 +56,7 @@ def basic_request(features: Features, program: Program) -> Request:
         vars=program.vars,
         gvars=program.gvars,
         cvars=program.cvars,
+        tvars=program.tvars,
         extensions=_compiled_extensions(program) if calls_extensions(program) else {},
     )
 

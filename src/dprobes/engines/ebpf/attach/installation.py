@@ -109,7 +109,7 @@ class Installation:
         self.maps = SharedMaps(
             Sizes(
                 2 * self.bank_size, state, settings.ring_size, tables.states, cpus,
-                program.vars, program.gvars if shared is None else 0, program.cvars,
+                program.vars, program.gvars if shared is None else 0, program.cvars, program.tvars,
                 scope.processes, bool(events), settings.replaceable, job.replaces is not None, self.notes_tickets,
                 budget is not None,
             ),

@@ -43,6 +43,10 @@ _NOTES = 1 << 12
 """How many threads can be between a hit and the end of its instruction; if more are, the oldest ones are forgotten."""
 
 
+_THREADS, _THREADS_MIN, _THREADS_SIZE = 1 << 13, 1 << 10, 8 << 20
+"""How many threads can have variables at a time: at most and at least, and in how many bytes between these."""
+
+
 def state_count() -> int:
     """Return how many handlers can run at once: a few on each CPU, because handlers may sleep and be preempted."""
     # A handler takes one of those of its CPU (``bpf.lower.prologue``).
@@ -61,6 +65,7 @@ class Sizes:
     locals: int = 0
     globals: int = 0
     cpu_variables: int = 0
+    thread_variables: int = 0
     for_tree: bool = False
     """Whether the processes in scope are a tree, of which SCOPE holds the ids."""
     for_events: bool = False
@@ -106,6 +111,13 @@ class SharedMaps:
                 self._locals = stack.enter_context(ArrayMap(8 * power_of_two(sizes.locals), name="dprobes_lv"))
                 self._globals = stack.enter_context(ArrayMap(8 * power_of_two(sizes.globals), name="dprobes_gv"))
                 per_cpu = 8 * power_of_two(sizes.cpu_variables) * sizes.cpus
+                self._thread: list[tuple[MapName, int]] = []
+                if sizes.thread_variables:
+                    size = 8 * power_of_two(sizes.thread_variables)
+                    room = max(_THREADS_MIN, min(_THREADS, _THREADS_SIZE // size))
+                    variables = stack.enter_context(HashMap(8, size, room, "dprobes_tv", preallocated=True))
+                    zeros = stack.enter_context(ArrayMap(size, name="dprobes_zeros"))
+                    self._thread = [(MapName.THREAD_VARIABLES, variables.fd), (MapName.ZEROS, zeros.fd)]
                 samples = SAMPLE_SIZE * sizes.cpus if sizes.for_events else SAMPLE_SIZE
                 self._samples = stack.enter_context(ArrayMap(samples, name="dprobes_samples"))
                 self._cpu = stack.enter_context(ArrayMap(per_cpu, name="dprobes_cv"))
@@ -162,6 +174,7 @@ class SharedMaps:
             MapName.SAMPLES: self._samples.fd,
             MapName.RING: self.ring.fd,
             MapName.SCOPE: self.scope.fd,
+            **dict(self._thread),
         }
         if self._notes is not None:
             descriptors[MapName.NOTES] = self._notes.fd

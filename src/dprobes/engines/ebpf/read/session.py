@@ -151,6 +151,10 @@ class EbpfSession(ControlledRun, ReplaceableSession):
                 self._tree = ProcessTree(installed.maps, types, scope, self._command)
                 stack.callback(self._tree.close)
                 self._tree.plant()
+            if self._program.tvars:
+                from dprobes.engines.ebpf.attach.threadprograms import follow_threads
+
+                stack.enter_context(follow_threads(maps.descriptors, types))
             self._faults = FaultWatch(installed, self._features, in_scope=scope.is_tree)
             stack.callback(self._faults.close)
             if faulting and (notice := self._faults.begin()) is not None:

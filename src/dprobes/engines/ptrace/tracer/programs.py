@@ -71,6 +71,8 @@ class InsertedProgram:
     records: RecordBuilder
     core_directory: str
     guard: ProgramGuard | None = None
+    thread_count: int = 0
+    """How many variables each thread has."""
     known: dict[FileKey, Sites] = field(default_factory=dict)
     handlers: dict[int, Handlers] = field(default_factory=dict)
     probes: dict[int, Probe] = field(default_factory=dict)
@@ -84,7 +86,7 @@ class InsertedProgram:
         One that takes the place of a ``former`` one has its processes and its place in the order, and its global
         variables if they are its own. Raise ``EngineError`` if one of its extensions cannot be loaded.
         """
-        local_count, global_count, cpu_count = start.variables
+        local_count, global_count, cpu_count, thread_count = start.variables
         extensions: dict[str, Extension] = {}
         if start.extensions:
             # Before anything is traced, because that may take its time.
@@ -115,6 +117,7 @@ class InsertedProgram:
             RecordBuilder(start.items),
             start.core_directory,
             guard,
+            thread_count,
         )
 
     def enter(self, sites: Sites, file: tuple[int, int], warn: Callable[[str, str | None], None]) -> list[Probe]:

@@ -73,6 +73,8 @@ class Remover:
                 emptied[space] = addresses
                 for pid in space.pids:
                     self._connection.send(Removed(pid, tuple(addresses)))
+        for thread in self._threads.values():
+            thread.variables.pop(program, None)
         for space, addresses in emptied.items():
             self._give_back(space, addresses)
 

@@ -198,10 +198,19 @@ class Thread:
     returns: list[PendingReturn] = field(default_factory=list)
     """The returns that are still to come of functions that were left by a tail call, the innermost last."""
 
+    variables: dict[InsertedProgram, list[int]] = field(default_factory=dict)
+    """The variables that programs have for it, from their first use on."""
+
+    def variables_for(self, program: InsertedProgram) -> list[int]:
+        """Return the variables that a program has for it."""
+        if program not in self.variables:
+            self.variables[program] = [0] * program.thread_count
+        return self.variables[program]
+
     def begin_program(self, space: AddressSpace) -> None:
         """Forget what was of the program before an exec; the thread runs in ``space`` now, with its registers clear."""
         self.space = space
-        self.hit, self.debug, self.returns = ThreadHit(), DebugState(), []
+        self.hit, self.debug, self.returns, self.variables = ThreadHit(), DebugState(), [], {}
         self.rseq = self.trapped = self.restarting = 0
         self.restarted = None
         self.uid = self.exit_request = None

@@ -123,6 +123,10 @@ class ThreadContext:
     def cpu_variables(self) -> MutableSequence[int]:
         return self._cpu_variables[self.cpu()]
 
+    def thread_variables(self) -> MutableSequence[int]:
+        assert self.program is not None
+        return self._thread.variables_for(self.program)
+
     # Registers
 
     def register(self, index: int, *, user: bool) -> int:  # noqa: ARG002 - in user code both contexts are the same
