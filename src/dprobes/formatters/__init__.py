@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Protocol
 from dprobes.record.probeinfo import Place
 
 if TYPE_CHECKING:
+    from dprobes.formatters.addressnames import AddressSymboliser
     from dprobes.formatters.terminalcolumns import TerminalColumns
     from dprobes.record.layout import LogRecord
     from dprobes.record.origin import RecordSource
+    from dprobes.trace.names import CarriedNames
 
 __all__ = ["FORMATS", "WITHOUT_TEMPLATES", "Formatter", "Place", "formatter"]
 
@@ -47,6 +49,7 @@ def formatter(
     wall_offset: int,
     source: RecordSource | None = None,
     live: bool = False,
+    carried: CarriedNames | None = None,
     host: str = "",
     columns: TerminalColumns | None = None,
     is_brief: bool = False,
@@ -55,14 +58,14 @@ def formatter(
     Return the formatter called ``name``, one of ``FORMATS``, for records of one program.
 
     ``live`` says that the records are of processes of this machine that may still run: they are asked for the names of
-    addresses. ``host`` is the name of the machine that they are of, if it is known. ``columns`` and ``is_brief`` are
-    those of ``LineFormatter``.
+    addresses. ``carried`` are the names that the records' trace file has. ``host`` is the name of the machine that they
+    are of, if it is known. ``columns`` and ``is_brief`` are those of ``LineFormatter``.
     """
     match name:
         case "text":
             from dprobes.formatters.lines import LineFormatter
 
-            return LineFormatter(wall_offset, source, live=live, columns=columns, is_brief=is_brief)
+            return LineFormatter(wall_offset, source, live=live, carried=carried, columns=columns, is_brief=is_brief)
         case "dump":
             from dprobes.formatters.text import DumpFormatter
 
@@ -76,12 +79,16 @@ def formatter(
 
             return HexFormatter(wall_offset)
         case "dprobes" | "json" | "csv":
-            return _with_templates(name, wall_offset, source, live=live, host=host)
+            from dprobes.formatters.addressnames import AddressSymboliser
+
+            symboliser = AddressSymboliser(source, live=live, carried=carried)
+            return _with_templates(name, wall_offset, source, symboliser, host=host)
     raise KeyError(name)
 
 
-def _with_templates(name: str, wall_offset: int, source: RecordSource | None, *, live: bool, host: str) -> Formatter:
-    from dprobes.formatters.addressnames import AddressSymboliser
+def _with_templates(
+    name: str, wall_offset: int, source: RecordSource | None, symboliser: AddressSymboliser, *, host: str
+) -> Formatter:
     from dprobes.formatters.templates.collection import templates_of
 
     templates = templates_of(source.templates if source is not None else {})
@@ -90,7 +97,6 @@ def _with_templates(name: str, wall_offset: int, source: RecordSource | None, *,
         from dprobes.formatters.json import JsonFormatter
 
         return JsonFormatter(wall_offset, templates, program, host)
-    symboliser = AddressSymboliser(source, live=live)
     if name == "csv":
         from dprobes.formatters.csv import CsvFormatter
 

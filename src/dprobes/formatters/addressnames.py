@@ -1,25 +1,24 @@
 """
 Names for the addresses in records, from what is at hand when a record is formatted.
 
-A process that still runs says itself what it maps where. Of one that has ended, or ran on another machine, only the
-address of the probepoint is known: together with a file of the same build that gives the addresses of that module. What
-cannot be known is not guessed: the address then stays a number.
+What was found out when a record was written, and is in its trace file, comes first. A process that still runs says
+itself what it maps where. Of one that has ended, or ran on another machine, else only the address of the probepoint is
+known: together with a file of the same build that gives the addresses of that module. What cannot be known is not
+guessed: the address then stays a number.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import re
-import time
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from dprobes.errors import TargetError
 from dprobes.formatters.kernelnames import KernelNames, is_of_kernel
-from dprobes.target.allowance import Allowance
-from dprobes.target.ownership import foreign_owner
+from dprobes.target.codenames import CodeName, function_at
+from dprobes.target.processnames import PROCESSES_MAX, ProcessNames, make_room
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,36 +26,24 @@ if TYPE_CHECKING:
     from dprobes.record.layout import LogRecord
     from dprobes.record.origin import RecordSource
     from dprobes.record.probeinfo import Place
+    from dprobes.target.codenames import LocatedCode
     from dprobes.target.location import Module
-    from dprobes.target.processmaps import Mapping
+    from dprobes.target.processnames import NamedProcess
+    from dprobes.trace.names import CarriedNames
 
-__all__ = ["AddressSymboliser", "Symboliser"]
+__all__ = ["AddressSymboliser", "Symboliser", "names_itself"]
 
-PROCESSES_MAX = 64
-"""How many processes' mappings are kept."""
+_Kept = TypeVar("_Kept")
 
-NAMES_MAX = 4096
-"""How many names are kept for each process, and for each place that a module was loaded at."""
+_NAMES_MAX = 4096
+"""How many names are kept for the kernel, and for each place that a module was loaded at."""
 
-FOREIGN_SIZE = 64 << 20
-"""Bytes of the largest file of another user whose symbols are read."""
-
-_FOREIGN_TIME, _FOREIGN_RATE = 5.0, 0.01
-"""Seconds that reading one other user's files may take at once, and how much of the time after that."""
-
-_MAPS_MAX = 64 << 20
-"""Bytes that are read of what a process maps: half a million mappings."""
-
-_NANOSECONDS = 1_000_000_000
-_START_TOLERANCE = 2 * _NANOSECONDS // 100
-"""The kernel says when a process started in hundredths of a second."""
+_START_TOLERANCE = 20_000_000
+"""Nanoseconds: the kernel says when a process started in hundredths of a second."""
 
 _PLACE = re.compile(r"(?P<name>.+?)(?:\+0x(?P<distance>[0-9a-f]{1,16}))?", re.DOTALL)
 _OFFSET = re.compile(r"0x[0-9a-f]{1,16}")
 _PAGE = 4096
-
-_Key = TypeVar("_Key")
-_Kept = TypeVar("_Kept")
 
 
 class Symboliser(Protocol):
@@ -65,56 +52,77 @@ class Symboliser(Protocol):
     def name_of(self, address: int, record: LogRecord, place: Place | None) -> str | None:
         """Return ``symbol+0x4 [module]`` or the like; None if nothing is known of the address."""
 
+    def code_name(self, address: int, record: LogRecord, place: Place | None) -> CodeName | None:
+        """Return the same in its parts."""
+
 
 class AddressSymboliser:
     """
     Name the addresses in the records of one source.
 
-    With ``live`` the records are of processes of this machine since it was started, which may still run.
+    With ``live`` the records are of processes of this machine since it was started, which may still run. ``carried``
+    are the names that a trace file has.
     """
 
-    def __init__(self, source: RecordSource | None, *, live: bool) -> None:
+    def __init__(self, source: RecordSource | None, *, live: bool, carried: CarriedNames | None = None) -> None:
         self._source = source
         self._live = live
-        self._processes: OrderedDict[tuple[int, str], _Process | None] = OrderedDict()
-        self._loaded: OrderedDict[int, dict[int, str | None]] = OrderedDict()
-        self._modules = _Modules()
+        self._carried = carried
+        self._processes = ProcessNames()
+        self._loaded: OrderedDict[int, dict[int, CodeName | None]] = OrderedDict()
         self._own: Module | None = None
         self._own_is_known = False
         self._kernel = KernelNames()
-        self._kernel_names: dict[int, str | None] = {}
+        self._kernel_places: dict[int, LocatedCode | None] = {}
 
     def name_of(self, address: int, record: LogRecord, place: Place | None) -> str | None:
         """Return ``symbol+0x4 [module]`` or ``module+offset in its file``; None if nothing is known of the address."""
-        if place is not None and address == record.ip and place.is_at_ip and not _OFFSET.fullmatch(place.symbol):
-            return _shown(place.symbol, place.module)
+        if place is not None and address == record.ip and names_itself(place):
+            return f"{place.symbol} [{place.module}]"
+        found = self.code_name(address, record, place)
+        return None if found is None else found.text
+
+    def code_name(self, address: int, record: LogRecord, place: Place | None) -> CodeName | None:
+        """Return the same in its parts."""
+        if place is not None and address == record.ip and names_itself(place):
+            return _name_of_place(place)
+        pid = None if is_of_kernel(address) else record.pid
+        if self._carried is not None and (carried := self._carried.name_of(address, pid, record.time)) is not None:
+            return carried
         if self._live and is_of_kernel(address):
-            return _kept(self._kernel_names, address, lambda: self._name_in_kernel(address))
-        if self._live and record.pid is not None:
-            process = self._process(record.pid, record, place)
-            if process is not None:
-                return process.name_of(address)
+            located = self._kernel_place(address)
+            return None if located is None else located.name_of(address)
+        if self._live and (process := self._process(record, place)) is not None:
+            located = process.located(address)
+            return None if located is None else located.name_of(address)
         return self._from_probepoint(address, record, place)
 
-    def _name_in_kernel(self, address: int) -> str | None:
-        found = self._kernel.name_of(address)
-        return None if found is None else _shown(*found)
+    def located(self, address: int, record: LogRecord, place: Place | None) -> LocatedCode | None:
+        """Return where an address is in the kernel, or in the process if it runs still; None if nobody knows."""
+        if is_of_kernel(address):
+            return self._kernel_place(address)
+        process = self._process(record, place)
+        return None if process is None else process.located(address)
+
+    def _kernel_place(self, address: int) -> LocatedCode | None:
+        return _kept(self._kernel_places, address, lambda: self._kernel.located(address))
 
     # Processes that are there
 
-    def _process(self, pid: int, record: LogRecord, place: Place | None) -> _Process | None:
-        key = (pid, record.process_name or "")
-        if key not in self._processes:
-            _make_room(self._processes, PROCESSES_MAX)
-            self._processes[key] = _Process.open(pid, self._modules)
-        process = self._processes[key]
-        if process is None or not process.made(record, place):
+    def _process(self, record: LogRecord, place: Place | None) -> NamedProcess | None:
+        """Return the process that a record is of, and not one that has its number now."""
+        if record.pid is None:
+            return None
+        process = self._processes.process(record.pid, record.process_name or "", record.time)
+        if process is None or (record.time is not None and process.started > record.time + _START_TOLERANCE):
+            return None
+        if record.ip is not None and place is not None and place.is_at_ip and not process.maps_file_at(record.ip):
             return None
         return process
 
     # Processes that are not
 
-    def _from_probepoint(self, address: int, record: LogRecord, place: Place | None) -> str | None:
+    def _from_probepoint(self, address: int, record: LogRecord, place: Place | None) -> CodeName | None:
         # Behind a return the address is the caller's, and nothing tells where that is; nor where a sample was taken.
         if place is None or record.ip is None or not place.is_at_ip:
             return None
@@ -123,10 +131,9 @@ class AddressSymboliser:
         if module is None or bias is None:
             return None
         if bias not in self._loaded:
-            _make_room(self._loaded, PROCESSES_MAX)
+            make_room(self._loaded, PROCESSES_MAX)
             self._loaded[bias] = {}
-        names = self._loaded[bias]
-        return _kept(names, address, lambda: _name_in(module, place.module, address - bias))
+        return _kept(self._loaded[bias], address, lambda: _name_in(module, place.module, address - bias))
 
     def _own_module(self, place: Place) -> Module | None:
         """Return the source's module, if this machine has a file of the same build."""
@@ -137,106 +144,16 @@ class AddressSymboliser:
         return self._own
 
 
-class _Process:
-    """
-    Name addresses by what a process maps.
-
-    What was read stays, so that records can be named that come to us after its end.
-    """
-
-    def __init__(self, pid: int, started: int, mappings: list[Mapping], modules: _Modules) -> None:
-        self._pid = pid
-        self._started = started
-        self._mappings = mappings
-        self._modules = modules
-        self._names: dict[int, str | None] = {}
-        self._unknown: set[int] = set()
-
-    @classmethod
-    def open(cls, pid: int, modules: _Modules) -> _Process | None:
-        """Return a process, None if it is gone or not ours to see."""
-        looked = _look_at(pid)
-        return None if looked is None else cls(pid, *looked, modules)
-
-    def made(self, record: LogRecord, place: Place | None) -> bool:
-        """Return whether this is the process that a record is of, and not one that has its number now."""
-        if record.time is not None and _monotonic(self._started) > record.time + _START_TOLERANCE:
-            return False
-        if record.ip is None or place is None or not place.is_at_ip:
-            return True
-        mapping = self._mapping_at(record.ip)
-        return mapping is not None and mapping.is_file
-
-    def name_of(self, address: int) -> str | None:
-        """Return ``symbol+0x4 [file]`` or ``file+offset``; None for memory that shows no file."""
-        return _kept(self._names, address, lambda: self._name_of(address))
-
-    def _name_of(self, address: int) -> str | None:
-        mapping = self._mapping_at(address)
-        if mapping is None or not mapping.is_file:
-            return None
-        offset = address - mapping.start + mapping.offset
-        module = self._modules.mapped(self._pid, mapping)
-        name = Path(mapping.path).name
-        if module is not None and (symbol := module.symbol_at(offset)) is not None:
-            return _shown(f"{symbol[0]}+{symbol[1]:#x}" if symbol[1] else symbol[0], name)
-        return f"{name}+{offset:#x}"
-
-    def _mapping_at(self, address: int) -> Mapping | None:
-        found = self._known_mapping_at(address)
-        if (found is None or not found.is_file) and address // _PAGE not in self._unknown:
-            # A library may have been loaded there since; but the same question is not asked again and again.
-            if len(self._unknown) >= NAMES_MAX:
-                self._unknown.clear()
-            self._unknown.add(address // _PAGE)
-            looked = _look_at(self._pid)
-            if looked is not None and looked[0] == self._started:
-                self._mappings = looked[1]
-                self._names.clear()
-                found = self._known_mapping_at(address)
-        return found
-
-    def _known_mapping_at(self, address: int) -> Mapping | None:
-        return next((mapping for mapping in self._mappings if mapping.start <= address < mapping.end), None)
+def names_itself(place: Place) -> bool:
+    """Return whether the ip of records of a place has the name that the program gives the place."""
+    return place.is_at_ip and not _OFFSET.fullmatch(place.symbol)
 
 
-class _Modules:
-    """Keep the files that processes map, with their symbols."""
-
-    def __init__(self) -> None:
-        self._modules: OrderedDict[tuple[int, int, str], Module | None] = OrderedDict()
-        self._allowances: defaultdict[str, Allowance] = defaultdict(lambda: Allowance(_FOREIGN_TIME, _FOREIGN_RATE))
-
-    def mapped(self, pid: int, mapping: Mapping) -> Module | None:
-        """Return what a mapping shows; None if the file is gone, replaced, or no module."""
-        key = (mapping.device, mapping.inode, mapping.path)
-        if key not in self._modules:
-            _make_room(self._modules, PROCESSES_MAX)
-            self._modules[key] = None
-            with contextlib.suppress(TargetError, OSError):
-                self._modules[key] = self._open(pid, mapping)
-        return self._modules[key]
-
-    def _open(self, pid: int, mapping: Mapping) -> Module | None:
-        from dprobes.target.location import Module
-        from dprobes.target.modules import root_of
-
-        reached = Path(root_of(pid) + mapping.path)
-        status = reached.stat()
-        if mapping.deleted or status.st_ino != mapping.inode:
-            return None
-        if (owner := foreign_owner(status)) is None:
-            return Module.load(mapping.path, reached=reached)
-        # Records wait meanwhile, and whoever made the file may want them to.
-        allowance, began = self._allowances[owner], time.monotonic()
-        if status.st_size > FOREIGN_SIZE or not allowance.has(0, began):
-            return None
-        try:
-            module = Module.load(mapping.path, reached=reached)
-            module.symbol_at(mapping.offset)  # what takes the most time is done at the first question
-            return module
-        finally:
-            allowance.use(time.monotonic() - began)
+def _name_of_place(place: Place) -> CodeName:
+    match = _PLACE.fullmatch(place.symbol)
+    if match is None:
+        return CodeName(place.symbol, 0, place.module)
+    return CodeName(match["name"], int(match["distance"] or "0", 16), place.module)
 
 
 def _file_of_build(name: str, source: RecordSource) -> Module | None:
@@ -272,50 +189,17 @@ def _bias(module: Module, place: Place, address: int) -> int | None:
     return bias if is_possible else None
 
 
-def _name_in(module: Module, name: str, link_address: int) -> str | None:
+def _name_in(module: Module, name: str, link_address: int) -> CodeName | None:
     offset = module.elf.file_offset(link_address)
     if offset is None:
         return None
-    symbol = module.symbol_at(offset)
-    if symbol is None:
-        return f"{name}+{offset:#x}"
-    return _shown(f"{symbol[0]}+{symbol[1]:#x}" if symbol[1] else symbol[0], name)
+    function = function_at(module, offset)
+    return CodeName("", offset, name) if function is None else CodeName(function.name, offset - function.start, name)
 
 
-def _shown(symbol: str, module: str) -> str:
-    return f"{symbol} [{module}]"
-
-
-def _kept(names: dict[int, str | None], address: int, find: Callable[[], str | None]) -> str | None:
+def _kept(names: dict[int, _Kept], address: int, find: Callable[[], _Kept]) -> _Kept:
     if address not in names:
-        if len(names) >= NAMES_MAX:
+        if len(names) >= _NAMES_MAX:
             names.clear()
         names[address] = find()
     return names[address]
-
-
-def _make_room(kept: OrderedDict[_Key, _Kept], limit: int) -> None:
-    while len(kept) >= limit:
-        kept.popitem(last=False)
-
-
-def _look_at(pid: int) -> tuple[int, list[Mapping]] | None:
-    """Return when a process started, and what it maps; None if it is gone or not ours to see."""
-    from dprobes.target.processmaps import parse_maps, read_maps
-
-    try:
-        return _start_of(pid), parse_maps(read_maps(pid, _MAPS_MAX))
-    except (TargetError, OSError, ValueError, IndexError):
-        return None
-
-
-def _start_of(pid: int) -> int:
-    """Return when a process started, in clock ticks since this machine did; see proc(5), field 22 of ``stat``."""
-    fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-    return int(fields[19])
-
-
-def _monotonic(ticks: int) -> int:
-    """Return ticks since the machine was started in nanoseconds of CLOCK_MONOTONIC, which does not count sleep."""
-    slept = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - time.clock_gettime_ns(time.CLOCK_MONOTONIC)
-    return ticks * _NANOSECONDS // os.sysconf("SC_CLK_TCK") - slept

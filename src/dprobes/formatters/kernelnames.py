@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from dprobes.errors import TargetError
+from dprobes.target.codenames import LocatedCode, LocatedFunction, MappedCode
 
 if TYPE_CHECKING:
     from dprobes.target.kernel.runningkernel import RunningKernel
@@ -31,15 +32,24 @@ class KernelNames:
 
     def name_of(self, address: int) -> tuple[str, str] | None:
         """Return a function, with the distance from its start, and its module; None if the kernel shows none there."""
+        located = self.located(address)
+        if located is None or located.function is None:
+            return None
+        function, distance, module = located.name_of(address)
+        return (f"{function}+{distance:#x}" if distance else function), module
+
+    def located(self, address: int) -> LocatedCode | None:
+        """Return where an address is; a function is mapped on its own, where it is: at its address of the kernel."""
         try:
             symbol = self._kernel.symbols.covering(address)
             if symbol is None or address >= self._end_of(symbol.module, symbol.address):
                 return None
+            end = self._kernel.symbols.following(symbol) or address + 1
         except TargetError:
             return None
-        distance = address - symbol.address
-        name = f"{symbol.name}+{distance:#x}" if distance else symbol.name
-        return name, symbol.module or "vmlinux"
+        start, end = symbol.address, max(address + 1, min(end, self._end_of(symbol.module, symbol.address)))
+        mapped = MappedCode(start, end, start, symbol.module or "vmlinux", "")
+        return LocatedCode(None, 0, mapped, LocatedFunction(start, end, symbol.name))
 
     def _end_of(self, module: str, function: int) -> int:
         """Return where a module's code ends at the latest."""

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from dprobes.record.layout import ByteOrder, LogRecord
     from dprobes.record.origin import RecordSource
     from dprobes.record.probeinfo import Place
+    from dprobes.trace.names import CarriedNames
 
 __all__ = ["LineFormatter"]
 
@@ -59,9 +60,10 @@ class LineFormatter:
     """
     Print a record in one line, if its template does not say otherwise.
 
-    The records are of ``source``; those that are ``live``, of processes of this machine that may still run. ``columns``
-    are those of a terminal; without them nothing is aligned, so that what cuts lines can cut them. With ``is_brief``
-    records with all items, which nobody has asked for by name, are printed without user and registers.
+    The records are of ``source``; those that are ``live``, of processes of this machine that may still run; ``carried``
+    are the names of their trace file. ``columns`` are those of a terminal; without them nothing is aligned, so that
+    what cuts lines can cut them. With ``is_brief`` records with all items, which nobody has asked for by name, are
+    printed without user and registers.
 
     What templates need is imported for the first record: a run may have none.
     """
@@ -74,12 +76,14 @@ class LineFormatter:
         source: RecordSource | None = None,
         *,
         live: bool = False,
+        carried: CarriedNames | None = None,
         columns: TerminalColumns | None = None,
         is_brief: bool = False,
     ) -> None:
         self.wall_offset = wall_offset
         self._source = source
         self._live = live
+        self._carried = carried
         self._columns = columns
         self._is_brief = is_brief
         self._ways: dict[bytes, _ShortWay | None] = {}
@@ -148,7 +152,7 @@ class LineFormatter:
     def _symboliser(self) -> Symboliser:
         from dprobes.formatters.addressnames import AddressSymboliser
 
-        return AddressSymboliser(self._source, live=self._live)
+        return AddressSymboliser(self._source, live=self._live, carried=self._carried)
 
     def _shown(self, column: str, text: str) -> str:
         return text if self._columns is None else self._columns.shown(column, text)

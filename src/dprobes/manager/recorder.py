@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING
 
 from dprobes.errors import ManagerError
 from dprobes.escapes import escaped
+from dprobes.formatters.recordednames import RecordedNames
 from dprobes.record.clock import WallClock
 from dprobes.resolve.probeplaces import places_of, with_files
 from dprobes.sinks.interface import Batch, SinkOptions
 from dprobes.sinks.kinds import parse_target
 from dprobes.sinks.targets import LogTargets, close_all
 from dprobes.trace.content import PlaceEntry
+from dprobes.trace.names import NameRegister
 from dprobes.trace.writer import TraceFileWriter
 
 if TYPE_CHECKING:
@@ -45,6 +47,7 @@ class Recording:
     def __init__(self, trace: Path, directory: Path, limit: int = TRACE_LIMIT) -> None:
         self._lock = threading.Lock()
         self._writer = TraceFileWriter(trace, limit)
+        self._names = NameRegister()
         self._directory = directory
         self._targets = LogTargets(_say)
         self._clock = WallClock()
@@ -108,16 +111,23 @@ class Recording:
         self._targets.create_event(source)
         return ProgramRecords(self, source)
 
-    def write(self, source: RecordSource, records: list[tuple[int, bytes]], places: Sequence[Place]) -> bool:
+    def write(
+        self,
+        source: RecordSource,
+        records: list[tuple[int, bytes]],
+        places: Sequence[Place],
+        names: RecordedNames,
+    ) -> bool:
         """
-        Write records of a program, the places of whose probepoints are ``places``.
+        Write records of a program, the places of whose probepoints are ``places``; ``names`` are its own.
 
         Return whether they are in the trace file; log targets see to themselves.
         """
-        with self._lock:
-            is_written = self._writer.write(source.number, records)
-            offset = self._clock.look()
         encoded, wheres = [record for _, record in records], [places[probe] for probe, _ in records]
+        located = names.located(encoded, wheres)  # which may take a while, and holds up nobody else
+        with self._lock:
+            is_written = self._writer.write(source.number, records, self._names.telling(located))
+            offset = self._clock.look()
         self._targets.log_events(Batch(source, encoded, wheres, offset))
         return is_written
 
@@ -150,6 +160,7 @@ class ProgramRecords:
         self.places: list[Place] = []
         self._source = source
         self._recording = recording
+        self._names = RecordedNames(source)
 
     def write(self, probes: Sequence[Probepoint], records: list[tuple[int, bytes]]) -> bool:
         """Write as ``Recording.write``; ``probes`` are those of the session, which may have grown."""
@@ -158,8 +169,9 @@ class ProgramRecords:
             more = places_of(self._source.module, probes, len(self.places))
             self.places += more
             self._source = with_files(self._source, new)
+            self._names.know(self._source)
             self._recording.announce(self._source, more)
-        return self._recording.write(self._source, records, self.places)
+        return self._recording.write(self._source, records, self.places, self._names)
 
     def end(self, lost: int) -> None:
         """Say that no more records come."""

@@ -11,6 +11,7 @@ from dprobes.lazydataclass import dataclass
 from dprobes.record.codec import time_of
 from dprobes.record.probeinfo import Place
 from dprobes.trace.frames import RECORD_HEAD
+from dprobes.trace.names import CarriedNames
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -61,13 +62,15 @@ class TraceProgram:
     """
     Hold what a trace file says of a program; it may say more later, and ``places`` grow as modules are found.
 
-    The number of ``source`` is that behind one HEADER of one file, so programs are told apart by identity.
+    The number of ``source`` is that behind one HEADER of one file, so programs are told apart by identity. ``names``
+    are those of all programs behind the HEADER.
     """
 
     source: RecordSource
     details: dict[str, Any] = field(default_factory=dict)
     places: list[PlaceEntry] = field(default_factory=list)
     origin: TraceOrigin = TraceOrigin()
+    names: CarriedNames = field(default_factory=CarriedNames)
 
     @property
     def name(self) -> str:

@@ -15,6 +15,7 @@ A file is a sequence of frames, and begins with a HEADER. All numbers are little
     5  LOST        JSON: how many records of a program were lost before this place
     6  CLOCK       JSON: as in HEADER, after the wall clock was set
     7  COMPRESSED  u32 size of the content | a zstd frame; its content is whole frames, none of kind 1 or 7
+    8  NAMES       JSON: names for addresses in the records that follow (``names``)
 
 Times are CLOCK_MONOTONIC in nanoseconds. A file that was cut off anywhere can be read up to its last whole frame.
 """
@@ -90,6 +91,7 @@ class FrameKind(enum.IntEnum):
     LOST = 5
     CLOCK = 6
     COMPRESSED = 7
+    NAMES = 8
 
 
 class Frame(NamedTuple):

@@ -8,6 +8,7 @@ from dprobes.errors import FormatError
 from dprobes.record.origin import RecordSource
 from dprobes.trace.content import Damage, FrameJoints, LostRecords, PlaceEntry, RecordBlock, TraceOrigin, TraceProgram
 from dprobes.trace.frames import RECORDS_HEAD, VERSION, Frame, FrameKind, FrameSplitter, number_in, split_json
+from dprobes.trace.names import CarriedNames
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -39,6 +40,7 @@ class TraceParser:
         self._inner: FrameSplitter | None = None
         self._outer_position = 0
         self._programs: dict[int, TraceProgram] = {}
+        self._names = CarriedNames()
         self._wall_offset = 0
 
     @property
@@ -153,6 +155,8 @@ class TraceParser:
                     self._on_program(split_json(frame, self.name))
                 case FrameKind.PLACES:
                     self._on_places(split_json(frame, self.name))
+                case FrameKind.NAMES:
+                    self._names.add(split_json(frame, self.name))
                 case FrameKind.LOST:
                     return self._lost(split_json(frame, self.name))
                 case FrameKind.COMPRESSED:
@@ -186,8 +190,11 @@ class TraceParser:
             if not self._was_damaged:
                 raise ValueError(f"no program has the number {number}")
             name = f"program {number}"  # what says more of it was damaged
-            program = self._programs[number] = TraceProgram(RecordSource(number, name, name), origin=self.origin)
+            program = self._programs[number] = self._new_program(RecordSource(number, name, name), {})
         return program
+
+    def _new_program(self, source: RecordSource, details: dict[str, Any]) -> TraceProgram:
+        return TraceProgram(source, details, origin=self.origin, names=self._names)
 
     def _on_header(self, said: dict[str, Any]) -> None:
         version = number_in(said, "version")
@@ -205,6 +212,7 @@ class TraceParser:
             number_in(said, "part") if "part" in said else 0,
         )
         self._programs.clear()
+        self._names = CarriedNames()
 
     def _on_program(self, said: dict[str, Any]) -> None:
         number = number_in(said, "id", high=_ID_MAX)
@@ -214,7 +222,7 @@ class TraceParser:
         source = RecordSource.from_details(number, name, number_in(said, "major", high=_ID_MAX), details)
         program = self._programs.get(number)
         if program is None or (self._was_damaged and program.name != name):  # a HEADER between them may be damaged
-            self._programs[number] = TraceProgram(source, details, origin=self.origin)
+            self._programs[number] = self._new_program(source, details)
         else:
             program.source, program.details = source, details  # there is more to be said of it
 

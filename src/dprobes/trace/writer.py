@@ -21,9 +21,11 @@ from dprobes.trace.framefile import FrameFile, older_part
 from dprobes.trace.frames import JSON_MAX, RECORD_HEAD, VERSION, FrameKind, json_frame, records_frame
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from dprobes.trace.content import PlaceEntry
+
+    Names = Callable[[bool], dict[str, Any] | None]
 
 __all__ = ["TraceFileWriter", "boot_id", "older_part"]
 
@@ -65,6 +67,7 @@ class _Batch:
     given: Counter[int] = field(default_factory=Counter)
     announced: set[int] = field(default_factory=set)
     places: dict[int, int] = field(default_factory=dict)
+    has_names: bool = False
 
 
 class TraceFileWriter:
@@ -90,6 +93,7 @@ class TraceFileWriter:
         self._next = 1
         self._batch = _Batch()
         self._has_head = False
+        self._has_names = False
         self._clock = WallClock()
         self._offset: int | None = None
         """What the file knows of the wall clock."""
@@ -141,16 +145,29 @@ class TraceFileWriter:
         self._ended.add(program)
         return self.flush()
 
-    def write(self, program: int, records: list[tuple[int, bytes]]) -> bool:
+    def write(
+        self,
+        program: int,
+        records: list[tuple[int, bytes]],
+        names: Names | None = None,
+    ) -> bool:
         """Append records, and return whether that was possible; if not, they are lost."""
-        is_written = self.append(program, records)
+        is_written = self.append(program, records, names)
         if not is_written:
             self._programs[program].lost += len(records)
         return is_written
 
-    def append(self, program: int, records: list[tuple[int, bytes]]) -> bool:
+    def append(
+        self,
+        program: int,
+        records: list[tuple[int, bytes]],
+        names: Names | None = None,
+    ) -> bool:
         """
         Append records, and return whether that was possible; if not, none of them is in the file.
+
+        ``names`` returns the body of a NAMES frame with what addresses in them are called, None for none; its argument
+        says whether the file has all that was told before.
 
         What is kept back to be compressed may still find no room, and is noted as lost then.
         """
@@ -160,6 +177,9 @@ class TraceFileWriter:
         for number in self._ended:
             self._announce(number)
         self._announce(program)
+        if names is not None and (said := names(self._has_names)) is not None:
+            self._add(json_frame(FrameKind.NAMES, said))
+            self._has_names = self._batch.has_names = True
         first = size = 0
         for end, (_, record) in enumerate(records, 1):
             size += RECORD_HEAD.size + len(record)
@@ -267,6 +287,7 @@ class TraceFileWriter:
     def _undo(self, batch: _Batch) -> None:
         """Take back that the file knows what is in a batch; its records are lost."""
         self._offset = None
+        self._has_names = self._has_names and not batch.has_names
         for number, count in batch.records.items():
             self._programs[number].lost += count
             self._programs[number].given += batch.given[number]
@@ -300,7 +321,7 @@ class TraceFileWriter:
     def _begin_another(self) -> None:
         """Go on in a new file, which knows nothing yet."""
         if self._file.begin_another():
-            self._has_head = False
+            self._has_head = self._has_names = False
             for program in self._programs.values():
                 program.is_announced, program.announced_places = False, 0
 

@@ -57,6 +57,23 @@ def test_an_address_of_code_has_a_name(address: int, name: tuple[str, str] | Non
     assert NAMES.name_of(address) == name
 
 
+@pytest.mark.parametrize(
+    ("address", "extent"),
+    [
+        (0xFFFFFFFF81000180, (0xFFFFFFFF81000100, 0xFFFFFFFF81000200)),
+        (0xFFFFFFFF81000280, (0xFFFFFFFF81000200, 0xFFFFFFFF81000300)),
+        (0xFFFFFFFFC0101004, (0xFFFFFFFFC0101000, 0xFFFFFFFFC0101005)),  # nothing follows: as far as is known
+    ],
+)
+def test_a_function_ends_where_the_next_one_begins(address: int, extent: tuple[int, int]) -> None:
+    located = NAMES.located(address)
+    assert located is not None
+    assert located.function is not None
+    assert located.function[:2] == extent
+    assert located.mapped[:3] == (*extent, extent[0])
+    assert (located.pid, located.since) == (None, 0)
+
+
 def test_a_kernel_that_hides_its_symbols_names_nothing() -> None:
     assert KernelNames(cast("RunningKernel", Hidden())).name_of(0xFFFFFFFF81000100) is None
 

@@ -15,6 +15,7 @@ from dprobes.source import SourceFile
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from dprobes.formatters.recordednames import RecordedNames
     from dprobes.record.probeinfo import Place
 
 SOURCE = RecordSource(1, "watching", "vmlinux")
@@ -32,8 +33,11 @@ class FakeRecording:
         assert source == SOURCE
         self.announced.append([place.symbol for place in places])
 
-    def write(self, source: RecordSource, records: list[tuple[int, bytes]], places: Sequence[Place]) -> bool:
+    def write(
+        self, source: RecordSource, records: list[tuple[int, bytes]], places: Sequence[Place], names: RecordedNames
+    ) -> bool:
         assert records
+        assert names.located([record for _, record in records], [places[probe] for probe, _ in records]) == []
         self.written.append([place.symbol for place in places])
         return True
 

@@ -88,6 +88,7 @@ class Printer:
                 wall_offset=0,
                 source=source,
                 live=is_live,
+                carried=program.names,
                 host=program.origin.host,
                 columns=self._columns,
                 is_brief=True,  # trace files have records with all items, for whatever reads them

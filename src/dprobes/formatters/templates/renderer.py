@@ -94,6 +94,13 @@ class _Names(NamedTuple):
         name = self.symboliser.name_of(address, self.record, self.place) if self.symboliser is not None else None
         return f"{address:#x}" if name is None else escaped(name)
 
+    def of_caller(self, address: int) -> str:
+        """Return the name of a return address, which may be that of the next function: the call is before it."""
+        name = None
+        if self.symboliser is not None and address:
+            name = self.symboliser.code_name(address - 1, self.record, self.place)
+        return f"{address:#x}" if name is None else escaped(name._replace(distance=name.distance + 1).text)
+
 
 def _header_item(name: str, record: LogRecord, wall_offset: int) -> str:
     value = getattr(record, HEADER_ITEMS[name])
@@ -188,13 +195,16 @@ _ENDS = {
     StackEnd.BAD_TABLE: "the unwind table cannot be understood here",
     StackEnd.UNREADABLE: "the stack cannot be read here",
     StackEnd.NOT_RISING: "the stack does not rise here",
+    StackEnd.GONE: "the process had ended before its stack was followed",
+    StackEnd.NO_COPY: "there was no room for a copy of the stack",
 }
 
 
 def _stack(taken: Taken, names: _Names) -> str:
     """Return the frames of a call stack, a line for each."""
     frames = taken.value if isinstance(taken.value, tuple) else ()
-    lines = [f"<{_ENDS[StackEnd(each)]}>" if each in _ENDS else names.of(each) for each in frames]
+    lines = [names.of(each) for each in frames[:1]]
+    lines += [f"<{_ENDS[StackEnd(each)]}>" if each in _ENDS else names.of_caller(each) for each in frames[1:]]
     if isinstance(taken.value, Fault):
         lines.append(str(taken.value))
     if remarks := _remarks(taken):

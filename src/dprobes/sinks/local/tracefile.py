@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dprobes.errors import SinkError
+from dprobes.formatters.recordednames import RecordedNames
 from dprobes.trace.content import PlaceEntry
 from dprobes.trace.filenames import compression_of
+from dprobes.trace.names import NameRegister
 from dprobes.trace.writer import TraceFileWriter
 
 if TYPE_CHECKING:
@@ -20,7 +22,7 @@ __all__ = ["TraceFileSink"]
 
 class TraceFileSink:
     """
-    Append to a trace file, which gets the places of probepoints with their first record.
+    Append to a trace file, which gets the places of probepoints with their first record, and names for addresses.
 
     One with a name in .dptz is compressed.
     """
@@ -30,14 +32,18 @@ class TraceFileSink:
         self._numbers: dict[int, int] = {}
         """The number in the file of each source."""
         self._places: dict[int, dict[Place, int]] = {}
+        self._names: dict[int, RecordedNames] = {}
+        self._register = NameRegister()
 
     def create_event(self, source: RecordSource) -> None:
         """Announce a program, or say more of it."""
         if (number := self._numbers.get(source.number)) is not None:
             self._writer.update_program(number, source.details())
+            self._names[source.number].know(source)
             return
         self._numbers[source.number] = self._writer.add_program(source.name, source.major, source.details())
         self._places[source.number] = {}
+        self._names[source.number] = RecordedNames(source)
 
     def log_events(self, batch: Batch) -> None:
         """Append the records of a batch, all of them or none."""
@@ -48,7 +54,8 @@ class TraceFileSink:
         if batch.lost:
             self._writer.lose(number, batch.lost)
         records = [(known[place], record) for place, record in zip(batch.places, batch.records, strict=True)]
-        if not self._writer.append(number, records):
+        located = self._names[batch.source.number].located(batch.records, batch.places)
+        if not self._writer.append(number, records, self._register.telling(located)):
             raise self._failure(batch)
 
     def destroy_event(self, source: RecordSource) -> None:
@@ -58,6 +65,7 @@ class TraceFileSink:
                 raise self._failure()
             del self._numbers[source.number]
             del self._places[source.number]
+            del self._names[source.number]
 
     def flush(self) -> None:
         """Write what is kept back to be compressed."""

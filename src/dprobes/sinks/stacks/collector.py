@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from dprobes.record.origin import RecordSource
     from dprobes.record.probeinfo import Place
     from dprobes.sinks.interface import Batch
+    from dprobes.target.codenames import CodeName
 
 __all__ = ["StackCollector"]
 
@@ -29,9 +29,6 @@ _STACKS_MAX = 1 << 18
 """Distinct stacks that are kept; what comes beyond them is one."""
 
 _OTHERS = ("[other stacks]",)
-
-_NAMED = re.compile(r"(?P<function>.+?)(?:\+0x[0-9a-f]+)? \[(?P<module>[^\]]*)\]", re.DOTALL)
-_UNNAMED = re.compile(r"(?P<module>.+)\+0x[0-9a-f]+", re.DOTALL)
 
 _CUTS = {
     StackEnd.NO_TABLE: "[cut: no unwind table]",
@@ -121,18 +118,11 @@ def _frames(record: LogRecord, place: Place, symboliser: AddressSymboliser) -> I
                 yield _CUTS[StackEnd(address)]
                 continue
             # Behind the first one are return addresses, which may be those of the next function.
-            name = symboliser.name_of(address - (number > 0), record, place)
+            name = symboliser.code_name(address - (number > 0), record, place)
             yield _function(name, is_kernel=is_of_kernel(address))
 
 
-def _function(name: str | None, *, is_kernel: bool) -> str:
+def _function(name: CodeName | None, *, is_kernel: bool) -> str:
     """Return the name of a frame without the place in it: frames of one function are one."""
-    if name is None:
-        return "[unknown]_[k]" if is_kernel else "[unknown]"
-    if (match := _NAMED.fullmatch(name)) is not None:
-        text = match["function"]
-    elif (match := _UNNAMED.fullmatch(name)) is not None:
-        text = f"[{match['module']}]"
-    else:
-        text = name
+    text = "[unknown]" if name is None else name.function or f"[{name.module}]"
     return f"{escaped(text)}_[k]" if is_kernel else escaped(text)

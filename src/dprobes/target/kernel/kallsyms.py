@@ -113,16 +113,22 @@ class Kallsyms:
             candidates = core
         return min(candidates, key=_familiarity, default=None)
 
+    def following(self, symbol: KernelSymbol) -> int | None:
+        """Return the address of the next code of the kernel, or of the module, behind a symbol; None if it is last."""
+        if symbol.module:
+            more = (s.address for s in self._of_modules if s.module == symbol.module and s.is_code)
+            return min((address for address in more if address > symbol.address), default=None)
+        position = self._core_end(symbol.address)
+        while position < self._core_size and (match := _LINE.match(self._data, position)) is not None:
+            found = _symbol(match)
+            if found.is_code:
+                return found.address
+            position = match.end() + 1
+        return None
+
     def _core_at(self, address: int) -> list[KernelSymbol]:
-        """Return the kernel's symbols of code with the highest address up to ``address``, by a binary search."""
-        low, high = 0, self._core_size
-        while low < high:
-            start = self._data.rfind(b"\n", 0, (low + high) // 2) + 1
-            end = self._data.find(b"\n", start) + 1 or self._core_size
-            if int(self._data[start : self._data.index(b" ", start)], 16) <= address:
-                low = end
-            else:
-                high = start
+        """Return the kernel's symbols of code with the highest address up to ``address``."""
+        low = self._core_end(address)
         found: list[KernelSymbol] = []
         while low > 0:
             start = self._data.rfind(b"\n", 0, low - 1) + 1
@@ -136,6 +142,18 @@ class Kallsyms:
                 found.append(symbol)
             low = start
         return found
+
+    def _core_end(self, address: int) -> int:
+        """Return where the lines of the kernel's symbols up to an address end, by a binary search."""
+        low, high = 0, self._core_size
+        while low < high:
+            start = self._data.rfind(b"\n", 0, (low + high) // 2) + 1
+            end = self._data.find(b"\n", start) + 1 or self._core_size
+            if int(self._data[start : self._data.index(b" ", start)], 16) <= address:
+                low = end
+            else:
+                high = start
+        return low
 
     def near(self, name: str, module: str) -> list[str]:
         """Return up to three names in a module that ``name`` may be a misprint of, the nearest first."""

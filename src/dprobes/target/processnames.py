@@ -1,0 +1,223 @@
+"""Names for the addresses of processes that run, by what they map; what was read of one stays when it has ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections import OrderedDict, defaultdict
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+from dprobes.errors import TargetError
+from dprobes.target.allowance import Allowance
+from dprobes.target.codenames import LocatedCode, MappedCode, function_at
+from dprobes.target.ownership import foreign_owner
+
+if TYPE_CHECKING:
+    from dprobes.target.location import Module
+    from dprobes.target.processmaps import Mapping
+
+__all__ = ["PROCESSES_MAX", "NamedProcess", "ProcessNames", "make_room"]
+
+PROCESSES_MAX = 64
+"""How many processes' mappings are kept."""
+
+_NAMES_MAX = 4096
+"""How many addresses of a process are kept."""
+
+FOREIGN_SIZE = 64 << 20
+"""Bytes of the largest file of another user whose symbols are read."""
+
+_FOREIGN_TIME, _FOREIGN_RATE = 5.0, 0.01
+"""Seconds that reading one other user's files may take at once, and how much of the time after that."""
+
+_MAPS_MAX = 64 << 20
+"""Bytes that are read of what a process maps: half a million mappings."""
+
+_NANOSECONDS = 1_000_000_000
+_MILLISECOND = 1_000_000
+_PAGE = 4096
+
+_Key = TypeVar("_Key")
+_Kept = TypeVar("_Kept")
+
+
+def make_room(kept: OrderedDict[_Key, _Kept], limit: int) -> None:
+    """Drop the oldest, so that one more makes at most ``limit``."""
+    while len(kept) >= limit:
+        kept.popitem(last=False)
+
+
+class _Look(NamedTuple):
+    """What was seen of a process: when it started, in clock ticks since the machine did, and what it maps."""
+
+    ticks: int
+    program: str
+    mappings: list[Mapping]
+
+    @property
+    def started(self) -> int:
+        """When the process started, in nanoseconds of CLOCK_MONOTONIC, to a millisecond."""
+        return max(0, _monotonic(self.ticks))
+
+    @property
+    def image(self) -> tuple[str | int, ...]:
+        """What differs after an exec: the program, and where the kernel has mapped what every process has."""
+        return self.program, *(each.start for each in self.mappings if each.path == "[vdso]")
+
+
+class ProcessNames:
+    """Find the processes that records are of."""
+
+    def __init__(self) -> None:
+        self._processes: OrderedDict[tuple[int, str], NamedProcess | None] = OrderedDict()
+        self._modules = _Modules()
+
+    def process(self, pid: int, name: str, seen: int | None) -> NamedProcess | None:
+        """
+        Return the process with an id that has, or had, a name; None if it is gone, or not ours to see.
+
+        One with another name than before may have begun another program since; ``seen`` is a moment, of
+        CLOCK_MONOTONIC, in which it had begun it.
+        """
+        key = (pid, name)
+        if key not in self._processes:
+            make_room(self._processes, PROCESSES_MAX)
+            self._processes[key] = self._open(pid, seen)
+        return self._processes[key]
+
+    def _open(self, pid: int, seen: int | None) -> NamedProcess | None:
+        look = _look_at(pid)
+        if look is None:
+            return None
+        since = look.started
+        for (other, _), process in self._processes.items():
+            if other == pid and process is not None and process.ticks == look.ticks:
+                if process.is_same(look.image):
+                    return process  # only a thread's name is another one
+                since = time.monotonic_ns() if seen is None else seen
+        return NamedProcess(pid, look, self._modules, since)
+
+
+class NamedProcess:
+    """Name addresses by what a process maps."""
+
+    def __init__(self, pid: int, look: _Look, modules: _Modules, since: int) -> None:
+        self.ticks = look.ticks
+        self.started = look.started
+        self._since = since
+        self._pid = pid
+        self._look = look
+        self._modules = modules
+        self._found: dict[int, LocatedCode | None] = {}
+        self._unknown: set[int] = set()
+
+    def is_same(self, image: tuple[str | int, ...]) -> bool:
+        """Return whether the process still executes what it did, as its mappings say now."""
+        return self._look.image == image
+
+    def maps_file_at(self, address: int) -> bool:
+        """Return whether the process shows a file at an address."""
+        mapping = self._mapping_at(address)
+        return mapping is not None and mapping.is_file
+
+    def located(self, address: int) -> LocatedCode | None:
+        """Return where an address is; None for memory that shows no file."""
+        if address not in self._found:
+            if len(self._found) >= _NAMES_MAX:
+                self._found.clear()
+            self._found[address] = self._locate(address)
+        return self._found[address]
+
+    def _locate(self, address: int) -> LocatedCode | None:
+        mapping = self._mapping_at(address)
+        if mapping is None or not mapping.is_file:
+            return None
+        module, build = self._modules.mapped(self._pid, mapping)
+        function = function_at(module, address - mapping.start + mapping.offset) if module is not None else None
+        mapped = MappedCode(mapping.start, mapping.end, mapping.offset, Path(mapping.path).name, build)
+        return LocatedCode(self._pid, self._since, mapped, function)
+
+    def _mapping_at(self, address: int) -> Mapping | None:
+        found = self._known_mapping_at(address)
+        if (found is None or not found.is_file) and address // _PAGE not in self._unknown:
+            # A library may have been loaded there since; but the same question is not asked again and again.
+            if len(self._unknown) >= _NAMES_MAX:
+                self._unknown.clear()
+            self._unknown.add(address // _PAGE)
+            look = _look_at(self._pid)
+            if look is not None and look.ticks == self.ticks:
+                if not self.is_same(look.image):
+                    self._since = time.monotonic_ns()
+                self._look = look
+                self._found.clear()
+                found = self._known_mapping_at(address)
+        return found
+
+    def _known_mapping_at(self, address: int) -> Mapping | None:
+        return next((mapping for mapping in self._look.mappings if mapping.start <= address < mapping.end), None)
+
+
+class _Modules:
+    """Keep the files that processes map, with their symbols and builds."""
+
+    def __init__(self) -> None:
+        self._modules: OrderedDict[tuple[int, int, str], tuple[Module | None, str]] = OrderedDict()
+        self._allowances: defaultdict[str, Allowance] = defaultdict(lambda: Allowance(_FOREIGN_TIME, _FOREIGN_RATE))
+
+    def mapped(self, pid: int, mapping: Mapping) -> tuple[Module | None, str]:
+        """Return what a mapping shows, and its build; None and nothing if the file is gone, replaced, or no module."""
+        key = (mapping.device, mapping.inode, mapping.path)
+        if key not in self._modules:
+            make_room(self._modules, PROCESSES_MAX)
+            self._modules[key] = None, ""
+            with contextlib.suppress(TargetError, OSError):
+                module = self._open(pid, mapping)
+                if module is not None:
+                    self._modules[key] = module, module.elf.build_id or ""
+        return self._modules[key]
+
+    def _open(self, pid: int, mapping: Mapping) -> Module | None:
+        from dprobes.target.location import Module
+        from dprobes.target.modules import root_of
+
+        reached = Path(root_of(pid) + mapping.path)
+        status = reached.stat()
+        if mapping.deleted or status.st_ino != mapping.inode:
+            return None
+        if (owner := foreign_owner(status)) is None:
+            return Module.load(mapping.path, reached=reached)
+        # Records wait meanwhile, and whoever made the file may want them to.
+        allowance, began = self._allowances[owner], time.monotonic()
+        if status.st_size > FOREIGN_SIZE or not allowance.has(0, began):
+            return None
+        try:
+            module = Module.load(mapping.path, reached=reached)
+            module.symbol_at(mapping.offset)  # what takes the most time is done at the first question
+            return module
+        finally:
+            allowance.use(time.monotonic() - began)
+
+
+def _look_at(pid: int) -> _Look | None:
+    """Return what is seen of a process; None if it is gone or not ours to see."""
+    from dprobes.target.processmaps import parse_maps, read_maps
+
+    try:
+        return _Look(_start_of(pid), str(Path(f"/proc/{pid}/exe").readlink()), parse_maps(read_maps(pid, _MAPS_MAX)))
+    except (TargetError, OSError, ValueError, IndexError):
+        return None
+
+
+def _start_of(pid: int) -> int:
+    """Return when a process started, in clock ticks since this machine did; see proc(5), field 22 of ``stat``."""
+    fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    return int(fields[19])
+
+
+def _monotonic(ticks: int) -> int:
+    """Return ticks since the machine was started in nanoseconds of CLOCK_MONOTONIC, which does not count sleep."""
+    slept = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+    slept = round(slept / _MILLISECOND) * _MILLISECOND  # the two clocks are not read at the same moment
+    return ticks * _NANOSECONDS // os.sysconf("SC_CLK_TCK") - slept

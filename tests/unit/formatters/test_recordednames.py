@@ -1,0 +1,67 @@
+"""The addresses in records that a trace file gets names for: those that are shown by name, and no others."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import time
+
+from dprobes.formatters.recordednames import RecordedNames, callers
+from dprobes.record.codec import encode_record
+from dprobes.record.layout import LogRecord
+from dprobes.record.origin import RecordSource
+from dprobes.record.probeinfo import Place
+from dprobes.rpn.isa import StackEnd, Token
+
+TEMPLATES = {"templates.lst": b"1 a.fmt\n", "a.fmt": b'major = 1\nminor = 1\nfmt = "%a %d"\nminor = 2\nfmt = "%d"\n'}
+SOURCE = RecordSource(1, "libc.so.6", "libc.so.6", 1, templates=TEMPLATES, derived={8: 'minor = 4\nfmt = "%*k"\n'})
+MALLOC, SAMPLE = Place("libc.so.6", "malloc"), Place("*", "99hz", is_code=False)
+
+
+def address_of(function: str) -> int:
+    address = ctypes.cast(getattr(ctypes.CDLL("libc.so.6"), function), ctypes.c_void_p).value
+    assert address is not None
+    return address
+
+
+def record(minor: int, data: bytes, ip: int | None = None) -> bytes:
+    mine = LogRecord(major=1, minor=minor, pid=os.getpid(), ip=ip, time=time.monotonic_ns(), data=data, word_size=8)
+    return encode_record(mine)
+
+
+def words(*numbers: int) -> bytes:
+    return b"".join(number.to_bytes(8, "little") for number in numbers)
+
+
+def stack(*numbers: int) -> bytes:
+    return bytes([Token.USER_STACK]) + len(numbers).to_bytes(2, "little") + words(*numbers)
+
+
+def named(data: bytes, place: Place = MALLOC) -> set[str]:
+    return {each.function.name for each in RecordedNames(SOURCE).located([data], [place]) if each.function is not None}
+
+
+def test_addresses_of_templates_and_stacks_are_named() -> None:
+    getpid, getppid = address_of("getpid"), address_of("getppid")
+    assert named(record(1, words(getpid, getppid), address_of("malloc"))) == {"getpid"}
+    assert named(record(2, words(getpid))) == set()
+    for minor in (3, 4):  # with a derived template, and without any
+        assert named(record(minor, stack(getpid, getppid + 1, StackEnd.NO_TABLE))) == {"getpid", "getppid"}
+    assert named(record(3, words(getpid))) == set()
+
+
+def test_where_a_sample_was_taken_is_named_and_a_probepoint_names_itself() -> None:
+    getpid = address_of("getpid")
+    assert named(record(2, words(1), getpid), SAMPLE) == {"getpid"}
+    assert named(record(2, words(1), getpid), Place("libc.so.6", "malloc", at_return=True)) == {"getpid"}
+    assert named(record(2, words(1), getpid), Place("libc.so.6", "0x1234")) == {"getpid"}
+    assert named(record(2, words(1), getpid)) == set()
+
+
+def test_what_is_no_record_is_left_to_others() -> None:
+    assert RecordedNames(SOURCE).located([b"", b"\xff" * 40], [SAMPLE, SAMPLE]) == []
+
+
+def test_return_addresses_are_looked_for_at_the_call() -> None:
+    assert list(callers((10, 20, 30, StackEnd.UNREADABLE))) == [10, 19, 29]
+    assert list(callers((StackEnd.UNREADABLE,))) == [StackEnd.UNREADABLE]
