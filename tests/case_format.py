@@ -31,6 +31,7 @@ The world, in ``context``, a line each::
     port N = N
     segment N = BASE [LAST]  symbol NAME = ADDRESS    cpuid LEAF = EAX EBX ECX EDX
     failing NAME =           (an extension that fails)                         field NAME = N
+    comm NAME =              (the name of the process)
     kstack = N ...
     ustack = N ...
     msr N = N                gdtr = BASE LIMIT        idtr = BASE LIMIT

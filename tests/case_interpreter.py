@@ -149,6 +149,8 @@ def _apply(context: FakeContext, line: ContextLine, target: Target) -> None:
             context.tables[word] = (base, limit)
         case ("failing", name):
             context.extensions[name] = Extension(interpret=_fail)
+        case ("comm", name):
+            context.comm = name
         case ("pid" | "tid" | "uid" | "cpu" | "task" | "time",):
             context.ids[word] = number
         case _:

@@ -109,7 +109,7 @@ def at_a_return(context: FakeContext, request: Request) -> None:
         context.set_value("esp", RETURN_STACK + word + request.return_bytes)
 
 
-def expected_header(context: FakeContext, outcome: Outcome, request: Request, process: str) -> LogRecord:
+def expected_header(context: FakeContext, outcome: Outcome, request: Request) -> LogRecord:
     """Return the record that an outcome is to give."""
     values: dict[str, Any] = {**context.ids, "major": outcome.major, "minor": outcome.minor}
     values |= {"cs": context.value_of("cs") & 0xFFFF, "ss": context.value_of("ss") & 0xFFFF}
@@ -117,7 +117,7 @@ def expected_header(context: FakeContext, outcome: Outcome, request: Request, pr
     items = request.items | Item.MAJOR | Item.MINOR
     return LogRecord(
         **{name: values[name] for item, name in FIXED_ITEMS if item in items},
-        process_name=Path("/proc", process, "comm").read_text().rstrip("\n") if Item.PROCESS_NAME in items else None,
+        process_name=context.process_name().decode() if Item.PROCESS_NAME in items else None,
         tid=context.ids["tid"] if Item.TID in items else None,
         data=outcome.log,
         word_size=context.architecture.word_size,
@@ -194,7 +194,7 @@ def compared(
         assert repr(getattr(context, variables)) == last[variables]
     for outcome, state in found:
         if outcome.ending is not Ending.ABORT:
-            assert state.record == expected_header(context, outcome, demand.request, stage.process)
+            assert state.record == expected_header(context, outcome, demand.request)
         tid = context.ids["tid"] if demand.request.wants_tid else 0
         assert all(entry_tid == tid for kind, entry_tid, _ in state.entries if kind.value < 2)
     return True

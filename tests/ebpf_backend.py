@@ -70,6 +70,7 @@ __all__ = [
     "loop_forms",
     "memory_of",
     "obstacle",
+    "write_name",
     "write_words",
 ]
 
@@ -97,6 +98,14 @@ def write_words(asm: Assembler, words: Sequence[int], word_size: int) -> None:
         asm.store(Register.R1, n * word_size, Register.R3, Size.DW if word_size == 8 else Size.W)
         asm.mov(Register.R0, end)
     asm.place(done)
+
+
+def write_name(asm: Assembler, context: FakeContext) -> None:
+    """Write the made-up name of the process to R1, as ``Host.process_name`` does. Takes R2."""
+    name = context.process_name().ljust(NAME_SIZE, b"\0")
+    for start in range(0, NAME_SIZE, 8):
+        asm.mov(Register.R2, int.from_bytes(name[start : start + 8], "little"))
+        asm.store(Register.R1, start, Register.R2)
 
 
 def host_of(context: FakeContext, cookie: int, function: int) -> type[Host]:
@@ -129,6 +138,9 @@ def host_of(context: FakeContext, cookie: int, function: int) -> type[Host]:
 
         def global_tid(self) -> None:
             self._answer("tid")
+
+        def process_name(self) -> None:
+            write_name(self._asm, context)
 
         def kernel_stack(self) -> None:
             write_words(self._asm, context.frames_in_kernel, self._word_size)

@@ -44,6 +44,8 @@ VARIABLES = 4
 _SYMBOLS = ("data", "table", "Buffer.cold", "operator new[]")
 _FIELDS = ("missing", "prev_pid", "next.comm")
 """Fields of a tracepoint; the first one is not there."""
+_TEXTS = ("", "text", "te", "random-program", "random-program-s", 'a "quoted" \\ one', "längeres, // kein Kommentar")
+"""Texts that memory and process names are compared with."""
 _LITTLE = ("log <count>", "log b, <count>", "log w, <count>", "log d, <count>", "dup <times>", "ros <cells>")
 
 
@@ -62,6 +64,7 @@ def random_context(random: Random, architecture: Architecture) -> FakeContext:
         cpu=random.randrange(8),
         task=random.randrange(1 << 32),
         time=random.randrange(1 << 64),
+        comm=random.choice(("text", "random-program-with-a-long-name", "")),
         segments={0x2B: 0x1000},
         ports={0x60: random.randrange(1 << 32)},
         symbols=dict.fromkeys(_SYMBOLS, 0x1010),
@@ -227,6 +230,8 @@ class RandomPrograms:
                 return random.choice(("sample", "a.b"))
             case OperandKind.FIELD:
                 return random.choice(_FIELDS)
+            case OperandKind.TEXT:
+                return random.choice(_TEXTS)
             case OperandKind.REGISTER:
                 return random.choice(self._registers(row))
             case OperandKind.VALUE:
@@ -346,6 +351,8 @@ class _Defined:
                 pass
             case OperandKind.FIELD:
                 operand = self._random.choice(_FIELDS)
+            case OperandKind.TEXT:
+                operand = self._random.choice(_TEXTS)
             case OperandKind.VALUE:
                 operand = _pushed(self._random, self._architecture)
             case OperandKind.LV | OperandKind.GV | OperandKind.CV | OperandKind.TV:

@@ -44,7 +44,7 @@ class Instructions(ABC):
         """Write an instruction: its fixed words, and the operand behind them."""
 '''
 
-TEXT = (OperandKind.LABEL, OperandKind.PROCEDURE, OperandKind.EXTENSION, OperandKind.FIELD)
+TEXT = (OperandKind.LABEL, OperandKind.PROCEDURE, OperandKind.EXTENSION, OperandKind.FIELD, OperandKind.TEXT)
 VALUES = (OperandKind.VALUE, OperandKind.REGISTER)
 
 

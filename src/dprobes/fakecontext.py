@@ -9,6 +9,7 @@ from dprobes.arch import architecture as architecture_called
 from dprobes.errors import DprobesError
 from dprobes.extensions.extension import call_extensions
 from dprobes.record.layout import FIXED_ITEMS, Item, LogRecord
+from dprobes.rpn.isa import PROCESS_NAME_SIZE
 from dprobes.vm import AddressFault, SelectorFault
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ class FakeContext:
         the values; ``run_handler`` adds zeros up to what a program declares.
     ``pid``, ``tid``, ``uid``, ``cpu``, ``task``, ``time``
         what the instructions of these names push; kept in ``ids``.
+    ``comm``
+        the name of the process; what the kernel has no room for is left out.
     ``segments``, ``ports``, ``symbols``, ``traced_fields``
         base address by selector, or (base, last offset); value by port; run-time address by name; value of a field of
         the tracepoint by name. A segment register takes the selectors that are named here, and null selectors.
@@ -76,6 +79,7 @@ class FakeContext:
         cpu: int = 0,
         task: int = 0,
         time: int = 0,
+        comm: str = "",
         segments: Mapping[int, int | tuple[int, int]] | None = None,
         ports: Mapping[int, int] | None = None,
         symbols: Mapping[str, int] | None = None,
@@ -99,6 +103,7 @@ class FakeContext:
         self.variables_of_cpu = list(cpu_variables)
         self.variables_of_thread = list(thread_variables)
         self.ids = {"pid": pid, "tid": tid, "uid": uid, "cpu": cpu, "task": task, "time": time}
+        self.comm = comm
         self.segments = dict(segments or {})
         self.ports = dict(ports or {})
         self.symbols = dict(symbols or {})
@@ -264,6 +269,10 @@ class FakeContext:
     def cpu(self) -> int:
         """Return the number of the CPU."""
         return self.ids["cpu"]
+
+    def process_name(self) -> bytes:
+        """Return the name of the process, as much of it as the kernel keeps."""
+        return self.comm.encode("utf-8", "surrogateescape")[: PROCESS_NAME_SIZE - 1]
 
     def task(self) -> int:
         """Return the address of the task structure."""

@@ -18,7 +18,7 @@ from dprobes.bpf.lower.kernelhost import KernelHost
 from dprobes.engines.ebpf.attach.handlers import load_handler
 from dprobes.engines.ebpf.kernel.kernellinks import attach_kernel, kernel_attach_type
 from dprobes.target.kernel.runningkernel import RunningKernel
-from ebpf_backend import EbpfRunner, Stage, loop_forms, memory_of, write_words
+from ebpf_backend import EbpfRunner, Stage, loop_forms, memory_of, write_name, write_words
 
 if TYPE_CHECKING:
     from dprobes.arch import Register
@@ -107,6 +107,9 @@ def _host_of(context: FakeContext) -> type[KernelHost]:
 
         def time(self) -> None:
             self._asm.mov(BpfRegister.R0, context.ids["time"])
+
+        def process_name(self) -> None:
+            write_name(self._asm, context)
 
         def user_stack(self, area: int, work: int, log_mask: int) -> None:
             write_words(self._asm, context.frames_in_program, context.architecture.word_size)

@@ -14,7 +14,9 @@ from dprobes.api.callsites import CallPlaces
 from dprobes.api.mnemonics import Instructions
 from dprobes.diagnostics import Diagnostic, Diagnostics, Note
 from dprobes.errors import SourceError
+from dprobes.rpn.isa import OperandKind, rows_by_syntax
 from dprobes.rpn.pipeline import parse_source
+from dprobes.rpn.program import quoted
 from dprobes.source import SourceFile
 
 if TYPE_CHECKING:
@@ -79,7 +81,9 @@ class CodeBuilder(Instructions):
 
     def _add(self, words: str, operand: int | str | None = None) -> Self:
         separator = ", " if " " in words else " "
-        self._lines.add(f"    {words}{'' if operand is None else separator + _one_line(operand)}")
+        is_text = f"{words}, <{OperandKind.TEXT.value}>" in rows_by_syntax()
+        written = "" if operand is None else _quoted(str(operand), "a text") if is_text else _one_line(operand)
+        self._lines.add(f"    {words}{separator if written else ''}{written}")
         return self
 
     def label(self, name: str) -> Self:
@@ -145,7 +149,7 @@ class ProgramBuilder:
         self._header = _Lines(self._places)
         self._procedures: list[_Lines] = []
         self._definitions: list[_Lines] = []
-        self._header.add(f"name = {_quoted(name)}")
+        self._header.add("name = " + _quoted(name, "the name of a module"))
         self._header.header(
             modtype=None if modtype == "user" else modtype,
             major=major,
@@ -381,7 +385,7 @@ def _names(names: str | Sequence[str]) -> tuple[str, ...] | None:
     return ((names,) if isinstance(names, str) else tuple(names)) or None
 
 
-def _quoted(name: str) -> str:
-    if "\n" in name:
-        raise ValueError(f"{name!r} is not the name of a module")
-    return '"' + name.replace("\\", "\\\\").replace('"', '\\"') + '"'
+def _quoted(text: str, what: str) -> str:
+    if "\n" in text:
+        raise ValueError(f"{text!r} is not {what}")
+    return quoted(text)

@@ -888,6 +888,24 @@ class Instructions(ABC):
         """
         return self._add("pop mem, u64")
 
+    def match_str(self, text: str) -> Self:
+        """
+        Push 0 if the string at address, up to its NUL, is the text, else 1.
+
+        At most one byte more than the text has is read.
+
+        match str, <text>: stack ``address -- differs``; raises INVALID_ADDR.
+        """
+        return self._add("match str", text)
+
+    def match_strn(self, text: str) -> Self:
+        """
+        Push 0 if the string at address begins with the text, else 1; no more bytes than the text has are read.
+
+        match strn, <text>: stack ``address -- differs``; raises INVALID_ADDR.
+        """
+        return self._add("match strn", text)
+
     def push_task(self) -> Self:
         """
         Push the address of the kernel's task structure.
@@ -943,6 +961,30 @@ class Instructions(ABC):
         push tp, <field>: stack ``-- value``; raises INVALID_ADDR.
         """
         return self._add("push tp", field)
+
+    def push_comm(self) -> Self:
+        """
+        Push the name of the process, 16 bytes with zeros behind it, the first bytes on top.
+
+        push comm: stack ``-- name*cells``.
+        """
+        return self._add("push comm")
+
+    def match_comm(self, text: str) -> Self:
+        """
+        Push 0 if the name of the process is the text, else 1.
+
+        match comm, <text>: stack ``-- differs``.
+        """
+        return self._add("match comm", text)
+
+    def match_commn(self, text: str) -> Self:
+        """
+        Push 0 if the name of the process begins with the text, else 1.
+
+        match commn, <text>: stack ``-- differs``.
+        """
+        return self._add("match commn", text)
 
     def push_time(self) -> Self:
         """

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from dprobes.lazydataclass import dataclass
-from dprobes.rpn.isa import OperandKind, Row, rows_by_opcode
+from dprobes.rpn.isa import OperandKind, Row, rows_by_opcode, text_problem
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,14 +49,15 @@ def decode_one(data: bytes, offset: int, word_size: int, byte_order: Literal["li
         return EncodedInstruction(offset, row, 0, start)
     if kind.width < 0:
         end = start + 1 + data[start] if start < len(data) else len(data) + 1
-        if end > len(data):
+        operand = data[start + 1 : end].decode("utf-8", "replace")
+        if end > len(data) or (kind is OperandKind.TEXT and text_problem(operand) is not None):
             return invalid
-        return EncodedInstruction(offset, row, data[start + 1 : end].decode("utf-8", "replace"), end)
+        return EncodedInstruction(offset, row, operand, end)
     end = start + (kind.width or word_size)
     if end > len(data):
         return invalid
-    operand = int.from_bytes(data[start:end], byte_order, signed=kind.is_signed)
-    return EncodedInstruction(offset, row, operand + end if kind in _RELATIVE else operand, end)
+    number = int.from_bytes(data[start:end], byte_order, signed=kind.is_signed)
+    return EncodedInstruction(offset, row, number + end if kind in _RELATIVE else number, end)
 
 
 def decode_all(data: bytes, word_size: int, byte_order: Literal["little", "big"]) -> Iterator[EncodedInstruction]:

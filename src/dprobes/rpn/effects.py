@@ -7,7 +7,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from dprobes.lazydataclass import dataclass
-from dprobes.rpn.isa import OperandKind
+from dprobes.rpn.isa import PROCESS_NAME_SIZE, OperandKind
 
 if TYPE_CHECKING:
     from dprobes.arch import Architecture
@@ -71,5 +71,7 @@ def _count(side: str, times: int, cells: int) -> tuple[int, bool]:
 @cache
 def _memory_cells(syntax: str, word_size: int) -> int:
     """Return how many cells a value of the width in ``syntax`` takes; 64 bits where none is written."""
+    if syntax == "push comm":
+        return -(-PROCESS_NAME_SIZE // word_size)
     width = re.search(r"u(8|16|32|64)\b", syntax)
     return -(-int(width.group(1) if width else 64) // (8 * word_size))

@@ -35,9 +35,11 @@ __all__ = [
     "NAME_MAX",
     "NON_MASKABLE",
     "OURS",
+    "PROCESS_NAME_SIZE",
     "RESERVED",
     "ROWS",
     "RPN_STACK_CELLS",
+    "TEXT_MAX",
     "USER_FRAMES_MAX",
     "VERSION",
     "Alias",
@@ -51,6 +53,7 @@ __all__ = [
     "free_opcodes",
     "rows_by_opcode",
     "rows_by_syntax",
+    "text_problem",
 ]
 
 RPN_STACK_CELLS = 1024
@@ -69,6 +72,12 @@ USER_FRAMES_MAX = KERNEL_FRAMES_MAX
 
 NAME_MAX = limits(1)[1]
 """How many characters the name of an extension or a field has: the encoding gives its length a byte."""
+
+TEXT_MAX = 200
+"""How many bytes a text has at most that memory is compared with."""
+
+PROCESS_NAME_SIZE = 16
+"""The bytes of a process name as the kernel keeps it, with the zeros behind it (TASK_COMM_LEN)."""
 
 VERSION = 4
 """The version of the instruction set: a number higher whenever an encoded instruction is added or changes its meaning."""
@@ -167,6 +176,7 @@ class OperandKind(enum.Enum):
     EXTENSION = "name"
     FIELD = "field"
     FRAMES = "frames"
+    TEXT = "text"
 
     @property
     def width(self) -> int:
@@ -205,6 +215,7 @@ _WIDTHS = {
     OperandKind.EXTENSION: -1,
     OperandKind.FIELD: -1,
     OperandKind.FRAMES: 1,
+    OperandKind.TEXT: -1,
 }
 
 
@@ -462,6 +473,8 @@ _DATA = (
         Row(0x51 + n, f"pop mem, u{8 << n}", "address value*cells --", Group.DATA, f"Pop a value and the address below it; store {8 << n} bits.", _ADDR, writes=True)
         for n in range(4)
     ),
+    Row(0xEC, "match str, <text>", "address -- differs", Group.DATA, "Push 0 if the string at address, up to its NUL, is the text, else 1; at most one byte more than the text has is read.", _ADDR, since=OURS),
+    Row(0xED, "match strn, <text>", "address -- differs", Group.DATA, "Push 0 if the string at address begins with the text, else 1; no more bytes than the text has are read.", _ADDR, since=OURS),
 )  # fmt: skip
 
 _SYSTEM = (
@@ -472,6 +485,9 @@ _SYSTEM = (
     Row(0xA5, "push tid", "-- tid", Group.SYSTEM, "Push the thread id.", since=OURS),
     Row(0xA6, "push uid", "-- uid", Group.SYSTEM, "Push the real user id.", since=OURS),
     Row(0xA8, "push tp, <field>", "-- value", Group.SYSTEM, "Push a field of the tracepoint or system call that was hit; of an array its address.", _ADDR, since=OURS),
+    Row(0xEB, "push comm", "-- name*cells", Group.SYSTEM, "Push the name of the process, 16 bytes with zeros behind it, the first bytes on top.", since=OURS),
+    Row(0xEE, "match comm, <text>", "-- differs", Group.SYSTEM, "Push 0 if the name of the process is the text, else 1.", since=OURS),
+    Row(0xEF, "match commn, <text>", "-- differs", Group.SYSTEM, "Push 0 if the name of the process begins with the text, else 1.", since=OURS),
     Row(0xA7, "push time", "-- time*cells", Group.SYSTEM, "Push CLOCK_MONOTONIC in nanoseconds, 64 bits, least significant cell on top.", since=OURS),
 )  # fmt: skip
 
@@ -588,6 +604,19 @@ REJECTED: tuple[tuple[str, str], ...] = (
     ("free gv", "'free gv' was reserved and never executed; global variables outlive the programs"),
 )
 """Statements that some version knew and that are refused with a reason of their own."""
+
+
+def text_problem(text: str) -> str | None:
+    """Return why memory cannot be compared with a text; None if it can."""
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError:
+        return "a text is one of UTF-8"
+    if size > TEXT_MAX:
+        return f"a text has at most {TEXT_MAX} bytes"
+    if not text.isprintable():
+        return "a text has no control characters"
+    return None
 
 
 def free_opcodes() -> list[int]:

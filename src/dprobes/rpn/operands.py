@@ -16,7 +16,7 @@ from dprobes.diagnostics import did_you_mean, nearest
 from dprobes.lazydataclass import dataclass
 from dprobes.rpn import isa
 from dprobes.rpn.arithmetic import MAX_VALUE, MIN_VALUE, mask_of
-from dprobes.rpn.expressions import ExpressionError, parse_expression
+from dprobes.rpn.expressions import ExpressionError, parse_expression, unquote
 from dprobes.rpn.isa import Alias, OperandKind, Row
 from dprobes.rpn.lexer import TokenKind, WordToken
 from dprobes.rpn.program import Expression
@@ -244,6 +244,8 @@ def _operand(kind: OperandKind, tokens: Sequence[WordToken]) -> Operand:
             if kind.width < 0 and len(tokens[0].text) > isa.NAME_MAX:
                 raise StatementError(f"{_NAMED[kind]} has at most {isa.NAME_MAX} characters", tokens)
             return tokens[0].text if kind is OperandKind.FIELD else tokens[0].word
+        case OperandKind.TEXT:
+            return _text(tokens)
         case OperandKind.REGISTER if len(tokens) == 1 and tokens[0].kind is TokenKind.NAME:
             return tokens[0].word
         case OperandKind.VALUE:
@@ -253,6 +255,15 @@ def _operand(kind: OperandKind, tokens: Sequence[WordToken]) -> Operand:
             return value
         case _:
             return _constant(kind, tokens)
+
+
+def _text(tokens: Sequence[WordToken]) -> str:
+    if len(tokens) != 1 or tokens[0].kind is not TokenKind.STRING:
+        raise StatementError("expected a text in double quotes", tokens)
+    text = unquote(tokens[0])
+    if (problem := isa.text_problem(text)) is not None:
+        raise StatementError(problem, tokens)
+    return text
 
 
 def _expression(tokens: Sequence[WordToken]) -> Expression:

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from dprobes.rpn.keywords import Header, keywords_of
-from dprobes.rpn.program import Address, Expression, Glob, Instruction, Offset, Sampler, Tracepoint
+from dprobes.rpn.program import Address, Expression, Glob, Instruction, Offset, Sampler, Tracepoint, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,7 +47,7 @@ def _header(section: Program | ProbeDefinition, header: Header) -> Iterator[str]
             if keyword.name == location_keyword(value):
                 yield f"{keyword.name} = {_text(value)}"
         elif keyword.name == "name":
-            yield f"name = {_quoted(value)}"
+            yield f"name = {quoted(value)}"
         elif value not in ((), None, keyword.default) and getattr(value, "value", value) != keyword.default:
             yield f"{keyword.name} = {_text(value)}"
 
@@ -72,11 +72,11 @@ def _text(value: object) -> str:
         case tuple():
             return " ".join(value)
         case Offset(Expression(0, str(symbol))) if any(c in symbol for c in "*?["):
-            return f"({_quoted(symbol)})"  # the parentheses say that it is a symbol, not a pattern
+            return f"({quoted(symbol)})"  # the parentheses say that it is a symbol, not a pattern
         case Offset(expression):
             return _expression(expression)
         case Glob(pattern):
-            return _quoted(pattern)
+            return quoted(pattern)
         case Address(low, None):
             return _expression(low)
         case Address(low, Expression() as high):
@@ -92,17 +92,13 @@ def _text(value: object) -> str:
 def _expression(expression: Expression) -> str:
     if expression.symbol is None or _PLAIN_SYMBOL.fullmatch(expression.symbol):
         return str(expression)
-    return str(Expression(expression.addend, _quoted(expression.symbol)))
+    return str(Expression(expression.addend, quoted(expression.symbol)))
 
 
 def _operand_expression(expression: Expression) -> str:
     # Parentheses keep a symbol that is called like a register or a literal operand (say, "pid") a symbol.
     text = _expression(expression)
     return text if expression.symbol is None else f"({text})"
-
-
-def _quoted(text: str) -> str:
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def _code(code: Code) -> Iterator[str]:

@@ -12,7 +12,7 @@ from dataclasses import field
 from typing import TYPE_CHECKING
 
 from dprobes.lazydataclass import dataclass
-from dprobes.rpn.isa import DEFAULT_EXCEPTION_MASK, EX_LOGMAX, HEAPMAX, JMPMAX, LOGMAX, Row
+from dprobes.rpn.isa import DEFAULT_EXCEPTION_MASK, EX_LOGMAX, HEAPMAX, JMPMAX, LOGMAX, OperandKind, Row
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -37,6 +37,7 @@ __all__ = [
     "Sampler",
     "Tracepoint",
     "calls_extensions",
+    "quoted",
 ]
 
 MAX_INSTRUCTIONS = 100_000
@@ -154,6 +155,8 @@ class Instruction:
         if kind is None:
             return self.row.syntax
         operand = self.operand
+        if kind is OperandKind.TEXT:
+            return self.row.syntax.replace(f"<{kind.value}>", quoted(str(operand)))
         text = hex(operand) if isinstance(operand, int) and operand > 9 else str(operand)
         return self.row.syntax.replace(f"<{kind.value}>", text)
 
@@ -247,6 +250,11 @@ class Program:
     def heap_size(self, definition: ProbeDefinition) -> int:
         """Return the size in bytes of the heap of one hit."""
         return self.heapmax if definition.heap is None else definition.heap
+
+
+def quoted(text: str) -> str:
+    """Return a text as a string of the language."""
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def calls_extensions(program: Program) -> bool:

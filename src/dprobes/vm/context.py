@@ -131,6 +131,9 @@ class Context(Protocol):
     def cpu(self) -> int:
         """Return the number of the CPU that took the hit."""
 
+    def process_name(self) -> bytes:
+        """Return the name of the thread as the kernel keeps it, without its NUL."""
+
     def task(self) -> int:
         """Return the address of the kernel's task structure."""
 

@@ -6,7 +6,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from dprobes.rpn.isa import PROCESS_NAME_SIZE
 from dprobes.vm.context import SelectorFault
+from dprobes.vm.machine import read_string
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -141,6 +143,29 @@ def _push_width(machine: Machine, operand: int) -> None:
     machine.push(machine.bits if machine.architecture.byte_order == "big" else -machine.bits)
 
 
+def _push_process_name(machine: Machine, operand: int) -> None:
+    size = machine.word_size
+    name = machine.context.process_name()[: PROCESS_NAME_SIZE - 1].ljust(PROCESS_NAME_SIZE, b"\0")
+    for start in reversed(range(0, PROCESS_NAME_SIZE, size)):
+        machine.push(_number(machine, name[start : start + size]))
+
+
+def _match_process_name(*, whole: bool) -> Rule:
+    def rule(machine: Machine, text: str) -> None:
+        name, wanted = machine.context.process_name()[: PROCESS_NAME_SIZE - 1], text.encode()
+        machine.push(name != wanted if whole else not name.startswith(wanted))
+
+    return rule
+
+
+def _match_string(*, whole: bool) -> Rule:
+    def rule(machine: Machine, text: str) -> None:
+        wanted = text.encode() + b"\0" * whole
+        machine.push(read_string(machine.context, machine.pop(), len(wanted), machine.mask) != wanted)
+
+    return rule
+
+
 RULES: dict[str, Rule] = {
     "push r, <register>": _push_register(user=False),
     "pop r, <register>": _pop_register(user=False),
@@ -161,6 +186,11 @@ RULES: dict[str, Rule] = {
     "push pid": lambda machine, _: machine.push(machine.context.pid()),
     "push tid": lambda machine, _: machine.push(machine.context.tid()),
     "push uid": lambda machine, _: machine.push(machine.context.uid()),
+    "push comm": _push_process_name,
+    "match comm, <text>": _match_process_name(whole=True),
+    "match commn, <text>": _match_process_name(whole=False),
+    "match str, <text>": _match_string(whole=True),
+    "match strn, <text>": _match_string(whole=False),
     "push procid": lambda machine, _: machine.push(machine.context.cpu()),
     "push time": lambda machine, _: machine.push_wide(machine.context.time(), 64),
     "push wid": _push_width,

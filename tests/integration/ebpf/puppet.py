@@ -25,7 +25,7 @@ from dprobes.engines.ebpf.kernel.features import Features
 from dprobes.engines.ebpf.kernel.links import attach_uprobes, uprobe_attach_type
 from dprobes.target.elf.file import ElfFile
 from dprobes.testing import PAGE, FakeContext
-from ebpf_backend import EbpfRunner, Stage, write_words
+from ebpf_backend import EbpfRunner, Stage, write_name, write_words
 from integration.ebpf.kernel import file_offset
 from integration.support import TIMEOUT
 
@@ -169,6 +169,9 @@ def _host_of(context: FakeContext) -> type[Host]:
 
         def time(self) -> None:
             self._asm.mov(Register.R0, context.ids["time"])
+
+        def process_name(self) -> None:
+            write_name(self._asm, context)
 
         def user_stack(self, area: int, work: int, log_mask: int) -> None:
             """Log the made-up stack: the snapshot of a real one has its own test (``test_user_stacks``)."""

@@ -23,6 +23,7 @@ OPERANDS = {
     OperandKind.REGISTER: "arg0",
     OperandKind.EXTENSION: "fingerprint",
     OperandKind.FIELD: "prev_pid",
+    OperandKind.TEXT: 'a "text"; // and more',
 }
 
 

@@ -92,6 +92,7 @@ def test_every_row_goes_through_text_and_bytes(row: isa.Row) -> None:
         OperandKind.REGISTER: 6,
         OperandKind.EXTENSION: "sample",
         OperandKind.FIELD: "next.comm",
+        OperandKind.TEXT: 'a "text" \\ // ; of ü',
         OperandKind.DISPLACEMENT: -7,
     }
     operand = operands.get(row.operand_kind, 3)

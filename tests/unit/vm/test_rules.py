@@ -181,6 +181,8 @@ def _operands(random: Random, row: Row, target: Architecture) -> list[Operand]:
             return ["name"]
         case OperandKind.FIELD:
             return ["next.comm"]
+        case OperandKind.TEXT:
+            return ["text"]
         case OperandKind.EXIT_CODE:
             return [random.randrange(1, 4)]
         case OperandKind.DISPLACEMENT:

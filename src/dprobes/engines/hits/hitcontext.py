@@ -71,6 +71,3 @@ class HitContext(Context, Protocol):
 
     def pointers(self) -> tuple[int, int, int, int]:
         """Return cs, the instruction pointer, ss and the stack pointer."""
-
-    def process_name(self) -> bytes:
-        """Return the name of the thread as the kernel keeps it, without its NUL."""

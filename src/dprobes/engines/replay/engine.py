@@ -106,6 +106,7 @@ class ReplaySession(interface.ControlledSession):
         """Return what the handlers of a hit see; variables are those of the run."""
         symbols = {name: address + hit.fields.get("base", 0) for name, address in self._symbols.items()}
         state = {name: value for name, value in hit.fields.items() if name not in ("base", "name", "return")}
+        state["comm"] = hit.fields.get("name", "")
         try:
             context = FakeContext(self._architecture.name, symbols=symbols, extensions=self._extensions, **state)
         except DprobesError as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dprobes.bpf.lower.rows import arithmetic, flow, heap, log, logmemory, stack, trace, variables, world
+from dprobes.bpf.lower.rows import arithmetic, flow, heap, log, logmemory, matches, stack, trace, variables, world
 
 __all__ = ["ROW_TEMPLATES"]
 
@@ -14,6 +14,7 @@ ROW_TEMPLATES = {
     **world.TEMPLATES,
     **log.TEMPLATES,
     **logmemory.TEMPLATES,
+    **matches.TEMPLATES,
     **trace.TEMPLATES,
     **heap.TEMPLATES,
 }
