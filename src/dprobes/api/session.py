@@ -96,13 +96,15 @@ class ProbeSession:
         *,
         groups: Iterable[str] = (),
         types: Iterable[str] = (),
+        filter: str | None = None,  # noqa: A002
         engine: str | None = None,
         replaces: InsertedProgram | None = None,
     ) -> InsertedProgram:
         """
         Insert a program, and return when all that is in scope now is probed, as far as that can be.
 
-        ``groups`` and ``types`` choose among its definitions. ``engine`` is for this program only. ``replaces`` is a
+        ``groups`` and ``types`` choose among its definitions. Its handlers are executed for the hits that ``filter``
+        holds for, a condition as of ``dprobes run --filter``. ``engine`` is for this program only. ``replaces`` is a
         program of this session whose place it takes: no hit is lost, and none is seen by both. A command that was
         launched does not begin yet (``go``).
 
@@ -116,7 +118,7 @@ class ProbeSession:
                 raise EngineError("the session is closed: insert programs in its 'with' block")
             inserted: InsertedProgram | None = None
             try:
-                inserted = self._prepared(compiled, engine, replaces)
+                inserted = self._prepared(compiled, filter, engine, replaces)
                 self._programs.append(inserted)
                 inserted.begin()
             except BaseException:
@@ -290,7 +292,11 @@ class ProbeSession:
         return CompiledProgram(built, FileSymbols(), Diagnostics())
 
     def _prepared(
-        self, compiled: CompiledProgram, engine: str | None, replaces: InsertedProgram | None
+        self,
+        compiled: CompiledProgram,
+        condition: str | None,
+        engine: str | None,
+        replaces: InsertedProgram | None,
     ) -> InsertedProgram:
         beside = [each.session for each in self._programs if not each.has_ended]
         diagnostics = Diagnostics()
@@ -300,7 +306,13 @@ class ProbeSession:
             name, argument = named_engine(engine)
             scope = scope if argument is None else replace(scope, endpoint=argument)
         where = insertion(name, scope, self._options, replaces=replaces, beside=beside)
-        prepared = where.prepare(compiled.program, diagnostics, compiled.symbols, allow_write=compiled.allow_write)
+        prepared = where.prepare(
+            compiled.program,
+            diagnostics,
+            compiled.symbols,
+            allow_write=compiled.allow_write,
+            filters=() if condition is None else (condition,),
+        )
         session = prepared.session(self._items, self._globals)
         session.__enter__()
         return InsertedProgram(

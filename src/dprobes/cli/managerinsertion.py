@@ -12,7 +12,7 @@ from dprobes.cli.enginechoice import check_scope, engine_option, note_engine, no
 from dprobes.cli.headeritems import log_items_of
 from dprobes.cli.logoptions import has_structure, log_format_option
 from dprobes.cli.managed import client, print_json
-from dprobes.cli.options import names_of, overhead_option, selection_options, verification_options
+from dprobes.cli.options import filter_option, names_of, overhead_option, selection_options, verification_options
 from dprobes.cli.original import ORIGINAL_OPTION
 from dprobes.cli.output.textoutput import print_line
 from dprobes.cli.scopeoptions import scope_of
@@ -69,7 +69,7 @@ def insertion_options(function: Callable[..., Any]) -> Callable[..., Any]:
         )
     ):  # fmt: skip
         function = option(function)
-    return selection_options(verification_options(verbose_option(function)))
+    return filter_option(selection_options(verification_options(verbose_option(function))))
 
 
 def insertion_from(options: dict[str, Any], arguments: tuple[str, ...]) -> Insertion:
@@ -128,6 +128,7 @@ def insert(ppdf: bytes, where: Insertion, options: dict[str, Any], **more: Any) 
                 engine=where.engine,
                 groups=names_of(options["groups"]),
                 types=names_of(options["types"]),
+                filters=options["filters"],
                 items=items | _printed_items(ppdf),
                 targets=targets,
                 log_format=_log_format(options, ppdf) if targets else "text",

@@ -20,6 +20,7 @@ __all__ = [
     "PROGRAM",
     "PROGRAM_FILE",
     "compile_options",
+    "filter_option",
     "names_of",
     "overhead_option",
     "program_options",
@@ -97,6 +98,15 @@ def overhead_option(function: Callable[..., Any]) -> Callable[..., Any]:
         "--overhead", type=_Overhead(), metavar="PERCENT",
         help="Let hits take at most so much of each CPU, such as 10%, by skipping handlers and disabling probepoints; "
         f"'off' for no limit. Default: {DEFAULT_OVERHEAD:g}% in all processes and in the kernel, else off.",
+    )(function)  # fmt: skip
+
+
+def filter_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add ``--filter`` to a command that inserts programs."""
+    return click.option(
+        "--filter", "filters", multiple=True, metavar="CONDITION",
+        help="Make records of these hits only, such as 'comm == \"redis-server\" and arg0 > 1M'; the condition is "
+        "evaluated at the hit. May be given several times: all conditions must be true.",
     )(function)  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from dprobes.cli import console
 from dprobes.cli.enginechoice import note_uprobe_holders
 from dprobes.cli.output.summary import summary
 from dprobes.engines.interface import Begun, Finished, Notice, Pause, RecordBatch, StateEvent
+from dprobes.escapes import escaped
 from dprobes.resolve.probestate import ProbeState
 from dprobes.target.modules import advice_on_name
 
@@ -36,7 +37,8 @@ class Run:
     """
     Follow the session of a program to its end.
 
-    ``outputs`` take the records; with ``exit_status`` the run ends as the command does.
+    ``outputs`` take the records; with ``exit_status`` the run ends as the command does. Hits that ``filters`` do not
+    hold for make no records, as is said at the end.
     """
 
     def __init__(
@@ -47,8 +49,10 @@ class Run:
         scope: Scope,
         *,
         exit_status: bool,
+        filters: Sequence[str] = (),
     ) -> None:
         self._program = program
+        self._filters = filters
         self._session = session
         self._outputs = outputs
         self._argv = scope.command
@@ -190,6 +194,8 @@ class Run:
         if finished is None:
             return 1
         console.write(summary(self._program, self._session, finished.counts, console.width()))
+        if self._filters and any(count.hits for count in finished.counts):
+            console.write(_filtered_line(self._filters))
         if finished.cut_short:
             console.error("the run was cut short; more may have happened than the summary shows")
             return 1
@@ -217,3 +223,9 @@ class Run:
         if self._ended_by is not None:
             return 128 + self._ended_by
         return 0 if self._inserted or self._is_early or self._awaited else 1
+
+
+def _filtered_line(filters: Sequence[str]) -> str:
+    """Say which hits are counted and have made no record."""
+    shown = " and ".join(f"'{escaped(each)}'" for each in filters)
+    return f"hits count in any case, and make a record where {shown} holds"

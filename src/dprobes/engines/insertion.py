@@ -19,7 +19,7 @@ from dprobes.lazydataclass import dataclass
 from dprobes.resolve.localmodule import resolve_here
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from dprobes.diagnostics import Diagnostics
     from dprobes.engines.interface import ControlledSession, Engine, Scope
@@ -116,13 +116,24 @@ class Insertion:
     beside: tuple[ControlledSession, ...] = ()
 
     def prepare(
-        self, program: Program, diagnostics: Diagnostics, symbols: SymbolProvider, *, allow_write: bool = False
+        self,
+        program: Program,
+        diagnostics: Diagnostics,
+        symbols: SymbolProvider,
+        *,
+        allow_write: bool = False,
+        filters: Sequence[str] = (),
     ) -> Prepared:
         """
         Find a program's module and resolve its probes; raise ``SourceError`` with everything that is wrong.
 
-        ``allow_write`` allows what the options do not.
+        ``allow_write`` allows what the options do not. Handlers are executed for the hits that all ``filters`` hold
+        for.
         """
+        if filters:
+            from dprobes.filters.handlerfilter import with_filters
+
+            program = with_filters(program, filters, diagnostics)
         options = replace(self.options, symbols=symbols, allow_write=allow_write or self.options.allow_write)
         selection = Selection(self.engine, self.scope, options)
         compiled = resolve_here(

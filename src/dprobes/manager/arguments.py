@@ -34,7 +34,8 @@ class Insertion:
     Say what is to be inserted, and how.
 
     ``name`` is the one that the user gives it, None for the module's. ``uses_own_symbols`` allows modules of which the
-    PPDF knows nothing. ``directory`` is the client's current one. ``targets`` get the records, in ``format``.
+    PPDF knows nothing. ``directory`` is the client's current one. ``targets`` get the records, in ``format``. Handlers
+    are executed for the hits that all ``filters`` hold for.
     ``reason`` is filled in by whoever chooses the engine.
     """
 
@@ -47,6 +48,7 @@ class Insertion:
     replaces: bool = False
     groups: tuple[str, ...] = ()
     types: tuple[str, ...] = ()
+    filters: tuple[str, ...] = ()
     engine: str = AUTO
     items: Item = field(default=Item.MAJOR | Item.MINOR)
     verifies_opcodes: bool = True
@@ -84,6 +86,7 @@ def insertion(given: InsertArguments) -> Insertion:
         replaces=given.replace,
         groups=given.groups,
         types=given.types,
+        filters=given.filters,
         engine=_engine(given.engine),
         items=(items & sum(Item)) & ~(Item.WIDE | Item.STACK_TRACE) | Item.MAJOR | Item.MINOR,
         verifies_opcodes=given.verify_opcodes,

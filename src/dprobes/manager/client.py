@@ -169,6 +169,7 @@ class ManagerClient:
         engine: str = "auto",
         groups: Iterable[str] = (),
         types: Iterable[str] = (),
+        filters: Iterable[str] = (),
         items: Item = Item.MAJOR | Item.MINOR,
         targets: Iterable[str] = (),
         log_format: str = "text",
@@ -186,7 +187,8 @@ class ManagerClient:
         Insert a compiled program (``CompiledProgram.to_bytes``), by default into all processes.
 
         ``name`` is its name if not the module's (``--as``); ``merges`` and ``replaces`` say what is done with one that
-        has that name. ``groups`` and ``types`` choose among its definitions. ``items`` are the header items of its
+        has that name. ``groups`` and ``types`` choose among its definitions. Its handlers are executed for the hits
+        that all ``filters`` hold for, conditions as of ``dprobes run --filter``. ``items`` are the header items of its
         records, ``targets`` log targets for them, besides the manager's trace file. ``verify_opcodes`` and
         ``verify_build_id`` compare the module with the one that the program was built for; ``own_symbols`` allows
         modules of which the program knows nothing. The others are as for ``attach``.
@@ -206,6 +208,7 @@ class ManagerClient:
             engine=engine,
             groups=tuple(groups),
             types=tuple(types),
+            filters=tuple(filters),
             items=int(items),
             targets=tuple(targets),
             format=log_format,

@@ -65,6 +65,7 @@ def describe_program(
         local_variables=tuple(inserted.session.local_variables()),
         pending=pending,
         unwritten=inserted.unwritten,
+        filters=inserted.filters,
         ppdf=inserted.data if extended else None,
         selected=Selection(inserted.groups, inserted.types) if extended else None,
     )

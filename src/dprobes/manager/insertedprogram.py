@@ -25,7 +25,7 @@ class InsertedProgram(FollowedProgram):
     Own a session that has been entered; ``start`` begins to follow it.
 
     ``name`` is what the user calls it, ``data`` the PPDF that it came from, ``groups`` and ``types`` what was selected
-    of that. ``targets`` are the log targets that it brought along.
+    of that, ``filters`` are those in front of its handlers. ``targets`` are the log targets that it brought along.
     """
 
     def __init__(
@@ -40,6 +40,7 @@ class InsertedProgram(FollowedProgram):
         data: bytes,
         groups: Sequence[str] = (),
         types: Sequence[str] = (),
+        filters: Sequence[str] = (),
         targets: Sequence[str] = (),
     ) -> None:
         super().__init__(name, program, session)
@@ -48,6 +49,7 @@ class InsertedProgram(FollowedProgram):
         self.data = data
         self.groups = tuple(groups)
         self.types = tuple(types)
+        self.filters = tuple(filters)
         self.targets = tuple(targets)
         self.since = time.time()
         self._records = records

@@ -89,7 +89,8 @@ class Inserter:
         )
         sessions = [each.session for each in beside]
         where = insertion(request.engine, request.scope, options, replaces=replaced, beside=sessions)
-        prepared = where.prepare(program, Diagnostics(), SharingSymbols(self._symbols_of(request), self._files))
+        symbols = SharingSymbols(self._symbols_of(request), self._files)
+        prepared = where.prepare(program, Diagnostics(), symbols, filters=request.filters)
         compiled = prepared.compiled
         if request.merges:
             _check_apart(compiled, present)
@@ -100,7 +101,7 @@ class Inserter:
             notify(Notice(f"the program '{name}' has {'warnings' if has_warnings else 'notes'}", details=text))
         if replaced is not None:
             _check_replaceable(replaced, engine, request.scope)
-        return self._enter(name, prepared, request)
+        return self._enter(name, prepared, request, derived_templates(program))
 
     @staticmethod
     def _symbols_of(request: Insertion) -> CarriedSymbols:
@@ -110,7 +111,8 @@ class Inserter:
         ppdf = request.ppdf
         return CarriedSymbols(ppdf.builds, ppdf.program.name, other, request.verifies_opcodes, ppdf.kernels)
 
-    def _enter(self, name: str, prepared: Prepared, request: Insertion) -> InsertedProgram:
+    def _enter(self, name: str, prepared: Prepared, request: Insertion, derived: dict[int, str]) -> InsertedProgram:
+        """Insert a program whose records are shown by ``derived`` templates where there are no others."""
         program = prepared.compiled.program
         session = prepared.session(request.items, self._globals)
         session.__enter__()
@@ -121,7 +123,7 @@ class Inserter:
                 program.name,
                 program.major,
                 templates=request.ppdf.templates,
-                derived=derived_templates(program),
+                derived=derived,
             )
             inserted = InsertedProgram(
                 name,
@@ -133,6 +135,7 @@ class Inserter:
                 data=request.data,
                 groups=request.groups,
                 types=request.types,
+                filters=request.filters,
                 targets=request.targets,
             )
         except BaseException as error:

@@ -47,6 +47,7 @@ class InsertArguments:
     replace: bool = False
     groups: tuple[str, ...] = ()
     types: tuple[str, ...] = ()
+    filters: tuple[str, ...] = ()
     scope: ScopeArguments = field(default_factory=ScopeArguments)
     engine: str = "auto"
     items: int = field(default=3, metadata=wire(bounds=(0, 0xFFFF)))

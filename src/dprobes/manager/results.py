@@ -138,7 +138,8 @@ class ManagedProgram:
     ``name`` is what it is called, ``module`` what it probes. ``since`` is in seconds since 1970. ``problem`` says why
     it has ended, if not because it was asked to. ``not_resolved`` are the numbers of definitions without a probepoint.
     ``pending`` of the records that are counted are not in the trace file yet. ``unwritten`` could not be written to it:
-    they are among those that are lost. ``ppdf`` and ``selected`` are there if they were asked for.
+    they are among those that are lost. Its handlers are executed for the hits that all ``filters`` hold for. ``ppdf``
+    and ``selected`` are there if they were asked for.
     """
 
     name: str
@@ -158,6 +159,7 @@ class ManagedProgram:
     local_variables: tuple[int, ...] = field(metadata=wire("locals"))
     pending: int = 0
     unwritten: int = 0
+    filters: tuple[str, ...] = ()
     ppdf: bytes | None = field(default=None, metadata=LEFT_OUT)
     selected: Selection | None = field(default=None, metadata=LEFT_OUT)
     answer: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False, metadata=NOT_SENT)

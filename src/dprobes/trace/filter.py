@@ -1,5 +1,5 @@
 """
-Filters: which records somebody wants to see. ``filtertext`` has the language.
+Filters of records: which of them somebody wants to see. ``filters.parser`` has the language.
 
 A filter is compiled into functions of ``columns.Rows``, so that it looks at many records at once, and only at the items
 that it names. No comparison with an item that a record lacks holds, ``!=`` and ``not in`` included.
@@ -10,17 +10,30 @@ from __future__ import annotations
 import operator
 from typing import TYPE_CHECKING, Any
 
-from dprobes.diagnostics import Diagnostic, Severity
-from dprobes.errors import SourceError
+from dprobes.diagnostics import did_you_mean
+from dprobes.filters.parser import parse
+from dprobes.filters.tree import (
+    And,
+    Comparison,
+    Condition,
+    Membership,
+    Memory,
+    Name,
+    Not,
+    Number,
+    Or,
+    StringAt,
+    Text,
+    Value,
+    fail,
+    values_of,
+)
 from dprobes.globs import compile_glob
 from dprobes.trace.columns import ITEM_COLUMNS, TEXT_COLUMNS
-from dprobes.trace.filtertext import And, Comparison, Condition, Membership, Name, Not, Number, Or, Text, Value, parse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
-    from typing import NoReturn
 
-    from dprobes.source import Span
     from dprobes.trace.columns import Column, Rows
 
     RowFilter = Callable[[Rows], "Mask"]
@@ -36,7 +49,29 @@ Mask = bool | list[bool]
 
 def compile_filter(text: str, *, called: str = "filter") -> RowFilter:
     """Return a filter as a function; raise ``SourceError``, in which the text is named ``called``."""
-    return _compiled(parse(text, FILTER_NAMES, called=called))
+    condition = parse(text, called=called)
+    for value in values_of(condition):
+        _check_value(value)
+    return _compiled(condition)
+
+
+_ALIASES = {"comm": "name"}
+"""Names that filters at hits have for an item, as users of other tools do."""
+
+
+def _check_value(value: Value) -> None:
+    """Raise ``SourceError`` for a value that records do not have."""
+    match value:
+        case Name(name, span, None):
+            if _ALIASES.get(name, name) not in FILTER_NAMES:
+                hint = did_you_mean(name, FILTER_NAMES) or f"there are {', '.join(FILTER_NAMES)}; strings are in quotes"
+                fail(span, f"there is no item '{name}'", hint)
+        case Name(name, span, known):
+            fail(span, f"'{name}' has no other type: items are numbers without a sign", f"leave out ':{known}'")
+        case Memory(_, _, span) | StringAt(_, _, span):
+            fail(span, "records have no memory", "'dprobes run --filter' looks at it while the program runs")
+        case Number(number, span) if number < 0:
+            fail(span, "no item is negative")
 
 
 def all_of(filters: Iterable[RowFilter]) -> RowFilter:
@@ -144,44 +179,67 @@ def _comparison(condition: Comparison) -> RowFilter:
     left, right, sign = condition.left, condition.right, str(condition.operator)
     if sign in ("=~", "!~"):
         return _glob(condition)
+    if sign in ("startswith", "contains"):
+        return _part(condition)
     if not isinstance(left, Name):
         left, right, sign = right, left, _TURNED.get(sign, sign)
     if not isinstance(left, Name):
-        _fail(condition.span, "no item is in this comparison", _ITEMS)
+        fail(condition.span, "no item is in this comparison", _ITEMS)
     if _is_text(left) and sign not in ("==", "!="):
-        _fail(
+        fail(
             condition.span, f"'{left.name}' is a string, and strings have no order", "compare it with ==, !=, =~ or in"
         )
     if isinstance(right, Name):
         if _is_text(left) != _is_text(right):
-            _fail(condition.span, f"of '{left.name}' and '{right.name}' one is a string, the other a number")
-        return _of_two(left.name, right.name, _COMPARE[sign])
+            fail(condition.span, f"of '{left.name}' and '{right.name}' one is a string, the other a number")
+        return _of_two(_column(left), _column(right), _COMPARE[sign])
     constant = _constant_for(left, right)
     compare = _COMPARE[sign]
     if isinstance(constant, str):
-        return _of_one(left.name, lambda value: compare(value, constant))
-    return _of_number(left.name, sign, constant)
+        return _of_one(_column(left), lambda value: compare(value, constant))
+    return _of_number(_column(left), sign, constant)
 
 
 def _membership(condition: Membership) -> RowFilter:
     name = condition.value
     if not isinstance(name, Name):
-        _fail(name.span, "this is not an item", _ITEMS)
+        fail(name.span, "this is not an item", _ITEMS)
     choices = frozenset(_constant_for(name, choice) for choice in condition.choices)
     is_wanted = not condition.is_negated
-    return _of_one(name.name, lambda value: (value in choices) is is_wanted)
+    return _of_one(_column(name), lambda value: (value in choices) is is_wanted)
 
 
 def _glob(condition: Comparison) -> RowFilter:
     left, right = condition.left, condition.right
     if not isinstance(left, Name) or not isinstance(right, Text):
-        _fail(condition.span, f"'{condition.operator}' goes between an item and a string", 'as in: name =~ "py*"')
+        fail(condition.span, f"'{condition.operator}' goes between an item and a string", 'as in: name =~ "py*"')
     if not _is_text(left):
-        _fail(left.span, f"'{left.name}' is a number, and only strings have a pattern", "compare it with ==, < or in")
+        fail(left.span, f"'{left.name}' is a number, and only strings have a pattern", "compare it with ==, < or in")
     # What fnmatch makes of a pattern takes linear time, however many stars it has.
     matches = compile_glob(right.value).match
     is_wanted = condition.operator == "=~"
-    return _of_one(left.name, lambda value: (matches(value) is not None) is is_wanted)
+    return _of_one(_column(left), lambda value: (matches(value) is not None) is is_wanted)
+
+
+def _part(condition: Comparison) -> RowFilter:
+    """Return the test whether a string begins with another one, or contains it."""
+    left, right = condition.left, condition.right
+    if not isinstance(left, Name) or not isinstance(right, Text):
+        fail(
+            condition.span,
+            f"'{condition.operator}' goes between an item and a string",
+            f'as in: name {condition.operator} "py"',
+        )
+    if not _is_text(left):
+        fail(left.span, f"'{left.name}' is a number, and only strings have parts", "compare it with ==, < or in")
+    wanted = right.value
+    if condition.operator == "startswith":
+        return _of_one(_column(left), lambda value: bool(value.startswith(wanted)))
+    return _of_one(_column(left), lambda value: wanted in value)
+
+
+def _column(name: Name) -> str:
+    return _ALIASES.get(name.name, name.name)
 
 
 def _of_number(name: str, sign: str, number: int) -> RowFilter:
@@ -229,7 +287,7 @@ def _spread(column: Column, count: int) -> Sequence[object]:
 
 
 def _is_text(name: Name) -> bool:
-    return name.name in TEXT_COLUMNS
+    return _column(name) in TEXT_COLUMNS
 
 
 def _constant_for(name: Name, value: Value) -> int | str:
@@ -240,18 +298,13 @@ def _constant_for(name: Name, value: Value) -> int | str:
         case Text(text) if len(text) == 1:
             return ord(text)
         case Text():
-            _fail(value.span, f"'{name.name}' is a number, and this a string", "write 42, 0x2a, or a character: 'x'")
+            fail(value.span, f"'{name.name}' is a number, and this a string", "write 42, 0x2a, or a character: 'x'")
         case Number() if _is_text(name):
-            _fail(value.span, f"'{name.name}' is a string, and this a number", f'write "{value.span.text}"')
+            fail(value.span, f"'{name.name}' is a string, and this a number", f'write "{value.span.text}"')
         case Name():
-            _fail(
-                value.span, f"'{value.name}' is not a value", "an item can be compared with another one by ==, <, ..."
-            )
+            fail(value.span, f"'{value.name}' is not a value", "an item can be compared with another one by ==, <, ...")
+    assert isinstance(value, Number), "records have nothing else, as was checked"
     return value.value
 
 
 _ITEMS = f"items are {', '.join(FILTER_NAMES)}"
-
-
-def _fail(span: Span, message: str, hint: str | None = None) -> NoReturn:
-    raise SourceError((Diagnostic(Severity.ERROR, message, span, hint=hint),))

@@ -88,6 +88,8 @@ def holds(text: str, record: LogRecord = RECORD, probe: int = 0) -> bool:
         'program != module',
         "stack_trace == 0",
         "sp == 1 or pid == 42",
+        'comm == "python3" and name startswith "py" and comm contains "thon"',
+        "time == 5us and time < 1ms and uid < 1K and time == 0.005ms",
     ],
 )  # fmt: skip
 def test_a_filter_holds(text: str) -> None:
@@ -161,7 +163,7 @@ hint: write '==' to compare
 --filter:1:4: error: expected a comparison, found the end
     pid
        ^
-hint: write 'pid == ' and a value, or one of != < <= > >= =~ !~ in
+hint: write 'pid == ' and a value, or one of != < <= > >= =~ !~ in startswith contains
 
 --filter:1:11: error: expected ')', found the end
     (pid == 42
@@ -209,7 +211,7 @@ hint: close it with "
 --filter:1:8: error: '0x' is not a number
     pid == 0x
            ^~
-hint: write a decimal one, or 0x2a, 0b101010, 0o52
+hint: write a decimal one, or 0x2a, 0b101010, 0o52, 10K, 5ms
 
 --filter:1:8: error: no item is greater than 0xffffffffffffffff
     pid == 99999999999999999999
@@ -253,6 +255,72 @@ hint: items are ITEMS
     1 in (1)
     ^
 hint: items are ITEMS
+
+--filter:1:1: error: 'startswith' goes between an item and a string
+    "ab" startswith name
+    ^~~~~~~~~~~~~~~~~~~~
+hint: as in: name startswith "py"
+
+--filter:1:1: error: 'pid' is a number, and only strings have parts
+    pid contains "4"
+    ^~~
+hint: compare it with ==, < or in
+
+--filter:1:8: error: no item is negative
+    pid == -1
+           ^~
+
+--filter:1:9: error: no item is less than -0x8000000000000000
+    pid == -0x8000000000000001
+            ^~~~~~~~~~~~~~~~~~
+
+--filter:1:9: error: expected a number, found 'pid'
+    tid == -pid
+            ^~~
+
+--filter:1:8: error: '1.0005us' is not a whole number
+    pid == 1.0005us
+           ^~~~~~~~
+
+--filter:1:1: error: 'pid' has no other type: items are numbers without a sign
+    pid:s32 == 1
+    ^~~~~~~
+hint: leave out ':s32'
+
+--filter:1:5: error: expected the type of a number, found 'int'
+    pid:int == 1
+        ^~~
+hint: types are u8, u16, u32, u64, s8, s16, s32, s64
+
+--filter:1:1: error: records have no memory
+    mem(sp, 4) == 1
+    ^~~~~~~~~~
+hint: 'dprobes run --filter' looks at it while the program runs
+
+--filter:1:7: error: expected ',', found ')'
+    mem(sp) == 1
+          ^
+hint: write the bytes of the number behind the address: mem(arg0, 4)
+
+--filter:1:9: error: a number has 1, 2, 4 or 8 bytes, not 3
+    mem(sp, 3) == 1
+            ^
+
+--filter:1:9: error: expected 1 to 4096 bytes, found 5000
+    str(sp, 5000) == "a"
+            ^~~~
+
+--filter:1:9: error: expected a number of bytes, found ')'
+    mem(sp, ) == 1
+            ^
+
+--filter:1:10: error: expected a number, found 'ip'
+    mem(sp + ip, 4) == 1
+             ^~
+
+--filter:1:8: error: expected ')', found '8'
+    str(sp 8) == "a"
+           ^
 
 --filter:1:12: error: 'tid' is not a value
     pid in (1, tid)

@@ -113,6 +113,8 @@ def _remarks(program: ManagedProgram) -> Iterator[str]:
             yield f"{probe.major},{probe.minor}  {probe.state.value} at {probe.where}: {probe.detail}"
         if probe.counts.faulted:
             yield f"{probe.major},{probe.minor}  {faulted_runs(probe.counts, probe.where)}"
+    for each in program.filters:
+        yield f"hits that --filter '{each}' does not hold for make no record"
     if program.pending:
         yield f"{program.pending} of the records are pending: they are not in the trace file yet"
     if program.unwritten:
@@ -126,19 +128,22 @@ def _remarks(program: ManagedProgram) -> Iterator[str]:
 def _extended(program: ManagedProgram) -> None:
     from dprobes.arch import architecture
     from dprobes.cli.output.handlercode import Disassembly
+    from dprobes.diagnostics import Diagnostics
+    from dprobes.filters.handlerfilter import with_filters
     from dprobes.ppdf.reader import decode
     from dprobes.rpn.groups import select
 
     print_line(_title(program))
     answer = program.answer
     print_line("  " + ", ".join(f"{key} = {_value(value)}" for key, value in answer["header"].items()))
-    for what in ("groups", "types", "locals", "notices"):
+    for what in ("groups", "types", "filters", "locals", "notices"):
         if answer[what]:
             print_line(f"  {what}: " + ", ".join(str(value) for value in answer[what]))
     ppdf = decode(base64.b64decode(answer["ppdf"]))
     machine = ppdf.builds[0].machine if ppdf.builds else ppdf.machines[0]
     # Offsets are those in the encoding of what was selected.
     selected = select(ppdf.program, answer["selected"]["groups"], answer["selected"]["types"])
+    selected = with_filters(selected, answer["filters"], Diagnostics())
     code = Disassembly(selected, architecture(machine))
     for number in sorted({probe.definition for probe in program.probepoints} | set(program.not_resolved)):
         mine = [probe for probe in program.probepoints if probe.definition == number]

@@ -17,6 +17,7 @@ from dprobes.cli.options import (
     PROGRAM,
     PROGRAM_FILE,
     compile_options,
+    filter_option,
     names_of,
     overhead_option,
     program_options,
@@ -64,6 +65,7 @@ _GDB = ("gdb", "-q", "-p", "%p", "-ex", "handle SIGSTOP nostop noprint nopass")
 @program_options
 @symbols_option
 @templates_option("Print records by the templates in this directory.")
+@filter_option
 @selection_options
 @verification_options
 @engine_option("The engine; auto chooses.", with_arguments=True)
@@ -153,6 +155,7 @@ def command(
     allow_write: bool,
     symbols: Path | None,
     templates: Path | None,
+    filters: tuple[str, ...],
     groups: tuple[str, ...],
     types: tuple[str, ...],
     dont_verify_build_id: bool,
@@ -235,7 +238,7 @@ def command(
     derived = derived_templates(program)
     source = RecordSource(1, program.name, program.name, program.major, templates=loaded.templates, derived=derived)
     views.check(source)
-    prepared = where.prepare(program, loaded.diagnostics, loaded.symbols)
+    prepared = where.prepare(program, loaded.diagnostics, loaded.symbols, filters=filters)
     compiled = prepared.compiled
     engine = prepared.engine.name
     note_engine(engine, prepared.reason, verbose=verbose)
@@ -248,7 +251,7 @@ def command(
         EarlyInterrupt(deferred=not scope.command) as early,
         prepared.session(items) as session,
     ):
-        run = Run(compiled.program, session, outputs, scope, exit_status=exit_status)
+        run = Run(compiled.program, session, outputs, scope, exit_status=exit_status, filters=filters)
         with views.shown(compiled.program, session):
             finished = run.follow(early)
         views.print()
