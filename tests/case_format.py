@@ -39,7 +39,8 @@ The world, in ``context``, a line each::
 
 Expectations: ``log``, ``trace`` (items); ``stack`` (cells, the top first), ``lv``, ``gv``, ``cv``, ``tv`` (numbers);
 ``registers`` (lines ``NAME = N``); ``memory`` (lines ``A = items``); ``ports`` (lines ``PORT BYTES = N``, the writes in
-order); ``extensions`` (names, ``all`` for a bare callk); ``end`` (exit, abort, remove, exit 1 ...); ``major``;
+order); ``tables`` (the lines that show them); ``extensions`` (names, ``all`` for a bare callk); ``end`` (exit, abort,
+remove, exit 1 ...); ``major``;
 ``minor``; ``diagnostics`` (all of them, literally). What no section speaks of is not compared, except: a case without
 ``diagnostics`` has no error, and without ``end`` ends by ``exit``. A 4 or 8 behind the name of an expectation or of
 ``context`` makes it hold for words of so many bytes only.
@@ -68,7 +69,8 @@ _OTHERS = {"ppc": (4, "big"), "ppc64": (8, "big")}
 
 _TEXTS = ("title", "file header", "probe header", "source", "program", "diagnostics")
 _VALUES = ("word", "byte order", "architecture", "allow write", "hits", "end", "major", "minor")
-_BY_WORD = ("log", "trace", "stack", "lv", "gv", "cv", "tv", "registers", "memory", "ports", "extensions", "context")
+_VISIBLE = ("log", "trace", "stack", "lv", "gv", "cv", "tv", "tables", "registers", "memory", "ports", "extensions")
+_BY_WORD = (*_VISIBLE, "context")
 _SECTIONS = (*_TEXTS, *_VALUES, *_BY_WORD)
 
 

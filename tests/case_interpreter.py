@@ -9,6 +9,7 @@ from dprobes.arch import architecture
 from dprobes.diagnostics import Diagnostics
 from dprobes.errors import SourceError
 from dprobes.extensions import Extension
+from dprobes.keyed.text import table_lines
 from dprobes.rpn.encoder import CodeImage, encode
 from dprobes.rpn.pipeline import CompileOptions, check_program, parse_source
 from dprobes.source import SourceFile
@@ -191,6 +192,9 @@ def _compare(
     ):
         if (numbers := case.numbers(section, target)) is not None:
             assert list(values) == [n & width for n in numbers], section
+    if (text := case.text("tables", target)) is not None:
+        shown = [line for store in context.keyed_tables for line in table_lines(store.contents())]
+        assert "\n".join(shown).strip() == text.strip(), "tables"
     for line in case.lines("registers", target) or ():
         assert (line.words, context.value_of(line.words[0])) == (line.words, line.numbers[0] & mask)
     for line in case.lines("memory", target) or ():

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dprobes.arch import Architecture, Direction, Register
+from dprobes.keyed.store import stores_of
 from dprobes.rpn import isa
 from dprobes.rpn.effects import stack_effect
 from dprobes.rpn.isa import Flow, OperandKind, Row
@@ -30,13 +31,14 @@ from dprobes.rpn.program import (
     Sampler,
     Tracepoint,
 )
+from dprobes.rpn.tables import Key, KeyKind, Range, Table, TableKind, Unit
 from dprobes.testing import FakeContext
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from random import Random
 
-__all__ = ["RandomPrograms", "random_context"]
+__all__ = ["TABLES", "RandomPrograms", "random_context"]
 
 VARIABLES = 4
 """How many variables of each kind a program has."""
@@ -46,6 +48,19 @@ _FIELDS = ("missing", "prev_pid", "next.comm")
 """Fields of a tracepoint; the first one is not there."""
 _TEXTS = ("", "text", "te", "random-program", "random-program-s", 'a "quoted" \\ one', "längeres, // kein Kommentar")
 """Texts that memory and process names are compared with."""
+TABLES = (
+    Table("hits", TableKind.COUNT, (Key(KeyKind.WORD), Key(KeyKind.STRING, 11)), room=3),
+    Table("sums", TableKind.SUM, (Key(KeyKind.ADDRESS), Key(KeyKind.COMM)), room=5),
+    Table("least", TableKind.MIN, (Key(KeyKind.WORD),)),
+    Table("most", TableKind.MAX, (), unit=Unit.NANOSECONDS),
+    Table("means", TableKind.AVG, (Key(KeyKind.WORD),) * 2),
+    Table("all", TableKind.STATS, (Key(KeyKind.STRING, 64),)),
+    Table("powers", TableKind.HIST, (Key(KeyKind.WORD),), room=7, unit=Unit.BYTES),
+    Table("steps", TableKind.LHIST, (), Range(-3, 1000, 70)),
+    Table("latest", TableKind.LAST, (Key(KeyKind.WORD),), room=2),
+)
+"""The tables of a program."""
+
 _LITTLE = ("log <count>", "log b, <count>", "log w, <count>", "log d, <count>", "dup <times>", "ros <cells>")
 
 
@@ -53,7 +68,7 @@ def random_context(random: Random, architecture: Architecture) -> FakeContext:
     """Return a world with some memory, registers and everything else that a program of these may ask for."""
     mask = architecture.word_mask
     names = [r.name for r in architecture.registers if r.bits <= architecture.word_bits and r.memory_offset is None]
-    return FakeContext(
+    context = FakeContext(
         architecture.name,
         registers={name: _value(random) & mask & ((1 << 16) - 1) for name in names},
         memory={0x1000: random.randbytes(64) + b"text\0" + bytes(8), 0x1FF8: random.randbytes(16)},
@@ -75,6 +90,8 @@ def random_context(random: Random, architecture: Architecture) -> FakeContext:
         msr={0x10: random.randrange(1 << 64)},
         tables={"gdtr": (0x1000, 0xFF), "idtr": (0x2000, 0x7F)},
     )
+    context.keyed_tables = stores_of(TABLES)
+    return context
 
 
 def _value(random: Random) -> int:
@@ -151,6 +168,7 @@ class RandomPrograms:
             gvars=VARIABLES,
             cvars=VARIABLES,
             tvars=VARIABLES,
+            tables=TABLES,
             jmpmax=random.choice((0, 10, 100, 256)),
             logmax=random.choice((1, 16, 100, 1024)) if not is_small else random.choice((64, 200, 1024)),
             ex_logmax=random.choice((1, 40, 200, 1024)),
@@ -228,6 +246,8 @@ class RandomPrograms:
                 return random.choice(procedures)
             case OperandKind.EXTENSION:
                 return random.choice(("sample", "a.b"))
+            case OperandKind.TABLE:
+                return random.choice(TABLES).name
             case OperandKind.FIELD:
                 return random.choice(_FIELDS)
             case OperandKind.TEXT:
@@ -316,7 +336,7 @@ class _Defined:
 
     def _emit(self, syntax: str, operand: Operand = None) -> None:
         instruction = Instruction(isa.rows_by_syntax()[syntax], operand)
-        effect = stack_effect(instruction, self._architecture)
+        effect = stack_effect(instruction, self._architecture, TABLES)
         while self._depth < effect.popped:
             self._emit("push <value>", _pushed(self._random, self._architecture))
         self._instructions.append(instruction)
@@ -353,6 +373,8 @@ class _Defined:
                 operand = self._random.choice(_FIELDS)
             case OperandKind.TEXT:
                 operand = self._random.choice(_TEXTS)
+            case OperandKind.TABLE:
+                operand = self._random.choice(TABLES).name
             case OperandKind.VALUE:
                 operand = _pushed(self._random, self._architecture)
             case OperandKind.LV | OperandKind.GV | OperandKind.CV | OperandKind.TV:
@@ -378,7 +400,7 @@ class _Defined:
         """Write one instruction that may fault, between sx and ux, and make its depth the same on both ways."""
         faulting = [r for r in self._rows if r.faults and r.operand_kind is None]
         row = row or self._random.choice(faulting)
-        effect = stack_effect(Instruction(row, operand), self._architecture)
+        effect = stack_effect(Instruction(row, operand), self._architecture, TABLES)
         handler, done = f"h{len(self._labels)}", f"d{len(self._labels)}"
         self._labels[handler] = self._labels[done] = -1
         self._emit("sx <label>", handler)

@@ -44,7 +44,14 @@ class Instructions(ABC):
         """Write an instruction: its fixed words, and the operand behind them."""
 '''
 
-TEXT = (OperandKind.LABEL, OperandKind.PROCEDURE, OperandKind.EXTENSION, OperandKind.FIELD, OperandKind.TEXT)
+TEXT = (
+    OperandKind.LABEL,
+    OperandKind.PROCEDURE,
+    OperandKind.EXTENSION,
+    OperandKind.FIELD,
+    OperandKind.TEXT,
+    OperandKind.TABLE,
+)
 VALUES = (OperandKind.VALUE, OperandKind.REGISTER)
 
 

@@ -12,6 +12,16 @@ from pathlib import Path
 from dprobes.arch import ARCHITECTURE_NAMES, Architecture, Direction, architecture
 from dprobes.rpn import isa
 from dprobes.rpn.keywords import KEYWORD_ALIASES, Header, Keyword, keywords_of
+from dprobes.rpn.tables import (
+    BUCKETS_MAX,
+    KEYS_MAX,
+    MEMORY_MAX,
+    ROOM,
+    ROOM_MAX,
+    STRING_SIZE,
+    STRING_SIZE_MAX,
+    TABLES_MAX,
+)
 
 OUTPUT = Path(__file__).parent.parent / "docs" / "language.md"
 
@@ -37,6 +47,44 @@ minor = 1
 Values are numbers (`16`, `0x10`, `020`, `'a'`), symbols of the module, and expressions of them (`main + 4`,
 `(1 << 3) | 1`); a symbol is its run-time address in the process of the hit. `label:` before an instruction is a target
 for jumps; `proc name` ... `endproc` encloses a procedure.
+"""
+
+TABLES = f"""\
+## Tables
+
+```
+table = latency, hist, comm, unit = ns        // NAME, KIND, KEY, ... [, room = N] [, unit = UNIT]
+table = sizes, lhist(0, 4096, 512), str[32]
+```
+
+A keyed table keeps a value for each key where the hit is, and nothing is carried for each hit. `tally NAME` pops a value
+(not with `count`) and below it the keys that take a cell, the last key on top; `push table, NAME` and `delete NAME` pop
+the keys alone. A value is a signed word. A handler that only tallies ends with `abort`, so that it leaves no record. As
+with variables, a `tally` counts even if the probed instruction faults. [tables.md](tables.md) says how tables are shown.
+
+| kind | what is kept for a key | `push table` |
+|---|---|---|
+| `count` | how often it was tallied | that number |
+| `sum` | the sum, modulo 2^64 | the sum |
+| `min`, `max` | the least, the largest value | that value |
+| `avg` | count and sum | the average, towards zero |
+| `stats` | count, sum, least and largest value | the count |
+| `hist` | how many values were in each power of two: ... -3 to -2, -1, 0, 1, 2 to 3, 4 to 7, ... | how many values |
+| `lhist(LOW, HIGH, STEP)` | how many were in each bucket of STEP from LOW on, below LOW, and from HIGH on; up to {BUCKETS_MAX} buckets | how many values |
+| `last` | the last value | that value |
+
+| key | cell | what it is |
+|---|---|---|
+| `word` | the number | a word, without a sign |
+| `address` | the address | a word that people see as an address |
+| `str[N]` | the address | the string there, up to its NUL, at most N bytes ({STRING_SIZE} if nothing is said, up to {STRING_SIZE_MAX}); INVALID_ADDR if it cannot be read |
+| `comm` | | the name of the thread |
+| `ustack[N]` | | the process, and its call stack, as `log ustack` has it |
+| `kstack[N]` | | the call stack in the kernel, as `log kstack` has it |
+
+A table has up to {KEYS_MAX} keys, which may be none, and room for N of them (`room = N`; {ROOM}, up to {ROOM_MAX}): values
+whose keys find no room are counted as lost, and said at the end. Its entries take at most {MEMORY_MAX >> 20} MiB. `unit =` is
+`ns` or `bytes`, for people. A program has up to {TABLES_MAX} tables.
 """
 
 
@@ -111,7 +159,7 @@ def document() -> str:
     lines = [INTRODUCTION, "## File header", "", *keyword_rows(Header.FILE), ""]
     lines += ["## Probepoint header", "", *keyword_rows(Header.POINT), ""]
     lines += ["Older spellings: " + ", ".join(f"`{old}` = `{new}`" for old, new in KEYWORD_ALIASES.items()) + ".", ""]
-    lines += ["## Instructions", ""]
+    lines += [TABLES, "## Instructions", ""]
     lines += ["The code is the opcode byte in hexadecimal. The stack effect is before -- after, the top rightmost.", ""]
     for group in isa.Group:
         lines += [f"### {group.value}", "", *instruction_rows(group), ""]

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, MutableSequence, Sequence
 
     from dprobes.extensions import Extension
+    from dprobes.keyed.store import TableStore
     from dprobes.vm.machine import Machine
 
 __all__ = ["PAGE", "FakeContext", "header_of"]
@@ -45,6 +46,8 @@ class FakeContext:
         what the instructions of these names push; kept in ``ids``.
     ``comm``
         the name of the process; what the kernel has no room for is left out.
+    ``keyed_tables``
+        the keyed tables, which ``run_handler`` makes as a program declares them.
     ``segments``, ``ports``, ``symbols``, ``traced_fields``
         base address by selector, or (base, last offset); value by port; run-time address by name; value of a field of
         the tracepoint by name. A segment register takes the selectors that are named here, and null selectors.
@@ -102,6 +105,7 @@ class FakeContext:
         self.global_variables: MutableSequence[int] = list(global_variables)
         self.variables_of_cpu = list(cpu_variables)
         self.variables_of_thread = list(thread_variables)
+        self.keyed_tables: Sequence[TableStore] = []
         self.ids = {"pid": pid, "tid": tid, "uid": uid, "cpu": cpu, "task": task, "time": time}
         self.comm = comm
         self.segments = dict(segments or {})

@@ -26,6 +26,7 @@ from dprobes.api.builder import ProgramBuilder
 from dprobes.diagnostics import Diagnostics
 from dprobes.errors import DprobesError
 from dprobes.fakecontext import PAGE, FakeContext, header_of
+from dprobes.keyed.store import stores_of
 from dprobes.record.layout import Item
 from dprobes.rpn.encoder import encode
 from dprobes.rpn.keywords import Header, keywords_of
@@ -106,11 +107,13 @@ def run_definition(program: Program, number: int, context: FakeContext) -> Machi
 
 
 def prepare(program: Program, number: int, context: FakeContext) -> Point:
-    """Give a context the variables that a program declares; return the point of its ``number``-th definition."""
+    """Give a context the variables and tables of a program; return the point of its ``number``-th definition."""
     _grow(context.local_variables, program.vars)
     _grow(context.global_variables, program.gvars)
     _grow(context.cpu_variables(), program.cvars)
     _grow(context.thread_variables(), program.tvars)
+    if [store.table for store in context.keyed_tables] != list(program.tables):
+        context.keyed_tables = stores_of(program.tables)
     definition = program.definitions[number]
     return Point.of(program, definition, _offset(definition, context))
 

@@ -106,8 +106,8 @@ def test_registers_are_named_and_may_be_looked_at() -> None:
 
 
 def test_an_unknown_symbol_is_an_error_of_the_test() -> None:
-    with pytest.raises(DprobesError, match="the context has no symbol 'table'"):
-        run_handler("push table\nlog 1")
+    with pytest.raises(DprobesError, match="the context has no symbol 'buffer'"):
+        run_handler("push buffer\nlog 1")
 
 
 def test_extensions_run_and_are_noted() -> None:

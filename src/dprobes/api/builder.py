@@ -119,7 +119,7 @@ class ProgramBuilder:
     ``name`` is the module: a program, a shared library, or its path; with ``modtype`` "kernel" or "kmod" the kernel or
     one of its modules. The other arguments are the statements of the file header (docs/language.md): ``vars``,
     ``gvars``, ``cvars`` and ``tvars`` are how many local, global, per-CPU and per-thread variables there are;
-    ``logmax``, ``ex_logmax`` and ``heapmax`` are in bytes.
+    each of ``table`` is what stands behind ``table =``; ``logmax``, ``ex_logmax`` and ``heapmax`` are in bytes.
 
     A builder may be given wherever a program is expected. Mistakes are found when it is built, all at once, in a
     ``SourceError`` that names the lines of Python.
@@ -136,6 +136,7 @@ class ProgramBuilder:
         gvars: int | None = None,
         cvars: int | None = None,
         tvars: int | None = None,
+        table: Sequence[str] = (),
         jmpmax: int | None = None,
         logmax: int | None = None,
         ex_logmax: int | None = None,
@@ -150,6 +151,8 @@ class ProgramBuilder:
         self._procedures: list[_Lines] = []
         self._definitions: list[_Lines] = []
         self._header.add("name = " + _quoted(name, "the name of a module"))
+        for each in table:
+            self._header.add(f"table = {each}")
         self._header.header(
             modtype=None if modtype == "user" else modtype,
             major=major,

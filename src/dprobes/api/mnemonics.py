@@ -512,6 +512,30 @@ class Instructions(ABC):
         """
         return self._add("dec tv", tv)
 
+    def tally(self, table: str) -> Self:
+        """
+        Take a value into a table under its keys; 'count' takes no value. Keys that find no room are counted as lost.
+
+        tally <table>: stack ``keys value --``; raises INVALID_ADDR.
+        """
+        return self._add("tally", table)
+
+    def push_table(self, table: str) -> Self:
+        """
+        Push what a table has under its keys, of 'stats' and histograms the count, and 0 if there is nothing.
+
+        push table, <table>: stack ``keys -- value``; raises INVALID_ADDR.
+        """
+        return self._add("push table", table)
+
+    def delete(self, table: str) -> Self:
+        """
+        Take keys, and what is under them, out of a table.
+
+        delete <table>: stack ``keys --``; raises INVALID_ADDR.
+        """
+        return self._add("delete", table)
+
     def add(self) -> Self:
         """
         Add.

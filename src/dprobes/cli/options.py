@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dprobes.cli.durations import DURATION
 from dprobes.engines.overhead import DEFAULT_OVERHEAD, overhead_of
 from dprobes.errors import EngineError
 from dprobes.rpn.pipeline import CompileOptions
@@ -27,6 +28,7 @@ __all__ = [
     "selection_options",
     "stacks_options",
     "symbols_option",
+    "table_options",
     "verification_options",
 ]
 
@@ -183,6 +185,31 @@ def stacks_options(function: Callable[..., Any]) -> Callable[..., Any]:
                 type=click.Path(exists=True, dir_okay=False, path_type=Path),
                 metavar="FILE",
                 help="Folded stacks that the flame graph of --stacks is compared with.",
+            ),
+        )
+    ):
+        function = option(function)
+    return function
+
+
+def table_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of keyed tables, and of the time that a run takes."""
+    for option in reversed(
+        (
+            click.option(
+                "--rows",
+                type=click.IntRange(min=1),
+                metavar="N",
+                help="Print only the N rows with the greatest values of each keyed table.",
+            ),
+            click.option(
+                "--interval",
+                type=DURATION,
+                metavar="TIME",
+                help="Print the keyed tables again and again after this time, such as 1s; they go on counting.",
+            ),
+            click.option(
+                "--duration", type=DURATION, metavar="TIME", help="End the run after this time, such as 10s or 2m."
             ),
         )
     ):

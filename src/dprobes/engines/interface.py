@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from dprobes.engines.capabilities import Capability
     from dprobes.engines.options import EngineOptions
     from dprobes.engines.sharedglobals import GlobalVariables
+    from dprobes.keyed.contents import TableContents
     from dprobes.resolve.kernelplaces import ResolvedKernel
     from dprobes.resolve.localmodule import Compiled
     from dprobes.resolve.probepoints import LeftOutProbe, Probepoint, ResolvedModule
@@ -305,6 +306,10 @@ class ControlledSession(Session, Protocol):
 
     def cpu_variables(self) -> list[list[int]]:
         """Return its CPU variables, a list for each CPU."""
+
+    def tables(self) -> tuple[TableContents, ...]:
+        """Return what its keyed tables hold, in the order of its header."""
+        return ()
 
     def reset_variables(self, first: int = 0, last: int | None = None) -> None:
         """Set its local and CPU variables with the indices from ``first`` to ``last``, by default all, to zero."""

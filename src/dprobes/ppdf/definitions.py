@@ -11,6 +11,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from dprobes.ppdf.images import Block, Note, NoteKind, Notes, check_images, code_of
+from dprobes.ppdf.tabledefinitions import read_tables, write_tables
 from dprobes.rpn.keywords import Header, Keyword, ValueKind, keywords_of
 from dprobes.rpn.printer import location_keyword
 from dprobes.rpn.program import (
@@ -107,6 +108,8 @@ class _Writer:
                 out.string(value.value)
             case ValueKind.MODULE | ValueKind.NAME:
                 out.string(value)
+            case ValueKind.TABLE:
+                write_tables(out, value, self._spans)
 
     def _location(self, location: Location) -> None:
         out = self._out
@@ -177,7 +180,8 @@ class _Reader:
             name_spans.append(self._span())
             blocks.append(self._block())
         reader.end()
-        codes = list(code_of(images[0], blocks, tuple(names)))
+        tables = [table.name for table in fields.get("tables", ())]
+        codes = list(code_of(images[0], blocks, tuple(names), tables))
         program = Program(
             definitions=tuple(
                 ProbeDefinition(handler=code, spans=spans, **fields)
@@ -241,6 +245,8 @@ class _Reader:
                     reader.fail(f"expected {keyword.kind.value} for {what}, found '{text}'", at)
             case ValueKind.MODULE | ValueKind.NAME:
                 return reader.string(what)
+            case ValueKind.TABLE:
+                return read_tables(reader, self._all_spans)
 
     def _location(self) -> Location:
         reader, at = self._in, self._in.offset

@@ -119,6 +119,7 @@ def notes_of(program: Program, image: CodeImage, target: Architecture) -> list[N
     """Return the notes on each block; raise ``FormatError`` for an operand that the encoding cannot hold."""
     starts = (*image.handlers, *image.procedures.values())
     names = {start: name for name, start in image.procedures.items()}
+    tables = [table.name for table in program.tables]
     found: list[Notes] = []
     symbols = {relocation.offset: relocation for relocation in image.relocations}
     for code, start in zip(program.bodies(), starts, strict=True):
@@ -128,7 +129,7 @@ def notes_of(program: Program, image: CodeImage, target: Architecture) -> list[N
             note = _note_on(instruction.operand, encoded, stored)
             if note is not None:
                 notes[index] = note
-            if stored.operand(encoded, note, symbols, names, target) != instruction.operand:
+            if stored.operand(encoded, note, symbols, names, tables, target) != instruction.operand:
                 raise FormatError(f"'{instruction}' cannot be encoded in {image.word_size}-byte words")
         found.append(notes)
     return found
@@ -175,6 +176,7 @@ class _Encoded:
         note: Note | None,
         symbols: Mapping[int, Relocation],
         procedures: Mapping[int, str],
+        tables: Sequence[str],
         target: Architecture,
     ) -> Operand:
         """Return what the source says for an encoded operand; raise KeyError or ValueError if it can say nothing."""
@@ -194,6 +196,8 @@ class _Encoded:
                 return text if self._places[text] == value else _unknown("label")
             case OperandKind.PROCEDURE, int():
                 return procedures[value]
+            case OperandKind.TABLE, int():
+                return tables[value] if value < len(tables) else _unknown("table")
             case OperandKind.REGISTER, int() if text is not None:
                 register = target.register(text)
                 return text if register is not None and register.index == value else _unknown("register")
@@ -209,11 +213,14 @@ def _unknown(what: str) -> str:
     raise ValueError(f"a {what} that is not there")
 
 
-def code_of(image: StoredImage, blocks: Sequence[tuple[int, Block]], names: Sequence[str]) -> Iterator[Code]:
+def code_of(
+    image: StoredImage, blocks: Sequence[tuple[int, Block]], names: Sequence[str], tables: Sequence[str] = ()
+) -> Iterator[Code]:
     """
     Iterate over the code of the blocks, each with its number of instructions, handlers first.
 
-    ``names`` are those of the procedures. Raise ``FormatError`` for bytes that are no code of these.
+    ``names`` are those of the procedures, ``tables`` those of the tables. Raise ``FormatError`` for bytes that are no
+    code of these.
     """
     starts = (*image.handlers, *image.procedures)
     if len(image.procedures) != len(names) or len(starts) != len(blocks):
@@ -235,7 +242,7 @@ def code_of(image: StoredImage, blocks: Sequence[tuple[int, Block]], names: Sequ
                 )
             note = block.notes.get(index)
             try:
-                operand = stored.operand(encoded, note, symbols, procedures, image.architecture)
+                operand = stored.operand(encoded, note, symbols, procedures, tables, image.architecture)
             except (KeyError, ValueError):
                 raise FormatError(
                     f"the operand of '{encoded.row.syntax}' at byte {encoded.offset} of the program leads nowhere",

@@ -14,11 +14,13 @@ from dprobes.rpn.flowcheck import check_flow
 from dprobes.rpn.isa import Group, OperandKind
 from dprobes.rpn.needs import stops_target
 from dprobes.rpn.program import Address, Expression, Glob, ModuleType, Offset, Sampler, Tracepoint
+from dprobes.rpn.tables import KEY_SIZE_MAX, MEMORY_MAX, KeyKind
 
 if TYPE_CHECKING:
     from dprobes.arch import Architecture
     from dprobes.diagnostics import Diagnostics
     from dprobes.rpn.program import Code, Instruction, ProbeDefinition, Program
+    from dprobes.rpn.tables import Table
 
 __all__ = ["check"]
 
@@ -37,6 +39,8 @@ _VARIABLES = {
 
 def check(program: Program, architecture: Architecture, diagnostics: Diagnostics, *, allow_write: bool = False) -> None:
     """Add to ``diagnostics`` what is wrong or doubtful about ``program`` on ``architecture``."""
+    for table in program.tables:
+        _check_table(program, table, diagnostics)
     for definition in program.definitions:
         _check_location(program, definition, diagnostics)
         _check_opcode(definition, architecture, diagnostics)
@@ -52,6 +56,7 @@ def check(program: Program, architecture: Architecture, diagnostics: Diagnostics
         for instruction in code.instructions:
             _check_names(program, title, code, owners, instruction, diagnostics)
             _check_index(program, instruction, diagnostics)
+            _check_table_name(program, instruction, diagnostics)
             _check_register(architecture, instruction, diagnostics)
             _check_field(program, instruction, diagnostics)
             _check_value(architecture, instruction, diagnostics)
@@ -124,7 +129,7 @@ def _check_tracepoint(program: Program, definition: ProbeDefinition, diagnostics
 
 
 def _check_field(program: Program, instruction: Instruction, diagnostics: Diagnostics) -> None:
-    if instruction.row.syntax.startswith("log kstack") and program.modtype is ModuleType.USER and program.name != "*":
+    if instruction.row.syntax.startswith("log kstack") and not _sees_kernel(program):
         diagnostics.error(
             instruction.span,
             f"'{instruction}' needs a program about the kernel",
@@ -222,6 +227,35 @@ def _check_index(program: Program, instruction: Instruction, diagnostics: Diagno
             f"{what} variable {index} does not exist: the program {has}",
             hint=f"write '{keyword} = {index + 1}' in the file header",
         )
+
+
+def _check_table(program: Program, table: Table, diagnostics: Diagnostics) -> None:
+    if table.key_size > KEY_SIZE_MAX:
+        message = f"the keys of table '{table.name}' take {table.key_size} bytes, more than {KEY_SIZE_MAX}"
+        diagnostics.error(table.span, message, hint="give strings and stacks a smaller size, such as 'ustack[20]'")
+    elif table.memory > MEMORY_MAX:
+        mebibytes = -(-table.memory >> 20)
+        message = f"table '{table.name}' would take {mebibytes} MiB, more than {MEMORY_MAX >> 20}"
+        diagnostics.error(table.span, message, hint="give it a smaller 'room ='")
+    if any(key.kind is KeyKind.KERNEL_STACK for key in table.keys) and not _sees_kernel(program):
+        diagnostics.error(
+            table.span,
+            f"the key 'kstack' of table '{table.name}' needs a program about the kernel",
+            hint="a program of the type 'user' is hit outside of the kernel",
+        )
+
+
+def _sees_kernel(program: Program) -> bool:
+    return program.modtype is not ModuleType.USER or program.name == "*"
+
+
+def _check_table_name(program: Program, instruction: Instruction, diagnostics: Diagnostics) -> None:
+    if instruction.row.operand_kind is not OperandKind.TABLE:
+        return
+    name, known = str(instruction.operand), [table.name for table in program.tables]
+    if name not in known:
+        hint = did_you_mean(name, known) or f"write 'table = {name}, count' in the file header"
+        diagnostics.error(instruction.operand_place, f"unknown table '{name}'", hint=hint)
 
 
 def _check_register(architecture: Architecture, instruction: Instruction, diagnostics: Diagnostics) -> None:

@@ -14,10 +14,11 @@ from dprobes.rpn.effects import stack_effect
 from dprobes.rpn.isa import Flow
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from dprobes.arch import Architecture
     from dprobes.rpn.program import Code, Instruction, Program
+    from dprobes.rpn.tables import Table
 
 __all__ = ["UNKNOWN", "Underflow", "depths", "procedure_gains", "successors", "unreachable"]
 
@@ -81,13 +82,13 @@ def unreachable(code: Code) -> list[range]:
 
 
 def depths(
-    code: Code, architecture: Architecture, gains: Mapping[str, int], entry: int = 0
+    code: Code, architecture: Architecture, gains: Mapping[str, int], entry: int = 0, tables: Sequence[Table] = ()
 ) -> tuple[dict[int, int], list[Underflow]]:
     """
     Return the stack depth before each reachable instruction, and the certain underflows.
 
     ``gains`` gives for each procedure how many cells a call leaves more than it found; ``entry`` is the depth at the
-    start.
+    start, and ``tables`` are those of the program.
     """
     before: dict[int, int] = {}
     rounds: dict[int, int] = {}
@@ -99,25 +100,27 @@ def depths(
         # A depth that keeps growing belongs to a loop that pushes: it has no bound.
         rounds[index] = rounds.get(index, 0) + 1
         before[index] = depth = UNKNOWN if rounds[index] > 8 else depth
-        after = _depth_after(code.instructions[index], depth, architecture, gains)
+        after = _depth_after(code.instructions[index], depth, architecture, gains, tables)
         todo += [(target, after) for target in successors(code, index)]
         if (handler := _exception_handler(code, index)) is not None:
             todo.append((handler, UNKNOWN))
     underflows = []
     for index, depth in sorted(before.items()):
-        needed = stack_effect(code.instructions[index], architecture).popped
+        needed = stack_effect(code.instructions[index], architecture, tables).popped
         if needed > depth:
             underflows.append(Underflow(index, needed, depth))
     return before, underflows
 
 
-def _depth_after(instruction: Instruction, depth: int, architecture: Architecture, gains: Mapping[str, int]) -> int:
+def _depth_after(
+    instruction: Instruction, depth: int, architecture: Architecture, gains: Mapping[str, int], tables: Sequence[Table]
+) -> int:
     if depth >= UNKNOWN:
         return UNKNOWN
     if instruction.row.flow is Flow.CALL:
         gain = gains.get(str(instruction.operand), UNKNOWN)
         return UNKNOWN if gain >= UNKNOWN else max(0, depth + gain)
-    effect = stack_effect(instruction, architecture)
+    effect = stack_effect(instruction, architecture, tables)
     if not effect.exact:
         return UNKNOWN
     return max(0, depth - effect.popped) + effect.pushed
@@ -139,9 +142,9 @@ def procedure_gains(program: Program, architecture: Architecture) -> dict[str, i
         code = procedures[name]
         called = {str(i.operand) for i in code.instructions if i.row.flow is Flow.CALL}
         inner = {callee: measure(callee, (*pending, name)) for callee in called}
-        before, _ = depths(code, architecture, inner, base)
+        before, _ = depths(code, architecture, inner, base, program.tables)
         ends = [
-            _depth_after(code.instructions[index], depth, architecture, inner)
+            _depth_after(code.instructions[index], depth, architecture, inner, program.tables)
             for index, depth in before.items()
             if code.instructions[index].row.flow is Flow.RETURN or _runs_off(code, index)
         ]

@@ -7,11 +7,14 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from dprobes.lazydataclass import dataclass
-from dprobes.rpn.isa import PROCESS_NAME_SIZE, OperandKind
+from dprobes.rpn.isa import PROCESS_NAME_SIZE, Group, OperandKind
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from dprobes.arch import Architecture
     from dprobes.rpn.program import Instruction
+    from dprobes.rpn.tables import Table
 
 __all__ = ["StackEffect", "stack_effect"]
 
@@ -34,9 +37,11 @@ class StackEffect:
 _MOVES_TSP = frozenset({"restore tsp", "callk", "callk <name>"})
 
 
-def stack_effect(instruction: Instruction, architecture: Architecture) -> StackEffect:
-    """Return the effect of ``instruction`` on a processor."""
+def stack_effect(instruction: Instruction, architecture: Architecture, tables: Sequence[Table] = ()) -> StackEffect:
+    """Return the effect of ``instruction`` on a processor; ``tables`` are those of the program."""
     row, operand = instruction.row, instruction.operand
+    if row.group is Group.TABLE:
+        return _effect_on_table(instruction, tables)
     if row.operand_kind is OperandKind.REGISTER and row.operator == "push":
         register = architecture.register(operand) if isinstance(operand, (str, int)) else None
         if register is None:  # unknown: the checker reports it
@@ -51,6 +56,21 @@ def stack_effect(instruction: Instruction, architecture: Architecture) -> StackE
         moved = times * cells
         return StackEffect(2 + moved, 0) if row.operator == "pop" else StackEffect(2, moved)
     return StackEffect(popped, pushed, popped_exact and pushed_exact and row.syntax not in _MOVES_TSP)
+
+
+def _effect_on_table(instruction: Instruction, tables: Sequence[Table]) -> StackEffect:
+    from dprobes.rpn.tables import table_of
+
+    table = table_of(instruction.operand, tables)
+    if table is None:  # unknown: the checker reports it, and it is an exception
+        return StackEffect(0, 0)
+    match instruction.row.operator:
+        case "tally":
+            return StackEffect(table.cells + table.kind.takes_value, 0)
+        case "push":
+            return StackEffect(table.cells, 1)
+        case _:
+            return StackEffect(table.cells, 0)
 
 
 def _count(side: str, times: int, cells: int) -> tuple[int, bool]:

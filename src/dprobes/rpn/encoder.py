@@ -25,6 +25,7 @@ from dprobes.rpn.program import Code, Expression, Instruction
 if TYPE_CHECKING:
     from dprobes.arch import Architecture
     from dprobes.rpn.program import Program
+    from dprobes.rpn.tables import Table
 
 __all__ = ["CodeImage", "Relocation", "closed", "encode"]
 
@@ -45,7 +46,7 @@ class CodeImage:
 
     ``handlers`` are the start offsets of the handlers, in the order of the definitions; ``procedures`` maps a name to
     its start. ``instructions`` lists (offset, instruction) in order, added ``exit`` and ``ret`` included.
-    ``labels`` maps an offset to the names that the source gave it.
+    ``labels`` maps an offset to the names that the source gave it. ``tables`` are those that operands number.
     """
 
     data: bytes
@@ -56,13 +57,14 @@ class CodeImage:
     instructions: tuple[tuple[int, Instruction], ...]
     labels: dict[int, tuple[str, ...]]
     relocations: tuple[Relocation, ...] = ()
+    tables: tuple[Table, ...] = ()
 
 
 def encode(program: Program, architecture: Architecture) -> CodeImage:
     """
     Return the encoded form of a checked program for a processor.
 
-    Raise KeyError for a label, procedure or register that ``check`` would have reported.
+    Raise KeyError for a label, procedure, register or table that ``check`` would have reported.
     """
     return _Encoder(program, architecture).image()
 
@@ -80,6 +82,8 @@ class _Encoder:
         self._architecture = architecture
         self._word = architecture.word_size
         self._names = [p.name for p in program.procedures]
+        self._tables = program.tables
+        self._numbers = {table.name: number for number, table in enumerate(program.tables)}
         rows = isa.rows_by_syntax()
         self._blocks = [
             *(closed(definition.handler, rows["exit"]) for definition in program.definitions),
@@ -114,6 +118,7 @@ class _Encoder:
             tuple(instructions),
             {offset: tuple(names) for offset, names in labels.items()},
             tuple(relocations),
+            self._tables,
         )
 
     def _lay_out(self) -> list[list[int]]:
@@ -148,6 +153,8 @@ class _Encoder:
                 if register is None:
                     raise KeyError(operand)
                 value = register.index
+            case (OperandKind.TABLE, str()):
+                value = self._numbers[operand]
             case (_, Expression()):
                 value = operand.addend if operand.symbol is None else 0
             case (_, int()):

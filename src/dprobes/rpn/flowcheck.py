@@ -26,7 +26,7 @@ def check_flow(program: Program, architecture: Architecture, diagnostics: Diagno
     for definition in program.definitions:
         code = definition.handler
         _check_unreachable(code, diagnostics)
-        depths, underflows = controlflow.depths(code, architecture, gains)
+        depths, underflows = controlflow.depths(code, architecture, gains, tables=program.tables)
         for index, depth in sorted(depths.items()):
             instruction = code.instructions[index]
             if instruction.row.flow is Flow.RETURN:

@@ -17,6 +17,7 @@ from dprobes.rpn.keywords import KEYWORD_ALIASES, LOCATION_KEYWORDS, Header, Key
 from dprobes.rpn.lexer import TokenKind
 from dprobes.rpn.operands import StatementError
 from dprobes.rpn.program import Access, Address, Expression, Glob, Location, ModuleType, Offset, Sampler, Tracepoint
+from dprobes.rpn.tables import Table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["HeaderValue", "find_keyword", "is_keyword", "parse_value", "starts_definition"]
 
-HeaderValue = int | bool | str | tuple[str, ...] | ModuleType | Access | Location
+HeaderValue = int | bool | str | tuple[str, ...] | tuple[Table, ...] | ModuleType | Access | Location
 
 _NAME_MAX = 4095
 """The length of the longest path, without its NUL (PATH_MAX)."""
@@ -81,6 +82,10 @@ def parse_value(keyword: Keyword, tokens: Sequence[WordToken]) -> HeaderValue:
             return _range(tokens)
         case ValueKind.FREQUENCY:
             return _frequency(keyword, tokens)
+        case ValueKind.TABLE:
+            from dprobes.rpn.tableheaders import parse_table
+
+            return (parse_table(tokens),)
 
 
 def _expression(tokens: Sequence[WordToken]) -> Expression:

@@ -177,6 +177,7 @@ class OperandKind(enum.Enum):
     FIELD = "field"
     FRAMES = "frames"
     TEXT = "text"
+    TABLE = "table"
 
     @property
     def width(self) -> int:
@@ -216,6 +217,7 @@ _WIDTHS = {
     OperandKind.FIELD: -1,
     OperandKind.FRAMES: 1,
     OperandKind.TEXT: -1,
+    OperandKind.TABLE: 2,
 }
 
 
@@ -240,6 +242,7 @@ class Group(enum.Enum):
     GLOBAL_VARIABLE = "Global variables"
     CPU_VARIABLE = "Per-CPU variables"
     THREAD_VARIABLE = "Per-thread variables"
+    TABLE = "Keyed tables"
     ARITHMETIC = "Arithmetic and logic"
     STACK = "RPN stack"
     REGISTER = "Registers"
@@ -405,6 +408,12 @@ _VARIABLES = (
     *_variables("tv", Group.THREAD_VARIABLE, "a variable of the thread", 0xE0, 0xE2, 0xE4, 0xE6, 0xE8, OURS),
 )
 
+_TABLES = (
+    Row(0x55, "tally <table>", "keys value --", Group.TABLE, "Take a value into a table under its keys; 'count' takes no value. Keys that find no room are counted as lost.", (ExceptionCode.INVALID_ADDR,), since=OURS),
+    Row(0x56, "push table, <table>", "keys -- value", Group.TABLE, "Push what a table has under its keys, of 'stats' and histograms the count, and 0 if there is nothing.", (ExceptionCode.INVALID_ADDR,), since=OURS),
+    Row(0x57, "delete <table>", "keys --", Group.TABLE, "Take keys, and what is under them, out of a table.", (ExceptionCode.INVALID_ADDR,), since=OURS),
+)  # fmt: skip
+
 _ARITHMETIC = (
     Row(0x33, "add", "a b -- a+b", Group.ARITHMETIC, "Add."),
     Row(0x34, "sub", "a b -- b-a", Group.ARITHMETIC, "Subtract the second cell from the top one."),
@@ -556,6 +565,7 @@ ROWS: tuple[Row, ...] = (
     *_EXECUTION,
     *_LOGGING,
     *_VARIABLES,
+    *_TABLES,
     *_ARITHMETIC,
     *_STACK,
     *_REGISTER,

@@ -42,6 +42,7 @@ class ValueKind(enum.Enum):
     RANGE = "an address, or two with ':' between them"
     ACCESS = "x, w, rw or io"
     FREQUENCY = "a number of samples a second, such as 100hz"
+    TABLE = "NAME, KIND, KEY, ... [, room = N] [, unit = UNIT]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,8 @@ class Keyword:
     maximum: int = U32
     since: str = "3.6"
     field: str = ""
+    is_repeated: bool = False
+    """Whether each statement adds to the value, a tuple."""
 
     @property
     def attribute(self) -> str:
@@ -81,6 +84,8 @@ KEYWORDS: tuple[Keyword, ...] = (
     Keyword("gvars", _F, ValueKind.NUMBER, "How many global variables the program uses.", 0, 0, 65536),
     Keyword("cvars", _F, ValueKind.NUMBER, "How many variables each CPU has.", 0, 0, 65536, since=OURS),
     Keyword("tvars", _F, ValueKind.NUMBER, "How many variables each thread has.", 0, 0, TVARS_MAX, since=OURS),
+    Keyword("table", _F, ValueKind.TABLE, "A keyed table; may be given several times.", None, since=OURS,
+            field="tables", is_repeated=True),
     Keyword("jmpmax", _F, ValueKind.NUMBER, "How many jumps, loops and calls one hit may take.", JMPMAX, 0, U16),
     Keyword("logmax", _F, ValueKind.NUMBER, "The size of the log buffer in bytes.", LOGMAX, 1, U16),
     Keyword("ex_logmax", _F, ValueKind.NUMBER, "The size of the stack-trace buffer in bytes.", EX_LOGMAX, 1, U16),

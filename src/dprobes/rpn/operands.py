@@ -36,6 +36,7 @@ _NAMED = {
     OperandKind.PROCEDURE: "the name of a procedure",
     OperandKind.EXTENSION: "the name of an extension",
     OperandKind.FIELD: "the name of a field",
+    OperandKind.TABLE: "the name of a table",
 }
 
 _COMMA = WordToken(TokenKind.PUNCTUATION, ",", 0, 0)
@@ -238,7 +239,7 @@ def _either(syntaxes: Sequence[str]) -> str:
 
 def _operand(kind: OperandKind, tokens: Sequence[WordToken]) -> Operand:
     match kind:
-        case OperandKind.LABEL | OperandKind.PROCEDURE | OperandKind.EXTENSION | OperandKind.FIELD:
+        case OperandKind.LABEL | OperandKind.PROCEDURE | OperandKind.EXTENSION | OperandKind.FIELD | OperandKind.TABLE:
             if len(tokens) != 1 or tokens[0].kind is not TokenKind.NAME:
                 raise StatementError(f"expected {_NAMED[kind]}", tokens)
             if kind.width < 0 and len(tokens[0].text) > isa.NAME_MAX:

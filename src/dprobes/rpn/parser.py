@@ -14,6 +14,7 @@ Names are resolved and values judged in ``check``.
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from dprobes.diagnostics import Note
@@ -22,6 +23,7 @@ from dprobes.rpn.keywords import LOCATION_KEYWORDS, Header
 from dprobes.rpn.lexer import Lexer, Statement, TokenKind
 from dprobes.rpn.operands import StatementError, match_statement, operators
 from dprobes.rpn.program import MAX_INSTRUCTIONS, Code, Instruction, ProbeDefinition, Procedure, Program
+from dprobes.rpn.tables import TABLES_MAX, Table
 
 if TYPE_CHECKING:
     from dprobes.diagnostics import Diagnostics
@@ -186,12 +188,32 @@ class _Parser:
             self._tried_name = self._tried_name or keyword.name == "name"
             value = parse_value(keyword, values)
         span = self._lexer.span(statement[0], statement[-1])
+        if keyword.is_repeated:
+            self._repeated(keyword, value, span)
+            return
         if keyword.attribute in self._section.values:
             notes = (Note("the first one is here", self._section.spans[keyword.name]),)
             self._error(span, f"'{keyword.name} =' is given twice in {self._section.header.value}", notes=notes)
             return
         self._section.values[keyword.attribute] = value
         self._section.spans[keyword.name] = span
+
+    def _repeated(self, keyword: Keyword, value: HeaderValue, span: Span) -> None:
+        """Add what a statement says to what those before it said."""
+        before, (table,) = self._section.values.get(keyword.attribute, ()), value if isinstance(value, tuple) else ()
+        tables = [each for each in before if isinstance(each, Table)] if isinstance(before, tuple) else []
+        assert isinstance(table, Table)
+        first = next((each for each in tables if each.name == table.name), None)
+        if first is not None:
+            self._error(
+                span, f"table '{table.name}' is defined twice", notes=(Note("the first one is here", first.span),)
+            )
+            return
+        if len(tables) == TABLES_MAX:
+            self._error(span, f"the program has more than {TABLES_MAX} tables")
+            return
+        self._section.values[keyword.attribute] = (*tables, replace(table, span=span))
+        self._section.spans.setdefault(keyword.name, span)
 
     def _location_beside(self, keyword: Keyword) -> str | None:
         """Return the other keyword that says already where the probepoint is whose header goes on."""

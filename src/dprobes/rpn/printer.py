@@ -46,6 +46,8 @@ def _header(section: Program | ProbeDefinition, header: Header) -> Iterator[str]
         if keyword.attribute == "location":
             if keyword.name == location_keyword(value):
                 yield f"{keyword.name} = {_text(value)}"
+        elif keyword.is_repeated:
+            yield from (f"{keyword.name} = {each}" for each in value)
         elif keyword.name == "name":
             yield f"name = {quoted(value)}"
         elif value not in ((), None, keyword.default) and getattr(value, "value", value) != keyword.default:

@@ -17,6 +17,7 @@ from dprobes.rpn.isa import DEFAULT_EXCEPTION_MASK, EX_LOGMAX, HEAPMAX, JMPMAX, 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from dprobes.rpn.tables import Table
     from dprobes.source import Span
 
 __all__ = [
@@ -224,6 +225,7 @@ class Program:
     gvars: int = 0
     cvars: int = 0
     tvars: int = 0
+    tables: tuple[Table, ...] = ()
     jmpmax: int = JMPMAX
     logmax: int = LOGMAX
     ex_logmax: int = EX_LOGMAX

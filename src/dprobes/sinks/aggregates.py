@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.formatters.fieldvalues import FieldValues
 from dprobes.formatters.templates.values import Fault
+from dprobes.keyed.layout import bucket_of
 from dprobes.lazydataclass import dataclass
 from dprobes.record.codec import decode_record
 
@@ -18,12 +19,10 @@ if TYPE_CHECKING:
     from dprobes.record.origin import RecordSource
     from dprobes.sinks.interface import Batch
 
-__all__ = ["Aggregates", "CountTable", "Histogram", "bucket_of", "bucket_text"]
+__all__ = ["Aggregates", "CountTable", "Histogram"]
 
 _VALUES_MAX = 100_000
 """Distinct values that are counted one by one; what comes beyond them is counted together."""
-
-_UNITS = ("", "K", "M", "G", "T", "P", "E")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,28 +50,6 @@ class Histogram:
     place: str
     buckets: tuple[tuple[int, int], ...]
     odd: int
-
-
-def bucket_of(number: int) -> int:
-    """
-    Return the bucket of a number.
-
-    Bucket 0 is for 0; bucket n > 0 holds the numbers from 2**(n-1) to 2**n - 1, and bucket -n their negatives.
-    """
-    return number.bit_length() if number >= 0 else -(-number).bit_length()
-
-
-def bucket_text(bucket: int) -> str:
-    """Return the numbers of a bucket for people."""
-    if bucket in (-1, 0, 1):
-        return f"[{bucket}]"
-    low, high = _power(abs(bucket) - 1), _power(abs(bucket))
-    return f"[{low}, {high})" if bucket > 0 else f"(-{high}, -{low}]"
-
-
-def _power(exponent: int) -> str:
-    unit, rest = divmod(exponent, 10)
-    return f"{1 << rest}{_UNITS[unit]}" if unit < len(_UNITS) else f"2^{exponent}"
 
 
 class Aggregates:

@@ -9,7 +9,10 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import MutableSequence, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from dprobes.keyed.store import TableStore
 
 __all__ = ["AddressFault", "Context", "SelectorFault", "SharedCells"]
 
@@ -57,6 +60,9 @@ class Context(Protocol):
 
     global_variables: MutableSequence[int]
     """The first ``gvars`` of the 64-bit cells that all programs share; one with 4-byte words sees the low halves."""
+
+    keyed_tables: Sequence[TableStore]
+    """The program's keyed tables, in the order of its header."""
 
     def cpu_variables(self) -> MutableSequence[int]:
         """Return the per-CPU variables of the CPU that took the hit; as many as the program's ``cvars``."""

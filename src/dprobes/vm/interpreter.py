@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from dprobes.arch import Direction
 from dprobes.rpn.decoder import EncodedInstruction, decode_one
 from dprobes.rpn.isa import HANDLER_DISPATCH_MAX, NON_MASKABLE, ExceptionCode, OperandKind
-from dprobes.vm import rules_flow, rules_log, rules_stack, rules_world
+from dprobes.vm import rules_flow, rules_log, rules_stack, rules_tables, rules_world
 from dprobes.vm.context import AddressFault, SelectorFault
 from dprobes.vm.machine import Ending, Machine, Raised
 from dprobes.vm.rules_flow import Reraised
@@ -29,7 +29,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Interpreter", "Steps"]
 
-RULES: dict[str, Rule] = {**rules_flow.RULES, **rules_log.RULES, **rules_stack.RULES, **rules_world.RULES}
+RULES: dict[str, Rule] = {
+    **rules_flow.RULES,
+    **rules_log.RULES,
+    **rules_stack.RULES,
+    **rules_tables.RULES,
+    **rules_world.RULES,
+}
 """What each row of the instruction table does, keyed by its syntax."""
 
 
@@ -134,6 +140,8 @@ class Steps(dict[int, "Step"]):
         relocation = self._symbols.get(instruction.offset + 1)
         if relocation is not None and row.operand_kind is OperandKind.VALUE:
             return _push_symbol, relocation, instruction.end
+        if row.operand_kind is OperandKind.TABLE and int(operand) >= len(self._image.tables):
+            return _invalid_opcode, (row.opcode, instruction.offset), instruction.end
         if row.operand_kind is OperandKind.REGISTER:
             register = self._architecture.register(operand)
             allowed = register is not None and Direction(row.syntax.partition(",")[0]) in register.allowed

@@ -24,6 +24,7 @@ OPERANDS = {
     OperandKind.EXTENSION: "fingerprint",
     OperandKind.FIELD: "prev_pid",
     OperandKind.TEXT: 'a "text"; // and more',
+    OperandKind.TABLE: "hits",
 }
 
 
@@ -74,7 +75,7 @@ def test_a_built_program_equals_the_written_one() -> None:
 def test_there_is_a_method_for_every_instruction(row: dprobes.api.mnemonics.Row) -> None:  # type: ignore[name-defined]
     name = "_".join([row.operator, *(o for o in row.operands if isinstance(o, str))])
     method = "and_" if name == "and" else "or_" if name == "or" else "not_" if name == "not" else name
-    program = ProgramBuilder("test", vars=8, gvars=8, cvars=8)
+    program = ProgramBuilder("test", vars=8, gvars=8, cvars=8, table=["hits, count"])
     program.procedure("helper").ret()
     handler = program.probe("main").label("here").nop()
     kind = row.operand_kind

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def program() -> Program:
-    text = "name = a\nvars = 1\noffset = f\nminor = 7\nagain: push table\ninc lv, 0\njz again\nlog 1\nexit\n"
+    text = "name = a\nvars = 1\noffset = f\nminor = 7\nagain: push (table)\ninc lv, 0\njz again\nlog 1\nexit\n"
     return parse_source(SourceFile("a.rpn", text), Diagnostics())
 
 

@@ -20,7 +20,7 @@ from dprobes.rpn.pipeline import check_program, parse_file, parse_source
 from dprobes.rpn.printer import print_program
 from dprobes.rpn.program import Code, Expression, Instruction, Offset, ProbeDefinition, Program
 from dprobes.source import SourceFile
-from random_programs import RandomPrograms
+from random_programs import TABLES, RandomPrograms
 
 SEEDS = st.integers(0, (1 << 32) - 1)
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "seeds"
@@ -34,7 +34,7 @@ def _parse(text: str) -> Program:
 
 def _program(*instructions: Instruction, labels: dict[str, int] | None = None, name: str = "a") -> Program:
     code = Code(instructions, labels or {})
-    return Program(name, definitions=(ProbeDefinition(Offset(Expression(0)), code),))
+    return Program(name, tables=TABLES, definitions=(ProbeDefinition(Offset(Expression(0)), code),))
 
 
 @pytest.mark.parametrize("name", ARCHITECTURE_NAMES)
@@ -69,6 +69,8 @@ def _encoded_operand(instruction: Instruction, target: Architecture, image: Code
             starts = [*image.handlers, *image.procedures.values(), len(image.data)]
             start, end = max(s for s in starts if s <= offset), min(s for s in starts if s > offset)
             return next(place for place, names in image.labels.items() if name in names and start <= place < end)
+        case OperandKind.TABLE, str(name):
+            return [table.name for table in TABLES].index(name)
         case OperandKind.PROCEDURE, str(name):
             return image.procedures[name]
         case OperandKind.REGISTER, str(name):
@@ -94,6 +96,7 @@ def test_every_row_goes_through_text_and_bytes(row: isa.Row) -> None:
         OperandKind.FIELD: "next.comm",
         OperandKind.TEXT: 'a "text" \\ // ; of ü',
         OperandKind.DISPLACEMENT: -7,
+        OperandKind.TABLE: "hits",
     }
     operand = operands.get(row.operand_kind, 3)
     instruction = Instruction(row, operand)  # type: ignore[arg-type]

@@ -6,14 +6,12 @@ import struct
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from dprobes.cli.output.aggregation import print_aggregates
 from dprobes.errors import FormatError
 from dprobes.record.probeinfo import Place
 from dprobes.sinks import aggregates as module
-from dprobes.sinks.aggregates import Aggregates, bucket_of, bucket_text
+from dprobes.sinks.aggregates import Aggregates
 from dprobes.sinks.interface import Batch
 from unit.sinks.records import SOURCE, record
 
@@ -103,18 +101,3 @@ def test_a_field_that_no_record_can_have_is_refused() -> None:
 def test_what_disturbs_a_terminal_is_not_printed(capsys: pytest.CaptureFixture[str]) -> None:
     print_aggregates(filled(Aggregates([("name",)], []), [(READ, "a\x1b[2J\nb", 1)]))
     assert capsys.readouterr().out == "name         count  share\na\\x1b[2J\\nb      1  100.0%\n"
-
-
-@given(st.integers(-(1 << 64), 1 << 64))
-def test_a_bucket_holds_its_numbers(number: int) -> None:
-    bucket = bucket_of(number)
-    low, high = (0, 0) if bucket == 0 else (1 << abs(bucket) - 1, (1 << abs(bucket)) - 1)
-    assert low <= abs(number) <= high
-    assert (bucket < 0) == (number < 0)
-
-
-def test_buckets_for_people() -> None:
-    numbers = [0, 1, -1, 2, -3, 1023, 1024, 1 << 20, (1 << 63), -(1 << 63)]
-    assert [bucket_text(bucket_of(number)) for number in numbers] == [
-        "[0]", "[1]", "[-1]", "[2, 4)", "(-4, -2]", "[512, 1K)", "[1K, 2K)", "[1M, 2M)", "[8E, 16E)", "(-16E, -8E]",
-    ]  # fmt: skip

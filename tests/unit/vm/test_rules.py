@@ -16,7 +16,7 @@ from dprobes.rpn.program import Expression, Instruction, Operand
 from dprobes.testing import run_definition
 from dprobes.vm import AddressFault, Point, SelectorFault, interpreter
 from dprobes.vm.machine import Machine, Raised
-from random_programs import random_context
+from random_programs import TABLES, random_context
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -126,7 +126,7 @@ def test_the_effect_of_a_row_is_what_its_rule_does(name: str, row: Row) -> None:
     compared = 0
     for _ in range(80):
         for operand in _operands(random, row, target):
-            effect = stack_effect(Instruction(row, operand), target)
+            effect = stack_effect(Instruction(row, operand), target, TABLES)
             if not effect.exact:
                 compared += 1
                 continue
@@ -189,6 +189,8 @@ def _operands(random: Random, row: Row, target: Architecture) -> list[Operand]:
             return [random.randrange(-300, 300)]
         case OperandKind.BITS:
             return [random.randrange(1, 70)]
+        case OperandKind.TABLE:
+            return [random.choice(TABLES).name]
         case _:
             return [random.randrange(4)]
 
@@ -200,5 +202,7 @@ def _as_decoded(row: Row, operand: Operand, target: Architecture) -> object:
             return target.register(operand)
         case OperandKind.LABEL | OperandKind.PROCEDURE | None:
             return 0
+        case OperandKind.TABLE:
+            return [table.name for table in TABLES].index(str(operand))
         case _:
             return operand.addend if isinstance(operand, Expression) else operand

@@ -18,10 +18,13 @@ from dprobes.rpn.isa import Flow
 from dprobes.rpn.program import Instruction
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from dprobes.arch import Architecture
     from dprobes.rpn.decoder import EncodedInstruction
     from dprobes.rpn.effects import StackEffect
     from dprobes.rpn.encoder import CodeImage
+    from dprobes.rpn.tables import Table
 
 __all__ = ["HandlerFlow", "Known", "analyse"]
 
@@ -48,6 +51,7 @@ class HandlerFlow:
 
     ``leaders`` are the instructions at which blocks begin, ``known`` what is known at them. ``catches`` are the targets
     of ``sx``, ``returns`` the places behind calls. ``has_cycle`` says that something may be executed more than once.
+    ``tables`` are those of the program.
     """
 
     start: int
@@ -57,6 +61,7 @@ class HandlerFlow:
     catches: set[int] = field(default_factory=set)
     returns: set[int] = field(default_factory=set)
     has_cycle: bool = False
+    tables: Sequence[Table] = ()
     _effects: dict[int, StackEffect] = field(default_factory=dict)
 
     @cached_property
@@ -72,7 +77,7 @@ class HandlerFlow:
         effect = self._effects.get(instruction.offset)
         if effect is None:
             assert instruction.row is not None
-            effect = stack_effect(Instruction(instruction.row, instruction.operand), architecture)
+            effect = stack_effect(Instruction(instruction.row, instruction.operand), architecture, self.tables)
             self._effects[instruction.offset] = effect
         return effect
 
@@ -102,7 +107,7 @@ class _Analysis:
         self._image = image
         self._architecture = architecture
         self._logmax = logmax
-        self._found = HandlerFlow(start)
+        self._found = HandlerFlow(start, tables=image.tables)
 
     def flow(self) -> HandlerFlow:
         self._reach()

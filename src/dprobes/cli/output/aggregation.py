@@ -10,8 +10,10 @@ from dprobes.cli.output.textoutput import print_line, print_table
 from dprobes.errors import FormatError
 from dprobes.formatters.fieldvalues import HEADER_FIELDS
 from dprobes.formatters.templates.collection import templates_of
+from dprobes.keyed.quantities import power_bucket_label
+from dprobes.keyed.text import bar_lines
 from dprobes.record.layout import Item
-from dprobes.sinks.aggregates import Aggregates, bucket_text
+from dprobes.sinks.aggregates import Aggregates
 from dprobes.sinks.interface import Batch
 from dprobes.trace.content import LostRecords
 
@@ -27,11 +29,6 @@ __all__ = ["aggregates_of", "items_of_fields", "print_aggregates"]
 
 _ROWS = 50
 """Rows of a table that are printed; the others are summed up."""
-
-_BAR = 40
-
-_GAP = 3
-"""Up to so many empty buckets in a row are printed."""
 
 
 def aggregates_of(counted: Sequence[str], measured: Sequence[str]) -> Aggregates:
@@ -113,24 +110,7 @@ def _print_table(table: CountTable) -> None:
 
 def _print_histogram(histogram: Histogram) -> None:
     print_line(f"{histogram.field} at {histogram.place}" if histogram.place else histogram.field)
-    for line in _lines(histogram.buckets):
+    for line in bar_lines([(power_bucket_label(bucket), count) for bucket, count in histogram.buckets]):
         print_line(line)
     if histogram.odd:
         print_line(f"and {histogram.odd} records with no number there")
-
-
-def _lines(buckets: Iterable[tuple[int, int]]) -> list[str]:
-    found: list[tuple[str, int]] = []
-    empty: list[tuple[str, int]] = []
-    for bucket, count in buckets:
-        row = (bucket_text(bucket), count)
-        if not count:
-            empty.append(row)
-            continue
-        found += empty if len(empty) <= _GAP else [("...", 0)]
-        empty = []
-        found.append(row)
-    most = max((count for _, count in found), default=0)
-    width = max((len(text) for text, _ in found), default=0)
-    digits = len(str(most))
-    return [f"{text:<{width}}  {count:>{digits}} |{'@' * (_BAR * count // most):<{_BAR}}|" for text, count in found]

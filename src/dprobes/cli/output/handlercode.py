@@ -40,7 +40,8 @@ class Disassembly:
     def handler(self, number: int) -> Iterator[str]:
         """Iterate over the lines of the handler of a definition."""
         code = self._program.definitions[number].handler
-        depths = controlflow.depths(closed(code, rows_by_syntax()["exit"]), self._target, self._gains)[0]
+        whole, tables = closed(code, rows_by_syntax()["exit"]), self._program.tables
+        depths = controlflow.depths(whole, self._target, self._gains, tables=tables)[0]
         return self._lines(code, self.image.handlers[number], depths)
 
     def procedures(self) -> Iterator[str]:

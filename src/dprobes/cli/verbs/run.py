@@ -24,9 +24,11 @@ from dprobes.cli.options import (
     selection_options,
     stacks_options,
     symbols_option,
+    table_options,
     verification_options,
 )
 from dprobes.cli.output.outputs import Outputs
+from dprobes.cli.output.tableoutput import TableOptions, TableOutput
 from dprobes.cli.output.views import Views, stacks_of
 from dprobes.cli.resolvedprogram import load_program
 from dprobes.cli.runfollower import Run
@@ -110,6 +112,7 @@ _GDB = ("gdb", "-q", "-p", "%p", "-ex", "handle SIGSTOP nostop noprint nopass")
     help="At the end, print a histogram of the field, instead of records.",
 )
 @stacks_options
+@table_options
 @click.option(
     "--debugger",
     "debugger",
@@ -172,6 +175,9 @@ def command(
     stacks: str | None,
     weight: str | None,
     baseline: Path | None,
+    rows: int | None,
+    interval: float | None,
+    duration: float | None,
     debugger: str | None,
     core_directory: str,
     follow: bool,
@@ -201,6 +207,8 @@ def command(
     if scope.command and _is_for_programs(output, format_name, targets, log_format, has_view=has_view):
         # Whoever reads records gets nothing else: what the command prints goes where our messages do.
         scope = replace(scope, output=_STANDARD_ERROR)
+    as_json = format_name == "json"
+    aside = not as_json and _is_for_programs(output, format_name, targets, log_format, has_view=has_view)
     formats = {log_format or format_name} if targets else set()
     if output is not None or not (targets or has_view):
         formats.add(format_name)
@@ -252,9 +260,11 @@ def command(
         prepared.session(items) as session,
     ):
         run = Run(compiled.program, session, outputs, scope, exit_status=exit_status, filters=filters)
-        with views.shown(compiled.program, session):
+        tables = TableOutput(TableOptions(rows, interval, duration, as_json=as_json, aside=aside), session)
+        with views.shown(compiled.program, session), tables.shown():
             finished = run.follow(early)
         views.print()
+        tables.print()
         return run.conclude(finished)
 
 

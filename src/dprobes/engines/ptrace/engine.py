@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
 from dprobes.engines.debugger import LOOK, Debuggers
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from dprobes.engines.overloadnotices import OverloadNotices
     from dprobes.engines.sharedglobals import GlobalVariables
     from dprobes.extensions.registry import Registration
+    from dprobes.keyed.contents import TableContents
     from dprobes.resolve.probepoints import LeftOutProbe, Probepoint
     from dprobes.rpn.program import Program
     from dprobes.target.location import SymbolProvider
@@ -107,7 +109,7 @@ class PtraceSession:
         answers = Answers(job.program, allow_write=allow_write, symbols=symbols, resolved=job.resolved)
         self._run = ProgramRun(
             answers,
-            SharedCounters.new(job.program.vars, job.program.cvars),
+            SharedCounters.new(job.program.vars, job.program.cvars, job.program.tables),
             # A command needs its input itself, unless it is the terminal, which people share.
             Debuggers(debugger, keep_input=not job.scope.is_command or os.isatty(0)),
             _notices(budget, job.program, answers),
@@ -272,6 +274,10 @@ class PtraceSession:
         """Set its local and CPU variables with these indices to zero, between two handlers."""
         self._run.counters.ask_for_reset(first, last)
 
+    def tables(self) -> tuple[TableContents, ...]:
+        """Return what its keyed tables hold; the tracer is not asked."""
+        return self._run.counters.tables()
+
     # The conversation
 
     def _replace(self, former: object) -> None:
@@ -312,6 +318,7 @@ class PtraceSession:
             budget=self._budget,
             globals=-1 if self.globals is None else self.globals.descriptor,
             everywhere=self._run.answers.everywhere(),
+            tables=tuple(replace(table, span=None) for table in program.tables),
         )
 
     def _on_end(self, conversation: Conversation, end: Done | Ended) -> Iterator[Event]:

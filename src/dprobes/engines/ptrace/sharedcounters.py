@@ -6,6 +6,7 @@ is known also after its end. The file holds 64-bit cells::
 
     resets asked for | resets made | local variables | CPU variables of CPU 0 | of CPU 1 | ...
     the number of the last reset of each local variable | of each CPU variable
+    the program's keyed tables (``keyed.store``)
     from the next page on: a Tally for each probepoint
 """
 
@@ -25,6 +26,9 @@ from dprobes.lazydataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import MutableSequence, Sequence
+
+    from dprobes.keyed.contents import TableContents
+    from dprobes.rpn.tables import Table
 
 __all__ = ["SharedCounters", "Tally", "Variables"]
 
@@ -92,14 +96,19 @@ class SharedCounters:
     All methods may be called by any thread.
     """
 
-    def __init__(self, descriptor: int, local_count: int, cpu_count: int) -> None:
+    def __init__(self, descriptor: int, local_count: int, cpu_count: int, tables: Sequence[Table] = ()) -> None:
         self.descriptor = descriptor
+        self._tables = tables
         weakref.finalize(self, os.close, descriptor)
         self._lock = threading.Lock()
         self._chunks: list[ctypes.Array[Tally]] = []
         cpus = cpu_limit()
         end = _FIRST_VARIABLE + local_count + cpus * cpu_count
-        count = end + local_count + cpu_count
+        self._first_table = count = end + local_count + cpu_count
+        if tables:
+            from dprobes.keyed.store import cells_of
+
+            count += sum(map(cells_of, tables))
         self._tallies = -(-count * _CELL // mmap.PAGESIZE) * mmap.PAGESIZE
         self._cells = self._map(0, self._tallies)
         variables = self._cells[_FIRST_VARIABLE:end]
@@ -109,13 +118,32 @@ class SharedCounters:
             cast("MutableSequence[int]", variables[:local_count]), cast("list[MutableSequence[int]]", by_cpu)
         )
         self._local_resets = self._cells[end : end + local_count]
-        self._cpu_resets = self._cells[end + local_count : count]
+        self._cpu_resets = self._cells[end + local_count : self._first_table]
         self._resets = self._cells[_MADE]
 
     @classmethod
-    def new(cls, local_count: int, cpu_count: int) -> Self:
+    def new(cls, local_count: int, cpu_count: int, tables: Sequence[Table] = ()) -> Self:
         """Make the memory; ``descriptor`` may be handed to other processes."""
-        return cls(os.memfd_create("dprobes_counters"), local_count, cpu_count)
+        return cls(os.memfd_create("dprobes_counters"), local_count, cpu_count, tables)
+
+    def table_memory(self) -> list[memoryview]:
+        """Return the memory of each table."""
+        from dprobes.keyed.store import cells_of
+
+        found, start = [], self._first_table
+        for table in self._tables:
+            found.append(self._cells[start : start + cells_of(table)])
+            start += cells_of(table)
+        return found
+
+    def tables(self) -> tuple[TableContents, ...]:
+        """Return what the keyed tables hold."""
+        if not self._tables:
+            return ()
+        from dprobes.keyed.store import TableReader
+
+        memory = zip(self._tables, self.table_memory(), strict=True)
+        return tuple(TableReader(table, cells).contents() for table, cells in memory)
 
     def tally(self, probe: int) -> Tally:
         """Return where a probepoint is counted."""

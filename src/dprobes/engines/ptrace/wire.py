@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from dprobes.engines.x86.debugregs import Watch
     from dprobes.extensions.registry import Registration
     from dprobes.resolve.probestate import ProbeState
+    from dprobes.rpn.tables import Table
 
 __all__ = [
     "Attach",
@@ -99,6 +100,8 @@ class Start:
     """The descriptor of the global variables, if others have them, too."""
     everywhere: dict[int, Sites | str] = field(default_factory=dict)
     """What is watched in every process, whatever that maps, by word size; a text is why it cannot be."""
+    tables: tuple[Table, ...] = ()
+    """The program's keyed tables, which are in the memory for counts and variables."""
 
 
 @dataclass(frozen=True, slots=True)

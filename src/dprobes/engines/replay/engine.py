@@ -11,6 +11,7 @@ from dprobes.engines.replay.recordedhits import read_recording
 from dprobes.errors import DprobesError, EngineError
 from dprobes.extensions.registry import called_extensions, load_extensions
 from dprobes.fakecontext import FakeContext, header_of
+from dprobes.keyed.store import stores_of
 from dprobes.record.codec import encode_record
 from dprobes.record.layout import Item
 from dprobes.resolve.probepoints import ProbeKind
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
     from dprobes.engines.options import EngineOptions
     from dprobes.engines.replay.recordedhits import RecordedHit
+    from dprobes.keyed.contents import TableContents
     from dprobes.resolve.localmodule import Compiled
     from dprobes.resolve.probepoints import LeftOutProbe, Probepoint
     from dprobes.vm import Outcome
@@ -75,6 +77,7 @@ class ReplaySession(interface.ControlledSession):
         self._locals = [0] * self._program.vars
         self._of_cpus = [[0] * self._program.cvars]
         self._of_threads: dict[int, list[int]] = {}
+        self._tables = stores_of(self._program.tables)
         self._globals = job.globals.cells() if job.globals is not None else [0] * self._program.gvars
         self._hits: list[tuple[list[int], FakeContext, RecordedHit]] = []
         self._is_stopping = False
@@ -118,6 +121,7 @@ class ReplaySession(interface.ControlledSession):
         self._of_cpus += [[0] * self._program.cvars for _ in range(len(self._of_cpus), context.cpu() + 1)]
         context.variables_of_cpu = self._of_cpus[context.cpu()]
         context.variables_of_thread = self._of_threads.setdefault(context.tid(), [0] * self._program.tvars)
+        context.keyed_tables = self._tables
         return context
 
     def events(self) -> Iterator[interface.Event]:
@@ -191,6 +195,10 @@ class ReplaySession(interface.ControlledSession):
     def cpu_variables(self) -> list[list[int]]:
         """Return the variables of the CPUs, up to the last one that was recorded."""
         return [list(cells) for cells in self._of_cpus]
+
+    def tables(self) -> tuple[TableContents, ...]:
+        """Return what the keyed tables hold."""
+        return tuple(store.contents() for store in self._tables)
 
     def reset_variables(self, first: int = 0, last: int | None = None) -> None:
         """Set local and CPU variables to zero."""

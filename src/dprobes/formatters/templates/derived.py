@@ -20,10 +20,11 @@ from dprobes.rpn.needs import sets_codes
 from dprobes.rpn.program import Expression
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from dprobes.arch import Architecture
     from dprobes.rpn.program import Code, Instruction, Program
+    from dprobes.rpn.tables import Table
 
 __all__ = ["derived_templates"]
 
@@ -123,7 +124,7 @@ def _file_of(program: Program, processor: Architecture) -> str:
         code = definition.handler
         key = (tuple((each.row.opcode, each.operand) for each in code.instructions), tuple(code.labels.items()))
         if key not in known:
-            known[key] = _Walk(code, procedures, processor).text()
+            known[key] = _Walk(code, procedures, processor, program.tables).text()
         found.setdefault(definition.minor, set()).add(known[key])
     lines = []
     for minor, (text, *others) in sorted(found.items()):
@@ -135,10 +136,13 @@ def _file_of(program: Program, processor: Architecture) -> str:
 class _Walk:
     """Follow all ways of a handler."""
 
-    def __init__(self, handler: Code, procedures: Mapping[str, Code], processor: Architecture) -> None:
+    def __init__(
+        self, handler: Code, procedures: Mapping[str, Code], processor: Architecture, tables: Sequence[Table]
+    ) -> None:
         self._handler = handler
         self._procedures = procedures
         self._processor = processor
+        self._tables = tables
 
     def text(self) -> str | None:
         """Return the lines of the template of the handler's records; None if there is none."""
@@ -198,7 +202,7 @@ class _Walk:
     def _after(self, instruction: Instruction, way: _Way) -> _Way:
         """Return what cells and log are behind an instruction."""
         row, cells, logged = instruction.row, list(way.cells), list(way.logged)
-        effect = stack_effect(instruction, self._processor)
+        effect = stack_effect(instruction, self._processor, self._tables)
         is_moved = row.group is not Group.STACK or row.syntax in _MOVED
         if not effect.exact or not is_moved or row.syntax in _UNKNOWN:
             raise _UnknownError

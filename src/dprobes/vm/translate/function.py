@@ -94,6 +94,7 @@ class Writer:
         self.architecture = architecture
         self.bits: int = architecture.word_bits
         self.mask = f"{architecture.word_mask:#x}"
+        self.tables = image.tables
         self.ends = ends
         self.state = State(start)
         self._image = image

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 __all__ = ["TEMPLATES", "write_instruction"]
 
 _APPLIED = frozenset(
-    {Group.ARITHMETIC, Group.REGISTER, Group.DATA, Group.SYSTEM, Group.IO, Group.VERIFY, Group.SEGMENT}
+    {Group.TABLE, Group.ARITHMETIC, Group.REGISTER, Group.DATA, Group.SYSTEM, Group.IO, Group.VERIFY, Group.SEGMENT}
 )
 """The groups whose rules touch nothing but the stack and the context, apart from those that log."""
 
@@ -53,6 +53,8 @@ def write_instruction(w: Writer, row: Row, step: Step) -> None:
     template = TEMPLATES.get(row.syntax)
     operand = step[1]
     if isinstance(operand, tuple):
+        if row.group is Group.TABLE:  # which is not there
+            raise NotKnownError
         template = push_symbol
     elif row.operand_kind is OperandKind.REGISTER and not _is_plain(operand):
         template = None
@@ -74,7 +76,7 @@ def _apply(w: Writer, row: Row, step: Step) -> None:
         if operand is None:
             raise NotKnownError
         operand = operand.index
-    effect = stack_effect(Instruction(row, operand), w.architecture)
+    effect = stack_effect(Instruction(row, operand), w.architecture, w.tables)
     cells = [w.state.pop() for _ in range(effect.popped)]
     pushed = [w.new_variable() for _ in range(effect.pushed)]
     arguments = ", ".join([w.name_of(step), "context", *(f"{atom}" for atom in cells)])

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.tracer.connection import Connection
     from dprobes.engines.ptrace.wire import Start
     from dprobes.extensions import Extension
+    from dprobes.keyed.store import TableStore
 
 __all__ = ["EVERYWHERE", "FileSites", "Handled", "InsertedProgram", "Probe", "Programs", "Reach"]
 
@@ -73,6 +74,7 @@ class InsertedProgram:
     guard: ProgramGuard | None = None
     thread_count: int = 0
     """How many variables each thread has."""
+    keyed_tables: Sequence[TableStore] = ()
     known: dict[FileKey, Sites] = field(default_factory=dict)
     handlers: dict[int, Handlers] = field(default_factory=dict)
     probes: dict[int, Probe] = field(default_factory=dict)
@@ -99,7 +101,12 @@ class InsertedProgram:
         else:
             kept = [] if former is None else list(former.global_variables[:global_count])
             cells = kept + [0] * (global_count - len(kept))
-        counters = SharedCounters(start.counters, local_count, cpu_count)
+        counters = SharedCounters(start.counters, local_count, cpu_count, start.tables)
+        stores: list[TableStore] = []
+        if start.tables:
+            from dprobes.keyed.store import TableStore
+
+            stores = [TableStore(*each) for each in zip(start.tables, counters.table_memory(), strict=True)]
         guard = None
         if start.budget is not None:
             from dprobes.engines.hits.programguard import ProgramGuard
@@ -118,6 +125,7 @@ class InsertedProgram:
             start.core_directory,
             guard,
             thread_count,
+            stores,
         )
 
     def enter(self, sites: Sites, file: tuple[int, int], warn: Callable[[str, str | None], None]) -> list[Probe]:

@@ -28,7 +28,7 @@ from dprobes.vm import AddressFault
 
 if TYPE_CHECKING:
     import ctypes
-    from collections.abc import Callable, Mapping, MutableSequence
+    from collections.abc import Callable, Mapping, MutableSequence, Sequence
 
     from dprobes.engines.hits.hitcontext import Changes
     from dprobes.engines.linux.processcalls import RemoteMemory
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.tracer.segments import LocalDescriptors
     from dprobes.engines.ptrace.tracer.state import Thread
     from dprobes.extensions import Extension
+    from dprobes.keyed.store import TableStore
     from dprobes.vm.machine import Machine
 
 __all__ = ["WRITE_MAX", "ThreadContext", "is_mapped_writable", "write_memory"]
@@ -79,6 +80,7 @@ class ThreadContext:
     local_variables: MutableSequence[int]
     global_variables: MutableSequence[int]
     extensions: Mapping[str, Extension]
+    keyed_tables: Sequence[TableStore]
 
     def __init__(
         self,
@@ -106,6 +108,7 @@ class ThreadContext:
         self._cpu_variables = program.counters.variables.by_cpu
         self.global_variables = program.global_variables
         self.extensions = program.extensions
+        self.keyed_tables = program.keyed_tables
 
     def warn(self, message: str, hint: str | None) -> None:
         """Tell the user of the program at hand something."""

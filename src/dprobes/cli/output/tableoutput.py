@@ -1,0 +1,96 @@
+"""The keyed tables of a run on standard output: at its end, and while it goes on every so many seconds."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import TYPE_CHECKING
+
+import click
+
+from dprobes.cli import console
+from dprobes.cli.output.textoutput import print_lines
+from dprobes.lazydataclass import dataclass
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dprobes.engines.interface import ControlledSession
+
+__all__ = ["TableOptions", "TableOutput"]
+
+
+@dataclass(frozen=True, slots=True)
+class TableOptions:
+    """
+    Hold what the command line says of tables.
+
+    ``rows`` is how many rows of each are shown, ``interval`` and ``duration`` are seconds. With ``as_json`` each row
+    is an object in a line; with ``aside`` standard output is others', and tables go to standard error.
+    """
+
+    rows: int | None = None
+    interval: float | None = None
+    duration: float | None = None
+    as_json: bool = False
+    aside: bool = False
+
+
+class TableOutput:
+    """Print the tables of a session."""
+
+    def __init__(self, options: TableOptions, session: ControlledSession) -> None:
+        self._options = options
+        self._session = session
+        self._over = threading.Event()
+
+    @contextlib.contextmanager
+    def shown(self) -> Iterator[None]:
+        """Print the tables every so many seconds, and end the session after its time, until the end of the context."""
+        timers = [
+            threading.Thread(target=work, args=(seconds,), daemon=True)
+            for work, seconds in ((self._repeat, self._options.interval), (self._end, self._options.duration))
+            if seconds is not None
+        ]
+        for timer in timers:
+            timer.start()
+        try:
+            yield
+        finally:
+            self._over.set()
+            for timer in timers:
+                timer.join()
+
+    def _repeat(self, seconds: float) -> None:
+        while not self._over.wait(seconds):
+            with contextlib.suppress(BrokenPipeError):
+                self.print()
+
+    def _end(self, seconds: float) -> None:
+        if not self._over.wait(seconds):
+            self._session.stop()
+
+    def print(self) -> None:
+        """Print what the tables hold now."""
+        contents = self._session.tables()
+        if not contents:
+            return
+        lines: list[str] = []
+        if self._options.as_json:
+            from dprobes.keyed.json import table_json_lines
+
+            for each in contents:
+                lines += table_json_lines(each, self._options.rows)
+            if lines:
+                click.echo("\n".join(lines))
+            return
+        from dprobes.keyed.text import table_lines
+
+        for each in contents:
+            lines += table_lines(each, self._options.rows)
+        if not lines:
+            return
+        if self._options.aside:
+            console.write("\n".join(lines))
+        else:
+            print_lines(lines)

@@ -1,0 +1,68 @@
+"""The parts of keys for people and programs: numbers, strings, names of addresses, frames of stacks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from dprobes.keyed.layout import key_parts
+from dprobes.rpn.isa import StackEnd
+from dprobes.rpn.tables import KeyKind
+
+if TYPE_CHECKING:
+    from dprobes.rpn.tables import Table
+
+__all__ = ["NO_NAMES", "STACK_ENDS", "Names", "Part", "parts_of"]
+
+Part = int | str | list[str]
+
+STACK_ENDS = {
+    StackEnd.NO_TABLE: "[cut: no unwind table]",
+    StackEnd.BAD_TABLE: "[cut: unwind table]",
+    StackEnd.UNREADABLE: "[cut: stack not copied]",
+    StackEnd.NOT_RISING: "[cut: stack not rising]",
+    StackEnd.GONE: "[cut: process gone]",
+    StackEnd.NO_COPY: "[cut: no copy]",
+}
+"""What is said of a stack that could not be followed to its end."""
+
+
+class Names(Protocol):
+    """Name addresses."""
+
+    def name_of(self, address: int, pid: int | None) -> str | None:
+        """Return the name of an address in a process, or, without one, of the kernel or the probed module."""
+
+
+class _NoNames:
+    def name_of(self, address: int, pid: int | None) -> str | None:  # noqa: ARG002 - the protocol's
+        return None
+
+
+NO_NAMES: Names = _NoNames()
+"""Knows no names."""
+
+
+def parts_of(table: Table, key: bytes, names: Names = NO_NAMES) -> tuple[Part, ...]:
+    """Return the parts of a key; the frames of a stack are the innermost first."""
+    found: list[Part] = []
+    for each, part in zip(table.keys, key_parts(table.keys, key), strict=True):
+        match each.kind, part:
+            case _, bytes():
+                found.append(part.decode("utf-8", "backslashreplace"))
+            case KeyKind.ADDRESS, int():
+                found.append(names.name_of(part, None) or hex(part))
+            case KeyKind.USER_STACK, tuple():
+                pid = part[0] if part else None
+                found.append([_frame(n, address, pid, names) for n, address in enumerate(part[1:])])
+            case KeyKind.KERNEL_STACK, tuple():
+                found.append([_frame(n, address, None, names) for n, address in enumerate(part)])
+            case _, int():
+                found.append(part)
+    return tuple(found)
+
+
+def _frame(number: int, address: int, pid: int | None, names: Names) -> str:
+    if address in STACK_ENDS:
+        return STACK_ENDS[StackEnd(address)]
+    # Behind the first one are return addresses, which may be those of the next function.
+    return names.name_of(address - (number > 0), pid) or hex(address)

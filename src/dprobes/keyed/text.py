@@ -1,0 +1,132 @@
+"""
+Tables as lines of text, as bpftrace prints maps: in the order of their values, histograms with bars.
+
+::
+
+    @hits[bash, 3]: 42
+
+    @latency[bash]:
+    [1, 2)          2 |@@@@                |
+    [2, 4)         10 |@@@@@@@@@@@@@@@@@@@@|
+    12 in all; about p50 2.8, p90 3.8, p99 4
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dprobes.escapes import escaped
+from dprobes.keyed.layout import buckets_of, shown_value
+from dprobes.keyed.parts import NO_NAMES, Names, parts_of
+from dprobes.keyed.quantities import QUANTILES, bucket_label, estimated_quantile, quantity
+from dprobes.rpn.arithmetic import signed
+from dprobes.rpn.tables import KeyKind, TableKind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from dprobes.keyed.contents import TableContents, TableRow
+    from dprobes.rpn.tables import Table
+
+__all__ = ["bar_lines", "ordered_rows", "table_lines", "value_text"]
+
+_BAR = 40
+_GAP = 3
+"""Up to so many empty buckets in a row are printed."""
+
+
+def ordered_rows(contents: TableContents, rows: int | None = None) -> list[TableRow]:
+    """Return the rows by their values, the greatest last; with ``rows`` so many of those with the greatest ones."""
+    table = contents.table
+    found = sorted(contents.rows, key=lambda row: (shown_value(table, row.cells), row.key))
+    return found if rows is None else found[max(0, len(found) - rows) :]
+
+
+def table_lines(contents: TableContents, rows: int | None = None, names: Names = NO_NAMES) -> Iterator[str]:
+    """Iterate over the lines of a table; ``rows`` is how many rows are shown, ``names`` names addresses."""
+    table = contents.table
+    shown = ordered_rows(contents, rows)
+    if (hidden := len(contents.rows) - len(shown)) > 0:
+        yield f"@{table.name}: {hidden} rows with smaller values are not shown"
+    for row in shown:
+        head = f"@{table.name}{_key_text(table, row, names)}:"
+        if buckets := buckets_of(table):
+            yield from head.split("\n")
+            labels = [bucket_label(table, bucket) for bucket in buckets]
+            yield from bar_lines(list(zip(labels, row.cells, strict=True)))
+            yield _quantiles(table, row.cells)
+            yield ""
+        else:
+            yield from f"{head} {value_text(table, row.cells)}".split("\n")
+    if contents.lost:
+        values = f"{contents.lost} value{'s' if contents.lost > 1 else ''}"
+        yield f"@{table.name}: {values} found no room: there are {table.capacity} keys already ('room =')"
+
+
+def value_text(table: Table, cells: Sequence[int]) -> str:
+    """Return a value that is no histogram for people."""
+    unit = table.unit
+    match table.kind:
+        case TableKind.COUNT:
+            return str(cells[0])
+        case TableKind.STATS:
+            count, total = cells[0], signed(cells[1], 64)
+            average, least, most = total / count if count else 0, (1 << 63) - 1 - cells[2], cells[3] - (1 << 63)
+            return (
+                f"count {count}, average {_average(average, table)}, total {quantity(total, unit)}, "
+                f"min {quantity(least, unit)}, max {quantity(most, unit)}"
+            )
+        case TableKind.AVG:
+            return _average(signed(cells[1], 64) / cells[0] if cells[0] else 0, table)
+        case _:
+            return quantity(shown_value(table, cells), unit)
+
+
+def _average(number: float, table: Table) -> str:
+    return quantity(number, table.unit) if table.unit.value else f"{number:.6g}"
+
+
+def _key_text(table: Table, row: TableRow, names: Names) -> str:
+    if not table.keys:
+        return ""
+    parts = []
+    for key, part in zip(table.keys, parts_of(table, row.key, names), strict=True):
+        if key.kind in (KeyKind.USER_STACK, KeyKind.KERNEL_STACK):
+            assert isinstance(part, list)
+            parts.append("\n" + "".join(f"    {escaped(frame)}\n" for frame in part))
+        else:
+            parts.append(escaped(str(part)))
+    return f"[{', '.join(parts)}]"
+
+
+def _quantiles(table: Table, cells: Sequence[int]) -> str:
+    text = f"{sum(cells)} in all"
+    found = [(percent, estimated_quantile(buckets_of(table), cells, percent)) for percent in QUANTILES]
+    shown = [f"p{percent} {_estimate(value, table)}" for percent, value in found if value is not None]
+    return f"{text}; about {', '.join(shown)}" if shown else text
+
+
+def _estimate(value: float, table: Table) -> str:
+    if table.unit.value:
+        return quantity(value, table.unit)
+    return f"{value:.3g}" if abs(value) < 1000 else f"{float(f'{value:.2e}'):.0f}"
+
+
+def bar_lines(buckets: Sequence[tuple[str, int]]) -> Iterator[str]:
+    """Iterate over the lines of a histogram; empty buckets around it are left out, and many inside it cut short."""
+    filled = [n for n, (_, count) in enumerate(buckets) if count]
+    if not filled:
+        return
+    rows: list[tuple[str, int]] = []
+    empty: list[tuple[str, int]] = []
+    for label, count in buckets[filled[0] : filled[-1] + 1]:
+        if not count:
+            empty.append((label, count))
+            continue
+        rows += empty if len(empty) <= _GAP else [("...", 0)]
+        empty = []
+        rows.append((label, count))
+    most = max(count for _, count in rows)
+    width, digits = max(len(label) for label, _ in rows), len(str(most))
+    for label, count in rows:
+        yield f"{label:<{width}}  {count:>{digits}} |{'@' * (_BAR * count // most):<{_BAR}}|"

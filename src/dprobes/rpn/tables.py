@@ -1,0 +1,229 @@
+"""
+Keyed tables as data: what ``table =`` in a file header says, and the statement that says it.
+
+A table maps keys to a value that is kept where the hit is. How keys and values lie in memory is in
+``dprobes.keyed.layout``.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import field
+from typing import TYPE_CHECKING
+
+from dprobes.lazydataclass import dataclass
+from dprobes.rpn.isa import KERNEL_FRAMES_MAX, PROCESS_NAME_SIZE, USER_FRAMES_MAX
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dprobes.source import Span
+
+__all__ = [
+    "BUCKETS_MAX",
+    "HIST_BUCKETS",
+    "KEYS_MAX",
+    "KEY_SIZE_MAX",
+    "MEMORY_MAX",
+    "ROOM",
+    "ROOM_MAX",
+    "STRING_SIZE",
+    "STRING_SIZE_MAX",
+    "TABLES_MAX",
+    "Key",
+    "KeyKind",
+    "Range",
+    "Table",
+    "TableKind",
+    "Unit",
+    "table_of",
+]
+
+TABLES_MAX, KEYS_MAX = 64, 8
+"""How many tables a program may have, and a table keys."""
+
+ROOM, ROOM_MAX = 4096, 1 << 20
+"""How many keys a table has room for where it does not say, and at most."""
+
+STRING_SIZE, STRING_SIZE_MAX = 64, 512
+"""How many bytes of a string count where a key does not say, and at most."""
+
+BUCKETS_MAX = 1000
+"""How many buckets a linear histogram may have, apart from those below and above its range."""
+
+
+HIST_BUCKETS = 128
+"""The buckets of a histogram by powers of two: 64 of negative numbers, that of 0, 63 of positive ones."""
+
+KEY_SIZE_MAX = 4096
+"""How many bytes the keys of a table may take together."""
+
+MEMORY_MAX = 64 << 20
+"""How many bytes the entries of a table may take when it is full."""
+
+
+class TableKind(enum.Enum):
+    """Say what a table keeps for a key; the value is the word in the statement."""
+
+    COUNT = "count"
+    SUM = "sum"
+    MIN = "min"
+    MAX = "max"
+    AVG = "avg"
+    STATS = "stats"
+    HIST = "hist"
+    LHIST = "lhist"
+    LAST = "last"
+
+    @property
+    def takes_value(self) -> bool:
+        """Whether ``tally`` pops a value."""
+        return self is not TableKind.COUNT
+
+
+class KeyKind(enum.Enum):
+    """Say what a key is; the value is the word in the statement."""
+
+    WORD = "word"
+    ADDRESS = "address"
+    STRING = "str"
+    COMM = "comm"
+    USER_STACK = "ustack"
+    KERNEL_STACK = "kstack"
+
+    @property
+    def is_popped(self) -> bool:
+        """Whether an instruction pops a cell for it."""
+        return self in (KeyKind.WORD, KeyKind.ADDRESS, KeyKind.STRING)
+
+    @property
+    def sizes(self) -> tuple[int, int] | None:
+        """The default and the largest number in brackets behind the word; None if there is none."""
+        return _SIZES.get(self)
+
+
+_SIZES = {
+    KeyKind.STRING: (STRING_SIZE, STRING_SIZE_MAX),
+    KeyKind.USER_STACK: (USER_FRAMES_MAX, USER_FRAMES_MAX),
+    KeyKind.KERNEL_STACK: (KERNEL_FRAMES_MAX, KERNEL_FRAMES_MAX),
+}
+
+
+class Unit(enum.Enum):
+    """Say what the values of a table are, for people."""
+
+    NONE = ""
+    NANOSECONDS = "ns"
+    BYTES = "bytes"
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A part of what a table is keyed by; ``size`` is the bytes of a string, or the frames of a stack."""
+
+    kind: KeyKind
+    size: int = 0
+
+    @property
+    def bytes(self) -> int:
+        """How many bytes of an entry it takes: a multiple of 8."""
+        match self.kind:
+            case KeyKind.STRING:
+                return -(-self.size // 8) * 8
+            case KeyKind.COMM:
+                return PROCESS_NAME_SIZE
+            case KeyKind.USER_STACK:
+                return 8 * (1 + self.size)
+            case KeyKind.KERNEL_STACK:
+                return 8 * self.size
+            case _:
+                return 8
+
+    def __str__(self) -> str:
+        sizes = self.kind.sizes
+        return f"{self.kind.value}[{self.size}]" if sizes is not None and self.size != sizes[0] else self.kind.value
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """The range of a linear histogram: buckets of ``step`` from ``low`` up to ``high``, which is not in it."""
+
+    low: int
+    high: int
+    step: int
+
+    @property
+    def buckets(self) -> int:
+        """How many buckets there are between those for what is below and above."""
+        return -(-(self.high - self.low) // self.step)
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A keyed table: ``room`` is for how many keys, ``range`` that of a linear histogram."""
+
+    name: str
+    kind: TableKind
+    keys: tuple[Key, ...] = ()
+    range: Range | None = None
+    room: int = ROOM
+    unit: Unit = Unit.NONE
+    span: Span | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def cells(self) -> int:
+        """How many cells the keys take on the RPN stack."""
+        return sum(key.kind.is_popped for key in self.keys)
+
+    @property
+    def capacity(self) -> int:
+        """How many keys there can be."""
+        return self.room if self.keys else 1
+
+    @property
+    def key_size(self) -> int:
+        """How many bytes all keys take."""
+        return sum(key.bytes for key in self.keys)
+
+    @property
+    def value_cells(self) -> int:
+        """How many 64-bit cells the value takes."""
+        match self.kind:
+            case TableKind.AVG:
+                return 2
+            case TableKind.STATS:
+                return 4
+            case TableKind.HIST:
+                return HIST_BUCKETS
+            case TableKind.LHIST:
+                assert self.range is not None
+                return 2 + self.range.buckets
+            case _:
+                return 1
+
+    @property
+    def memory(self) -> int:
+        """How many bytes the entries take when it is full."""
+        return self.capacity * (8 + self.key_size + 8 * self.value_cells)
+
+    def __str__(self) -> str:
+        """Return what stands behind ``table =``."""
+        kind = self.kind.value
+        if self.range is not None:
+            kind += f"({self.range.low}, {self.range.high}, {self.range.step})"
+        parts = [self.name, kind, *map(str, self.keys)]
+        if self.room != ROOM:
+            parts.append(f"room = {self.room}")
+        if self.unit is not Unit.NONE:
+            parts.append(f"unit = {self.unit.value}")
+        return ", ".join(parts)
+
+
+def table_of(operand: object, tables: Sequence[Table]) -> Table | None:
+    """Return the table that an operand names, by its name or its number; None if there is none."""
+    match operand:
+        case int():
+            return tables[operand] if 0 <= operand < len(tables) else None
+        case str():
+            return next((table for table in tables if table.name == operand), None)
+    return None

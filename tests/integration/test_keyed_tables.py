@@ -1,0 +1,107 @@
+"""Keyed tables on a program that knows what they must hold."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from integration.support import TIMEOUT, environment
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from integration.support import Builder
+
+ENGINES = pytest.mark.parametrize("engine", ["ptrace"])
+
+KINDS = """
+name = tallied
+table = counts, count, str[20]
+table = sums, sum, str[20]
+table = least, min, str[20]
+table = largest, max, str[20]
+table = means, avg, str[20]
+table = all, stats, str[20]
+table = powers, hist
+table = steps, lhist(-100, 1000, 50)
+table = few, count, word, room = 3
+offset = event
+    push r, arg1; tally counts
+    push r, arg1; push r, arg0; tally sums
+    push r, arg1; push r, arg0; tally least
+    push r, arg1; push r, arg0; tally largest
+    push r, arg1; push r, arg0; tally means
+    push r, arg1; push r, arg0; tally all
+    push r, arg0; tally powers
+    push r, arg0; tally steps
+    push r, arg0; tally few
+    abort
+"""
+
+
+def run(engine: str, source: Path, *arguments: object) -> tuple[dict[str, list[dict[str, Any]]], list[list[str]]]:
+    """Return the rows of each table, and the lines of the program, split at '|'."""
+    command = [sys.executable, "-m", "dprobes", "run", source, "--engine", engine, "--format", "json", *arguments]
+    done = subprocess.run(
+        [str(word) for word in command], check=False, capture_output=True, text=True, timeout=TIMEOUT, env=environment()
+    )
+    assert done.returncode == 0, done.stderr
+    rows = defaultdict(list)
+    for line in done.stdout.splitlines():
+        row = json.loads(line)
+        rows[row["table"]].append(row)
+    return rows, [line.split("|") for line in done.stderr.splitlines() if "|" in line]
+
+
+def values(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    return {row["keys"][0]: row["value"] for row in rows}
+
+
+@ENGINES
+@pytest.mark.parametrize("threads", [1, 4])
+def test_every_kind_holds_what_the_program_says(engine: str, threads: int, build: Builder, tmp_path: Path) -> None:
+    source = tmp_path / "kinds.rpn"
+    source.write_text(KINDS)
+    count = 20_000 if engine == "ebpf" else 2_000
+    rows, lines = run(engine, source, "--", build("tallied.c", "-pthread"), count, threads)
+    truth = {name[:20]: tuple(map(int, numbers)) for name, *numbers in lines if len(numbers) == 4}
+    assert sum(numbers[0] for numbers in truth.values()) == count
+    assert values(rows["counts"]) == {name: numbers[0] for name, numbers in truth.items()}
+    assert values(rows["sums"]) == {name: numbers[1] for name, numbers in truth.items()}
+    assert values(rows["least"]) == {name: numbers[2] for name, numbers in truth.items()}
+    assert values(rows["largest"]) == {name: numbers[3] for name, numbers in truth.items()}
+    for row in rows["all"]:
+        assert (row["count"], row["sum"], row["min"], row["max"]) == truth[row["keys"][0]]
+    assert {row["keys"][0]: (row["count"], row["sum"]) for row in rows["means"]} == {
+        name: numbers[:2] for name, numbers in truth.items()
+    }
+    (powers,) = rows["powers"]
+    powers_of_truth = {int(power): int(number) for _, power, number in (line for line in lines if line[0] == "bucket")}
+    found = {low.bit_length(): number for low, _, number in powers["buckets"] if low >= 0}
+    assert found == powers_of_truth
+    assert sum(number for *_, number in powers["buckets"]) == count
+    (steps,) = rows["steps"]
+    assert sum(number for *_, number in steps["buckets"]) == count
+    *few, lost = rows["few"]
+    assert len(few) == 3
+    assert sum(row["value"] for row in few) + lost["lost"] == count
+
+
+def test_a_time_and_an_interval(build: Builder, tmp_path: Path) -> None:
+    """The command is still there when the run ends: it is ours to end."""
+    source = tmp_path / "hits.rpn"
+    source.write_text("name = tallied\ntable = hits, count\noffset = event\ntally hits\nabort\n")
+    with subprocess.Popen([build("tallied.c", "-pthread"), "1000000000", "1"], stdout=subprocess.DEVNULL) as target:
+        try:
+            rows, _ = run("ptrace", source, "-p", target.pid, "--interval", "300ms", "--duration", "2s")
+        finally:
+            target.kill()
+    counts = [row["value"] for row in rows["hits"]]
+    assert len(counts) >= 3
+    assert counts == sorted(counts)
+    assert counts[0] > 0

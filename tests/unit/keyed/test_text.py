@@ -1,0 +1,61 @@
+"""Tables as text; what each kind looks like stands in ``cases/tables``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dprobes.keyed.store import TableStore
+from dprobes.keyed.text import table_lines
+from dprobes.rpn.tables import Key, KeyKind, Table, TableKind, Unit
+
+if TYPE_CHECKING:
+    from dprobes.keyed.parts import Names
+
+
+class Named:
+    """Names 0x1000 to 0x1fff."""
+
+    def name_of(self, address: int, pid: int | None) -> str | None:
+        return f"f+{address - 0x1000:#x} of {pid}" if 0x1000 <= address < 0x2000 else None
+
+
+NAMES: Names = Named()
+
+
+def test_only_the_greatest_rows() -> None:
+    store = TableStore(Table("n", TableKind.SUM, (Key(KeyKind.WORD),)))
+    for number in range(5):
+        store.tally(number.to_bytes(8, "little"), 10 * number)
+    assert list(table_lines(store.contents(), rows=2)) == [
+        "@n: 3 rows with smaller values are not shown",
+        "@n[3]: 30",
+        "@n[4]: 40",
+    ]
+
+
+def test_frames_are_named_by_their_calls() -> None:
+    """A return address belongs to the call before it."""
+    store = TableStore(Table("s", TableKind.COUNT, (Key(KeyKind.USER_STACK, 4), Key(KeyKind.ADDRESS))))
+    words = (7, 0x1000, 0x1010, 0x5000, 2, 0x1020)
+    store.tally(b"".join(word.to_bytes(8, "little") for word in words))
+    assert list(table_lines(store.contents(), names=NAMES)) == [
+        "@s[",
+        "    f+0x0 of 7",
+        "    f+0xf of 7",
+        "    0x5000",
+        "    [cut: no unwind table]",
+        ", f+0x20 of None]: 1",
+    ]
+
+
+def test_what_disturbs_a_terminal_is_not_shown() -> None:
+    store = TableStore(Table("s", TableKind.COUNT, (Key(KeyKind.STRING, 8),)))
+    store.tally(b"a\x1b[2J\nb\0")
+    assert list(table_lines(store.contents())) == ["@s[a\\x1b[2J\\nb]: 1"]
+
+
+def test_an_average_has_its_unit() -> None:
+    store = TableStore(Table("t", TableKind.AVG, unit=Unit.NANOSECONDS))
+    store.tally(b"", 1000)
+    store.tally(b"", 2000)
+    assert list(table_lines(store.contents())) == ["@t: 1.5 us"]
