@@ -107,7 +107,8 @@ def command_line(program: Path, output: Path, target: Sequence[str], options: Se
 
 def _with_numbers(line: dict[str, Any]) -> dict[str, Any]:
     """Return a record with its addresses as numbers."""
-    return line | {name: int(line[name], 16) for name in ("ip", "sp") if name in line}
+    is_record = "word_size" in line  # and not what a handler called so
+    return line | {name: int(line[name], 16) for name in ("ip", "sp") if is_record and name in line}
 
 
 def read_result(process: subprocess.Popen[str], output: Path, timeout: float = TIMEOUT) -> Result:

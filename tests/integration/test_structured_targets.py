@@ -47,7 +47,7 @@ def test_a_ctf_trace_has_what_the_records_have(build: Builder, run: Runner, tmp_
     templates = tmp_path / "templates"
     templates.mkdir()
     (templates / "templates.lst").write_text("5 five\n")
-    (templates / "five").write_text('major = 5\nminor = 1\nfmt = "n=%d"\n')
+    (templates / "five").write_text('major = 5\nminor = 1\nfmt = "n=%d"\nminor = 2\nfmt = "memory=%*h"\n')
     options += ["--templates", str(templates)]
     result = run.command(PROGRAM, program, THREADS, CALLS, options=options)
     assert "log target" not in result.stderr
@@ -68,10 +68,8 @@ def _line(record: dict[str, Any]) -> str:
     if record["minor"] == 1:
         payload = {"n": str(record["fields"]["n"])}
     else:
-        (item,) = record["items"]
-        data, memory = bytes.fromhex(record["data"]), bytes.fromhex(item["value"])
-        payload = {"_data_length": str(len(data)), "data": text_of(data)}
-        payload |= {"_memory_length": str(len(memory)), "memory": text_of(memory)}
+        memory = bytes.fromhex(record["fields"]["memory"])
+        payload = {"_memory_length": str(len(memory)), "memory": text_of(memory)}
     packet = {"cpu_id": str(record["cpu"])} if "cpu" in record else {}
     name = "threads:tick:return" if record["minor"] == 2 else "threads:tick"
     scopes = [packet, context, payload] if packet else [context, payload]
@@ -105,9 +103,9 @@ def test_a_perfetto_trace_has_the_calls_of_each_thread(
             ("threads:tick", entry["time"], back["time"], 0) for entry, back in zip(entries, returns, strict=True)
         ]
         for call, entry, back in zip(calls, entries, returns, strict=True):
-            assert call.arguments["data"] == ("string", bytes.fromhex(entry["data"]).hex(" "))
+            assert call.arguments["arg0"] == ("uint", entry["fields"]["arg0"])
             assert call.arguments["record"]["ip"] == ("pointer", entry["ip"])
-            assert call.returned["return"]["memory"] == ("string", bytes.fromhex(back["items"][0]["value"]).hex(" "))
+            assert [byte for _, byte in call.returned["return"]["sp"]] == back["fields"]["sp"]
         assert trace.tracks[thread]["name"] == "threads"
 
 

@@ -89,18 +89,18 @@ def formatter(
 def _with_templates(
     name: str, wall_offset: int, source: RecordSource | None, symboliser: AddressSymboliser, *, host: str
 ) -> Formatter:
-    from dprobes.formatters.templates.collection import templates_of
+    from dprobes.formatters.templates.program import ProgramTemplates
 
-    templates = templates_of(source.templates if source is not None else {})
+    templates = ProgramTemplates.of_source(source)
     program = source.name if source is not None else ""
     if name == "json":
         from dprobes.formatters.json import JsonFormatter
 
-        return JsonFormatter(wall_offset, templates, program, host)
+        return JsonFormatter(wall_offset, templates, symboliser, program, host)
     if name == "csv":
         from dprobes.formatters.csv import CsvFormatter
 
         return CsvFormatter(wall_offset, templates, symboliser, program, host)
     from dprobes.formatters.templated import TextFormatter
 
-    return TextFormatter(wall_offset, templates, symboliser)
+    return TextFormatter(wall_offset, templates.written, symboliser)

@@ -2,8 +2,8 @@
 CSV as RFC 4180 has it: a heading, then one line for each record.
 
 The columns are ``COLUMNS``, most of which JSON lines have, too, with the same values: addresses are hexadecimal.
-``stack_trace`` and ``at_return`` are 1 or empty, and ``text`` is what the template says, which may have several lines.
-What a record lacks is empty.
+``stack_trace`` and ``at_return`` are 1 or empty, and ``text`` is what the template says, which may have several lines,
+or without one the values by the names that the handler tells. What a record lacks is empty.
 """
 
 from __future__ import annotations
@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING
 
 from dprobes.escapes import escaped
 from dprobes.formatters.json import PLACES_MAX, address_text
-from dprobes.formatters.templated import template_of
 from dprobes.formatters.templates.renderer import render
 from dprobes.formatters.walltime import wall_time
 from dprobes.record.codec import decode_record
 
 if TYPE_CHECKING:
     from dprobes.formatters.addressnames import Symboliser
-    from dprobes.formatters.templates.collection import TemplateFinder
+    from dprobes.formatters.templates.program import ProgramTemplates
     from dprobes.record.layout import LogRecord
     from dprobes.record.probeinfo import Place
 
@@ -41,7 +40,7 @@ class CsvFormatter:
     def __init__(
         self,
         wall_offset: int,
-        templates: TemplateFinder,
+        templates: ProgramTemplates,
         symboliser: Symboliser | None = None,
         program: str = "",
         host: str = "",
@@ -56,7 +55,7 @@ class CsvFormatter:
 
     def __call__(self, record: LogRecord, place: Place) -> str:
         """Return the text of a record."""
-        template = template_of(self._templates, record)
+        template = self._templates.of(record)
         text = ""
         if template is not None:
             text = render(template, record, place, wall_offset=self.wall_offset, symboliser=self._symboliser)

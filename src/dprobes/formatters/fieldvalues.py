@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from dprobes.errors import FormatError
 from dprobes.escapes import escaped
-from dprobes.formatters.templated import template_of
-from dprobes.formatters.templates.collection import templates_of
 from dprobes.formatters.templates.fields import FieldKind, decode_fields, fields_of
+from dprobes.formatters.templates.program import ProgramTemplates
 from dprobes.record.layout import Item
 
 if TYPE_CHECKING:
@@ -62,14 +62,14 @@ class FieldValues:
     Find fields in the records of one program.
 
     A name is one of HEADER_FIELDS, ``word_size``, ``stack_trace`` (1 or 0), ``host``, ``program``, ``module``,
-    ``symbol``, ``function``, a field of a template, ``word0`` (the first word of the data), or ``item0`` (the first
-    item, where the data describes itself). ``host`` is the name of the machine that the records are of.
+    ``symbol``, ``function``, a field of a template, be it written or derived from the handler, ``word0`` (the first
+    word of the data), or ``item0`` (the first item, where the data describes itself). ``host`` is the name of the
+    machine that the records are of.
     """
 
     def __init__(self, source: RecordSource, host: str = "") -> None:
         self._program, self._host = source.name, host
-        self._templates = templates_of(source.templates)
-        self._names: dict[tuple[int, int, int], tuple[str, ...]] = {}
+        self._templates = ProgramTemplates.of_source(source)
 
     def check(self, name: str, *, is_number: bool = False) -> None:
         """
@@ -109,7 +109,7 @@ class FieldValues:
             return value
         if name in _PLACES:
             return (place.routine if name == "function" else str(getattr(place, name))) or None
-        template = template_of(self._templates, record)
+        template = self._templates.of(record)
         if template is not None and name in (names := self._names_of(template, record)):
             return decode_fields(template, record).values[names.index(name)]
         if (numbered := _NUMBERED.match(name)) is not None:
@@ -127,7 +127,7 @@ class FieldValues:
 
     def data(self, record: LogRecord) -> dict[str, Value]:
         """Return what is in the data of a record: the fields of its template, its items, or its first words."""
-        template = template_of(self._templates, record)
+        template = self._templates.of(record)
         if template is not None:
             return dict(zip(self._names_of(template, record), decode_fields(template, record).values, strict=True))
         items = record.items()
@@ -135,11 +135,14 @@ class FieldValues:
         kind = "item" if items else "word"
         return {f"{kind}{n}": _numbered(record, kind, n) for n in range(count)}
 
-    def _names_of(self, template: Template, record: LogRecord) -> tuple[str, ...]:
-        key = (record.major or 0, record.minor or 0, record.word_size)
-        if (names := self._names.get(key)) is None:
-            names = self._names[key] = tuple(field.name for field in fields_of(template, record.word_size))
-        return names
+    @staticmethod
+    def _names_of(template: Template, record: LogRecord) -> tuple[str, ...]:
+        return _names_of(template, record.word_size)
+
+
+@lru_cache(maxsize=1024)
+def _names_of(template: Template, word_size: int) -> tuple[str, ...]:
+    return tuple(field.name for field in fields_of(template, word_size))
 
 
 def shown(value: Value) -> str:

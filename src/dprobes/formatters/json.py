@@ -10,9 +10,11 @@ decimal. Names are the same strings in all formats, with escapes for what cannot
 return; ``placed`` (a file offset) is there where the breakpoint is not at the place that was written.
 
 Of data that has a template ``desc`` is its description, ``fields`` has the values by their names, and ``rest``, in
-hexadecimal, what is in none of them. A field may be null, if the data ended before it, or ``{"fault": address}``,
-``{"selector_fault": selector}``. Else ``items`` is there where the data describes itself: a list of
-``{"type": ..., "value": ...}``. A stack trace has ``"stack_trace": true``.
+hexadecimal, what is in none of them. Without a template, names are those that are derived from what the handler logged.
+An address of code (``%a``, ``%k``) is ``{"address": ..., "name": ...}``, without a name where nobody knows one, and
+``{"end": ...}`` says why a stack ends early. A field may be null, if the data ended before it, or
+``{"fault": address}``, ``{"selector_fault": selector}``. Where nothing names the data, ``items`` is there if it
+describes itself: a list of ``{"type": ..., "value": ...}``. A stack trace has ``"stack_trace": true``.
 """
 
 from __future__ import annotations
@@ -20,18 +22,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dprobes.escapes import escaped, json_text
-from dprobes.formatters.templated import template_of
 from dprobes.formatters.templates.extraction import placeholders
 from dprobes.formatters.templates.fields import Fault, FieldKind, decode_fields, fields_of
 from dprobes.formatters.templates.model import Conversion
+from dprobes.formatters.templates.renderer import STACK_ENDS
 from dprobes.formatters.walltime import wall_time
 from dprobes.record.codec import decode_record
 from dprobes.record.items import LogItem, split_items
+from dprobes.rpn.isa import StackEnd
 
 if TYPE_CHECKING:
-    from dprobes.formatters.templates.collection import TemplateFinder
+    from dprobes.formatters.addressnames import Symboliser
     from dprobes.formatters.templates.fields import Field, Value
     from dprobes.formatters.templates.model import Template
+    from dprobes.formatters.templates.program import ProgramTemplates
     from dprobes.record.layout import LogRecord
     from dprobes.record.probeinfo import Place
 
@@ -70,9 +74,17 @@ class JsonFormatter:
 
     heading = ""
 
-    def __init__(self, wall_offset: int, templates: TemplateFinder, program: str = "", host: str = "") -> None:
+    def __init__(
+        self,
+        wall_offset: int,
+        templates: ProgramTemplates,
+        symboliser: Symboliser | None = None,
+        program: str = "",
+        host: str = "",
+    ) -> None:
         self.wall_offset = wall_offset
         self._templates = templates
+        self._symboliser = symboliser
         self._program = escaped(program) or None
         self._host = escaped(host) or None
         self._known: dict[Place, dict[str, Any]] = {}
@@ -100,8 +112,8 @@ class JsonFormatter:
         line["data"] = record.data.hex()
         if record.is_stack_trace:
             line["stack_trace"] = True
-        elif (template := template_of(self._templates, record)) is not None:
-            line |= _data(template, record)
+        elif (template := self._templates.of(record)) is not None:
+            line |= self._data(template, record, place)
         elif (items := split_items(record.data, record.word_size, record.byte_order)) is not None:
             line["items"] = [_item(item) for item in items]
         return json_text({key: value for key, value in line.items() if value is not None})
@@ -125,19 +137,43 @@ class JsonFormatter:
         """Return the text of an encoded record."""
         return self(decode_record(record), place)
 
+    def _data(self, template: Template, record: LogRecord, place: Place) -> dict[str, Any]:
+        decoded = decode_fields(template, record)
+        values: dict[str, Any] = {}
+        for field, value, part in zip(
+            fields_of(template, record.word_size), decoded.values, placeholders(template), strict=True
+        ):
+            if part.conversion is Conversion.REST and part.is_item and isinstance(value, bytes):
+                items = split_items(value, record.word_size, record.byte_order) or ()
+                values[field.name] = [_item(item) for item in items]
+            elif part.conversion is Conversion.ADDRESS and isinstance(value, int):
+                values[field.name] = self._code(value, record, place)
+            elif part.conversion is Conversion.ADDRESS and isinstance(value, tuple):
+                values[field.name] = [self._code(each, record, place) for each in value]
+            elif part.conversion is Conversion.STACK and isinstance(value, tuple):
+                values[field.name] = [self._frame(n, each, record, place) for n, each in enumerate(value)]
+            else:
+                values[field.name] = _value(field, value)
+        return {
+            "desc": template.desc or None,
+            "fields": values,
+            "rest": decoded.rest.hex() or None,
+        }
 
-def _data(template: Template, record: LogRecord) -> dict[str, Any]:
-    decoded = decode_fields(template, record)
-    fields = fields_of(template, record.word_size)
-    values = {field.name: _value(field, value) for field, value in zip(fields, decoded.values, strict=True)}
-    for field, value, part in zip(fields, decoded.values, placeholders(template), strict=True):
-        if part.conversion is Conversion.REST and part.is_item and isinstance(value, bytes):
-            values[field.name] = [_item(item) for item in split_items(value, record.word_size, record.byte_order) or ()]
-    return {
-        "desc": template.desc or None,
-        "fields": values,
-        "rest": decoded.rest.hex() or None,
-    }
+    def _code(self, address: int, record: LogRecord, place: Place) -> dict[str, Any]:
+        """Return an address of code with its name, as far as that is known."""
+        name = self._symboliser.name_of(address, record, place) if self._symboliser is not None and address else None
+        return {"address": address_text(address)} | ({} if name is None else {"name": escaped(name)})
+
+    def _frame(self, number: int, address: int, record: LogRecord, place: Place) -> dict[str, Any]:
+        """Return a frame of a call stack; a return address may be that of the next function: the call is before it."""
+        if not number:
+            return self._code(address, record, place)
+        if address in STACK_ENDS:
+            return {"end": STACK_ENDS[StackEnd(address)]}
+        found = self._symboliser.code_name(address - 1, record, place) if self._symboliser is not None else None
+        name = {} if found is None else {"name": escaped(found._replace(distance=found.distance + 1).text)}
+        return {"address": address_text(address)} | name
 
 
 def _value(field: Field, value: Value) -> Any:

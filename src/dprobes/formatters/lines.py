@@ -22,12 +22,10 @@ from dprobes.record.codec import decode_record, flag_word
 from dprobes.record.layout import PROCESS_NAME_MAX, Item, header_struct
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from dprobes.formatters.addressnames import Symboliser
-    from dprobes.formatters.templates import Templates
     from dprobes.formatters.templates.compiled import Compiled
     from dprobes.formatters.templates.model import Template
+    from dprobes.formatters.templates.program import ProgramTemplates
     from dprobes.formatters.terminalcolumns import TerminalColumns
     from dprobes.record.layout import ByteOrder, LogRecord
     from dprobes.record.origin import RecordSource
@@ -93,7 +91,9 @@ class LineFormatter:
 
     def __call__(self, record: LogRecord, place: Place) -> str:
         """Return the text of a record."""
-        written = None if record.is_stack_trace else self._written.find(record.major or 0, record.minor or 0)
+        written = None
+        if not record.is_stack_trace:
+            written = self._templates.written.find(record.major or 0, record.minor or 0)
         says = _header_items(written) if written is not None else frozenset()
         parts = []
         if record.time is not None and "time" not in says:
@@ -106,7 +106,7 @@ class LineFormatter:
         extra = [(name, form, value) for name, form in _EXTRA if (value := getattr(record, name)) is not None]
         if not self._is_brief or len(extra) < len(_EXTRA):
             parts += [form.format(value) for name, form, value in extra if name not in says]
-        return _line(parts, self._text(record, place, written or self._derived_of(record)))
+        return _line(parts, self._text(record, place, written or self._templates.of(record)))
 
     def encoded(self, record: bytes, place: Place) -> str:
         """Return the text of an encoded record."""
@@ -133,20 +133,10 @@ class LineFormatter:
         return self(decode_record(record), place)
 
     @cached_property
-    def _written(self) -> Templates:
-        from dprobes.formatters.templates.collection import templates_of
+    def _templates(self) -> ProgramTemplates:
+        from dprobes.formatters.templates.program import ProgramTemplates
 
-        return templates_of(self._source.templates if self._source is not None else {})
-
-    @cached_property
-    def _derived(self) -> dict[int, Mapping[int, Template]]:
-        """Templates for records without a written one, by the size of a word and the minor code."""
-        from dprobes.formatters.templates.collection import templates_in
-
-        if self._source is None:
-            return {}
-        major = self._source.major
-        return {size: templates_in(text, major) for size, text in self._source.derived.items()}
+        return ProgramTemplates.of_source(self._source)
 
     @cached_property
     def _symboliser(self) -> Symboliser:
@@ -156,19 +146,6 @@ class LineFormatter:
 
     def _shown(self, column: str, text: str) -> str:
         return text if self._columns is None else self._columns.shown(column, text)
-
-    def _derived_of(self, record: LogRecord) -> Template | None:
-        """Return the derived template of a record; None if there is none, or its handler ended too early for it."""
-        from dprobes.formatters.templates.extraction import fits
-
-        if record.is_stack_trace:
-            return None
-        template = self._find_derived(record.word_size, record.major or 0, record.minor or 0)
-        return template if template is not None and fits(template, record) else None
-
-    def _find_derived(self, word_size: int, major: int, minor: int) -> Template | None:
-        template = self._derived.get(word_size, {}).get(minor)
-        return template if template is not None and template.major == major else None
 
     def _text(self, record: LogRecord, place: Place, template: Template | None) -> str:
         if record.is_stack_trace:
@@ -201,8 +178,8 @@ class LineFormatter:
         if len(begin) == _CODES_END and flags & _CODES == _CODES and not flags & ~(_CODES | _SHORT):
             _, major, minor = struct.unpack("<III" if byte_order == "little" else ">III", begin)
             word_size = 8 if flags & Item.WIDE else 4
-            written = self._written.find(major, minor)
-            template = written or self._find_derived(word_size, major, minor)
+            written = self._templates.written.find(major, minor)
+            template = written or self._templates.derived(word_size, major, minor)
             data = compiled_of(template, word_size, byte_order) if template is not None else None
             if template is None or data is not None:
                 way = _ShortWay(

@@ -5,15 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.escapes import escaped
-from dprobes.formatters.templated import template_of
-from dprobes.formatters.templates.collection import templates_of
 from dprobes.formatters.templates.fields import Fault, FieldKind, decode_fields, fields_of
+from dprobes.formatters.templates.program import ProgramTemplates
 from dprobes.record.codec import decode_record
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dprobes.formatters.templates import Template, Templates
+    from dprobes.formatters.templates import Template
     from dprobes.formatters.templates.fields import Field, Value
     from dprobes.record.layout import LogRecord
     from dprobes.record.origin import RecordSource
@@ -26,7 +25,7 @@ _ADDRESSES = ("cs", "ip", "ss", "sp")
 
 
 class KnownRecord(NamedTuple):
-    """Hold a record, the items of its header as strings, and the fields that its template names."""
+    """Hold a record, the items of its header as strings, and the fields that its template or its handler names."""
 
     record: LogRecord
     items: Sequence[tuple[str, str]]
@@ -37,12 +36,12 @@ class FieldReader:
     """Read the records of programs with their templates."""
 
     def __init__(self) -> None:
-        self._templates: dict[int, Templates] = {}
+        self._templates: dict[int, ProgramTemplates] = {}
         self._fields: dict[tuple[Template, int], tuple[Field, ...]] = {}
 
     def create_event(self, source: RecordSource) -> None:
         """Know a program, or more of it."""
-        self._templates[source.number] = templates_of(source.templates)
+        self._templates[source.number] = ProgramTemplates.of_source(source)
 
     def destroy_event(self, source: RecordSource) -> None:
         """Forget a program."""
@@ -52,7 +51,7 @@ class FieldReader:
     def read(self, source: RecordSource, data: bytes, place: Place) -> KnownRecord:
         """Return what is known of a record; raise ``FormatError`` if it is none."""
         record = decode_record(data, place)
-        template = template_of(self._templates[source.number], record)
+        template = self._templates[source.number].of(record)
         fields: Sequence[tuple[Field, Value]] = ()
         if template is not None:
             values = decode_fields(template, record).values

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from dprobes.errors import FormatError
 from dprobes.escapes import escaped
-from dprobes.formatters.templates import Templates
 from dprobes.formatters.templates.fields import Fault, FieldKind, decode_fields
+from dprobes.formatters.templates.program import ProgramTemplates
 from dprobes.lazydataclass import dataclass
 from dprobes.record.codec import decode_record
 from dprobes.record.items import split_items
@@ -123,7 +123,7 @@ class _Program:
         self.name = _clean([program.name])[0] or ""
         self.source = program.source
         self._program = program
-        self._templates = Templates.from_files(program.source.templates)
+        self._templates = ProgramTemplates.of_source(program.source)
         self._before = before  # described otherwise, and with rows of its own
         self._rows: dict[tuple[int | None, int | None], _Rows] = {}
 

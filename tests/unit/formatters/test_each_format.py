@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import struct
 
 import pytest
 from hypothesis import given
@@ -92,13 +93,49 @@ def test_json_and_csv_name_the_program_and_the_machine() -> None:
         assert "None" not in formatter(name, wall_offset=0)(NARROW, place)
 
 
+DERIVED = RecordSource(
+    1,
+    "numbers",
+    "libc.so.6",
+    1,
+    derived={
+        8: 'major = 1\nminor = 9\nfmt = "arg0=%nv *(8+arg1)=%nv name=\\"%*s\\""\nfmt = "%*k"\n',
+        4: 'major = 1\nminor = 9\nfmt = "arg0=%nv"\n',
+    },
+)
+
+
+def test_what_a_handler_tells_names_its_data() -> None:
+    stack = struct.pack("<BHQQQ", 10, 3, 0x401000, 0x401234, 6)
+    data = struct.pack("<QQ", 5, 1 << 60) + b"\1\2\0ab" + stack
+    record = LogRecord(major=1, minor=9, data=data)
+    fields = json.loads(formatter("json", wall_offset=0, source=DERIVED)(record, PLACE))["fields"]
+    assert fields == {
+        "arg0": 5,
+        "at_8_arg1": str(1 << 60),
+        "name": "ab",
+        "stack": [
+            {"address": "0x401000"},
+            {"address": "0x401234"},
+            {"end": "the process had ended before its stack was followed"},
+        ],
+    }
+    text = formatter("csv", wall_offset=0, source=DERIVED)(record, PLACE)
+    assert 'arg0=5 *(8+arg1)=0x1000000000000000 name=""ab""\n0x401000' in text
+    short = record._replace(data=data[:8])  # an exception has ended the handler
+    assert "fields" not in json.loads(formatter("json", wall_offset=0, source=DERIVED)(short, PLACE))
+    narrow = record._replace(data=struct.pack("<I", 7), word_size=4)
+    assert json.loads(formatter("json", wall_offset=0, source=DERIVED)(narrow, PLACE))["fields"] == {"arg0": 7}
+
+
 def test_json_has_numbers_only_as_far_as_all_readers_keep_them() -> None:
     most = (1 << 53) - 1
     data = b"".join(number.to_bytes(8, "little", signed=True) for number in (most, most + 1, -most, -most - 1))
     record = LogRecord(major=1, minor=6, ip=0xFFFF_FFFF_8123_4567, time=1 << 60, data=data + b"\1" * 8)
     line = json.loads(formatter("json", wall_offset=0, source=NUMBERS)(record, PLACE))
     assert line["fields"] == {
-        "a": most, "b": "9007199254740992", "c": -most, "d": "-9007199254740992", "to": "0x101010101010101",
+        "a": most, "b": "9007199254740992", "c": -most, "d": "-9007199254740992",
+        "to": {"address": "0x101010101010101"},
     }  # fmt: skip
     assert line["ip"] == "0xffffffff81234567"
     assert line["time"] == 1 << 60  # one type for all, whatever the uptime is

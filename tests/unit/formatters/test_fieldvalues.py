@@ -30,6 +30,17 @@ def item(token: Token, body: bytes) -> bytes:
 RECORD = LogRecord(major=1, minor=2, pid=42, process_name="ls", data=struct.pack("<q", -3) + item(Token.STRING, b"/x"))
 
 
+def test_fields_are_called_as_the_handler_tells() -> None:
+    derived = dict.fromkeys((4, 8), 'major = 1\nminor = 2\nfmt = "arg0=%nd *arg1=%nv"\n')
+    values = FieldValues(RecordSource(1, "app", "app", 1, derived=derived))
+    record = LogRecord(major=1, minor=2, data=struct.pack("<qQ", -3, 7))
+    assert [values.find(record, PLACE, name) for name in ("arg0", "at_arg1", "word1")] == [-3, 7, 7]
+    assert values.data(record) == {"arg0": -3, "at_arg1": 7}
+    values.check("at_arg1", is_number=True)
+    short = record._replace(data=b"\1" * 8)
+    assert (values.find(short, PLACE, "arg0"), values.find(short, PLACE, "word0")) == (None, 0x0101010101010101)
+
+
 def test_header_items_and_the_place() -> None:
     found = {name: PLAIN.find(RECORD, PLACE, name) for name in ("pid", "name", "uid", "module", "symbol", "function")}
     assert found == {

@@ -1,8 +1,8 @@
 """
 The data of a template's records as named, typed fields, for formats that have columns or types.
 
-Names come from the text before a place-holder: ``pid=%d`` is ``pid``. Fields are in the order of the place-holders, and
-there is one for each, but not for header items and skipped bytes.
+Names come from the text before a place-holder: ``pid=%d`` is ``pid``, ``*arg0=%nv`` is ``at_arg0``. Fields are in the
+order of the place-holders, and there is one for each, but not for header items and skipped bytes.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 __all__ = ["Decoded", "Fault", "Field", "FieldKind", "Value", "decode_fields", "fields_of"]
 
 _NAME = re.compile(r"(?<!\w)([A-Za-z_][A-Za-z0-9_]*)[\s\"'(\[{<]*[=:]?[\s\"'(\[{<]*(?:0[xX])?\Z")
+_EXPRESSION = re.compile(r"(?:^|\s)(?P<what>[^\s=]*[^\w\s=.][^\s=]*|\w+(?:\.\w+)+)=[\"']?\Z")
+"""What a derived template calls the content of memory, or a value that was worked out: ``*(8+arg0)=``."""
 _NAME_MAX = 64
 _NAME_REACH = 100
 """How many characters before a place-holder its name is looked for in."""
@@ -98,14 +100,26 @@ def fields_of(template: Template, word_size: int) -> tuple[Field, ...]:
         kind, base = _KINDS[placeholder.conversion]
         size = word_size if placeholder.size is None else placeholder.size
         is_array = placeholder.is_item and size > 0
-        match = _NAME.search(before[-_NAME_REACH:])
-        name = match.group(1)[:_NAME_MAX] if match is not None else f"arg{len(fields)}"
+        unnamed = "stack" if placeholder.conversion is Conversion.STACK else f"arg{len(fields)}"
+        name = _name_in(before[-_NAME_REACH:]) or unnamed
         unique, number = name, 2
         while unique in taken:
             unique, number = f"{name}_{number}", number + 1
         taken.add(unique)
         fields.append(Field(unique, kind, size, base, is_array))
     return tuple(fields)
+
+
+def _name_in(before: str) -> str:
+    """Return the name of what comes behind a text: ``*(8+arg0)=`` gives ``at_8_arg0``; nothing if there is none."""
+    if (expression := _EXPRESSION.search(before)) is not None:
+        words = expression["what"].replace("*", " at ").replace("~", " not ").replace("-", " minus ")
+        name = "_".join(re.findall(r"\w+", words))
+        if name and not name[0].isdigit():
+            return name[:_NAME_MAX]
+        return f"value_{name}"[:_NAME_MAX] if name else ""
+    match = _NAME.search(before)
+    return match.group(1)[:_NAME_MAX] if match is not None else ""
 
 
 def _with_text_before(template: Template) -> Iterator[tuple[Placeholder, str]]:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from dprobes.record.layout import LogRecord
     from dprobes.record.probeinfo import Place
 
-__all__ = ["render"]
+__all__ = ["STACK_ENDS", "render"]
 
 _NANOSECONDS = 1_000_000_000
 _UNICODE_MAX = 0x10FFFF
@@ -190,7 +190,7 @@ def _dump(taken: Taken) -> str:
     return text + _remarks(taken)
 
 
-_ENDS = {
+STACK_ENDS = {
     StackEnd.NO_TABLE: "no unwind table goes on from here",
     StackEnd.BAD_TABLE: "the unwind table cannot be understood here",
     StackEnd.UNREADABLE: "the stack cannot be read here",
@@ -198,13 +198,14 @@ _ENDS = {
     StackEnd.GONE: "the process had ended before its stack was followed",
     StackEnd.NO_COPY: "there was no room for a copy of the stack",
 }
+"""What to say of a stack that could not be followed to its end."""
 
 
 def _stack(taken: Taken, names: _Names) -> str:
     """Return the frames of a call stack, a line for each."""
     frames = taken.value if isinstance(taken.value, tuple) else ()
     lines = [names.of(each) for each in frames[:1]]
-    lines += [f"<{_ENDS[StackEnd(each)]}>" if each in _ENDS else names.of_caller(each) for each in frames[1:]]
+    lines += [f"<{STACK_ENDS[StackEnd(each)]}>" if each in STACK_ENDS else names.of_caller(each) for each in frames[1:]]
     if isinstance(taken.value, Fault):
         lines.append(str(taken.value))
     if remarks := _remarks(taken):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dprobes.errors import FormatError, SinkError, reason_of
-from dprobes.formatters.templates import Templates
+from dprobes.formatters.templates.program import ProgramTemplates
 from dprobes.lazydataclass import dataclass
 from dprobes.record.codec import decode_record
 from dprobes.record.layout import LogRecord
@@ -44,7 +44,7 @@ def open(argument: str, options: SinkOptions) -> Sink:  # noqa: A001 - the name 
 @dataclass(slots=True)
 class _Program:
     source: RecordSource
-    templates: Templates
+    templates: ProgramTemplates
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +82,9 @@ class CtfSink:
     def create_event(self, source: RecordSource) -> None:
         """Know a program; what its templates say of records holds from now on."""
         known = self._programs.get(source.number)
-        if known is None or known.source.templates != source.templates:
+        if known is None or (known.source.templates, known.source.derived) != (source.templates, source.derived):
             self._forget_kinds(source.number)
-            known = self._programs[source.number] = _Program(source, Templates.from_files(source.templates))
+            known = self._programs[source.number] = _Program(source, ProgramTemplates.of_source(source))
         known.source = source
         if self._trace is not None:
             self._trace.describe(source)

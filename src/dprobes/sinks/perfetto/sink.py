@@ -12,7 +12,7 @@ import time
 from typing import TYPE_CHECKING
 
 from dprobes.errors import FormatError, SinkError
-from dprobes.formatters.templates import Templates
+from dprobes.formatters.templates.program import ProgramTemplates
 from dprobes.lazydataclass import dataclass
 from dprobes.record.codec import decode_record
 from dprobes.record.layout import LogRecord
@@ -45,7 +45,7 @@ def open(argument: str, options: SinkOptions) -> Sink:  # noqa: A001, ARG001 - t
 @dataclass(slots=True)
 class _Program:
     source: RecordSource
-    templates: Templates
+    templates: ProgramTemplates
     readers: dict[tuple[int, int, int], ArgumentReader]
     """By major code, minor code and word size."""
     calls: dict[tuple[int, int], CallStack]
@@ -67,9 +67,9 @@ class PerfettoSink:
         """Know a program; what its templates say of records holds from now on."""
         known = self._programs.get(source.number)
         if known is None:
-            self._programs[source.number] = _Program(source, Templates.from_files(source.templates), {}, {})
-        elif known.source.templates != source.templates:
-            known.templates, known.readers = Templates.from_files(source.templates), {}
+            self._programs[source.number] = _Program(source, ProgramTemplates.of_source(source), {}, {})
+        elif (known.source.templates, known.source.derived) != (source.templates, source.derived):
+            known.templates, known.readers = ProgramTemplates.of_source(source), {}
             known.source = source
 
     def log_events(self, batch: Batch) -> None:

@@ -30,6 +30,9 @@ def names(fmt: str) -> list[str]:
         ("wait[%d]", ["wait"]),
         ("(%d)", ["arg0"]),
         ("rest: %r", ["rest"]),
+        ("*arg0=%d *(8+arg1)=%d ~arg0&lv1=%d", ["at_arg0", "at_8_arg1", "not_arg0_lv1"]),
+        ("a=%d r-1=%d next.pid=%d 0-r=%d", ["a", "r_minus_1", "next_pid", "value_0_minus_r"]),
+        ("%*k %*k", ["stack", "stack_2"]),
         ("n=" + "a" * 200 + "=%d", ["a" * 64]),
     ],
 )
