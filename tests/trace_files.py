@@ -10,7 +10,7 @@ from dprobes.trace.frames import VERSION, FrameKind, json_frame, records_frame
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from dprobes.trace.content import RecordBlock
+    from dprobes.trace.packedblock import Block
 
 WALL_OFFSET = 1_700_000_000_000_000_000
 
@@ -46,7 +46,7 @@ def clock(wall_offset: int) -> bytes:
 Seen = tuple[str, object, object, object]
 
 
-def seen(found: Iterable[TraceRecord | RecordBlock | LostRecords]) -> list[Seen]:
+def seen(found: Iterable[TraceRecord | Block | LostRecords]) -> list[Seen]:
     """Return what was read as plain data."""
     result: list[Seen] = []
     for each in found:

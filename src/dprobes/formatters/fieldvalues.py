@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from dprobes.record.origin import RecordSource
     from dprobes.record.probeinfo import Place
 
-__all__ = ["HEADER_FIELDS", "FieldValues", "shown"]
+__all__ = ["HEADER_FIELDS", "NUMBERED", "PLACE_FIELDS", "FieldValues", "names_of", "shown", "text_of"]
 
 HEADER_FIELDS = {
     "major": Item.MAJOR,
@@ -41,7 +41,7 @@ HEADER_FIELDS = {
 """The header items by name, as in JSON lines."""
 
 _TEXTS = ("name", "host", "program", "module", "symbol", "function")
-_PLACES = ("module", "symbol", "function")
+PLACE_FIELDS = ("module", "symbol", "function")
 _OTHERS = ("word_size", "stack_trace", "host", "program")
 """What else is known of a record, as in JSON lines and conditions, unless a template has a field of that name."""
 
@@ -49,7 +49,7 @@ _ADDRESSES = ("ip", "sp")
 
 _NO_NUMBERS = (FieldKind.STRING, FieldKind.BYTES)
 
-_NUMBERED = re.compile(r"(word|item)(\d{1,4})\Z")
+NUMBERED = re.compile(r"(word|item)(\d{1,4})\Z")
 
 _TEXT_MAX = 200
 
@@ -78,8 +78,8 @@ class FieldValues:
         With ``is_number`` it must not be one that is a text in all records.
         """
         fields = [*self._template_fields()]
-        known = [*HEADER_FIELDS, *_PLACES, *_OTHERS, *dict.fromkeys(field.name for field in fields)]
-        if name in known or _NUMBERED.match(name):
+        known = [*HEADER_FIELDS, *PLACE_FIELDS, *_OTHERS, *dict.fromkeys(field.name for field in fields)]
+        if name in known or NUMBERED.match(name):
             mine = [field for field in fields if field.name == name]
             is_text = all(field.kind in _NO_NUMBERS for field in mine) if mine else name in _TEXTS
             if is_number and is_text:
@@ -99,50 +99,61 @@ class FieldValues:
 
     def text(self, record: LogRecord, place: Place, name: str) -> str:
         """Return the value of a field for people, on one line."""
-        value = self.find(record, place, name)
-        return f"{value:#x}" if name in _ADDRESSES and isinstance(value, int) else shown(value)
+        return text_of(name, self.find(record, place, name))
 
     def find(self, record: LogRecord, place: Place, name: str) -> Value:
         """Return the value of a field; None if this record has none of that name."""
         if name in HEADER_FIELDS:
             value: Value = getattr(record, "process_name" if name == "name" else name)
             return value
-        if name in _PLACES:
-            return (place.routine if name == "function" else str(getattr(place, name))) or None
+        if name in PLACE_FIELDS:
+            return self.of_place(place, name)
         template = self._templates.of(record)
-        if template is not None and name in (names := self._names_of(template, record)):
+        if template is not None and name in (names := names_of(template, record.word_size)):
             return decode_fields(template, record).values[names.index(name)]
-        if (numbered := _NUMBERED.match(name)) is not None:
+        if (numbered := NUMBERED.match(name)) is not None:
             return _numbered(record, numbered[1], int(numbered[2]))
         match name:
             case "word_size":
                 return record.word_size
             case "stack_trace":
                 return int(record.is_stack_trace)
-            case "host":
-                return self._host or None
-            case "program":
-                return self._program
-        return None
+        return self.of_program(name)
+
+    @staticmethod
+    def of_place(place: Place, name: str) -> str | None:
+        """Return a field of PLACE_FIELDS."""
+        return (place.routine if name == "function" else str(getattr(place, name))) or None
+
+    def of_program(self, name: str) -> str | None:
+        """Return the value that a field has in all records of the program."""
+        return {"host": self._host or None, "program": self._program}.get(name)
+
+    @property
+    def templates(self) -> ProgramTemplates:
+        """The templates of the program."""
+        return self._templates
 
     def data(self, record: LogRecord) -> dict[str, Value]:
         """Return what is in the data of a record: the fields of its template, its items, or its first words."""
         template = self._templates.of(record)
         if template is not None:
-            return dict(zip(self._names_of(template, record), decode_fields(template, record).values, strict=True))
+            return dict(zip(names_of(template, record.word_size), decode_fields(template, record).values, strict=True))
         items = record.items()
         count = len(items) or min(len(record.data) // record.word_size, _SHOWN)
         kind = "item" if items else "word"
         return {f"{kind}{n}": _numbered(record, kind, n) for n in range(count)}
 
-    @staticmethod
-    def _names_of(template: Template, record: LogRecord) -> tuple[str, ...]:
-        return _names_of(template, record.word_size)
-
 
 @lru_cache(maxsize=1024)
-def _names_of(template: Template, word_size: int) -> tuple[str, ...]:
+def names_of(template: Template, word_size: int) -> tuple[str, ...]:
+    """Return the names of the fields of a template."""
     return tuple(field.name for field in fields_of(template, word_size))
+
+
+def text_of(name: str, value: Value) -> str:
+    """Return the value of a field for people, on one line."""
+    return f"{value:#x}" if name in _ADDRESSES and isinstance(value, int) else shown(value)
 
 
 def shown(value: Value) -> str:

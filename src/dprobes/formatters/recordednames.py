@@ -18,6 +18,7 @@ from dprobes.formatters.templates.model import Conversion
 from dprobes.record.codec import decode_record, flag_word
 from dprobes.record.items import KERNEL_STACK, USER_STACK
 from dprobes.record.layout import Item
+from dprobes.record.packed import PROBE_SIZE, PackedBytes, PackedPlaces
 from dprobes.rpn.isa import StackEnd
 
 if TYPE_CHECKING:
@@ -69,8 +70,8 @@ class RecordedNames:
 
     def located(self, records: Sequence[bytes], places: Iterable[Place]) -> list[LocatedCode]:
         """Return where the addresses in records are that can be located; most programs have none."""
-        ways = {begin: self._way(begin) for begin in {record[:_CODES_END] for record in records}}
-        odd = {id(place) for place in {id(place): place for place in places}.values() if not names_itself(place)}
+        ways = {begin: self._way(begin) for begin in _begins(records)}
+        odd = {id(place) for place in _distinct(places) if not names_itself(place)}
         if not odd and not any(way.has_addresses for way in ways.values()):
             return []
         found: dict[int, LocatedCode] = {}
@@ -121,6 +122,19 @@ class RecordedNames:
             return _Way(has_items=True)
         conversions = enumerate(part.conversion for part in placeholders(template))
         return _Way(template, tuple((n, conversion) for n, conversion in conversions if conversion in _NAMED))
+
+
+def _begins(records: Sequence[bytes]) -> set[bytes]:
+    if isinstance(records, PackedBytes):
+        packed = records.packed
+        place = packed.shape.name
+        if (packed.row_size if place is None else place) >= PROBE_SIZE + _CODES_END:
+            return packed.begins(_CODES_END)
+    return {record[:_CODES_END] for record in records}
+
+
+def _distinct(places: Iterable[Place]) -> Iterable[Place]:
+    return places.distinct() if isinstance(places, PackedPlaces) else {id(place): place for place in places}.values()
 
 
 def _of_value(value: Value, conversion: Conversion) -> Iterator[int]:

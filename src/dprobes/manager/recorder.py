@@ -114,7 +114,7 @@ class Recording:
     def write(
         self,
         source: RecordSource,
-        records: list[tuple[int, bytes]],
+        records: Sequence[tuple[int, bytes]],
         places: Sequence[Place],
         names: RecordedNames,
     ) -> bool:
@@ -123,12 +123,13 @@ class Recording:
 
         Return whether they are in the trace file; log targets see to themselves.
         """
-        encoded, wheres = [record for _, record in records], [places[probe] for probe, _ in records]
-        located = names.located(encoded, wheres)  # which may take a while, and holds up nobody else
+        with self._lock:
+            offset = self._clock.look()
+        batch = Batch.of(source, records, places, offset)
+        located = names.located(batch.records, batch.places)  # which may take a while, and holds up nobody else
         with self._lock:
             is_written = self._writer.write(source.number, records, self._names.telling(located))
-            offset = self._clock.look()
-        self._targets.log_events(Batch(source, encoded, wheres, offset))
+        self._targets.log_events(batch)
         return is_written
 
     def announce(self, source: RecordSource, places: Sequence[Place]) -> None:
@@ -162,7 +163,7 @@ class ProgramRecords:
         self._recording = recording
         self._names = RecordedNames(source)
 
-    def write(self, probes: Sequence[Probepoint], records: list[tuple[int, bytes]]) -> bool:
+    def write(self, probes: Sequence[Probepoint], records: Sequence[tuple[int, bytes]]) -> bool:
         """Write as ``Recording.write``; ``probes`` are those of the session, which may have grown."""
         if len(probes) > len(self.places):
             new = probes[len(self.places) :]

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from typing import TYPE_CHECKING
+from itertools import repeat
+from typing import TYPE_CHECKING, Any
 
-from dprobes.formatters.fieldvalues import FieldValues
+from dprobes.formatters.fieldvalues import FieldValues, text_of
 from dprobes.formatters.templates.values import Fault
 from dprobes.keyed.layout import bucket_of
 from dprobes.lazydataclass import dataclass
 from dprobes.record.codec import decode_record
+from dprobes.record.packed import PackedPlaces
+from dprobes.sinks.fieldcolumns import FieldColumns, NoColumnError, Shown, columns_of_packed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from dprobes.formatters.templates.values import Value
     from dprobes.record.origin import RecordSource
+    from dprobes.record.probeinfo import Place
     from dprobes.sinks.interface import Batch
 
 __all__ = ["Aggregates", "CountTable", "Histogram"]
@@ -57,6 +61,8 @@ class Aggregates:
 
     def __init__(self, counted: Sequence[tuple[str, ...]], measured: Sequence[str]) -> None:
         self._counted = [(fields, Counter[tuple[str, ...]]()) for fields in counted]
+        self._values: list[Counter[Any]] = [Counter() for _ in counted]
+        """The same with values that are not strings yet: of one field, or tuples of those of several."""
         self._others = [0] * len(self._counted)
         self._measured = [(field, dict[str, Counter[int]]()) for field in measured]
         self._odd: list[Counter[str]] = [Counter() for _ in measured]
@@ -86,21 +92,74 @@ class Aggregates:
     def log_events(self, batch: Batch) -> None:
         """Count records."""
         values = self._fields[batch.source.number]
+        if (packed := batch.packed) is not None and isinstance(batch.places, PackedPlaces):
+            columns = columns_of_packed(packed, batch.places.table.__getitem__, values)
+            if self.log_columns(columns):
+                return
         for encoded, place in zip(batch.records, batch.places, strict=True):
             record = decode_record(encoded)
             for n, (fields, counter) in enumerate(self._counted):
                 key = tuple(values.text(record, place, field) for field in fields)
-                if key in counter or len(counter) < _VALUES_MAX:
+                if key in counter or len(counter) + len(self._values[n]) < _VALUES_MAX:
                     counter[key] += 1
                 else:
                     self._others[n] += 1
             for n, (field, by_place) in enumerate(self._measured):
-                where = f"{place.function or place.symbol}{' (return)' if place.at_return else ''}"
+                where = _where(place)
                 numbers = _numbers(values.find(record, place, field))
                 if numbers:
                     by_place.setdefault(where, Counter()).update(map(bucket_of, numbers))
                 else:
                     self._odd[n][where] += 1
+
+    def fields_of(self, source: RecordSource) -> FieldValues:
+        """Return what finds the fields of a program that is known."""
+        return self._fields[source.number]
+
+    def log_columns(self, columns: FieldColumns) -> bool:
+        """Count records by their columns; return False, having counted none, if some field has no column."""
+        try:
+            counted = [[columns.values(field) for field in fields] for fields, _ in self._counted]
+            measured = [columns.values(field) for field, _ in self._measured]
+        except NoColumnError:
+            return False
+        for n, found in enumerate(counted):
+            self._count(n, _counts_of(found, columns.count), columns.count)
+        if measured and columns.count:
+            wheres = columns.of_place(_where)
+            for n, numbers in enumerate(measured):
+                self._measure(n, wheres, numbers, columns.count)
+        return True
+
+    def _count(self, n: int, found: Counter[Any], count: int) -> None:
+        """Add up how often values occur, ``count`` times in all."""
+        values, strings = self._values[n], self._counted[n][1]
+        room = _VALUES_MAX - len(values) - len(strings)
+        if room >= len(found):
+            values.update(found)
+            return
+        if room > 0:
+            new = [key for key in found if key not in values][:room]
+            values.update({key: found[key] for key in new})
+            for key in new:
+                count -= found.pop(key)
+        # Sets are compared without a look at each value here: mostly there is no room for millions of them.
+        for key in values.keys() & found.keys():
+            values[key] += found[key]
+            count -= found[key]
+        self._others[n] += count
+
+    def _measure(self, n: int, wheres: Any, numbers: Any, count: int) -> None:
+        by_place, odd = self._measured[n][1], self._odd[n]
+        if isinstance(numbers, list) and isinstance(numbers[0], int) and isinstance(wheres, str):
+            bucket = int.bit_length if min(numbers) >= 0 else bucket_of  # the first is much faster
+            by_place.setdefault(wheres, Counter()).update(map(bucket, numbers))
+            return
+        for (where, number), found in _counts_of([wheres, numbers], count).items():
+            if isinstance(number, int):
+                by_place.setdefault(where, Counter())[bucket_of(number)] += found
+            else:
+                odd[where] += found
 
     def destroy_event(self, source: RecordSource) -> None:
         """Forget a program, but not what was counted."""
@@ -116,7 +175,11 @@ class Aggregates:
 
     def tables(self) -> Iterator[CountTable]:
         """Iterate over the tables, in the order in which they were asked for."""
-        for (fields, counter), others in zip(self._counted, self._others, strict=True):
+        for (fields, strings), values, others in zip(self._counted, self._values, self._others, strict=True):
+            counter = Counter(strings)
+            for value, count in values.items():
+                key = (value,) if len(fields) == 1 else value
+                counter[tuple(map(_text_of, fields, key))] += count
             rows = sorted(counter.items(), key=lambda item: (-item[1], item[0]))
             yield CountTable(fields, tuple(rows), others)
 
@@ -128,6 +191,24 @@ class Aggregates:
                 first, last = min(counter, default=0), max(counter, default=-1)
                 buckets = tuple((bucket, counter[bucket]) for bucket in range(first, last + 1))
                 yield Histogram(field, place, buckets, odd[place])
+
+
+def _where(place: Place) -> str:
+    return f"{place.function or place.symbol}{' (return)' if place.at_return else ''}"
+
+
+def _text_of(field: str, value: Value) -> str:
+    return str(value) if isinstance(value, Shown) else text_of(field, value)
+
+
+def _counts_of(columns: Sequence[Any], count: int) -> Counter[Any]:
+    """Return how often each value occurs in a column, or each combination of those of several; the first ones first."""
+    if not any(isinstance(column, list) for column in columns):
+        key = columns[0] if len(columns) == 1 else tuple(columns)
+        return Counter({key: count} if count else {})
+    if len(columns) == 1:
+        return Counter(columns[0])
+    return Counter(zip(*(c if isinstance(c, list) else repeat(c, count) for c in columns), strict=True))
 
 
 def _numbers(value: Value) -> tuple[int, ...]:

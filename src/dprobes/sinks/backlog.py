@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.lazydataclass import dataclass
 from dprobes.record.clock import wall_offset
-from dprobes.sinks.interface import Batch
+from dprobes.sinks.interface import Batch, bytes_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -74,7 +74,7 @@ class RecordQueue:
                 added = replace(batch, records=batch.records[:taken], places=batch.places[:taken], lost=lost)
             self._messages.append(added)
             self.waiting += taken
-            self._bytes += sum(map(len, added.records))
+            self._bytes += bytes_of(added.records)
         if taken < count:
             self.lost += count - taken
             self._lost_before[number] = self._lost_before.get(number, 0) + count - taken
@@ -84,7 +84,7 @@ class RecordQueue:
             return 0
         count = min(self._records_max - self.waiting, len(batch.records))
         room = self._bytes_max - self._bytes
-        if sum(map(len, batch.records)) <= room:
+        if bytes_of(batch.records) <= room:
             return count
         for taken, record in enumerate(batch.records[:count]):
             room -= len(record)
@@ -139,7 +139,7 @@ class RecordQueue:
         if not self._messages or self._messages[0] is not message:
             return False
         if isinstance(message, Batch):
-            self._bytes -= sum(map(len, message.records[:count]))
+            self._bytes -= bytes_of(message.records[:count])
             self.waiting -= count
             if count < len(message.records):
                 self._messages[0] = message.after(count)
@@ -155,7 +155,7 @@ class RecordQueue:
         records = [message.records[position] for position in left]
         places = [message.places[position] for position in left]
         lost = message.lost if left and left[0] == 0 else 0
-        self._bytes -= sum(map(len, message.records)) - sum(map(len, records))
+        self._bytes -= bytes_of(message.records) - sum(map(len, records))
         self.waiting -= len(message.records) - len(records)
         self._messages[0] = replace(message, records=records, places=places, lost=lost)
         if not records:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from dprobes.formatters.templates import Template
     from dprobes.record.layout import ByteOrder
 
-__all__ = ["fixed_layout"]
+__all__ = ["fixed_layout", "fixed_places"]
 
 _CODES = {1: "b", 2: "h", 4: "i", 8: "q"}
 _NO_NUMBERS = (Conversion.STRING, Conversion.DUMP, Conversion.REST)
@@ -25,14 +25,38 @@ _NO_NUMBERS = (Conversion.STRING, Conversion.DUMP, Conversion.REST)
 
 def fixed_layout(template: Template, word_size: int, byte_order: ByteOrder) -> struct.Struct | None:
     """Return the structure of a template's data, whose values are those of its fields; None if it has no fixed one."""
-    codes = "<" if byte_order == "little" else ">"
+    places = fixed_places(template, word_size)
+    if places is None:
+        return None
+    codes, end = "<" if byte_order == "little" else ">", 0
+    for start, size, is_signed in places:
+        code = _CODES[size]
+        codes += f"{start - end}x{code if is_signed else code.upper()}"
+        end = start + size
+    behind = sum(part.count for part in _last_skips(template))
+    return struct.Struct(f"{codes}{behind}x")
+
+
+def fixed_places(template: Template, word_size: int) -> list[tuple[int, int, bool]] | None:
+    """Return where in the data each field is, its size, and whether it is signed; None if that is not fixed."""
+    places, at = [], 0
     for part in data_parts(template):
         match part:
             case Skip(count):
-                codes += f"{count}x"
+                at += count
             case Placeholder(conversion=conversion, is_item=False) if conversion not in _NO_NUMBERS:
-                code = _CODES[part.size or word_size]
-                codes += code if conversion.is_signed else code.upper()
+                size = part.size or word_size
+                places.append((at, size, conversion.is_signed))
+                at += size
             case _:
                 return None
-    return struct.Struct(codes)
+    return places
+
+
+def _last_skips(template: Template) -> list[Skip]:
+    """Return what is skipped behind the last field."""
+    parts = [*data_parts(template)]
+    skips: list[Skip] = []
+    while parts and isinstance(part := parts.pop(), Skip):
+        skips.append(part)
+    return skips

@@ -9,10 +9,11 @@ function as an entry point of the group ``dprobes.sinks``.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, Self
 
 from dprobes.formatters import FORMATS
 from dprobes.lazydataclass import dataclass
+from dprobes.record.packed import PackedBytes, PackedPlaces, PackedRecords
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,10 +22,15 @@ if TYPE_CHECKING:
     from dprobes.record.origin import RecordSource
     from dprobes.record.probeinfo import Place
 
-__all__ = ["LOG_FORMATS", "Batch", "Sink", "SinkOptions"]
+__all__ = ["LOG_FORMATS", "Batch", "Sink", "SinkOptions", "bytes_of"]
 
 LOG_FORMATS = (*FORMATS, "binary")
 """The formats of log targets: those of formatters, and the records' own bytes."""
+
+
+def bytes_of(records: Sequence[bytes]) -> int:
+    """Return how many bytes records take."""
+    return records.size if isinstance(records, PackedBytes) else sum(map(len, records))
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +47,22 @@ class Batch:
     places: Sequence[Place]
     wall_offset: int
     lost: int = 0
+
+    @classmethod
+    def of(
+        cls, source: RecordSource, found: Sequence[tuple[int, bytes]], places: Sequence[Place], wall_offset: int
+    ) -> Self:
+        """Return records, each with its probepoint, as a batch; ``places`` are those of all probepoints."""
+        if isinstance(found, PackedRecords):
+            return cls(source, PackedBytes(found), PackedPlaces(found, places), wall_offset)
+        return cls(source, [record for _, record in found], [places[probe] for probe, _ in found], wall_offset)
+
+    @property
+    def packed(self) -> PackedRecords | None:
+        """The records as they are packed, with numbers in ``places.table``; None if they are not."""
+        if isinstance(self.records, PackedBytes) and isinstance(self.places, PackedPlaces):
+            return self.records.packed
+        return None
 
     def after(self, count: int) -> Batch:
         """Return what is left without the first ``count`` records."""

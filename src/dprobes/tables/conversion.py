@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
     from dprobes.formatters.templates import Template
     from dprobes.formatters.templates.fields import Decoded, Field
-    from dprobes.trace.content import RecordBlock, TraceProgram
+    from dprobes.trace.content import TraceProgram
+    from dprobes.trace.packedblock import Block
 
 __all__ = ["Piece", "pieces_of"]
 
@@ -59,7 +60,7 @@ class Piece:
 
 
 def pieces_of(
-    found: Iterable[RecordBlock | LostRecords], on_lost: Callable[[str, int], None] | None = None
+    found: Iterable[Block | LostRecords], on_lost: Callable[[str, int], None] | None = None
 ) -> Iterator[Piece]:
     """
     Iterate over the tables of what is read from a trace file, piece by piece; raise ``FormatError`` at damage.
@@ -78,13 +79,11 @@ def pieces_of(
             lost[known.name] = lost.get(known.name, 0) + each.count
             continue
         lost_before = lost.pop(known.name, 0)
-        body, at, wall_offset = each.body, each.start, each.wall_offset
-        while at < len(body):
-            probe, begin, at = each.bounds(at)
-            known.add(_decoded(body[begin:at]), probe, wall_offset, lost_before)
+        for record in each:
+            known.add(_decoded(record.record), record.probe, each.wall_offset, lost_before)
             lost_before = 0
             count += 1
-            size += at - begin
+            size += len(record.record)
             if count >= _ROWS or size >= _BYTES:
                 count = size = 0
                 for program in programs.values():

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dprobes.errors import SinkError, reason_of
+from dprobes.sinks.interface import bytes_of
 from dprobes.sinks.local.tracefile import TraceFileSink
 from dprobes.tables.journals import Journal, abandoned, start_converter
 
@@ -89,7 +90,7 @@ class ParquetSink:
             self._raise_problem()
             self._open_journal().log_events(batch)
             self._count += len(batch.records)
-            self._size += sum(map(len, batch.records))
+            self._size += bytes_of(batch.records)
             try:
                 self._finish_if_due()
             except SinkError as error:

@@ -4,11 +4,13 @@ The items of many records at once.
 A block of records is cut into ``Rows``: records whose flag words are the same, and mostly their sizes too, so that an
 item has one offset in all of them, and a column of it is made by a single ``struct.iter_unpack``. Whether sizes and
 flag words are the same is seen by slices with a stride. That costs a small part of what decoding all records does.
+Packed records are one ``Rows`` as they are.
 """
 
 from __future__ import annotations
 
 import struct
+from abc import ABC, abstractmethod
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 
@@ -16,16 +18,17 @@ from dprobes.errors import FormatError
 from dprobes.escapes import escaped
 from dprobes.record.codec import decode_record, flag_word
 from dprobes.record.layout import FIXED_ITEMS, PROCESS_NAME_MAX, Item, header_struct
-from dprobes.trace.content import TraceRecord
+from dprobes.trace.content import RecordBlock, TraceRecord
 from dprobes.trace.frames import RECORD_HEAD
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from dprobes.record.layout import ByteOrder
-    from dprobes.trace.content import RecordBlock
+    from dprobes.record.packed import PackedRecords
+    from dprobes.trace.packedblock import PackedBlock
 
-__all__ = ["ITEM_COLUMNS", "TEXT_COLUMNS", "Column", "Rows", "rows_of"]
+__all__ = ["ITEM_COLUMNS", "TEXT_COLUMNS", "Column", "PackedRows", "Rows", "rows_of"]
 
 ITEM_COLUMNS = {name: int(item) for item, name in FIXED_ITEMS} | {
     "tid": int(Item.TID),
@@ -58,19 +61,138 @@ _ROW = struct.Struct("<4xII")
 """These two, the flag word as if it were little-endian."""
 
 
-class Rows:
+class Rows(ABC):
+    """Hold records of a block with the same flag word; ``len`` is how many."""
+
+    block: RecordBlock | PackedBlock
+
+    def __init__(self, flags: int, byte_order: ByteOrder) -> None:
+        self.flags = flags
+        self.byte_order: ByteOrder = byte_order
+        self._columns: dict[str, Column] = {}
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def record(self, row: int) -> TraceRecord:
+        """Return one record."""
+
+    @abstractmethod
+    def written(self) -> list[int] | int:
+        """Return when each record was written; one time if all were together."""
+
+    @abstractmethod
+    def probes(self) -> list[int] | int:
+        """Return the probepoints of all records, or the one that they have in common."""
+
+    @property
+    def word_size(self) -> int:
+        """Bytes of a word."""
+        return 8 if self.flags & Item.WIDE else 4
+
+    def column(self, name: str) -> Column:
+        """Return a column; raise ``FormatError`` if a record has no room for it."""
+        if name not in self._columns:
+            self._columns[name] = self._make(name)
+        return self._columns[name]
+
+    def _make(self, name: str) -> Column:
+        if (item := _FIXED.get(name)) is not None:
+            return self._fixed(item) if self.flags & item else None
+        program = self.block.program
+        match name:
+            case "program":
+                return escaped(program.name)
+            case "module":
+                return escaped(program.source.module)
+            case "host":
+                return escaped(program.origin.host)
+            case "symbol" | "function":
+                return self._places(is_symbol=name == "symbol")
+            case "word_size":
+                return self.word_size
+            case "stack_trace":
+                return int(bool(self.flags & Item.STACK_TRACE))
+            case "name":
+                return self._names() if self.flags & Item.PROCESS_NAME else None
+            case "tid":
+                return self._tids() if self.flags & Item.TID else None
+        raise KeyError(name)
+
+    def _places(self, *, is_symbol: bool) -> Column:
+        probes, program = self.probes(), self.block.program
+        numbers = {probes} if isinstance(probes, int) else set(probes)
+        places = {probe: program.place(probe) for probe in numbers}
+        known = {n: escaped(place.where if is_symbol else place.routine) for n, place in places.items()}
+        return known[probes] if isinstance(probes, int) else [known[probe] for probe in probes]
+
+    @abstractmethod
+    def _fixed(self, item: int) -> list[int] | int: ...
+
+    @abstractmethod
+    def _names(self) -> list[str] | str: ...
+
+    @abstractmethod
+    def _tids(self) -> list[int] | int: ...
+
+
+class PackedRows(Rows):
+    """Hold the records of a block of packed ones."""
+
+    def __init__(self, block: PackedBlock) -> None:
+        self.block: PackedBlock = block
+        self.records: PackedRecords = block.records
+        super().__init__(self.records.shape.flags, self.records.shape.byte_order)
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def record(self, row: int) -> TraceRecord:
+        """Return one record."""
+        probe, record = self.records[row]
+        return TraceRecord(self.block.program, probe, record, self.block.wall_offset, self.block.written)
+
+    def written(self) -> int:
+        """Return when they were written."""
+        return self.block.written
+
+    def probes(self) -> list[int] | int:
+        """Return the probepoints."""
+        return self.records.probes()
+
+    def _fixed(self, item: int) -> list[int] | int:
+        column = self.records.item(Item(item))
+        assert column is not None, "the flag word has the item"
+        return column
+
+    def _names(self) -> list[str] | str:
+        names = self.records.names()
+        assert names is not None, "the flag word has the item"
+        if isinstance(names, bytes):
+            return _name_of(names)
+        known = {name: _name_of(name) for name in set(names)}
+        return [known[name] for name in names]
+
+    def _tids(self) -> list[int] | int:
+        return self._fixed(Item.TID)
+
+
+def _name_of(name: bytes) -> str:
+    return escaped(name.decode("utf-8", "surrogateescape"))
+
+
+class _PlainRows(Rows):
     """
-    Hold records of a block with the same flag word; ``len`` is how many.
+    Hold records of a block that stand one behind the other.
 
     Either all have one size, and ``starts`` is a range, or it is a list of where they begin in ``block.body``.
     """
 
     def __init__(self, block: RecordBlock, starts: Sequence[int], flags: int, byte_order: ByteOrder) -> None:
-        self.block = block
+        super().__init__(flags, byte_order)
+        self.block: RecordBlock = block
         self._starts = starts
-        self._flags = flags
-        self._order: ByteOrder = byte_order
-        self._columns: dict[str, Column] = {}
         self._check()
 
     def __len__(self) -> int:
@@ -82,43 +204,15 @@ class Rows:
         probe, begin, end = block.bounds(at)
         return TraceRecord(block.program, probe, block.body[begin:end], block.wall_offset, block.written_at(at))
 
-    def written(self) -> list[int]:
+    def written(self) -> list[int] | int:
         """Return when each record was written."""
+        if self.block.joints is None:
+            return self.block.written
         return [self.block.written_at(start) for start in self._starts]
 
-    def column(self, name: str) -> Column:
-        """Return a column; raise ``FormatError`` if a record has no room for it."""
-        if name not in self._columns:
-            self._columns[name] = self._make(name)
-        return self._columns[name]
-
-    def _make(self, name: str) -> Column:
-        if (item := _FIXED.get(name)) is not None:
-            return self._numbers(*_offset(self._flags, self._order, item)) if self._flags & item else None
-        program = self.block.program
-        match name:
-            case "program":
-                return escaped(program.name)
-            case "module":
-                return escaped(program.source.module)
-            case "host":
-                return escaped(program.origin.host)
-            case "symbol" | "function":
-                places = {probe: program.place(probe) for probe in set(self._probes())}
-                known = {n: escaped(place.where if name == "symbol" else place.routine) for n, place in places.items()}
-                return [known[probe] for probe in self._probes()]
-            case "word_size":
-                return 8 if self._flags & Item.WIDE else 4
-            case "stack_trace":
-                return int(bool(self._flags & Item.STACK_TRACE))
-            case "name":
-                return self._names() if self._flags & Item.PROCESS_NAME else None
-            case "tid":
-                return self._tids() if self._flags & Item.TID else None
-        raise KeyError(name)
-
-    def _numbers(self, offset: int, size: int) -> list[int]:
-        sign = "<" if self._order == "little" else ">"
+    def _fixed(self, item: int) -> list[int]:
+        offset, size = _offset(self.flags, self.byte_order, item)
+        sign = "<" if self.byte_order == "little" else ">"
         code = "Q" if size == 8 else "I"
         if isinstance(self._starts, range):
             layout = _padded(f"{sign}{_HEAD + offset}x{code}", self._starts.step)
@@ -127,7 +221,8 @@ class Rows:
         body = self.block.body
         return [unpack(body, start + at)[0] for start in self._starts]
 
-    def _probes(self) -> list[int]:
+    def probes(self) -> list[int]:
+        """Return the probepoints."""
         unpack, body = RECORD_HEAD.unpack_from, self.block.body
         return [unpack(body, start)[0] for start in self._starts]
 
@@ -137,7 +232,7 @@ class Rows:
 
     def _tails(self, size: int) -> list[bytes]:
         """Return up to ``size`` bytes behind the fixed items of each record."""
-        at = _HEAD + header_struct(self._flags, self._order).size
+        at = _HEAD + header_struct(self.flags, self.byte_order).size
         if isinstance(self._starts, range):
             layout = _padded(f"{at}x{min(size, self._starts.step - at)}s", self._starts.step)
             return [tail for (tail,) in layout.iter_unpack(self._view())]
@@ -154,8 +249,8 @@ class Rows:
         return [strings[name] for name in names]
 
     def _tids(self) -> list[int]:
-        order = self._order
-        if not self._flags & Item.PROCESS_NAME:
+        order = self.byte_order
+        if not self.flags & Item.PROCESS_NAME:
             ids = self._tails(4)
         else:
             tails = self._tails(PROCESS_NAME_MAX + 1 + 4)
@@ -171,9 +266,9 @@ class Rows:
 
     def _check(self) -> None:
         """Raise ``FormatError`` unless all records have room for their fixed items."""
-        if self._flags & ~_KNOWN:
+        if self.flags & ~_KNOWN:
             self._refuse()
-        needed = header_struct(self._flags, self._order).size
+        needed = header_struct(self.flags, self.byte_order).size
         unpack, body = _ROW.unpack_from, self.block.body
         if isinstance(self._starts, range):
             least = self._starts.step - _HEAD
@@ -192,8 +287,15 @@ _KNOWN = sum(Item)
 _FIXED = {name: int(item) for item, name in FIXED_ITEMS}
 
 
-def rows_of(block: RecordBlock) -> Iterator[Rows]:
+def rows_of(block: RecordBlock | PackedBlock) -> Iterator[Rows]:
     """Cut a block into rows, in order; raise ``FormatError`` where a record is none."""
+    if isinstance(block, RecordBlock):
+        yield from _cut(block)
+    elif block.records:
+        yield PackedRows(block)
+
+
+def _cut(block: RecordBlock) -> Iterator[Rows]:
     at, window = block.start, _FIRST_WINDOW
     body, end = block.body, len(block.body)
     while at < end:
@@ -211,7 +313,7 @@ def rows_of(block: RecordBlock) -> Iterator[Rows]:
         else:
             starts, at = _ragged(block, at)
             window = _FIRST_WINDOW
-        yield Rows(block, starts, flags, byte_order)
+        yield _PlainRows(block, starts, flags, byte_order)
 
 
 def _check_record(block: RecordBlock, at: int) -> None:

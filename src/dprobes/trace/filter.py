@@ -98,10 +98,13 @@ def time_filter(since: int | None, until: int | None) -> RowFilter:
         match rows.column("time"):
             case list() as times:
                 return [first <= time < last for time in times]
-            case _ if rows.block.joints is not None:
-                return [first <= written < last for written in rows.written()]
-            case _:
-                return first <= rows.block.written < last
+            case int() as time:
+                return first <= time < last
+        match rows.written():
+            case int() as written:
+                return first <= written < last
+            case times:
+                return [first <= written < last for written in times]
 
     return within
 

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from dprobes.trace.content import Damage, LostRecords, RecordBlock
+    from dprobes.trace.content import Damage, LostRecords
+    from dprobes.trace.packedblock import Block
 
 __all__ = ["MissingPart", "TraceFollower"]
 
@@ -55,7 +56,7 @@ class TraceFollower:
             reader.close()
         self._readers = []
 
-    def poll(self) -> Iterator[RecordBlock | LostRecords | MissingPart]:
+    def poll(self) -> Iterator[Block | LostRecords | MissingPart]:
         """
         Iterate over what is there and has not been read yet; raise ``FormatError`` at damage.
 

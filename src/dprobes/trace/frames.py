@@ -16,6 +16,7 @@ A file is a sequence of frames, and begins with a HEADER. All numbers are little
     6  CLOCK       JSON: as in HEADER, after the wall clock was set
     7  COMPRESSED  u32 size of the content | a zstd frame; its content is whole frames, none of kind 1 or 7
     8  NAMES       JSON: names for addresses in the records that follow (``names``)
+   16  PACKED      records of a program, of one shape (``packedblock``)
 
 Times are CLOCK_MONOTONIC in nanoseconds. A file that was cut off anywhere can be read up to its last whole frame.
 """
@@ -34,12 +35,13 @@ from dprobes.errors import FormatError
 from dprobes.lazydataclass import dataclass
 
 if TYPE_CHECKING:
-    from collections.abc import Container
+    from collections.abc import Container, Sequence
 
 __all__ = [
     "BODY_MAX",
     "FRAME_HEAD",
     "JSON_MAX",
+    "READABLE",
     "RECORDS_HEAD",
     "RECORD_HEAD",
     "VERSION",
@@ -56,7 +58,9 @@ __all__ = [
     "torn_head",
 ]
 
-VERSION = 2
+VERSION = 3
+READABLE = (2, VERSION)
+"""The versions that are read: those of version 2 have no PACKED frames."""
 
 FRAME_HEAD = struct.Struct("<IB3sI")
 _MARK = b"dpt"
@@ -92,6 +96,7 @@ class FrameKind(enum.IntEnum):
     CLOCK = 6
     COMPRESSED = 7
     NAMES = 8
+    PACKED = 16
 
 
 class Frame(NamedTuple):
@@ -119,7 +124,7 @@ def json_frame(kind: int, content: dict[str, Any]) -> bytes:
     return frame(kind, json.dumps(content, separators=(",", ":")).encode())
 
 
-def records_frame(program: int, written: int, records: list[tuple[int, bytes]]) -> bytes:
+def records_frame(program: int, written: int, records: Sequence[tuple[int, bytes]]) -> bytes:
     """Return a RECORDS frame."""
     parts = [RECORDS_HEAD.pack(program, written)]
     for probe, record in records:

@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING, Any
 from dprobes.errors import FormatError
 from dprobes.record.origin import RecordSource
 from dprobes.trace.content import Damage, FrameJoints, LostRecords, PlaceEntry, RecordBlock, TraceOrigin, TraceProgram
-from dprobes.trace.frames import RECORDS_HEAD, VERSION, Frame, FrameKind, FrameSplitter, number_in, split_json
+from dprobes.trace.frames import READABLE, RECORDS_HEAD, VERSION, Frame, FrameKind, FrameSplitter, number_in, split_json
 from dprobes.trace.names import CarriedNames
+from dprobes.trace.packedblock import PackedBlock, split_packed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from dprobes.trace.packedblock import Block
 
 __all__ = ["TraceParser"]
 
@@ -52,7 +55,7 @@ class TraceParser:
         """Drop the bytes behind ``position``, which will be fed again."""
         self._frames.forget()
 
-    def feed(self, data: bytes) -> Iterator[RecordBlock | LostRecords]:
+    def feed(self, data: bytes) -> Iterator[Block | LostRecords]:
         """
         Iterate over what has become whole with ``data``; raise ``FormatError`` at damage.
 
@@ -61,7 +64,7 @@ class TraceParser:
         self._frames.push(data)
         while True:
             try:
-                found: RecordBlock | LostRecords | None = self._pull_small()
+                found: Block | LostRecords | None = self._pull_small()
                 if found is None:
                     if (frame := self._pull()) is None:
                         return
@@ -142,11 +145,13 @@ class TraceParser:
             raise FormatError(f"a compressed frame of '{self.name}' holds one that must not be in it", offset=outer)
         return frame and frame._replace(position=outer)
 
-    def _of_frame(self, frame: Frame) -> RecordBlock | LostRecords | None:
+    def _of_frame(self, frame: Frame) -> Block | LostRecords | None:
         try:
             match frame.kind:
                 case FrameKind.RECORDS:
                     return self._records(frame)
+                case FrameKind.PACKED:
+                    return self._packed(frame)
                 case FrameKind.HEADER:
                     self._on_header(split_json(frame, self.name))
                 case FrameKind.CLOCK:
@@ -181,6 +186,10 @@ class TraceParser:
             self._program(number), frame.body, RECORDS_HEAD.size, self._wall_offset, written, frame.position
         )
 
+    def _packed(self, frame: Frame) -> PackedBlock:
+        number, written, records = split_packed(frame.body)
+        return PackedBlock(self._program(number), records, self._wall_offset, written, frame.position)
+
     def _lost(self, said: dict[str, Any]) -> LostRecords:
         program = self._program(number_in(said, "id"))
         return LostRecords(program, number_in(said, "count"), number_in(said, "time") + self._wall_offset)
@@ -198,7 +207,7 @@ class TraceParser:
 
     def _on_header(self, said: dict[str, Any]) -> None:
         version = number_in(said, "version")
-        if version != VERSION:
+        if version not in READABLE:
             raise FormatError(
                 f"'{self.name}' has version {version} of the trace format, expected {VERSION}",
                 hint=f"read it with the dprobes that wrote it{', or a later one' if version > VERSION else ''}",

@@ -7,7 +7,7 @@ import os
 from typing import TYPE_CHECKING, Self
 
 from dprobes.errors import FormatError, reason_of
-from dprobes.trace.content import LostRecords, RecordBlock
+from dprobes.trace.content import LostRecords
 from dprobes.trace.frames import FrameKind, FrameSplitter, number_in, split_json
 from dprobes.trace.parser import TraceParser
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from dprobes.trace.content import Damage, TraceOrigin, TraceRecord
+    from dprobes.trace.packedblock import Block
 
 __all__ = ["TraceReader"]
 
@@ -91,7 +92,7 @@ class TraceReader:
             else:
                 yield from found
 
-    def blocks(self) -> Iterator[RecordBlock | LostRecords]:
+    def blocks(self) -> Iterator[Block | LostRecords]:
         """Iterate over the same in blocks."""
         failed_at = -1
         while True:

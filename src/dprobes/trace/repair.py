@@ -6,7 +6,7 @@ import os
 
 from dprobes.errors import FormatError, SinkError
 from dprobes.lazydataclass import dataclass
-from dprobes.trace.frames import VERSION, Frame, FrameKind, FrameSplitter, number_in, split_json, torn_head
+from dprobes.trace.frames import READABLE, VERSION, Frame, FrameKind, FrameSplitter, number_in, split_json, torn_head
 
 __all__ = ["Sound", "sound_part"]
 
@@ -49,7 +49,7 @@ def sound_part(file: int, name: str) -> Sound:
 
 def _part_of(header: Frame, name: str) -> int:
     said = split_json(header, name)
-    if (version := number_in(said, "version")) != VERSION:
+    if (version := number_in(said, "version")) not in READABLE:
         raise _refusal(name, f"has version {version} of the trace format, expected {VERSION}")
     return number_in(said, "part") if "part" in said else 0
 

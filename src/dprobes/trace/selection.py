@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from dprobes.trace.columns import Rows
-    from dprobes.trace.content import RecordBlock, TraceRecord
+    from dprobes.trace.content import TraceRecord
     from dprobes.trace.filter import RowFilter
+    from dprobes.trace.packedblock import Block
 
 __all__ = ["Selection"]
 
@@ -27,7 +28,7 @@ class Selection:
         self._filters = list(filters)
         self._wants = all_of(self._filters)
 
-    def count(self, block: RecordBlock) -> int:
+    def count(self, block: Block) -> int:
         """Return how many records of a block are wanted."""
         count = 0
         for rows in rows_of(block):
@@ -35,7 +36,17 @@ class Selection:
             count += mask.count(True) if isinstance(mask, list) else len(rows) if mask else 0
         return count
 
-    def of_block(self, block: RecordBlock) -> Iterator[TraceRecord]:
+    def masked(self, block: Block) -> Iterator[tuple[Rows, list[bool] | None]]:
+        """Iterate over the rows of a block of which some are wanted, each with which ones; None says all of them."""
+        for rows in rows_of(block):
+            mask = self._wants(rows)
+            if not isinstance(mask, list):
+                if mask:
+                    yield rows, None
+            elif True in mask:
+                yield rows, mask
+
+    def of_block(self, block: Block) -> Iterator[TraceRecord]:
         """Iterate over the wanted records of a block."""
         if not self._filters:
             yield from block
@@ -44,7 +55,7 @@ class Selection:
             for row in self._wanted(rows):
                 yield rows.record(row)
 
-    def records(self, found: Iterable[RecordBlock | LostRecords]) -> Iterator[TraceRecord | LostRecords]:
+    def records(self, found: Iterable[Block | LostRecords]) -> Iterator[TraceRecord | LostRecords]:
         """Iterate over the wanted records of a trace; where some were lost is always wanted."""
         for each in found:
             if isinstance(each, LostRecords):
@@ -52,7 +63,7 @@ class Selection:
             else:
                 yield from self.of_block(each)
 
-    def last(self, found: Iterable[RecordBlock | LostRecords], count: int) -> list[TraceRecord | LostRecords]:
+    def last(self, found: Iterable[Block | LostRecords], count: int) -> list[TraceRecord | LostRecords]:
         """Return the last ``count`` wanted records, and where some were lost among them."""
         kept: deque[tuple[Rows, Sequence[int]] | LostRecords] = deque()
         total = 0

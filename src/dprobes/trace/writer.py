@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from dprobes.errors import SinkError
 from dprobes.lazydataclass import dataclass
 from dprobes.record.clock import WallClock
+from dprobes.record.packed import PackedRecords
 from dprobes.trace.framefile import FrameFile, older_part
 from dprobes.trace.frames import JSON_MAX, RECORD_HEAD, VERSION, FrameKind, json_frame, records_frame
+from dprobes.trace.packedblock import packed_frame
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -32,6 +34,11 @@ __all__ = ["TraceFileWriter", "boot_id", "older_part"]
 _FRAME_BYTES = 1 << 20
 """Records that take more are written in several frames."""
 _FRAME_PLACES = 10_000
+
+_PACKED_MIN = 16
+"""Fewer records are not worth packing."""
+_PACKED_ROW = 1024
+"""Bytes of the longest record that is packed: of long ones little is the same."""
 
 _KEPT_BYTES = 256 << 10
 _KEPT_NANOSECONDS = 1_000_000_000
@@ -148,7 +155,7 @@ class TraceFileWriter:
     def write(
         self,
         program: int,
-        records: list[tuple[int, bytes]],
+        records: Sequence[tuple[int, bytes]],
         names: Names | None = None,
     ) -> bool:
         """Append records, and return whether that was possible; if not, they are lost."""
@@ -160,7 +167,7 @@ class TraceFileWriter:
     def append(
         self,
         program: int,
-        records: list[tuple[int, bytes]],
+        records: Sequence[tuple[int, bytes]],
         names: Names | None = None,
     ) -> bool:
         """
@@ -180,14 +187,7 @@ class TraceFileWriter:
         if names is not None and (said := names(self._has_names)) is not None:
             self._add(json_frame(FrameKind.NAMES, said))
             self._has_names = self._batch.has_names = True
-        first = size = 0
-        for end, (_, record) in enumerate(records, 1):
-            size += RECORD_HEAD.size + len(record)
-            if size > _FRAME_BYTES:
-                self._add_records(program, records[first:end])
-                first, size = end, 0
-        if first < len(records):
-            self._add_records(program, records[first:])
+        self._add_all(program, records)
         if self._flush_some():
             return True
         self._programs[program].lost -= len(records)
@@ -234,8 +234,28 @@ class TraceFileWriter:
 
     # Batches
 
-    def _add_records(self, program: int, records: list[tuple[int, bytes]]) -> None:
-        self._add(records_frame(program, time.monotonic_ns(), records))
+    def _add_all(self, program: int, records: Sequence[tuple[int, bytes]]) -> None:
+        """Add records, packed where they are of one shape."""
+        if isinstance(records, PackedRecords):
+            rows = max(1, _FRAME_BYTES // records.row_size)
+            for first in range(0, len(records), rows):
+                self._add_records(program, records[first : first + rows])
+            return
+        first = size = 0
+        for end, (_, record) in enumerate(records, 1):
+            size += RECORD_HEAD.size + len(record)
+            if size > _FRAME_BYTES:
+                self._add_records(program, _packed(records[first:end]))
+                first, size = end, 0
+        if first < len(records):
+            self._add_records(program, _packed(records[first:]))
+
+    def _add_records(self, program: int, records: Sequence[tuple[int, bytes]]) -> None:
+        now = time.monotonic_ns()
+        if isinstance(records, PackedRecords):
+            self._add(packed_frame(program, now, records))
+        else:
+            self._add(records_frame(program, now, records))
         self._batch.records[program] += len(records)
 
     def _announce(self, number: int) -> None:
@@ -324,6 +344,13 @@ class TraceFileWriter:
             self._has_head = self._has_names = False
             for program in self._programs.values():
                 program.is_announced, program.announced_places = False, 0
+
+
+def _packed(records: Sequence[tuple[int, bytes]]) -> Sequence[tuple[int, bytes]]:
+    """Return the same records, packed if that is worth it and possible."""
+    if len(records) < _PACKED_MIN or len(records[0][1]) > _PACKED_ROW:
+        return records
+    return PackedRecords.of_records(records) or records
 
 
 def _program_frame(number: int, program: _Program) -> bytes:

@@ -43,7 +43,7 @@ def test_numbers_are_those_of_the_code() -> None:
     assert f"size of the body in bytes, at most {BODY_MAX}\n" in TEXT
     assert f"at\nmost {JSON_MAX} bytes" in TEXT
     assert f"of the format: {VERSION}." in TEXT
-    assert re.findall(r"^\| (\d) \| ([A-Z]+) \|", TEXT, re.MULTILINE) == [
+    assert re.findall(r"^\| (\d+) \| ([A-Z]+) \|", TEXT, re.MULTILINE) == [
         (str(int(kind)), kind.name) for kind in FrameKind
     ]
     flags = {int(flag, 16) for flag in re.findall(r"^(0x[0-9a-f]{4})  ", TEXT, re.MULTILINE)}

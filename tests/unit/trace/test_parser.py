@@ -23,6 +23,7 @@ from trace_files import WALL_OFFSET, Seen, clock, header, lost, places, program,
 
 if TYPE_CHECKING:
     from dprobes.trace.content import LostRecords
+    from dprobes.trace.packedblock import Block
 
 compress = compressor("zstd")
 
@@ -52,7 +53,7 @@ EXPECTED: list[Seen] = [
 ]
 
 
-def parsed(*pieces: bytes) -> list[RecordBlock | LostRecords]:
+def parsed(*pieces: bytes) -> list[Block | LostRecords]:
     parser = TraceParser("trace.dpt")
     return [found for piece in pieces for found in parser.feed(piece)]
 
@@ -287,7 +288,7 @@ def _packed(content: bytes, size: int | None = None) -> bytes:
             HEADER + clock(1 << 63),
             MUST + "'wall_offset' is not a number between -9223372036854775808 and 9223372036854775807 (at HERE)",
         ),
-        (header(version=1), "'trace.dpt' has version 1 of the trace format, expected 2"),
+        (header(version=1), "'trace.dpt' has version 1 of the trace format, expected 3"),
         (HEADER + frame(7, b"\0"), "a compressed frame of 'trace.dpt' does not say its size (at HERE)"),
         (
             HEADER + _packed(b"", BODY_MAX + 1),
@@ -361,7 +362,7 @@ JSON = st.recursive(
 CONTENT = st.fixed_dictionaries(
     {},
     optional={
-        "version": st.just(2) | JSON, "wall_offset": st.integers() | JSON, "id": st.just(1) | JSON,
+        "version": st.just(3) | JSON, "wall_offset": st.integers() | JSON, "id": st.just(1) | JSON,
         "name": st.text(max_size=3) | JSON, "major": st.integers(0, 5) | JSON, "details": st.just({}) | JSON,
         "first": st.just(0) | JSON, "places": st.just([["a", "b", None]]) | JSON, "count": st.integers() | JSON,
         "time": st.integers() | JSON,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from dprobes.record.codec import encode_record
 from dprobes.record.layout import LogRecord
-from dprobes.trace.content import LostRecords, RecordBlock, TraceRecord
+from dprobes.trace.content import LostRecords, TraceRecord
 from dprobes.trace.filter import compile_filter
 from dprobes.trace.merge import merged
 from dprobes.trace.parser import TraceParser
@@ -19,10 +19,12 @@ from trace_files import WALL_OFFSET, clock, header, lost, program, records, seen
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from dprobes.trace.packedblock import Block
+
 PIDS = st.lists(st.integers(0, 3), max_size=40)
 
 
-def trace(blocks: list[list[int]]) -> list[RecordBlock | LostRecords]:
+def trace(blocks: list[list[int]]) -> list[Block | LostRecords]:
     """Return blocks of records with these process ids, each but the first behind lost ones."""
     data = header() + program()
     for number, pids in enumerate(blocks):
@@ -39,7 +41,7 @@ FILTERED = Selection([compile_filter("pid > 0"), compile_filter("pid < 3")])
 def test_counting_and_reading_agree(blocks: list[list[int]], selection: Selection) -> None:
     found = trace(blocks)
     wanted = [pid for pids in blocks for pid in pids if selection is not FILTERED or 0 < pid < 3]
-    assert sum(selection.count(each) for each in found if isinstance(each, RecordBlock)) == len(wanted)
+    assert sum(selection.count(each) for each in found if not isinstance(each, LostRecords)) == len(wanted)
     read = list(selection.records(found))
     assert [each.record[8] for each in read if isinstance(each, TraceRecord)] == wanted
     assert [each.count for each in read if isinstance(each, LostRecords)] == list(range(1, len(blocks)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from itertools import compress
 from typing import TYPE_CHECKING
 
 from dprobes.cli.output.textoutput import print_line, print_table
@@ -14,7 +15,9 @@ from dprobes.keyed.quantities import power_bucket_label
 from dprobes.keyed.text import bar_lines
 from dprobes.record.layout import Item
 from dprobes.sinks.aggregates import Aggregates
+from dprobes.sinks.fieldcolumns import columns_of_packed, columns_of_rows
 from dprobes.sinks.interface import Batch
+from dprobes.trace.columns import PackedRows
 from dprobes.trace.content import LostRecords
 
 if TYPE_CHECKING:
@@ -22,8 +25,12 @@ if TYPE_CHECKING:
 
     from dprobes.formatters.templates import Templates
     from dprobes.record.origin import RecordSource
+    from dprobes.record.probeinfo import Place
     from dprobes.sinks.aggregates import CountTable, Histogram
-    from dprobes.trace.content import TraceProgram, TraceRecord
+    from dprobes.trace.columns import Rows
+    from dprobes.trace.content import TraceProgram
+    from dprobes.trace.packedblock import Block
+    from dprobes.trace.selection import Selection
 
 __all__ = ["aggregates_of", "items_of_fields", "print_aggregates"]
 
@@ -49,13 +56,14 @@ def items_of_fields(counted: Sequence[str], measured: Sequence[str]) -> Item:
 
 
 def aggregate_traces(
-    found: Iterable[TraceRecord | LostRecords],
+    found: Iterable[Block | LostRecords],
+    selection: Selection,
     counted: Sequence[str],
     measured: Sequence[str],
     templates: Templates | None = None,
 ) -> Counter[str]:
     """
-    Print what records of trace files come to; return how many were lost of each program.
+    Print what the selected records of trace files come to; return how many were lost of each program.
 
     ``templates`` are asked before those of the programs. Raise ``FormatError`` if there are records, but none of any
     program can have one of the fields.
@@ -79,12 +87,31 @@ def aggregate_traces(
                 aggregates.create_event_of(source, program.origin.host)
             except FormatError as error:
                 refusals.append(error)
-        place = program.place(each.probe).in_module(program.source.module)
-        aggregates.log_events(Batch(sources[program], [each.record], [place], each.wall_offset))
+        for rows, mask in selection.masked(each):
+            _log_rows(aggregates, sources[program], rows, mask)
     if sources and len(refusals) == len(sources):
         raise refusals[0]
     print_aggregates(aggregates)
     return lost
+
+
+def _log_rows(aggregates: Aggregates, source: RecordSource, rows: Rows, mask: Sequence[bool] | None) -> None:
+    program = rows.block.program
+
+    def place(probe: int) -> Place:
+        return program.place(probe).in_module(program.source.module)
+
+    fields = aggregates.fields_of(source)
+    if isinstance(rows, PackedRows):
+        columns = columns_of_packed(rows.records, place, fields, mask)
+    else:
+        columns = columns_of_rows(rows, place, fields, mask)
+    if aggregates.log_columns(columns):
+        return
+    wanted = range(len(rows)) if mask is None else compress(range(len(rows)), mask)
+    found = [rows.record(row) for row in wanted]
+    places = [place(each.probe) for each in found]
+    aggregates.log_events(Batch(source, [each.record for each in found], places, rows.block.wall_offset))
 
 
 def print_aggregates(aggregates: Aggregates) -> None:

@@ -118,12 +118,7 @@ class Outputs:
             places += places_of(self._source.module, probes, len(places))
             self._source = with_files(self._source, new)
             self._announce()
-        batch = Batch(
-            self._source,
-            [record for _, record in records],
-            [places[probe] for probe, _ in records],
-            self._clock.look(),
-        )
+        batch = Batch.of(self._source, records, places, self._clock.look())
         lost = len(records) if self._failed is not None else 0
         for sink in tuple(self._direct):
             try:

@@ -18,7 +18,7 @@ from dprobes.cli.output.recordprinter import Printer, warn_of_all
 from dprobes.cli.templateoption import read_templates, templates_option
 from dprobes.errors import FormatError
 from dprobes.formatters import FORMATS
-from dprobes.trace.content import LostRecords, RecordBlock
+from dprobes.trace.content import LostRecords
 from dprobes.trace.filter import compile_filter, program_filter, time_filter
 from dprobes.trace.follower import MissingPart, TraceFollower
 from dprobes.trace.selection import Selection
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from dprobes.formatters.templates import Templates
     from dprobes.trace.content import Damage, TraceRecord
     from dprobes.trace.filter import RowFilter
+    from dprobes.trace.packedblock import Block
 
 __all__ = ["command"]
 
@@ -111,7 +112,7 @@ def command(
         if total:
             _count(selection, followers)
         elif counted or measured:
-            _aggregate(_found(selection, followers, None), counted, measured, own_templates)
+            _aggregate(selection, followers, counted, measured, own_templates)
         elif follow:
             _follow(selection, followers, paths, printer, head, tail)
         else:
@@ -170,7 +171,7 @@ def _bounds(paths: Sequence[Path], *, skip_damaged: bool) -> tuple[int, int] | N
     for each in _followers([path for path in paths if path.exists()], on_damage):
         with each as follower:
             for found in follower.poll():
-                if isinstance(found, RecordBlock):
+                if not isinstance(found, LostRecords | MissingPart):
                     begin, end = found.written + found.wall_offset, found.last_written + found.wall_offset
                     first = begin if first is None else min(first, begin)
                     last = end if last is None else max(last, end)
@@ -208,7 +209,7 @@ def _last(found: list[TraceRecord | LostRecords], count: int) -> list[TraceRecor
     return found
 
 
-def _warned(found: Iterable[RecordBlock | LostRecords | MissingPart]) -> Iterator[RecordBlock | LostRecords]:
+def _warned(found: Iterable[Block | LostRecords | MissingPart]) -> Iterator[Block | LostRecords]:
     for each in found:
         if isinstance(each, MissingPart):
             console.warning(each.message)
@@ -239,14 +240,16 @@ def _count(selection: Selection, followers: Sequence[TraceFollower]) -> None:
 
 
 def _aggregate(
-    found: Iterable[TraceRecord | LostRecords],
+    selection: Selection,
+    followers: Sequence[TraceFollower],
     counted: Sequence[str],
     measured: Sequence[str],
     templates: Templates | None,
 ) -> None:
     from dprobes.cli.output.aggregation import aggregate_traces
 
-    warn_of_all(aggregate_traces(found, counted, measured, templates))
+    found = (each for follower in followers for each in _warned(follower.poll()))
+    warn_of_all(aggregate_traces(found, selection, counted, measured, templates))
 
 
 # Following

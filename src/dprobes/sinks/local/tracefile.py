@@ -7,12 +7,15 @@ from typing import TYPE_CHECKING
 
 from dprobes.errors import SinkError
 from dprobes.formatters.recordednames import RecordedNames
+from dprobes.record.packed import PackedPlaces
 from dprobes.trace.content import PlaceEntry
 from dprobes.trace.filenames import compression_of
 from dprobes.trace.names import NameRegister
 from dprobes.trace.writer import TraceFileWriter
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
     from dprobes.record.origin import RecordSource
     from dprobes.record.probeinfo import Place
     from dprobes.sinks.interface import Batch
@@ -47,16 +50,33 @@ class TraceFileSink:
 
     def log_events(self, batch: Batch) -> None:
         """Append the records of a batch, all of them or none."""
-        number, known = self._numbers[batch.source.number], self._places[batch.source.number]
-        if new := [place for place in dict.fromkeys(batch.places) if place not in known]:
-            self._writer.add_places(number, [PlaceEntry.of(place) for place in new])
-            known |= {place: index for index, place in enumerate(new, len(known))}
+        number = self._numbers[batch.source.number]
+        records = self._packed(number, batch)
+        if records is None:
+            known = self._known(number, batch.source, batch.places)
+            records = [(known[place], record) for place, record in zip(batch.places, batch.records, strict=True)]
         if batch.lost:
             self._writer.lose(number, batch.lost)
-        records = [(known[place], record) for place, record in zip(batch.places, batch.records, strict=True)]
         located = self._names[batch.source.number].located(batch.records, batch.places)
         if not self._writer.append(number, records, self._register.telling(located)):
             raise self._failure(batch)
+
+    def _packed(self, number: int, batch: Batch) -> Sequence[tuple[int, bytes]] | None:
+        """Return packed records with the numbers that the file gives their probepoints; None if they are not packed."""
+        if (packed := batch.packed) is None or not isinstance(batch.places, PackedPlaces):
+            return None
+        table, probes = batch.places.table, packed.probes()
+        there = {probes} if isinstance(probes, int) else dict.fromkeys(probes)
+        known = self._known(number, batch.source, [table[probe] for probe in there])
+        return packed.renumbered(lambda probe: known[table[probe]])
+
+    def _known(self, number: int, source: RecordSource, places: Iterable[Place]) -> dict[Place, int]:
+        """Announce places that the file does not know, and return the numbers of all that it knows."""
+        known = self._places[source.number]
+        if new := [place for place in dict.fromkeys(places) if place not in known]:
+            self._writer.add_places(number, [PlaceEntry.of(place) for place in new])
+            known |= {place: index for index, place in enumerate(new, len(known))}
+        return known
 
     def destroy_event(self, source: RecordSource) -> None:
         """Forget a program."""

@@ -21,7 +21,7 @@ import select
 import struct
 import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.bpf.layout import Status
 from dprobes.engines.ebpf.kernel.descriptors import Descriptor
@@ -30,17 +30,93 @@ from dprobes.engines.linux.mapcalls import MapType, create_map
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["RingBuffer", "entries_in", "wait"]
+__all__ = ["RingBuffer", "Span", "entries_in", "spans_in", "wait"]
 
 _BUSY = 1 << 31
 _DISCARDED = 1 << 30
 _HEADER = 8
 _LENGTH = struct.Struct("=I")
 
+_ALIKE_MIN = 16
+"""Fewer entries of the same length are looked at one by one."""
+_LAST_LIMIT = 1 << 16
+"""How many entries are compared at once at most."""
+_LAST_PATIENCE = 1024
+"""How many entries are looked at one by one at most before it is tried again to compare many."""
 
-def entries_in(window: memoryview | bytes) -> Iterator[tuple[int, int]]:
-    """Iterate over the bounds of the data of those entries in a window of a ring that were not discarded."""
-    position, end, unpack = 0, len(window), _LENGTH.unpack_from
+
+class _Runs:
+    """Find entries of the same length in a row; ``words`` are the ring's, or those of a window of it."""
+
+    def __init__(self, words: memoryview) -> None:
+        self._words = words
+        self._limit = 2 * _ALIKE_MIN
+        self._patience = _ALIKE_MIN
+        self._left = 0
+        """How many entries are still to be looked at one by one."""
+
+    def count(self, place: int, stride: int, room: int) -> int:
+        """Return how many entries from ``place`` on have the length of the first one, or 0; ``room`` bytes are left."""
+        if self._left:
+            self._left -= 1
+            return 0
+        limit = min(room // stride, self._limit)
+        if limit < _ALIKE_MIN:
+            return 0
+        first, step = place >> 2, stride >> 2
+        heads = self._words[first : first + limit * step : step].tobytes()
+        count = limit
+        while count >= _ALIKE_MIN and heads[: count * _LENGTH.size] != heads[: _LENGTH.size] * count:
+            count //= 2
+        if count < _ALIKE_MIN:
+            self._left = self._patience
+            self._patience = min(2 * self._patience, _LAST_PATIENCE)
+            self._limit = 2 * _ALIKE_MIN
+            return 0
+        self._patience = _ALIKE_MIN
+        self._limit = min(4 * self._limit, _LAST_LIMIT) if count == limit else 2 * _ALIKE_MIN
+        return count
+
+
+def _stride(length: int) -> int:
+    return length + _HEADER + 7 & ~7
+
+
+class Span(NamedTuple):
+    """A part of a window; entries in it are ``stride`` bytes apart and not discarded, unless that is 0."""
+
+    start: int
+    stop: int
+    stride: int
+
+
+def spans_in(window: bytes) -> Iterator[Span]:
+    """Cut a window of a ring, in order, into many entries of the same length in a row, and what is between those."""
+    position = begin = 0
+    end, unpack = len(window), _LENGTH.unpack_from
+    with memoryview(window) as view, view.cast("I") as words:
+        runs = _Runs(words)
+        while position < end:
+            (length,) = unpack(window, position)
+            stride = _stride(length & ~_DISCARDED)
+            count = runs.count(position, stride, end - position) if length < _DISCARDED else 0
+            if count:
+                if begin < position:
+                    yield Span(begin, position, 0)
+                begin = position + count * stride
+                yield Span(position, begin, stride)
+            position += stride * max(count, 1)
+    if begin < end:
+        yield Span(begin, end, 0)
+
+
+def entries_in(window: memoryview | bytes, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, int]]:
+    """
+    Iterate over the bounds of the data of those entries in a window of a ring that were not discarded.
+
+    ``start`` and ``stop`` are where entries begin, or the end of the window.
+    """
+    position, end, unpack = start, len(window) if stop is None else stop, _LENGTH.unpack_from
     while position < end:
         (length,) = unpack(window, position)
         start = position + _HEADER
@@ -100,13 +176,17 @@ class RingBuffer(Descriptor):
         end = min(self._producer[0], start + size)
         mask = self.size - 1
         words = self._words
+        runs = _Runs(words)
         while position < end:
             length = words[(position & mask) >> 2]
+            count = 1
             if length >= _DISCARDED:
                 if length & _BUSY:
                     break
                 length ^= _DISCARDED
-            position += length + _HEADER + 7 & ~7
+            else:
+                count = runs.count(position & mask, _stride(length), end - position) or 1
+            position += count * _stride(length)
         place = start & mask
         return self._data[place : place + position - start]
 

@@ -1,20 +1,28 @@
 """
 The entries of a ring as what they say: records in their canonical form, ends of probepoints, signals.
 
-A piece of the ring is read as it stands there, headers and discarded entries included (``kernel.ring``).
+A piece of the ring is read as it stands there, headers and discarded entries included (``kernel.ring``). Many records
+of one size in a row are packed as they are, without a look at each.
 """
 
 from __future__ import annotations
 
 import struct
+import sys
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from dprobes.bpf.layout import ENTRY_HEAD, KIND_SHIFT, NAME_SIZE, TICKETS_SHIFT, Entry
-from dprobes.engines.ebpf.kernel.ring import entries_in
+from dprobes.engines.ebpf.kernel.ring import entries_in, spans_in
 from dprobes.engines.ebpf.read.heldrecords import Ended
+from dprobes.errors import FormatError
 from dprobes.record.layout import Item, header_struct
+from dprobes.record.packed import PackedRecords, numbers_in
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dprobes.engines.ebpf.kernel.ring import Span
     from dprobes.engines.ebpf.read.heldrecords import HeldRecords
     from dprobes.engines.ebpf.read.userstacks import UserStacks
 
@@ -23,6 +31,11 @@ __all__ = ["EntryReader"]
 _HEAD_SIZE = ENTRY_HEAD.size
 _TRACE = int(Entry.TRACE)  # enum members are slow to look up
 _NAME_FLAG_BYTE, _NAME_FLAG = 1, Item.PROCESS_NAME >> 8
+_LENGTH = 4
+_RING_HEAD = 8
+"""Bytes of an entry before its data, and of the length in them."""
+_KIND_AT = _RING_HEAD + KIND_SHIFT // 8
+_TID_AT, _TID_SIZE = _RING_HEAD + 4, 4
 _ENDED = struct.Struct("=II")
 _SIGNAL = struct.Struct("=QII")
 
@@ -43,11 +56,56 @@ class EntryReader:
 
     def read(self, data: bytes, stamp: float) -> None:
         """Read whole entries, which were in the ring at the time ``stamp``."""
+        for span in spans_in(data):
+            if not span.stride or not self._read_packed(data, span, stamp):
+                self._read_each(data, span, stamp)
+
+    def _read_packed(self, data: bytes, span: Span, stamp: float) -> bool:
+        """Read entries of one size if all are records of one kind; return whether they are."""
+        if self._stacks is not None:
+            return False
+        stride = span.stride
+        table = data[span.start : span.stop]
+        count = len(table) // stride
+        size = int.from_bytes(table[:_LENGTH], sys.byteorder)
+        if any(table[_KIND_AT::stride]) or size <= _HEAD_SIZE:
+            return False
+        try:
+            records = PackedRecords.of_table(table, stride, _places(size))
+        except FormatError:
+            return False
+        probes = records.probes()
+        if (probes if isinstance(probes, int) else max(probes)) > self._probe_mask:
+            records = records.renumbered(lambda probe: probe & self._probe_mask)
+            probes = records.probes()
+        self._held.add_packed(records, self._tids(table, stride, count, probes), stamp)
+        return True
+
+    def _tids(self, table: bytes, stride: int, count: int, probes: list[int] | int) -> Sequence[int] | int:
+        """Return the threads of records that are uncertain; 0 for the others."""
+        uncertain = self._held.uncertain
+        if isinstance(probes, int):
+            if probes not in uncertain:
+                return 0
+        elif not any(probe in uncertain for probe in set(probes)):
+            return 0
+        planes = [table[at::stride] for at in range(_TID_AT, _TID_AT + _TID_SIZE)]
+        if isinstance(probes, int) and all(plane == plane[:1] * count for plane in planes):
+            return int.from_bytes(table[_TID_AT : _TID_AT + _TID_SIZE], sys.byteorder)
+        values = bytearray(_TID_SIZE * count)
+        for place, plane in enumerate(planes):
+            values[place::_TID_SIZE] = plane
+        tids = numbers_in(values, _TID_SIZE)
+        if isinstance(probes, int):
+            return tids
+        return [tid if probe in uncertain else 0 for probe, tid in zip(probes, tids, strict=True)]
+
+    def _read_each(self, data: bytes, span: Span, stamp: float) -> None:
         held, unpack, uncertain, probe_mask = self._held, ENTRY_HEAD.unpack_from, self._held.uncertain, self._probe_mask
         stacks = self._stacks
         records: list[tuple[int, bytes]] = []
         tids: list[int] = []
-        for position, stop in entries_in(data):
+        for position, stop in entries_in(data, span.start, span.stop):
             first, tid = unpack(data, position)
             start = position + _HEAD_SIZE
             kind = first >> KIND_SHIFT
@@ -89,3 +147,9 @@ class EntryReader:
             place = self._name_places[flags] = header_struct(flags, "little").size
         name = start + place
         return data[start : data.index(0, name) + 1] + data[name + NAME_SIZE : stop]
+
+
+@lru_cache(64)
+def _places(size: int) -> tuple[int, ...]:
+    """Return where in an entry of ``size`` bytes a row of packed records is: the probepoint, then the record."""
+    return (*range(_RING_HEAD, _RING_HEAD + 4), *range(_RING_HEAD + _HEAD_SIZE, _RING_HEAD + size))

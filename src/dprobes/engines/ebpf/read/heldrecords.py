@@ -5,8 +5,9 @@ A record whose instruction may fault is uncertain at first. It becomes certain w
 is seen beyond the instruction; a signal for the instruction drops it. Whatever comes behind an uncertain record waits
 with it, so that the order stays that of the ring.
 
-A million records may come in a second, but few signals. So records are bare pairs in a list, and their threads numbers
-in another, in which the last record of each thread is found when somebody asks for it. Nothing talks to the kernel.
+A million records may come in a second, but few signals. So records are packed, or bare pairs in a list, and their
+threads numbers in another, in which the last record of each thread is found when somebody asks for it. Nothing talks to
+the kernel.
 """
 
 from __future__ import annotations
@@ -15,12 +16,15 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
+from dprobes.engines.ebpf.read.itemqueue import Ended, ItemQueue
 from dprobes.engines.interface import RecordBatch
-from dprobes.lazydataclass import dataclass
+from dprobes.record.packed import PackedRecords
 from dprobes.target.processmaps import PAGE_SIZE
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Container, Iterator, Mapping, Sequence
+
+    from dprobes.engines.ebpf.read.itemqueue import Part
 
 __all__ = ["HOLDING", "SETTLING", "Ended", "HeldRecords", "Progress"]
 
@@ -35,6 +39,8 @@ HOLDING = 0.5
 
 _BATCH = 1024
 """How many records are a batch at most."""
+_PACKED_BATCH = 4096
+"""How many packed ones: mostly nobody looks at them one by one."""
 
 Progress = Callable[[int, int | None], int]
 """
@@ -42,17 +48,6 @@ Look where a thread is. It gets the thread's id and what it returned of the same
 
 A result below 0 means that the thread is beyond the instruction of its last record.
 """
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """A probepoint that is to be removed, because of a hit in thread ``tid`` of process ``pid``."""
-
-    probe: int
-    reason: int
-    """The operand of ``exit``, or ``layout.LIMIT`` or ``layout.REMOVE``."""
-    pid: int
-    tid: int
 
 
 class _Thread:
@@ -87,12 +82,9 @@ class HeldRecords:
         self._shared: set[int] = set()
         self._ticketed = ticketed
         self._progress = progress
-        self._items: list[tuple[int, bytes] | Ended | None] = []
-        """None stands for a dropped record."""
+        self._items = ItemQueue()
         self._others = 0
         """How many of the items are not records."""
-        self._first = 0
-        """The number of the first item; numbers only grow."""
         self._tids: list[int] = []
         """The threads of the last items, as many as ``_last`` does not know yet; 0 where the item is certain."""
         self._last: dict[int, int] = {}
@@ -135,30 +127,42 @@ class HeldRecords:
         if self._obstacle is not None and self._obstacle.tid in threads:
             self._obstacle = None
         if not is_trace and not self._shared:
-            self._items += records
+            self._items.add(records)
             self._tids += tids
             return
         self._find_last()
-        first = self._end
-        self._items += records
+        first = self._items.end
+        self._items.add(records)
         for number, ((probe, _), tid) in enumerate(zip(records, tids, strict=True), first):
             if tid:
                 self._join(number, probe, tid, is_trace=is_trace)
                 self._last[tid] = number
 
+    def add_packed(self, records: PackedRecords, tids: Sequence[int] | int, stamp: float) -> None:
+        """Add packed records likewise, no stack traces; one thread if that is the same for all, or 0."""
+        if self._shared:
+            self.add(list(records), [tids] * len(records) if isinstance(tids, int) else tids, stamp)
+            return
+        self._find_last()
+        first = self._items.end
+        self._items.add_packed(records)
+        end = self._items.end
+        last = {tids: end - 1} if isinstance(tids, int) else dict(zip(tids, range(first, end), strict=True))
+        last.pop(0, None)
+        self._last |= last
+        self._threads |= {tid: _Thread(tid, stamp) for tid in last}
+        if self._obstacle is not None and self._obstacle.tid in last:
+            self._obstacle = None
+
     def add_end(self, ended: Ended) -> None:
         """Add the end of a probepoint."""
-        self._items.append(ended)
+        self._items.add([ended])
         self._tids.append(0)
         self._others += 1
 
-    @property
-    def _end(self) -> int:
-        return self._first + len(self._items)
-
     def _find_last(self) -> None:
         """Bring ``_last`` up to date."""
-        self._last.update(zip(self._tids, range(self._end - len(self._tids), self._end), strict=True))
+        self._last.update(zip(self._tids, range(self._items.end - len(self._tids), self._items.end), strict=True))
         self._last.pop(0, None)
         self._tids.clear()
 
@@ -167,7 +171,7 @@ class HeldRecords:
         last = self._last.get(tid)
         if last is None or self._faulting[self._probe(last)] != self._faulting[probe]:
             return
-        if is_trace or not any(each < self._first or self._probe(each) == probe for each in self._hit(last)):
+        if is_trace or not any(each < self._items.first or self._probe(each) == probe for each in self._hit(last)):
             self._earlier[number] = last
 
     def _hit(self, number: int | None) -> Iterator[int]:
@@ -177,9 +181,7 @@ class HeldRecords:
             number = self._earlier.get(number)
 
     def _probe(self, number: int) -> int:
-        item = self._items[number - self._first]
-        assert isinstance(item, tuple), "uncertain items are records"
-        return item[0]
+        return self._items.probe(number)
 
     def drop(self, tid: int, ip: int, *, has_tickets: bool) -> None:
         """
@@ -197,12 +199,12 @@ class HeldRecords:
         # Where the file is in the process is not known, but it is mapped by whole pages.
         if (self._faulting[self._probe(last)] - ip) % PAGE_SIZE:
             return
-        held = [number for number in hit if number >= self._first]
+        held = [number for number in hit if number >= self._items.first]
         probes = [self._probe(number) for number in held]
         if not has_tickets and len(held) == len(hit) and all(probe in self._ticketed for probe in probes):
             return
         for number in held:
-            self._items[number - self._first] = None
+            self._items.drop(number)
         self._others += len(held)
         self.dropped.update(probes)
         self.faults.update(set(probes))
@@ -218,24 +220,26 @@ class HeldRecords:
             return []
         self._obstacle = None
         self._find_last()
-        end = self._end
+        end = self._items.end
         for number, tid in sorted((min(self._hit(last)), tid) for tid, last in self._last.items()):
             thread = self._threads[tid]
             if not self._has_settled(thread, now, parsed, drains):
                 self._obstacle, end = thread, number
                 break
-        items = self._items[: end - self._first]
-        if not items:
+        parts = self._items.take(end)
+        if not parts:
             return []
-        del self._items[: len(items)]
-        self._first = end
         self._last = {tid: last for tid, last in self._last.items() if last >= end}
         self._earlier = {number: earlier for number, earlier in self._earlier.items() if number >= end}
         self._threads = {tid: self._threads[tid] for tid in self._last}
-        return list(self._batches(items))
+        return [batch for part in parts for batch in self._batches(part)]
 
-    def _batches(self, items: Sequence[tuple[int, bytes] | Ended | None]) -> Iterator[RecordBatch | Ended]:
+    def _batches(self, items: Part) -> Iterator[RecordBatch | Ended]:
         """Iterate over items, the records in batches."""
+        if isinstance(items, PackedRecords):
+            for start in range(0, len(items), _PACKED_BATCH):
+                yield RecordBatch(items[start : start + _PACKED_BATCH])
+            return
         if not self._others:
             yield from _batches_of(items)
             return

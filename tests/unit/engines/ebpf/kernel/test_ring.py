@@ -7,8 +7,10 @@ import struct
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from dprobes.engines.ebpf.kernel.ring import RingBuffer
+from dprobes.engines.ebpf.kernel.ring import RingBuffer, entries_in, spans_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -113,3 +115,38 @@ def test_the_window_shows_complete_entries_with_their_headers(ring: FakeRing) ->
     ring.advance(len(window))
     assert bytes(ring.window()) == b""
     assert ring.pending == 16
+
+
+@given(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 100), st.booleans()), max_size=20))
+def test_spans_hold_all_entries_of_a_window_in_order(runs: list[tuple[int, int, bool]]) -> None:
+    window = b""
+    for size, count, is_discarded in runs:
+        entry = struct.pack("=II", size | (DISCARDED if is_discarded else 0), 0) + bytes(size) + bytes(-size % 8)
+        window += entry * count
+    found: list[tuple[int, int]] = []
+    end = 0
+    for span in spans_in(window):
+        assert span.start == end
+        end = span.stop
+        entries = list(entries_in(window, span.start, span.stop))
+        found += entries
+        if span.stride:
+            assert len(entries) == (span.stop - span.start) // span.stride
+            assert len({stop - start for start, stop in entries}) == 1
+    assert end == len(window)
+    assert found == list(entries_in(window))
+
+
+def test_many_entries_of_one_size_are_a_span() -> None:
+    window = (struct.pack("=II", 16, 0) + bytes(16)) * 10_000
+    assert sum(span.stop - span.start for span in spans_in(window) if span.stride) > 0.99 * len(window)
+
+
+def test_a_window_of_many_alike_ends_at_the_incomplete_one(ring: FakeRing) -> None:
+    ring.start_at(SIZE - 8)
+    for number in range(100):
+        ring.produce(struct.pack("=Q", number), BUSY if number == 70 else 0)
+    with ring.window() as window:
+        assert [bytes(window[start:stop]) for start, stop in entries_in(window)] == [
+            struct.pack("=Q", number) for number in range(70)
+        ]

@@ -14,6 +14,7 @@ from dprobes.engines.ebpf.read.spool import Spool
 from dprobes.engines.interface import RecordBatch
 from dprobes.record.codec import decode_record
 from dprobes.record.layout import Item
+from dprobes.record.packed import PackedRecords
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -221,14 +222,20 @@ def test_others_get_their_turn_while_much_is_held_back() -> None:
 
 def test_records_come_in_batches() -> None:
     spool = HoldingSpool({1: 0x1234})
-    spool.add(record(1, 5, b"x") * 3000 + entry(Entry.PROCESS, body=struct.pack("=I", 70)) + record(1, 5, b"x"), 1.0)
-    first, second, third, *rest = spool.take()
-    assert [len(batch.records) for batch in (first, second, third) if isinstance(batch, RecordBatch)] == [
-        1024,
-        1024,
-        952,
-    ]
-    assert rest == []
+    various = b"".join(record(1, 5, bytes(n % 3)) for n in range(3000))
+    spool.add(various + entry(Entry.PROCESS, body=struct.pack("=I", 70)) + record(1, 5, b"x"), 1.0)
+    sizes = [len(batch.records) for batch in spool.take() if isinstance(batch, RecordBatch)]
+    assert sizes == [1024, 1024, 952]
+    assert spool.is_holding
+
+
+def test_records_of_one_size_come_packed() -> None:
+    spool = HoldingSpool({1: 0x1234})
+    spool.add(record(1, 5, b"x") * 5000 + entry(Entry.PROCESS, body=struct.pack("=I", 70)) + record(1, 5, b"x"), 1.0)
+    batches = [batch.records for batch in spool.take() if isinstance(batch, RecordBatch)]
+    assert sum(map(len, batches)) == 5000
+    assert sum(len(records) for records in batches if isinstance(records, PackedRecords)) > 4900
+    assert max(map(len, batches)) <= 4096
     assert spool.is_holding
 
 

@@ -1,0 +1,201 @@
+"""
+The fields of many records at once, as ``--count`` and ``--hist`` want them.
+
+There is a column wherever a field is at one place in all of the records: items of the header, what is known of the
+probepoint and the program, words of the data, and numbers that a template takes from data of a fixed size. Values are
+those of ``FieldValues.find``.
+"""
+
+from __future__ import annotations
+
+from itertools import compress
+from typing import TYPE_CHECKING, Any
+
+from dprobes.formatters.fieldvalues import HEADER_FIELDS, NUMBERED, PLACE_FIELDS, names_of
+from dprobes.record.layout import Item
+from dprobes.sinks.fixedlayout import fixed_layout, fixed_places
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from dprobes.formatters.fieldvalues import FieldValues
+    from dprobes.record.packed import PackedRecords
+    from dprobes.record.probeinfo import Place
+    from dprobes.trace.columns import Rows
+
+__all__ = ["FieldColumns", "NoColumnError", "Shown", "columns_of_packed", "columns_of_rows"]
+
+Column = list[Any] | int | str | None
+"""The values of all records, or one that they have in common."""
+
+
+class NoColumnError(Exception):
+    """Say that there is no column of a field: the records have to be looked at one by one."""
+
+
+class Shown(str):
+    """A text as it is shown, with escapes."""
+
+    __slots__ = ()
+
+
+class FieldColumns:
+    """
+    Make columns of records of one program.
+
+    ``item`` returns the column of a header item, ``place`` what is known of a probepoint. Records that are ``packed``
+    have columns of their data. With ``mask`` only the records are meant for which it is true.
+    """
+
+    def __init__(
+        self,
+        item: Callable[[str], Column],
+        probes: list[int] | int,
+        place: Callable[[int], Place],
+        fields: FieldValues,
+        count: int,
+        packed: PackedRecords | None = None,
+        mask: Sequence[bool] | None = None,
+    ) -> None:
+        self._item = item
+        self._place = place
+        self._fields = fields
+        self._packed = packed
+        self._mask = mask
+        self._probes = self._chosen(probes)
+        self.count = count if mask is None else sum(mask)
+
+    def _chosen(self, column: Column) -> Any:
+        if self._mask is None or not isinstance(column, list):
+            return column
+        return list(compress(column, self._mask))
+
+    def of_place(self, text: Callable[[Place], str | None]) -> Column:
+        """Return what is said of the probepoints."""
+        probes = self._probes
+        if isinstance(probes, int):
+            return text(self._place(probes))
+        known = {probe: text(self._place(probe)) for probe in set(probes)}
+        return [known[probe] for probe in probes]
+
+    def values(self, name: str) -> Column:
+        """Return the column of a field; raise ``NoColumnError`` if there is none."""
+        if name in HEADER_FIELDS:
+            return self._chosen(self._item(name))  # type: ignore[no-any-return]
+        if name in PLACE_FIELDS:
+            return self.of_place(lambda place: self._fields.of_place(place, name))
+        match self._in_templates(name):
+            case None:
+                pass
+            case (place, size, is_signed):
+                return self._chosen(self._numbers(place, size, is_signed=is_signed))  # type: ignore[no-any-return]
+        if (numbered := NUMBERED.match(name)) is not None:
+            return self._chosen(self._numbered(numbered[1], int(numbered[2])))  # type: ignore[no-any-return]
+        if name in ("word_size", "stack_trace"):
+            return self._chosen(self._item(name))  # type: ignore[no-any-return]
+        return self._fields.of_program(name)
+
+    def _in_templates(self, name: str) -> tuple[int, int, bool] | None:
+        """Return where in the data a template has a field: place, size, whether it is signed; None if none has it."""
+        if self._item("stack_trace"):
+            return None
+        codes = [self._item(code) for code in ("major", "minor")]
+        lists = [code if isinstance(code, list) else [code] for code in codes]
+        keys = set(zip(*codes, strict=True)) if all(isinstance(code, list) for code in codes) else {
+            (major, minor) for major in set(lists[0]) for minor in set(lists[1])
+        }  # fmt: skip
+        found = {self._in_template_of(major or 0, minor or 0, name) for major, minor in keys}
+        if len(found) > 1:
+            raise NoColumnError
+        return found.pop()
+
+    def _in_template_of(self, major: int, minor: int, name: str) -> tuple[int, int, bool] | None:
+        word_size, templates = self._word_size, self._fields.templates
+        template = templates.written.find(major, minor)
+        is_derived = template is None
+        if template is None:
+            template = templates.derived(word_size, major, minor)
+        if template is None or name not in (names := names_of(template, word_size)):
+            return None
+        places = fixed_places(template, word_size)
+        if self._packed is None or places is None:
+            raise NoColumnError
+        if is_derived:  # which is that of records only if it takes all of their data
+            layout = fixed_layout(template, word_size, self._packed.shape.byte_order)
+            if layout is None or layout.size != self._data_size:
+                return None
+        start, size, is_signed = places[names.index(name)]
+        if start + size > self._data_size:
+            raise NoColumnError
+        return start, size, is_signed
+
+    @property
+    def _word_size(self) -> int:
+        size = self._item("word_size")
+        assert isinstance(size, int), "records of one shape have words of one size"
+        return size
+
+    @property
+    def _data_size(self) -> int:
+        assert self._packed is not None
+        return self._packed.row_size - self._packed.shape.data
+
+    def _numbered(self, kind: str, number: int) -> Column:
+        if kind != "word" or self._packed is None:
+            raise NoColumnError
+        size = self._word_size
+        return self._numbers(number * size, size) if (number + 1) * size <= self._data_size else None
+
+    def _numbers(self, start: int, size: int, *, is_signed: bool = False) -> Column:
+        assert self._packed is not None
+        shape = self._packed.shape
+        column = self._packed.column(shape.data + start, size, shape.byte_order)
+        if not is_signed:
+            return column
+        top, span = 1 << (8 * size - 1), 1 << 8 * size
+        if isinstance(column, int):
+            return column - span if column >= top else column
+        return [value - span if value >= top else value for value in column]
+
+
+def columns_of_packed(
+    packed: PackedRecords, place: Callable[[int], Place], fields: FieldValues, mask: Sequence[bool] | None = None
+) -> FieldColumns:
+    """Return the columns of packed records."""
+
+    def item(name: str) -> Column:
+        match name:
+            case "name":
+                names = packed.names()
+                if isinstance(names, list):
+                    known = {name: _decoded(name) for name in set(names)}
+                    return [known[name] for name in names]
+                return None if names is None else _decoded(names)
+            case "word_size":
+                return 8 if packed.shape.flags & Item.WIDE else 4
+            case "stack_trace":
+                return int(bool(packed.shape.flags & Item.STACK_TRACE))
+        return packed.item(HEADER_FIELDS[name])
+
+    return FieldColumns(item, packed.probes(), place, fields, len(packed), packed, mask)
+
+
+def _decoded(name: bytes) -> str:
+    return name.decode("utf-8", "surrogateescape")
+
+
+def columns_of_rows(
+    rows: Rows, place: Callable[[int], Place], fields: FieldValues, mask: Sequence[bool] | None = None
+) -> FieldColumns:
+    """Return the columns of records that stand one behind the other: of their headers only."""
+
+    def item(name: str) -> Column:
+        column = rows.column(name)
+        if name != "name" or column is None:
+            return column
+        if not isinstance(column, list):
+            return Shown(column)
+        known = {text: Shown(text) for text in set(column)}
+        return [known[text] for text in column]
+
+    return FieldColumns(item, rows.probes(), place, fields, len(rows), None, mask)

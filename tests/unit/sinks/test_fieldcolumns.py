@@ -1,0 +1,136 @@
+"""Columns of fields: what is counted by them is what is counted record by record."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dprobes.formatters.fieldvalues import HEADER_FIELDS, FieldValues
+from dprobes.record.codec import encode_record
+from dprobes.record.layout import LogRecord
+from dprobes.record.packed import PackedRecords
+from dprobes.record.probeinfo import Place
+from dprobes.sinks import aggregates as module
+from dprobes.sinks.aggregates import Aggregates
+from dprobes.sinks.fieldcolumns import NoColumnError, columns_of_packed, columns_of_rows
+from dprobes.sinks.interface import Batch
+from dprobes.trace.columns import rows_of
+from dprobes.trace.content import RecordBlock, TraceProgram
+from dprobes.trace.frames import RECORDS_HEAD, records_frame
+from unit.sinks.records import SOURCE
+
+PLACES = [Place("app", "do_read"), Place("app", "do*", "do_write", at_return=True), Place("app", "\x1bodd")]
+TEMPLATES = {
+    "templates.lst": b"1 one.fmt\n",
+    "one.fmt": b'major = 1\nminor = 2\nfmt = "code=%d %+2half=%wu char=%bc"\nminor = 3\nfmt = "text=%*s"',
+}
+DERIVED = 'major = 1\nminor = 1\nfmt = "arg0=%v %*s"\nminor = 4\nfmt = "arg0=%v arg1=%v"\n'
+PROGRAM = replace(SOURCE, templates=TEMPLATES, derived={8: DERIVED, 4: DERIVED})
+COUNTED = [(name,) for name in HEADER_FIELDS] + [
+    ("module",), ("symbol",), ("function", "pid"), ("word0",), ("word1", "minor"), ("word9",), ("word_size",),
+    ("stack_trace",), ("host",), ("program",), ("code",), ("half", "symbol"), ("arg0",), ("arg1", "word0"), ("char",),
+    ("text",), ("item0",),
+]  # fmt: skip
+MEASURED = ["pid", "word0", "code", "half", "word9", "arg1"]
+FIELDS = {name for fields in COUNTED for name in fields} | set(MEASURED)
+
+
+@st.composite
+def alike(draw: st.DrawFn) -> list[tuple[int, bytes]]:
+    """Return records of one shape."""
+    model = LogRecord(
+        1, 1, pid=draw(st.none() | st.just(7)), tid=draw(st.none() | st.just(8)), time=draw(st.none() | st.just(9)),
+        ip=draw(st.none() | st.just(0x401000)), process_name=draw(st.none() | st.just("cat")),
+        word_size=draw(st.sampled_from([4, 8])), byte_order=draw(st.sampled_from(["little", "big"])),
+        is_stack_trace=draw(st.booleans()),
+    )  # fmt: skip
+    size = draw(st.sampled_from([0, 4, 8, 10, 16, 20]))
+    minors = draw(st.lists(st.sampled_from([1, 2, 3, 4]), min_size=1, max_size=3))
+    found = []
+    for _ in range(draw(st.integers(1, 30))):
+        record = model._replace(minor=draw(st.sampled_from(minors)), data=draw(st.binary(min_size=size, max_size=size)))
+        if record.pid is not None:
+            record = record._replace(pid=draw(st.integers(1, 300)))
+        if record.process_name is not None:
+            record = record._replace(process_name=draw(st.sampled_from(["cat", "", "\n"])))
+        found.append((draw(st.integers(0, 2)), encode_record(record)))
+    return found
+
+
+def found_in(aggregates: Aggregates) -> object:
+    return list(aggregates.tables()), list(aggregates.histograms())
+
+
+def aggregates(field: str) -> Aggregates:
+    counted = [fields for fields in COUNTED if field in fields]
+    result = Aggregates(counted, [name for name in MEASURED if name == field])
+    result.create_event_of(PROGRAM, "alpha")
+    return result
+
+
+def each_of(field: str, records: list[tuple[int, bytes]]) -> object:
+    """Return what is counted record by record."""
+    result = aggregates(field)
+    result.log_events(Batch(PROGRAM, [record for _, record in records], [PLACES[probe] for probe, _ in records], 0))
+    return found_in(result)
+
+
+@given(alike(), st.sampled_from(sorted(FIELDS)))
+def test_packed_records_are_counted_as_each_of_them_is(records: list[tuple[int, bytes]], field: str) -> None:
+    packed = PackedRecords.of_records(records)
+    assert packed is not None
+    result = aggregates(field)
+    result.log_events(Batch.of(PROGRAM, packed, PLACES, 0))
+    assert found_in(result) == each_of(field, records)
+
+
+@given(alike(), st.sampled_from(sorted(FIELDS)), st.data())
+def test_a_mask_and_rows_that_are_not_packed(records: list[tuple[int, bytes]], field: str, data: st.DataObject) -> None:
+    mask = data.draw(st.lists(st.booleans(), min_size=len(records), max_size=len(records)))
+    wanted = [record for record, is_wanted in zip(records, mask, strict=True) if is_wanted]
+    packed, fields = PackedRecords.of_records(records), FieldValues(PROGRAM, "alpha")
+    assert packed is not None
+    result = aggregates(field)
+    if result.log_columns(columns_of_packed(packed, PLACES.__getitem__, fields, mask)):
+        assert found_in(result) == each_of(field, wanted)
+    result = aggregates(field)
+    block = RecordBlock(TraceProgram(PROGRAM), records_frame(1, 5, records)[12:], RECORDS_HEAD.size, 0, 5, 0)
+    start, is_counted = 0, True
+    for rows in rows_of(block):
+        part = mask[start : start + len(rows)]
+        start += len(rows)
+        is_counted &= result.log_columns(columns_of_rows(rows, PLACES.__getitem__, fields, part))
+    if is_counted:
+        assert found_in(result) == each_of(field, wanted)
+
+
+@pytest.mark.parametrize("field", ["pid", "name", "symbol", "word0", "code", "half", "host", "word_size"])
+def test_there_are_columns_of_most_fields(field: str) -> None:
+    """Or nothing above would say that they are used."""
+    data = [struct.pack("=qHHBxxxxxxx", -n, n, n, n)[:16] for n in range(1, 20)]
+    records = [(0, encode_record(LogRecord(1, 2, pid=n, process_name="cat", data=data[n]))) for n in range(19)]
+    packed = PackedRecords.of_records(records)
+    assert packed is not None
+    columns = columns_of_packed(packed, PLACES.__getitem__, FieldValues(PROGRAM, "alpha"))
+    columns.values(field)
+    with pytest.raises(NoColumnError):
+        columns.values("item0")
+
+
+def test_values_beyond_the_most_are_counted_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_VALUES_MAX", 5)
+    numbers = [1, 2, 3, 1, 4, 5, 6, 2, 7, 6]
+    result, each = aggregates("pid"), aggregates("pid")
+    for start in (0, 5):
+        records = [(0, encode_record(LogRecord(1, 1, pid=pid))) for pid in numbers[start : start + 5]]
+        packed = PackedRecords.of_records(records)
+        assert packed is not None
+        result.log_events(Batch.of(PROGRAM, packed, PLACES, 0))
+        each.log_events(Batch.of(PROGRAM, records, PLACES, 0))
+    assert found_in(result) == found_in(each)
+    (table, _) = result.tables()
+    assert (sum(count for _, count in table.rows), table.others) == (7, 3)
