@@ -2,7 +2,7 @@
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test test-kernel torture mutants lint bench docs clean
+.PHONY: help demo quick test test-kernel guest-kernel torture mutants lint bench docs clean
 
 PYTHON := .venv/bin/python
 SOURCES := $(shell find src -name '*.py')
@@ -12,7 +12,7 @@ TESTS := $(PYTHON) -m pytest -q --timeout=300 --timeout-method=signal
 PARALLEL := $(TESTS) -n $(WORKERS) --dist loadfile
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: .venv/run.stamp ## install what is needed and show probe records of a real program
 	@sh tools/demo.sh
@@ -27,6 +27,9 @@ test: .venv/dev.stamp .venv/tools.stamp ## run the whole test suite
 test-kernel: .venv/dev.stamp .venv/tools.stamp ## run the tests that other kernels are booted for
 	$(PYTHON) -m compileall -q src
 	$(PYTHON) -m pytest -q --timeout=300 --timeout-method=signal -m "not torture" tests/kernel
+
+guest-kernel: .venv/dev.stamp ## build the kernel of guests that lets functions be skipped, which some tests need
+	$(PYTHON) tools/build_guest_kernel.py
 
 torture: .venv/dev.stamp .venv/tools.stamp .venv/selftests.stamp ## run the long forms of the torture and differential tests
 	$(PYTHON) -m pytest -q -m torture

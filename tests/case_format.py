@@ -40,10 +40,9 @@ The world, in ``context``, a line each::
 Expectations: ``log``, ``trace`` (items); ``stack`` (cells, the top first), ``lv``, ``gv``, ``cv``, ``tv`` (numbers);
 ``registers`` (lines ``NAME = N``); ``memory`` (lines ``A = items``); ``ports`` (lines ``PORT BYTES = N``, the writes in
 order); ``tables`` (the lines that show them); ``extensions`` (names, ``all`` for a bare callk); ``end`` (exit, abort,
-remove, exit 1 ...); ``major``;
-``minor``; ``diagnostics`` (all of them, literally). What no section speaks of is not compared, except: a case without
-``diagnostics`` has no error, and without ``end`` ends by ``exit``. A 4 or 8 behind the name of an expectation or of
-``context`` makes it hold for words of so many bytes only.
+remove, exit 1, skip 0x5 ...); ``major``; ``minor``; ``diagnostics`` (all of them, literally). What no section speaks of
+is not compared, except: a case without ``diagnostics`` has no error, and without ``end`` ends by ``exit``. A 4 or 8
+behind the name of an expectation or of ``context`` makes it hold for words of so many bytes only.
 
 Items are bytes in hexadecimal (``41 42``), texts (``"AB"``), and numbers in the target's byte order: ``w:1`` in a word,
 ``h:1`` in 2 bytes, ``d:1`` in 4, ``q:1`` in 8; ``o:name`` is, in a word, the offset of a label or procedure in the

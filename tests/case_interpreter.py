@@ -14,6 +14,7 @@ from dprobes.rpn.encoder import CodeImage, encode
 from dprobes.rpn.pipeline import CompileOptions, check_program, parse_source
 from dprobes.source import SourceFile
 from dprobes.testing import FakeContext, prepare, run_definition
+from dprobes.vm import Ending
 from dprobes.vm.translate import Translator
 from ebpf_backend import EbpfRunner, is_applicable, loop_forms
 
@@ -175,6 +176,8 @@ def _compare(
     mask = context.architecture.word_mask
     offsets = {name: offset for offset, names in image.labels.items() for name in names} | image.procedures
     ending = outcome.ending.value + (f" {outcome.exit_code}" if outcome.exit_code else "")
+    if outcome.ending is Ending.SKIP:
+        ending += f" {outcome.value:#x}"
     assert ending == (case.text("end", target) or "exit").strip()
     for section, data in (("log", outcome.log), ("trace", outcome.trace)):
         if (items := case.items(section, target)) is not None:

@@ -34,7 +34,7 @@ from dprobes.bpf.layout import (
     power_of_two,
 )
 from dprobes.bpf.lower import Abilities, LoopForm, Lowered, Placement, Request, Tables, VmaLayout, is_supported, lower
-from dprobes.bpf.lower.handlerstate import ABORT, CELLS, EXIT_WITH, REMOVE_PROBE, Field
+from dprobes.bpf.lower.handlerstate import ABORT, CELLS, EXIT_WITH, REMOVE_PROBE, SKIP, Field
 from dprobes.bpf.lower.host import Host
 from dprobes.bpf.lower.ptregs import REGISTER_OFFSETS
 from dprobes.engines.ebpf.kernel.bpfmaps import ArrayMap, HashMap, LruHashMap
@@ -157,6 +157,9 @@ def host_of(context: FakeContext, cookie: int, function: int) -> type[Host]:
         def stop_process(self) -> None:
             pass
 
+        def override_return(self) -> None:
+            pass
+
         def cookie(self) -> None:
             self._asm.mov(Register.R0, cookie)
 
@@ -223,7 +226,7 @@ def abilities(loops: LoopForm | None = None, *, sleepable: bool = True) -> Abili
     """Return what handlers are compiled with: nothing that writes, as lockdown may forbid it."""
     loops = loops or loop_forms()[0]
     iterator = _iterator_functions() if loops is LoopForm.ITERATOR else (0, 0, 0)
-    return Abilities(loops, sleepable=sleepable, iterator=iterator, vma=_vma_layout())
+    return Abilities(loops, sleepable=sleepable, iterator=iterator, vma=_vma_layout(), overrides_returns=True)
 
 
 class memory_of:  # noqa: N801 - used like a function
@@ -538,9 +541,10 @@ class EbpfRunner:
             return Outcome(Ending.ABORT, b"", b"", major, minor), state
         assert kinds[0] is Entry.RECORD
         code = ending - EXIT_WITH if ending >= EXIT_WITH else 0
-        how = Ending.REMOVE if ending == REMOVE_PROBE else Ending.EXIT
+        how = {REMOVE_PROBE: Ending.REMOVE, SKIP: Ending.SKIP}.get(ending, Ending.EXIT)
+        value = field(Field.VALUE) if how is Ending.SKIP else 0
         assert Entry.ENDED in kinds or not (code in (1, 3) or how is Ending.REMOVE)
-        return Outcome(how, log, trace, major, minor, code, field(Field.UNHANDLED)), state
+        return Outcome(how, log, trace, major, minor, code, field(Field.UNHANDLED), value), state
 
 
 _NOT_RUN = 0xFFFF_FFFF

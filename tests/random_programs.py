@@ -650,6 +650,7 @@ class _Defined:
         over = self._new_label("o")
         self._value()
         self._emit("jge <label>", over)
-        ending = self._random.choice(("abort", "remove", "exit", "exit <code>"))
+        endings = ("abort", "remove", "exit", "exit <code>", "skip")
+        ending = self._random.choice([e for e in endings if self._allows(isa.rows_by_syntax()[e], None)])
         self._emit(ending, self._random.randrange(1, 4) if ending == "exit <code>" else None)
         self._place(over)

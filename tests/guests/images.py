@@ -18,13 +18,33 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-__all__ = ["KERNELS", "Image", "Module", "UnavailableError", "cache_directory", "image"]
+__all__ = [
+    "BUILT",
+    "KERNELS",
+    "SOURCE_PACKAGE",
+    "Image",
+    "Module",
+    "NotBuiltError",
+    "UnavailableError",
+    "built_directory",
+    "cache_directory",
+    "image",
+]
 
 KERNELS = {
     "6.1": ("linux-image-cloud-amd64",),
     "6.12": ("linux-image-6.12-cloud-amd64", "linux-image-cloud-amd64"),
 }
 """The series that tests ask for, and the metapackages that may lead to an image of it: Debian 12's, or Debian 13's."""
+
+BUILT = "6.12-override"
+"""
+A kernel that ``make guest-kernel`` builds, because none of Debian's has CONFIG_BPF_KPROBE_OVERRIDE.
+
+It is small: it has no type information of itself (BTF), and no modules.
+"""
+
+SOURCE_PACKAGE = "linux-source-6.12"
 
 _DOWNLOAD_TIMEOUT = 120
 
@@ -39,6 +59,10 @@ _UNPACKERS = {
 
 class UnavailableError(Exception):
     """Say why there can be no guest here: the reason of a skip."""
+
+
+class NotBuiltError(UnavailableError):
+    """Say that a kernel is not there, which takes longer to build than tests may take."""
 
 
 @dataclass(frozen=True)
@@ -126,9 +150,18 @@ def cache_directory() -> Path:
     return directory
 
 
+def built_directory() -> Path:
+    """Return where the kernel is that is built for guests, if it is."""
+    return cache_directory() / f"linux-image-{BUILT}"
+
+
 @functools.cache
 def image(series: str) -> Image:
     """Return the kernel of a series, such as ``6.1``; it is downloaded if none was before."""
+    if series == BUILT:
+        if not (built_directory() / "vmlinux").exists():
+            raise NotBuiltError("none with CONFIG_BPF_KPROBE_OVERRIDE has been built ('make guest-kernel')")
+        return Image(series.partition("-")[0], built_directory())
     unpacked = [path.parent for path in cache_directory().glob(f"linux-image-{series}.*/vmlinux")]
     if unpacked:
         return Image(series, max(unpacked, key=lambda path: path.stat().st_mtime))

@@ -11,7 +11,7 @@ import pytest
 from guests.emulator import GuestError, Machine
 from guests.features import lack_of
 from guests.guest import boot, resumed
-from guests.images import KERNELS, UnavailableError
+from guests.images import KERNELS, NotBuiltError, UnavailableError
 from integration.conftest import build
 
 if TYPE_CHECKING:
@@ -36,6 +36,8 @@ def snapshot_of() -> Iterator[Callable[[Machine], Snapshot]]:
                 except (UnavailableError, GuestError) as error:
                     snapshots[machine] = error
             match snapshots[machine]:
+                case NotBuiltError() as reason:
+                    pytest.skip(f"older kernel: {reason}")
                 case UnavailableError() as reason:
                     pytest.skip(f"no guest: {reason}")
                 case GuestError() as failure:

@@ -111,6 +111,9 @@ def _host_of(context: FakeContext) -> type[KernelHost]:
         def process_name(self) -> None:
             write_name(self._asm, context)
 
+        def override_return(self) -> None:
+            pass
+
         def user_stack(self, area: int, work: int, log_mask: int) -> None:
             write_words(self._asm, context.frames_in_program, context.architecture.word_size)
 

@@ -140,6 +140,16 @@ class Instructions(ABC):
         """
         return self._add("exit", code)
 
+    def skip(self) -> Self:
+        """
+        End the handler with a record.
+
+        The function that begins at the probepoint is not executed, and returns the value.
+
+        skip: stack ``value --``; needs ``allow_write``.
+        """
+        return self._add("skip")
+
     def callk(self, name: str | None = None) -> Self:
         """
         Call the registered extension of that name; INVALID_OPERAND(6, number) if it fails.

@@ -40,6 +40,8 @@ class Capability(enum.Enum):
     GLOB = "patterns in 'offset ='"
     WRITE_REGISTER = "writing registers"
     WRITE_MEMORY = "writing memory"
+    SKIP = "returning at once from functions of programs"
+    KERNEL_SKIP = "returning at once from functions of the kernel"
     VERIFY_WRITE = "finding out whether memory can be written"
     SEGMENT_REGISTER = "the segment registers other than cs and ss"
     FLOATING_POINT = "floating-point and SSE registers"
@@ -67,8 +69,13 @@ class Requirement:
 
 
 _NO_KPROBES = (
-    "this kernel has no kprobes (CONFIG_KPROBES and CONFIG_KPROBE_EVENTS), or lockdown forbids them: 'dprobes doctor' "
-    "says which"
+    "this kernel has no kprobes (CONFIG_KPROBES and CONFIG_KPROBE_EVENTS), or lockdown forbids them, and no BPF "
+    "trampolines (fentry) in their place: 'dprobes doctor' says which"
+)
+
+_NO_OVERRIDE = (
+    "this kernel has neither bpf_override_return (CONFIG_BPF_KPROBE_OVERRIDE) nor BPF trampolines that skip functions "
+    "(fmod_ret): 'dprobes doctor' says why"
 )
 
 _READING = {
@@ -105,6 +112,9 @@ def requirements(program: Program, architecture: Architecture) -> Iterator[Requi
             yield Requirement(Capability.RETURN, "return = yes", definition.span("return"))
     for code in program.bodies():
         for instruction in code.instructions:
+            if instruction.row.syntax == "skip":
+                yield _needed_to_skip(instruction, in_kernel=program.modtype is not ModuleType.USER)
+                continue
             for capability in _needed_by(instruction, architecture):
                 yield Requirement(capability, str(instruction), instruction.span)
 
@@ -119,6 +129,11 @@ def _needed_to_watch(access: Access, span: Span | None, *, in_module: bool) -> R
         return Requirement(Capability.PORT_WATCHPOINT, "watchpoint = io", span, hurdle)
     capability = Capability.MODULE_WATCHPOINT if in_module else Capability.WATCHPOINT
     return Requirement(capability, f"watchpoint = {access.value}", span)
+
+
+def _needed_to_skip(instruction: Instruction, *, in_kernel: bool) -> Requirement:
+    capability = Capability.KERNEL_SKIP if in_kernel else Capability.SKIP
+    return Requirement(capability, str(instruction), instruction.span, _NO_OVERRIDE if in_kernel else None)
 
 
 def _needed_by(instruction: Instruction, architecture: Architecture) -> Iterator[Capability]:

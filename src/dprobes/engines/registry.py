@@ -162,6 +162,7 @@ _INTERPRETED = (
     _COMMON
     | _WRITING
     | {Capability.SEGMENT_REGISTER, Capability.SEGMENTED, Capability.INTERPRETED_EXTENSION, Capability.USER_STACK}
+    | {Capability.SKIP}
 )
 """What engines can whose handlers run in Python."""
 
@@ -204,7 +205,7 @@ _EBPF = EngineRow(
         cost=1,
         usual_reason="handlers run in the kernel, and nothing in the program needs ptrace",
         scope_reason="only it probes processes that it did not start or attach to",
-        found_by_trying=_WRITING | {Capability.KERNEL_MODULE},
+        found_by_trying=_WRITING | {Capability.KERNEL_MODULE, Capability.KERNEL_SKIP},
         support="dprobes.engines.ebpf.availability:support",
     ),
     options="dprobes.engines.ebpf.options:EbpfOptions",

@@ -13,6 +13,7 @@ from dprobes.diagnostics import Note
 from dprobes.errors import TargetError
 from dprobes.resolve.probepoints import NO_EXITS, LeftOutProbe, ProbedCode, ProbeKind, Probepoint
 from dprobes.resolve.probestate import ProbeState
+from dprobes.resolve.skippedfunctions import check_skip
 from dprobes.rpn.program import Address, Expression, Glob, Offset
 from dprobes.target.codeplace import instruction_at
 from dprobes.target.elf.callframes import CallFrames
@@ -44,7 +45,7 @@ def resolve_breakpoints(
     for number, definition in enumerate(program.definitions):
         if definition.watchpoint is not None:
             continue
-        resolver = _Resolver(number, definition, module, frames, diagnostics)
+        resolver = _Resolver(program, number, definition, module, frames, diagnostics)
         if (probe := resolver.probepoint()) is not None:
             _check_unique(probe, places, diagnostics)
             places.setdefault((probe.offset, probe.at_return), probe)
@@ -175,12 +176,14 @@ class _Resolver:
 
     def __init__(
         self,
+        program: Program,
         number: int,
         definition: ProbeDefinition,
         module: Module,
         frames: CallFrames,
         diagnostics: Diagnostics,
     ) -> None:
+        self._program = program
         self._number = number
         self._definition = definition
         self._module = module
@@ -199,6 +202,8 @@ class _Resolver:
             return None
         where, state = self._where(offset), self._opcode_state(decoded)
         if not self._definition.at_return:
+            start = self._module.function_start(decoded.offset)
+            check_skip(self._program, self._definition, where, self._diagnostics, begins=start == decoded.address)
             return self._made(ProbedCode(decoded), where, state)
         exits = self._exits(decoded, where)
         if exits is None:

@@ -91,7 +91,7 @@ def _request(program: Program, definition: ProbeDefinition, loops: LoopForm, sym
     in_kernel = space_of(program) is Space.KERNEL
     return Request(
         items=Item.MAJOR | Item.MINOR | (Item.IP if is_glob else Item(0)),
-        abilities=Abilities(loops, writes_memory=True, writes_registers=True),
+        abilities=Abilities(loops, writes_memory=True, writes_registers=True, overrides_returns=in_kernel),
         placement=_placement(definition, in_kernel=in_kernel),
         probe=None if is_glob else 0,
         symbols=symbols,

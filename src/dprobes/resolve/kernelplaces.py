@@ -19,6 +19,7 @@ from dprobes.resolve.probepoints import LeftOutProbe, ProbedCode, ProbeKind, Pro
 from dprobes.resolve.probestate import ProbeState
 from dprobes.resolve.pushedsymbols import pushed_symbols
 from dprobes.resolve.samplers import resolve_samplers
+from dprobes.resolve.skippedfunctions import check_skip
 from dprobes.resolve.tracedevents import resolve_tracepoints
 from dprobes.resolve.watchpoints import resolve_watchpoints
 from dprobes.rpn.encoder import encode
@@ -311,6 +312,8 @@ class _Resolver:
                 f"'return = yes' needs the start of a function, which {where} is not",
                 hint=f"the function starts at offset {function.address - self._module.base:#x}",
             )
+        begins = address == function.address
+        check_skip(self._program, definition, where, self._diagnostics, begins=begins)
         instruction = self._instruction(definition, function, address)
         state = self._state(definition, instruction)
         if state is ProbeState.COMPILED and (reason := self._kernel.refusal(address)) is not None:

@@ -12,7 +12,7 @@ from dprobes.arch import Direction
 from dprobes.diagnostics import Note, did_you_mean
 from dprobes.rpn.flowcheck import check_flow
 from dprobes.rpn.isa import Group, OperandKind
-from dprobes.rpn.needs import stops_target
+from dprobes.rpn.needs import skipping_instruction, stops_target
 from dprobes.rpn.program import Address, Expression, Glob, ModuleType, Offset, Sampler, Tracepoint
 from dprobes.rpn.tables import KEY_SIZE_MAX, MEMORY_MAX, KeyKind
 
@@ -45,6 +45,7 @@ def check(program: Program, architecture: Architecture, diagnostics: Diagnostics
         _check_location(program, definition, diagnostics)
         _check_opcode(definition, architecture, diagnostics)
         _check_selection(program, definition, diagnostics)
+        _check_skip(program, definition, diagnostics)
     blocks: list[tuple[str, Code]] = [
         *((_handler_title(program, d), d.handler) for d in program.definitions),
         *((f"procedure '{p.name}'", p.code) for p in program.procedures),
@@ -176,6 +177,27 @@ def _check_selection(program: Program, definition: ProbeDefinition, diagnostics:
             if name not in known:
                 hint = did_you_mean(name, known) or f"add it to '{definer} =' in the file header"
                 diagnostics.error(definition.span(keyword), f"{keyword} '{name}' is not in '{definer} ='", hint=hint)
+
+
+def _check_skip(program: Program, definition: ProbeDefinition, diagnostics: Diagnostics) -> None:
+    skip = skipping_instruction(program, definition)
+    if skip is None:
+        return
+    if definition.watchpoint is not None:
+        what, keyword = "a watchpoint", "watchpoint"
+    elif isinstance(definition.location, Sampler):
+        what, keyword = "a sampler", "sampler"
+    elif isinstance(definition.location, Tracepoint):
+        what, keyword = "a tracepoint", "offset"
+    elif definition.at_return:
+        what, keyword = "the return of a function", "return"
+    else:
+        return
+    diagnostics.error(
+        skip.span,
+        f"'skip' returns from the function that begins at the probepoint, and none begins at {what}",
+        notes=(Note("the probepoint is here", definition.span(keyword)),),
+    )
 
 
 def _check_names(

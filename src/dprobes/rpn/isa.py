@@ -372,6 +372,7 @@ _EXECUTION = (
     Row(0x0C, "remove", "--", Group.EXECUTION, "End the handler with a record and remove the probepoint.", (), Flow.END),
     Row(0x0D, "exit", "--", Group.EXECUTION, "End the handler with a record.", (), Flow.END),
     Row(0x0E, "exit <code>", "--", Group.EXECUTION, "End the handler with a record, then act by the code: 1 debugger, 2 crash dump, 3 core dump.", (_E.INVALID_OPERAND,), Flow.END),
+    Row(0x58, "skip", "value --", Group.EXECUTION, "End the handler with a record; the function that begins at the probepoint is not executed, and returns the value.", (), Flow.END, since=OURS, writes=True),
     Row(0x8D, "callk", "--", Group.EXECUTION, "Call every registered extension, in order of registration; INVALID_OPERAND(6, number) if one fails.", (_E.INVALID_OPERAND,), since="3.0"),
     Row(0x99, "callk <name>", "--", Group.EXECUTION, "Call the registered extension of that name; INVALID_OPERAND(6, number) if it fails.", (_E.INVALID_OPERAND,), since=OURS),
 )  # fmt: skip

@@ -8,11 +8,15 @@ from dprobes.rpn.isa import OperandKind
 from dprobes.rpn.program import Address, Expression, ModuleType
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from dprobes.rpn.program import Instruction, ProbeDefinition, Program
 
 __all__ = [
+    "executed_instructions",
     "record_majors",
     "sets_codes",
+    "skipping_instruction",
     "stops_target",
     "traced_fields",
     "watches_user_addresses",
@@ -60,18 +64,25 @@ def sets_codes(program: Program) -> bool:
 
 def traced_fields(program: Program, definition: ProbeDefinition) -> tuple[Instruction, ...]:
     """Return the instructions with fields of a tracepoint that a handler, or a procedure that it calls, executes."""
+    return tuple(i for i in executed_instructions(program, definition) if i.row.operand_kind is OperandKind.FIELD)
+
+
+def skipping_instruction(program: Program, definition: ProbeDefinition) -> Instruction | None:
+    """Return the first ``skip`` that a handler, or a procedure that it calls, executes; None if there is none."""
+    return next((i for i in executed_instructions(program, definition) if i.row.syntax == "skip"), None)
+
+
+def executed_instructions(program: Program, definition: ProbeDefinition) -> Iterator[Instruction]:
+    """Iterate over the instructions of a handler, and of the procedures that it calls, each once."""
     procedures = {procedure.name: procedure.code for procedure in program.procedures}
-    found: list[Instruction] = []
     waiting, seen = [definition.handler], set[str]()
     while waiting:
         for instruction in waiting.pop().instructions:
-            kind, name = instruction.row.operand_kind, str(instruction.operand)
-            if kind is OperandKind.FIELD:
-                found.append(instruction)
-            elif kind is OperandKind.PROCEDURE and name in procedures and name not in seen:
+            yield instruction
+            name = str(instruction.operand)
+            if instruction.row.operand_kind is OperandKind.PROCEDURE and name in procedures and name not in seen:
                 seen.add(name)
                 waiting.append(procedures[name])
-    return tuple(found)
 
 
 _KERNEL_HALF = 1 << 63

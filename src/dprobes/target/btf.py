@@ -94,6 +94,13 @@ class Member(NamedTuple):
     width: int
 
 
+class Signature(NamedTuple):
+    """How many words a function takes, and whether it returns one."""
+
+    words: int
+    has_result: bool
+
+
 def _steps() -> list[int]:
     """Return, by the upper byte of an info word, the words of a type, or minus those of a member; 0: unknown."""
     steps = [0] * 256
@@ -162,6 +169,22 @@ class Btf:
         if offset % 8:
             raise TargetError(f"the member '{path}' of the kernel's 'struct {composite}' is a bit field")
         return offset // 8
+
+    def signature(self, function: str) -> Signature | None:
+        """
+        Return what a function takes and returns; None if that is not a fixed number of words.
+
+        Raise ``TargetError`` without such a function.
+        """
+        words = 0
+        for _, number in self.parameters(function):
+            value = self.value_type(number)
+            if not value.size:
+                return None  # "...", or a type without a size
+            words += -(-value.size // (_WORD_BITS // 8))
+        prototype = self._begin(self._words[self._begin(self.find(Kind.FUNC, function)) + 2])
+        result = self.value_type(self._words[prototype + 2])
+        return Signature(words, result.kind in (Kind.INT, Kind.PTR))
 
     def parameters(self, function: str) -> list[tuple[str, int]]:
         """Return the parameters of a function, each with the number of its type; raise ``TargetError`` without one."""

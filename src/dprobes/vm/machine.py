@@ -33,6 +33,7 @@ class Ending(enum.Enum):
     EXIT = "exit"
     ABORT = "abort"
     REMOVE = "remove"
+    SKIP = "skip"
 
 
 class Outcome(NamedTuple):
@@ -41,7 +42,7 @@ class Outcome(NamedTuple):
 
     ``log`` is the log buffer up to LP, ``trace`` the stack-trace buffer up to STP; both are empty after ``abort``.
     ``exit_code`` is the operand of ``exit 1|2|3``, else 0. ``unhandled`` is the exception that ended the
-    handler, if ``rx`` has not raised it, else 0.
+    handler, if ``rx`` has not raised it, else 0. ``value`` is what the function is to return after ``skip``, else 0.
     """
 
     ending: Ending
@@ -51,6 +52,7 @@ class Outcome(NamedTuple):
     minor: int
     exit_code: int = 0
     unhandled: int = 0
+    value: int = 0
 
 
 class Raised(Exception):  # noqa: N818 - not an error of DProbes: an event in the life of a handler
@@ -114,6 +116,7 @@ class Machine:
         "sbp",
         "tsp",
         "unhandled",
+        "value",
         "word_size",
     )
 
@@ -140,6 +143,7 @@ class Machine:
         self.ending: Ending | None = None
         self.exit_code = 0
         self.unhandled = 0
+        self.value = 0
         self._trace: TraceBuffer | None = None
         self._heap: Heap | None = None
 
@@ -150,7 +154,7 @@ class Machine:
             return Outcome(self.ending, b"", b"", self.major, self.minor)
         trace = b"" if self._trace is None else self._trace.contents()
         log = bytes(self.log[: self.lp])
-        return Outcome(self.ending, log, trace, self.major, self.minor, self.exit_code, self.unhandled)
+        return Outcome(self.ending, log, trace, self.major, self.minor, self.exit_code, self.unhandled, self.value)
 
     # The RPN stack
 

@@ -74,6 +74,11 @@ def _exit_code(machine: Machine, code: int) -> None:
     machine.ending = Ending.EXIT
 
 
+def _skip(machine: Machine, operand: int) -> None:
+    machine.value = machine.pop()
+    machine.ending = Ending.SKIP
+
+
 def _callk(machine: Machine, operand: int) -> None:
     machine.context.call_extension(None, machine)
 
@@ -166,6 +171,7 @@ RULES: dict[str, Rule] = {
     "remove": _end(Ending.REMOVE),
     "exit": _end(Ending.EXIT),
     "exit <code>": _exit_code,
+    "skip": _skip,
     "callk": _callk,
     "callk <name>": _callk_name,
     "sx <label>": _sx,

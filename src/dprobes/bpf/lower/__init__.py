@@ -121,6 +121,10 @@ def _host_of(request: Request) -> type[Host]:
         from dprobes.bpf.lower.tracepointhost import TracepointHost
 
         return TracepointHost
+    if request.placement.is_trampoline:
+        from dprobes.bpf.lower.trampolinehost import TrampolineHost
+
+        return TrampolineHost
     from dprobes.bpf.lower.kernelhost import KernelHost
 
     return KernelHost
@@ -296,6 +300,8 @@ def is_supported(row: Row, register: CpuRegister | None, abilities: Abilities) -
     if row.group is Group.REGISTER:
         has_code = register is None or register.name in REGISTER_OFFSETS or register.memory_offset is not None
         return has_code and (abilities.writes_registers or not row.writes)
+    if row.syntax == "skip":
+        return abilities.overrides_returns
     if row.syntax == "vfyrw" and abilities.vma is None:
         return False
     return row.syntax in TEMPLATES and row.operator != "callk" and (abilities.writes_memory or not row.writes)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.bpf.asm.isa import Alu, Atomic, Jump, Register, Size
 from dprobes.bpf.layout import LIMIT, REMOVE, MapName, ProbeField
-from dprobes.bpf.lower.handlerstate import ABORT, EXIT, EXIT_WITH, Field
+from dprobes.bpf.lower.handlerstate import ABORT, EXIT, EXIT_WITH, SKIP, Field
 from dprobes.bpf.lower.stack import SCRATCH
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ class Epilogue:
         self._entries.write_record()
         if self._w.state.ex_logmax:
             self._entries.write_traces()
+        self._skip_function()
         self._wish(release)
         asm.place(release)
         if self._overload is not None:
@@ -59,7 +60,7 @@ class Epilogue:
         asm.alu(Alu.ADD, _R.R2, _R.R1)
         asm.store(_R.R2, 0, 0)
         asm.place(self._out)
-        asm.mov(_R.R0, 0)
+        self._w.host.load_result()
         asm.exit()
 
     def _ended(self, release: Label) -> Label:
@@ -80,6 +81,17 @@ class Epilogue:
         asm.atomic(Atomic.OR, _R.R1, ProbeField.UNHANDLED, _R.R3)
         asm.place(handled)
 
+    def _skip_function(self) -> None:
+        """Let the function return at once that a handler skips; not before the record, which shows the hit."""
+        if not self._flow.uses("skip"):
+            return
+        asm, goes_on = self._asm, self._asm.label()
+        asm.load(_R.R1, SCRATCH, Field.ENDING)
+        asm.jump_if(Jump.JNE, _R.R1, SKIP, goes_on)
+        asm.load(_R.R2, SCRATCH, Field.VALUE)
+        self._w.host.override_return()
+        asm.place(goes_on)
+
     def _wish(self, release: Label) -> None:
         """Write the code for a probepoint that is to be removed."""
         asm, flow, at = self._asm, self._flow, Field.WORK
@@ -90,6 +102,8 @@ class Epilogue:
             other, exits = asm.label(), asm.label()
             asm.load(_R.R8, SCRATCH, Field.ENDING)
             asm.jump_if(Jump.JEQ, _R.R8, EXIT, other)
+            if flow.uses("skip"):
+                asm.jump_if(Jump.JEQ, _R.R8, SKIP, other)
             asm.jump_if(Jump.JGE, _R.R8, EXIT_WITH, exits)
             asm.mov(_R.R8, REMOVE)
             asm.jump(wish)

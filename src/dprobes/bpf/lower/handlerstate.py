@@ -5,10 +5,10 @@ The state of one running handler: an element of the SCRATCH map.
 
          0  cells    the RPN stack, 1024 * 8 bytes
       8192  fields   ``Field``, 8 bytes each
-      8736  frames   64 * 32 bytes: called address | return address | saved SBP | exception handler + 1, or 0
-     10784  ranges   64 * 64 bytes: what traces of a frame show: first | count of cells, local and global variables
-     14880  record   the header of a record, which ends where the log buffer begins
-     15008  log      twice the power of two above logmax
+      8744  frames   64 * 32 bytes: called address | return address | saved SBP | exception handler + 1, or 0
+     10792  ranges   64 * 64 bytes: what traces of a frame show: first | count of cells, local and global variables
+     14888  record   the header of a record, which ends where the log buffer begins
+     15016  log      twice the power of two above logmax
       ...   trace    likewise for ex_logmax, with a record header before it
       ...   heap     blocks and data
       ...   snapshot the ring entry with a copy of the program's stack, for 'log ustack'
@@ -40,6 +40,7 @@ __all__ = [
     "RANGE_SIZE",
     "RECORD_SPACE",
     "REMOVE_PROBE",
+    "SKIP",
     "Field",
     "Frame",
     "StateLayout",
@@ -49,7 +50,7 @@ CELLS = 0
 FIELDS = CELLS + 8 * RPN_STACK_CELLS
 FRAME_COUNT = 64
 FRAME_SIZE = 32
-FRAMES = FIELDS + 8 * 68
+FRAMES = FIELDS + 8 * 69
 RANGE_SIZE = 64
 RANGES = FRAMES + FRAME_COUNT * FRAME_SIZE
 RECORD_SPACE = 128
@@ -65,7 +66,7 @@ _SLACK = 64
 """Bytes behind the largest position that a store of a few words may touch."""
 
 
-EXIT, ABORT, REMOVE_PROBE, EXIT_WITH = 0, 1, 2, 16
+EXIT, ABORT, REMOVE_PROBE, SKIP, EXIT_WITH = 0, 1, 2, 3, 16
 """How a handler ended, in ``Field.ENDING``; ``exit N`` is EXIT_WITH + N."""
 
 
@@ -123,6 +124,8 @@ class Field(enum.IntEnum):
     """The same of the trace buffer, STP and ``pop stp``."""
     BEGAN = FIELDS + 536
     """When the handler began, if the overload guard measures it; else 0."""
+    VALUE = FIELDS + 544
+    """What the function is to return after SKIP."""
 
 
 class Frame(enum.IntEnum):

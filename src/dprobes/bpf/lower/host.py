@@ -79,6 +79,18 @@ class Host:
         self._asm.mov(Register.R1, CONTEXT)
         self._asm.call(Helper.GET_ATTACH_COOKIE)
 
+    def begin(self) -> None:
+        """Write what comes before everything else; takes R0-R5."""
+
+    def load_result(self) -> None:
+        """Load what the program returns to R0."""
+        self._asm.mov(Register.R0, 0)
+
+    def override_return(self) -> None:
+        """Let the function that was entered return R2 at once; only at a KPROBE. Takes R0-R5."""
+        self._asm.mov(Register.R1, CONTEXT)
+        self._asm.call(Helper.OVERRIDE_RETURN)
+
     def find_module(self, outside: Label, busy: Label) -> None:
         """Let only events go on that interrupt the module's code; ``prepare`` notes its place. Takes R0-R5 and R7."""
         asm, module = self._asm, self._request.module

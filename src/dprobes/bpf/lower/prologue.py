@@ -60,6 +60,7 @@ class Prologue:
     def write(self) -> None:
         """Write all of it."""
         self._asm.mov(CONTEXT, _R.R1)
+        self._w.host.begin()
         write_switch_over(self._asm, self._request, self._out)
         self._filter()
         self._w.host.find_module(self._out, self._busy)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from dprobes.target.kernel.tracedfields import TracedEvent
 
 __all__ = [
+    "ARGUMENT_REGISTERS",
     "Abilities",
     "Filter",
     "LoopForm",
@@ -28,6 +29,10 @@ __all__ = [
     "VmaLayout",
     "Watched",
 ]
+
+
+ARGUMENT_REGISTERS = ("edi", "esi", "edx", "ecx", "r8", "r9")
+"""The registers in which functions of x86-64 take arguments, in their order."""
 
 
 class LoopForm(enum.Enum):
@@ -68,7 +73,7 @@ class Abilities:
 
     ``iterator`` are the BTF ids of bpf_iter_num_new, _next and _destroy, which LoopForm.ITERATOR needs. ``vma`` is
     there if programs can find out what is mapped at an address. ``function_ip`` says that a program knows at a
-    URETPROBE which function returns.
+    URETPROBE which function returns. ``overrides_returns`` says that a program at a KPROBE can let a function return.
     """
 
     loops: LoopForm = LoopForm.MAY_GOTO
@@ -78,6 +83,7 @@ class Abilities:
     iterator: tuple[int, int, int] = (0, 0, 0)
     vma: VmaLayout | None = None
     function_ip: bool = True
+    overrides_returns: bool = False
 
 
 class Placement(enum.Enum):
@@ -98,13 +104,25 @@ class Placement(enum.Enum):
     """Where a function of the kernel begins, by the call of ftrace that the compiler has left room for."""
     ENTRY_RETURN = "ftrace return"
     """After the return of such a function."""
+    FENTRY = "fentry"
+    """Where a function of the kernel begins, by a BPF trampoline: there are its arguments only."""
+    FEXIT = "fexit"
+    """Behind a function of the kernel, by a BPF trampoline: there are its arguments, and what it returns."""
+    MODIFY_RETURN = "fmod_ret"
+    """As FENTRY; the function is executed only if the program returns 0."""
     TRACEPOINT = "tracepoint"
     """At a tracepoint of the kernel, or a system call: there are no registers, but fields."""
 
     @property
     def is_in_kernel(self) -> bool:
         """Whether a place in the kernel's code is probed."""
-        return self in (Placement.KPROBE, Placement.KRETPROBE, Placement.ENTRY, Placement.ENTRY_RETURN)
+        kprobes = (Placement.KPROBE, Placement.KRETPROBE, Placement.ENTRY, Placement.ENTRY_RETURN)
+        return self in kprobes or self.is_trampoline
+
+    @property
+    def is_trampoline(self) -> bool:
+        """Whether a BPF trampoline calls the handler: one program for each function."""
+        return self in (Placement.FENTRY, Placement.FEXIT, Placement.MODIFY_RETURN)
 
     @property
     def is_return(self) -> bool:
@@ -211,6 +229,8 @@ class Request:
     """The addresses, the last one excluded, of the kernel's code in which an event counts; None: anywhere."""
     follows_module: bool = False
     """Whether a KPROBE is wherever its module is loaded, so that only the hit tells its address."""
+    arguments: int = 0
+    """How many words the function at a trampoline takes in registers."""
     traced: TracedEvent | None = None
     """What a TRACEPOINT is."""
     shared: bool = False

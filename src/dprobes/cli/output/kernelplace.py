@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 from dprobes.errors import TargetError
 from dprobes.target.instructions import MAX_LENGTH, decode
+from dprobes.target.kernel.kprobeways import KprobeWay, KprobeWays
 from dprobes.target.kernel.runningkernel import KERNEL_NAMES, RunningKernel, module_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from dprobes.rpn.program import Expression
     from dprobes.target.instructions import DecodedInstruction
@@ -72,6 +73,7 @@ def describe_kernel_place(kernel: RunningKernel, module: str, expression: Expres
     if kernel.is_loaded:
         yield f"address   {address:#x}"
     yield ""
+    ways: Mapping[int, KprobeWay] = {}
     yield f"offset = {expression}          // {kernel.offset_text(address - base)}"
     if around is None:
         yield f"// the opcode is not known: {kernel.text.problem_at(function.address)}"
@@ -80,13 +82,17 @@ def describe_kernel_place(kernel: RunningKernel, module: str, expression: Expres
         later = "          // the kernel may replace it when it loads the module" * kernel.is_changed_later(address)
         yield f"opcode = {here.opcode_byte:#04x}{later}"
         yield ""
+        ways = KprobeWays(kernel).ways(function) if kernel.is_loaded else {}
+        width = max(len(each.text) for each in around)
         for each in around:
-            yield f"{'=>' if each is here else '  '} {each.offset:8x}   {each.raw.hex(' '):<30} {each.text}"
+            way = ways.get(each.address)
+            line = f"{'=>' if each is here else '  '} {each.offset:8x}   {each.raw.hex(' '):<30} {each.text:<{width}}"
+            yield f"{line}   {way.value if way is not None else ''}".rstrip()
         if origin := kernel.text.origin_of(address):
             patched = "; the kernel patches such code when it runs" if kernel.text.is_patched(here) else ""
             yield f"the instructions are from {origin}{patched}"
     yield ""
-    yield _verdict(kernel, function, address)
+    yield _verdict(kernel, function, address, ways.get(address))
 
 
 def _instructions(
@@ -103,11 +109,22 @@ def _instructions(
     return decoded[max(0, index - _BEFORE) : index + _AFTER + 1]
 
 
-def _verdict(kernel: RunningKernel, function: KernelSymbol, address: int) -> str:
+_VERDICTS = {
+    KprobeWay.FTRACE: "a kprobe, whose handler ftrace calls",
+    KprobeWay.JUMP: "a kprobe, for whose breakpoint the kernel puts a jump as soon as it can",
+    KprobeWay.EMULATED: "a kprobe: a breakpoint, whose instruction the kernel emulates",
+    KprobeWay.MOVED: "a kprobe: a breakpoint, whose instruction is executed elsewhere",
+    KprobeWay.STEPPED: "a kprobe: a breakpoint, whose instruction is executed elsewhere and runs into another one",
+}
+
+
+def _verdict(kernel: RunningKernel, function: KernelSymbol, address: int, way: KprobeWay | None) -> str:
     if (reason := kernel.refusal(address)) is not None:
         return f"ebpf: {reason}"
     if function.module:
         return "ebpf: a kprobe, which the kernel registers whenever it loads the module; a pattern may use ftrace"
     if address == function.address and kernel.is_traceable(address):
         return "ebpf: ftrace calls the handler, if it reads only registers of arguments; else a kprobe does"
+    if way is not None:
+        return f"ebpf: {_VERDICTS[way]}"
     return "ebpf: a kprobe, for which the kernel replaces the instruction by a breakpoint, or by a jump if it can"

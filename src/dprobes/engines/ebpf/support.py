@@ -12,6 +12,7 @@ from dprobes.engines.ebpf.kernel.features import Feature, Features
 from dprobes.engines.ebpf.privilege import is_in_user_namespace, missing_privilege
 from dprobes.engines.registry import KernelSupport
 from dprobes.errors import reason_of
+from dprobes.resolve.spaces import Space, space_of
 from dprobes.target.btf import Kind
 
 if TYPE_CHECKING:
@@ -48,9 +49,15 @@ def kernel_support(features: Features) -> KernelSupport:
 _FEATURES = {
     Capability.WRITE_MEMORY: (Feature.WRITE_USER,),
     Capability.WRITE_REGISTER: (Feature.WRITE_REGISTERS,),
-    Capability.KERNEL_MODULE: (Feature.KPROBE,),
     Capability.VERIFY_WRITE: (Feature.FIND_VMA, Feature.BTF),
 }
+
+
+_WAYS = {
+    Capability.KERNEL_MODULE: (Feature.KPROBE, Feature.TRAMPOLINE),
+    Capability.KERNEL_SKIP: (Feature.OVERRIDE_RETURN, Feature.MODIFY_RETURN),
+}
+"""What one of several features is enough for."""
 
 
 class _Found:
@@ -60,7 +67,11 @@ class _Found:
         self._features = features
 
     def __contains__(self, capability: object) -> bool:
-        needed = _FEATURES.get(capability) if isinstance(capability, Capability) else None
+        if not isinstance(capability, Capability):
+            return False
+        if (ways := _WAYS.get(capability)) is not None:
+            return any(feature in self._features for feature in ways)
+        needed = _FEATURES.get(capability)
         return needed is not None and all(feature in self._features for feature in needed)
 
 
@@ -82,6 +93,10 @@ def _problem(feature: Feature, error: OSError) -> KernelSupport:
 def abilities_of(features: Features, program: Program) -> Abilities:
     """Return how the handlers of a program are to be written for this kernel, the best form of loops first."""
     writes = any(i.row.writes for code in program.bodies() for i in code.instructions)
+    # Only of kernel programs: functions of others are skipped by other engines.
+    skips = space_of(program) is Space.KERNEL and any(
+        i.row.syntax == "skip" for code in program.bodies() for i in code.instructions
+    )
     loops, iterator = LoopForm.CALLBACK, (0, 0, 0)
     if Feature.MAY_GOTO in features:
         loops = LoopForm.MAY_GOTO
@@ -95,6 +110,7 @@ def abilities_of(features: Features, program: Program) -> Abilities:
         iterator=iterator,
         vma=_vma_layout(features) if _asks_for_mappings(program) else None,
         function_ip=Feature.FUNC_IP in features,
+        overrides_returns=skips,
     )
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dprobes.engines.hits.records import Header
     from dprobes.vm import Outcome, Point
 
-__all__ = ["Handled", "HandlerRunner", "hands_over"]
+__all__ = ["Handled", "HandlerRunner", "hands_over", "skipping"]
 
 ProgramT = TypeVar("ProgramT", bound=HandledProgram)
 
@@ -46,6 +46,15 @@ def hands_over(handled: Iterable[Handled[ProgramT]]) -> bool:
         if outcome is not None and outcome.exit_code in HANDING_OVER:
             return True
     return False
+
+
+def skipping(handled: Iterable[Handled[ProgramT]]) -> Handled[ProgramT] | None:
+    """Return the last one that wants the function to be skipped: its value is what counts; None if none does."""
+    found = None
+    for each in handled:
+        if each.outcome is not None and each.outcome.ending is Ending.SKIP:
+            found = each
+    return found
 
 
 class HandlerRunner:

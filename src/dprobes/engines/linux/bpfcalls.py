@@ -119,6 +119,9 @@ class AttachType(enum.IntEnum):
 
     NONE = 0
     TRACE_RAW_TP = 23
+    TRACE_FENTRY = 24
+    TRACE_FEXIT = 25
+    MODIFY_RETURN = 26
     PERF_EVENT = 41
     TRACE_KPROBE_MULTI = 42
     TRACE_UPROBE_MULTI = 48

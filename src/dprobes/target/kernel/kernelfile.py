@@ -116,6 +116,11 @@ class _FileKernel(RunningKernel):
         """Return None."""
         return
 
+    @cached_property
+    def skippable(self) -> None:
+        """Return None."""
+        return
+
     def is_traceable(self, address: int) -> None:  # noqa: ARG002 - as in the class above
         """Return None."""
         return

@@ -35,6 +35,7 @@ _PER_CPU_AREA = ("__per_cpu_start", "__per_cpu_end")
 _PROC_MODULES = Path("/proc/modules")
 _TRACING = (Path("/sys/kernel/tracing"), Path("/sys/kernel/debug/tracing"))
 _BLACKLIST = Path("/sys/kernel/debug/kprobes/blacklist")
+_INJECTABLE = Path("/sys/kernel/debug/error_injection/list")
 _TRAMPOLINES = ("arch_rethook_trampoline", "__kretprobe_trampoline", "kretprobe_trampoline")
 """
 Commits f3a112c0c40d ("x86,rethook,kprobes: Replace kretprobe with rethook on x86") (in v5.18) and adf8a61a940c
@@ -229,6 +230,19 @@ class RunningKernel:
                 merged.append((start, end))
         return merged
 
+    @cached_property
+    def skippable(self) -> frozenset[str] | None:
+        """
+        The names of the functions that may be skipped, None where the list cannot be read.
+
+        The kernel's source says so of each, by ALLOW_ERROR_INJECTION.
+        """
+        try:
+            lines = _INJECTABLE.read_text().splitlines()
+        except OSError:
+            return None
+        return frozenset(line.split()[0] for line in lines if line.strip())
+
     @property
     def file(self) -> Path | None:
         """The file that all is read from in the place of a running kernel."""
@@ -257,6 +271,14 @@ class RunningKernel:
     def _only_name(self, address: int, module: str) -> str | None:
         names = sorted(self.symbols.names_at(address))
         return next((name for name in names if len({s.address for s in self.symbols.find(name, module)}) == 1), None)
+
+    def end_of(self, function: KernelSymbol) -> int:
+        """Return where a function ends, as far as the kernel knows: where the next symbol is."""
+        end = self.symbols.following(function)
+        if end is not None:
+            return end
+        module = self.modules.get(function.module)
+        return module.address + module.size if module is not None else function.address + 1
 
     def is_traceable(self, address: int) -> bool | None:
         """Return whether ftrace can redirect the function that begins at an address; None where that is not known."""

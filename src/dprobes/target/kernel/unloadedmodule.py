@@ -60,6 +60,11 @@ class UnloadedModule(RunningKernel):
         """The code that the module allows no probes in."""
         return self._image.blacklist
 
+    @cached_property
+    def skippable(self) -> None:
+        """Return None: the kernel reads the module's list when it loads it."""
+        return
+
     def refusal(self, address: int) -> str | None:
         """Return why the kernel will refuse a probe at an address; None if it will not."""
         # Since Linux kernel commit 45408c4f9250 ("tracing: kprobes: Prohibit probing on notrace function").

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from dprobes.engines.hits.emission import Emitter
-from dprobes.engines.hits.handlerruns import HandlerRunner
+from dprobes.engines.hits.handlerruns import Handled, HandlerRunner, skipping
 from dprobes.engines.hits.hitload import HitLoad
 from dprobes.engines.hits.probelimits import ProbeLimits
 from dprobes.engines.linux.ptracecalls import Register, Registers
@@ -167,3 +167,12 @@ def test_skipped_hits_count_for_passcount_and_maxhits() -> None:
     counts = probe.counts
     assert (counts.hits, counts.passed, counts.records, counts.skipped) == (6, 2, 2, 2)
     assert probe.state is ProbeState.DISABLED
+
+
+def test_of_handlers_that_skip_the_last_one_counts() -> None:
+    def ended(ending: Ending, value: int = 0) -> Handled[Any]:
+        return Handled(cast("Any", None), Outcome(ending, b"", b"", 0, 0, value=value))
+
+    first, second, other = ended(Ending.SKIP, 1), ended(Ending.SKIP, 2), ended(Ending.EXIT)
+    assert skipping([first, second, other]) is second
+    assert skipping([other, Handled(cast("Any", None))]) is None

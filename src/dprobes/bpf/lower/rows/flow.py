@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.bpf.asm.isa import Alu, Jump
 from dprobes.bpf.lower.exceptions import frame_address, ranges_address
-from dprobes.bpf.lower.handlerstate import ABORT, EXIT, EXIT_WITH, FRAMES, RANGES, REMOVE_PROBE, Field, Frame
+from dprobes.bpf.lower.handlerstate import ABORT, EXIT, EXIT_WITH, FRAMES, RANGES, REMOVE_PROBE, SKIP, Field, Frame
 from dprobes.bpf.lower.stack import SCRATCH, store_number
 from dprobes.rpn.isa import CALL_DEPTH_MAX, ExceptionCode
 
@@ -139,6 +139,11 @@ def _exit_code(w: Writer, i: EncodedInstruction) -> None:
     w.is_open = False
 
 
+def _skip(w: Writer, i: EncodedInstruction) -> None:
+    store_number(w.asm, SCRATCH, Field.VALUE, w.stack.pop())
+    w.end(SKIP)
+
+
 def invalid_opcode(w: Writer, i: EncodedInstruction) -> None:
     """Write the exception of bytes that are no instruction."""
     w.stack.flush()
@@ -197,6 +202,7 @@ TEMPLATES: dict[str, Template] = {
     "remove": _end(REMOVE_PROBE),
     "exit": _end(EXIT),
     "exit <code>": _exit_code,
+    "skip": _skip,
     "sx <label>": _sx,
     "ux": _ux,
     "rx": _rx,

@@ -54,16 +54,17 @@ class HandlerCompiler:
     def parts(self, file: PlannedCode, numbers: range) -> Iterator[Part]:
         """Group the sites of a file's probepoints, and compile the handler of each group."""
         probes = self._numbers.probes
-        grouped: dict[tuple[int, Placement, int, bool], list[tuple[int, Site]]] = {}
+        grouped: dict[tuple[int, Placement, int, bool, int], list[tuple[int, Site]]] = {}
         notes: Counter[int] = Counter()
         for number in numbers:
             for site in self._numbers.sites[number]:
-                key = (probes[number].number, site.placement, site.return_bytes, bool(site.anchor))
+                alone = number if site.placement.is_trampoline else -1  # a program there is for one function
+                key = (probes[number].number, site.placement, site.return_bytes, bool(site.anchor), alone)
                 grouped.setdefault(key, []).append((number, site))
         written = [key for key in grouped if not isinstance(self._program.definitions[key[0]].location, Glob)]
         are_many = len(written) > ALONE_MAX and self._has_multi
         resolved = file.resolved
-        for (number, placement, return_bytes, _), sites in grouped.items():
+        for (number, placement, return_bytes, _, alone), sites in grouped.items():
             definition = self._program.definitions[number]
             is_glob = isinstance(definition.location, Glob)
             first, site = sites[0]
@@ -71,7 +72,8 @@ class HandlerCompiler:
                 self._request,
                 items=self._items | Item.IP if is_glob else self._items,
                 placement=placement,
-                probe=None if is_glob else first,
+                probe=None if is_glob and alone < 0 else first,
+                arguments=site.arguments,
                 link=self._numbers.link_address(first),
                 moved=site.moved,
                 follows_module=bool(site.anchor),
@@ -85,7 +87,7 @@ class HandlerCompiler:
             )
             point = Point.of(self._program, definition, self._numbers.probes[first].offset)
             handler = resolved.image, resolved.architecture, resolved.image.handlers[number], point
-            shared = are_many and not is_glob
+            shared = are_many and not is_glob and alone < 0
             lowered = lower(*handler, replace(request, probe=None, shared=True) if shared else request)
             if shared and not can_share(lowered.assembled):
                 shared, lowered = False, lower(*handler, request)

@@ -143,7 +143,7 @@ def load_handler(
     ``attach_type`` is that of uprobes on this kernel; the handler of an EVENT has none, that of a TRACEPOINT its
     ``form``.
     """
-    if placement.is_in_kernel:
+    if placement.is_in_kernel and not placement.is_trampoline:
         from dprobes.engines.ebpf.kernel.kernellinks import kernel_attach_type
 
         attach_type = kernel_attach_type(placement)

@@ -267,7 +267,11 @@ class Installation:
         return events
 
     def _form_of(self, part: Part) -> ProgramForm | None:
-        """Return how the kernel is to take the program of a tracepoint's part; None for other parts."""
+        """Return how the kernel is to take the program of a part at a tracepoint or a trampoline; None for others."""
+        if part.placement.is_trampoline:
+            from dprobes.engines.ebpf.kernel.trampolinelinks import trampoline_form
+
+            return trampoline_form(part.placement, self.probes[part.sites[0][0]].where, self._features.types)
         if part.placement is not Placement.TRACEPOINT:
             return None
         from dprobes.engines.ebpf.kernel.tracepointlinks import form_of
@@ -371,6 +375,11 @@ class Installation:
         """The links."""
         return self._attachments
 
+    def detach(self) -> None:
+        """Give up all links; what can be counted still can."""
+        self.kernel.look_at_ways()
+        self._attachments.close()
+
     def breakpoints_in(self, descriptor: int) -> frozenset[int]:
         """Return the file offsets of the breakpoints in an open file."""
         status = os.fstat(descriptor)
@@ -395,7 +404,7 @@ class Installation:
 
     def close(self) -> None:
         """Take everything out of the kernel."""
-        self._attachments.close()
+        self.detach()
         self._watches.close()
         self.kernel.close()
         self._programs.close()

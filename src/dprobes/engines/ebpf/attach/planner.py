@@ -75,7 +75,12 @@ class Planner:
 
     def plan_kernel(self, program: Program, resolved: ResolvedKernel, diagnostics: Diagnostics) -> PlannedKernel:
         """Return how the probepoints in the kernel are served; raise ``SourceError`` if one cannot be."""
-        from dprobes.engines.ebpf.inkernel.plannedkernel import plan_kernel, refuse_reading, refuse_waiting
+        from dprobes.engines.ebpf.inkernel.kernelskips import refuse_skips
+        from dprobes.engines.ebpf.inkernel.plannedkernel import (
+            plan_kernel,
+            refuse_reading,
+            refuse_waiting,
+        )
 
         if (known := self._kernel_plans.get(id(resolved))) is not None:
             return known
@@ -84,6 +89,7 @@ class Planner:
         self._refuse_events(resolved.events, diagnostics, everywhere=True)
         refuse_reading(program, resolved, self.features, diagnostics)
         refuse_waiting(resolved, self.features, diagnostics)
+        refuse_skips(program, resolved, self.features, diagnostics)
         diagnostics.raise_if_errors()
         planned = plan_kernel(program, resolved, self.features, diagnostics)
         diagnostics.raise_if_errors()

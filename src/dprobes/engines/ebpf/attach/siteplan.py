@@ -45,6 +45,7 @@ class Site:
     what the return instruction at a RET_SITE takes from the stack besides the return address. ``executed`` says for
     people how the kernel carries the instruction out. ``may_fault`` says that the instruction may raise a fatal signal.
     ``anchor`` is what the kernel is to find the place by whenever a module of its own is loaded: ``SYMBOL+DISTANCE``.
+    ``arguments`` is how many words the function at a trampoline takes in registers.
     """
 
     offset: int
@@ -54,6 +55,7 @@ class Site:
     moved: int = 0
     return_bytes: int = 0
     anchor: str = ""
+    arguments: int = 0
 
 
 @dataclass(frozen=True, slots=True)

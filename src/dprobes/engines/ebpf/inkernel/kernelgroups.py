@@ -12,6 +12,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from dprobes.bpf.lower.request import Placement
+from dprobes.engines.ebpf.inkernel.kprobelist import KprobeList
 from dprobes.engines.ebpf.kernel.descriptors import Descriptors
 from dprobes.engines.ebpf.kernel.features import Feature
 from dprobes.engines.interface import Notice, StateEvent
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from dprobes.bpf.layout import MapName
     from dprobes.bpf.lower.request import Request
     from dprobes.engines.ebpf.attach.sitelinks import Group
+    from dprobes.engines.ebpf.attach.siteplan import Site
     from dprobes.engines.ebpf.inkernel.kernelmisses import KernelMisses
     from dprobes.engines.ebpf.inkernel.plannedkernel import PlannedKernel
     from dprobes.engines.ebpf.inkernel.waitingprobes import WaitingProbes
@@ -61,6 +63,7 @@ class KernelGroups:
         self._features = features
         self._counted: KernelMisses | None = None
         self._waiting: WaitingProbes | None = None
+        self._kprobes = KprobeList()
         self.refused: dict[int, str] = {}
         """The probepoints that the kernel refused, with the reasons."""
 
@@ -96,12 +99,25 @@ class KernelGroups:
         from dprobes.engines.ebpf.kernel.kernellinks import attach_kernel, attach_pattern
 
         first, _ = group.sites[0]
+        if group.placement.is_trampoline:
+            return self._link_trampoline(group, first)
         if not isinstance(self._probes[first].definition.location, Glob):
             return attach_kernel(group.program, places, group.placement)
         links, refused = attach_pattern(group.program, places, group.placement)
         if refused:
             self.refused |= {probe: refused[site.offset] for probe, site in group.sites if site.offset in refused}
             group.sites[:] = [pair for pair in group.sites if pair[1].offset not in refused]
+        return links
+
+    def _link_trampoline(self, group: Group, probe: int) -> Descriptors:
+        from dprobes.engines.ebpf.kernel.trampolinelinks import attach_trampoline
+
+        definition, where = self._probes[probe].definition, self._probes[probe].where
+        links = attach_trampoline(group.program, where, is_one_of_many=isinstance(definition.location, Glob))
+        if isinstance(links, str):
+            self.refused[probe] = links
+            group.sites[:] = []
+            return Descriptors()
         return links
 
     def _wait(self, group: Group, places: Sequence[tuple[int, int]]) -> Descriptors:
@@ -128,6 +144,19 @@ class KernelGroups:
             return entries.link(program)
         finally:
             os.close(program)
+
+    def look_at_ways(self) -> None:
+        """Find out for the last time what the kernel has made of kprobes, before they are gone."""
+        if self._planned is not None:
+            self._kprobes.look(is_last=True)
+
+    def executed(self, site: Site) -> str:
+        """Return how a site is served, in the words of the summary."""
+        if site.placement not in (Placement.KPROBE, Placement.KRETPROBE):
+            return site.executed
+        self._kprobes.look()
+        way = self._kprobes.way(site.offset)
+        return site.executed if way is None else f"{site.executed} ({way})"
 
     def missed(self) -> Counter[int]:
         """Return how many hits ran no handler by probepoint, as far as the kernel counts them so."""

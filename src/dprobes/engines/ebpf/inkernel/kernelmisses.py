@@ -45,7 +45,7 @@ class KernelMisses:
             return links
         with self._lock:
             self._programs.setdefault(group.program, probes)
-        if Feature.LINK_MISSED not in self._features:
+        if Feature.LINK_MISSED not in self._features or group.placement.is_trampoline:
             return links
         are_many = group.placement in _MANY
         offset = self._features.types.member_offset(LINK_INFO, MISSED_MANY if are_many else MISSED)

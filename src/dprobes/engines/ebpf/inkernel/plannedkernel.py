@@ -13,11 +13,14 @@ from typing import TYPE_CHECKING
 
 from dprobes.bpf.lower.request import Placement
 from dprobes.engines.ebpf.attach.siteplan import Site
+from dprobes.engines.ebpf.inkernel.kernelskips import is_overridden
+from dprobes.engines.ebpf.inkernel.trampolineplan import TrampolinePlan, replaces_kprobes
 from dprobes.engines.ebpf.kernel.features import Feature
 from dprobes.errors import reason_of
 from dprobes.lazydataclass import dataclass
 from dprobes.resolve.probestate import ProbeState
 from dprobes.rpn.isa import Group
+from dprobes.rpn.needs import skipping_instruction
 from dprobes.rpn.program import Expression, Glob
 
 if TYPE_CHECKING:
@@ -40,6 +43,9 @@ One takes the kernel some 10 ms to attach and 30 ms to remove (6.1 in an emulate
 CPUs, and not less if many are removed at the same time.
 """
 
+_SINGLE = (Placement.KPROBE, Placement.KRETPROBE, Placement.FENTRY, Placement.FEXIT)
+"""What is attached to each function on its own."""
+
 _SAVED_BY_FTRACE = frozenset({"eax", "ecx", "edx", "esi", "edi", "r8", "r9", "esp", "eip"})
 """The registers in every ``ftrace_regs`` of x86-64 (arch/x86/include/asm/ftrace.h)."""
 
@@ -58,6 +64,7 @@ class PlannedKernel:
     probes: tuple[tuple[Probepoint, tuple[Site, ...]], ...]
     owner: str | None = None
     reached: str = ""
+    refused: tuple[LeftOutProbe, ...] = ()
 
     @property
     def path(self) -> str:
@@ -67,7 +74,7 @@ class PlannedKernel:
     @property
     def left_out(self) -> Sequence[LeftOutProbe]:
         """What matches a pattern and has no probepoint."""
-        return self.resolved.left_out
+        return (*self.resolved.left_out, *self.refused)
 
     def conflicts(self) -> Iterator[Conflict]:
         """Give nothing: the kernel's code is the same for all, and was read where it is."""
@@ -84,8 +91,12 @@ def plan_kernel(
     """Return how the probepoints of a program in the kernel are to be served; add an error for what takes too long."""
     has_many = Feature.KPROBE_MULTI in features
     kernel = resolved.module.kernel
+    trampolines = TrampolinePlan(program, resolved, features, diagnostics)
+    has_kprobes = not replaces_kprobes(features)
     by_ftrace = {
-        number: has_many and _asks_for_saved_registers(program, definition, resolved)
+        number: has_many
+        and skipping_instruction(program, definition) is None
+        and _asks_for_saved_registers(program, definition, resolved)
         for number, definition in enumerate(program.definitions)
     }
 
@@ -93,6 +104,11 @@ def plan_kernel(
         if probe.state is not ProbeState.COMPILED:
             return ()
         address = probe.instruction.address
+        skips = skipping_instruction(program, probe.definition) is not None
+        if skips and not is_overridden(probe, resolved, features):
+            return trampolines.site(probe, Placement.MODIFY_RETURN)
+        if not has_kprobes:
+            return trampolines.site(probe, Placement.FEXIT if probe.at_return else Placement.FENTRY)
         is_traceable = kernel.is_traceable(address) if "+" not in probe.where else False
         # Where it is not known, what a pattern matches is tried: a kprobe for each function would take too long.
         many = by_ftrace[probe.number] and (_is_pattern(probe) if is_traceable is None else is_traceable)
@@ -108,18 +124,20 @@ def plan_kernel(
             placement = Placement.ENTRY if many else Placement.KPROBE
         return (Site(address, placement, placement.value, may_fault=False),)
 
-    planned = PlannedKernel(resolved, tuple((probe, site(probe)) for probe in resolved.in_code))
+    probes = tuple((probe, site(probe)) for probe in resolved.in_code)
+    planned = PlannedKernel(resolved, probes, refused=tuple(trampolines.left_out))
     singles = Counter(
         probe.number
         for probe, sites in planned.probes
-        if _is_pattern(probe) and any(site.placement in (Placement.KPROBE, Placement.KRETPROBE) for site in sites)
+        if _is_pattern(probe) and any(site.placement in _SINGLE for site in sites)
     )
     for number, count in singles.items():
         if count > SINGLE_KPROBES_MAX:
             reason, hint = _reason_of_singles(resolved, has_many=has_many)
+            what = "kprobes" if has_kprobes else "trampolines"
             diagnostics.error(
                 program.definitions[number].span("offset"),
-                f"{count} functions are too many for kprobes, which are attached and removed one by one: {reason}",
+                f"{count} functions are too many for {what}, which are attached and removed one by one: {reason}",
                 hint=hint,
             )
     return planned

@@ -19,7 +19,14 @@ from dprobes.bpf.asm.isa import Alu, Helper, Jump, Register
 from dprobes.engines.ebpf.attach.mappers import RecentMaps
 from dprobes.engines.ebpf.kernel.kerneltypes import KernelTypes
 from dprobes.engines.ebpf.kernel.loader import load
-from dprobes.engines.linux.bpfcalls import AttachType, ProgramFlag, ProgramType, link_kprobes_nowhere, link_uprobes
+from dprobes.engines.linux.bpfcalls import (
+    AttachType,
+    ProgramFlag,
+    ProgramType,
+    link_kprobes_nowhere,
+    link_uprobes,
+    open_raw_tracepoint,
+)
 from dprobes.engines.linux.mapcalls import MapFlag, MapType, create_map
 from dprobes.engines.linux.perfcalls import kprobe_unit
 from dprobes.errors import TargetError, system_error
@@ -65,6 +72,9 @@ class Feature(enum.Enum):
     KPROBE_MULTI = "kprobe_multi links"
     KPROBE_EVENTS = "kprobe events in tracefs"
     LINK_MISSED = "counts of the hits that kprobes have missed"
+    TRAMPOLINE = "BPF trampolines (fentry and fexit)"
+    MODIFY_RETURN = "BPF trampolines that skip functions (fmod_ret)"
+    OVERRIDE_RETURN = "bpf_override_return (CONFIG_BPF_KPROBE_OVERRIDE)"
     READ_KERNEL = "bpf_probe_read_kernel (kernel lockdown forbids it)"
 
 
@@ -166,6 +176,13 @@ def _with_context(helper: Helper) -> Assembler:
     """Return a program that calls a helper with its context, which is in R1 from the start."""
     asm = Assembler()
     asm.call(helper)
+    return _end(asm)
+
+
+def _override_return() -> Assembler:
+    asm = Assembler()
+    asm.mov(R2, 0)
+    asm.call(Helper.OVERRIDE_RETURN)
     return _end(asm)
 
 
@@ -333,6 +350,31 @@ def _try_link_missed(types: KernelTypes) -> None:
         types.member_offset(LINK_INFO, member)
 
 
+_TRIED_FUNCTION = "bpf_fentry_test1"
+"""A function of the kernel that only its own tests of BPF call."""
+
+_SKIPPABLE_FUNCTION = "security_file_open"
+"""Where security modules decide, programs may always decide as well (check_attach_modify_return in the verifier)."""
+
+
+def _load_at(types: KernelTypes, attach_type: AttachType, function: str) -> int:
+    identifier = types.find(Kind.FUNC, function)
+    return _load(_nothing(), ProgramType.TRACING, attach_type=attach_type, attach_btf_id=identifier)
+
+
+def _try_trampoline(types: KernelTypes) -> None:
+    program = _load_at(types, AttachType.TRACE_FENTRY, _TRIED_FUNCTION)
+    try:
+        os.close(open_raw_tracepoint(program))
+    finally:
+        os.close(program)
+
+
+def _try_modify_return(types: KernelTypes) -> None:
+    _try_trampoline(types)
+    os.close(_load_at(types, AttachType.MODIFY_RETURN, _SKIPPABLE_FUNCTION))
+
+
 _SIGNAL_NONE = 0
 
 _TRIALS: dict[Feature, Callable[[KernelTypes], None]] = {
@@ -364,5 +406,8 @@ _TRIALS: dict[Feature, Callable[[KernelTypes], None]] = {
     Feature.KPROBE_MULTI: _try_kprobe_multi,
     Feature.KPROBE_EVENTS: _try_kprobe_events,
     Feature.LINK_MISSED: _try_link_missed,
+    Feature.TRAMPOLINE: _try_trampoline,
+    Feature.MODIFY_RETURN: _try_modify_return,
+    Feature.OVERRIDE_RETURN: _loads(_override_return),
     Feature.READ_KERNEL: _loads(lambda: _on_stack(Helper.PROBE_READ_KERNEL, (), 8, 8, 0)),
 }

@@ -13,6 +13,8 @@ from dprobes.target.btf import KERNEL_BTF, Btf, Kind
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from dprobes.target.btf import Signature
+
 __all__ = ["KERNEL_BTF", "KernelTypes"]
 
 
@@ -64,6 +66,11 @@ class KernelTypes:
     def member_offset(self, composite: str, path: str) -> int:
         """Return where a member of a structure begins, in bytes."""
         return self._answer(f"{composite}.{path}", lambda: self._opened().member_offset(composite, path))
+
+    def signature(self, function: str) -> Signature | None:
+        """Return what a function takes and returns, None if that is not a fixed number of words."""
+        with self._lock:
+            return self._opened().signature(function)
 
     def _answer(self, question: str, look_up: Callable[[], int]) -> int:
         with self._lock:

@@ -29,6 +29,9 @@ _COSTS = {
     Placement.KRETPROBE: 1_200,
     Placement.ENTRY: 200,
     Placement.ENTRY_RETURN: 400,
+    Placement.FENTRY: 100,
+    Placement.FEXIT: 100,
+    Placement.MODIFY_RETURN: 100,
     Placement.TRACEPOINT: 100,
 }
 """Nanoseconds."""

@@ -52,7 +52,8 @@ class ProbeCounts:
 
     def _executed(self, number: int) -> tuple[str, ...]:
         sites = self._installed.numbers.sites.get(number, ())
-        return (sites[0].executed,) if len(sites) == 1 else tuple(sorted({site.executed for site in sites}))
+        executed = self._installed.kernel.executed
+        return (executed(sites[0]),) if len(sites) == 1 else tuple(sorted({executed(site) for site in sites}))
 
     def _of(self, number: int, missed_by_kernel: int, executed: tuple[str, ...]) -> Counts:
         installed = self._installed

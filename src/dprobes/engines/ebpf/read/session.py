@@ -406,7 +406,7 @@ class EbpfSession(ControlledRun, ReplaceableSession):
         # Links are gone when this returns, and with them the last handler: what is in the ring then is all.
         with self._changing:
             unheard = installed.expired()  # with no room in the ring for the entry, or still in it
-            installed.attachments.close()
+            installed.detach()
         yield from (*installed.happened(), *installed.kernel.notices())
         patience: float | None = time.monotonic() + _PATIENCE
         for each in self._stream.rest():

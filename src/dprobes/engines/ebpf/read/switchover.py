@@ -100,7 +100,7 @@ class Replacement:
         barrier.wait()
         # When this returns, no handler of the old program runs any more; and none ever will, should a process that has
         # just been forked hold a descriptor of ours still.
-        self._old.attachments.close()
+        self._old.detach()
         self._old.maps.set_switch_over(SwitchOver.NOT_OURS)
         new.maps.set_switch_over(SwitchOver.OURS)
         self._session.end_replaced()

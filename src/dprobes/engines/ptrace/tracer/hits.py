@@ -12,7 +12,7 @@ import signal
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from dprobes.engines.hits.handlerruns import HandlerRunner, hands_over
+from dprobes.engines.hits.handlerruns import HandlerRunner, hands_over, skipping
 from dprobes.engines.hits.lifecycle import AFTER, HitEvent, HitState
 from dprobes.engines.hits.probes import CORE_DUMP
 from dprobes.engines.linux import ptracecalls
@@ -50,7 +50,10 @@ _ARRIVED, _CAME_BACK, _COMPLETED, _FAULTED = (
 )
 
 # Plain numbers: to look a register up by an enum member takes longer, and this runs at each hit.
-_RIP, _EFLAGS = int(Register.RIP), int(Register.EFLAGS)
+_RAX, _RIP, _EFLAGS = int(Register.RAX), int(Register.RIP), int(Register.EFLAGS)
+
+_NEAR_RETURN = 1
+"""The length of the instruction ``ret``."""
 
 
 class HitHandler:
@@ -219,6 +222,12 @@ class HitHandler:
             hit.follow(HitEvent.COUNTED_EARLY if breakpoint_.is_needed else HitEvent.COMPLETED)
             self._go_on(thread)
             return
+        if (skip := skipping(handled)) is not None and self._leave_early(thread, skip):
+            hit.written = None
+            hit.follow(HitEvent.COMPLETED)
+            self._counter.count(thread, handled)
+            self._go_on(thread)
+            return
         completion = self._complete(thread, breakpoint_, handled)
         hit.written = None
         if completion.kind is CompletionKind.PENDING:
@@ -244,6 +253,24 @@ class HitHandler:
             self._leave(thread, breakpoint_)
         if completion.resumable:
             self._go_on(thread, completion.signal)
+
+    def _leave_early(self, thread: Thread, skip: Handled) -> bool:
+        """Let a thread return at once from the function that it enters; say if that cannot be, and return False."""
+        assert skip.outcome is not None
+        registers, space = self._registers, thread.space
+        problem = "the process has a shadow stack, which would not follow" if space.has_shadow_stack else None
+        if problem is None:
+            before = registers[_RAX]
+            registers[_RAX] = skip.outcome.value
+            if emulate((Action.RETURN, _NEAR_RETURN, space.word_size, 0), registers, self._context):
+                ptracecalls.set_registers(thread.tid, registers)
+                return True
+            registers[_RAX] = before
+            problem = "its return address cannot be used"
+        self._connection.warn_once(
+            f"'skip' was not carried out in process {thread.pid}: {problem}", None, skip.probe.program.number
+        )
+        return False
 
     def _go_on(self, thread: Thread, number: int = 0) -> None:
         """Let a thread run on after its hits, with a signal or 0, or hand its process over if a handler said so."""

@@ -107,8 +107,8 @@ def planned(
     return {site.placement for _, sites in plan.probes for site in sites}, errors
 
 
-MANY = Features(overrides={Feature.KPROBE_MULTI: True})
-FEW = Features(overrides={Feature.KPROBE_MULTI: False})
+MANY = Features(overrides={Feature.KPROBE: True, Feature.KPROBE_MULTI: True})
+FEW = Features(overrides={Feature.KPROBE: True, Feature.KPROBE_MULTI: False})
 
 
 @pytest.mark.parametrize("is_known", [True, False])
@@ -144,7 +144,7 @@ def test_too_many_kprobes_are_refused() -> None:
 
 
 def test_too_many_kprobes_in_a_module_that_is_not_loaded_are_refused() -> None:
-    features = Features(overrides={Feature.KPROBE_MULTI: True, Feature.KPROBE_EVENTS: True})
+    features = Features(overrides=dict.fromkeys((Feature.KPROBE, Feature.KPROBE_MULTI, Feature.KPROBE_EVENTS), True))
     _, said = planned('offset = "work_*"', WaitingModule(), features, "name = work\nmodtype = kmod\n")
     assert said == [
         f"p:3:1: error: {TOO_MANY}the module 'work' is not loaded",

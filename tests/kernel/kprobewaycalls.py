@@ -1,0 +1,104 @@
+"""What tests call in guests to compare how the kernel comes to kprobes with what is said of that beforehand."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections import Counter
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING
+
+from dprobes.engines.linux import perfcalls
+from dprobes.target.kernel.kprobeways import KprobeWay, KprobeWays
+from dprobes.target.kernel.runningkernel import RunningKernel
+
+if TYPE_CHECKING:
+    from dprobes.target.kernel.kallsyms import KernelSymbol
+
+__all__ = ["differing_ways"]
+
+LIST = Path("/sys/kernel/debug/kprobes/list")
+BATCH = 60
+PATIENCE = 20.0
+"""Seconds in which the kernel has made jumps of the kprobes that can be some: it waits a little, and works in parts."""
+
+
+def _kernel_ways() -> dict[int, str]:
+    """Return the kernel's word for each kprobe that it has."""
+    found = {}
+    for line in LIST.read_text().splitlines():
+        flags = re.findall(r"\[(\w+)\]", line)
+        found[int(line.split()[0], 16)] = next((f for f in flags if f in ("FTRACE", "OPTIMIZED")), "")
+    return found
+
+
+def _said(way: KprobeWay) -> str:
+    return {KprobeWay.FTRACE: "FTRACE", KprobeWay.JUMP: "OPTIMIZED"}.get(way, "")
+
+
+def differing_ways(seed: int, count: int, optimization: int = 1) -> tuple[dict[str, int], list[str], int]:
+    """
+    Put kprobes on ``count`` random instructions, each in a function of its own; ``optimization`` is what is told the
+    kernel.
+
+    Return how many there were of each way as the kernel says, a line for each of which something else was said, and how
+    many it refused.
+    """
+    Path("/proc/sys/debug/kprobes-optimization").write_text(f"{optimization}\n")
+    random, kernel = Random(seed), RunningKernel()
+    ways = KprobeWays(kernel)
+    functions = _functions(kernel)
+    random.shuffle(functions)
+    counts: Counter[str] = Counter()
+    differing: list[str] = []
+    refused = 0
+    unit = perfcalls.kprobe_unit()
+    while functions and counts.total() < count:
+        expected: dict[int, KprobeWay] = {}
+        events = []
+        for function in functions[:BATCH]:
+            said = ways.ways(function)
+            if not said:
+                continue
+            # The first instructions of functions are few among all: so each third place is one.
+            address = function.address if random.random() < 0.3 else random.choice(list(said))
+            if kernel.refusal(address) is not None:
+                continue
+            try:
+                events.append(perfcalls.open_kprobe(unit, address))
+            except OSError:
+                refused += 1
+                continue
+            expected[address] = said[address]
+        del functions[:BATCH]
+        found = _settled({address: _said(way) for address, way in expected.items()})
+        for address, way in expected.items():
+            counts[found.get(address, "gone")] += 1
+            if found.get(address, "gone") != _said(way):
+                differing.append(f"{kernel.name_of(address)}: said {way.value}, is '{found.get(address, 'gone')}'")
+        for event in events:
+            os.close(event)
+    return dict(counts), differing, refused
+
+
+def _functions(kernel: RunningKernel) -> list[KernelSymbol]:
+    end = kernel.symbol("_etext", "").address
+    return [s for s in kernel.symbols.all() if s.is_code and not s.module and kernel.base_of("") < s.address < end]
+
+
+def _settled(expected: dict[int, str]) -> dict[int, str]:
+    """Return what the kernel has made of kprobes, when it is as expected or does not change any more."""
+    until = time.monotonic() + PATIENCE
+    while True:
+        found = _at_their_places(expected)
+        if found == expected or time.monotonic() > until:
+            return found
+        time.sleep(0.2)
+
+
+def _at_their_places(expected: dict[int, str]) -> dict[int, str]:
+    """Return the kernel's words; what it has put behind a landing pad counts for the place before that."""
+    listed = _kernel_ways()
+    return {a: listed[a] if a in listed else listed[a + 4] for a in expected if a in listed or a + 4 in listed}
