@@ -192,6 +192,7 @@ def compared(
     last = expected[-1][1]
     for variables in ("local_variables", "global_variables", "variables_of_cpu"):
         assert repr(getattr(context, variables)) == last[variables]
+    assert repr(context.keyed_tables) == last["keyed_tables"]
     for outcome, state in found:
         if outcome.ending is not Ending.ABORT:
             assert state.record == expected_header(context, outcome, demand.request)

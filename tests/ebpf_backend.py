@@ -37,6 +37,7 @@ from dprobes.bpf.lower import Abilities, LoopForm, Lowered, Placement, Request, 
 from dprobes.bpf.lower.handlerstate import ABORT, CELLS, EXIT_WITH, REMOVE_PROBE, SKIP, Field
 from dprobes.bpf.lower.host import Host
 from dprobes.bpf.lower.ptregs import REGISTER_OFFSETS
+from dprobes.engines.ebpf.attach.tablemaps import TableMaps, zeros_size
 from dprobes.engines.ebpf.kernel.bpfmaps import ArrayMap, HashMap, LruHashMap
 from dprobes.engines.ebpf.kernel.features import Feature, Features
 from dprobes.engines.ebpf.kernel.kerneltypes import KernelTypes
@@ -44,10 +45,13 @@ from dprobes.engines.ebpf.kernel.loader import load, with_descriptors
 from dprobes.engines.ebpf.kernel.ring import RingBuffer
 from dprobes.engines.ebpf.kernel.vmas import vma_layout
 from dprobes.engines.linux.bpfcalls import Program, ProgramFlag, ProgramRunner, ProgramType, verifier_log
+from dprobes.keyed.store import TableStore, cells_of
 from dprobes.record.codec import decode_record
 from dprobes.record.layout import PROCESS_NAME_MAX, Item, LogRecord
+from dprobes.rpn.decoder import decode_all
 from dprobes.rpn.encoder import CodeImage
-from dprobes.rpn.isa import RPN_STACK_CELLS
+from dprobes.rpn.isa import RPN_STACK_CELLS, Group
+from dprobes.rpn.tables import KeyKind, TableKind
 from dprobes.target.btf import Kind
 from dprobes.testing import PAGE, FakeContext
 from dprobes.vm import Ending, Outcome, Point
@@ -57,7 +61,9 @@ if TYPE_CHECKING:
 
     from dprobes.arch import Architecture
     from dprobes.bpf.asm.assembler import Assembler, Label
+    from dprobes.keyed.contents import TableContents
     from dprobes.rpn.program import Program as ProbeProgram
+    from dprobes.rpn.tables import Table
 
 __all__ = [
     "EbpfRunner",
@@ -167,6 +173,29 @@ def host_of(context: FakeContext, cookie: int, function: int) -> type[Host]:
             self._asm.mov(Register.R0, function)
 
     return MadeUpHost
+
+
+def store_of(contents: TableContents) -> TableStore:
+    """Return a table with these rows."""
+    memory = memoryview(bytearray(8 * cells_of(contents.table))).cast("Q")
+    memory[0], memory[1] = contents.lost, len(contents.rows)
+    position = 2
+    for key, cells in sorted(contents.rows):
+        words = [1, *memoryview(key).cast("Q"), *cells]
+        for word in words:
+            memory[position] = word
+            position += 1
+    return TableStore(contents.table, memory)
+
+
+def _is_shared(image: CodeImage, number: int, table: Table) -> bool:
+    """Return whether the values of a table are the same for all CPUs: code that looks at them could not tell."""
+    decoded = decode_all(image.data, image.word_size, image.byte_order)
+    looks = any(
+        i.row is not None and i.row.group is Group.TABLE and i.row.operator != "tally" and i.operand == number
+        for i in decoded
+    )
+    return looks or table.kind is TableKind.LAST
 
 
 class FinalState(NamedTuple):
@@ -287,7 +316,9 @@ class EbpfRunner:
             len(context.cpu_variables()),
         )
         tv = len(context.thread_variables())
+        self._tables: TableMaps | None = None
         self._thread_values = "<" + str(power_of_two(tv)) + "Q"
+        shared = frozenset(number for number, table in enumerate(image.tables) if _is_shared(image, number, table))
         self._request = replace(
             request,
             abilities=abilities(loops, sleepable=sleepable),
@@ -296,6 +327,7 @@ class EbpfRunner:
             gvars=gv,
             cvars=cv,
             tvars=tv,
+            shared_tables=shared,
             symbols=context.symbols,
             extensions={n: e.compile for n, e in context.extensions.items() if e.compile is not None},
             keeps_stack=keeps_stack,
@@ -318,15 +350,18 @@ class EbpfRunner:
             MapName.GLOBALS: ArrayMap(8 * power_of_two(gv)),
             MapName.CPU_VARIABLES: ArrayMap(8 * power_of_two(cv) * 8),
             MapName.THREAD_VARIABLES: HashMap(8, struct.calcsize(self._thread_values), 4, preallocated=True),
-            MapName.ZEROS: ArrayMap(struct.calcsize(self._thread_values)),
+            MapName.ZEROS: ArrayMap(max(struct.calcsize(self._thread_values), zeros_size(self._image.tables))),
             MapName.RING: RingBuffer(1 << 18),
             MapName.NOTES: LruHashMap(4, NOTE_SIZE, 64),
             MapName.CPU_LOAD: ArrayMap(CPU_LOAD_SIZE * 8),
             MapName.PROBE_LOAD: ArrayMap(PROBE_LOAD_SIZE * _PROBES),
         }
+        self._tables = TableMaps(self._image.tables, self._request.shared_tables, 8) if self._image.tables else None
         return self
 
     def __exit__(self, *exception: object) -> None:
+        if self._tables is not None:
+            self._tables.__exit__()
         for _, scratch, program in self._programs.values():
             os.close(program)
             scratch.close()
@@ -392,7 +427,8 @@ class EbpfRunner:
             ProgramRunner(program, bytearray(self._registers())).run()
 
     def _descriptors(self, scratch: ArrayMap) -> dict[MapName, int]:
-        return {name: each.fd for name, each in self._maps.items()} | {MapName.SCRATCH: scratch.fd}
+        tables = dict(self._tables.descriptors) if self._tables is not None else {}
+        return {name: each.fd for name, each in self._maps.items()} | tables | {MapName.SCRATCH: scratch.fd}
 
     def _load(self, lowered: Lowered, scratch: ArrayMap) -> int:
         maps = self._descriptors(scratch)
@@ -485,6 +521,8 @@ class EbpfRunner:
     def _read_variables(self) -> None:
         for each, first, values in self._variables():
             values[:] = [each.words[first + n] for n in range(len(values))]
+        if self._tables is not None:
+            self._context.keyed_tables = [store_of(contents) for contents in self._tables.contents()]
         threads, values = self._thread_variables()
         if (key := self._thread_key()) in threads:
             values[:] = struct.unpack(self._thread_values, threads[key])[: len(values)]
@@ -590,6 +628,8 @@ def obstacle() -> str | None:
 def is_applicable(program: ProbeProgram, target: Architecture, context: FakeContext) -> bool:
     """Return whether a program needs nothing that eBPF lacks by its nature or on this kernel."""
     if target.name not in ("i386", "x86_64") or context._registers[True]:
+        return False
+    if any(key.kind is KeyKind.USER_STACK for table in program.tables for key in table.keys):
         return False
     for code in program.bodies():
         for instruction in code.instructions:

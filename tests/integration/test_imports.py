@@ -35,7 +35,7 @@ PROGRAM = "name = hotloop\nvars = 1\noffset = tick\ninc lv, 0\nabort\n"
         (["--help"], 138, 12),
         (["check", "{source}"], 231, 103),
         (["run", "--engine", "ptrace", "{source}", "--", "{program}", "5"], 316, 171),
-        (["run", "--engine", "ebpf", "{source}", "--", "{program}", "5"], 394, 252),
+        (["run", "--engine", "ebpf", "{source}", "--", "{program}", "5"], 402, 258),
     ],
 )
 def test_a_start_imports_little(build: Builder, tmp_path: Path, command: list[str], every: int, ours: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections import defaultdict
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
 
     from integration.support import Builder
 
-ENGINES = pytest.mark.parametrize("engine", ["ptrace"])
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="the ebpf engine needs root")
+ENGINES = pytest.mark.parametrize("engine", ["ptrace", pytest.param("ebpf", marks=needs_root)])
 
 KINDS = """
 name = tallied

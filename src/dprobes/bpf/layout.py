@@ -10,6 +10,8 @@ from __future__ import annotations
 import enum
 import struct
 
+from dprobes.rpn.tables import TABLES_MAX
+
 __all__ = [
     "ARRIVAL",
     "AWAITING",
@@ -41,6 +43,7 @@ __all__ = [
     "SwitchOver",
     "awaiting_key",
     "power_of_two",
+    "table_map",
 ]
 
 AWAITING = 1 << 30
@@ -52,14 +55,28 @@ def awaiting_key(pid: int) -> int:
     return pid | AWAITING
 
 
+def table_map(number: int) -> MapName:
+    """Return the name of the map with the entries of a keyed table, by its number in the program."""
+    return MapName(f"table {number}")
+
+
 class MapName(enum.Enum):
     """
     Name the maps that handlers use.
 
     Each is an array with one element, which is addressed directly, except SCRATCH (an array with an element for each
     running handler), RING (a ring buffer), SCOPE and THREAD_VARIABLES (hashes) and SUCCESSOR.
+
+    The keyed tables of a program are ``table_map(0)`` and so on: hashes from keys to values (``keyed.layout``), or for
+    one without keys an array with one element: for each CPU, or once, a word that is not 0 once there is a value, and
+    the value's cells.
     """
 
+    _ignore_ = "_number"
+    for _number in range(TABLES_MAX):
+        vars()[f"TABLE_{_number}"] = f"table {_number}"
+    TABLES_LOST = "tables_lost"
+    """How many tallies of each keyed table found no room for their keys: a 64-bit word each."""
     SCRATCH = "scratch"
     """The state of running handlers; an element belongs to one hit at a time."""
     CLAIMS = "claims"

@@ -4,7 +4,7 @@ How keys and values of a table lie in memory, and what a value does to them: the
 A key is the bytes of its parts, each a multiple of 8, numbers in the machine's byte order::
 
     word, address   the cell as 64 bits, without a sign
-    str[N]          the string up to its NUL, at most N bytes, and zeros
+    str[N]          the string up to its NUL, at most N bytes, and zeros, at least one
     comm            16 bytes: the thread's name, and zeros
     ustack[N]       the process id, and N addresses, the innermost first, and zeros
     kstack[N]       N addresses, and zeros

@@ -44,7 +44,8 @@ class TableReader:
         self._stride = 1 + self._key_cells + table.value_cells
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.contents()!r})"
+        contents = self.contents()
+        return f"{type(self).__name__}({contents.table}, {sorted(contents.rows)}, lost={contents.lost})"
 
     def contents(self) -> TableContents:
         """Return what is there now."""

@@ -14,7 +14,7 @@ from dprobes.record.layout import Item
 from dprobes.resolve.kernelplaces import KERNEL_CODE
 from dprobes.resolve.spaces import Space, space_of
 from dprobes.rpn.encoder import encode
-from dprobes.rpn.needs import traced_fields
+from dprobes.rpn.needs import shared_tables, traced_fields
 from dprobes.rpn.point import Point
 from dprobes.rpn.program import Address, Glob, ModuleType, Sampler, Tracepoint
 
@@ -101,6 +101,7 @@ def _request(program: Program, definition: ProbeDefinition, loops: LoopForm, sym
         gvars=program.gvars,
         cvars=program.cvars,
         tvars=program.tvars,
+        shared_tables=shared_tables(program),
         in_kernel=in_kernel,
         kernel_code=KERNEL_CODE if in_kernel and isinstance(definition.location, Sampler) else None,
     )

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.rpn.isa import OperandKind
 from dprobes.rpn.program import Address, Expression, ModuleType
+from dprobes.rpn.tables import TableKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -16,6 +17,7 @@ __all__ = [
     "executed_instructions",
     "record_majors",
     "sets_codes",
+    "shared_tables",
     "skipping_instruction",
     "stops_target",
     "traced_fields",
@@ -106,3 +108,20 @@ def watches_user_addresses(program: Program) -> bool:
                 return False
     operands = (instruction.operand for code in program.bodies() for instruction in code.instructions)
     return not any(isinstance(operand, Expression) and operand.symbol is not None for operand in operands)
+
+
+def shared_tables(program: Program) -> frozenset[int]:
+    """
+    Return the numbers of the tables whose values are the same for all CPUs.
+
+    They have a last value, or a handler looks at what is there.
+    """
+    looked_at = {
+        instruction.operand
+        for code in program.bodies()
+        for instruction in code.instructions
+        if instruction.row.operand_kind is OperandKind.TABLE and instruction.row.operator != "tally"
+    }
+    return frozenset(
+        number for number, table in enumerate(program.tables) if table.kind is TableKind.LAST or table.name in looked_at
+    )

@@ -126,10 +126,10 @@ class Key:
 
     @property
     def bytes(self) -> int:
-        """How many bytes of an entry it takes: a multiple of 8."""
+        """How many bytes of an entry it takes: a multiple of 8; a string has room for its NUL."""
         match self.kind:
             case KeyKind.STRING:
-                return -(-self.size // 8) * 8
+                return (self.size // 8 + 1) * 8
             case KeyKind.COMM:
                 return PROCESS_NAME_SIZE
             case KeyKind.USER_STACK:

@@ -18,7 +18,7 @@ def lines(table: Table, *tallies: tuple[bytes, int]) -> list[object]:
 
 def test_an_object_for_each_row() -> None:
     table = Table("hits", TableKind.COUNT, (Key(KeyKind.STRING, 8), Key(KeyKind.WORD)), room=2)
-    keys = [text.ljust(8, b"\0") + (3).to_bytes(8, "little") for text in (b"a", b'\xff"', b"c")]
+    keys = [text.ljust(16, b"\0") + (3).to_bytes(8, "little") for text in (b"a", b'\xff"', b"c")]
     assert lines(table, (keys[0], 0), (keys[0], 0), (keys[1], 0), (keys[2], 0)) == [
         {"table": "hits", "kind": "count", "keys": ['\\xff"', 3], "value": 1},
         {"table": "hits", "kind": "count", "keys": ["a", 3], "value": 2},

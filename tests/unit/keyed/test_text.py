@@ -50,7 +50,7 @@ def test_frames_are_named_by_their_calls() -> None:
 
 def test_what_disturbs_a_terminal_is_not_shown() -> None:
     store = TableStore(Table("s", TableKind.COUNT, (Key(KeyKind.STRING, 8),)))
-    store.tally(b"a\x1b[2J\nb\0")
+    store.tally(b"a\x1b[2J\nb".ljust(16, b"\0"))
     assert list(table_lines(store.contents())) == ["@s[a\\x1b[2J\\nb]: 1"]
 
 

@@ -43,6 +43,7 @@ from dprobes.bpf.lower.writer import Writer
 from dprobes.errors import NotSupportedError
 from dprobes.record.layout import Item
 from dprobes.rpn.isa import Group
+from dprobes.rpn.tables import KeyKind, table_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -207,11 +208,13 @@ class _Handler:
         flow = analyse(image, architecture, start, point.logmax)
         for instruction in flow.instructions.values():
             _check(instruction, architecture, request)
+            _check_table(instruction, image)
         self.state = StateLayout(
             point.logmax,
             point.ex_logmax if point.autostacktrace or flow.uses(*_TRACING) else 0,
             max(point.heap, architecture.word_size) if _uses(flow, Group.HEAP) else 0,
             has_snapshot=flow.uses(*_UNWINDING),
+            keys=max((table.key_size for table in image.tables), default=0) if _uses(flow, Group.TABLE) else 0,
         )
         self._host = host(asm, architecture, request, **_host_uses(architecture, flow, request))
         self._writer = Writer(asm, flow, architecture, point, request, self.state, self._host)
@@ -314,6 +317,18 @@ def _abilities_at(request: Request) -> Abilities:
     if request.placement is not Placement.EVENT:
         return request.abilities
     return replace(request.abilities, writes_registers=False, vma=None)
+
+
+def _check_table(instruction: EncodedInstruction, image: CodeImage) -> None:
+    """Raise ``NotSupportedError`` if a key of a table cannot be had in the kernel."""
+    row = instruction.row
+    if row is None or row.group is not Group.TABLE:
+        return
+    table = table_of(instruction.operand, image.tables)
+    if table is not None and any(key.kind is KeyKind.USER_STACK for key in table.keys):
+        raise NotSupportedError(
+            f"the key 'ustack' of table '{table.name}' cannot be had in the kernel", hint="use --engine ptrace"
+        )
 
 
 def _check(instruction: EncodedInstruction, architecture: Architecture, request: Request) -> None:

@@ -12,6 +12,7 @@ The state of one running handler: an element of the SCRATCH map.
       ...   trace    likewise for ex_logmax, with a record header before it
       ...   heap     blocks and data
       ...   snapshot the ring entry with a copy of the program's stack, for 'log ustack'
+      ...   keys     the key of a table that is put together, and room for a position behind it
 
 A position in the log buffer is masked to one half of it and a length to the other, so that the verifier has nothing to
 prove about their sum. Frames and cells are masked in the same way.
@@ -24,6 +25,7 @@ import enum
 from dprobes.bpf.layout import ENTRY_HEAD, SNAPSHOT, SNAPSHOT_REGISTERS, SNAPSHOT_STACK_MAX, power_of_two
 from dprobes.lazydataclass import dataclass
 from dprobes.rpn.isa import RPN_STACK_CELLS
+from dprobes.rpn.tables import STRING_SIZE_MAX
 
 __all__ = [
     "ABORT",
@@ -34,6 +36,7 @@ __all__ = [
     "FRAMES",
     "FRAME_COUNT",
     "FRAME_SIZE",
+    "KEY_SLACK",
     "LOG",
     "PREFIX_SIZE",
     "RANGES",
@@ -65,6 +68,9 @@ _SNAPSHOT_SIZE = ENTRY_HEAD.size + SNAPSHOT.size + 8 * SNAPSHOT_REGISTERS + 2 * 
 _SLACK = 64
 """Bytes behind the largest position that a store of a few words may touch."""
 
+
+KEY_SLACK = 2 * power_of_two(STRING_SIZE_MAX)
+"""Room behind a key for a position in a string, which is masked."""
 
 EXIT, ABORT, REMOVE_PROBE, SKIP, EXIT_WITH = 0, 1, 2, 3, 16
 """How a handler ended, in ``Field.ENDING``; ``exit N`` is EXIT_WITH + N."""
@@ -145,6 +151,7 @@ class StateLayout:
     ex_logmax: int = 0
     heap: int = 0
     has_snapshot: bool = False
+    keys: int = 0
 
     @property
     def log_mask(self) -> int:
@@ -177,7 +184,12 @@ class StateLayout:
         return self.heap_start + (2 * (self.heap_mask + 1) + _SLACK if self.heap else 0)
 
     @property
+    def key(self) -> int:
+        """Where the key of a table is put together."""
+        return -(-(self.snapshot + (_SNAPSHOT_SIZE if self.has_snapshot else 0)) // 8) * 8
+
+    @property
     def size(self) -> int:
         """The size of a state in bytes."""
-        end = self.snapshot + (_SNAPSHOT_SIZE if self.has_snapshot else 0)
+        end = self.key + (self.keys + KEY_SLACK if self.keys else 0)
         return -(-end // 64) * 64

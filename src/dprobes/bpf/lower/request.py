@@ -217,6 +217,8 @@ class Request:
     gvars: int = 0
     cvars: int = 0
     tvars: int = 0
+    shared_tables: frozenset[int] = frozenset()
+    """The numbers of the keyed tables that all CPUs share; the others have values for each of them."""
     return_bytes: int = 0
     wants_tid: bool = False
     note: int | None = None

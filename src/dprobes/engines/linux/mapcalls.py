@@ -28,6 +28,7 @@ class MapType(enum.IntEnum):
 
     HASH = 1
     ARRAY = 2
+    PERCPU_HASH = 5
     LRU_HASH = 9
     ARRAY_OF_MAPS = 12
     RINGBUF = 27

@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from dprobes.bpf.lower.rows import arithmetic, flow, heap, log, logmemory, matches, stack, trace, variables, world
+from dprobes.bpf.lower.rows import (
+    arithmetic,
+    flow,
+    heap,
+    log,
+    logmemory,
+    matches,
+    stack,
+    tables,
+    trace,
+    variables,
+    world,
+)
 
 __all__ = ["ROW_TEMPLATES"]
 
@@ -17,5 +29,6 @@ ROW_TEMPLATES = {
     **matches.TEMPLATES,
     **trace.TEMPLATES,
     **heap.TEMPLATES,
+    **tables.TEMPLATES,
 }
 """The templates by the syntax of rows; those of calls of extensions are the composer's."""

@@ -27,6 +27,7 @@ from dprobes.engines.linux.bpfcalls import AttachType, LogLevel, ProgramFlag, Pr
 from dprobes.errors import DprobesError, EngineError, InternalError, NotSupportedError, PrivilegeError, reason_of
 from dprobes.resolve.spaces import Space, space_of
 from dprobes.rpn.isa import Group
+from dprobes.rpn.needs import shared_tables
 from dprobes.rpn.point import Point
 from dprobes.rpn.program import Sampler, Tracepoint, calls_extensions
 
@@ -57,6 +58,7 @@ def basic_request(features: Features, program: Program) -> Request:
         gvars=program.gvars,
         cvars=program.cvars,
         tvars=program.tvars,
+        shared_tables=shared_tables(program),
         extensions=_compiled_extensions(program) if calls_extensions(program) else {},
     )
 

@@ -114,6 +114,8 @@ class Installation:
                 budget is not None,
             ),
             shared.descriptor if shared is not None else None,
+            program.tables,
+            request.shared_tables,
         )  # fmt: skip
         if job.replaces is not None:
             self.maps.set_switch_over(SwitchOver.NOT_OURS)

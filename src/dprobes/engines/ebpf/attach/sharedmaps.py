@@ -26,9 +26,12 @@ from dprobes.errors import EngineError, reason_of
 from dprobes.lazydataclass import dataclass
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
+    from collections.abc import Set as AbstractSet
 
+    from dprobes.engines.ebpf.attach.tablemaps import TableMaps
     from dprobes.engines.ebpf.overload.loadmaps import LoadMaps
+    from dprobes.rpn.tables import Table
 
 __all__ = ["ProbeCounters", "SharedMaps", "Sizes", "state_count"]
 
@@ -94,8 +97,19 @@ class ProbeCounters:
 class SharedMaps:
     """Own the maps; leaving the context manager closes them."""
 
-    def __init__(self, sizes: Sizes, shared_globals: int | None = None) -> None:
-        """Make the maps; ``shared_globals`` is the descriptor of the global variables, where others have them, too."""
+    def __init__(
+        self,
+        sizes: Sizes,
+        shared_globals: int | None = None,
+        tables: Sequence[Table] = (),
+        shared_tables: AbstractSet[int] = frozenset(),
+    ) -> None:
+        """
+        Make the maps.
+
+        ``shared_globals`` is the descriptor of the global variables, where others have them, too. ``tables`` are the
+        program's keyed tables, of which all CPUs share some (``Request.shared_tables``).
+        """
         scope_size = _SCOPE_SIZE if sizes.for_tree else 1
         with contextlib.ExitStack() as stack:
             try:
@@ -112,12 +126,21 @@ class SharedMaps:
                 self._globals = stack.enter_context(ArrayMap(8 * power_of_two(sizes.globals), name="dprobes_gv"))
                 per_cpu = 8 * power_of_two(sizes.cpu_variables) * sizes.cpus
                 self._thread: list[tuple[MapName, int]] = []
+                zeros = 0
+                self.tables: TableMaps | None = None
+                if tables:
+                    from dprobes.engines.ebpf.attach.tablemaps import TableMaps, zeros_size
+
+                    zeros = zeros_size(tables)
+                    self.tables = stack.enter_context(TableMaps(tables, shared_tables, sizes.cpus))
                 if sizes.thread_variables:
                     size = 8 * power_of_two(sizes.thread_variables)
                     room = max(_THREADS_MIN, min(_THREADS, _THREADS_SIZE // size))
                     variables = stack.enter_context(HashMap(8, size, room, "dprobes_tv", preallocated=True))
-                    zeros = stack.enter_context(ArrayMap(size, name="dprobes_zeros"))
-                    self._thread = [(MapName.THREAD_VARIABLES, variables.fd), (MapName.ZEROS, zeros.fd)]
+                    zeros = max(zeros, size)
+                    self._thread = [(MapName.THREAD_VARIABLES, variables.fd)]
+                if zeros:
+                    self._thread.append((MapName.ZEROS, stack.enter_context(ArrayMap(zeros, name="dprobes_zeros")).fd))
                 samples = SAMPLE_SIZE * sizes.cpus if sizes.for_events else SAMPLE_SIZE
                 self._samples = stack.enter_context(ArrayMap(samples, name="dprobes_samples"))
                 self._cpu = stack.enter_context(ArrayMap(per_cpu, name="dprobes_cv"))
@@ -180,6 +203,8 @@ class SharedMaps:
             descriptors[MapName.NOTES] = self._notes.fd
         if self.load is not None:
             descriptors |= self.load.descriptors
+        if self.tables is not None:
+            descriptors |= self.tables.descriptors
         if self._crossed is not None:
             descriptors[MapName.CROSSED] = self._crossed.fd
         if self._successor is not None:

@@ -11,6 +11,7 @@ import threading
 from typing import TYPE_CHECKING, Literal
 
 from dprobes.engines.ebpf.kernel.descriptors import Descriptor
+from dprobes.engines.linux.cpus import cpu_limit
 from dprobes.engines.linux.mapcalls import (
     MapFlag,
     MapType,
@@ -110,16 +111,25 @@ class HashMap(Descriptor):
     Hold a hash from keys to values of fixed sizes in bytes, with room for so many entries.
 
     ``preallocated`` takes all the memory at once, which programs on perf events want before Linux kernel commit
-    34dd3bad1a6f ("bpf: Relax the requirement to use preallocated hash maps in tracing progs.") (in v6.1).
+    34dd3bad1a6f ("bpf: Relax the requirement to use preallocated hash maps in tracing progs.") (in v6.1). With
+    ``per_cpu`` a value is those of all CPUs that there can be, one behind the other.
     """
 
     def __init__(
-        self, key_size: int, value_size: int, entries: int, name: str = "", *, preallocated: bool = False
+        self,
+        key_size: int,
+        value_size: int,
+        entries: int,
+        name: str = "",
+        *,
+        preallocated: bool = False,
+        per_cpu: bool = False,
     ) -> None:
         flags = MapFlag.NONE if preallocated else MapFlag.NO_PREALLOC
-        super().__init__(create_map(MapType.HASH, key_size, value_size, entries, flags, name))
+        kind = MapType.PERCPU_HASH if per_cpu else MapType.HASH
+        super().__init__(create_map(kind, key_size, value_size, entries, flags, name))
         self._key_size = key_size
-        self._value_size = value_size
+        self._value_size = cpu_limit() * (-(-value_size // 8) * 8) if per_cpu else value_size
 
     def __getitem__(self, key: bytes) -> bytes:
         value = lookup_element(self.fd, key, self._value_size)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from dprobes.engines.ebpf.attach.installation import Installation
     from dprobes.engines.interface import Counts
+    from dprobes.keyed.contents import TableContents
     from dprobes.resolve.probepoints import Probepoint
 
 __all__ = ["ControlledRun", "Readings", "Requests"]
@@ -82,6 +83,7 @@ class Readings:
         self._counts: tuple[Counts, ...] = ()
         self._locals: list[int] = []
         self._cpu_variables: list[list[int]] = []
+        self._tables: tuple[TableContents, ...] = ()
         self._is_closed = False
 
     def counts(self) -> tuple[Counts, ...]:
@@ -102,6 +104,12 @@ class Readings:
             self._read_variables()
             return [list(variables) for variables in self._cpu_variables]
 
+    def tables(self) -> tuple[TableContents, ...]:
+        """Return what the keyed tables hold."""
+        with self._lock:
+            self._read_tables()
+            return self._tables
+
     def reset_variables(self, first: int, last: int | None) -> None:
         """Set the local and CPU variables with the indices from ``first`` to ``last`` to zero."""
         some = slice(first, None if last is None else last + 1)
@@ -121,11 +129,16 @@ class Readings:
             maps = self._installed.maps
             self._locals, self._cpu_variables = maps.local_variables(), maps.cpu_variables()
 
+    def _read_tables(self) -> None:
+        if not self._is_closed and (maps := self._installed.maps.tables) is not None:
+            self._tables = maps.contents()
+
     def close(self) -> None:
         """Keep what there is; the maps are not looked at any more when this returns."""
         with self._lock:
             self._read_counts()
             self._read_variables()
+            self._read_tables()
             self._is_closed = True
 
 
@@ -161,6 +174,10 @@ class ControlledRun(ABC):
     def cpu_variables(self) -> list[list[int]]:
         """Return its CPU variables, a list for each CPU up to the last one that is online."""
         return self._readings.cpu_variables() if self._readings is not None else []
+
+    def tables(self) -> tuple[TableContents, ...]:
+        """Return what its keyed tables hold, in the order of its header."""
+        return self._readings.tables() if self._readings is not None else ()
 
     def reset_variables(self, first: int = 0, last: int | None = None) -> None:
         """Set its local and CPU variables with these indices to zero; what is added at that moment may be lost."""

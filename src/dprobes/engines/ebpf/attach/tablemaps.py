@@ -1,0 +1,114 @@
+"""
+The maps of keyed tables, and what they hold (``bpf.layout.MapName``, ``keyed.layout``).
+
+A hash is made with all its memory, so that a handler never waits for some, and has values for each CPU unless all
+share them or that would take too much memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+from typing import TYPE_CHECKING, Self
+
+from dprobes.bpf.layout import MapName, table_map
+from dprobes.bpf.lower.tablevalues import HEAD_CELLS
+from dprobes.engines.ebpf.kernel.bpfmaps import ArrayMap, HashMap
+from dprobes.engines.linux.cpus import cpu_limit
+from dprobes.keyed.contents import TableContents, TableRow
+from dprobes.keyed.layout import merged
+from dprobes.rpn.tables import MEMORY_MAX
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Set as AbstractSet
+
+    from dprobes.rpn.tables import Table
+
+__all__ = ["TableMaps", "zeros_size"]
+
+
+def zeros_size(tables: Sequence[Table]) -> int:
+    """Return how many bytes of zeros new values are made of."""
+    return 8 * max((table.value_cells for table in tables), default=0)
+
+
+class _Hash:
+    """The map of a table with keys."""
+
+    def __init__(self, table: Table, stack: contextlib.ExitStack, *, shared: bool) -> None:
+        self._table = table
+        size, cpus = 8 * table.value_cells, cpu_limit()
+        if table.room * (table.key_size + size * cpus) > MEMORY_MAX:
+            shared = True
+        self._parts = 1 if shared else cpus
+        self._map = stack.enter_context(
+            HashMap(table.key_size, size, table.room, "dprobes_table", preallocated=True, per_cpu=not shared)
+        )
+        self._layout = struct.Struct(f"={table.value_cells}Q")
+        self.descriptor = self._map.fd
+
+    def rows(self) -> Iterator[TableRow]:
+        seen: set[bytes] = set()
+        for key in self._map:
+            if key in seen:
+                continue
+            seen.add(key)
+            with contextlib.suppress(KeyError):  # it is deleted meanwhile
+                value = self._map[key]
+                cells = self._layout.iter_unpack(value)
+                yield TableRow(key, merged(self._table, list(cells)))
+
+
+class _Cells:
+    """The map of a table without keys."""
+
+    def __init__(self, table: Table, stack: contextlib.ExitStack, cpus: int, *, shared: bool) -> None:
+        self._table = table
+        self._stride = HEAD_CELLS + table.value_cells
+        self._map = stack.enter_context(ArrayMap(8 * self._stride * (1 if shared else cpus), name="dprobes_table"))
+        _ = self._map.words  # mapping it takes a descriptor as well
+        self.descriptor = self._map.fd
+
+    def rows(self) -> Iterator[TableRow]:
+        words, stride = self._map.words, self._stride
+        parts = [words[start : start + stride] for start in range(0, len(words), stride)]
+        if used := [part[HEAD_CELLS:].tolist() for part in parts if part[0]]:
+            yield TableRow(b"", merged(self._table, used))
+
+
+class TableMaps:
+    """Own the maps of the tables of a program; ``cpus`` is what handlers mask the number of a CPU by, plus 1."""
+
+    def __init__(self, tables: Sequence[Table], shared: AbstractSet[int], cpus: int) -> None:
+        self._tables = tables
+        with contextlib.ExitStack() as stack:
+            self._maps = [
+                _Hash(table, stack, shared=number in shared)
+                if table.keys
+                else _Cells(table, stack, cpus, shared=number in shared)
+                for number, table in enumerate(tables)
+            ]
+            self._lost = stack.enter_context(ArrayMap(8 * len(tables), name="dprobes_lost"))
+            _ = self._lost.words
+            self._stack = stack.pop_all()
+
+    @property
+    def descriptors(self) -> Mapping[MapName, int]:
+        """The descriptors by what handlers call the maps."""
+        found = {table_map(number): each.descriptor for number, each in enumerate(self._maps)}
+        return {**found, MapName.TABLES_LOST: self._lost.fd}
+
+    def contents(self) -> tuple[TableContents, ...]:
+        """Return what the tables hold."""
+        lost = self._lost.words
+        return tuple(
+            TableContents(table, tuple(each.rows()), lost[number])
+            for number, (table, each) in enumerate(zip(self._tables, self._maps, strict=True))
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stack.close()
