@@ -165,7 +165,7 @@ hint: run dprobes as root, or with CAP_SYSLOG, and set kernel.kptr_restrict to 0
 
 
 def test_no_kprobes(tmp_path: Path) -> None:
-    if Feature.KPROBE in Features():
+    if Feature.KPROBE in Features() or Feature.TRAMPOLINE in Features():
         pytest.skip("older kernel: with kprobes")
     assert refused(tmp_path, "function", ()) == (
         2,
@@ -173,8 +173,8 @@ def test_no_kprobes(tmp_path: Path) -> None:
 program.rpn:2:1: error: 'modtype = kernel' needs probes in the kernel or a kernel module, which the ebpf engine lacks
     modtype = kernel
     ^~~~~~~~~~~~~~~~
-hint: this kernel has no kprobes (CONFIG_KPROBES and CONFIG_KPROBE_EVENTS), or lockdown forbids them: 'dprobes doctor' \
-says which
+hint: this kernel has no kprobes (CONFIG_KPROBES and CONFIG_KPROBE_EVENTS), or lockdown forbids them, and no BPF \
+trampolines (fentry) in their place: 'dprobes doctor' says which
 """,
     )
 
