@@ -73,6 +73,49 @@ def test_a_flame_graph_is_compared_with_an_earlier_one(run_with: Runner, tmp_pat
     assert weight > 65
 
 
+def dprobes(directory: Path, *arguments: str, status: int = 0) -> subprocess.CompletedProcess[str]:
+    command = [*DPROBES, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, cwd=directory, check=False)
+    assert done.returncode == status, done.stderr
+    return done
+
+
+def test_trace_files_give_the_same_profiles(run_with: Runner, tmp_path: Path) -> None:
+    weights = folded(run_with("--stacks", "folded").stdout)
+    run_with("-o", "before.dpt")
+    run_with("-o", "now.dptz")
+    for name in ("before.dpt", "now.dptz"):
+        assert folded(dprobes(tmp_path, "log", name, "--stacks", "folded").stdout) == weights
+    some = folded(dprobes(tmp_path, "log", "now.dptz", "--filter", "tid == pid", "--stacks", "folded").stdout)
+    assert sum(some.values()) == sum(weights.values()) - 1
+    assert not any("work" in stack for stack in some)
+    dprobes(tmp_path, "log", "now.dptz", "--stacks", "now.html", "--baseline", "before.dpt")
+    match = re.search(r"^const data = (.*);$", (tmp_path / "now.html").read_text(), re.MULTILINE)
+    assert match is not None
+    data = json.loads(match[1])
+    assert data["baseline"] == "before.dpt"
+    assert all(weight == before for _, _, weight, before in data["rows"])
+    both = folded(dprobes(tmp_path, "log", "before.dpt", "now.dptz", "--stacks", "folded").stdout)
+    assert both == Counter({stack: 2 * weight for stack, weight in weights.items()})
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--total"], "--total prints nothing else: leave out --count, --hist and --stacks"),
+        (["--count", "pid"], "--stacks prints nothing else: leave out --count and --hist"),
+        (["--tail", "3"], "--stacks is about all records that are there: leave out --follow, --head and --tail"),
+        (["--weight", "size"], "records have no field 'size'"),
+    ],
+)
+def test_what_does_not_go_together_in_a_log_is_refused(
+    run_with: Runner, tmp_path: Path, options: list[str], said: str
+) -> None:
+    run_with("-o", "now.dpt")
+    done = dprobes(tmp_path, "log", "now.dpt", "--stacks", "folded", *options, status=1 if "size" in options else 2)
+    assert said in done.stderr
+
+
 def test_what_has_no_stack_is_said(run_with: Runner) -> None:
     run_with.source.write_text(PROGRAM.replace("log ustack", "push 1\nlog 1"))
     done = run_with("--stacks", "folded")

@@ -184,7 +184,7 @@ def stacks_options(function: Callable[..., Any]) -> Callable[..., Any]:
                 "--baseline",
                 type=click.Path(exists=True, dir_okay=False, path_type=Path),
                 metavar="FILE",
-                help="Folded stacks that the flame graph of --stacks is compared with.",
+                help="Folded stacks, or a trace file, that the flame graph of --stacks is compared with.",
             ),
         )
     ):

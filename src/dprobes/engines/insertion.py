@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from dprobes.resolve.localmodule import Compiled
     from dprobes.rpn.program import Program
     from dprobes.target.location import SymbolProvider
+    from dprobes.target.processimages import ProcessImages
 
 __all__ = ["Insertion", "Prepared", "Vantage", "insertion", "look_around"]
 
@@ -166,8 +167,14 @@ class Prepared:
         """Why ``auto`` takes the engine that it takes; None if the engine was named."""
         return self._selection.reason
 
-    def session(self, items: Item, globals_: GlobalVariables | None = None) -> ControlledSession:
-        """Return the session, which inserts the program when it is entered; records carry the header items."""
+    def session(
+        self, items: Item, globals_: GlobalVariables | None = None, images: ProcessImages | None = None
+    ) -> ControlledSession:
+        """
+        Return the session, which inserts the program when it is entered; records carry the header items.
+
+        ``images`` are told what processes map.
+        """
         owner = self._insertion
         return self.engine.run(
             Job(
@@ -179,5 +186,6 @@ class Prepared:
                 globals_,
                 owner.replaces,
                 owner.beside,
+                images,
             )
         )

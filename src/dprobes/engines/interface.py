@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from dprobes.resolve.probepoints import LeftOutProbe, Probepoint, ResolvedModule
     from dprobes.resolve.probestate import ProbeState
     from dprobes.rpn.program import Program
+    from dprobes.target.processimages import ProcessImages
 
 __all__ = [
     "Begun",
@@ -226,7 +227,7 @@ class Job:
     own. ``replaces`` is a running session of the same engine whose program this one takes the place of: a hit of an
     offset that both have runs the handler of exactly one of them. If entering the new session fails, the old one goes
     on; else its ``events`` come to their end. ``beside`` are other sessions of the same owner: one of them may follow
-    the process in scope already, in a way that lets nobody else do so.
+    the process in scope already, in a way that lets nobody else do so. ``images`` are to be told what processes map.
     """
 
     program: Program
@@ -237,6 +238,7 @@ class Job:
     globals: GlobalVariables | None = None
     replaces: ControlledSession | None = None
     beside: tuple[ControlledSession, ...] = ()
+    images: ProcessImages | None = None
 
 
 class Session(Protocol):

@@ -55,6 +55,9 @@ class Symboliser(Protocol):
     def code_name(self, address: int, record: LogRecord, place: Place | None) -> CodeName | None:
         """Return the same in its parts."""
 
+    def caller_name(self, address: int, record: LogRecord, place: Place | None) -> CodeName | None:
+        """Return the name of a return address: that of the call before it."""
+
 
 class AddressSymboliser:
     """
@@ -68,7 +71,7 @@ class AddressSymboliser:
         self._source = source
         self._live = live
         self._carried = carried
-        self._processes = ProcessNames()
+        self._processes = ProcessNames(source.images if source is not None else None)
         self._loaded: OrderedDict[int, dict[int, CodeName | None]] = OrderedDict()
         self._own: Module | None = None
         self._own_is_known = False
@@ -96,6 +99,19 @@ class AddressSymboliser:
             located = process.located(address)
             return None if located is None else located.name_of(address)
         return self._from_probepoint(address, record, place)
+
+    def caller_name(self, address: int, record: LogRecord, place: Place | None) -> CodeName | None:
+        """
+        Return the name of a return address: that of the call before it, with which a function may end.
+
+        Nothing has called what returns from a signal handler: its first instruction has no function before it.
+        """
+        if not address:
+            return None
+        before = self.code_name(address - 1, record, place)
+        if before is not None and before.function:
+            return before._replace(distance=before.distance + 1)
+        return self.code_name(address, record, place)
 
     def located(self, address: int, record: LogRecord, place: Place | None) -> LocatedCode | None:
         """Return where an address is in the kernel, or in the process if it runs still; None if nobody knows."""

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from dprobes.record.probeinfo import Place
     from dprobes.target.codenames import LocatedCode
 
-__all__ = ["RecordedNames", "callers"]
+__all__ = ["RecordedNames"]
 
 _CODES_END = 12
 """Where the flag word, major and minor code of a record end."""
@@ -83,16 +83,19 @@ class RecordedNames:
                 record = decode_record(encoded)
             except FormatError:
                 continue  # whoever reads it says so
-            for address in self._addresses(record, way, has_ip=id(place) in odd):
-                located = self._symboliser.located(address, record, place)
+            for address, is_return in self._addresses(record, way, has_ip=id(place) in odd):
+                located = self._symboliser.located(address - is_return, record, place)
+                if is_return and (located is None or located.function is None):
+                    located = self._symboliser.located(address, record, place)
                 if located is not None:
                     found[id(located)] = located
         return list(found.values())
 
     @staticmethod
-    def _addresses(record: LogRecord, way: _Way, *, has_ip: bool) -> Iterator[int]:
+    def _addresses(record: LogRecord, way: _Way, *, has_ip: bool) -> Iterator[tuple[int, bool]]:
+        """Give the addresses in a record, and whether each is a return address."""
         if has_ip and record.ip is not None:
-            yield record.ip
+            yield record.ip, False
         if way.template is not None and way.fields and not record.is_stack_trace:
             values = decode_fields(way.template, record).values
             for number, conversion in way.fields:
@@ -100,7 +103,7 @@ class RecordedNames:
         elif way.has_items:
             for item in record.items():
                 if item.kind in _STACKS and isinstance(item.value, tuple):
-                    yield from callers(item.value)
+                    yield from _of_stack(item.value)
 
     def _way(self, begin: bytes) -> _Way:
         if begin not in self._ways:
@@ -137,25 +140,19 @@ def _distinct(places: Iterable[Place]) -> Iterable[Place]:
     return places.distinct() if isinstance(places, PackedPlaces) else {id(place): place for place in places}.values()
 
 
-def _of_value(value: Value, conversion: Conversion) -> Iterator[int]:
+def _of_value(value: Value, conversion: Conversion) -> Iterator[tuple[int, bool]]:
     match value:
         case int():
-            yield value
+            yield value, False
         case tuple() if conversion is Conversion.STACK:
-            yield from callers(value)
+            yield from _of_stack(value)
         case tuple():
-            yield from value
+            yield from ((each, False) for each in value)
 
 
-def callers(stack: Sequence[int]) -> Iterator[int]:
-    """
-    Give the addresses that tell the functions of a call stack, without what says why it ends.
-
-    Behind the first one are return addresses, which may be those of the next function.
-    """
-    for number, address in enumerate(stack):
-        if number == 0 or address not in _ENDS:
-            yield address - (number > 0)
+def _of_stack(stack: Sequence[int]) -> Iterator[tuple[int, bool]]:
+    """Give the addresses of a call stack, without what says why it ends: behind the first one are return addresses."""
+    yield from ((address, number > 0) for number, address in enumerate(stack) if address not in _ENDS)
 
 
 _ENDS = frozenset(StackEnd)

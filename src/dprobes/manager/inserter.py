@@ -19,6 +19,7 @@ from dprobes.manager.sharedfiles import HeldFiles, SharingSymbols
 from dprobes.record.origin import RecordSource
 from dprobes.rpn.groups import select, without_opcodes
 from dprobes.target.carriedsymbols import CarriedSymbols, OtherBuild
+from dprobes.target.processimages import ProcessImages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -114,17 +115,19 @@ class Inserter:
     def _enter(self, name: str, prepared: Prepared, request: Insertion, derived: dict[int, str]) -> InsertedProgram:
         """Insert a program whose records are shown by ``derived`` templates where there are no others."""
         program = prepared.compiled.program
-        session = prepared.session(request.items, self._globals)
+        source = RecordSource(
+            0,
+            name,
+            program.name,
+            program.major,
+            templates=request.ppdf.templates,
+            derived=derived,
+        )
+        if source.may_show_addresses:
+            source = replace(source, images=ProcessImages())
+        session = prepared.session(request.items, self._globals, source.images)
         session.__enter__()
         try:
-            source = RecordSource(
-                0,
-                name,
-                program.name,
-                program.major,
-                templates=request.ppdf.templates,
-                derived=derived,
-            )
             inserted = InsertedProgram(
                 name,
                 program,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import field
 from typing import TYPE_CHECKING, Any, Self
 
@@ -10,7 +11,12 @@ from dprobes.lazydataclass import dataclass
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from dprobes.target.processimages import ProcessImages
+
 __all__ = ["RecordSource"]
+
+_NAMED = re.compile(rb"%[^%\s\"]{0,12}?[ak]")
+"""``%a`` or ``%k`` of a template, with whatever stands between."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +28,8 @@ class RecordSource:
     is a program of. ``build_ids`` are those of the module's files that it was resolved in, in hexadecimal; ``paths``
     say where these were. ``templates`` maps the names of template files, the directory file among them, to their bytes.
     ``derived`` has the text of another template file for each size of a word in bytes: made from what handlers log, for
-    records without a template. The word size is in each record: a program may be in modules of both.
+    records without a template. The word size is in each record: a program may be in modules of both. ``images`` know
+    what processes had mapped that have ended since, where an engine tells.
     """
 
     number: int
@@ -33,6 +40,13 @@ class RecordSource:
     templates: Mapping[str, bytes] = field(default_factory=dict)
     paths: tuple[str, ...] = ()
     derived: Mapping[int, str] = field(default_factory=dict)
+    images: ProcessImages | None = field(default=None, compare=False)
+
+    @property
+    def may_show_addresses(self) -> bool:
+        """Whether a template may print addresses by their names, or call stacks."""
+        contents = (*self.templates.values(), *(text.encode() for text in self.derived.values()))
+        return any(_NAMED.search(text) is not None for text in contents)
 
     def details(self) -> dict[str, Any]:
         """Return everything but number, name and major as data for JSON."""

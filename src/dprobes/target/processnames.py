@@ -16,6 +16,7 @@ from dprobes.target.ownership import foreign_owner
 
 if TYPE_CHECKING:
     from dprobes.target.location import Module
+    from dprobes.target.processimages import ProcessImage, ProcessImages
     from dprobes.target.processmaps import Mapping
 
 __all__ = ["PROCESSES_MAX", "NamedProcess", "ProcessNames", "make_room"]
@@ -68,10 +69,11 @@ class _Look(NamedTuple):
 
 
 class ProcessNames:
-    """Find the processes that records are of."""
+    """Find the processes that records are of; ``images`` know what those had mapped that have ended."""
 
-    def __init__(self) -> None:
-        self._processes: OrderedDict[tuple[int, str], NamedProcess | None] = OrderedDict()
+    def __init__(self, images: ProcessImages | None = None) -> None:
+        self._images = images
+        self._processes: OrderedDict[tuple[int, str | ProcessImage], NamedProcess | None] = OrderedDict()
         self._modules = _Modules()
 
     def process(self, pid: int, name: str, seen: int | None) -> NamedProcess | None:
@@ -81,11 +83,18 @@ class ProcessNames:
         One with another name than before may have begun another program since; ``seen`` is a moment, of
         CLOCK_MONOTONIC, in which it had begun it.
         """
-        key = (pid, name)
+        image = self._images.at(pid, seen) if self._images is not None else None
+        key = (pid, name if image is None else image)
         if key not in self._processes:
             make_room(self._processes, PROCESSES_MAX)
-            self._processes[key] = self._open(pid, seen)
+            self._processes[key] = self._open(pid, seen) if image is None else self._open_image(image)
         return self._processes[key]
+
+    def _open_image(self, image: ProcessImage) -> NamedProcess:
+        look = _look_at(image.pid)
+        if look is not None and not _shows(look, image):
+            look = None  # it executes something else by now, or another process has its number
+        return NamedProcess(image.pid, look, self._modules, image.since, image)
 
     def _open(self, pid: int, seen: int | None) -> NamedProcess | None:
         look = _look_at(pid)
@@ -101,11 +110,18 @@ class ProcessNames:
 
 
 class NamedProcess:
-    """Name addresses by what a process maps."""
+    """
+    Name addresses by what a process maps.
 
-    def __init__(self, pid: int, look: _Look, modules: _Modules, since: int) -> None:
-        self.ticks = look.ticks
-        self.started = look.started
+    It can be looked at, or its ``image`` is known, or both.
+    """
+
+    def __init__(
+        self, pid: int, look: _Look | None, modules: _Modules, since: int, image: ProcessImage | None = None
+    ) -> None:
+        self.ticks = None if look is None else look.ticks
+        self.started = since if look is None or image is not None else look.started
+        self._image = image
         self._since = since
         self._pid = pid
         self._look = look
@@ -115,7 +131,7 @@ class NamedProcess:
 
     def is_same(self, image: tuple[str | int, ...]) -> bool:
         """Return whether the process still executes what it did, as its mappings say now."""
-        return self._look.image == image
+        return self._look is not None and self._look.image == image
 
     def maps_file_at(self, address: int) -> bool:
         """Return whether the process shows a file at an address."""
@@ -140,6 +156,11 @@ class NamedProcess:
         return LocatedCode(self._pid, self._since, mapped, function)
 
     def _mapping_at(self, address: int) -> Mapping | None:
+        if self._image is not None and (mapped := self._image.covering(address)) is not None:
+            return mapped
+        return self._mapping_seen(address) if self._look is not None else None
+
+    def _mapping_seen(self, address: int) -> Mapping | None:
         found = self._known_mapping_at(address)
         if (found is None or not found.is_file) and address // _PAGE not in self._unknown:
             # A library may have been loaded there since; but the same question is not asked again and again.
@@ -156,7 +177,8 @@ class NamedProcess:
         return found
 
     def _known_mapping_at(self, address: int) -> Mapping | None:
-        return next((mapping for mapping in self._look.mappings if mapping.start <= address < mapping.end), None)
+        mappings = self._look.mappings if self._look is not None else ()
+        return next((mapping for mapping in mappings if mapping.start <= address < mapping.end), None)
 
 
 class _Modules:
@@ -198,6 +220,12 @@ class _Modules:
             return module
         finally:
             allowance.use(time.monotonic() - began)
+
+
+def _shows(look: _Look, image: ProcessImage) -> bool:
+    """Return whether a process has the code still that its image has."""
+    code = {(each.start, each.inode) for each in look.mappings if each.executable}
+    return all((each.start, each.inode) in code for each in image.mappings[:1])
 
 
 def _look_at(pid: int) -> _Look | None:

@@ -6,7 +6,7 @@ import ctypes
 import os
 import time
 
-from dprobes.formatters.recordednames import RecordedNames, callers
+from dprobes.formatters.recordednames import RecordedNames
 from dprobes.record.codec import encode_record
 from dprobes.record.layout import LogRecord
 from dprobes.record.origin import RecordSource
@@ -63,5 +63,6 @@ def test_what_is_no_record_is_left_to_others() -> None:
 
 
 def test_return_addresses_are_looked_for_at_the_call() -> None:
-    assert list(callers((10, 20, 30, StackEnd.UNREADABLE))) == [10, 19, 29]
-    assert list(callers((StackEnd.UNREADABLE,))) == [StackEnd.UNREADABLE]
+    getpid = address_of("getpid")
+    assert named(record(3, stack(address_of("getppid"), getpid))) == {"getppid", "getpid"}  # nothing is before it
+    assert named(record(3, stack(getpid, StackEnd.UNREADABLE))) == {"getpid"}

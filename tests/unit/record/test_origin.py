@@ -25,3 +25,21 @@ def test_what_older_files_lack_has_a_default() -> None:
 def test_wrong_paths_are_refused(paths: object) -> None:
     with pytest.raises(ValueError, match="paths are no list of strings"):
         RecordSource.from_details(1, "a", 0, {"paths": paths})
+
+
+@pytest.mark.parametrize(
+    ("template", "shows"),
+    [
+        ('fmt = "%d %s %p %lx"', False),
+        ('fmt = "%a"', True),
+        ('fmt = "at=%*a"', True),
+        ('fmt = "%*k"', True),
+        ('fmt = "100%% a"', False),
+        ('fmt = "%-20la"', True),
+        ("", False),
+    ],
+)
+def test_what_prints_names_of_addresses_is_known(template: str, shows: bool) -> None:
+    text = f"minor = 1\n{template}\n"
+    assert RecordSource(1, "app", templates={"a.fmt": text.encode()}).may_show_addresses == shows
+    assert RecordSource(1, "app", derived={8: text}).may_show_addresses == shows

@@ -14,6 +14,8 @@ import pytest
 
 from dprobes.target.location import Module
 from dprobes.target.modules import find_module
+from dprobes.target.processimages import ProcessImages
+from dprobes.target.processmaps import executable_mappings, read_maps
 from dprobes.target.processnames import PROCESSES_MAX, ProcessNames
 
 if TYPE_CHECKING:
@@ -109,3 +111,34 @@ def test_no_more_processes_are_kept_than_there_may_be() -> None:
     for number in range(1, PROCESSES_MAX + 1):
         assert names.process(os.getpid(), str(number), None) is first
     assert len(names._processes) == PROCESSES_MAX
+
+
+def test_a_process_that_has_ended_is_named_by_what_it_had_mapped() -> None:
+    child = subprocess.Popen(["true"])
+    child.wait()
+    images = ProcessImages()
+    images.began(child.pid, 100, executable_mappings(read_maps(os.getpid())))
+    names = ProcessNames(images)
+    process = names.process(child.pid, "true", 150)
+    assert process is not None
+    assert names.process(child.pid, "a thread", 160) is process
+    located = process.located(address_of("getpid"))
+    assert located is not None
+    assert located.function is not None
+    assert (located.pid, located.since, located.function.name) == (child.pid, 100, "getpid")
+    assert process.located(8) is None
+    images.began(child.pid, 200)
+    assert names.process(child.pid, "true", 199) is process
+    later = names.process(child.pid, "true", 200)
+    assert later is not None
+    assert later.located(address_of("getpid")) is None
+
+
+def test_what_runs_is_asked_for_what_is_no_code() -> None:
+    images = ProcessImages()
+    images.began(os.getpid(), 0, executable_mappings(read_maps(os.getpid())))
+    process = ProcessNames(images).process(os.getpid(), "python3", None)
+    assert process is not None
+    data = Path("/proc/self/maps").read_text().splitlines()
+    start = next(int(line.partition("-")[0], 16) for line in data if " r--p 00000000" in line and "libc.so" in line)
+    assert process.maps_file_at(start)

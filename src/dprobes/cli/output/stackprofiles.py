@@ -1,25 +1,49 @@
-"""``--stacks``: the profile of call stacks that stands for records at the end."""
+"""``--stacks``: the profile of call stacks that stands for records at the end, of a run or of trace files."""
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
 from dprobes.cli import console
 from dprobes.errors import FormatError, reason_of
+from dprobes.trace.filenames import is_trace_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
+    from dprobes.record.origin import RecordSource
     from dprobes.sinks.stacks.collector import StackCollector
     from dprobes.sinks.stacks.profile import StackProfile
+    from dprobes.trace.content import LostRecords, TraceProgram, TraceRecord
 
-__all__ = ["check_stacks_target", "write_profile"]
+__all__ = ["StacksOptions", "check_stacks_target", "profile_traces", "stacks_of", "write_profile"]
 
 FOLDED = "folded"
 """The value of ``--stacks`` that prints folded stacks."""
+
+
+class StacksOptions(NamedTuple):
+    """What ``--stacks`` says: where the profile goes, the field that stacks weigh, and what it is compared with."""
+
+    target: str
+    weight: str | None = None
+    baseline: Path | None = None
+
+
+def stacks_of(target: str | None, weight: str | None, baseline: Path | None) -> StacksOptions | None:
+    """Return what the options of profiles say; raise ``UsageError`` if they do not go together."""
+    if target is None:
+        if weight is not None or baseline is not None:
+            raise click.UsageError(f"--{'baseline' if weight is None else 'weight'} is about --stacks")
+        return None
+    if baseline is not None and not target.lower().endswith((".html", ".htm")):
+        raise click.UsageError("--baseline is about flame graphs: --stacks FILE.html")
+    return StacksOptions(target, weight, baseline)
 
 
 def check_stacks_target(target: str) -> None:
@@ -28,8 +52,54 @@ def check_stacks_target(target: str) -> None:
         _writer_of(target)
 
 
-def write_profile(collector: StackCollector, target: str, baseline: Path | None) -> None:
+def profile_traces(found: Iterable[TraceRecord | LostRecords], options: StacksOptions) -> Counter[str]:
+    """
+    Write the profile of the records of trace files; return how many were lost of each program.
+
+    Raise ``FormatError`` if there are records, but none of any program can have the field that stacks weigh.
+    """
+    collector, lost = _collect(found, options.weight)
+    write_profile(collector, options)
+    return lost
+
+
+def _collect(found: Iterable[TraceRecord | LostRecords], weight: str | None) -> tuple[StackCollector, Counter[str]]:
+    from dprobes.sinks.interface import Batch
+    from dprobes.sinks.stacks.collector import StackCollector
+    from dprobes.trace.content import LostRecords
+    from dprobes.trace.writer import boot_id
+
+    collector = StackCollector(weight)
+    sources: dict[TraceProgram, RecordSource | None] = {}
+    refusals: list[FormatError] = []
+    lost: Counter[str] = Counter()
+    own = boot_id()
+    for each in found:
+        program = each.program
+        if isinstance(each, LostRecords):
+            lost[program.name] += each.count
+            continue
+        if program not in sources:
+            # The numbers of several files may be the same.
+            source = replace(program.source, number=len(sources))
+            is_live = bool(own) and program.origin.boot_id == own
+            try:
+                collector.create_event_of(source, live=is_live, carried=program.names)
+                sources[program] = source
+            except FormatError as error:
+                sources[program] = None
+                refusals.append(error)
+        if (known := sources[program]) is not None:
+            place = program.place(each.probe).in_module(program.source.module)
+            collector.log_events(Batch(known, [each.record], [place], each.wall_offset))
+    if sources and len(refusals) == len(sources):
+        raise refusals[0]
+    return collector, lost
+
+
+def write_profile(collector: StackCollector, options: StacksOptions) -> None:
     """Write a profile where ``--stacks`` says; raise ``FormatError`` if that fails."""
+    target, baseline = options.target, options.baseline
     profile = collector.profile()
     if collector.without:
         what = "1 record has" if collector.without == 1 else f"{collector.without} records have"
@@ -40,7 +110,7 @@ def write_profile(collector: StackCollector, target: str, baseline: Path | None)
         for line in folded_lines(profile):
             click.echo(line)
         return
-    data = _writer_of(target)(profile, None if baseline is None else _read(baseline))
+    data = _writer_of(target)(profile, None if baseline is None else _read(baseline, options.weight))
     try:
         Path(target).write_bytes(data)
     except OSError as error:
@@ -48,7 +118,13 @@ def write_profile(collector: StackCollector, target: str, baseline: Path | None)
     console.note(f"'{target}' has {profile.total} {profile.unit} in {len(profile.weights)} stacks")
 
 
-def _read(path: Path) -> StackProfile:
+def _read(path: Path, weight: str | None) -> StackProfile:
+    """Return the profile in a file: folded stacks, or those of the records of a trace file."""
+    if is_trace_name(path.name):
+        from dprobes.trace.reader import TraceReader
+
+        with TraceReader(path) as reader:
+            return replace(_collect(reader.read(), weight)[0].profile(), title=str(path))
     from dprobes.sinks.stacks.foldedtext import parse_folded
 
     try:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, NamedTuple
-
-import click
+from typing import TYPE_CHECKING
 
 from dprobes.record.layout import Item
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from contextlib import AbstractContextManager
-    from pathlib import Path
 
+    from dprobes.cli.output.stackprofiles import StacksOptions
     from dprobes.cli.output.top import TopView
     from dprobes.engines.interface import ControlledSession
     from dprobes.record.origin import RecordSource
@@ -22,26 +20,7 @@ if TYPE_CHECKING:
     from dprobes.sinks.interface import Sink
     from dprobes.sinks.stacks.collector import StackCollector
 
-__all__ = ["StacksOptions", "Views", "stacks_of"]
-
-
-class StacksOptions(NamedTuple):
-    """What ``--stacks`` says: where the profile goes, the field that stacks weigh, and what it is compared with."""
-
-    target: str
-    weight: str | None = None
-    baseline: Path | None = None
-
-
-def stacks_of(target: str | None, weight: str | None, baseline: Path | None) -> StacksOptions | None:
-    """Return what the options of profiles say; raise ``UsageError`` if they do not go together."""
-    if target is None:
-        if weight is not None or baseline is not None:
-            raise click.UsageError(f"--{'baseline' if weight is None else 'weight'} is about --stacks")
-        return None
-    if baseline is not None and not target.lower().endswith((".html", ".htm")):
-        raise click.UsageError("--baseline is about flame graphs: --stacks FILE.html")
-    return StacksOptions(target, weight, baseline)
+__all__ = ["Views"]
 
 
 class Views:
@@ -94,4 +73,4 @@ class Views:
         if self._stacks is not None and self._stacks_options is not None:
             from dprobes.cli.output.stackprofiles import write_profile
 
-            write_profile(self._stacks, self._stacks_options.target, self._stacks_options.baseline)
+            write_profile(self._stacks, self._stacks_options)

@@ -13,8 +13,9 @@ import click
 from dprobes.cli import console
 from dprobes.cli.damage import DamageReport, skip_damaged_option
 from dprobes.cli.logtimes import TIME_FORMS, needs_bounds, parse_time
-from dprobes.cli.options import PROGRAM_FILE
+from dprobes.cli.options import PROGRAM_FILE, stacks_options
 from dprobes.cli.output.recordprinter import Printer, warn_of_all
+from dprobes.cli.output.stackprofiles import stacks_of
 from dprobes.cli.templateoption import read_templates, templates_option
 from dprobes.errors import FormatError
 from dprobes.formatters import FORMATS
@@ -61,6 +62,7 @@ _INTERVAL = 0.1
     "--count", "counted", multiple=True, metavar="FIELD[,FIELD...]", help="Print how often each value occurs."
 )
 @click.option("--hist", "measured", multiple=True, metavar="FIELD", help="Print a histogram of the field.")
+@stacks_options
 @click.option("--format", "format_name", type=click.Choice(FORMATS), default="text", show_default=True)
 @skip_damaged_option()
 @templates_option("Print records by the templates in this directory before those that programs brought with them.")
@@ -76,6 +78,9 @@ def command(
     total: bool,
     counted: tuple[str, ...],
     measured: tuple[str, ...],
+    stacks: str | None,
+    weight: str | None,
+    baseline: Path | None,
     format_name: str,
     templates: Path | None,
     skip_damaged: bool,
@@ -92,11 +97,18 @@ def command(
     """
     if head is not None and tail is not None:
         raise click.UsageError("--head and --tail exclude each other")
-    if (total or counted or measured) and (follow or head is not None or tail is not None):
-        what = "--total" if total else "--count" if counted else "--hist"
+    profile = stacks_of(stacks, weight, baseline)
+    if (total or counted or measured or profile) and (follow or head is not None or tail is not None):
+        what = "--total" if total else "--count" if counted else "--hist" if measured else "--stacks"
         raise click.UsageError(f"{what} is about all records that are there: leave out --follow, --head and --tail")
-    if total and (counted or measured):
-        raise click.UsageError("--total prints nothing else: leave out --count and --hist")
+    if total and (counted or measured or profile):
+        raise click.UsageError("--total prints nothing else: leave out --count, --hist and --stacks")
+    if profile is not None:
+        from dprobes.cli.output.stackprofiles import check_stacks_target
+
+        if counted or measured:
+            raise click.UsageError("--stacks prints nothing else: leave out --count and --hist")
+        check_stacks_target(profile.target)
     chosen: list[RowFilter] = [compile_filter(text, called="--filter") for text in filters]
     if name is not None:
         chosen.append(program_filter(name))
@@ -111,6 +123,10 @@ def command(
     try:
         if total:
             _count(selection, followers)
+        elif profile is not None:
+            from dprobes.cli.output.stackprofiles import profile_traces
+
+            warn_of_all(profile_traces(_found(selection, followers, None), profile))
         elif counted or measured:
             _aggregate(selection, followers, counted, measured, own_templates)
         elif follow:

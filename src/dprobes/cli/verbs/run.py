@@ -28,8 +28,9 @@ from dprobes.cli.options import (
     verification_options,
 )
 from dprobes.cli.output.outputs import Outputs
+from dprobes.cli.output.stackprofiles import stacks_of
 from dprobes.cli.output.tableoutput import TableOptions, TableOutput
-from dprobes.cli.output.views import Views, stacks_of
+from dprobes.cli.output.views import Views
 from dprobes.cli.resolvedprogram import load_program
 from dprobes.cli.runfollower import Run
 from dprobes.cli.scopeoptions import scope_of, scope_options, words_of
@@ -44,6 +45,7 @@ from dprobes.formatters import FORMATS
 from dprobes.formatters.templates.derived import derived_templates
 from dprobes.record.origin import RecordSource
 from dprobes.resolve.spaces import Space, space_of
+from dprobes.target.processimages import ProcessImages
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -245,6 +247,8 @@ def command(
     program = loaded.program
     derived = derived_templates(program)
     source = RecordSource(1, program.name, program.name, program.major, templates=loaded.templates, derived=derived)
+    images = ProcessImages() if source.may_show_addresses or stacks is not None else None
+    source = replace(source, images=images)
     views.check(source)
     prepared = where.prepare(program, loaded.diagnostics, loaded.symbols, filters=filters)
     compiled = prepared.compiled
@@ -257,7 +261,7 @@ def command(
     with (
         Outputs(source, output, format_name, targets, log_format or format_name, views.sinks) as outputs,
         EarlyInterrupt(deferred=not scope.command) as early,
-        prepared.session(items) as session,
+        prepared.session(items, images=images) as session,
     ):
         run = Run(compiled.program, session, outputs, scope, exit_status=exit_status, filters=filters)
         tables = TableOutput(TableOptions(rows, interval, duration, as_json=as_json, aside=aside), session)

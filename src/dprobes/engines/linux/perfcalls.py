@@ -3,7 +3,8 @@ perf_event_open(2) through ctypes: the only file of the engine that makes this s
 
 x86-64 Linux only. Layouts and numbers are those of ``include/uapi/linux/perf_event.h`` and
 ``include/uapi/linux/hw_breakpoint.h``. Every function raises OSError as the kernel answers. Events carry a BPF program
-and nothing else: no samples are taken, nothing is read from them. They start disabled, and end with their descriptors.
+and nothing else: no samples are taken, nothing is read from them, except for the news of processes, which begins at
+once. They start disabled, and end with their descriptors.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import enum
 import fcntl
 import os
 import struct
+import time
 
 from dprobes.engines.linux.proxy import call_in_proxy
 from dprobes.errors import system_error
@@ -26,6 +28,7 @@ __all__ = [
     "move_breakpoint",
     "open_breakpoint",
     "open_cpu_clock",
+    "open_process_news",
     "open_uprobe",
     "uprobe_unit",
 ]
@@ -60,6 +63,20 @@ _USER_ONLY = _EXCLUDE_KERNEL | _EXCLUDE_HYPERVISOR
 #   0 u32 type, size; u64 config, sample_period or sample_freq, sample_type, read_format, the flags above
 #  48 u32 wakeup_events, bp_type; u64 bp_addr or config1, bp_len or config2
 _ATTRIBUTES = struct.Struct("=IIQQ16xQ4xIQQ56x")
+
+_SOFTWARE_DUMMY = 9
+_MAPPINGS = 1 << 8
+_NAMES = 1 << 9
+_TASKS = 1 << 13
+_EACH_HAS_TIME = 1 << 18
+_MAPPINGS_BY_FILE = 1 << 23
+_NAMES_BY_EXEC = 1 << 24
+_OWN_CLOCK = 1 << 25
+_SAMPLE_TIME = 1 << 2
+
+#   0 u32 type, size; u64 config, sample_period, sample_type, read_format, the flags above
+#  92 s32 clockid
+_WATCH_ATTRIBUTES = struct.Struct("=IIQQQQQ44xi32x")
 
 _IOC_ENABLE = 0x2400
 _IOC_DISABLE = 0x2401
@@ -196,6 +213,22 @@ def open_cpu_clock(cpu: int, *, period: int = 0, frequency: int = 0) -> int:
     if frequency:
         return _open(_TYPE_SOFTWARE, pid=-1, cpu=cpu, config=_SOFTWARE_CPU_CLOCK, period=frequency, flags=_FREQUENCY)
     return _open(_TYPE_SOFTWARE, pid=-1, cpu=cpu, config=_SOFTWARE_CPU_CLOCK, period=period)
+
+
+def open_process_news(cpu: int) -> int:
+    """
+    Return an event that tells what processes on a CPU map as code, execute and fork, all with CLOCK_MONOTONIC.
+
+    The news is in its ring (``mmap``), as records of perf_event_open(2).
+    """
+    flags = _MAPPINGS | _NAMES | _TASKS | _EACH_HAS_TIME | _MAPPINGS_BY_FILE | _NAMES_BY_EXEC | _OWN_CLOCK
+    attributes = ctypes.create_string_buffer(_WATCH_ATTRIBUTES.size)
+    size, clock = _WATCH_ATTRIBUTES.size, time.CLOCK_MONOTONIC
+    _WATCH_ATTRIBUTES.pack_into(attributes, 0, _TYPE_SOFTWARE, size, _SOFTWARE_DUMMY, 0, _SAMPLE_TIME, 0, flags, clock)
+    result: int = _syscall(_SYS_PERF_EVENT_OPEN, ctypes.addressof(attributes), -1, cpu, -1, _FLAG_FD_CLOEXEC)
+    if result < 0:
+        raise system_error(ctypes.get_errno(), "perf_event_open")
+    return result
 
 
 def disable(event_fd: int) -> None:

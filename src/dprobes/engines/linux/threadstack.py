@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     import ctypes
     from collections.abc import Mapping
 
+    from dprobes.target.unwind.stackwalk import UnwindSpace
+
 __all__ = ["COLUMNS_OF", "logged_stack", "space_of", "stack_of"]
 
 COLUMNS_OF = {8: COLUMNS["x86_64"], 4: COLUMNS["i386"]}
@@ -52,7 +54,7 @@ def stack_of(space: ProcessSpace, registers: ctypes.Array[ctypes.c_ulong], frame
     return logged_stack(space, values, frames)
 
 
-def logged_stack(space: ProcessSpace, registers: Mapping[int, int], frames: int) -> list[int]:
+def logged_stack(space: UnwindSpace, registers: Mapping[int, int], frames: int) -> list[int]:
     """Return the same for registers by DWARF's numbers."""
     stack = walk(space, COLUMNS_OF[space.word_size], registers, frames)
     return [*stack.addresses] if stack.end in _UNSAID else [*stack.addresses, stack.end]

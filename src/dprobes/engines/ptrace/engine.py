@@ -113,6 +113,7 @@ class PtraceSession:
             # A command needs its input itself, unless it is the terminal, which people share.
             Debuggers(debugger, keep_input=not job.scope.is_command or os.isatty(0)),
             _notices(budget, job.program, answers),
+            job.images,
         )
         self._conversation: Conversation | None = None
 
@@ -319,6 +320,7 @@ class PtraceSession:
             globals=-1 if self.globals is None else self.globals.descriptor,
             everywhere=self._run.answers.everywhere(),
             tables=tuple(replace(table, span=None) for table in program.tables),
+            wants_images=self._job.images is not None,
         )
 
     def _on_end(self, conversation: Conversation, end: Done | Ended) -> Iterator[Event]:

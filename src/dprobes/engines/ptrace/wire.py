@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from dprobes.extensions.registry import Registration
     from dprobes.resolve.probestate import ProbeState
     from dprobes.rpn.tables import Table
+    from dprobes.target.processmaps import Mapping
 
 __all__ = [
     "Attach",
@@ -36,11 +37,13 @@ __all__ = [
     "End",
     "Ended",
     "Failed",
+    "Forked",
     "FrameReader",
     "InPlace",
     "Insert",
     "Kind",
     "Left",
+    "Mapped",
     "ModuleMapped",
     "NotInserted",
     "Overloaded",
@@ -102,6 +105,8 @@ class Start:
     """What is watched in every process, whatever that maps, by word size; a text is why it cannot be."""
     tables: tuple[Table, ...] = ()
     """The program's keyed tables, which are in the memory for counts and variables."""
+    wants_images: bool = False
+    """Whether the client is to be told what processes map (``Mapped``, ``Forked``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +184,24 @@ class ModuleMapped:
     device: int
     inode: int
     program: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Mapped:
+    """What a process has mapped of files as code; ``since`` is when it began to execute what it does, or 0."""
+
+    pid: int
+    since: int
+    mappings: tuple[Mapping, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Forked:
+    """A report that a process has a copy of its parent's memory."""
+
+    pid: int
+    parent: int
+    when: int
 
 
 @dataclass(frozen=True, slots=True)

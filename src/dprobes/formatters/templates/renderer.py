@@ -95,11 +95,11 @@ class _Names(NamedTuple):
         return f"{address:#x}" if name is None else escaped(name)
 
     def of_caller(self, address: int) -> str:
-        """Return the name of a return address, which may be that of the next function: the call is before it."""
+        """Return the name of a return address."""
         name = None
-        if self.symboliser is not None and address:
-            name = self.symboliser.code_name(address - 1, self.record, self.place)
-        return f"{address:#x}" if name is None else escaped(name._replace(distance=name.distance + 1).text)
+        if self.symboliser is not None:
+            name = self.symboliser.caller_name(address, self.record, self.place)
+        return f"{address:#x}" if name is None else escaped(name.text)
 
 
 def _header_item(name: str, record: LogRecord, wall_offset: int) -> str:

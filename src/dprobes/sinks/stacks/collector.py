@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from dprobes.record.probeinfo import Place
     from dprobes.sinks.interface import Batch
     from dprobes.target.codenames import CodeName
+    from dprobes.trace.names import CarriedNames
 
 __all__ = ["StackCollector"]
 
@@ -44,13 +45,12 @@ class StackCollector:
     """
     Weigh the stacks of records.
 
-    ``weight`` is the field that a record's stack weighs, None for one each. ``live`` says that the records are of this
-    machine. ``without`` counts records that have no stack, or no number in that field.
+    ``weight`` is the field that a record's stack weighs, None for one each. ``without`` counts records that have no
+    stack, or no number in that field.
     """
 
-    def __init__(self, weight: str | None = None, *, live: bool = True) -> None:
+    def __init__(self, weight: str | None = None) -> None:
         self._weight = weight
-        self._live = live
         self._weights: Counter[tuple[str, ...]] = Counter()
         self._sources: dict[int, tuple[AddressSymboliser, FieldValues]] = {}
         self._title = ""
@@ -60,11 +60,15 @@ class StackCollector:
 
     def create_event(self, source: RecordSource) -> None:
         """Know a program; raise ``FormatError`` if its records can have no field of the weight's name."""
+        self.create_event_of(source, live=True)
+
+    def create_event_of(self, source: RecordSource, *, live: bool, carried: CarriedNames | None = None) -> None:
+        """Know a program whose records are ``live``, of this machine, or have ``carried`` names in a trace file."""
         values = FieldValues(source)
         if self._weight is not None:
             values.check(self._weight, is_number=True)
         known = self._sources.get(source.number)
-        symboliser = known[0] if known is not None else AddressSymboliser(source, live=self._live)
+        symboliser = known[0] if known is not None else AddressSymboliser(source, live=live, carried=carried)
         self._sources[source.number] = symboliser, values
         self._title = self._title or source.name
 
@@ -117,8 +121,8 @@ def _frames(record: LogRecord, place: Place, symboliser: AddressSymboliser) -> I
             if address in _CUTS:
                 yield _CUTS[StackEnd(address)]
                 continue
-            # Behind the first one are return addresses, which may be those of the next function.
-            name = symboliser.code_name(address - (number > 0), record, place)
+            find = symboliser.caller_name if number else symboliser.code_name
+            name = find(address, record, place)
             yield _function(name, is_kernel=is_of_kernel(address))
 
 

@@ -49,10 +49,9 @@ class ProcessSpace:
         self._tables: dict[tuple[int, int, int], MemoryFrameTable | None] = {}
 
     def forget(self) -> None:
-        """Forget what is mapped where."""
+        """Forget what is mapped where; tables stay those of what is mapped at the same place again."""
         self._mappings = ()
         self._starts = []
-        self._tables.clear()
 
     def table_at(self, address: int) -> MemoryFrameTable | None:
         """Return the unwind table of the module that an address lies in; None if there is none."""
@@ -85,6 +84,8 @@ class ProcessSpace:
     def _look(self) -> None:
         self._mappings = self._read_mappings()
         self._starts = [mapping.start for mapping in self._mappings]
+        there = {(mapping.start, mapping.device, mapping.inode) for mapping in self._mappings}
+        self._tables = {key: table for key, table in self._tables.items() if key in there}
 
     def _mapping_at(self, address: int) -> Mapping | None:
         number = bisect_right(self._starts, address) - 1

@@ -21,9 +21,13 @@ from dprobes.errors import TargetError
 from dprobes.record.codec import decode_record
 from dprobes.rpn.isa import USER_FRAMES_MAX, StackEnd, Token
 from dprobes.target.processmaps import parse_maps, read_maps
+from dprobes.target.unwind.filespace import FileSpace, MappedFiles
 from dprobes.target.unwind.processspace import ProcessSpace
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dprobes.target.processimages import ProcessImage, ProcessImages
     from dprobes.target.processmaps import Mapping
 
 __all__ = ["UserStacks"]
@@ -72,9 +76,17 @@ class _Process:
 
 
 class UserStacks:
-    """The stacks of records that are still to come, by the number of the handler's state and the place in the log."""
+    """
+    The stacks of records that are still to come, by the number of the handler's state and the place in the log.
 
-    def __init__(self) -> None:
+    ``look`` tells ``images`` what processes have mapped up to now: those that have ended are unwound by their files.
+    """
+
+    def __init__(self, images: ProcessImages | None = None, look: Callable[[], None] | None = None) -> None:
+        self._images = images
+        self._look = look
+        self._files = MappedFiles()
+        self._ended: OrderedDict[ProcessImage, FileSpace] = OrderedDict()
         self._processes: OrderedDict[int, _Process] = OrderedDict()
         self._waiting: dict[int, dict[int, tuple[int, ...]]] = {}
 
@@ -115,7 +127,33 @@ class UserStacks:
             return tuple(logged_stack(process.space, registers, USER_FRAMES_MAX))
         except (TargetError, OSError):
             self._forget(pid)
-            return registers[columns.pc], StackEnd.GONE
+            return self._follow_ended(pid, word_size, registers, copy)
+
+    def _follow_ended(
+        self, pid: int, word_size: Literal[4, 8], registers: dict[int, int], copy: bytes
+    ) -> tuple[int, ...]:
+        """Follow the stack of a process that is gone, by what it had mapped."""
+        columns = COLUMNS_OF[word_size]
+        pc, sp = registers[columns.pc], registers[columns.sp]
+        if self._look is not None:
+            self._look()
+        image = self._images.covering(pid, pc) if self._images is not None else None
+        if image is None:
+            return pc, StackEnd.GONE
+
+        def read_stack(address: int, size: int) -> bytes:
+            start = address - sp
+            if not 0 <= start <= len(copy) - size:
+                raise TargetError(f"{size} bytes at {address:#x} are not in the copy of the stack")
+            return copy[start : start + size]
+
+        space = self._ended.get(image)
+        if space is None:
+            while len(self._ended) >= _PROCESSES_MAX:
+                self._ended.popitem(last=False)
+            space = self._ended[image] = FileSpace(word_size, image, self._files)
+        space.read_stack = read_stack
+        return tuple(logged_stack(space, registers, USER_FRAMES_MAX))
 
     def _process(self, pid: int, word_size: Literal[4, 8]) -> _Process:
         process = self._processes.get(pid)

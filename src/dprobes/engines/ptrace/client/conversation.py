@@ -15,6 +15,7 @@ import dataclasses
 import os
 import subprocess
 import threading
+import time
 from typing import TYPE_CHECKING
 
 from dprobes.engines import refusals
@@ -32,10 +33,12 @@ from dprobes.engines.ptrace.wire import (
     Dumped,
     Ended,
     Failed,
+    Forked,
     InPlace,
     Insert,
     Kind,
     Left,
+    Mapped,
     ModuleMapped,
     NotInserted,
     Overloaded,
@@ -306,6 +309,8 @@ class Conversation:
         match message:
             case ModuleMapped():
                 self._answer(message)
+            case Mapped() | Forked():
+                self._remember(message)
             case Attached():
                 if self._command is not None:
                     self._command.go()
@@ -342,6 +347,18 @@ class Conversation:
                 self._on_end(lambda _: message)
             case _:
                 self._restorer.note(message)
+
+    def _remember(self, message: Mapped | Forked) -> None:
+        """Tell what processes map to whoever wants to know."""
+        for images in dict.fromkeys(run.images for run in self._runs.values() if run.images is not None):
+            match message:
+                case Mapped(pid, 0, mappings):
+                    for mapping in mappings:
+                        images.mapped(pid, time.monotonic_ns(), mapping)
+                case Mapped(pid, since, mappings):
+                    images.began(pid, since, mappings)
+                case Forked(pid, parent, when):
+                    images.forked(pid, parent, when)
 
     def _give(self, item: Item, program: int | None) -> None:
         """Let a program's run give something out, or with None those of all."""

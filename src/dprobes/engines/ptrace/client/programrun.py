@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.client.answers import Answers
     from dprobes.engines.ptrace.sharedcounters import SharedCounters
     from dprobes.engines.ptrace.wire import Overloaded
+    from dprobes.target.processimages import ProcessImages
 
 __all__ = ["Item", "ProgramRun", "death_notices", "event_of", "obstacle_text"]
 
@@ -46,8 +47,10 @@ class ProgramRun:
         counters: SharedCounters,
         debuggers: Debuggers,
         overload: OverloadNotices | None = None,
+        images: ProcessImages | None = None,
     ) -> None:
         self.answers = answers
+        self.images = images
         self._overload = overload
         self.counters = counters
         self.debuggers = debuggers

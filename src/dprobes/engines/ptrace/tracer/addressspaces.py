@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.sites import FileKey
     from dprobes.engines.ptrace.tracer.breakpoints import Breakpoint, Watchpoint
     from dprobes.engines.ptrace.tracer.programs import InsertedProgram, Probe
+    from dprobes.target.processmaps import Mapping
     from dprobes.target.unwind.processspace import ProcessSpace
 
 __all__ = ["AddressSpace", "PageReader"]
@@ -92,6 +93,8 @@ class AddressSpace:
     watchpoints: tuple[Watchpoint, ...] = ()
     unwinding: ProcessSpace | None = None
     """What is known of its unwind tables; None before a stack is asked for, and when its mappings have changed."""
+    told_mappings: tuple[Mapping, ...] = ()
+    """What the client knows of its mappings of code, if it wants to."""
     awaited: tuple[Breakpoint, ...] = ()
     """The breakpoints at return addresses that are not there only because the memory is shared with a vfork child."""
 
@@ -130,6 +133,7 @@ class AddressSpace:
             slots=self.slots.copy(),
             gadgets=self.gadgets,
             watchpoints=self.watchpoints,
+            told_mappings=self.told_mappings,
         )
         space.renew()
         reader = PageReader(space.memory)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import time
 from typing import TYPE_CHECKING
 
 from dprobes.engines.linux.procfs import process_field
@@ -17,7 +18,7 @@ from dprobes.engines.ptrace.tracer.addressspaces import PageReader
 from dprobes.engines.ptrace.tracer.breakpoints import INT3, Watchpoint
 from dprobes.engines.ptrace.tracer.placement import Placer, why_not
 from dprobes.engines.ptrace.tracer.programs import EVERYWHERE, FileSites
-from dprobes.engines.ptrace.wire import ProbeStatus, Removed
+from dprobes.engines.ptrace.wire import Mapped, ProbeStatus, Removed
 from dprobes.engines.x86.debugregs import Watch
 from dprobes.errors import TargetError
 from dprobes.target.processmaps import Mapping, executable_mappings, read_maps, run_time_address
@@ -183,6 +184,8 @@ class ModuleBreakpoints:
         except TargetError:
             return  # gone: waitpid will say so
         space.unwinding = None
+        if self._programs.want_images:
+            self._tell_mappings(space, thread.pid, found)
         self._forget_unmapped(space, thread, found)
         space.renew()
         programs = [program for program in self._programs if program.reach.covers(space.pids)]
@@ -198,6 +201,16 @@ class ModuleBreakpoints:
                     self._place(space, thread, program, key, sites, maps, inherited=inherited)
                     if sites.watches:
                         self._watch(space, thread, program, key, sites, maps)
+
+    def _tell_mappings(self, space: AddressSpace, pid: int, found: dict[FileKey, list[Mapping]]) -> None:
+        """Tell the client what is mapped: all of a new address space, else what has come."""
+        mappings = tuple(mapping for maps in found.values() for mapping in maps)
+        if mappings == space.told_mappings:
+            return
+        since = 0 if space.told_mappings else time.monotonic_ns()
+        told = frozenset(space.told_mappings)
+        space.told_mappings = mappings
+        self._connection.send(Mapped(pid, since, tuple(mapping for mapping in mappings if mapping not in told)))
 
     def _forget_unmapped(self, space: AddressSpace, thread: Thread, found: dict[FileKey, list[Mapping]]) -> None:
         """Forget the breakpoints in memory that is gone or shows something else: there is nothing to restore."""

@@ -20,7 +20,7 @@ from dprobes.engines.linux.stops import Event, StopKind, classify_stop
 from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace, PageReader
 from dprobes.engines.ptrace.tracer.breakpoints import Breakpoint
 from dprobes.engines.ptrace.tracer.state import Thread, ThreadState
-from dprobes.engines.ptrace.wire import Placed, Removed, Watched
+from dprobes.engines.ptrace.wire import Forked, Placed, Removed, Watched
 from dprobes.engines.x86.debugregs import CONTROL
 from dprobes.errors import system_error
 
@@ -70,6 +70,8 @@ class ProcessTree:
         space = parent.space
         if pid != parent.pid:
             self._parents[pid] = parent.pid
+            if self._programs.want_images:
+                self._connection.send(Forked(pid, parent.pid, time.monotonic_ns()))
             for program in self._programs:
                 if program.reach.follow and parent.pid in program.reach.pids:
                     program.reach.pids.add(pid)

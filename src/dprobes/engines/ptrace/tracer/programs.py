@@ -75,6 +75,7 @@ class InsertedProgram:
     thread_count: int = 0
     """How many variables each thread has."""
     keyed_tables: Sequence[TableStore] = ()
+    wants_images: bool = False
     known: dict[FileKey, Sites] = field(default_factory=dict)
     handlers: dict[int, Handlers] = field(default_factory=dict)
     probes: dict[int, Probe] = field(default_factory=dict)
@@ -126,6 +127,7 @@ class InsertedProgram:
             guard,
             thread_count,
             stores,
+            start.wants_images,
         )
 
     def enter(self, sites: Sites, file: tuple[int, int], warn: Callable[[str, str | None], None]) -> list[Probe]:
@@ -164,6 +166,11 @@ class Programs(list[InsertedProgram]):
     def numbered(self, number: int) -> InsertedProgram | None:
         """Return the program that the client gave a number, None if it is not there any more."""
         return next((program for program in self if program.number == number), None)
+
+    @property
+    def want_images(self) -> bool:
+        """Whether the client of any is to be told what processes map."""
+        return any(program.wants_images for program in self)
 
     def look_after_load(self) -> tuple[float | None, list[tuple[InsertedProgram, Verdict, dict[int, float]]]]:
         """Return in how many seconds to ask again what hits take, None if never, and what is to be done now."""

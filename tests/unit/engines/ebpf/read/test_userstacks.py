@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import struct
 
@@ -10,6 +11,8 @@ from dprobes.engines.ebpf.read.userstacks import UserStacks
 from dprobes.record.codec import decode_record, encode_record
 from dprobes.record.layout import LogRecord
 from dprobes.rpn.isa import StackEnd, Token
+from dprobes.target.processimages import ProcessImages
+from dprobes.target.processmaps import executable_mappings, read_maps
 
 NOBODY = (1 << 22) - 1
 """No process has this number: kernel.pid_max is lower, or it is taken for the last one only."""
@@ -36,6 +39,23 @@ def test_the_stack_of_a_process_that_is_gone_is_the_place_and_says_so() -> None:
     completed = stacks.completed(record(item([3, 0, 0, 0])))
     assert decode_record(completed).data == item([0x401000, StackEnd.GONE])
     assert not stacks
+
+
+def test_the_stack_of_a_process_that_has_ended_is_found_by_what_it_had_mapped() -> None:
+    images = ProcessImages()
+    code = executable_mappings(read_maps(os.getpid()))
+
+    def look() -> None:
+        images.began(NOBODY, 0, code)
+
+    stacks = UserStacks(images, look)
+    address = ctypes.cast(ctypes.CDLL(None).qsort, ctypes.c_void_p).value
+    assert address is not None
+    # At its first instruction the return address is on top of the stack, of which nothing else was copied.
+    entry = snapshot(NOBODY, 3, 0, address) + struct.pack("=Q", 0x1234)
+    stacks.take(entry, 0, len(entry))
+    completed = stacks.completed(record(item([3, 0, 0, 0])))
+    assert decode_record(completed).data == item([address, 0x1234, StackEnd.NO_TABLE])
 
 
 def test_each_stack_comes_to_its_place_and_what_is_around_stays() -> None:

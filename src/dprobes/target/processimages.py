@@ -1,0 +1,116 @@
+"""
+What processes had mapped, as engines heard of it while they ran: so what has ended can still be named and unwound.
+
+A process that executes another program has another *image* from that moment on; a forked child begins with a copy of
+its parent's. Only mappings of code are kept.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_right, insort
+from collections import OrderedDict
+from operator import attrgetter
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dprobes.target.processmaps import Mapping
+
+__all__ = ["ProcessImage", "ProcessImages"]
+
+_PROCESSES_MAX = 8192
+"""How many processes are remembered; of more, those that have been heard of last."""
+
+_IMAGES_MAX = 64
+"""How many images of a process are remembered, the last ones."""
+
+_MAPPINGS_MAX = 4096
+"""How many mappings of an image are remembered."""
+
+
+class ProcessImage:
+    """What a process has executed from ``since`` on, in nanoseconds of CLOCK_MONOTONIC: where it has mapped code."""
+
+    def __init__(self, pid: int, since: int, mappings: Sequence[Mapping] = ()) -> None:
+        self.pid = pid
+        self.since = since
+        self._mappings = {each.start: each for each in mappings[:_MAPPINGS_MAX]}
+        self._starts = sorted(self._mappings)
+
+    @property
+    def mappings(self) -> list[Mapping]:
+        """The mappings in order of addresses."""
+        return [self._mappings[start] for start in self._starts]
+
+    def covering(self, address: int) -> Mapping | None:
+        """Return the mapping at an address."""
+        number = bisect_right(self._starts, address) - 1
+        found = self._mappings[self._starts[number]] if number >= 0 else None
+        return found if found is not None and address < found.end else None
+
+    def add(self, mapping: Mapping) -> None:
+        """Enter a mapping, in the place of those that it lies over."""
+        first = bisect_right(self._starts, mapping.start)
+        if first and self._mappings[self._starts[first - 1]].end > mapping.start:
+            first -= 1
+        while first < len(self._starts) and self._starts[first] < mapping.end:
+            del self._mappings[self._starts.pop(first)]
+        if len(self._starts) < _MAPPINGS_MAX:
+            self._mappings[mapping.start] = mapping
+            insort(self._starts, mapping.start)
+
+    def copy(self, pid: int, since: int) -> ProcessImage:
+        """Return the image of a forked child."""
+        return ProcessImage(pid, since, self.mappings)
+
+
+class ProcessImages:
+    """The images of processes; engines tell of them, and any thread may ask. Times are of CLOCK_MONOTONIC."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._images: OrderedDict[int, list[ProcessImage]] = OrderedDict()
+
+    def began(self, pid: int, since: int, mappings: Sequence[Mapping] = ()) -> None:
+        """Enter what a process executes from a moment on."""
+        self._enter(ProcessImage(pid, since, mappings))
+
+    def mapped(self, pid: int, when: int, mapping: Mapping) -> None:
+        """Enter one more mapping of a process that is known."""
+        with self._lock:
+            if (image := self._at(pid, when)) is not None:
+                image.add(mapping)
+
+    def forked(self, pid: int, parent: int, when: int) -> None:
+        """Enter a process that is a copy of one that is known."""
+        with self._lock:
+            image = self._at(parent, when)
+        if image is not None:
+            self._enter(image.copy(pid, when))
+
+    def at(self, pid: int, when: int | None) -> ProcessImage | None:
+        """Return what a process executed at a moment, None for the last; None if nobody has told."""
+        with self._lock:
+            return self._at(pid, when)
+
+    def covering(self, pid: int, address: int) -> ProcessImage | None:
+        """Return the last image of a process that has code at an address; None if nobody has told of one."""
+        with self._lock:
+            images = reversed(self._images.get(pid, []))
+            return next((image for image in images if image.covering(address) is not None), None)
+
+    def _enter(self, image: ProcessImage) -> None:
+        with self._lock:
+            images = self._images.setdefault(image.pid, [])
+            self._images.move_to_end(image.pid)
+            insort(images, image, key=attrgetter("since"))
+            del images[:-_IMAGES_MAX]
+            while len(self._images) > _PROCESSES_MAX:
+                self._images.popitem(last=False)
+
+    def _at(self, pid: int, when: int | None) -> ProcessImage | None:
+        images = self._images.get(pid, [])
+        number = len(images) if when is None else bisect_right(images, when, key=attrgetter("since"))
+        return images[number - 1] if number else None

@@ -1,0 +1,32 @@
+"""Images of processes are those that the kernel tells of."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+
+import pytest
+
+from dprobes.engines.ebpf.read.imagewatch import ImageWatch
+from dprobes.target.processimages import ProcessImages
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="not root")
+def test_what_a_program_had_mapped_is_known_when_it_has_ended() -> None:
+    images = ProcessImages()
+    watch = ImageWatch(images, os.getpid())
+    with subprocess.Popen(["/bin/true"]) as child:
+        child.wait()
+    watch.look()
+    for pid in (os.getpid(), child.pid):
+        image = images.at(pid, None)
+        assert image is not None
+        assert any("libc.so" in each.path for each in image.mappings)
+    watch.close()
+    watch.look()
+
+
+def test_nothing_is_told_where_nobody_wants_to_know() -> None:
+    watch = ImageWatch(None)
+    watch.look()
+    watch.close()
