@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING
 from dprobes.arch import ARCHITECTURE_NAMES, architecture
 from dprobes.diagnostics import did_you_mean
 from dprobes.filters.handlercode import HandlerCode
-from dprobes.filters.tree import Memory, Name, Number, NumberType, StringAt, Sum, Text, Value, fail
+from dprobes.filters.tree import Memory, Name, Number, StringAt, Sum, Text, Value, fail
 from dprobes.rpn.isa import PROCESS_NAME_SIZE
 from dprobes.rpn.needs import sets_codes
 from dprobes.rpn.program import ModuleType
 
 if TYPE_CHECKING:
     from dprobes.diagnostics import Diagnostics
+    from dprobes.rpn.numbertypes import NumberType
     from dprobes.rpn.program import ProbeDefinition, Program
     from dprobes.source import Span
 
@@ -179,4 +180,4 @@ def _untyped(value: Value) -> str:
 def _narrow(code: HandlerCode, known: NumberType | None) -> None:
     """Keep the low bits of a cell, and extend them as their type says; no word is wider than 64 bits."""
     if known is not None and known.bits < 64:
-        code.add("pbl <bits>" if known.is_signed else "pzl <bits>", known.bits)
+        code.add(known.extension, known.bits)

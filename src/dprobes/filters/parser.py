@@ -33,7 +33,6 @@ from dprobes.filters.tree import (
     Name,
     Not,
     Number,
-    NumberType,
     Or,
     StringAt,
     Sum,
@@ -42,6 +41,7 @@ from dprobes.filters.tree import (
     fail,
 )
 from dprobes.lazydataclass import dataclass
+from dprobes.rpn.numbertypes import NUMBER_TYPES, NumberType
 from dprobes.source import SourceFile, Span
 
 if TYPE_CHECKING:
@@ -58,7 +58,6 @@ _STRING_MAX = 4096
 """Bytes of a string in memory."""
 
 _SIZES = (1, 2, 4, 8)
-_TYPES = {str(each): each for each in (NumberType(bits, sign) for sign in (False, True) for bits in (8, 16, 32, 64))}
 
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "ns": 1, "us": 1000, "ms": 1000_000, "s": 1000_000_000}
 _SCALED = re.compile(r"(\d{1,20})(?:\.(\d{1,9}))?([A-Za-z]+)")
@@ -225,9 +224,9 @@ class _Parser:
         """Take the type behind a name, if there is one."""
         if not self._take(":"):
             return None
-        if self._next.text not in _TYPES:
-            self._unexpected("the type of a number", f"types are {', '.join(_TYPES)}")
-        return _TYPES[self._take_any().text]
+        if self._next.text not in NUMBER_TYPES:
+            self._unexpected("the type of a number", f"types are {', '.join(NUMBER_TYPES)}")
+        return NUMBER_TYPES[self._take_any().text]
 
     def _at_address(self, token: _Token, depth: int) -> Value:
         """Take what is in the parentheses of ``mem`` or ``str``, and behind them."""

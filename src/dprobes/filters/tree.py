@@ -16,6 +16,7 @@ from dprobes.lazydataclass import dataclass
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from dprobes.rpn.numbertypes import NumberType
     from dprobes.source import Span
 
 __all__ = [
@@ -27,7 +28,6 @@ __all__ = [
     "Name",
     "Not",
     "Number",
-    "NumberType",
     "Operator",
     "Or",
     "StringAt",
@@ -39,17 +39,6 @@ __all__ = [
 ]
 
 Operator = Literal["==", "!=", "<", "<=", ">", ">=", "=~", "!~", "startswith", "contains"]
-
-
-@dataclass(frozen=True, slots=True)
-class NumberType:
-    """The width of a number, and whether it has a sign: ``s32``."""
-
-    bits: int
-    is_signed: bool
-
-    def __str__(self) -> str:
-        return f"{'s' if self.is_signed else 'u'}{self.bits}"
 
 
 @dataclass(frozen=True, slots=True)

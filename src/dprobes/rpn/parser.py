@@ -18,9 +18,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from dprobes.diagnostics import Note
+from dprobes.rpn import isa
 from dprobes.rpn.headers import HeaderValue, find_keyword, is_keyword, parse_value, starts_definition
 from dprobes.rpn.keywords import LOCATION_KEYWORDS, Header
 from dprobes.rpn.lexer import Lexer, Statement, TokenKind
+from dprobes.rpn.numbertypes import check_typed, split_type
 from dprobes.rpn.operands import StatementError, match_statement, operators
 from dprobes.rpn.program import MAX_INSTRUCTIONS, Code, Instruction, ProbeDefinition, Procedure, Program
 from dprobes.rpn.tables import TABLES_MAX, Table
@@ -268,7 +270,10 @@ class _Parser:
         if not tokens:
             return
         try:
-            match = match_statement(tokens)
+            untyped, known = split_type(tokens)
+            match = match_statement(untyped)
+            if known is not None:
+                check_typed(match.row, tokens)
         except StatementError:
             block.is_broken = True
             raise
@@ -278,6 +283,11 @@ class _Parser:
         instruction = Instruction(match.row, match.operand, span, operand_span)
         block.instructions.append(instruction)
         self._instructions += 1
+        if known is not None:
+            of_type = self._lexer.span(tokens[-1])
+            extension = isa.rows_by_syntax()[known.extension]
+            block.instructions.append(Instruction(extension, known.bits, span, of_type))
+            self._instructions += 1
         if self._instructions > MAX_INSTRUCTIONS:
             self._error(span, f"the program has more than {MAX_INSTRUCTIONS} instructions")
             raise _TooManyErrorsError

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from dprobes.formatters.templates.collection import Templates
 from dprobes.formatters.templates.extraction import data_parts
 from dprobes.formatters.templates.model import Conversion, Placeholder
+from dprobes.formatters.templates.widths import check_widths
 from dprobes.rpn.needs import record_majors
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ def carried_templates(directory: Path, program: Program, diagnostics: Diagnostic
     templates = Templates.from_directory(directory, majors)
     diagnostics.extend(templates.diagnostics)
     templates.diagnostics.raise_if_errors()
+    check_widths(templates, program, diagnostics)
     files = templates.carried(majors)
     if not files:
         which = "" if majors is None else f" for major {' or '.join(str(major) for major in sorted(majors))}"

@@ -49,6 +49,12 @@ _TIME = "time"
 _ARCHITECTURES = {4: "i386", 8: "x86_64"}
 """Processors by their word: how many cells a value takes depends on it."""
 
+_SIGNED = "\0s"
+"""What stands behind the name of a number with a sign, before the number of its bits."""
+
+_BITS = {"b": 8, "w": 16, "d": 32, "n": 64}
+"""The bits of a number that is logged, by the size that a template gives it."""
+
 _NUMBERS = {"log b, <count>": "b", "log w, <count>": "w", "log d, <count>": "d", "log <count>": "n"}
 _ITEMS = {
     "log str": '{}="%*s"',
@@ -224,6 +230,10 @@ def _pushed(instruction: Instruction, popped: list[str], count: int) -> list[str
     row, operand = instruction.row, instruction.operand
     if row.syntax == "dup <times>":
         return popped * count
+    if row.group not in (Group.STACK, Group.EXECUTION):
+        popped = [_plain(each) for each in popped]
+    if row.syntax == "pbl <bits>":
+        return [f"{popped[0]}{_SIGNED}{operand}"]
     name = None
     match row.syntax.split(" ")[:2], operand:
         case ["push", "mem,"], _:
@@ -244,6 +254,11 @@ def _pushed(instruction: Instruction, popped: list[str], count: int) -> list[str
     name = _limited(name or results[0]) if count else ""
     # The least significant cell of several is on top.
     return [name] if count == 1 else [f"{name}.{n}" for n in reversed(range(count))]
+
+
+def _plain(name: str) -> str:
+    """Return a name without what says that it is of a number with a sign."""
+    return name.partition(_SIGNED)[0]
 
 
 def _content(address: str) -> str:
@@ -277,6 +292,9 @@ def _quoted(line: str) -> str:
 
 def _number(name: str, size: str) -> str:
     conversion = "v"
+    name, _, bits = name.partition(_SIGNED)
+    if bits and int(bits) <= _BITS[size]:
+        return f"{_shown(name)}=%{size}d"
     if name in _CODE_ADDRESSES:
         conversion = "a" if size in "dn" else "x"
     elif name == _TIME:
@@ -289,7 +307,7 @@ def _item(form: str | None, popped: list[str]) -> list[str]:
         return []
     if form.endswith(_DUMP) and _CONSTANT.fullmatch(popped[-1]) and int(popped[-1]) <= _SHORT_MAX:
         form = form.replace(_DUMP, "%*02bx")
-    return [form.format(_shown(popped[0]) if popped else "")]
+    return [form.format(_shown(_plain(popped[0])) if popped else "")]
 
 
 def _joined(logged: tuple[str, ...]) -> str:
