@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from case_format import encode_items
 from dprobes.arch import architecture
+from dprobes.arch.arguments import parse_arguments
 from dprobes.diagnostics import Diagnostics
 from dprobes.errors import SourceError
 from dprobes.extensions import Extension
@@ -141,6 +142,8 @@ def _apply(context: FakeContext, line: ContextLine, target: Target) -> None:
             context.frames_in_program.extend(line.numbers)
         case ("field", name):
             context.traced_fields[name] = number
+        case ("usdt", *arguments):
+            context.arguments = parse_arguments(" ".join(arguments), context.architecture)
         case ("cpuid", leaf):
             eax, ebx, ecx, edx = line.numbers
             context.cpuid[int(leaf, 0)] = (eax, ebx, ecx, edx)

@@ -30,6 +30,7 @@ from dprobes.rpn.program import (
     Program,
     Sampler,
     Tracepoint,
+    Usdt,
 )
 from dprobes.rpn.tables import Key, KeyKind, Range, Table, TableKind, Unit
 from dprobes.testing import FakeContext
@@ -61,6 +62,8 @@ TABLES = (
 )
 """The tables of a program."""
 
+_ARGUMENTS = ("-4@%eax", "1@%bh", "8@$-5", "-2@(%ebx,%ecx,4)", "4@data+4", "8f@%xmm0", "-8@4(%esi)", "1@0x1000")
+"""Those of a USDT probe, for i386; the names of x86-64's address registers begin with another letter."""
 _LITTLE = ("log <count>", "log b, <count>", "log w, <count>", "log d, <count>", "dup <times>", "ros <cells>")
 
 
@@ -86,6 +89,7 @@ def random_context(random: Random, architecture: Architecture) -> FakeContext:
         kernel_stack=[random.randrange(1 << 64) & mask for _ in range(3)],
         user_stack=[random.randrange(1 << 64) & mask for _ in range(3)],
         traced_fields={name: random.randrange(1 << 64) for name in _FIELDS[1:]},
+        usdt_arguments=[a.replace("%e", "%r") if "(" in a and architecture.word_size == 8 else a for a in _ARGUMENTS],
         cpuid={1: (1, 2, 3, 4)},
         msr={0x10: random.randrange(1 << 64)},
         tables={"gdtr": (0x1000, 0xFF), "idtr": (0x2000, 0x7F)},
@@ -203,11 +207,13 @@ class RandomPrograms:
         random = self._random
         expression = Expression(random.choice((0, 1, 0x1234, -8)), random.choice(_SYMBOLS))
         number = Expression(random.randrange(1 << 40))
-        match random.randrange(6):
+        match random.randrange(7):
             case 0:
                 return Offset(expression)
             case 5:
                 return Tracepoint(random.choice(("sched", "syscall")), random.choice(("sched_switch", "openat")))
+            case 6:
+                return Usdt(random.choice(("demo", "lib*")), random.choice(("tick", "gc__start", "[ab]?")))
             case 1:
                 return Offset(number)
             case 2:
@@ -252,6 +258,8 @@ class RandomPrograms:
                 return random.choice(_FIELDS)
             case OperandKind.TEXT:
                 return random.choice(_TEXTS)
+            case OperandKind.ARGUMENT:
+                return random.randrange(len(_ARGUMENTS) + 2)
             case OperandKind.REGISTER:
                 return random.choice(self._registers(row))
             case OperandKind.VALUE:
@@ -375,6 +383,8 @@ class _Defined:
                 operand = self._random.choice(_TEXTS)
             case OperandKind.TABLE:
                 operand = self._random.choice(TABLES).name
+            case OperandKind.ARGUMENT:
+                operand = self._random.randrange(1, len(_ARGUMENTS) + 2)
             case OperandKind.VALUE:
                 operand = _pushed(self._random, self._architecture)
             case OperandKind.LV | OperandKind.GV | OperandKind.CV | OperandKind.TV:

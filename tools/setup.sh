@@ -109,7 +109,7 @@ tools)
         man-db groff-base zsh fish vim-tiny systemd \
         qemu-system-x86 lz4 zstd \
         babeltrace2 rsyslog rsyslog-gnutls systemd-journal-remote \
-        gcc-i686-linux-gnu libc6-dev-i386-cross; do
+        gcc-i686-linux-gnu libc6-dev-i386-cross systemtap-sdt-dev; do
         dpkg -s "$package" >/dev/null 2>&1 || packages="$packages $package"
     done
     if [ -n "$packages" ]; then

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from dprobes.arch import RegisterClass
 from dprobes.arch import architecture as architecture_called
+from dprobes.arch.arguments import parse_arguments
 from dprobes.errors import DprobesError
 from dprobes.extensions.extension import call_extensions
 from dprobes.record.layout import FIXED_ITEMS, Item, LogRecord
@@ -53,6 +54,8 @@ class FakeContext:
         the tracepoint by name. A segment register takes the selectors that are named here, and null selectors.
     ``cpuid``, ``msr``, ``tables``
         (eax, ebx, ecx, edx) by leaf, value by number, (base, limit) of "gdtr" and "idtr".
+    ``usdt_arguments``
+        what a note says of each argument of the USDT probe, such as "-4@%eax" or "8@$5"; kept in ``arguments``.
     ``kernel_stack``
         the addresses of the call stack in the kernel, the innermost first; kept in ``frames_in_kernel``.
     ``user_stack``
@@ -87,6 +90,7 @@ class FakeContext:
         ports: Mapping[int, int] | None = None,
         symbols: Mapping[str, int] | None = None,
         traced_fields: Mapping[str, int] | None = None,
+        usdt_arguments: Sequence[str] = (),
         kernel_stack: Sequence[int] = (),
         user_stack: Sequence[int] = (),
         cpuid: Mapping[int, tuple[int, int, int, int]] | None = None,
@@ -112,6 +116,7 @@ class FakeContext:
         self.ports = dict(ports or {})
         self.symbols = dict(symbols or {})
         self.traced_fields = dict(traced_fields or {})
+        self.arguments = parse_arguments(" ".join(usdt_arguments), self.architecture)
         self.frames_in_kernel = list(kernel_stack)
         self.frames_in_program = list(user_stack)
         self.cpuid = dict(cpuid or {})

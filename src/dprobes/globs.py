@@ -5,7 +5,12 @@ from __future__ import annotations
 import re
 from fnmatch import translate
 
-__all__ = ["compile_glob"]
+__all__ = ["compile_glob", "is_pattern"]
+
+
+def is_pattern(text: str) -> bool:
+    """Return whether a text has something that makes it a pattern."""
+    return any(character in text for character in "*?[")
 
 
 def compile_glob(pattern: str) -> re.Pattern[str]:

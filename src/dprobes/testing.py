@@ -115,7 +115,7 @@ def prepare(program: Program, number: int, context: FakeContext) -> Point:
     if [store.table for store in context.keyed_tables] != list(program.tables):
         context.keyed_tables = stores_of(program.tables)
     definition = program.definitions[number]
-    return Point.of(program, definition, _offset(definition, context))
+    return Point.of(program, definition, _offset(definition, context), context.arguments)
 
 
 _PROGRAM = re.compile(r"^[ \t]*name[ \t]*=", re.MULTILINE | re.IGNORECASE)

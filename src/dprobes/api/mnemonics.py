@@ -1020,6 +1020,14 @@ class Instructions(ABC):
         """
         return self._add("match commn", text)
 
+    def push_usdt(self, argument: int) -> Self:
+        """
+        Push an argument of the USDT probe that was hit, counted from 1, as wide and signed as its note says.
+
+        push usdt, <argument>: stack ``-- value``; raises INVALID_ADDR.
+        """
+        return self._add("push usdt", argument)
+
     def push_time(self) -> Self:
         """
         Push CLOCK_MONOTONIC in nanoseconds, 64 bits, least significant cell on top.

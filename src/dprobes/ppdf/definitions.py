@@ -28,6 +28,7 @@ from dprobes.rpn.program import (
     Program,
     Sampler,
     Tracepoint,
+    Usdt,
 )
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LOCATIONS", "read_program", "write_program"]
 
-LOCATIONS = {"offset": 1, "pattern": 2, "address": 3, "range": 4, "sampler": 5, "tracepoint": 6}
+LOCATIONS = {"offset": 1, "pattern": 2, "address": 3, "range": 4, "sampler": 5, "tracepoint": 6, "usdt": 7}
 """The first byte of a location says which form it has."""
 
 _STATEMENT_SIZE, _DEFINITION_SIZE, _PROCEDURE_SIZE, _LABEL_SIZE, _NOTE_SIZE = 9, 20, 20, 8, 9
@@ -133,6 +134,10 @@ class _Writer:
             case Tracepoint(subsystem, name):
                 out.u8(LOCATIONS["tracepoint"])
                 out.string(subsystem)
+                out.string(name)
+            case Usdt(provider, name):
+                out.u8(LOCATIONS["usdt"])
+                out.string(provider)
                 out.string(name)
 
     def _expression(self, expression: Expression) -> None:
@@ -261,6 +266,8 @@ class _Reader:
             return Address(self._expression(), self._expression())
         if form == LOCATIONS["tracepoint"]:
             return Tracepoint(reader.string("a subsystem"), reader.string("a tracepoint"))
+        if form == LOCATIONS["usdt"]:
+            return Usdt(reader.string("a provider"), reader.string("a USDT probe"))
         if form != LOCATIONS["sampler"]:
             reader.fail(f"expected a form of location from 1 to {len(LOCATIONS)}, found {form}", at)
         return Sampler(self._frequency())

@@ -14,7 +14,8 @@ from dprobes.errors import TargetError
 from dprobes.resolve.probepoints import NO_EXITS, LeftOutProbe, ProbedCode, ProbeKind, Probepoint
 from dprobes.resolve.probestate import ProbeState
 from dprobes.resolve.skippedfunctions import check_skip
-from dprobes.rpn.program import Address, Expression, Glob, Offset
+from dprobes.resolve.usdtprobes import guards, resolve_usdt
+from dprobes.rpn.program import MANY_PLACES, Address, Expression, Glob, Offset, Usdt
 from dprobes.target.codeplace import instruction_at
 from dprobes.target.elf.callframes import CallFrames
 from dprobes.target.functionexits import Exits, function_exits
@@ -43,7 +44,7 @@ def resolve_breakpoints(
     frames = CallFrames(module.elf)
     places: _Places = {}
     for number, definition in enumerate(program.definitions):
-        if definition.watchpoint is not None:
+        if definition.watchpoint is not None or isinstance(definition.location, MANY_PLACES):
             continue
         resolver = _Resolver(program, number, definition, module, frames, diagnostics)
         if (probe := resolver.probepoint()) is not None:
@@ -51,6 +52,13 @@ def resolve_breakpoints(
             places.setdefault((probe.offset, probe.at_return), probe)
     # What is written out has its place; a pattern gets what is left.
     left_out: list[LeftOutProbe] = []
+    for is_pattern in (False, True):
+        for number, definition in enumerate(program.definitions):
+            if isinstance(definition.location, Usdt) and definition.location.is_pattern is is_pattern:
+                taken = {offset for offset, at_return in places if not at_return}
+                found_sites, others = resolve_usdt(program, number, module, taken, diagnostics)
+                places |= {(probe.offset, False): probe for probe in found_sites}
+                left_out += others
     for number, definition in enumerate(program.definitions):
         if isinstance(definition.location, Glob):
             found = _Matches(number, definition, definition.location.pattern, module, frames)
@@ -204,6 +212,7 @@ class _Resolver:
         if not self._definition.at_return:
             start = self._module.function_start(decoded.offset)
             check_skip(self._program, self._definition, where, self._diagnostics, begins=start == decoded.address)
+            self._note_semaphore(offset)
             return self._made(ProbedCode(decoded), where, state)
         exits = self._exits(decoded, where)
         if exits is None:
@@ -301,6 +310,15 @@ class _Resolver:
             return False
         self._diagnostics.warning(self._span, f"{what}: only 'opcode' says that an instruction starts there")
         return True
+
+    def _note_semaphore(self, offset: int) -> None:
+        """Add a note if the program does not come by the place as long as nobody asks for its USDT probe."""
+        if (site := guards(self._module, offset)) is not None:
+            self._diagnostics.note(
+                self._span,
+                f"the place is guarded by the semaphore of 'usdt:{site.probe}': it may be passed by, without a hit",
+                hint=f"'offset = usdt:{site.probe}' raises the semaphore as long as the probe is there",
+            )
 
     def _opcode_state(self, decoded: DecodedInstruction) -> ProbeState:
         expected = self._definition.opcode

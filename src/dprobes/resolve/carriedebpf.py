@@ -14,9 +14,9 @@ from dprobes.record.layout import Item
 from dprobes.resolve.kernelplaces import KERNEL_CODE
 from dprobes.resolve.spaces import Space, space_of
 from dprobes.rpn.encoder import encode
-from dprobes.rpn.needs import shared_tables, traced_fields
+from dprobes.rpn.needs import shared_tables, traced_fields, usdt_arguments
 from dprobes.rpn.point import Point
-from dprobes.rpn.program import Address, Glob, ModuleType, Sampler, Tracepoint
+from dprobes.rpn.program import MANY_PLACES, Address, ModuleType, Sampler, Tracepoint, Usdt
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -77,17 +77,19 @@ def _codes(program: Program, machines: Sequence[str]) -> Iterator[EbpfCode]:
 
 
 def _unknown(program: Program, definition: ProbeDefinition) -> str | None:
-    """Return what of a handler's code only a kernel that runs can tell, as a sentence; None if it is all known."""
+    """Return what of a handler's code only a running kernel or the module can tell, as a sentence; None if nothing."""
     location = definition.location
     if isinstance(location, Tracepoint) and (location.is_system_call or traced_fields(program, definition)):
         return f"only the kernel that runs tells where the fields of '{location}' are"
+    if isinstance(location, Usdt) and usdt_arguments(program, definition):
+        return f"only the module's file tells where the arguments of '{location}' are"
     if isinstance(location, Sampler) and program.modtype is ModuleType.KMOD:
         return f"only the kernel that runs tells where the code of '{program.name}' is"
     return None
 
 
 def _request(program: Program, definition: ProbeDefinition, loops: LoopForm, symbols: dict[str, int]) -> Request:
-    is_glob = isinstance(definition.location, Glob)
+    is_glob = isinstance(definition.location, MANY_PLACES)
     in_kernel = space_of(program) is Space.KERNEL
     return Request(
         items=Item.MAJOR | Item.MINOR | (Item.IP if is_glob else Item(0)),

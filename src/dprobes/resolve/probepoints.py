@@ -11,12 +11,14 @@ from dprobes.target.functionexits import Exits
 
 if TYPE_CHECKING:
     from dprobes.arch import Architecture
+    from dprobes.arch.arguments import Argument
     from dprobes.diagnostics import Diagnostic
     from dprobes.rpn.encoder import CodeImage
     from dprobes.rpn.program import Access, ProbeDefinition
     from dprobes.target.instructions import DecodedInstruction
     from dprobes.target.kernel.tracedfields import TracedEvent
     from dprobes.target.location import Module
+    from dprobes.target.usdt import UsdtSite
 
 __all__ = [
     "NO_EXITS",
@@ -58,12 +60,14 @@ class ProbedCode:
     The code of a breakpoint or of a return.
 
     ``instruction`` is the one at a breakpoint, or the first one of the function that a return leaves by its ``exits``.
-    ``moved`` is by how many bytes an engine has placed the breakpoint further.
+    ``moved`` is by how many bytes an engine has placed the breakpoint further. ``usdt`` is the site of the USDT probe
+    that it is there for.
     """
 
     instruction: DecodedInstruction
     exits: Exits = NO_EXITS
     moved: int = 0
+    usdt: UsdtSite | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +158,12 @@ class Probepoint:
     def placed(self) -> int:
         """The file offset where its breakpoint stands."""
         return self.offset + self.code.moved
+
+    @property
+    def arguments(self) -> tuple[Argument, ...]:
+        """Where the arguments of the USDT probe are, for one of those."""
+        site = self.code.usdt if self.is_in_code else None
+        return site.arguments if site is not None else ()
 
     @property
     def at_return(self) -> bool:

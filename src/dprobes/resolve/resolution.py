@@ -12,6 +12,7 @@ from dprobes.resolve.probepoints import ResolvedModule
 from dprobes.resolve.pushedsymbols import pushed_symbols
 from dprobes.resolve.samplers import resolve_samplers
 from dprobes.resolve.spaces import ANYWHERE, EveryProcess, Space, space_of
+from dprobes.resolve.usdtprobes import argument_symbols
 from dprobes.resolve.watchpoints import resolve_watchpoints
 from dprobes.rpn.checker import check
 from dprobes.rpn.encoder import encode
@@ -56,6 +57,8 @@ def resolve(program: Program, module: Module, diagnostics: Diagnostics, *, allow
     samplers = resolve_samplers(program, str(module.path))
     symbols = pushed_symbols(program, module, diagnostics)
     diagnostics.raise_if_errors()
+    known = dict(symbols)
+    symbols += tuple((n, a) for n, a in argument_symbols(program, module, in_code).items() if n not in known)
     warnings = tuple(d for d in diagnostics.since(checked) if d.severity is Severity.WARNING)
     probepoints = (*in_code, *watchpoints, *samplers)
     return ResolvedModule(module, arch, encode(program, arch), probepoints, symbols, tuple(left_out), warnings)

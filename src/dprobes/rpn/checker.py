@@ -9,11 +9,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dprobes.arch import Direction
+from dprobes.arch.arguments import ARGUMENTS_MAX
 from dprobes.diagnostics import Note, did_you_mean
 from dprobes.rpn.flowcheck import check_flow
 from dprobes.rpn.isa import Group, OperandKind
-from dprobes.rpn.needs import skipping_instruction, stops_target
-from dprobes.rpn.program import Address, Expression, Glob, ModuleType, Offset, Sampler, Tracepoint
+from dprobes.rpn.needs import skipping_instruction, stops_target, usdt_arguments
+from dprobes.rpn.program import Address, Expression, Glob, ModuleType, Offset, Sampler, Tracepoint, Usdt
 from dprobes.rpn.tables import KEY_SIZE_MAX, MEMORY_MAX, KeyKind
 
 if TYPE_CHECKING:
@@ -98,12 +99,37 @@ def _check_location(program: Program, definition: ProbeDefinition, diagnostics: 
                 hint="a module lies elsewhere in each process: write 'offset =' with a symbol or a file offset",
             )
         _check_range(location, definition, diagnostics)
+    if isinstance(location, Usdt):
+        _check_usdt(program, definition, location, diagnostics)
+        return
+    for instruction in usdt_arguments(program, definition):
+        diagnostics.error(
+            instruction.span,
+            f"'{instruction}' needs a USDT probe",
+            hint="write 'offset = usdt:PROVIDER:NAME'; 'dprobes list MODULE' shows them",
+            notes=(Note("the probe definition that executes it is here", definition.span("offset")),),
+        )
     if isinstance(location, Sampler) and definition.opcode is not None:
         diagnostics.error(definition.span("opcode"), "a sampler probe has no opcode")
     if definition.at_return and not isinstance(location, (Offset, Glob)):
         diagnostics.error(definition.span("return"), "'return = yes' needs the 'offset =' of a function")
     if program.name == "*" and not isinstance(location, Sampler):
         diagnostics.error(definition.span("offset"), 'the name "*" is for sampler probes only')
+
+
+def _check_usdt(program: Program, definition: ProbeDefinition, location: Usdt, diagnostics: Diagnostics) -> None:
+    if program.modtype is not ModuleType.USER:
+        diagnostics.error(definition.span("offset"), f"'{location}' is in a program or library, not in the kernel")
+    if program.name == "*":
+        diagnostics.error(definition.span("offset"), 'the name "*" is for sampler probes only')
+    if definition.at_return:
+        diagnostics.error(definition.span("return"), "a USDT probe has no return")
+    for instruction in usdt_arguments(program, definition):
+        if not 1 <= int(str(instruction.operand)) <= ARGUMENTS_MAX:
+            diagnostics.error(
+                instruction.operand_place,
+                f"a USDT probe has no argument {instruction.operand}: they are counted from 1 to {ARGUMENTS_MAX}",
+            )
 
 
 def _check_tracepoint(program: Program, definition: ProbeDefinition, diagnostics: Diagnostics) -> None:
@@ -189,6 +215,8 @@ def _check_skip(program: Program, definition: ProbeDefinition, diagnostics: Diag
         what, keyword = "a sampler", "sampler"
     elif isinstance(definition.location, Tracepoint):
         what, keyword = "a tracepoint", "offset"
+    elif isinstance(definition.location, Usdt):
+        what, keyword = "a USDT probe", "offset"
     elif definition.at_return:
         what, keyword = "the return of a function", "return"
     else:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dprobes.diagnostics import Diagnostics, did_you_mean
-from dprobes.rpn.program import Glob
+from dprobes.rpn.program import MANY_PLACES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -78,7 +78,7 @@ def without_opcodes(program: Program) -> Program:
     return replace(
         program,
         definitions=tuple(
-            definition if isinstance(definition.location, Glob) else replace(definition, opcode=None)
+            definition if isinstance(definition.location, MANY_PLACES) else replace(definition, opcode=None)
             for definition in program.definitions
         ),
     )

@@ -12,11 +12,23 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from dprobes.diagnostics import did_you_mean
+from dprobes.globs import is_pattern
 from dprobes.rpn.expressions import ExpressionError, parse_expression, unquote
 from dprobes.rpn.keywords import KEYWORD_ALIASES, LOCATION_KEYWORDS, Header, Keyword, ValueKind, keywords_of
 from dprobes.rpn.lexer import TokenKind
 from dprobes.rpn.operands import StatementError
-from dprobes.rpn.program import Access, Address, Expression, Glob, Location, ModuleType, Offset, Sampler, Tracepoint
+from dprobes.rpn.program import (
+    Access,
+    Address,
+    Expression,
+    Glob,
+    Location,
+    ModuleType,
+    Offset,
+    Sampler,
+    Tracepoint,
+    Usdt,
+)
 from dprobes.rpn.tables import Table
 
 if TYPE_CHECKING:
@@ -32,6 +44,9 @@ _NAME_MAX = 4095
 """The length of the longest path, without its NUL (PATH_MAX)."""
 
 _TRACEPOINT = re.compile(r"([A-Za-z_]\w*):([A-Za-z_]\w*)", re.ASCII)
+
+_USDT = re.compile(r"usdt:([A-Za-z0-9_$.*?\[\]!-]+):([A-Za-z0-9_$.*?\[\]!-]+)", re.ASCII)
+_USDT_PREFIX = re.compile(r"usdt:(?!:)")
 
 _GLOB = re.compile(r"[A-Za-z0-9_$.@*?\[\]!:~<>,-]+")
 
@@ -146,8 +161,12 @@ def _names(keyword: Keyword, tokens: Sequence[WordToken]) -> tuple[str, ...]:
 
 def _location(tokens: Sequence[WordToken]) -> Location:
     text = unquote(tokens[0]) if len(tokens) == 1 and tokens[0].kind is TokenKind.STRING else _adjacent(tokens)
+    if _USDT_PREFIX.match(text):
+        if (usdt := _USDT.fullmatch(text)) is None:
+            raise StatementError(f"'{text[:40]}' is no USDT probe", tokens, "write 'offset = usdt:PROVIDER:NAME'")
+        return Usdt(*usdt.groups())
     # What starts with a number is one: "4*2" is no pattern.
-    if tokens[0].kind is not TokenKind.NUMBER and any(c in text for c in "*?[") and _GLOB.fullmatch(text):
+    if tokens[0].kind is not TokenKind.NUMBER and is_pattern(text) and _GLOB.fullmatch(text):
         return Glob(text)
     if (match := _TRACEPOINT.fullmatch(text)) is not None:
         return Tracepoint(*match.groups())

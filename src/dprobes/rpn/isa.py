@@ -178,6 +178,7 @@ class OperandKind(enum.Enum):
     FRAMES = "frames"
     TEXT = "text"
     TABLE = "table"
+    ARGUMENT = "argument"
 
     @property
     def width(self) -> int:
@@ -218,6 +219,7 @@ _WIDTHS = {
     OperandKind.FRAMES: 1,
     OperandKind.TEXT: -1,
     OperandKind.TABLE: 2,
+    OperandKind.ARGUMENT: 1,
 }
 
 
@@ -498,6 +500,7 @@ _SYSTEM = (
     Row(0xEB, "push comm", "-- name*cells", Group.SYSTEM, "Push the name of the process, 16 bytes with zeros behind it, the first bytes on top.", since=OURS),
     Row(0xEE, "match comm, <text>", "-- differs", Group.SYSTEM, "Push 0 if the name of the process is the text, else 1.", since=OURS),
     Row(0xEF, "match commn, <text>", "-- differs", Group.SYSTEM, "Push 0 if the name of the process begins with the text, else 1.", since=OURS),
+    Row(0xAF, "push usdt, <argument>", "-- value", Group.SYSTEM, "Push an argument of the USDT probe that was hit, counted from 1, as wide and signed as its note says.", _ADDR, since=OURS),
     Row(0xA7, "push time", "-- time*cells", Group.SYSTEM, "Push CLOCK_MONOTONIC in nanoseconds, 64 bits, least significant cell on top.", since=OURS),
 )  # fmt: skip
 

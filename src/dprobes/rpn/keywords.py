@@ -38,7 +38,7 @@ class ValueKind(enum.Enum):
     BOOLEAN = "yes or no"
     NAMES = "names separated by blanks"
     NAME = "a name"
-    LOCATION = "a number, a symbol expression, a pattern, or a tracepoint"
+    LOCATION = "a number, a symbol expression, a pattern, a tracepoint, or a USDT probe"
     RANGE = "an address, or two with ':' between them"
     ACCESS = "x, w, rw or io"
     FREQUENCY = "a number of samples a second, such as 100hz"
@@ -97,7 +97,7 @@ KEYWORDS: tuple[Keyword, ...] = (
     Keyword("groupdef", _F, ValueKind.NAMES, "The groups that probepoints may be in.", since="3.0", field="groups"),
     Keyword("typedef", _F, ValueKind.NAMES, "The types that probepoints may have.", since="3.0", field="types"),
     Keyword("offset", _P, ValueKind.LOCATION, "Where the probepoint is; starts a probe definition. Excludes address. A "
-            "tracepoint is SUBSYSTEM:NAME, a system call syscall:NAME.",
+            "tracepoint is SUBSYSTEM:NAME, a system call syscall:NAME, a USDT probe usdt:PROVIDER:NAME.",
             field="location"),
     Keyword("address", _P, ValueKind.RANGE, "The range to watch, or an address in the kernel; starts a definition.",
             field="location"),

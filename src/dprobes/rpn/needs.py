@@ -21,6 +21,7 @@ __all__ = [
     "skipping_instruction",
     "stops_target",
     "traced_fields",
+    "usdt_arguments",
     "watches_user_addresses",
     "writing_instructions",
 ]
@@ -67,6 +68,11 @@ def sets_codes(program: Program) -> bool:
 def traced_fields(program: Program, definition: ProbeDefinition) -> tuple[Instruction, ...]:
     """Return the instructions with fields of a tracepoint that a handler, or a procedure that it calls, executes."""
     return tuple(i for i in executed_instructions(program, definition) if i.row.operand_kind is OperandKind.FIELD)
+
+
+def usdt_arguments(program: Program, definition: ProbeDefinition) -> tuple[Instruction, ...]:
+    """Return the instructions with arguments of a USDT probe that a handler, or a procedure that it calls, executes."""
+    return tuple(i for i in executed_instructions(program, definition) if i.row.operand_kind is OperandKind.ARGUMENT)
 
 
 def skipping_instruction(program: Program, definition: ProbeDefinition) -> Instruction | None:

@@ -8,6 +8,7 @@ from dprobes.lazydataclass import dataclass
 from dprobes.rpn.isa import DEFAULT_EXCEPTION_MASK, EX_LOGMAX, HEAPMAX, JMPMAX, LOGMAX
 
 if TYPE_CHECKING:
+    from dprobes.arch.arguments import Argument
     from dprobes.rpn.program import ProbeDefinition, Program
 
 __all__ = ["Point"]
@@ -28,9 +29,13 @@ class Point:
     heap: int = HEAPMAX
     exception_mask: int = DEFAULT_EXCEPTION_MASK
     autostacktrace: bool = False
+    arguments: tuple[Argument, ...] = ()
+    """Where the arguments of a USDT probe are."""
 
     @classmethod
-    def of(cls, program: Program, definition: ProbeDefinition, offset: int) -> Point:
+    def of(
+        cls, program: Program, definition: ProbeDefinition, offset: int, arguments: tuple[Argument, ...] = ()
+    ) -> Point:
         """Return the point of a definition that was resolved to ``offset`` in the module."""
         return cls(
             module=program.name,
@@ -44,4 +49,5 @@ class Point:
             heap=program.heap_size(definition),
             exception_mask=definition.exception_mask,
             autostacktrace=program.autostacktrace,
+            arguments=arguments,
         )

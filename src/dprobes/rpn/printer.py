@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from dprobes.globs import is_pattern
 from dprobes.rpn.keywords import Header, keywords_of
-from dprobes.rpn.program import Address, Expression, Glob, Instruction, Offset, Sampler, Tracepoint, quoted
+from dprobes.rpn.program import Address, Expression, Glob, Instruction, Offset, Sampler, Tracepoint, Usdt, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -73,7 +74,7 @@ def _text(value: object) -> str:
             return str(value) if value < 10 else hex(value)
         case tuple():
             return " ".join(value)
-        case Offset(Expression(0, str(symbol))) if any(c in symbol for c in "*?["):
+        case Offset(Expression(0, str(symbol))) if is_pattern(symbol):
             return f"({quoted(symbol)})"  # the parentheses say that it is a symbol, not a pattern
         case Offset(expression):
             return _expression(expression)
@@ -87,6 +88,8 @@ def _text(value: object) -> str:
             return f"{frequency}hz"
         case Tracepoint():
             return str(value)
+        case Usdt():
+            return quoted(str(value)) if value.is_pattern else str(value)
         case _:
             return str(getattr(value, "value", value))
 

@@ -11,6 +11,7 @@ import enum
 from dataclasses import field
 from typing import TYPE_CHECKING
 
+from dprobes.globs import is_pattern
 from dprobes.lazydataclass import dataclass
 from dprobes.rpn.isa import DEFAULT_EXCEPTION_MASK, EX_LOGMAX, HEAPMAX, JMPMAX, LOGMAX, OperandKind, Row
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from dprobes.source import Span
 
 __all__ = [
+    "MANY_PLACES",
     "MAX_INSTRUCTIONS",
     "Access",
     "Address",
@@ -37,6 +39,7 @@ __all__ = [
     "Program",
     "Sampler",
     "Tracepoint",
+    "Usdt",
     "calls_extensions",
     "quoted",
 ]
@@ -127,7 +130,26 @@ class Tracepoint:
         return self.subsystem == SYSTEM_CALLS
 
 
-Location = Offset | Glob | Address | Sampler | Tracepoint
+@dataclass(frozen=True, slots=True)
+class Usdt:
+    """Place probepoints at every site of the module's USDT probes with this name; both may be patterns (ours)."""
+
+    provider: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"usdt:{self.provider}:{self.name}"
+
+    @property
+    def is_pattern(self) -> bool:
+        """Whether several probes may be meant."""
+        return is_pattern(self.provider) or is_pattern(self.name)
+
+
+Location = Offset | Glob | Address | Sampler | Tracepoint | Usdt
+
+MANY_PLACES = (Glob, Usdt)
+"""The locations that stand for any number of places, each a probepoint of its own."""
 
 Operand = None | int | str | Expression
 """None, a number, a name (label, procedure, register, extension), or the value of ``push``."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from dprobes.rpn.isa import PROCESS_NAME_SIZE
 from dprobes.vm.context import SelectorFault
 from dprobes.vm.machine import read_string
+from dprobes.vm.usdtvalues import argument_value
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -139,6 +140,10 @@ def _pop_port(size: int) -> Rule:
     return rule
 
 
+def _push_argument(machine: Machine, number: int) -> None:
+    machine.push(argument_value(machine.point.arguments, number, machine.context, machine.architecture))
+
+
 def _push_width(machine: Machine, operand: int) -> None:
     machine.push(machine.bits if machine.architecture.byte_order == "big" else -machine.bits)
 
@@ -182,6 +187,7 @@ RULES: dict[str, Rule] = {
     **{f"push io, u{8 << n}": _push_port(1 << n) for n in range(3)},
     **{f"pop io, u{8 << n}": _pop_port(1 << n) for n in range(3)},
     "push tp, <field>": lambda machine, name: machine.push(machine.context.traced_field(name)),
+    "push usdt, <argument>": _push_argument,
     "push task": lambda machine, _: machine.push(machine.context.task()),
     "push pid": lambda machine, _: machine.push(machine.context.pid()),
     "push tid": lambda machine, _: machine.push(machine.context.tid()),

@@ -97,7 +97,7 @@ def test_the_checker_misses_no_cell_in_a_defined_program(seed: int, name: str) -
     check(program, target, diagnostics, allow_write=True)
     # Fields are of tracepoints only, where there are no registers: programs that run nowhere have both.
     assert all(
-        d.message.endswith(("needs a tracepoint", "needs a program about the kernel"))
+        d.message.endswith(("needs a tracepoint", "needs a USDT probe", "needs a program about the kernel"))
         for d in diagnostics
         if d.severity is Severity.ERROR
     )

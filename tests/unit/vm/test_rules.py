@@ -139,7 +139,7 @@ def _compare(random: Random, row: Row, operand: Operand, target: Architecture, p
     kinds = (context.local_variables, context.global_variables, context.cpu_variables(), context.thread_variables())
     for variables in kinds:
         variables.extend(random.randrange(1 << 32) for _ in range(4))
-    machine = Machine(target, Point(ex_logmax=0xFFFF, logmax=0xFFFF), context, 0)
+    machine = Machine(target, Point(ex_logmax=0xFFFF, logmax=0xFFFF, arguments=context.arguments), context, 0)
     if row.syntax == "ret":
         machine.enter(0)
     machine.cells[:] = random.choices((0, 1, 2, 3, 8, 16, 0x1000, 0x1010), k=isa.RPN_STACK_CELLS)

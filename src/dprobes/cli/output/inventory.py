@@ -17,7 +17,15 @@ if TYPE_CHECKING:
     from dprobes.target.kernel.runningkernel import RunningKernel
     from dprobes.target.location import Module
 
-__all__ = ["FUNCTION_HEADER", "KERNEL_HEADER", "MODULE_HEADER", "function_rows", "kernel_rows", "module_rows"]
+__all__ = [
+    "FUNCTION_HEADER",
+    "KERNEL_HEADER",
+    "MODULE_HEADER",
+    "function_rows",
+    "kernel_rows",
+    "module_rows",
+    "usdt_rows",
+]
 
 MODULE_HEADER = ("module", "path")
 FUNCTION_HEADER = ("function", "size", "offset", "a hit at its start")
@@ -55,6 +63,16 @@ def function_rows(module: Module, pattern: str) -> list[tuple[str, ...]]:
         (each.name, str(each.size) if each.size else "?", f"{each.offset:#x}", cost)
         for each, cost in zip(functions, _costs(module, instructions), strict=True)
     ]
+
+
+def usdt_rows(module: Module, provider: str, name: str) -> list[tuple[str, ...]]:
+    """Return the USDT probes of a module that match the patterns; raise ``TargetError`` if there is none."""
+    from dprobes.cli.output import usdtplace
+
+    if rows := usdtplace.usdt_rows(module, provider, name):
+        return rows
+    what = "no USDT probes" if (provider, name) == ("*", "*") else f"no USDT probe 'usdt:{provider}:{name}'"
+    raise TargetError(f"'{module.path}' has {what}")
 
 
 def _costs(module: Module, instructions: Sequence[DecodedInstruction]) -> Iterator[str]:

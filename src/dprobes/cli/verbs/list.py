@@ -25,11 +25,13 @@ def command(what: str | None, symbols: Path | None, pid: int | None) -> int:
 
     MODULE is a path, or a name as in 'name ='; or 'kernel', or a module that the kernel has loaded; or 'tracepoint' or
     'syscall', as in 'tracepoint:sched:*'. With -p alone, the modules of the process. The last column says what a hit at
-    the start of a function costs.
+    the start of a function costs. The USDT probes of the module follow; 'MODULE:usdt:PROVIDER:NAME' lists those that
+    match the patterns, and no functions.
     """
     from dprobes.cli.output import inventory
     from dprobes.cli.output.kernelplace import kernel_module
     from dprobes.cli.output.tracepointplace import describe_traced, is_traced
+    from dprobes.cli.output.usdtplace import USDT_HEADER, split_usdt, usdt_rows
     from dprobes.target.modules import find_module
 
     if what is None:
@@ -45,8 +47,16 @@ def command(what: str | None, symbols: Path | None, pid: int | None) -> int:
     if (path := find_module(name, pid=pid)) is not None:
         from dprobes.target.location import Module
 
-        rows = inventory.function_rows(Module.load(path, symbols), pattern or "*")
-        print_table(inventory.FUNCTION_HEADER, rows)
+        module, usdt = Module.load(path, symbols), split_usdt(what)
+        if usdt is not None:
+            print_table(USDT_HEADER, inventory.usdt_rows(module, *usdt[1:]))
+            return 0
+        probes = usdt_rows(module) if not pattern else []
+        if pattern or not probes or any(True for _ in module.symbols.functions()):
+            print_table(inventory.FUNCTION_HEADER, inventory.function_rows(module, pattern or "*"))
+        if probes:
+            print_lines([""])
+            print_table(USDT_HEADER, probes)
         return 0
     if (in_kernel := kernel_module(name)) is not None:
         print_table(inventory.KERNEL_HEADER, inventory.kernel_rows(*in_kernel, pattern or "*"))

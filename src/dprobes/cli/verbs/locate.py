@@ -37,16 +37,27 @@ def command(place: str, symbols: Path | None, pid: int | None) -> int:
 
     'syscall:NAME' and 'tracepoint:SUBSYSTEM:NAME' show the fields of a system call or of a tracepoint of the kernel;
     patterns, as in 'tracepoint:sched:*', list them.
+
+    'MODULE:usdt:PROVIDER:NAME' shows the sites of a USDT probe with their arguments; both may be patterns.
     """
+    from dprobes.target.modules import find_module
+
     if place.startswith(("syscall", "tracepoint")):
         from dprobes.cli.output.tracepointplace import describe_traced, is_traced
 
         if is_traced(place):
             print_lines(list(describe_traced(place)))
             return 0
+    from dprobes.cli.output.usdtplace import describe_usdt, split_usdt
+
+    if (usdt := split_usdt(place)) is not None:
+        if (path := find_module(usdt[0], pid=pid)) is None:
+            raise not_there(usdt[0], pid)
+        module = _load(path, symbols)
+        print_lines([*_describe_module(module), *describe_usdt(module, *usdt[1:])])
+        return 0
     name, expression = _split(place)
     from dprobes.cli.output.kernelplace import describe_kernel_place, is_module_file, kernel_module
-    from dprobes.target.modules import find_module
 
     path = None if is_module_file(name) else find_module(name, pid=pid)
     if path is None:
@@ -118,6 +129,7 @@ def _describe_module(module: Module) -> list[str]:
 
 
 def _describe_place(module: Module, expression: Expression) -> list[str]:
+    from dprobes.cli.output.usdtplace import guard_of
     from dprobes.target.codeplace import instruction_at
     from dprobes.target.instructions import disassemble_around, unprobeable
 
@@ -142,6 +154,8 @@ def _describe_place(module: Module, expression: Expression) -> list[str]:
         "",
         *_verdict(module, decoded, unprobeable(decoded)),
     ]
+    if (guard := guard_of(module, offset)) is not None:
+        lines.append(guard)
     if not certain:
         lines.append("No function is known at this offset: there may be data. A probe goes here only with 'opcode ='.")
     return lines

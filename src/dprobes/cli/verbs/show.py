@@ -124,6 +124,10 @@ def _places(probes: Sequence[Probepoint], module: Module | None, kernel: Running
             case ProbeKind.BREAKPOINT:
                 yield _code_line(probe, kernel)
                 yield f"// {probe.instruction.raw.hex(' ')}  {probe.instruction.text}"
+                if probe.code.usdt is not None:
+                    from dprobes.cli.output.usdtplace import described_site
+
+                    yield from (f"// {line}" for line in described_site(probe.code.usdt))
                 yield from remarks.get(probe.offset, ())
             case ProbeKind.RETURN:
                 yield _code_line(probe, kernel)

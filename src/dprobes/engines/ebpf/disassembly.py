@@ -16,7 +16,7 @@ from dprobes.record.layout import Item
 from dprobes.rpn.encoder import encode
 from dprobes.rpn.point import Point
 from dprobes.rpn.printer import print_header, print_instruction
-from dprobes.rpn.program import Address, Glob, Sampler, Tracepoint
+from dprobes.rpn.program import MANY_PLACES, Address, Sampler, Tracepoint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -92,7 +92,7 @@ def _sites(compiled: Compiled, features: Features) -> tuple[Mapping[int, Site], 
 
 
 def _request(definition: ProbeDefinition, basic: Request, site: Site | None) -> Request:
-    is_glob = isinstance(definition.location, Glob)
+    is_glob = isinstance(definition.location, MANY_PLACES)
     request = replace(
         basic,
         items=Item.MAJOR | Item.MINOR | (Item.IP if is_glob else Item(0)),

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from dprobes.arch import architecture
+from dprobes.arch.arguments import parse_arguments
 from dprobes.diagnostics import Diagnostics
 from dprobes.errors import TargetError
 from dprobes.lazydataclass import dataclass
@@ -25,8 +26,10 @@ from dprobes.resolve.probepoints import (
 )
 from dprobes.resolve.probestate import ProbeState
 from dprobes.resolve.samplers import resolve_samplers
+from dprobes.resolve.usdtprobes import arguments_used
 from dprobes.rpn.checker import check
 from dprobes.rpn.encoder import encode
+from dprobes.rpn.program import Usdt
 from dprobes.target.elf.headers import LoadSegment
 from dprobes.target.functionexits import Exit, ExitKind, Exits
 from dprobes.target.instructions import MAX_LENGTH, first_instructions
@@ -37,11 +40,12 @@ from dprobes.target.outline import (
     last_executed_in,
     return_address_user_in,
 )
+from dprobes.target.usdt import UsdtSite, is_semaphore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from dprobes.rpn.program import Program
+    from dprobes.rpn.program import ProbeDefinition, Program
     from dprobes.target.instructions import DecodedInstruction
     from dprobes.target.location import Module, SymbolProvider
 
@@ -144,7 +148,7 @@ def _resolution(module: Module, resolved: ResolvedModule) -> dict[str, Any]:
         "starts": [p.offset for p in probes if module.function_start(p.offset) == p.instruction.address],
         "probes": [
             [p.number, p.offset, _shortened(p.where), p.state.value, _shortened(p.function), _shortened(p.detail),
-             _exits(p.code.exits) if p.at_return else None]
+             _exits(p.code.exits) if p.at_return else None, _usdt(p.code.usdt)]
             for p in probes
         ],
         "symbols": [[name, address] for name, address in resolved.symbols],
@@ -155,6 +159,13 @@ def _resolution(module: Module, resolved: ResolvedModule) -> dict[str, Any]:
         ],
         "warnings": _shortened("\n".join(warning.render() for warning in resolved.warnings), 8 * _TEXT_MAX),
     }  # fmt: skip
+
+
+def _usdt(site: UsdtSite | None) -> list[Any] | None:
+    """Return what is to be said of the site of a USDT probe; None where there is none."""
+    if site is None:
+        return None
+    return [site.provider, site.name, site.semaphore, site.counter, _shortened(site.described)]
 
 
 def _exits(exits: Exits) -> list[Any]:
@@ -293,17 +304,22 @@ class _Reader:
             self.refuse()
 
     def _in_code(self, value: Any, module: OutlinedModule, program: Program) -> Iterator[Probepoint]:
-        rows = self._rows(value, 7, PROBES_MAX)
+        rows = self._rows(value, 8, PROBES_MAX)
         places = [self._number(row[1]) for row in rows]
         if any(place not in module.outline.pieces for place in places):
             self.refuse()
         found: Sequence[DecodedInstruction] = list(first_instructions(module, places))
         for row, instruction in zip(rows, found, strict=True):
-            number, _, where, state, function, detail, exits = row
+            number, _, where, state, function, detail, exits, usdt = row
             definition = program.definitions[self._number(number, len(program.definitions) - 1)]
             if definition.at_return != (exits is not None):
                 self.refuse()
-            code = ProbedCode(instruction) if exits is None else ProbedCode(instruction, self._exits(exits, module))
+            if isinstance(definition.location, Usdt) != (usdt is not None):
+                self.refuse()
+            if exits is not None:
+                code = ProbedCode(instruction, self._exits(exits, module))
+            else:
+                code = ProbedCode(instruction, usdt=self._usdt(usdt, definition, program, instruction, module))
             yield Probepoint(
                 ProbeKind.BREAKPOINT if exits is None else ProbeKind.RETURN,
                 number,
@@ -315,6 +331,33 @@ class _Reader:
                 self._text(function),
                 self._text(detail),
             )
+
+    def _usdt(
+        self,
+        value: Any,
+        definition: ProbeDefinition,
+        program: Program,
+        instruction: DecodedInstruction,
+        module: OutlinedModule,
+    ) -> UsdtSite | None:
+        if value is None:
+            return None
+        ((provider, name, semaphore, counter, described),) = self._rows([value], 5, 1)
+        arguments = parse_arguments(self._text(described), architecture(module.elf.machine))
+        if any(n > len(arguments) or arguments[n - 1].obstacle for n in arguments_used(program, definition)):
+            self.refuse()
+        if semaphore and not is_semaphore(module.elf, self._number(semaphore)):
+            self.refuse()
+        return UsdtSite(
+            self._text(provider),
+            self._text(name),
+            instruction.address,
+            instruction.offset,
+            self._number(semaphore),
+            self._number(counter),
+            arguments,
+            described,
+        )
 
     def _exits(self, value: Any, module: OutlinedModule) -> Exits:
         if not isinstance(value, list) or len(value) != 2:

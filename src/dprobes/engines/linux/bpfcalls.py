@@ -367,7 +367,7 @@ class UprobeMulti(enum.IntFlag):
 
 #   0 u32 prog_fd, target_fd, attach_type, flags
 #  16 uprobe_multi: u64 path, offsets, ref_ctr_offsets, cookies; u32 cnt, flags, pid
-_LINK_UPROBES = struct.Struct("=I4xI4xQQ8xQIII4x")
+_LINK_UPROBES = struct.Struct("=I4xI4xQQQQIII4x")
 #  16 perf_event: u64 bpf_cookie
 _LINK_PERF_EVENT = struct.Struct("=IIIIQ")
 
@@ -379,9 +379,13 @@ def link_uprobes(
     cookies: Sequence[int],
     flags: UprobeMulti = UprobeMulti.NONE,
     pid: int = 0,
+    counters: Sequence[int] = (),
 ) -> int:
     """
     Attach a TRACE_UPROBE_MULTI program to many offsets of one file at once; return the descriptor of the link.
+
+    ``counters`` are the file offsets of 16-bit numbers that the kernel raises by one, in each process, as long as the
+    breakpoint of the same rank is there; 0 stands for none.
 
     The program learns with ``bpf_get_attach_cookie`` which of ``cookies`` belongs to its offset. ``pid`` restricts it
     to one process, 0 to none. Since Linux kernel commit 89ae89f53d20 ("bpf: Add multi uprobe link") (in v6.6).
@@ -389,12 +393,14 @@ def link_uprobes(
     path_buffer = ctypes.create_string_buffer(os.fsencode(path))
     offset_array = (ctypes.c_uint64 * len(offsets))(*offsets)
     cookie_array = (ctypes.c_uint64 * len(cookies))(*cookies)
+    counter_array = (ctypes.c_uint64 * len(counters))(*counters)
     attributes = attributes_of(
         _LINK_UPROBES,
         program_fd,
         AttachType.TRACE_UPROBE_MULTI,
         ctypes.addressof(path_buffer),
         ctypes.addressof(offset_array),
+        ctypes.addressof(counter_array) if any(counters) else 0,
         ctypes.addressof(cookie_array),
         len(offsets),
         flags,

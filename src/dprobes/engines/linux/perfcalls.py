@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import enum
+import errno
 import fcntl
 import os
 import struct
@@ -113,10 +114,16 @@ def _open(
 
 @dataclass(frozen=True, slots=True)
 class ProbeUnit:
-    """How the kernel is to be asked for uprobes, or for kprobes: the number of its unit, and the bit for returns."""
+    """
+    How the kernel is to be asked for uprobes, or for kprobes: the number of its unit, and bits of what it is told.
+
+    ``return_bit`` is the one for returns, ``counter_bit`` the first of those for the place of a counter, None where the
+    kernel knows none.
+    """
 
     type: int
     return_bit: int
+    counter_bit: int | None = None
 
 
 _UNITS = "/sys/bus/event_source/devices"
@@ -136,13 +143,30 @@ def _probe_unit(name: str) -> ProbeUnit:
     with open(f"{_UNITS}/{name}/type", encoding="ascii") as file:
         kind = int(file.read())
     with open(f"{_UNITS}/{name}/format/retprobe", encoding="ascii") as file:
-        return ProbeUnit(kind, int(file.read().removeprefix("config:")))
+        return_bit = int(file.read().removeprefix("config:"))
+    try:
+        with open(f"{_UNITS}/{name}/format/ref_ctr_offset", encoding="ascii") as file:
+            counter_bit: int | None = int(file.read().removeprefix("config:").partition("-")[0])
+    except FileNotFoundError:
+        counter_bit = None
+    return ProbeUnit(kind, return_bit, counter_bit)
 
 
-def open_uprobe(unit: ProbeUnit, path: str | bytes, offset: int, *, pid: int = -1, is_return: bool = False) -> int:
-    """Return the event of a uprobe at a file offset, in one process or (-1) all; one descriptor stands for all CPUs."""
+def open_uprobe(
+    unit: ProbeUnit, path: str | bytes, offset: int, *, pid: int = -1, is_return: bool = False, counter: int = 0
+) -> int:
+    """
+    Return the event of a uprobe at a file offset, in one process or (-1) all; one descriptor stands for all CPUs.
+
+    ``counter`` is the file offset of a 16-bit number that the kernel raises by one as long as the uprobe is there, 0
+    for none. Raise OSError if it cannot be told.
+    """
     name = ctypes.create_string_buffer(os.fsencode(path))
     config = is_return << unit.return_bit
+    if counter:
+        if unit.counter_bit is None or counter >> 32:
+            raise system_error(errno.EOPNOTSUPP)
+        config |= counter << unit.counter_bit
     attributes = _attributes(unit.type, config, 1, _DISABLED, 0, ctypes.addressof(name), offset)
     cpu = -1 if pid >= 0 else 0
     # Who is killed while it attaches uprobes would leave them.

@@ -19,7 +19,7 @@ from dprobes.engines.ptrace.client.programrun import ProgramRun
 from dprobes.engines.ptrace.sharedcounters import SharedCounters
 from dprobes.engines.ptrace.wire import Done, Ended, Remove, Start
 from dprobes.errors import EngineError, InternalError
-from dprobes.rpn.program import Glob, calls_extensions
+from dprobes.rpn.program import MANY_PLACES, calls_extensions
 from dprobes.target.location import OWN_SYMBOLS
 
 if TYPE_CHECKING:
@@ -304,7 +304,7 @@ class PtraceSession:
     def _start_message(self) -> Start:
         program = self._job.program
         definitions = tuple(
-            ProbeLimits(d.passcount, d.maxhits, program.keeps_log_on_fault(d), isinstance(d.location, Glob))
+            ProbeLimits(d.passcount, d.maxhits, program.keeps_log_on_fault(d), isinstance(d.location, MANY_PLACES))
             for d in program.definitions
         )
         return Start(

@@ -63,6 +63,8 @@ class Site:
     role: Role = Role.PROBE
     inside: tuple[tuple[int, int], ...] = ()
     """For JUMP: the ranges of the function (end excluded), as distances from this instruction."""
+    semaphore: int = 0
+    """The distance from this instruction to the semaphore of its USDT probe, 0 if it has none."""
 
 
 @dataclass(frozen=True, slots=True)

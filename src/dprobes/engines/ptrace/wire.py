@@ -43,12 +43,14 @@ __all__ = [
     "Insert",
     "Kind",
     "Left",
+    "Lowered",
     "Mapped",
     "ModuleMapped",
     "NotInserted",
     "Overloaded",
     "Placed",
     "ProbeStatus",
+    "Raised",
     "Refused",
     "Remove",
     "Removed",
@@ -218,6 +220,22 @@ class Removed:
 
     pid: int
     addresses: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Raised:
+    """A report that semaphores are about to be raised: (semaphore, a breakpoint that needs it), for crash restorers."""
+
+    pid: int
+    semaphores: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Lowered:
+    """A report that semaphores in the memory of ``pid`` are not raised any more."""
+
+    pid: int
+    semaphores: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)

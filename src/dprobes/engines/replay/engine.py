@@ -148,7 +148,7 @@ class ReplaySession(interface.ControlledSession):
                 context.set_value("pc", hit.fields.get("base", 0) + probe.instruction.address)
         elif probe.kind is ProbeKind.WATCHPOINT:
             place = probe.memory.address
-        point = Point.of(self._program, definition, place)
+        point = Point.of(self._program, definition, place, self.probes[number].arguments)
         outcome = self._translator.run(self._starts[probe.number], point, context)
         if records := [(number, record) for record in self._records(outcome, context, hit)]:
             counts.records += len(records)

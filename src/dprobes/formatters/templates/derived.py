@@ -242,6 +242,8 @@ def _pushed(instruction: Instruction, popped: list[str], count: int) -> list[str
             name = str(addend) if symbol is None else f"&{escaped(symbol)}" + (f"{addend:+}" if addend else "")
         case ["push", ("lv," | "gv," | "cv," | "tv,") as kind], int():
             name = f"{kind[:-1]}{operand}"
+        case ["push", "usdt,"], int():
+            name = f"usdt{operand}"
         case ["push", _], str():  # a register or a field
             name = operand
         case ["push", "task"], None:

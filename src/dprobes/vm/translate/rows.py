@@ -294,6 +294,12 @@ def _push_traced_field(w: Writer, field: str) -> None:
     w.push_wide(name, w.bits)
 
 
+def _push_argument(w: Writer, number: int) -> None:
+    name = w.new_variable()
+    w.attempt(f"{name} = argument(point.arguments, {number}, context)")
+    w.push_wide(name, w.bits)
+
+
 def _push_memory(size: int) -> Template:
     return lambda w, _: _push_read(w, f"{w.state.pop()}", size)
 
@@ -346,6 +352,7 @@ TEMPLATES: dict[str, Template] = {
     "push u, <register>": _push_register(user=True),
     **{f"push mem, u{8 << n}": _push_memory(1 << n) for n in range(4)},
     "push tp, <field>": _push_traced_field,
+    "push usdt, <argument>": _push_argument,
     "push pid": lambda w, _: _push_from_context(w, "pid()", w.bits),
     "push tid": lambda w, _: _push_from_context(w, "tid()", w.bits),
     "push uid": lambda w, _: _push_from_context(w, "uid()", w.bits),

@@ -17,11 +17,13 @@ from dprobes.vm.machine import Ending, Frame, Machine, Outcome, Point, Raised, r
 from dprobes.vm.rules_stack import add_to_variable, store_variable
 from dprobes.vm.translate.function import Function, Writer
 from dprobes.vm.translate.rows import write_instruction
+from dprobes.vm.usdtvalues import argument_value
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from dprobes.arch import Architecture
+    from dprobes.arch.arguments import Argument
     from dprobes.rpn.encoder import CodeImage
     from dprobes.vm.context import Context
     from dprobes.vm.interpreter import Step
@@ -111,6 +113,9 @@ def _support(architecture: Architecture) -> dict[str, object]:
         rule(machine, operand)
         return machine.cells[machine.tsp :]
 
+    def argument(arguments: Sequence[Argument], number: int, context: Context) -> int:
+        return argument_value(arguments, number, context, architecture)
+
     # An item that does not fit, or cannot be read whole, is None.
 
     def string_item(context: Context, address: int, maximum: int, room: int) -> bytes | None:
@@ -146,6 +151,7 @@ def _support(architecture: Architecture) -> dict[str, object]:
 
     return {
         "apply": apply,
+        "argument": argument,
         "string_item": string_item,
         "memory_item": memory_item,
         "variables_item": variables_item,

@@ -27,6 +27,7 @@ from dprobes.target.functionexits import ExitKind
 from dprobes.target.location import OWN_SYMBOLS
 from dprobes.target.outline import cheap_sites_in
 from dprobes.target.starts import first_executed, last_executed
+from dprobes.target.usdt import usdt_sites
 from foreign_files import SYMTAB, add_symbols, claim
 
 if TYPE_CHECKING:
@@ -119,6 +120,27 @@ def test_the_answer_is_what_this_process_would_find(examiner: Examiner) -> None:
     for probe in expected.in_code:
         start = expected.module.function_start(probe.offset)
         assert module.function_start(probe.offset) == (start if start == probe.instruction.address else None)
+
+
+LIBSTDCXX = "/usr/lib/x86_64-linux-gnu/libstdc++.so.6"
+USDT = 'name = "libstdc++.so.6"\noffset = usdt:libstdcxx:catch\npush usdt, 2\nlog 1\nexit\n'
+
+
+def test_sites_of_usdt_probes_come_back_with_their_arguments(examiner: Examiner) -> None:
+    if not usdt_sites(ElfFile.open(LIBSTDCXX)):
+        pytest.skip("libstdc++.so.6 has no USDT probes here")
+    expected, found = here(LIBSTDCXX, USDT), ask(examiner, LIBSTDCXX, USDT)
+    assert found is not None
+    assert found.resolved is not None
+    assert found.resolved.in_code == expected.in_code
+    assert expected.in_code[0].arguments[1].size == 8
+    right = write_answer(expected.module, expected, moves={}, own_places={})
+    question = Question(LIBSTDCXX, program(USDT), OWN_SYMBOLS)
+    for place, value in ((4, "8@%rax"), (4, "8@%rax 8@%xmm0"), (2, expected.in_code[0].offset), (2, 1 << 40)):
+        wrong = json.loads(json.dumps(right))
+        wrong["probes"][0][-1][place] = value  # an argument less, one without a value, semaphores in code and nowhere
+        with pytest.raises(TargetError, match="what was read from it makes no sense"):
+            read_answer(json.dumps(wrong).encode(), question)
 
 
 def test_errors_come_back(examiner: Examiner, library: Path) -> None:

@@ -12,6 +12,7 @@ from dprobes.bpf.lower.rows import (
     stack,
     tables,
     trace,
+    usdt,
     variables,
     world,
 )
@@ -24,6 +25,7 @@ ROW_TEMPLATES = {
     **stack.TEMPLATES,
     **variables.TEMPLATES,
     **world.TEMPLATES,
+    **usdt.TEMPLATES,
     **log.TEMPLATES,
     **logmemory.TEMPLATES,
     **matches.TEMPLATES,

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from dprobes.bpf.lower.writer import Template, Writer
     from dprobes.rpn.decoder import EncodedInstruction
 
-__all__ = ["PAGE", "TEMPLATES", "accessed_register", "next_page", "read_byte", "read_value"]
+__all__ = ["PAGE", "TEMPLATES", "accessed_register", "next_page", "nobody", "read_byte", "read_value"]
 
 PAGE = 4096
 _R = Register
@@ -58,32 +58,32 @@ def _push_user_register(w: Writer, i: EncodedInstruction) -> None:
     if register is None or not w.host.has_user_context:
         _push_register(w, i)
         return
-    nobody = _nobody(w)
+    nothing = nobody(w)
     if register.memory_offset is None:
-        w.host.user_register(register.name, nobody)
+        w.host.user_register(register.name, nothing)
         w.stack.push(w.stack.copy(_R.R0))
     else:
-        w.host.user_register("esp", nobody)
+        w.host.user_register("esp", nothing)
         address = w.stack.copy(_R.R0)
         w.asm.alu(Alu.ADD, address, register.memory_offset, wide=w.wide)
         _read(w, address, w.word_size)
 
 
-def _nobody(w: Writer) -> Label:
+def nobody(w: Writer) -> Label:
     """Settle, and return the place to go to where there is nothing to push: INVALID_ADDR is raised there."""
-    nobody = w.asm.label()
+    nothing = w.asm.label()
     w.stack.settle()
 
     def throw() -> None:
-        w.asm.place(nobody)
+        w.asm.place(nothing)
         w.throw(ExceptionCode.INVALID_ADDR)
 
     w.defer(throw)
-    return nobody
+    return nothing
 
 
 def _push_traced_field(w: Writer, i: EncodedInstruction) -> None:
-    w.host.traced_field(str(i.operand), _nobody(w))
+    w.host.traced_field(str(i.operand), nobody(w))
     value = w.stack.copy(_R.R0)
     if not w.wide:
         w.asm.mov(value, value, wide=False)

@@ -14,16 +14,19 @@ from dprobes.engines.ebpf.attach.siteplan import Site
 from dprobes.engines.ebpf.kernel.features import Feature
 from dprobes.record.layout import Item
 from dprobes.resolve.probestate import ProbeState
+from dprobes.resolve.usdtprobes import arguments_used
 from dprobes.rpn.point import Point
-from dprobes.rpn.program import Glob
+from dprobes.rpn.program import MANY_PLACES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from dprobes.arch.arguments import Argument
     from dprobes.bpf.lower.request import Placement, Request
     from dprobes.engines.ebpf.attach.plannedfile import PlannedCode
     from dprobes.engines.ebpf.attach.probenumbers import ProbeNumbers
     from dprobes.engines.ebpf.kernel.features import Features
+    from dprobes.resolve.probepoints import Probepoint
     from dprobes.rpn.program import Program
 
 __all__ = ["HandlerCompiler", "has_tickets"]
@@ -34,6 +37,10 @@ def has_tickets(program: Program) -> bool:
     return any(definition.passcount or definition.maxhits for definition in program.definitions) or any(
         instruction.row.operator == "remove" for code in program.bodies() for instruction in code.instructions
     )
+
+
+_Key = tuple[int, "Placement", int, bool, int, tuple["Argument", ...]]
+"""What sites have in common that share code."""
 
 
 class HandlerCompiler:
@@ -54,19 +61,20 @@ class HandlerCompiler:
     def parts(self, file: PlannedCode, numbers: range) -> Iterator[Part]:
         """Group the sites of a file's probepoints, and compile the handler of each group."""
         probes = self._numbers.probes
-        grouped: dict[tuple[int, Placement, int, bool, int], list[tuple[int, Site]]] = {}
+        grouped: dict[_Key, list[tuple[int, Site]]] = {}
         notes: Counter[int] = Counter()
         for number in numbers:
+            pushed = self._pushed(probes[number])
             for site in self._numbers.sites[number]:
                 alone = number if site.placement.is_trampoline else -1  # a program there is for one function
-                key = (probes[number].number, site.placement, site.return_bytes, bool(site.anchor), alone)
+                key = (probes[number].number, site.placement, site.return_bytes, bool(site.anchor), alone, pushed)
                 grouped.setdefault(key, []).append((number, site))
-        written = [key for key in grouped if not isinstance(self._program.definitions[key[0]].location, Glob)]
+        written = [key for key in grouped if not isinstance(self._program.definitions[key[0]].location, MANY_PLACES)]
         are_many = len(written) > ALONE_MAX and self._has_multi
         resolved = file.resolved
-        for (number, placement, return_bytes, _, alone), sites in grouped.items():
+        for (number, placement, return_bytes, _, alone, _), sites in grouped.items():
             definition = self._program.definitions[number]
-            is_glob = isinstance(definition.location, Glob)
+            is_glob = isinstance(definition.location, MANY_PLACES)
             first, site = sites[0]
             request = replace(
                 self._request,
@@ -85,7 +93,8 @@ class HandlerCompiler:
                 wants_tid=self._is_uncertain(number, sites),
                 note=self._note_of(number, sites, notes),
             )
-            point = Point.of(self._program, definition, self._numbers.probes[first].offset)
+            probe = self._numbers.probes[first]
+            point = Point.of(self._program, definition, probe.offset, probe.arguments)
             handler = resolved.image, resolved.architecture, resolved.image.handlers[number], point
             shared = are_many and not is_glob and alone < 0
             lowered = lower(*handler, replace(request, probe=None, shared=True) if shared else request)
@@ -94,6 +103,12 @@ class HandlerCompiler:
             if any(reference.map is MapName.NOTES for reference in lowered.assembled.maps):
                 self.giving_back |= {probe for probe, _ in sites}
             yield Part(file, number, placement, sites, lowered, shared=shared)
+
+    def _pushed(self, probe: Probepoint) -> tuple[Argument, ...]:
+        """Return where the arguments are that the handler of a USDT probe pushes: sites that differ share no code."""
+        if not (arguments := probe.arguments):
+            return ()
+        return tuple(arguments[used - 1] for used in arguments_used(self._program, probe.definition))
 
     def event_parts(self, numbers: Iterable[int]) -> Iterator[Part]:
         """Compile the handlers of events."""

@@ -314,7 +314,15 @@ class Installation:
         if group.placement.is_in_kernel:
             return self.kernel.link(group, places)
         is_return = group.placement is Placement.URETPROBE
-        return attach_uprobes(group.program, group.path, places, self._features, at_return=is_return, shown=group.shown)
+        return attach_uprobes(
+            group.program,
+            group.path,
+            places,
+            self._features,
+            at_return=is_return,
+            counters=[site.counter for _, site in group.sites],
+            shown=group.shown,
+        )
 
     def _link_event(self, group: Group) -> Descriptors:
         ((number, _),) = group.sites

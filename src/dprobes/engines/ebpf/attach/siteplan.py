@@ -16,7 +16,7 @@ from dprobes.lazydataclass import dataclass
 from dprobes.resolve.movableprobes import movable_probes
 from dprobes.resolve.probepoints import LeftOutProbe
 from dprobes.resolve.probestate import ProbeState
-from dprobes.rpn.program import Glob
+from dprobes.rpn.program import MANY_PLACES
 from dprobes.target.faults import may_fault
 from dprobes.target.functionexits import ExitKind
 from dprobes.target.instructions import decode_at
@@ -44,6 +44,7 @@ class Site:
     ``offset`` is that in the file, ``moved`` how far it is from the probepoint's written place. ``return_bytes`` is
     what the return instruction at a RET_SITE takes from the stack besides the return address. ``executed`` says for
     people how the kernel carries the instruction out. ``may_fault`` says that the instruction may raise a fatal signal.
+    ``counter`` is the file offset of the semaphore of a USDT probe, 0 for none.
     ``anchor`` is what the kernel is to find the place by whenever a module of its own is loaded: ``SYMBOL+DISTANCE``.
     ``arguments`` is how many words the function at a trampoline takes in registers.
     """
@@ -56,6 +57,7 @@ class Site:
     return_bytes: int = 0
     anchor: str = ""
     arguments: int = 0
+    counter: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +138,12 @@ class _Planner:
         raw = decode_at(self._resolved.module, probe.offset + moved).raw if moved else probe.instruction.raw
         executed = uprobe_class(raw, self._bits).value
         faults = may_fault(raw, self._bits)
-        return (Site(probe.offset + moved, Placement.BREAKPOINT, executed, faults, moved),)
+        usdt = probe.code.usdt
+        if usdt is not None and usdt.semaphore and not usdt.counter:
+            self._refuse(probe, "its semaphore is not in the file, which the kernel could raise")
+            return ()
+        counter = usdt.counter if usdt is not None else 0
+        return (Site(probe.offset + moved, Placement.BREAKPOINT, executed, faults, moved, counter=counter),)
 
     def _cheaper_places(self) -> dict[int, int]:
         """Return by how many bytes breakpoints may move to be cheaper, by the file offset of the written place."""
@@ -178,7 +185,7 @@ class _Planner:
 
     def _refuse(self, probe: Probepoint, reason: str) -> None:
         definition = probe.definition
-        if isinstance(definition.location, Glob):
+        if isinstance(definition.location, MANY_PLACES):
             self.left_out.append(LeftOutProbe(probe.number, probe.path, probe.where, reason))
             return
         what = f"the return of {probe.where}" if probe.at_return else probe.where

@@ -77,10 +77,13 @@ def attach_uprobes(
     *,
     pid: int | None = None,
     at_return: bool = False,
+    counters: Sequence[int] = (),
     shown: str = "",
 ) -> Descriptors:
     """
     Attach a program to ``places``, file offsets with the cookie that the program gets there.
+
+    ``counters`` are the file offsets of the semaphores to be raised meanwhile, one for each place, 0 for none.
 
     ``pid`` restricts it to one process without its children where the kernel can (``Feature.UPROBE_MULTI_PROCESS``),
     which saves the hits of others; the program must look itself. The offsets must be those of instructions that the
@@ -92,33 +95,42 @@ def attach_uprobes(
         flags = UprobeMulti.RETURN if at_return else UprobeMulti.NONE
         offsets, cookies = [offset for offset, _ in places], [cookie for _, cookie in places]
         try:
-            return UprobeLinks((link_uprobes(program, path, offsets, cookies, flags, process),))
+            return UprobeLinks((link_uprobes(program, path, offsets, cookies, flags, process, counters),))
         except OSError as error:
-            raise _uprobe_error(error, shown, offsets) from error
+            raise _uprobe_error(error, shown, offsets, counts=any(counters)) from error
     if len(places) > SINGLE_UPROBES_MAX:
         raise NotSupportedError(
             f"{len(places)} probepoints in '{shown}' are too many for this kernel: it has no uprobe_multi links, "
             "attaches them one by one, and takes 0.1 s to detach each",
             hint=f"use at most {SINGLE_UPROBES_MAX} probepoints, Linux 6.6 or later, or --engine ptrace",
         )
-    return _single_uprobes(program, path, places, pid, at_return=at_return, shown=shown)
+    return _single_uprobes(program, path, places, pid, at_return=at_return, counters=counters, shown=shown)
 
 
 def _single_uprobes(
-    program: int, path: str, places: Sequence[tuple[int, int]], pid: int | None, *, at_return: bool, shown: str
+    program: int,
+    path: str,
+    places: Sequence[tuple[int, int]],
+    pid: int | None,
+    *,
+    at_return: bool,
+    counters: Sequence[int],
+    shown: str,
 ) -> UprobeLinks:
     offset = 0
 
     def events() -> Iterator[tuple[int, int]]:
         nonlocal offset
         unit = perfcalls.uprobe_unit()
-        for offset, cookie in places:
-            yield perfcalls.open_uprobe(unit, path, offset, pid=-1 if pid is None else pid, is_return=at_return), cookie
+        process = -1 if pid is None else pid
+        for (offset, cookie), counter in zip(places, counters or [0] * len(places), strict=True):
+            event = perfcalls.open_uprobe(unit, path, offset, pid=process, is_return=at_return, counter=counter)
+            yield event, cookie
 
     try:
         return link_events(program, events(), UprobeLinks())
     except OSError as error:
-        raise _uprobe_error(error, shown, [offset]) from error
+        raise _uprobe_error(error, shown, [offset], counts=any(counters)) from error
 
 
 Links = TypeVar("Links", bound=Descriptors)
@@ -148,7 +160,9 @@ def link_events(program: int, events: Iterable[tuple[int, int]], links: Links) -
     return links
 
 
-def _uprobe_error(error: OSError, path: str, offsets: Sequence[int]) -> EngineError | TargetError:
+def _uprobe_error(
+    error: OSError, path: str, offsets: Sequence[int], *, counts: bool = False
+) -> EngineError | TargetError:
     """Say what the kernel's refusal of uprobes means."""
     what = f"the probepoint at {offsets[0]:#x}" if len(offsets) == 1 else f"the {len(offsets)} probepoints"
     match error.errno:
@@ -167,6 +181,12 @@ def _uprobe_error(error: OSError, path: str, offsets: Sequence[int]) -> EngineEr
             return NotSupportedError(
                 f"the kernel cannot execute the instruction of {what} in '{path}' out of line",
                 hint="use --engine ptrace",
+            )
+        case errno.EINVAL if counts:
+            return EngineError(
+                f"the kernel refuses {what} in '{path}', which the semaphore of a USDT probe guards",
+                hint="another tracer may have a probe at the same place that does not raise the semaphore: the kernel "
+                "takes both only if they agree; --engine ptrace does not ask it",
             )
         case errno.EIO | errno.EINVAL:
             return EngineError(

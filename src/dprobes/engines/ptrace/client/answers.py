@@ -272,7 +272,10 @@ class Answers:
         for probe in resolved.in_code:
             if probe.state is ProbeState.COMPILED:
                 sites += _sites_of(
-                    len(self.probes), probe, Point.of(self._program, probe.definition, probe.offset), word_size
+                    len(self.probes),
+                    probe,
+                    Point.of(self._program, probe.definition, probe.offset, probe.arguments),
+                    word_size,
                 )
             # The path as the process knows it: ours may lead through /proc.
             self.probes.append(dataclasses.replace(probe, path=mapped.path))
@@ -303,8 +306,10 @@ def _bytes_only(image: CodeImage) -> CodeImage:
 def _sites_of(number: int, probe: Probepoint, point: Point, word_size: Literal[4, 8]) -> Iterator[Site]:
     """Iterate over the places where a probepoint needs a breakpoint."""
     if not probe.at_return:
-        raw = probe.instruction.raw
-        yield Site(number, probe.number, probe.offset, raw, plan(raw, word_size), copy_of(raw, word_size), point)
+        raw, usdt = probe.instruction.raw, probe.code.usdt
+        semaphore = usdt.semaphore - usdt.address if usdt is not None and usdt.semaphore else 0
+        ways = plan(raw, word_size), copy_of(raw, word_size)
+        yield Site(number, probe.number, probe.offset, raw, *ways, point, semaphore=semaphore)
         return
     for leaving in probe.code.exits.exits:
         raw = leaving.raw

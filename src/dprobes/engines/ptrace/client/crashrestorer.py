@@ -11,8 +11,8 @@ import contextlib
 import os
 from typing import TYPE_CHECKING
 
-from dprobes.engines.ptrace.tracer.breakpoints import INT3
-from dprobes.engines.ptrace.wire import Kind, Placed, Removed, Watched, load_message
+from dprobes.engines.ptrace.tracer.breakpoints import INT3, SEMAPHORE_SIZE
+from dprobes.engines.ptrace.wire import Kind, Lowered, Placed, Raised, Removed, Watched, load_message
 
 if TYPE_CHECKING:
     from dprobes.engines.x86.debugregs import Watch
@@ -26,6 +26,7 @@ class CrashRestorer:
     def __init__(self) -> None:
         self._breakpoints: dict[int, dict[int, int]] = {}
         self._watches: dict[int, tuple[Watch, ...]] = {}
+        self._semaphores: dict[int, dict[int, set[int]]] = {}
 
     def note_all(self, frames: list[tuple[Kind, bytes]]) -> None:
         """Note what those of some frames say that are messages."""
@@ -40,6 +41,11 @@ class CrashRestorer:
                 self.placed(pid, breakpoints)
             case Removed(pid, addresses):
                 self.removed(pid, addresses)
+            case Raised(pid, semaphores):
+                self.raised(pid, semaphores)
+            case Lowered(pid, semaphores):
+                for semaphore in semaphores:
+                    self._semaphores.get(pid, {}).pop(semaphore, None)
             case Watched(pid, watches):
                 self.watched(pid, watches)
 
@@ -52,10 +58,17 @@ class CrashRestorer:
         if not addresses:
             self._breakpoints.pop(pid, None)
             self._watches.pop(pid, None)
+            self._semaphores.pop(pid, None)
             return
         known = self._breakpoints.get(pid, {})
         for address in addresses:
             known.pop(address, None)
+
+    def raised(self, pid: int, semaphores: tuple[tuple[int, int], ...]) -> None:
+        """Note semaphores that the tracer is about to raise, each with a breakpoint that is there as long as it is."""
+        known = self._semaphores.setdefault(pid, {})
+        for semaphore, breakpoint_ in semaphores:
+            known.setdefault(semaphore, set()).add(breakpoint_)
 
     def watched(self, pid: int, watches: tuple[Watch, ...]) -> None:
         """Note what the threads of a process are about to watch, instead of what they did."""
@@ -78,10 +91,12 @@ class CrashRestorer:
         restored = 0
         # Somebody who waited for the tracer may be noting what it said last.
         known, self._breakpoints = self._breakpoints, {}
+        semaphores, self._semaphores = self._semaphores, {}
         for pid, breakpoints in known.items():
             with contextlib.suppress(OSError):
                 memory = os.open(f"/proc/{pid}/mem", os.O_RDWR | os.O_CLOEXEC)
                 try:
+                    _lower(memory, semaphores.get(pid, {}))
                     for address, original in list(breakpoints.items()):
                         with contextlib.suppress(OSError):
                             if os.pread(memory, 1, address) == INT3:
@@ -89,3 +104,18 @@ class CrashRestorer:
                 finally:
                     os.close(memory)
         return restored
+
+
+def _lower(memory: int, semaphores: dict[int, set[int]]) -> None:
+    """
+    Lower the semaphores in a process's memory that are raised for a breakpoint that is still there.
+
+    A breakpoint is written before its semaphore is raised, and goes after that was lowered: between the two the tracer
+    was killed where a semaphore is 0.
+    """
+    for semaphore, breakpoints in semaphores.items():
+        with contextlib.suppress(OSError):
+            if any(os.pread(memory, 1, address) == INT3 for address in breakpoints):
+                value = int.from_bytes(os.pread(memory, SEMAPHORE_SIZE, semaphore), "little")
+                if value:
+                    os.pwrite(memory, (value - 1).to_bytes(SEMAPHORE_SIZE, "little"), semaphore)

@@ -13,7 +13,7 @@ from dataclasses import field
 from typing import TYPE_CHECKING, Literal
 
 from dprobes.engines.linux.procfs import process_field
-from dprobes.engines.ptrace.tracer.breakpoints import INT3
+from dprobes.engines.ptrace.tracer.breakpoints import INT3, SEMAPHORE_SIZE
 from dprobes.engines.ptrace.tracer.slots import Slots
 from dprobes.errors import system_error
 from dprobes.lazydataclass import dataclass
@@ -95,6 +95,10 @@ class AddressSpace:
     """What is known of its unwind tables; None before a stack is asked for, and when its mappings have changed."""
     told_mappings: tuple[Mapping, ...] = ()
     """What the client knows of its mappings of code, if it wants to."""
+    semaphores: dict[int, int] = field(default_factory=dict)
+    """The semaphores that are raised here, each with the address of a breakpoint that needs it."""
+    lowered: list[int] = field(default_factory=list)
+    """Those that were lowered again, of which the client is still to hear."""
     awaited: tuple[Breakpoint, ...] = ()
     """The breakpoints at return addresses that are not there only because the memory is shared with a vfork child."""
 
@@ -134,6 +138,7 @@ class AddressSpace:
             gadgets=self.gadgets,
             watchpoints=self.watchpoints,
             told_mappings=self.told_mappings,
+            semaphores=dict(self.semaphores),
         )
         space.renew()
         reader = PageReader(space.memory)
@@ -166,6 +171,7 @@ class AddressSpace:
             self.memory = -1
         self.breakpoints.clear()
         self.by_probe.clear()
+        self.semaphores.clear()
 
     def read(self, address: int, size: int) -> bytes:
         """Return up to ``size`` bytes at any address; raise OSError if there is no memory."""
@@ -197,8 +203,11 @@ class AddressSpace:
     def drop(self, probe: Probe) -> list[Breakpoint]:
         """Use no breakpoint for a probe any more; return those that were withdrawn, because nothing needs them."""
         mine = self.by_probe.pop(probe, ())
+        is_guarded = any(breakpoint_.semaphores for breakpoint_ in mine)
         for breakpoint_ in mine:
             breakpoint_.drop(probe)
+        if is_guarded:
+            self.lower_unneeded()
         gone = [breakpoint_ for breakpoint_ in mine if not breakpoint_.is_needed]
         for breakpoint_ in gone:
             self.withdraw(breakpoint_)
@@ -215,6 +224,7 @@ class AddressSpace:
             breakpoint_.drop_program(program)
             if not breakpoint_.is_needed:
                 gone.append(breakpoint_)
+        self.lower_unneeded()
         reader = PageReader(self.memory)
         for breakpoint_ in gone:
             self.withdraw(breakpoint_, reader)
@@ -228,6 +238,8 @@ class AddressSpace:
 
     def withdraw_all(self) -> None:
         """Withdraw every breakpoint."""
+        for address in list(self.semaphores):
+            self._lower(address)
         reader = PageReader(self.memory)
         for breakpoint_ in list(self.breakpoints.values()):
             self.withdraw(breakpoint_, reader)
@@ -239,6 +251,58 @@ class AddressSpace:
             rest = tuple(b for b in self.by_probe.pop(probe, ()) if b is not breakpoint_)
             if rest:
                 self.by_probe[probe] = rest
+
+    # Semaphores of USDT probes
+
+    def needed_semaphores(self) -> dict[int, list[int]]:
+        """Return the semaphores that breakpoints need to be raised, each with the addresses of these."""
+        needed: dict[int, list[int]] = {}
+        for breakpoint_ in self.breakpoints.values():
+            for semaphore in set(breakpoint_.semaphores.values()):
+                needed.setdefault(semaphore, []).append(breakpoint_.address)
+        return needed
+
+    def raise_semaphore(self, semaphore: int, breakpoint_: int) -> None:
+        """Add one to a semaphore that a breakpoint needs; raise OSError if there is no memory."""
+        self._add(semaphore, 1)
+        self.semaphores[semaphore] = breakpoint_
+
+    def lower_unneeded(self) -> None:
+        """Lower what no breakpoint needs any more; to be called before the last one that did is withdrawn."""
+        if not self.semaphores:
+            return
+        needed = self.needed_semaphores()
+        for semaphore in list(self.semaphores):
+            if semaphore in needed:
+                self.semaphores[semaphore] = needed[semaphore][0]
+            else:
+                self._lower(semaphore)
+
+    def forget_semaphores(self) -> None:
+        """Forget what no breakpoint needs any more, because what is there is no semaphore now."""
+        needed = self.needed_semaphores() if self.semaphores else {}
+        gone = [semaphore for semaphore in self.semaphores if semaphore not in needed]
+        for semaphore in gone:
+            del self.semaphores[semaphore]
+        self.lowered += gone
+
+    def take_lowered(self) -> tuple[int, ...]:
+        """Return what the client is to hear of."""
+        lowered, self.lowered = tuple(self.lowered), []
+        return lowered
+
+    def _lower(self, semaphore: int) -> None:
+        breakpoint_ = self.semaphores.pop(semaphore)
+        self.lowered.append(semaphore)
+        with contextlib.suppress(OSError):
+            # If the breakpoint is there, so is the file, and this is its semaphore.
+            if os.pread(self.memory, 1, breakpoint_) == INT3:
+                self._add(semaphore, -1)
+
+    def _add(self, semaphore: int, amount: int) -> None:
+        value = int.from_bytes(os.pread(self.memory, SEMAPHORE_SIZE, semaphore), "little") + amount
+        if 0 <= value < 1 << 8 * SEMAPHORE_SIZE:
+            os.pwrite(self.memory, value.to_bytes(SEMAPHORE_SIZE, "little"), semaphore)
 
     def restore_byte(self, address: int, original: int, reader: PageReader | None = None) -> None:
         """

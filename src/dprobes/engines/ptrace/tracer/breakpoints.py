@@ -14,10 +14,13 @@ if TYPE_CHECKING:
     from dprobes.engines.x86.debugregs import Watch
     from dprobes.vm import Point
 
-__all__ = ["INT3", "Breakpoint", "Watchpoint"]
+__all__ = ["INT3", "SEMAPHORE_SIZE", "Breakpoint", "Watchpoint"]
 
 INT3 = b"\xcc"
 """The breakpoint instruction."""
+
+SEMAPHORE_SIZE = 2
+"""Bytes of the semaphore of a USDT probe, an ``unsigned short``."""
 
 
 @dataclass(slots=True, eq=False)
@@ -37,6 +40,8 @@ class Breakpoint:
     exits: tuple[tuple[Probe, Site], ...] = ()
     waiting: set[Probe] = field(default_factory=set)
     own: dict[Role, frozenset[int]] = field(default_factory=dict)
+    semaphores: dict[Probe, int] = field(default_factory=dict)
+    """The addresses of those that probes need to be raised."""
 
     @property
     def is_needed(self) -> bool:
@@ -62,6 +67,8 @@ class Breakpoint:
         elif site.role is Role.PROBE:
             assert site.point is not None
             self.handlers = tuple(sorted((*self.handlers, (probe, site.point)), key=_rank))
+            if site.semaphore:
+                self.semaphores[probe] = self.address + site.semaphore
         else:
             self.exits = tuple(sorted((*self.exits, (probe, site)), key=_rank))
 
@@ -70,19 +77,28 @@ class Breakpoint:
         self.handlers = tuple(each for each in self.handlers if each[0] is not probe)
         self.exits = tuple(each for each in self.exits if each[0] is not probe)
         self.waiting.discard(probe)
+        self.semaphores.pop(probe, None)
 
     def drop_program(self, program: InsertedProgram) -> None:
         """Use the breakpoint no longer for anything of a program."""
         self.handlers = tuple(each for each in self.handlers if each[0].program is not program)
         self.exits = tuple(each for each in self.exits if each[0].program is not program)
         self.waiting = {probe for probe in self.waiting if probe.program is not program}
+        self.semaphores = {p: address for p, address in self.semaphores.items() if p.program is not program}
         left = {role: programs - {program.number} for role, programs in self.own.items()}
         self.own = {role: programs for role, programs in left.items() if programs}
 
     def copy(self) -> Breakpoint:
         """Return the same breakpoint for another address space."""
         return Breakpoint(
-            self.address, self.original, self.site, self.handlers, self.exits, set(self.waiting), dict(self.own)
+            self.address,
+            self.original,
+            self.site,
+            self.handlers,
+            self.exits,
+            set(self.waiting),
+            dict(self.own),
+            dict(self.semaphores),
         )
 
 

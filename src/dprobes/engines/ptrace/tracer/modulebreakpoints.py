@@ -18,7 +18,7 @@ from dprobes.engines.ptrace.tracer.addressspaces import PageReader
 from dprobes.engines.ptrace.tracer.breakpoints import INT3, Watchpoint
 from dprobes.engines.ptrace.tracer.placement import Placer, why_not
 from dprobes.engines.ptrace.tracer.programs import EVERYWHERE, FileSites
-from dprobes.engines.ptrace.wire import Mapped, ProbeStatus, Removed
+from dprobes.engines.ptrace.wire import Lowered, Mapped, ProbeStatus, Removed
 from dprobes.engines.x86.debugregs import Watch
 from dprobes.errors import TargetError
 from dprobes.target.processmaps import Mapping, executable_mappings, read_maps, run_time_address
@@ -188,6 +188,7 @@ class ModuleBreakpoints:
             self._tell_mappings(space, thread.pid, found)
         self._forget_unmapped(space, thread, found)
         space.renew()
+        self._placer.raise_semaphores(space, thread)
         programs = [program for program in self._programs if program.reach.covers(space.pids)]
         if EVERYWHERE not in space.files:
             space.files[EVERYWHERE] = ()
@@ -232,6 +233,9 @@ class ModuleBreakpoints:
             if (breakpoint_ := space.breakpoints.get(address)) is not None:
                 space.forget(breakpoint_)
             space.former.pop(address, None)
+        space.forget_semaphores()
+        if lowered := space.take_lowered():
+            self._connection.send(Lowered(thread.pid, lowered))
         if addresses:
             self._connection.send(Removed(thread.pid, tuple(addresses)))
 

@@ -14,7 +14,8 @@ from dprobes.engines.ptrace.sites import Role
 from dprobes.engines.ptrace.tracer.addressspaces import PageReader
 from dprobes.engines.ptrace.tracer.breakpoints import INT3, Breakpoint
 from dprobes.engines.ptrace.tracer.slots import Placement
-from dprobes.engines.ptrace.wire import Placed, ProbeStatus
+from dprobes.engines.ptrace.tracer.threadcontext import is_mapped_writable
+from dprobes.engines.ptrace.wire import Placed, ProbeStatus, Raised
 from dprobes.engines.x86.emulation import is_emulated
 from dprobes.errors import reason_of
 from dprobes.resolve.probestate import ProbeState
@@ -64,6 +65,25 @@ class Placer:
         ]
         if inherited:
             _restore_inherited(space, places)
+        self._place(space, thread, program, places)
+        if any(site.semaphore for site in sites):
+            self.raise_semaphores(space, thread)
+
+    def raise_semaphores(self, space: AddressSpace, thread: Thread) -> None:
+        """Raise the semaphores that breakpoints need, as far as they are in memory already."""
+        needed = {s: places for s, places in space.needed_semaphores().items() if s not in space.semaphores}
+        ready = {s: places for s, places in needed.items() if is_mapped_writable(thread, s)}
+        if ready:
+            pairs = tuple((semaphore, place) for semaphore, places in ready.items() for place in places)
+            for pid in space.pids or (thread.pid,):
+                self._connection.send(Raised(pid, pairs))
+        for semaphore, (first, *_) in ready.items():
+            with contextlib.suppress(OSError):
+                space.raise_semaphore(semaphore, first)
+
+    def _place(
+        self, space: AddressSpace, thread: Thread, program: InsertedProgram, places: list[tuple[Site, int, str]]
+    ) -> None:
         uses = self._verified(space, thread, program, places)
         new: dict[int, Breakpoint] = {}
         shared: dict[int, Breakpoint] = {}
@@ -201,4 +221,6 @@ def _restore_inherited(space: AddressSpace, places: list[tuple[Site, int, str]])
         with contextlib.suppress(OSError):
             if address not in space.breakpoints and reader.read(address, 1) == INT3:
                 space.former[address] = site.original[0]
+                if site.semaphore:
+                    space.semaphores[address + site.semaphore] = address  # it was copied as well
                 space.restore_byte(address, site.original[0], reader)

@@ -19,8 +19,9 @@ from dprobes.engines.linux.procfs import children_of, process_field, thread_stat
 from dprobes.engines.linux.stops import Event, StopKind, classify_stop
 from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace, PageReader
 from dprobes.engines.ptrace.tracer.breakpoints import Breakpoint
+from dprobes.engines.ptrace.tracer.removal import tell_lowered
 from dprobes.engines.ptrace.tracer.state import Thread, ThreadState
-from dprobes.engines.ptrace.wire import Forked, Placed, Removed, Watched
+from dprobes.engines.ptrace.wire import Forked, Placed, Raised, Removed, Watched
 from dprobes.engines.x86.debugregs import CONTROL
 from dprobes.errors import system_error
 
@@ -98,6 +99,8 @@ class ProcessTree:
         placed = [(b.address, b.original) for b in space.breakpoints.values()] + space.slots.traps()
         if placed:
             self._connection.send(Placed(pid, tuple(placed)))
+        if space.semaphores:
+            self._connection.send(Raised(pid, tuple(space.semaphores.items())))
         return space
 
     def _enter_newborn(self, tid: int, pid: int, space: AddressSpace, status: int | None) -> None:
@@ -147,6 +150,7 @@ class ProcessTree:
         space.withdraw_all()
         space.files.clear()
         space.shared_with.add(pid)
+        tell_lowered(self._connection, space)
         for user in space.pids if addresses else ():
             self._connection.send(Removed(user, addresses))
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from dprobes.engines.ptrace.tracer.injection import MADVISE, MUNMAP, InjectionError, injecting, may_inject
 from dprobes.engines.ptrace.tracer.slots import Slots
 from dprobes.engines.ptrace.tracer.state import ThreadGoneError
-from dprobes.engines.ptrace.wire import ProbeStatus, Removed
+from dprobes.engines.ptrace.wire import Lowered, ProbeStatus, Removed
 from dprobes.resolve.probestate import ProbeState
 from dprobes.target.processmaps import PAGE_SIZE
 
@@ -24,13 +24,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
+    from dprobes.engines.ptrace.tracer.connection import Connection
     from dprobes.engines.ptrace.tracer.injection import Call
     from dprobes.engines.ptrace.tracer.programs import InsertedProgram, Probe
     from dprobes.engines.ptrace.tracer.state import Thread, TracerState
     from dprobes.engines.ptrace.tracer.stopper import Stopper
     from dprobes.engines.ptrace.tracer.watchpoints import Watchpoints
 
-__all__ = ["Remover", "give_back_all", "give_back_pages"]
+__all__ = ["Remover", "give_back_all", "give_back_pages", "tell_lowered"]
 
 
 class Remover:
@@ -53,6 +54,7 @@ class Remover:
         emptied = []
         for space in self._threads.spaces():
             addresses = [b.address for b in space.drop(probe)]
+            tell_lowered(self._connection, space)
             if addresses:
                 emptied.append((space, addresses))
                 for pid in space.pids:
@@ -69,6 +71,7 @@ class Remover:
         for space in self._threads.spaces():
             self._watchpoints.withdraw_program(space, program)
             addresses = [b.address for b in space.drop_program(program)] if space.is_open else []
+            tell_lowered(self._connection, space)
             if addresses:
                 emptied[space] = addresses
                 for pid in space.pids:
@@ -108,6 +111,13 @@ class Remover:
         for thread in held:
             with contextlib.suppress(ProcessLookupError):
                 self._stopper.release(thread)
+
+
+def tell_lowered(connection: Connection, space: AddressSpace) -> None:
+    """Tell the client which semaphores in an address space are not raised any more."""
+    if lowered := space.take_lowered():
+        for pid in space.pids:
+            connection.send(Lowered(pid, lowered))
 
 
 _DONTNEED = 4

@@ -19,6 +19,7 @@ from dprobes.engines.ptrace.sites import Role
 from dprobes.engines.ptrace.tracer.hitcounter import has_hit_of
 from dprobes.engines.ptrace.tracer.insertions import prepared
 from dprobes.engines.ptrace.tracer.placement import note_placement
+from dprobes.engines.ptrace.tracer.removal import tell_lowered
 from dprobes.engines.ptrace.tracer.state import ThreadState
 from dprobes.engines.ptrace.wire import InPlace, NotInserted, ProbeStatus, Removed, Replaced
 from dprobes.errors import EngineError
@@ -162,8 +163,10 @@ class Replacer:
                 breakpoint_.add(program, site, owner)
             if not breakpoint_.is_needed:
                 gone.append(breakpoint_)
+        space.lower_unneeded()
         for breakpoint_ in gone:
             space.withdraw(breakpoint_)
+        tell_lowered(self._connection, space)
         for pid in space.pids if gone else ():
             self._connection.send(Removed(pid, tuple(b.address for b in gone)))
         active: set[Probe] = set()

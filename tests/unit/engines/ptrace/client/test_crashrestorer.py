@@ -9,6 +9,7 @@ import subprocess
 import pytest
 
 from dprobes.engines.ptrace.client.crashrestorer import CrashRestorer
+from dprobes.engines.ptrace.wire import Lowered, Placed, Raised, Removed
 
 
 @pytest.fixture
@@ -51,3 +52,27 @@ def test_processes_and_memory_that_are_gone_disturb_nobody(code: ctypes.Array[ct
     restorer.placed(os.getpid(), ((0x10, 0x55), (start, 0x55)))
     assert restorer.restore() == 1
     assert code.raw == b"\x55\x90\xcc"
+
+
+def test_a_semaphore_is_lowered_once_if_one_of_its_breakpoints_is_still_there() -> None:
+    memory = ctypes.create_string_buffer(b"\xcc\x90\xcc\0" + b"\x02\0" + b"\x05\0" + b"\0\0" + b"\xff\xff", 12)
+    start = ctypes.addressof(memory)
+    restorer = CrashRestorer()
+    restorer.note(Placed(os.getpid(), ((start, 0x55), (start + 2, 0x55))))
+    restorer.note(Raised(os.getpid(), ((start + 4, start), (start + 4, start + 2), (start + 6, start + 1))))
+    restorer.note(Raised(os.getpid(), ((start + 8, start), (start + 10, start))))
+    restorer.note(Lowered(os.getpid(), (start + 10,)))
+    assert restorer.restore() == 2
+    # Raised twice and lowered once; no breakpoint is there; killed before it was raised; lowered already.
+    assert memory.raw == b"\x55\x90\x55\0" + b"\x01\0" + b"\x05\0" + b"\0\0" + b"\xff\xff"
+
+
+def test_a_process_that_is_gone_takes_its_semaphores_along() -> None:
+    memory = ctypes.create_string_buffer(b"\xcc\0\x01\0", 4)
+    start = ctypes.addressof(memory)
+    restorer = CrashRestorer()
+    restorer.note(Raised(os.getpid(), ((start + 2, start),)))
+    restorer.note(Removed(os.getpid()))
+    restorer.note(Placed(os.getpid(), ((start, 0x55),)))
+    assert restorer.restore() == 1
+    assert memory.raw == b"\x55\0\x01\0"

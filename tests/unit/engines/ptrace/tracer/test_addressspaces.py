@@ -1,16 +1,24 @@
-"""Many places in a process's memory, read page by page."""
+"""Many places in a process's memory, read page by page, and semaphores in it."""
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import pytest
 
-from dprobes.engines.ptrace.tracer.addressspaces import PageReader
+from dprobes.engines.ptrace.sites import Site
+from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace, PageReader
+from dprobes.engines.ptrace.tracer.breakpoints import Breakpoint
+from dprobes.rpn.point import Point
 from dprobes.target.processmaps import PAGE_SIZE
+from ptrace_programs import inserted_program, probe_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
+
+    from dprobes.engines.ptrace.tracer.programs import Probe
 
 SIZE = 2 * PAGE_SIZE
 
@@ -24,3 +32,84 @@ def test_a_place_may_end_in_another_page_than_it_begins(tmp_path: Path, address:
     (tmp_path / "memory").write_bytes(data)
     with (tmp_path / "memory").open("rb") as memory:
         assert PageReader(memory.fileno()).read(address, size) == data[address : address + size]
+
+
+# Semaphores of USDT probes, in a file that stands for memory: breakpoints at 0 and 16, semaphores at 32 and 34.
+
+FIRST, SECOND, SEMAPHORE, OTHER = 0, 16, 32, 34
+
+
+@pytest.fixture
+def space(tmp_path: Path) -> Iterator[AddressSpace]:
+    (tmp_path / "memory").write_bytes(bytes([0x90]) * 32 + bytes(8))
+    space = AddressSpace(os.open(tmp_path / "memory", os.O_RDWR), 8, has_shadow_stack=False)
+    yield space
+    space.close()
+
+
+def placed(space: AddressSpace, address: int, semaphore: int, *probes: Probe) -> None:
+    breakpoint_ = Breakpoint(address, 0x90, Site(0, 0, address, b"\x90", (0, 1)))
+    for probe in probes:
+        site = Site(0, 0, address, b"\x90", (0, 1), point=Point(), semaphore=semaphore - address if semaphore else 0)
+        breakpoint_.add(probe.program, site, probe)
+    space.place(breakpoint_)
+
+
+def values(space: AddressSpace) -> tuple[int, int]:
+    data = os.pread(space.memory, 4, SEMAPHORE)
+    return int.from_bytes(data[:2], "little"), int.from_bytes(data[2:], "little")
+
+
+def test_a_semaphore_is_raised_as_long_as_a_breakpoint_needs_it(space: AddressSpace) -> None:
+    program = inserted_program()
+    first, second, plain = probe_of(program, 1), probe_of(program, 2), probe_of(program, 3)
+    placed(space, FIRST, SEMAPHORE, first)
+    space.breakpoints[FIRST].add(program, Site(3, 0, FIRST, b"\x90", (0, 1), point=Point()), plain)
+    placed(space, SECOND, SEMAPHORE, second)
+    assert space.needed_semaphores() == {SEMAPHORE: [FIRST, SECOND]}
+    space.raise_semaphore(SEMAPHORE, FIRST)
+    assert values(space) == (1, 0)
+    assert space.drop(first) == []  # the breakpoint stays for the other probe
+    assert (values(space), space.take_lowered()) == ((1, 0), ())
+    assert [breakpoint_.address for breakpoint_ in space.drop(second)] == [SECOND]
+    assert (values(space), space.take_lowered(), space.take_lowered()) == ((0, 0), (SEMAPHORE,), ())
+    space.drop(plain)
+    assert values(space) == (0, 0)
+
+
+def test_all_ways_to_withdraw_lower_what_was_raised(space: AddressSpace) -> None:
+    ours, theirs = inserted_program(0), inserted_program(1)
+    placed(space, FIRST, SEMAPHORE, probe_of(ours))
+    placed(space, SECOND, OTHER, probe_of(theirs))
+    space.raise_semaphore(SEMAPHORE, FIRST)
+    space.raise_semaphore(OTHER, SECOND)
+    space.drop_program(ours)
+    assert values(space) == (0, 1)
+    space.withdraw_all()
+    assert values(space) == (0, 0)
+    assert space.take_lowered() == (SEMAPHORE, OTHER)
+
+
+def test_where_the_file_is_gone_nothing_is_lowered(space: AddressSpace) -> None:
+    probe = probe_of(inserted_program())
+    placed(space, FIRST, SEMAPHORE, probe)
+    space.raise_semaphore(SEMAPHORE, FIRST)
+    os.pwrite(space.memory, b"\x55", FIRST)  # something else is mapped there
+    space.drop(probe)
+    assert values(space) == (1, 0)
+    placed(space, FIRST, SEMAPHORE, other := probe_of(inserted_program()))
+    space.raise_semaphore(SEMAPHORE, FIRST)
+    space.forget(space.breakpoints[FIRST])
+    space.forget_semaphores()
+    assert (values(space), space.semaphores) == ((2, 0), {})
+    space.drop(other)
+    assert values(space) == (2, 0)
+
+
+def test_a_semaphore_that_somebody_has_lowered_to_nothing_is_left_alone(space: AddressSpace) -> None:
+    probe = probe_of(inserted_program())
+    placed(space, FIRST, SEMAPHORE, probe)
+    space.raise_semaphore(SEMAPHORE, FIRST)
+    os.pwrite(space.memory, bytes(2), SEMAPHORE)
+    space.drop(probe)
+    assert values(space) == (0, 0)

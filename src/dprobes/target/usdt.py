@@ -1,0 +1,160 @@
+r"""
+USDT probes: the places that a program's author has marked in its code with <sys/sdt.h>, from the notes of its file.
+
+A note of the type 3 and the owner ``stapsdt`` in the section ``.note.stapsdt`` describes one place (SystemTap's wiki
+page "UserSpaceProbeImplementation"):
+
+::
+
+    word  the address of the place, a nop
+    word  the address of the section .stapsdt.base when the file was linked
+    word  the address of the probe's semaphore, 0 if it has none: 16 bits that count who wants the probe
+    provider \0 name \0 arguments \0
+
+A tool that moves a file's sections later (prelink) changes the address of ``.stapsdt.base`` in its header, and not the
+notes: the difference is to be added to the addresses. The semaphore is in a section of its own, ``.probes``.
+"""
+
+from __future__ import annotations
+
+import struct
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from dprobes.arch import ARCHITECTURE_NAMES, architecture
+from dprobes.arch.arguments import parse_arguments
+from dprobes.globs import compile_glob, is_pattern
+from dprobes.lazydataclass import dataclass
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from dprobes.arch.arguments import Argument
+    from dprobes.target.elf.file import ElfFile
+
+__all__ = ["UsdtSite", "is_semaphore", "matching_sites", "near_probes", "usdt_sites"]
+
+_SECTION, _BASE_SECTION = ".note.stapsdt", ".stapsdt.base"
+_OWNER, _TYPE = b"stapsdt\0", 3
+_HEADER = 12
+"""Bytes of a note before its owner: three words of 32 bits, the sizes of owner and description, and the type."""
+
+_PF_W = 2
+"""The flag of segments that programs may write."""
+
+_SITES_MAX = 1 << 16
+"""Notes that are read of a file: the largest programs have some thousands."""
+
+_NAME_MAX = 256
+"""Characters of a provider or a name."""
+
+_NEAR = 3
+
+
+@dataclass(frozen=True, slots=True)
+class UsdtSite:
+    """
+    Hold one place of a USDT probe.
+
+    ``address`` is its link address, ``offset`` its file offset, None if the file has no code there. ``semaphore`` is
+    the link address of the probe's semaphore, 0 without one, and ``counter`` the file offset of that, 0 if it is not in
+    the file. ``described`` is what the note says of the arguments.
+    """
+
+    provider: str
+    name: str
+    address: int
+    offset: int | None
+    semaphore: int
+    counter: int
+    arguments: tuple[Argument, ...]
+    described: str
+
+    @property
+    def probe(self) -> str:
+        """Provider and name, as after ``usdt:``."""
+        return f"{self.provider}:{self.name}"
+
+
+def usdt_sites(elf: ElfFile) -> tuple[UsdtSite, ...]:
+    """Return the places of the USDT probes of a file in the order of its notes; of a malformed note nothing follows."""
+    return _sites_of(elf)
+
+
+@lru_cache(maxsize=8)
+def _sites_of(elf: ElfFile) -> tuple[UsdtSite, ...]:
+    if elf.machine not in ARCHITECTURE_NAMES:
+        return ()
+    base = next((section.address for section in elf.sections if section.name == _BASE_SECTION), None)
+    found: list[UsdtSite] = []
+    for section in elf.sections:
+        if section.name == _SECTION and section.in_file:
+            data = elf.bytes_at(section.offset, section.size, f"the section {_SECTION}")
+            found += _sites_in(elf, data, base)
+    return tuple(found[:_SITES_MAX])
+
+
+def _sites_in(elf: ElfFile, data: bytes, base: int | None) -> Iterator[UsdtSite]:
+    words = struct.Struct(f"{elf.struct_prefix}3{'Q' if elf.word_size == 8 else 'I'}")
+    header = struct.Struct(f"{elf.struct_prefix}3I")
+    place, count = 0, 0
+    while place + _HEADER <= len(data) and count < _SITES_MAX:
+        owner_size, size, kind = header.unpack_from(data, place)
+        start = place + _HEADER + _aligned(owner_size)
+        end = start + size
+        if end > len(data):
+            return
+        owner = data[place + _HEADER : place + _HEADER + owner_size]
+        place, count = start + _aligned(size), count + 1
+        if kind != _TYPE or owner != _OWNER or size < words.size:
+            continue
+        address, linked_base, semaphore = words.unpack_from(data, start)
+        strings = data[start + words.size : end].split(b"\0")
+        if len(strings) >= 3 and all(strings[:2]) and max(map(len, strings[:2])) <= _NAME_MAX:
+            moved = base - linked_base if base is not None and linked_base else 0
+            yield _site(elf, address + moved, semaphore + moved if semaphore else 0, strings)
+
+
+def is_semaphore(elf: ElfFile, address: int) -> bool:
+    """Return whether a file has memory at a link address that can be counted in: engines write there."""
+    return any(s.flags & _PF_W and 0 <= address - s.vaddr < s.memsz - 1 for s in elf.load_segments)
+
+
+def _aligned(size: int) -> int:
+    return size + 3 & -4
+
+
+def _site(elf: ElfFile, address: int, semaphore: int, strings: Sequence[bytes]) -> UsdtSite:
+    provider, name, described = (text.decode("utf-8", "surrogateescape") for text in strings[:3])
+    offset = elf.file_offset(address)
+    semaphore = semaphore if is_semaphore(elf, semaphore) else 0
+    return UsdtSite(
+        provider,
+        name,
+        address,
+        offset if offset is not None and elf.is_executable_offset(offset) else None,
+        semaphore,
+        (elf.file_offset(semaphore) or 0) if semaphore else 0,
+        parse_arguments(described, architecture(elf.machine)),
+        described,
+    )
+
+
+def matching_sites(elf: ElfFile, provider: str, name: str) -> list[UsdtSite]:
+    """Return the sites whose provider and name are these, or match them as shell patterns."""
+    providers, names = (compile_glob(text).match if is_pattern(text) else text.__eq__ for text in (provider, name))
+    return [site for site in usdt_sites(elf) if providers(site.provider) and names(site.name)]
+
+
+def near_probes(elf: ElfFile, provider: str, name: str) -> list[str]:
+    """Return up to three probes (``PROVIDER:NAME``) of a file that may be meant, the nearest first."""
+    from difflib import get_close_matches
+
+    probes = list(dict.fromkeys(site.probe for site in usdt_sites(elf)))
+    plain = name.replace("-", "__").lower()
+    names = {probe: probe.partition(":")[2] for probe in probes}
+    same = [probe for probe in probes if names[probe].lower() in (plain, name.lower())]
+    near = get_close_matches(plain, names.values(), n=_NEAR, cutoff=0.7)
+    likely = [probe for each in near for probe in probes if names[probe] == each]
+    likely.sort(key=lambda probe: probe.partition(":")[0] != provider)
+    return list(dict.fromkeys([*same, *likely]))[:_NEAR]

@@ -1,0 +1,112 @@
+"""Arguments of USDT probes: handlers get what the program prints, whatever the compiler has made of them."""
+
+from __future__ import annotations
+
+import re
+import struct
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+
+from integration.support import symbols_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from integration.support import Result, Runner
+
+ARGUMENTS = """name = usdt
+offset = usdt:demo:widths
+minor = 1
+{pushes}
+push 16
+push usdt, 8
+log str
+log 10
+exit
+offset = usdt:demo:many
+minor = 2
+push usdt, 2
+push usdt, 1
+log 2
+exit
+offset = usdt:demo:twelve
+minor = 3
+{twelve}
+log 12
+exit
+offset = usdt:demo:number
+minor = 4
+push usdt, 2
+push usdt, 1
+log 2
+exit
+""".format(
+    pushes="\n".join(f"push usdt, {n}" for n in range(10, 0, -1)),
+    twelve="\n".join(f"push usdt, {n}" for n in range(12, 0, -1)),
+)
+
+
+def signed(value: int, bits: int) -> int:
+    return value - (1 << bits) if value >> (bits - 1) else value
+
+
+BUILDS = {
+    "O0": ("-O0",),
+    "O2": ("-O2",),
+    "plain": ("-O2", "-DPLAIN"),
+    "fixed address": ("-O2", "-fno-pie", "-no-pie"),
+}
+
+
+@pytest.mark.parametrize("flags", BUILDS.values(), ids=BUILDS)
+def test_arguments_are_what_the_program_prints(
+    usdt: Callable[..., Path], run: Runner, engine: list[str], flags: tuple[str, ...]
+) -> None:
+    _compare(run(ARGUMENTS, ["--", str(usdt(*flags)), "9"], engine), 8)
+
+
+@pytest.mark.parametrize("flags", [("-O0",), ("-O2",)], ids=["O0", "O2"])
+def test_arguments_of_i386_programs_are_what_they_print(
+    usdt: Callable[..., Path], run: Runner, engine: list[str], flags: tuple[str, ...]
+) -> None:
+    _compare(run(ARGUMENTS, ["--", str(usdt(*flags, i386=True)), "9"], engine), 4)
+
+
+def _compare(result: Result, word: int) -> None:
+    assert result.status == 0, result.stderr
+    widths = re.findall(r"^widths (.*)$", result.stdout, re.MULTILINE)
+    many = re.findall(r"^many (.*)$", result.stdout, re.MULTILINE)
+    assert len(widths) == len(many) == 9
+    bits = 8 * word
+    records = [bytes.fromhex(r["data"]) for r in result.records if r["minor"] == 1]
+    assert len(records) == 9
+    for line, data in zip(widths, records, strict=True):
+        *before, text, last, shared = line.split()
+        length = int.from_bytes(data[1:3], "little")
+        assert data[3 : 3 + length].decode() == text
+        words = [signed(n, bits) for n in struct.unpack(f"<10{'Q' if word == 8 else 'I'}", data[3 + length :])]
+        printed = [int(number) for number in before]
+        assert words[:7] == [signed(n & (1 << bits) - 1, bits) for n in printed]
+        assert words[8:] == [int(last), int(shared)]
+    assert [[signed(n, bits) for n in pair] for pair in result.words(2, word)] == [
+        [int(number) for number in line.split()] for line in many
+    ]
+    assert result.words(3, word) == [list(range(n, n + 12)) for n in range(9)]
+    for n, (double, single) in enumerate(result.words(4, word)):
+        # The bits of a floating-point number; of a double the lower word, where a word has 4 bytes.
+        bytes_ = struct.pack("<d", n + 0.25)
+        assert double == int.from_bytes(bytes_[:word], "little")
+        assert single == int.from_bytes(struct.pack("<f", n + 0.25), "little")
+
+
+def test_sites_of_one_probe_are_counted_apart(usdt: Callable[..., Path], run: Runner, engine: list[str]) -> None:
+    program = usdt("-O2")
+    result = run('name = usdt\noffset = "usdt:d?mo:ma*"\nminor = 1\nexit\n', ["--", str(program), "9"], engine)
+    rows = re.findall(r"^0,1 +usdt:demo:many at many\+(0x[0-9a-f]+) +3 +3 ", result.stderr, re.MULTILINE)
+    notes = subprocess.run(["readelf", "-nW", str(program)], check=True, capture_output=True, text=True).stdout
+    start = symbols_of(program)["many"]
+    sites = re.findall(r"Name: many\n +Location: (0x[0-9a-f]+)", notes)
+    assert sorted(int(row, 16) for row in rows) == sorted(int(site, 16) - start for site in sites)
