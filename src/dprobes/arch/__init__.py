@@ -16,6 +16,7 @@ __all__ = [
     "Register",
     "RegisterClass",
     "architecture",
+    "go_architecture",
     "host_architecture",
 ]
 
@@ -39,6 +40,13 @@ def architecture(name: str) -> Architecture:
 
             return ppc.PPC64 if name == "ppc64" else ppc.PPC
     raise KeyError(name)
+
+
+def go_architecture() -> Architecture:
+    """Return x86-64 with the arguments of Go's functions."""
+    from dprobes.arch import x86
+
+    return x86.X86_64_GO
 
 
 def host_architecture() -> Architecture:

@@ -77,6 +77,8 @@ class Architecture:
     registers: tuple[Register, ...]
     aliases: Mapping[str, str] = field(repr=False)
     unprobeable: Mapping[int, str] = field(repr=False)
+    convention: str = "C"
+    """The language whose functions have their arguments in the registers of those names."""
 
     @property
     def word_bits(self) -> int:

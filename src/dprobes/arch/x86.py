@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from dprobes.arch.processor import Architecture, Direction, Register, parse_register_table
 
-__all__ = ["I386", "WATCHPOINTS", "WATCHPOINT_LENGTHS", "X86_64"]
+__all__ = ["I386", "WATCHPOINTS", "WATCHPOINT_LENGTHS", "X86_64", "X86_64_GO"]
 
 WATCHPOINTS = 4
 """How many watchpoints there are registers for (DR0 to DR3)."""
@@ -111,6 +111,9 @@ _X86_64_PORTABLE = {
 
 _READ_ONLY = frozenset({Direction.PUSH_USER, Direction.PUSH_CURRENT})
 
+# Go's ABIInternal on amd64 (cmd/compile/abi-internal.md): the integer arguments, and results, in this order.
+_GO_ARGUMENTS = ("eax", "ebx", "ecx", "edi", "esi", "r8", "r9", "r10", "r11")
+
 # System V i386 ABI, section 2.2.3: at a function's entry the arguments lie above the return address.
 _I386_ARGUMENTS = tuple(Register(f"arg{n}", 0x100 + n, 32, _READ_ONLY, memory_offset=4 * (n + 1)) for n in range(6))
 
@@ -136,3 +139,10 @@ X86_64 = Architecture(
     aliases=_X86_64_NAMES | _X86_64_PORTABLE,
     unprobeable=_UNPROBEABLE,
 )
+
+X86_64_GO = replace(
+    X86_64,
+    aliases=_X86_64_NAMES | _X86_64_PORTABLE | {f"arg{n}": register for n, register in enumerate(_GO_ARGUMENTS)},
+    convention="Go",
+)
+"""The same processor as functions of Go see it: their arguments are in other registers, and there are more of them."""

@@ -25,6 +25,7 @@ from dprobes.target.location import NOT_EXPECTED
 
 if TYPE_CHECKING:
     from dprobes.diagnostics import Diagnostics
+    from dprobes.resolve.goconventions import GoConventions
     from dprobes.rpn.program import ProbeDefinition, Program
     from dprobes.source import Span
     from dprobes.target.location import Module
@@ -38,7 +39,7 @@ _TAKEN = "it is the place of another probe definition"
 
 
 def resolve_breakpoints(
-    program: Program, module: Module, diagnostics: Diagnostics
+    program: Program, module: Module, diagnostics: Diagnostics, conventions: GoConventions
 ) -> tuple[list[Probepoint], list[LeftOutProbe]]:
     """Return the breakpoints and returns of a program, and what patterns match that can be neither."""
     frames = CallFrames(module.elf)
@@ -61,7 +62,7 @@ def resolve_breakpoints(
                 left_out += others
     for number, definition in enumerate(program.definitions):
         if isinstance(definition.location, Glob):
-            found = _Matches(number, definition, definition.location.pattern, module, frames)
+            found = _Matches(number, definition, definition.location.pattern, module, frames, conventions)
             found.add_to(places, left_out)
             found.check(diagnostics)
     return sorted(places.values(), key=lambda probe: probe.number), left_out
@@ -102,8 +103,15 @@ class _Matches:
     """Find the probepoints of a definition whose place is a pattern."""
 
     def __init__(
-        self, number: int, definition: ProbeDefinition, pattern: str, module: Module, frames: CallFrames
+        self,
+        number: int,
+        definition: ProbeDefinition,
+        pattern: str,
+        module: Module,
+        frames: CallFrames,
+        conventions: GoConventions,
     ) -> None:
+        self._conventions = conventions
         self._frames = frames
         self._number = number
         self._definition = definition
@@ -123,7 +131,7 @@ class _Matches:
             key = (function.offset, self._definition.at_return)
             difference = self._module.difference_at(function.offset) or ""
             is_other = bool(difference) and difference != NOT_EXPECTED
-            reason = _TAKEN if key in places else None if is_other else self._reason_against(instruction)
+            reason = _TAKEN if key in places else None if is_other else self._reason_against(instruction, function.name)
             exits = NO_EXITS
             if reason is None and not is_other and self._definition.at_return:
                 try:
@@ -170,13 +178,13 @@ class _Matches:
         hint = "the file is stripped: give its symbols with --sym FILE, or install its debug file"
         diagnostics.error(span, f"{quoted} matches no function of '{self._path}'", hint=hint if incomplete else None)
 
-    def _reason_against(self, instruction: DecodedInstruction) -> str | None:
+    def _reason_against(self, instruction: DecodedInstruction, name: str) -> str | None:
         if not self._definition.at_return and (reason := unprobeable(instruction)) is not None:
             return f"its first instruction is '{instruction.text}': {reason}"
         expected = self._definition.opcode
         if expected is not None and expected != instruction.opcode_byte:
             return f"its opcode is not {expected:#04x}"
-        return None
+        return self._conventions.reason_against(self._definition, name)
 
 
 class _Resolver:

@@ -227,6 +227,8 @@ class ResolvedModule:
     symbols: tuple[tuple[str, int], ...]
     left_out: tuple[LeftOutProbe, ...] = ()
     warnings: tuple[Diagnostic, ...] = ()
+    of_c: frozenset[int] = frozenset()
+    """In a Go module the definitions that probe a function of C, and see its arguments."""
 
     @property
     def per_cpu(self) -> tuple[int, frozenset[int]]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dprobes.arch import ARCHITECTURE_NAMES, Architecture, architecture
+from dprobes.arch import ARCHITECTURE_NAMES, Architecture, architecture, go_architecture
 from dprobes.diagnostics import Severity
 from dprobes.errors import TargetError
 from dprobes.resolve.breakpoints import resolve_breakpoints
+from dprobes.resolve.goconventions import GoConventions
 from dprobes.resolve.probepoints import ResolvedModule
 from dprobes.resolve.pushedsymbols import pushed_symbols
 from dprobes.resolve.samplers import resolve_samplers
@@ -17,20 +18,28 @@ from dprobes.resolve.watchpoints import resolve_watchpoints
 from dprobes.rpn.checker import check
 from dprobes.rpn.encoder import encode
 from dprobes.rpn.program import calls_extensions
+from dprobes.target.gobinary import passes_in_registers
 
 if TYPE_CHECKING:
     from dprobes.diagnostics import Diagnostics
     from dprobes.resolve.probepoints import Probepoint
+    from dprobes.rpn.encoder import CodeImage
     from dprobes.rpn.program import Program
     from dprobes.target.elf.file import ElfFile
     from dprobes.target.location import Module
 
-__all__ = ["architecture_of", "check_with_extensions", "resolve", "resolve_everywhere"]
+__all__ = ["architecture_of", "check_with_extensions", "encode_for", "resolve", "resolve_everywhere"]
 
 
 def architecture_of(elf: ElfFile) -> Architecture:
-    """Return the architecture of a module's file; raise ``TargetError`` if we know nothing of it."""
+    """
+    Return the architecture of a module's file, in which Go has its own arguments.
+
+    Raise ``TargetError`` if we know nothing of the processor.
+    """
     machine = elf.machine
+    if passes_in_registers(elf):
+        return go_architecture()
     if machine not in ARCHITECTURE_NAMES:
         raise TargetError(
             f"'{elf.path}' is for the processor '{machine}'", hint="known are " + ", ".join(ARCHITECTURE_NAMES)
@@ -52,7 +61,9 @@ def resolve(program: Program, module: Module, diagnostics: Diagnostics, *, allow
     arch = architecture_of(module.elf)
     check_with_extensions(program, arch, diagnostics, allow_write=allow_write)
     checked = len(diagnostics)
-    in_code, left_out = resolve_breakpoints(program, module, diagnostics)
+    conventions = GoConventions(program, is_go=arch.convention == "Go")
+    in_code, left_out = resolve_breakpoints(program, module, diagnostics, conventions)
+    of_c = conventions.definitions_of_c(module, in_code, diagnostics)
     watchpoints = resolve_watchpoints(program, module, diagnostics)
     samplers = resolve_samplers(program, str(module.path))
     symbols = pushed_symbols(program, module, diagnostics)
@@ -61,7 +72,13 @@ def resolve(program: Program, module: Module, diagnostics: Diagnostics, *, allow
     symbols += tuple((n, a) for n, a in argument_symbols(program, module, in_code).items() if n not in known)
     warnings = tuple(d for d in diagnostics.since(checked) if d.severity is Severity.WARNING)
     probepoints = (*in_code, *watchpoints, *samplers)
-    return ResolvedModule(module, arch, encode(program, arch), probepoints, symbols, tuple(left_out), warnings)
+    image = encode_for(program, arch, of_c)
+    return ResolvedModule(module, arch, image, probepoints, symbols, tuple(left_out), warnings, of_c)
+
+
+def encode_for(program: Program, arch: Architecture, of_c: frozenset[int]) -> CodeImage:
+    """Return a program's code, in which the handlers of some definitions name the registers of C."""
+    return encode(program, arch, dict.fromkeys(of_c, architecture(arch.name)))
 
 
 def resolve_everywhere(program: Program, arch: Architecture, diagnostics: Diagnostics) -> tuple[Probepoint, ...]:

@@ -23,6 +23,8 @@ from dprobes.rpn.isa import Flow, OperandKind, Row
 from dprobes.rpn.program import Code, Expression, Instruction
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from dprobes.arch import Architecture
     from dprobes.rpn.program import Program
     from dprobes.rpn.tables import Table
@@ -60,13 +62,17 @@ class CodeImage:
     tables: tuple[Table, ...] = ()
 
 
-def encode(program: Program, architecture: Architecture) -> CodeImage:
+def encode(
+    program: Program, architecture: Architecture, handlers: Mapping[int, Architecture] | None = None
+) -> CodeImage:
     """
     Return the encoded form of a checked program for a processor.
 
+    ``handlers`` gives the handlers of single definitions another table of names for its registers.
+
     Raise KeyError for a label, procedure, register or table that ``check`` would have reported.
     """
-    return _Encoder(program, architecture).image()
+    return _Encoder(program, architecture, handlers or {}).image()
 
 
 def closed(code: Code, ending: Row) -> Code:
@@ -78,8 +84,9 @@ def closed(code: Code, ending: Row) -> Code:
 
 
 class _Encoder:
-    def __init__(self, program: Program, architecture: Architecture) -> None:
+    def __init__(self, program: Program, architecture: Architecture, handlers: Mapping[int, Architecture]) -> None:
         self._architecture = architecture
+        self._handlers = handlers
         self._word = architecture.word_size
         self._names = [p.name for p in program.procedures]
         self._tables = program.tables
@@ -99,7 +106,8 @@ class _Encoder:
         instructions: list[tuple[int, Instruction]] = []
         relocations: list[Relocation] = []
         labels: dict[int, list[str]] = {}
-        for block, block_offsets in zip(self._blocks, offsets, strict=True):
+        for number, (block, block_offsets) in enumerate(zip(self._blocks, offsets, strict=True)):
+            names = self._handlers.get(number, self._architecture)
             places = {label: block_offsets[index] for label, index in block.labels.items()}
             for label, offset in places.items():
                 labels.setdefault(offset, []).append(label)
@@ -108,7 +116,7 @@ class _Encoder:
                 match instruction.operand:
                     case Expression(addend, str(symbol)):
                         relocations.append(Relocation(offset + 1, symbol, addend))
-                data += self._encode(instruction, offset, places, procedures)
+                data += self._encode(instruction, offset, places, procedures, names)
         return CodeImage(
             bytes(data),
             self._word,
@@ -133,7 +141,12 @@ class _Encoder:
         return offsets
 
     def _encode(
-        self, instruction: Instruction, offset: int, labels: dict[str, int], procedures: dict[str, int]
+        self,
+        instruction: Instruction,
+        offset: int,
+        labels: dict[str, int],
+        procedures: dict[str, int],
+        names: Architecture,
     ) -> bytes:
         row, kind, operand = instruction.row, instruction.row.operand_kind, instruction.operand
         opcode = bytes([row.opcode])
@@ -149,7 +162,7 @@ class _Encoder:
             case (OperandKind.PROCEDURE, str()):
                 value = procedures[operand] - (offset + 1 + width)
             case (OperandKind.REGISTER, str()):
-                register = self._architecture.register(operand)
+                register = names.register(operand)
                 if register is None:
                     raise KeyError(operand)
                 value = register.index

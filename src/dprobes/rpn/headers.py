@@ -160,13 +160,15 @@ def _names(keyword: Keyword, tokens: Sequence[WordToken]) -> tuple[str, ...]:
 
 
 def _location(tokens: Sequence[WordToken]) -> Location:
-    text = unquote(tokens[0]) if len(tokens) == 1 and tokens[0].kind is TokenKind.STRING else _adjacent(tokens)
+    is_quoted = len(tokens) == 1 and tokens[0].kind is TokenKind.STRING
+    text = unquote(tokens[0]) if is_quoted else _adjacent(tokens)
     if _USDT_PREFIX.match(text):
         if (usdt := _USDT.fullmatch(text)) is None:
             raise StatementError(f"'{text[:40]}' is no USDT probe", tokens, "write 'offset = usdt:PROVIDER:NAME'")
         return Usdt(*usdt.groups())
-    # What starts with a number is one: "4*2" is no pattern.
-    if tokens[0].kind is not TokenKind.NUMBER and is_pattern(text) and _GLOB.fullmatch(text):
+    # What starts with a number is one: "4*2" is no pattern. In quotes there may be slashes, as names of Go have.
+    written = text.replace("/", "") if is_quoted else text
+    if tokens[0].kind is not TokenKind.NUMBER and is_pattern(text) and _GLOB.fullmatch(written):
         return Glob(text)
     if (match := _TRACEPOINT.fullmatch(text)) is not None:
         return Tracepoint(*match.groups())

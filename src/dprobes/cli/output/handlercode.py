@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING
 
+from dprobes.arch import go_architecture
 from dprobes.rpn import controlflow
 from dprobes.rpn.decoder import decode_one
 from dprobes.rpn.encoder import closed, encode
@@ -21,6 +22,14 @@ if TYPE_CHECKING:
 __all__ = ["Disassembly"]
 
 
+def _encoded(program: Program, target: Architecture) -> CodeImage:
+    """Return a program's code, of which it is not known whether it is about Go, which has more arguments."""
+    try:
+        return encode(program, target)
+    except KeyError:
+        return encode(program, go_architecture())
+
+
 class Disassembly:
     """
     List the code of a program as it is encoded for a processor; ``image`` is its encoding, if there is one already.
@@ -32,7 +41,7 @@ class Disassembly:
     def __init__(self, program: Program, target: Architecture, image: CodeImage | None = None) -> None:
         self._program = program
         self._target = target
-        self.image = image if image is not None else encode(program, target)
+        self.image = image if image is not None else _encoded(program, target)
         self._offsets = [offset for offset, _ in self.image.instructions]
         self._starts = sorted((*self.image.handlers, *self.image.procedures.values(), len(self.image.data)))
         self._gains = controlflow.procedure_gains(program, target)

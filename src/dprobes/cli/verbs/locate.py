@@ -145,6 +145,7 @@ def _describe_place(module: Module, expression: Expression) -> list[str]:
     around = disassemble_around(module, offset, _BEFORE, _AFTER)
     lines = [
         f"function  {where}",
+        *_arguments(module, symbol[0] if symbol is not None else None),
         f"address   {decoded.address:#x}",
         "",
         f"offset = {_offset_text(expression, offset)}",
@@ -159,6 +160,19 @@ def _describe_place(module: Module, expression: Expression) -> list[str]:
     if not certain:
         lines.append("No function is known at this offset: there may be data. A probe goes here only with 'opcode ='.")
     return lines
+
+
+def _arguments(module: Module, function: str | None) -> Iterator[str]:
+    """Give a line about where a function of a Go program takes its arguments; nothing for other programs."""
+    from dprobes.target.gobinary import Convention, convention_of, go_version, passes_in_registers
+
+    if (version := go_version(module.elf)) is None:
+        return
+    convention = convention_of(function) if passes_in_registers(module.elf) else Convention.ABI0
+    where = convention.value
+    if convention is Convention.GO:
+        where += ": arg0 to arg8 are rax, rbx, rcx, rdi, rsi, r8, r9, r10 and r11"
+    yield f"arguments {where}; Go {version[0]}.{version[1]}"
 
 
 def _offset_text(expression: Expression, offset: int) -> str:

@@ -94,6 +94,8 @@ def listing(compiled: Compiled) -> Iterator[str]:
         where = "every process"
     yield f"// module: {where}, {compiled.architecture.name}, {compiled.architecture.word_size}-byte words"
     yield f"// code: {len(code.image.data)} bytes"
+    if compiled.architecture.convention == "Go":
+        yield "// Go: arg0 to arg8 are rax, rbx, rcx, rdi, rsi, r8, r9, r10, r11 (ABIInternal)"
     probes = resolved.probepoints if resolved is not None else compiled.everywhere
     left_out = resolved.left_out if resolved is not None else ()
     for number, definition in enumerate(program.definitions):
@@ -102,6 +104,8 @@ def listing(compiled: Compiled) -> Iterator[str]:
         module = compiled.resolved.module if compiled.resolved is not None else None
         mine = [probe for probe in probes if probe.number == number]
         yield from _places(mine, module, compiled.kernel.module.kernel if compiled.kernel is not None else None)
+        if compiled.resolved is not None and number in compiled.resolved.of_c:
+            yield "// a function of C: arg0 to arg5 are rdi, rsi, rdx, rcx, r8, r9"
         for line in left_out_lines([x for x in left_out if x.number == number], names=None):
             yield f"// {line}"
         yield from code.handler(number)

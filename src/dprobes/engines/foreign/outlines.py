@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
-from dprobes.arch import architecture
+from dprobes.arch import architecture, go_architecture
 from dprobes.arch.arguments import parse_arguments
 from dprobes.diagnostics import Diagnostics
 from dprobes.errors import TargetError
@@ -25,10 +25,10 @@ from dprobes.resolve.probepoints import (
     WatchedMemory,
 )
 from dprobes.resolve.probestate import ProbeState
+from dprobes.resolve.resolution import encode_for
 from dprobes.resolve.samplers import resolve_samplers
 from dprobes.resolve.usdtprobes import arguments_used
 from dprobes.rpn.checker import check
-from dprobes.rpn.encoder import encode
 from dprobes.rpn.program import Usdt
 from dprobes.target.elf.headers import LoadSegment
 from dprobes.target.functionexits import Exit, ExitKind, Exits
@@ -152,6 +152,8 @@ def _resolution(module: Module, resolved: ResolvedModule) -> dict[str, Any]:
             for p in probes
         ],
         "symbols": [[name, address] for name, address in resolved.symbols],
+        "go": resolved.architecture.convention == "Go",
+        "of_c": sorted(resolved.of_c),
         "left_out": left_out,
         "watchpoints": [
             [w.number, w.memory.address, w.memory.length, w.memory.absolute, _shortened(w.where), w.state.value]
@@ -281,6 +283,10 @@ class _Reader:
 
     def _resolved(self, answer: dict[str, Any], module: OutlinedModule, program: Program) -> ResolvedModule:
         arch = architecture(module.elf.machine)
+        if answer["go"] is True and arch.name == "x86_64":
+            arch = go_architecture()
+        last = len(program.definitions) - 1
+        of_c = frozenset(self._number(each, last) for each in self._list(answer["of_c"], last + 1))
         diagnostics = Diagnostics()
         check(program, arch, diagnostics, allow_write=self._question.allow_write)
         diagnostics.raise_if_errors()
@@ -288,7 +294,7 @@ class _Reader:
             return ResolvedModule(
                 module,
                 arch,
-                encode(program, arch),
+                encode_for(program, arch, of_c),
                 (
                     *self._in_code(answer["probes"], module, program),
                     *self._watchpoints(answer["watchpoints"], program),
@@ -299,6 +305,7 @@ class _Reader:
                     for name, address in self._rows(answer["symbols"], 2, _TEXT_MAX)
                 ),
                 tuple(self._left_out(answer["left_out"], program)),
+                of_c=of_c,
             )
         except (KeyError, ValueError):
             self.refuse()

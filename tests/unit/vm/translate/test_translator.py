@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dprobes.arch import Architecture, architecture
+from dprobes.arch.arguments import parse_arguments
 from dprobes.diagnostics import Diagnostics
 from dprobes.rpn.encoder import CodeImage, Relocation, encode
 from dprobes.rpn.isa import rows_by_syntax
@@ -211,6 +212,7 @@ def test_the_examples_need_no_interpreter(name: str, monkeypatch: pytest.MonkeyP
         fields = dict.fromkeys(re.findall(r"push tp, ([\w.]+)", text), 0x1000)
         memory = {0x1000: bytes(8)}
         context = FakeContext(name, registers=registers, memory=memory, symbols=symbols, traced_fields=fields)
+        context.arguments = parse_arguments("8@$0x1000 8@$0x1000", context.architecture)
         context.map_memory(0, bytes(64))
         program, image = encoded(text, context)
         translator = Translator(image, context.architecture)

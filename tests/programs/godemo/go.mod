@@ -1,0 +1,3 @@
+module godemo
+
+go 1.17
