@@ -12,12 +12,15 @@ from __future__ import annotations
 import contextlib
 import re
 from collections import OrderedDict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from dprobes.errors import TargetError
 from dprobes.formatters.kernelnames import KernelNames, is_of_kernel
 from dprobes.target.codenames import CodeName, function_at
+from dprobes.target.demangled import Demangler
+from dprobes.target.ownership import foreign_owner
 from dprobes.target.processnames import PROCESSES_MAX, ProcessNames, make_room
 
 if TYPE_CHECKING:
@@ -71,10 +74,11 @@ class AddressSymboliser:
         self._source = source
         self._live = live
         self._carried = carried
+        self._demangler = Demangler()
         self._processes = ProcessNames(source.images if source is not None else None)
         self._loaded: OrderedDict[int, dict[int, CodeName | None]] = OrderedDict()
         self._own: Module | None = None
-        self._own_is_known = False
+        self._own_is_known = self._own_is_trusted = False
         self._kernel = KernelNames()
         self._kernel_places: dict[int, LocatedCode | None] = {}
 
@@ -149,7 +153,8 @@ class AddressSymboliser:
         if bias not in self._loaded:
             make_room(self._loaded, PROCESSES_MAX)
             self._loaded[bias] = {}
-        return _kept(self._loaded[bias], address, lambda: _name_in(module, place.module, address - bias))
+        name_of = partial(self._demangler.name_of, is_trusted=self._own_is_trusted)
+        return _kept(self._loaded[bias], address, lambda: _name_in(module, place.module, address - bias, name_of))
 
     def _own_module(self, place: Place) -> Module | None:
         """Return the source's module, if this machine has a file of the same build."""
@@ -157,6 +162,9 @@ class AddressSymboliser:
             self._own_is_known = True
             if self._source is not None:
                 self._own = _file_of_build(place.module, self._source)
+            if self._own is not None:
+                with contextlib.suppress(OSError):
+                    self._own_is_trusted = foreign_owner(self._own.path.stat()) is None
         return self._own
 
 
@@ -205,11 +213,11 @@ def _bias(module: Module, place: Place, address: int) -> int | None:
     return bias if is_possible else None
 
 
-def _name_in(module: Module, name: str, link_address: int) -> CodeName | None:
+def _name_in(module: Module, name: str, link_address: int, name_of: Callable[[str], str]) -> CodeName | None:
     offset = module.elf.file_offset(link_address)
     if offset is None:
         return None
-    function = function_at(module, offset)
+    function = function_at(module, offset, name_of)
     return CodeName("", offset, name) if function is None else CodeName(function.name, offset - function.start, name)
 
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from dprobes.target.location import Module
 
 __all__ = ["CodeName", "LocatedCode", "LocatedFunction", "MappedCode", "function_at", "name_in"]
@@ -74,8 +76,16 @@ def name_in(mapped: MappedCode, function: LocatedFunction | None, address: int) 
     return CodeName(function.name, offset - function.start, mapped.module)
 
 
-def function_at(module: Module, offset: int) -> LocatedFunction | None:
-    """Return the function at an offset of a module's file; of one whose size nobody knows, what is up to there."""
+def _unchanged(symbol: str) -> str:
+    return symbol
+
+
+def function_at(module: Module, offset: int, name_of: Callable[[str], str] = _unchanged) -> LocatedFunction | None:
+    """
+    Return the function at an offset of a module's file; of one whose size nobody knows, what is up to there.
+
+    ``name_of`` makes the name for people of a symbol.
+    """
     found = module.symbol_at(offset)
     if found is None:
         return None
@@ -85,4 +95,4 @@ def function_at(module: Module, offset: int) -> LocatedFunction | None:
     symbol = module.symbols.covering(link_address)
     size = symbol.size if symbol is not None else 0
     start = offset - distance
-    return LocatedFunction(start, max(start + size, offset + 1), name)
+    return LocatedFunction(start, max(start + size, offset + 1), name_of(name))

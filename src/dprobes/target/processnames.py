@@ -6,12 +6,17 @@ import contextlib
 import os
 import time
 from collections import OrderedDict, defaultdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from weakref import WeakSet
 
 from dprobes.errors import TargetError
 from dprobes.target.allowance import Allowance
-from dprobes.target.codenames import LocatedCode, MappedCode, function_at
+from dprobes.target.codenames import LocatedCode, LocatedFunction, MappedCode, function_at
+from dprobes.target.demangled import Demangler
+from dprobes.target.elf.file import ElfFile
+from dprobes.target.jitmaps import JitMap
 from dprobes.target.ownership import foreign_owner
 
 if TYPE_CHECKING:
@@ -39,6 +44,10 @@ _MAPS_MAX = 64 << 20
 _NANOSECONDS = 1_000_000_000
 _MILLISECOND = 1_000_000
 _PAGE = 4096
+
+_VDSO, _VDSO_MAX = "[vdso]", 1 << 20
+_JIT = "JIT"
+"""What the module of code is called that no file holds."""
 
 _Key = TypeVar("_Key")
 _Kept = TypeVar("_Kept")
@@ -126,6 +135,7 @@ class NamedProcess:
         self._pid = pid
         self._look = look
         self._modules = modules
+        self._jit: JitMap | None = None
         self._found: dict[int, LocatedCode | None] = {}
         self._unknown: set[int] = set()
 
@@ -148,11 +158,24 @@ class NamedProcess:
 
     def _locate(self, address: int) -> LocatedCode | None:
         mapping = self._mapping_at(address)
-        if mapping is None or not mapping.is_file:
-            return None
+        if mapping is None or not (mapping.is_file or mapping.path == _VDSO):
+            return self._located_in_jit(address) if mapping is not None and mapping.executable else None
         module, build = self._modules.mapped(self._pid, mapping)
-        function = function_at(module, address - mapping.start + mapping.offset) if module is not None else None
+        if module is None and mapping.executable and (made := self._located_in_jit(address)) is not None:
+            return made  # in memory that is shared, to be written at another address
+        offset = address - mapping.start + mapping.offset
+        function = self._modules.function_at(module, offset) if module is not None else None
         mapped = MappedCode(mapping.start, mapping.end, mapping.offset, Path(mapping.path).name, build)
+        return LocatedCode(self._pid, self._since, mapped, function)
+
+    def _located_in_jit(self, address: int) -> LocatedCode | None:
+        """Return where an address is in code that a just-in-time compiler has made, and lists."""
+        if self._jit is None:
+            self._jit = JitMap(self._pid)
+        function = self._jit.function_at(address)
+        if function is None:
+            return None
+        mapped = MappedCode(function.start, function.end, function.start, _JIT, f"perf-{self._pid}")
         return LocatedCode(self._pid, self._since, mapped, function)
 
     def _mapping_at(self, address: int) -> Mapping | None:
@@ -186,6 +209,9 @@ class _Modules:
 
     def __init__(self) -> None:
         self._modules: OrderedDict[tuple[int, int, str], tuple[Module | None, str]] = OrderedDict()
+        self._foreign: WeakSet[Module] = WeakSet()
+        """The modules of other users."""
+        self._demangler = Demangler()
         self._allowances: defaultdict[str, Allowance] = defaultdict(lambda: Allowance(_FOREIGN_TIME, _FOREIGN_RATE))
 
     def mapped(self, pid: int, mapping: Mapping) -> tuple[Module | None, str]:
@@ -200,10 +226,17 @@ class _Modules:
                     self._modules[key] = module, module.elf.build_id or ""
         return self._modules[key]
 
+    def function_at(self, module: Module, offset: int) -> LocatedFunction | None:
+        """Return the function at an offset of a module's file, with its name for people."""
+        is_trusted = module not in self._foreign
+        return function_at(module, offset, partial(self._demangler.name_of, is_trusted=is_trusted))
+
     def _open(self, pid: int, mapping: Mapping) -> Module | None:
-        from dprobes.target.location import Module
+        from dprobes.target.location import OWN_SYMBOLS, Module
         from dprobes.target.modules import root_of
 
+        if mapping.path == _VDSO:
+            return OWN_SYMBOLS.module_of(ElfFile.of_bytes(Path(_VDSO), _memory_of(pid, mapping)))
         reached = Path(root_of(pid) + mapping.path)
         status = reached.stat()
         if mapping.deleted or status.st_ino != mapping.inode:
@@ -216,6 +249,7 @@ class _Modules:
             return None
         try:
             module = Module.load(mapping.path, reached=reached)
+            self._foreign.add(module)
             module.symbol_at(mapping.offset)  # what takes the most time is done at the first question
             return module
         finally:
@@ -226,6 +260,12 @@ def _shows(look: _Look, image: ProcessImage) -> bool:
     """Return whether a process has the code still that its image has."""
     code = {(each.start, each.inode) for each in look.mappings if each.executable}
     return all((each.start, each.inode) in code for each in image.mappings[:1])
+
+
+def _memory_of(pid: int, mapping: Mapping) -> bytes:
+    """Return the bytes of an area that the kernel made; raise OSError if the process is gone."""
+    with Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
+        return os.pread(memory.fileno(), min(mapping.end - mapping.start, _VDSO_MAX), mapping.start)
 
 
 def _look_at(pid: int) -> _Look | None:

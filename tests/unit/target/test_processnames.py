@@ -142,3 +142,49 @@ def test_what_runs_is_asked_for_what_is_no_code() -> None:
     data = Path("/proc/self/maps").read_text().splitlines()
     start = next(int(line.partition("-")[0], 16) for line in data if " r--p 00000000" in line and "libc.so" in line)
     assert process.maps_file_at(start)
+
+
+def test_code_of_the_kernel_in_processes_has_names() -> None:
+    process = ProcessNames().process(os.getpid(), "python3", None)
+    assert process is not None
+    (line,) = (line for line in Path("/proc/self/maps").read_text().splitlines() if line.endswith("[vdso]"))
+    start, end = (int(text, 16) for text in line.split()[0].split("-"))
+    names = {
+        found.function.name: found.mapped.module
+        for address in range(start, end, 16)
+        if (found := process.located(address)) is not None and found.function is not None
+    }
+    assert names["clock_gettime"] == "[vdso]"
+
+
+def test_what_a_compiler_has_made_is_named_by_its_list() -> None:
+    script = (
+        "import ctypes, mmap, os, sys\n"
+        "flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS\n"
+        "area = mmap.mmap(-1, 4096, flags, mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)\n"
+        "address = ctypes.addressof(ctypes.c_char.from_buffer(area))\n"
+        "open(f'/tmp/perf-{os.getpid()}.map', 'w').write(f'{address + 16:x} 20 py::made\\n')\n"
+        "print(address, flush=True)\nsys.stdin.read()\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], stdin=-1, stdout=-1, text=True) as child:
+        assert child.stdout is not None
+        address = int(child.stdout.readline())
+        process = ProcessNames().process(child.pid, "python", None)
+        assert process is not None
+        located = process.located(address + 18)
+        assert process.located(address) is None
+        Path(f"/tmp/perf-{child.pid}.map").unlink()
+        child.communicate()
+    assert located is not None
+    assert located.name_of(address + 18).text == "py::made+0x2 [JIT]"
+
+
+def test_names_of_cpp_are_those_that_people_write() -> None:
+    library = ctypes.CDLL("libstdc++.so.6")
+    address = ctypes.cast(library._ZNSo5flushEv, ctypes.c_void_p).value
+    assert address is not None
+    process = ProcessNames().process(os.getpid(), "python3", None)
+    assert process is not None
+    located = process.located(address)
+    assert located is not None
+    assert located.name_of(address).text == "std::ostream::flush() [libstdc++.so.6.0.30]"

@@ -28,7 +28,6 @@ from dprobes.cli.options import (
     verification_options,
 )
 from dprobes.cli.output.outputs import Outputs
-from dprobes.cli.output.stackprofiles import stacks_of
 from dprobes.cli.output.tableoutput import TableOptions, TableOutput
 from dprobes.cli.output.views import Views
 from dprobes.cli.resolvedprogram import load_program
@@ -45,12 +44,12 @@ from dprobes.formatters import FORMATS
 from dprobes.formatters.templates.derived import derived_templates
 from dprobes.record.origin import RecordSource
 from dprobes.resolve.spaces import Space, space_of
-from dprobes.target.processimages import ProcessImages
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from dprobes.cli.output.stackprofiles import StacksOptions
 
 __all__ = ["command"]
 
@@ -215,7 +214,7 @@ def command(
     if output is not None or not (targets or has_view):
         formats.add(format_name)
     items = log_items_of(log_items, is_tree=scope.is_tree, all_by_default=wants_all, for_people="text" in formats)
-    views = Views(counted, measured, top=top, stacks=stacks_of(stacks, weight, baseline))
+    views = Views(counted, measured, top=top, stacks=_stacks_of(stacks, weight, baseline))
     items |= views.items
     options = EngineOptions(
         allow_write=allow_write,
@@ -247,8 +246,10 @@ def command(
     program = loaded.program
     derived = derived_templates(program)
     source = RecordSource(1, program.name, program.name, program.major, templates=loaded.templates, derived=derived)
-    images = ProcessImages() if source.may_show_addresses or stacks is not None else None
-    source = replace(source, images=images)
+    if source.may_show_addresses or stacks is not None:
+        from dprobes.target.processimages import ProcessImages
+
+        source = replace(source, images=ProcessImages())
     views.check(source)
     prepared = where.prepare(program, loaded.diagnostics, loaded.symbols, filters=filters)
     compiled = prepared.compiled
@@ -261,7 +262,7 @@ def command(
     with (
         Outputs(source, output, format_name, targets, log_format or format_name, views.sinks) as outputs,
         EarlyInterrupt(deferred=not scope.command) as early,
-        prepared.session(items, images=images) as session,
+        prepared.session(items, images=source.images) as session,
     ):
         run = Run(compiled.program, session, outputs, scope, exit_status=exit_status, filters=filters)
         tables = TableOutput(TableOptions(rows, interval, duration, as_json=as_json, aside=aside), session)
@@ -279,6 +280,14 @@ def _is_for_programs(
     if output is None and not targets and not has_view:
         return format_name in _FOR_PROGRAMS
     return _CONSOLE in targets and (log_format or format_name) in _FOR_PROGRAMS
+
+
+def _stacks_of(target: str | None, weight: str | None, baseline: Path | None) -> StacksOptions | None:
+    if target is None and weight is None and baseline is None:
+        return None
+    from dprobes.cli.output.stackprofiles import stacks_of
+
+    return stacks_of(target, weight, baseline)
 
 
 def _debugger(command_line: str | None) -> tuple[str, ...] | None:

@@ -16,17 +16,15 @@ __all__ = ["ImageWatch"]
 
 class ImageWatch:
     """
-    Tell ``images`` what processes map, execute and fork from now on, if somebody wants to know it.
+    Tell ``images`` what processes map, execute and fork from now on.
 
     ``pid`` is a process that runs already. Where the kernel does not tell us there are no names for what has ended, but
     everything else.
     """
 
-    def __init__(self, images: ProcessImages | None, pid: int | None = None) -> None:
+    def __init__(self, images: ProcessImages, pid: int | None = None) -> None:
         self._images = images
         self._news: ProcessNews | None = None
-        if images is None:
-            return
         from dprobes.engines.ebpf.kernel.processnews import ProcessNews
         from dprobes.target.processmaps import executable_mappings, read_maps
 
@@ -39,7 +37,7 @@ class ImageWatch:
     def look(self) -> None:
         """Tell what has happened since the last call."""
         images = self._images
-        if images is None or self._news is None:
+        if self._news is None:
             return
         from dprobes.engines.ebpf.kernel.processnews import Executed, ForkedProcess, MappedFile
 

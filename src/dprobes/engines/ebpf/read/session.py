@@ -24,7 +24,6 @@ from dprobes.engines.ebpf.attach.scope import ProcessTree, filter_of, is_initial
 from dprobes.engines.ebpf.kernel.descriptors import Descriptors
 from dprobes.engines.ebpf.read.control import ControlledRun, Readings
 from dprobes.engines.ebpf.read.heldrecords import Ended, HeldRecords
-from dprobes.engines.ebpf.read.imagewatch import ImageWatch
 from dprobes.engines.ebpf.read.probecounts import ProbeCounts
 from dprobes.engines.ebpf.read.recordstream import RecordStream
 from dprobes.engines.ebpf.read.stoppedprocesses import CORE_DUMP, DEBUGGER, StoppedProcesses
@@ -39,7 +38,7 @@ from dprobes.errors import DprobesError, EngineError, TargetError
 from dprobes.resolve.probestate import ProbeState
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     from dprobes.engines.ebpf.inkernel.modulefollower import ModuleFollower
     from dprobes.engines.ebpf.read.cpuarrivals import CpuArrivals
@@ -139,7 +138,7 @@ class EbpfSession(ControlledRun, ReplaceableSession):
             stack.callback(installed.close)
             faulting = installed.faulting
             look = progress if is_initial_namespace() else None  # the ids of threads are not ours elsewhere
-            self._images = stack.enter_context(contextlib.closing(ImageWatch(self._job.images, scope.pid)))
+            self._look_at_images = self._watch_images(stack)
             self._held = HeldRecords(faulting, installed.giving_back, look)
             maps = installed.maps
             self._stream = RecordStream(maps.ring, maps.status, self._held, installed.bank_size, self._stacks(stack))
@@ -207,7 +206,15 @@ class EbpfSession(ControlledRun, ReplaceableSession):
             return None
         from dprobes.engines.ebpf.read.userstacks import UserStacks
 
-        return stack.enter_context(contextlib.closing(UserStacks(self._job.images, self._images.look)))
+        return stack.enter_context(contextlib.closing(UserStacks(self._job.images, self._look_at_images)))
+
+    def _watch_images(self, stack: contextlib.ExitStack) -> Callable[[], None]:
+        """Begin to tell what processes map if somebody wants to know; return what tells the news."""
+        if self._job.images is None:
+            return lambda: None
+        from dprobes.engines.ebpf.read.imagewatch import ImageWatch
+
+        return stack.enter_context(contextlib.closing(ImageWatch(self._job.images, self._job.scope.pid))).look
 
     def __exit__(self, *exception: object) -> None:
         self.stop()
@@ -282,7 +289,7 @@ class EbpfSession(ControlledRun, ReplaceableSession):
     def _turn(self) -> Iterator[Event]:
         """Give out what has come, for a limited time."""
         for each in self._stream.turn(lambda: self._stopping):
-            self._images.look()
+            self._look_at_images()
             if isinstance(each, Ended):
                 yield from self._end(each)
             else:
@@ -305,7 +312,7 @@ class EbpfSession(ControlledRun, ReplaceableSession):
         self._stream.wait(sleep, descriptors)
 
     def _look_after(self) -> Iterator[Event]:
-        self._images.look()
+        self._look_at_images()
         yield from self._stopped_processes.look()
         # Who replaces this session holds it still meanwhile; it must not wait for whoever takes our events.
         if self._changing.acquire(blocking=False):
@@ -414,7 +421,7 @@ class EbpfSession(ControlledRun, ReplaceableSession):
         yield from (*installed.happened(), *installed.kernel.notices())
         patience: float | None = time.monotonic() + _PATIENCE
         for each in self._stream.rest():
-            self._images.look()
+            self._look_at_images()
             if patience is not None and time.monotonic() > patience:
                 patience = None
                 yield Notice(_STILL_WRITING, "Ctrl-C gives them up, and counts them as lost", is_warning=False)

@@ -26,7 +26,13 @@ def test_what_a_program_had_mapped_is_known_when_it_has_ended() -> None:
     watch.look()
 
 
-def test_nothing_is_told_where_nobody_wants_to_know() -> None:
-    watch = ImageWatch(None)
+def test_without_the_right_nothing_is_told_and_all_else_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: int) -> int:
+        raise PermissionError
+
+    monkeypatch.setattr("dprobes.engines.ebpf.kernel.processnews.open_process_news", refuse)
+    images = ProcessImages()
+    watch = ImageWatch(images, os.getpid())
     watch.look()
+    assert images.at(os.getpid(), None) is not None
     watch.close()
