@@ -24,6 +24,7 @@ from managing import managing
 from manyplaces import many_places
 from ptrace_costs import by_ptrace
 from records import records
+from returns import returns
 from sinks import sinks
 from starting import starting
 from table import Measurement, print_table
@@ -39,6 +40,7 @@ PTRACE: Sections = {"ptrace": by_ptrace, "latency": latency}
 RECORDS: Sections = {"records": records, "sinks": sinks, "tables": tables}
 EBPF: Sections = {
     "hits": kernel_hits,
+    "returns": returns,
     "paper": papers_experiments,
     "start": starting,
     "many": many_places,

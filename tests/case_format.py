@@ -32,7 +32,7 @@ The world, in ``context``, a line each::
     segment N = BASE [LAST]  symbol NAME = ADDRESS    cpuid LEAF = EAX EBX ECX EDX
     failing NAME =           (an extension that fails)                         field NAME = N
     comm NAME =              (the name of the process)
-    kstack = N ...
+    kstack = N ...           entry NAME = N           (a register at the entry of the call that returns, or time)
     ustack = N ...
     msr N = N                gdtr = BASE LIMIT        idtr = BASE LIMIT
     pid = N   (also tid, uid, cpu, task, time)

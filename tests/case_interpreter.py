@@ -127,6 +127,9 @@ def _apply(context: FakeContext, line: ContextLine, target: Target) -> None:
             context.global_variables.extend(n & ((1 << 64) - 1) for n in line.numbers)
         case ("cv",):
             context.cpu_variables().extend(n & context.architecture.word_mask for n in line.numbers)
+        case ("entry", name):
+            mask = (1 << 64) - 1 if name == "time" else context.architecture.word_mask
+            context.entry = {**(context.entry or {}), name: number & mask}
         case ("tv",):
             context.thread_variables().extend(n & context.architecture.word_mask for n in line.numbers)
         case ("port", port):

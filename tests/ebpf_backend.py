@@ -34,9 +34,11 @@ from dprobes.bpf.layout import (
     power_of_two,
 )
 from dprobes.bpf.lower import Abilities, LoopForm, Lowered, Placement, Request, Tables, VmaLayout, is_supported, lower
+from dprobes.bpf.lower.callentries import entry_size
 from dprobes.bpf.lower.handlerstate import ABORT, CELLS, EXIT_WITH, REMOVE_PROBE, SKIP, Field
 from dprobes.bpf.lower.host import Host
 from dprobes.bpf.lower.ptregs import REGISTER_OFFSETS
+from dprobes.bpf.lower.request import KeptEntry
 from dprobes.engines.ebpf.attach.tablemaps import TableMaps, zeros_size
 from dprobes.engines.ebpf.kernel.bpfmaps import ArrayMap, HashMap, LruHashMap
 from dprobes.engines.ebpf.kernel.features import Feature, Features
@@ -60,6 +62,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from dprobes.arch import Architecture
+    from dprobes.arch import Register as CpuRegister
     from dprobes.bpf.asm.assembler import Assembler, Label
     from dprobes.keyed.contents import TableContents
     from dprobes.rpn.program import Program as ProbeProgram
@@ -328,6 +331,7 @@ class EbpfRunner:
             cvars=cv,
             tvars=tv,
             shared_tables=shared,
+            entry=KeptEntry(tuple((r.name, r.index, r.memory_offset) for r in self._kept_registers())),
             symbols=context.symbols,
             extensions={n: e.compile for n, e in context.extensions.items() if e.compile is not None},
             keeps_stack=keeps_stack,
@@ -351,6 +355,8 @@ class EbpfRunner:
             MapName.CPU_VARIABLES: ArrayMap(8 * power_of_two(cv) * 8),
             MapName.THREAD_VARIABLES: HashMap(8, struct.calcsize(self._thread_values), 4, preallocated=True),
             MapName.ZEROS: ArrayMap(max(struct.calcsize(self._thread_values), zeros_size(self._image.tables))),
+            MapName.ENTRIES: HashMap(32, entry_size(self._kept_entry), 4, preallocated=True),
+            MapName.SPACES: HashMap(4, 8, 4, preallocated=True),
             MapName.RING: RingBuffer(1 << 18),
             MapName.NOTES: LruHashMap(4, NOTE_SIZE, 64),
             MapName.CPU_LOAD: ArrayMap(CPU_LOAD_SIZE * 8),
@@ -414,6 +420,7 @@ class EbpfRunner:
             self._programs[start, point] = lowered, scratch, self._load(lowered, scratch)
         self.lowered, scratch, program = self._programs[start, point]
         self._write_variables()
+        self._write_entry()
         self._write_probe(point)
         scratch.memory[:] = _LEFT_BEHIND * len(scratch.memory)
         scratch.words[Field.ENDING // 8] = _NOT_RUN
@@ -526,6 +533,35 @@ class EbpfRunner:
         threads, values = self._thread_variables()
         if (key := self._thread_key()) in threads:
             values[:] = struct.unpack(self._thread_values, threads[key])[: len(values)]
+
+    def _kept_registers(self) -> list[CpuRegister]:
+        """Return what is kept of the entry: all that can be."""
+        return [register for register in self._architecture.registers if register.is_kept_at_entry]
+
+    @property
+    def _kept_entry(self) -> KeptEntry:
+        assert self._request.entry is not None
+        return self._request.entry
+
+    def _write_entry(self) -> None:
+        """Let the call that returns have been entered as the context says."""
+        entries, spaces = self._maps[MapName.ENTRIES], self._maps[MapName.SPACES]
+        assert isinstance(entries, HashMap)
+        assert isinstance(spaces, HashMap)
+        request, context, word = self._request, self._context, self._architecture.word_size
+        process, space = context.ids["pid"] & 0xFFFF_FFFF, 77
+        frame = struct.unpack_from("=Q", self._registers(), REGISTER_OFFSETS["esp"])[0]
+        frame = frame - (word if request.placement.is_return else 0) & self._architecture.word_mask
+        probe = _PROBE if request.probe is not None else _PROBE & _PROBES // 2 - 1
+        identity = struct.pack("=QQII", space, frame, probe, process)
+        entries.discard(key := identity + bytes(8))
+        spaces[struct.pack("=I", process)] = struct.pack("=Q", space)
+        if context.entry is not None:
+            values = [
+                context.entry_register(index) & self._architecture.word_mask
+                for _, index, _ in self._kept_entry.registers
+            ]
+            entries[key] = identity + struct.pack(f"=QQ{len(values)}Q", 0, context.entry_time() or 1, *values)
 
     def _thread_variables(self) -> tuple[HashMap, list[int]]:
         threads = self._maps[MapName.THREAD_VARIABLES]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dprobes.arch import Architecture, Direction, Register
 from dprobes.keyed.store import stores_of
 from dprobes.rpn import isa
 from dprobes.rpn.effects import stack_effect
@@ -38,6 +37,8 @@ from dprobes.testing import FakeContext
 if TYPE_CHECKING:
     from collections.abc import Callable
     from random import Random
+
+    from dprobes.arch import Architecture, Register
 
 __all__ = ["TABLES", "RandomPrograms", "random_context"]
 
@@ -90,12 +91,21 @@ def random_context(random: Random, architecture: Architecture) -> FakeContext:
         user_stack=[random.randrange(1 << 64) & mask for _ in range(3)],
         traced_fields={name: random.randrange(1 << 64) for name in _FIELDS[1:]},
         usdt_arguments=[a.replace("%e", "%r") if "(" in a and architecture.word_size == 8 else a for a in _ARGUMENTS],
+        entry=_entry(random, architecture),
         cpuid={1: (1, 2, 3, 4)},
         msr={0x10: random.randrange(1 << 64)},
         tables={"gdtr": (0x1000, 0xFF), "idtr": (0x2000, 0x7F)},
     )
     context.keyed_tables = stores_of(TABLES)
     return context
+
+
+def _entry(random: Random, architecture: Architecture) -> dict[str, int] | None:
+    """Return what is known of the entry of the call that returns, mostly something."""
+    if random.randrange(4) == 0:
+        return None
+    registers = {r.name: random.randrange(1 << 64) & architecture.word_mask for r in architecture.registers}
+    return {"time": random.randrange(1, 1 << 64), **registers}
 
 
 def _value(random: Random) -> int:
@@ -139,8 +149,8 @@ class RandomPrograms:
         self._rows = [row for row in self._rows if row.operand_kind is not OperandKind.REGISTER or self._registers(row)]
 
     def _registers(self, row: Row) -> list[str]:
-        direction = Direction(row.syntax.partition(",")[0])
-        return [r.name for r in self._architecture.registers if direction in r.allowed and self._allows(row, r)]
+        access = row.syntax.partition(",")[0]
+        return [r.name for r in self._architecture.registers if r.may_be(access) and self._allows(row, r)]
 
     def wild(self) -> Program:
         """Return a well-formed program."""
@@ -157,7 +167,8 @@ class RandomPrograms:
             writer = _Defined(self._random, self._architecture, self._rows, names, self._allows)
             procedures.append(Procedure(name, writer.code("ret")))
         handler = _Defined(self._random, self._architecture, self._rows, names, self._allows).code("exit")
-        return self._program((ProbeDefinition(Offset(Expression(0)), handler),), tuple(procedures), is_small=True)
+        definition = ProbeDefinition(Offset(Expression(0)), handler, at_return=True)  # so that it may ask for the entry
+        return self._program((definition,), tuple(procedures), is_small=True)
 
     def _program(
         self, definitions: tuple[ProbeDefinition, ...], procedures: tuple[Procedure, ...], *, is_small: bool = False
@@ -397,11 +408,11 @@ class _Defined:
             self._emit(row.syntax, operand)
 
     def _register_push(self, row: Row) -> None:
-        direction = Direction(row.syntax.partition(",")[0])
+        access = row.syntax.partition(",")[0]
         wide = [
             r.name
             for r in self._architecture.registers
-            if direction in r.allowed and not r.selector_cells and r.memory_offset is None and not r.parts
+            if r.may_be(access) and not r.selector_cells and r.memory_offset is None and not r.parts
             and r.bits <= self._architecture.word_bits and self._allows(row, r)
         ]  # fmt: skip
         self._emit(row.syntax, self._random.choice(wide))

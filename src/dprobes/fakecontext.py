@@ -41,7 +41,7 @@ class FakeContext:
     ``memory``, ``read_only``
         bytes by address. They make their pages present, the rest of a page being zeros; a page of ``read_only`` refuses
         writes. ``read`` shows what is there now.
-    ``local_variables``, ``global_variables``, ``variables_of_cpu``
+    ``local_variables``, ``global_variables``, ``variables_of_cpu``, ``variables_of_thread``
         the values; ``run_handler`` adds zeros up to what a program declares.
     ``pid``, ``tid``, ``uid``, ``cpu``, ``task``, ``time``
         what the instructions of these names push; kept in ``ids``.
@@ -52,6 +52,9 @@ class FakeContext:
     ``segments``, ``ports``, ``symbols``, ``traced_fields``
         base address by selector, or (base, last offset); value by port; run-time address by name; value of a field of
         the tracepoint by name. A segment register takes the selectors that are named here, and null selectors.
+    ``entry``
+        what a handler of a return knows of the entry of the call: registers by name, and ``time``; None if the entry
+        was not seen.
     ``cpuid``, ``msr``, ``tables``
         (eax, ebx, ecx, edx) by leaf, value by number, (base, limit) of "gdtr" and "idtr".
     ``usdt_arguments``
@@ -91,6 +94,7 @@ class FakeContext:
         symbols: Mapping[str, int] | None = None,
         traced_fields: Mapping[str, int] | None = None,
         usdt_arguments: Sequence[str] = (),
+        entry: Mapping[str, int] | None = None,
         kernel_stack: Sequence[int] = (),
         user_stack: Sequence[int] = (),
         cpuid: Mapping[int, tuple[int, int, int, int]] | None = None,
@@ -117,6 +121,8 @@ class FakeContext:
         self.symbols = dict(symbols or {})
         self.traced_fields = dict(traced_fields or {})
         self.arguments = parse_arguments(" ".join(usdt_arguments), self.architecture)
+        self.entry = None if entry is None else dict(entry)
+        self._by_index(self._registers_at_entry())
         self.frames_in_kernel = list(kernel_stack)
         self.frames_in_program = list(user_stack)
         self.cpuid = dict(cpuid or {})
@@ -266,6 +272,20 @@ class FakeContext:
         if name not in self.traced_fields:
             raise AddressFault(0)
         return self.traced_fields[name]
+
+    def entry_time(self) -> int:
+        """Return when the call was entered."""
+        if self.entry is None:
+            raise AddressFault(0)
+        return self.entry.get("time", 0)
+
+    def entry_register(self, index: int) -> int:
+        """Return what a register held at the entry, 0 if nobody gave it a value."""
+        self.entry_time()
+        return self._by_index(self._registers_at_entry()).get(index, 0)
+
+    def _registers_at_entry(self) -> dict[str, int]:
+        return {name: value for name, value in (self.entry or {}).items() if name != "time"}
 
     def tid(self) -> int:
         """Return the thread id."""

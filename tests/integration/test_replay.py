@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from integration.support import Builder
 
-HEAD = "name = hotloop\nvars = 2\ngvars = 1\ncvars = 1\n"
+HEAD = "name = hotloop\nvars = 2\ngvars = 1\ncvars = 1\ntvars = 1\n"
 
 
 def replay(
@@ -54,6 +54,7 @@ MEMORY = {0x7FFE0010: b"/etc/passwd\0", 0x7FFF0000: bytes(range(64))}
         "sx wrong; push 0; push mem, u8; ux; exit; wrong: log 3",
         "push 1; push 0; div; log 1",
         "push r, pc; log 1",
+        "inc tv, 0; push tv, 0; log 1",
     ],
 )
 def test_a_record_is_that_of_the_interpreter(build: Builder, tmp_path: Path, handler: str) -> None:
@@ -72,6 +73,7 @@ def test_a_record_is_that_of_the_interpreter(build: Builder, tmp_path: Path, han
         local_variables=[0, 0],
         global_variables=[0],
         cpu_variables=[0],
+        thread_variables=[0],
         **ids,
     )
     outcome = run_handler(handler.replace("; ", "\n") + "\nexit\n", context, ex_mask=0x1FFF)
@@ -180,3 +182,23 @@ def test_engines_with_arguments_are_asked_for_in_one_way(tmp_path: Path, verb: s
     assert error("--engine", "ptrace", "--uid", "0") == (
         "Error: the ptrace engine needs a command (-c COMMAND) or a process (-p PID); other scopes need --engine ebpf"
     )
+
+
+def test_a_return_knows_the_entry_that_was_recorded(build: Builder, tmp_path: Path) -> None:
+    entry = {"time": 100, "rdi": 9, "rsp": "0x7000"}
+    hits = [
+        {"symbol": "tick", "return": True, "registers": {"rdi": 7}, "time": 350, "tid": 1, "entry": entry},
+        {"symbol": "tick", "return": True, "registers": {"rdi": 7}, "time": 400, "tid": 2},
+    ]
+    handler = "sx unseen\npush elapsed\npush entry, arg0\npush entry, sp\nlog 3\nexit\nunseen: log 3\nexit\n"
+    text = f"{HEAD}offset = tick\nreturn = yes\n{handler}"
+    seen, unseen = records(replay(tmp_path, build("hotloop.c"), text, hits, "--format", "json"))
+    assert seen["data"] == b"".join(n.to_bytes(8, "little") for n in (0x7000, 9, 250)).hex()
+    assert unseen["data"] == b"".join(n.to_bytes(8, "little") for n in (1, 0, 0)).hex()
+
+
+def test_a_register_of_the_entry_must_be_one(build: Builder, tmp_path: Path) -> None:
+    hits = [{"symbol": "tick", "return": True, "entry": {"rdx0": 1}}]
+    done = replay(tmp_path, build("hotloop.c"), f"{HEAD}offset = tick\nreturn = yes\nexit\n", hits)
+    assert done.returncode != 0
+    assert "hits.jsonl:1: x86_64 has no register 'rdx0'" in done.stderr

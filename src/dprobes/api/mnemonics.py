@@ -1028,6 +1028,26 @@ class Instructions(ABC):
         """
         return self._add("push usdt", argument)
 
+    def push_elapsed(self) -> Self:
+        """
+        Push the nanoseconds since the entry of the call that returns, 64 bits, least significant cell on top.
+
+        INVALID_ADDR if the entry was not seen.
+
+        push elapsed: stack ``-- elapsed*cells``; raises INVALID_ADDR.
+        """
+        return self._add("push elapsed")
+
+    def push_entry(self, register: int | str) -> Self:
+        """
+        Push a general register as it was at the entry of the call that returns.
+
+        INVALID_ADDR if the entry was not seen.
+
+        push entry, <register>: stack ``-- value``; raises INVALID_ADDR.
+        """
+        return self._add("push entry", register)
+
     def push_time(self) -> Self:
         """
         Push CLOCK_MONOTONIC in nanoseconds, 64 bits, least significant cell on top.

@@ -57,6 +57,15 @@ class Register:
     selector_cells: int = 0
     memory_offset: int | None = None
 
+    @property
+    def is_kept_at_entry(self) -> bool:
+        """Whether engines keep it from the entry of a function to the return (``push entry``)."""
+        return self.kind is RegisterClass.GENERAL
+
+    def may_be(self, accessed: str) -> bool:
+        """Return whether a handler may access it by "push r", "pop u", ..., or "push entry"."""
+        return self.is_kept_at_entry if accessed == "push entry" else Direction(accessed) in self.allowed
+
     def cells(self, word_size: int) -> int:
         """Return the number of stack cells of ``word_size`` bytes that a push leaves."""
         return self.parts or -(-self.bits // (8 * word_size))

@@ -65,7 +65,7 @@ class MapName(enum.Enum):
     Name the maps that handlers use.
 
     Each is an array with one element, which is addressed directly, except SCRATCH (an array with an element for each
-    running handler), RING (a ring buffer), SCOPE and THREAD_VARIABLES (hashes) and SUCCESSOR.
+    running handler), RING (a ring buffer), SCOPE, THREAD_VARIABLES, ENTRIES and SPACES (hashes) and SUCCESSOR.
 
     The keyed tables of a program are ``table_map(0)`` and so on: hashes from keys to values (``keyed.layout``), or for
     one without keys an array with one element: for each CPU, or once, a word that is not 0 once there is a value, and
@@ -98,6 +98,27 @@ class MapName(enum.Enum):
     """
     ZEROS = "zeros"
     """As many zeros as a thread has variables."""
+    ENTRIES = "entries"
+    """
+    The calls of functions whose returns want to know of their entry, of which the oldest are forgotten when it is full.
+
+    Key::
+
+         0 u64 space    that of the process in SPACES; 0 in the kernel
+         8 u64 frame    the address of the return address; 0 for system calls
+        16 u32 probe    the probepoint
+        20 u32 task     the process, the thread for system calls; 0 in the kernel
+        24 u64 level    0 for the innermost call with this frame, n for the nth one of those that have called it
+
+    Value::
+
+         0              the first 24 bytes of the key: an element may come to be that of another call while it is read
+        24 u64 below    how many calls with the same frame go on besides
+        32 u64 time     when the call began
+        40 u64 ...      registers
+    """
+    SPACES = "spaces"
+    """A number for each process that executes a program: u32 process id to u64. No other program has had it before."""
     RING = "ring"
     """Where records go."""
     NOTES = "notes"

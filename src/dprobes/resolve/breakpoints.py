@@ -15,6 +15,7 @@ from dprobes.resolve.probepoints import NO_EXITS, LeftOutProbe, ProbedCode, Prob
 from dprobes.resolve.probestate import ProbeState
 from dprobes.resolve.skippedfunctions import check_skip
 from dprobes.resolve.usdtprobes import guards, resolve_usdt
+from dprobes.rpn.needs import entry_instructions
 from dprobes.rpn.program import MANY_PLACES, Address, Expression, Glob, Offset, Usdt
 from dprobes.target.codeplace import instruction_at
 from dprobes.target.elf.callframes import CallFrames
@@ -35,6 +36,8 @@ __all__ = ["resolve_breakpoints"]
 _Places = dict[tuple[int, bool], Probepoint]
 """The probepoints found so far by file offset, and whether it is the return from there."""
 
+_GOES_BACK = "it jumps to its own first instruction, which is then executed without a call"
+
 _TAKEN = "it is the place of another probe definition"
 
 
@@ -47,7 +50,8 @@ def resolve_breakpoints(
     for number, definition in enumerate(program.definitions):
         if definition.watchpoint is not None or isinstance(definition.location, MANY_PLACES):
             continue
-        resolver = _Resolver(program, number, definition, module, frames, diagnostics)
+        asks_for_entry = bool(entry_instructions(program, definition))
+        resolver = _Resolver(program, number, definition, module, frames, diagnostics, asks_for_entry=asks_for_entry)
         if (probe := resolver.probepoint()) is not None:
             _check_unique(probe, places, diagnostics)
             places.setdefault((probe.offset, probe.at_return), probe)
@@ -62,7 +66,9 @@ def resolve_breakpoints(
                 left_out += others
     for number, definition in enumerate(program.definitions):
         if isinstance(definition.location, Glob):
-            found = _Matches(number, definition, definition.location.pattern, module, frames, conventions)
+            asks_for_entry = bool(entry_instructions(program, definition))
+            pattern = definition.location.pattern
+            found = _Matches(number, definition, pattern, module, frames, conventions, asks_for_entry=asks_for_entry)
             found.add_to(places, left_out)
             found.check(diagnostics)
     return sorted(places.values(), key=lambda probe: probe.number), left_out
@@ -110,6 +116,8 @@ class _Matches:
         module: Module,
         frames: CallFrames,
         conventions: GoConventions,
+        *,
+        asks_for_entry: bool,
     ) -> None:
         self._conventions = conventions
         self._frames = frames
@@ -119,6 +127,7 @@ class _Matches:
         self._module = module
         self._path = str(module.path)
         self._taken = 0
+        self._asks_for_entry = asks_for_entry
         self._names: list[str] = []
         self._mismatches: list[tuple[str, str]] = []
 
@@ -137,6 +146,8 @@ class _Matches:
                 try:
                     exits = function_exits(self._module, self._frames, function.address, function.size)
                     reason = None if exits.exits else "it never returns"
+                    if exits.goes_back and self._asks_for_entry:
+                        reason = _GOES_BACK
                     difference = difference or _exits_difference(self._module, exits)
                 except TargetError as error:
                     reason = error.message
@@ -198,6 +209,8 @@ class _Resolver:
         module: Module,
         frames: CallFrames,
         diagnostics: Diagnostics,
+        *,
+        asks_for_entry: bool,
     ) -> None:
         self._program = program
         self._number = number
@@ -206,6 +219,7 @@ class _Resolver:
         self._frames = frames
         self._diagnostics = diagnostics
         self._span = definition.span("offset") or definition.span("address")
+        self._asks_for_entry = asks_for_entry
 
     def probepoint(self) -> Probepoint | None:
         offset = self._offset()
@@ -263,6 +277,9 @@ class _Resolver:
             return None
         if not exits.exits:
             self._diagnostics.warning(span, f"'{where}' never returns")
+        if exits.goes_back and self._asks_for_entry:
+            self._diagnostics.error(span, f"the entries of '{where}' cannot be told: {_GOES_BACK}")
+            return None
         return exits
 
     def _where(self, offset: int) -> str:

@@ -13,7 +13,7 @@ from dprobes.arch.arguments import ARGUMENTS_MAX
 from dprobes.diagnostics import Note, did_you_mean
 from dprobes.rpn.flowcheck import check_flow
 from dprobes.rpn.isa import Group, OperandKind
-from dprobes.rpn.needs import skipping_instruction, stops_target, usdt_arguments
+from dprobes.rpn.needs import ENTRY, entry_instructions, skipping_instruction, stops_target, usdt_arguments
 from dprobes.rpn.program import Address, Expression, Glob, ModuleType, Offset, Sampler, Tracepoint, Usdt
 from dprobes.rpn.tables import KEY_SIZE_MAX, MEMORY_MAX, KeyKind
 
@@ -47,6 +47,7 @@ def check(program: Program, architecture: Architecture, diagnostics: Diagnostics
         _check_opcode(definition, architecture, diagnostics)
         _check_selection(program, definition, diagnostics)
         _check_skip(program, definition, diagnostics)
+        _check_entry(program, definition, diagnostics)
     blocks: list[tuple[str, Code]] = [
         *((_handler_title(program, d), d.handler) for d in program.definitions),
         *((f"procedure '{p.name}'", p.code) for p in program.procedures),
@@ -308,6 +309,24 @@ def _check_table_name(program: Program, instruction: Instruction, diagnostics: D
         diagnostics.error(instruction.operand_place, f"unknown table '{name}'", hint=hint)
 
 
+def _check_entry(program: Program, definition: ProbeDefinition, diagnostics: Diagnostics) -> None:
+    asking = entry_instructions(program, definition)
+    if asking and not definition.at_return:
+        title = _handler_title(program, definition)
+        diagnostics.error(
+            asking[0].span,
+            f"'{asking[0]}' is about a call that returns, and {title} is not at a return",
+            hint="write 'return = yes' in the header of the probepoint",
+        )
+    for instruction in asking:
+        if instruction.row.syntax == ENTRY and program.modtype is ModuleType.TRACEPOINT:
+            diagnostics.error(
+                instruction.span,
+                "a tracepoint has no registers of its own",
+                hint="write 'push tp, FIELD': a system call has its arguments at its end as well",
+            )
+
+
 def _check_register(architecture: Architecture, instruction: Instruction, diagnostics: Diagnostics) -> None:
     which = instruction.operand
     if instruction.row.operand_kind is not OperandKind.REGISTER or not isinstance(which, (str, int)):
@@ -318,12 +337,12 @@ def _check_register(architecture: Architecture, instruction: Instruction, diagno
         hint = did_you_mean(which, architecture.register_names) if isinstance(which, str) else None
         diagnostics.error(instruction.operand_place, f"{architecture.name} has no register {shown}", hint=hint)
         return
-    direction = Direction(instruction.row.syntax.partition(",")[0])
-    if direction not in register.allowed:
+    access = instruction.row.syntax.partition(",")[0]
+    if not register.may_be(access):
         others = ", ".join(f"'{d.value}'" for d in Direction if d in register.allowed)
         diagnostics.error(
             instruction.operand_place,
-            f"'{direction.value}' is not allowed for register '{which}' of {architecture.name}",
+            f"'{access}' is not allowed for register '{which}' of {architecture.name}",
             hint=f"allowed: {others}" if others else None,
         )
 

@@ -11,9 +11,17 @@ from dprobes.rpn.tables import TableKind
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from dprobes.arch import Architecture, Register
     from dprobes.rpn.program import Instruction, ProbeDefinition, Program
 
+ELAPSED, ENTRY = "push elapsed", "push entry, <register>"
+"""The instructions that ask for the entry of the call that returns."""
+
 __all__ = [
+    "ELAPSED",
+    "ENTRY",
+    "entry_instructions",
+    "entry_registers",
     "executed_instructions",
     "record_majors",
     "sets_codes",
@@ -73,6 +81,22 @@ def traced_fields(program: Program, definition: ProbeDefinition) -> tuple[Instru
 def usdt_arguments(program: Program, definition: ProbeDefinition) -> tuple[Instruction, ...]:
     """Return the instructions with arguments of a USDT probe that a handler, or a procedure that it calls, executes."""
     return tuple(i for i in executed_instructions(program, definition) if i.row.operand_kind is OperandKind.ARGUMENT)
+
+
+def entry_instructions(program: Program, definition: ProbeDefinition) -> tuple[Instruction, ...]:
+    """Return the instructions that a handler, or a procedure that it calls, executes and that ask for the entry."""
+    return tuple(i for i in executed_instructions(program, definition) if i.row.syntax in (ELAPSED, ENTRY))
+
+
+def entry_registers(
+    program: Program, definition: ProbeDefinition, architecture: Architecture
+) -> tuple[Register, ...] | None:
+    """Return the registers that are to be kept from the entry of a call to its return; None if the entry is unasked."""
+    if not definition.at_return or not (asking := entry_instructions(program, definition)):
+        return None
+    names = (each.operand for each in asking if each.row.syntax == ENTRY)
+    found = (architecture.register(name) for name in names if isinstance(name, (str, int)))
+    return tuple(sorted({r for r in found if r is not None and r.is_kept_at_entry}, key=lambda each: each.index))
 
 
 def skipping_instruction(program: Program, definition: ProbeDefinition) -> Instruction | None:

@@ -45,10 +45,15 @@ class Exit:
 
 @dataclass(frozen=True, slots=True)
 class Exits:
-    """Hold the exits of a function, and the ranges of link addresses (end excluded) that are the function."""
+    """
+    Hold the exits of a function, and the ranges of link addresses (end excluded) that are the function.
+
+    ``goes_back`` says that it jumps to its own first instruction, which is then executed without a call.
+    """
 
     exits: tuple[Exit, ...]
     ranges: tuple[tuple[int, int], ...]
+    goes_back: bool = False
 
 
 def function_exits(module: Module, frames: CallFrames, address: int, size: int) -> Exits:
@@ -92,7 +97,8 @@ class _Search:
             if self._target(instruction) is not None:
                 self._check_target(instruction)
         exits = tuple(exit_ for _, exit_ in sorted(self.exits.items()))
-        return Exits(exits, tuple(self.ranges))
+        goes_back = any(self._target(instruction) == self.start for instruction, _, _ in self.jumps)
+        return Exits(exits, tuple(self.ranges), goes_back)
 
     def _decode(self, start: int, end: int) -> None:
         from iced_x86 import FlowControl, Mnemonic

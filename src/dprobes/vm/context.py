@@ -125,6 +125,12 @@ class Context(Protocol):
     def traced_field(self, name: str) -> int:
         """Return a field of the tracepoint that was hit; raise ``AddressFault`` with 0 if it is not there."""
 
+    def entry_time(self) -> int:
+        """Return when the call that returns was entered; raise ``AddressFault`` with 0 if nobody saw that."""
+
+    def entry_register(self, index: int) -> int:
+        """Return a register as it was then, also one that lies in memory; raise ``AddressFault`` with 0 likewise."""
+
     def pid(self) -> int:
         """Return the process id."""
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dprobes.arch import Direction
 from dprobes.rpn.decoder import EncodedInstruction, decode_one
 from dprobes.rpn.isa import HANDLER_DISPATCH_MAX, NON_MASKABLE, ExceptionCode, OperandKind
 from dprobes.vm import rules_flow, rules_log, rules_stack, rules_tables, rules_world
@@ -144,7 +143,7 @@ class Steps(dict[int, "Step"]):
             return _invalid_opcode, (row.opcode, instruction.offset), instruction.end
         if row.operand_kind is OperandKind.REGISTER:
             register = self._architecture.register(operand)
-            allowed = register is not None and Direction(row.syntax.partition(",")[0]) in register.allowed
+            allowed = register is not None and register.may_be(row.syntax.partition(",")[0])
             return RULES[row.syntax], register if allowed else None, instruction.end
         return RULES[row.syntax], operand, instruction.end
 

@@ -144,6 +144,15 @@ def _push_argument(machine: Machine, number: int) -> None:
     machine.push(argument_value(machine.point.arguments, number, machine.context, machine.architecture))
 
 
+def _push_elapsed(machine: Machine, operand: int) -> None:
+    entered = machine.context.entry_time()
+    machine.push_wide(machine.context.time() - entered & (1 << 64) - 1, 64)
+
+
+def _push_entry(machine: Machine, register: Register | None) -> None:
+    machine.push(0 if register is None else machine.context.entry_register(register.index))
+
+
 def _push_width(machine: Machine, operand: int) -> None:
     machine.push(machine.bits if machine.architecture.byte_order == "big" else -machine.bits)
 
@@ -198,6 +207,8 @@ RULES: dict[str, Rule] = {
     "match str, <text>": _match_string(whole=True),
     "match strn, <text>": _match_string(whole=False),
     "push procid": lambda machine, _: machine.push(machine.context.cpu()),
+    "push elapsed": _push_elapsed,
+    "push entry, <register>": _push_entry,
     "push time": lambda machine, _: machine.push_wide(machine.context.time(), 64),
     "push wid": _push_width,
 }

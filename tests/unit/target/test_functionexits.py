@@ -191,6 +191,16 @@ def test_the_cold_part_is_found_without_its_name(tools: Toolbox, compiled: Modul
     assert exits_of(Module.load(path), "partly") == found
 
 
+def test_a_jump_to_the_first_instruction_is_noted(tools: Toolbox, assembled: Module, compiled: Module) -> None:
+    assert not exits_of(compiled, "choose").goes_back
+    (tools.directory / "back.s").write_text(
+        ".text\n.globl again\n.type again, @function\nagain:\n.cfi_startproc\n dec %edi\n jnz again\n ret\n"
+        ".cfi_endproc\n.size again, . - again\n"
+    )
+    tools.run("gcc", "-shared", "-nostdlib", "-o", "libback.so", "back.s")
+    assert exits_of(Module.load(tools.directory / "libback.so"), "again").goes_back
+
+
 def test_a_function_that_never_returns_has_no_exit(compiled: Module) -> None:
     assert exits_of(compiled, "die").exits == ()
 

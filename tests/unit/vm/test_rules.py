@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from case_interpreter import compile_case, context_of
-from dprobes.arch import Architecture, Direction, architecture
+from dprobes.arch import Architecture, architecture
 from dprobes.rpn import isa
 from dprobes.rpn.effects import stack_effect
 from dprobes.rpn.isa import Flow, OperandKind, Row
@@ -173,8 +173,8 @@ def _operands(random: Random, row: Row, target: Architecture) -> list[Operand]:
         case None:
             return [None]
         case OperandKind.REGISTER:
-            direction = Direction(row.syntax.partition(",")[0])
-            return [random.choice([r.name for r in target.registers if direction in r.allowed])]
+            access = row.syntax.partition(",")[0]
+            return [random.choice([r.name for r in target.registers if r.may_be(access)])]
         case OperandKind.VALUE:
             return [Expression(random.randrange(1 << 31))]
         case OperandKind.EXTENSION | OperandKind.LABEL | OperandKind.PROCEDURE:

@@ -43,6 +43,7 @@ from dprobes.bpf.lower.writer import Writer
 from dprobes.errors import NotSupportedError
 from dprobes.record.layout import Item
 from dprobes.rpn.isa import Group
+from dprobes.rpn.needs import ELAPSED, ENTRY
 from dprobes.rpn.tables import KeyKind, table_of
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ __all__ = [
     "VmaLayout",
     "Watched",
     "check_lowering",
+    "host_of",
     "is_supported",
     "lower",
     "lower_for_word_sizes",
@@ -107,7 +109,7 @@ def lower(
     Raise ``NotSupportedError`` for an instruction that eBPF cannot do, or a handler that is too large.
     """
     asm = Assembler()
-    handler = _Handler(asm, image, architecture, start, point, request, host or _host_of(request))
+    handler = _Handler(asm, image, architecture, start, point, request, host or host_of(request))
     with _limits():
         handler.write()
         handler.write_functions()
@@ -115,7 +117,8 @@ def lower(
     return Lowered(assembled, handler.state, handler.sleeps, architecture.word_size)
 
 
-def _host_of(request: Request) -> type[Host]:
+def host_of(request: Request) -> type[Host]:
+    """Return what writes what a handler asks the world."""
     if not request.in_kernel:
         return Host
     if request.placement is Placement.TRACEPOINT:
@@ -134,7 +137,7 @@ def _host_of(request: Request) -> type[Host]:
 def check_lowering(image: CodeImage, architecture: Architecture, start: int, point: Point, request: Request) -> None:
     """Raise what ``lower`` would raise, in much less time for most handlers."""
     asm = Assembler()
-    handler = _Handler(asm, image, architecture, start, point, request, _host_of(request))
+    handler = _Handler(asm, image, architecture, start, point, request, host_of(request))
     if handler.is_plain:
         return
     with _limits():
@@ -153,7 +156,7 @@ def lower_for_word_sizes(
     """
     from dprobes.bpf.lower.kernelhost import AnywhereHost
 
-    host = _host_of(request) if request.in_kernel else AnywhereHost
+    host = host_of(request) if request.in_kernel else AnywhereHost
     asm = Assembler()
     asm.load(Register.R2, Register.R1, REGISTER_OFFSETS["cs"])
     asm.alu(Alu.AND, Register.R2, 0xFF)
@@ -215,6 +218,7 @@ class _Handler:
             max(point.heap, architecture.word_size) if _uses(flow, Group.HEAP) else 0,
             has_snapshot=flow.uses(*_UNWINDING),
             keys=max((table.key_size for table in image.tables), default=0) if _uses(flow, Group.TABLE) else 0,
+            entry_words=1 + len(request.entry.registers) if request.entry and flow.uses(ELAPSED, ENTRY) else 0,
         )
         self._host = host(asm, architecture, request, **_host_uses(architecture, flow, request))
         self._writer = Writer(asm, flow, architecture, point, request, self.state, self._host)

@@ -13,6 +13,7 @@ The state of one running handler: an element of the SCRATCH map.
       ...   heap     blocks and data
       ...   snapshot the ring entry with a copy of the program's stack, for 'log ustack'
       ...   keys     the key of a table that is put together, and room for a position behind it
+      ...   entry    what a return knows of the entry: the time, registers
 
 A position in the log buffer is masked to one half of it and a length to the other, so that the verifier has nothing to
 prove about their sum. Frames and cells are masked in the same way.
@@ -152,6 +153,7 @@ class StateLayout:
     heap: int = 0
     has_snapshot: bool = False
     keys: int = 0
+    entry_words: int = 0
 
     @property
     def log_mask(self) -> int:
@@ -191,5 +193,9 @@ class StateLayout:
     @property
     def size(self) -> int:
         """The size of a state in bytes."""
-        end = self.key + (self.keys + KEY_SLACK if self.keys else 0)
-        return -(-end // 64) * 64
+        return -(-(self.entry + 8 * self.entry_words) // 64) * 64
+
+    @property
+    def entry(self) -> int:
+        """Where there is what a return knows of the entry: the time, 0 if nobody has seen it, and registers."""
+        return self.key + (self.keys + KEY_SLACK if self.keys else 0)

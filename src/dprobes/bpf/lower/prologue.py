@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.bpf.asm.isa import Alu, Atomic, Helper, Jump, Register, Size
 from dprobes.bpf.layout import LIMIT, MapName, ProbeField
+from dprobes.bpf.lower.callentries import SEEN, take_entry
 from dprobes.bpf.lower.handlerstate import FRAMES, RANGES, Field, Frame
 from dprobes.bpf.lower.host import CONTEXT
 from dprobes.bpf.lower.request import Filter
@@ -96,6 +97,8 @@ class Prologue:
         """Write the counting; R8 keeps the attach cookie and R9 whether it is the last hit. R7 is still free."""
         asm, request = self._asm, self._request
         self._load_cookie()
+        if self._w.state.entry_words:
+            take_entry(asm, self._w.host, request, self._w.word_size, _R.R8)
         if self._ticket is not None:
             self._ticket.open(self._busy)
         self._entry_without_state()
@@ -233,6 +236,9 @@ class Prologue:
             asm.store(SCRATCH, Field.MINOR, self._w.point.minor)
         if self._overload is not None:
             self._overload.begin()
+        for word in range(self._w.state.entry_words):
+            asm.load(_R.R1, _R.R10, SEEN - 8 * word)
+            asm.store(SCRATCH, self._w.state.entry + 8 * word, _R.R1)
         self._w.host.prepare()
         if Item.TIME in self._entries.items:
             self._w.host.time()

@@ -20,9 +20,11 @@ __all__ = [
     "ARGUMENT_REGISTERS",
     "Abilities",
     "Filter",
+    "KeptEntry",
     "LoopForm",
     "Lowered",
     "MappedModule",
+    "NestingLayout",
     "Placement",
     "Request",
     "Tables",
@@ -67,13 +69,30 @@ class VmaLayout:
 
 
 @dataclass(frozen=True, slots=True)
+class NestingLayout:
+    """
+    Say where the kernel has what it knows of the uretprobes of a thread, in bytes from the start of the structure.
+
+    ``mm`` and ``task`` are members of ``task_struct``; ``area`` of ``mm_struct`` leads to what holds at ``trampoline``
+    the address that stands for return addresses; ``depth`` of ``uprobe_task`` is how many returns are awaited.
+    """
+
+    mm: int
+    area: int
+    trampoline: int
+    task: int
+    depth: int
+
+
+@dataclass(frozen=True, slots=True)
 class Abilities:
     """
     Hold what the kernel offers.
 
     ``iterator`` are the BTF ids of bpf_iter_num_new, _next and _destroy, which LoopForm.ITERATOR needs. ``vma`` is
     there if programs can find out what is mapped at an address. ``function_ip`` says that a program knows at a
-    URETPROBE which function returns. ``overrides_returns`` says that a program at a KPROBE can let a function return.
+    URETPROBE which function returns, ``nesting`` how it knows which returns are awaited. ``overrides_returns`` says
+    that a program at a KPROBE can let a function return.
     """
 
     loops: LoopForm = LoopForm.MAY_GOTO
@@ -84,6 +103,7 @@ class Abilities:
     vma: VmaLayout | None = None
     function_ip: bool = True
     overrides_returns: bool = False
+    nesting: NestingLayout | None = None
 
 
 class Placement(enum.Enum):
@@ -158,6 +178,19 @@ class MappedModule:
     segments: tuple[tuple[int, int], ...]
 
 
+@dataclass(frozen=True, slots=True)
+class KeptEntry:
+    """
+    Say what is kept from the entry of a call to its return: the time, and registers.
+
+    These are given by name and index, with their distance from the stack pointer if they lie in memory. ``nests`` says
+    that a function may be entered again, with the same frame, before it has returned: by tail calls.
+    """
+
+    registers: tuple[tuple[str, int, int | None], ...] = ()
+    nests: bool = False
+
+
 class Watched(enum.Enum):
     """Say what a watchpoint watches in the processes that map a module (MAPPERS)."""
 
@@ -223,6 +256,8 @@ class Request:
     wants_tid: bool = False
     note: int | None = None
     extensions: Mapping[str, Callable[..., None]] = field(default_factory=dict)
+    entry: KeptEntry | None = None
+    """What a handler of a return knows of the entry."""
     replaceable: bool = False
     replaces: bool = False
     in_kernel: bool = False

@@ -5,14 +5,15 @@ from __future__ import annotations
 import errno
 from typing import TYPE_CHECKING
 
-from dprobes.bpf.lower.request import Abilities, LoopForm, VmaLayout
+from dprobes.bpf.lower.request import Abilities, LoopForm, NestingLayout, VmaLayout
 from dprobes.engines.capabilities import Capability
 from dprobes.engines.ebpf.attach.scope import is_initial_namespace
 from dprobes.engines.ebpf.kernel.features import Feature, Features
 from dprobes.engines.ebpf.privilege import is_in_user_namespace, missing_privilege
 from dprobes.engines.registry import KernelSupport
-from dprobes.errors import reason_of
+from dprobes.errors import TargetError, reason_of
 from dprobes.resolve.spaces import Space, space_of
+from dprobes.rpn.needs import ELAPSED, ENTRY
 from dprobes.target.btf import Kind
 
 if TYPE_CHECKING:
@@ -111,7 +112,29 @@ def abilities_of(features: Features, program: Program) -> Abilities:
         vma=_vma_layout(features) if _asks_for_mappings(program) else None,
         function_ip=Feature.FUNC_IP in features,
         overrides_returns=skips,
+        nesting=_nesting_layout(features) if _asks_for_entries(program) else None,
     )
+
+
+def _asks_for_entries(program: Program) -> bool:
+    """Return whether handlers of returns want to know of the entry."""
+    return any(i.row.syntax in (ELAPSED, ENTRY) for code in program.bodies() for i in code.instructions)
+
+
+def _nesting_layout(features: Features) -> NestingLayout | None:
+    if Feature.BTF not in features:
+        return None
+    types = features.types
+    try:
+        return NestingLayout(
+            mm=types.member_offset("task_struct", "mm"),
+            area=types.member_offset("mm_struct", "uprobes_state") + types.member_offset("uprobes_state", "xol_area"),
+            trampoline=types.member_offset("xol_area", "vaddr"),
+            task=types.member_offset("task_struct", "utask"),
+            depth=types.member_offset("uprobe_task", "depth"),
+        )
+    except TargetError:
+        return None
 
 
 def _asks_for_mappings(program: Program) -> bool:

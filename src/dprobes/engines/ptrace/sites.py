@@ -38,6 +38,8 @@ class Role(enum.IntEnum):
     """The instruction may hand over to another function, with whose return the handler runs."""
     LINKER = 3
     """The engine's own: the dynamic linker has mapped or unmapped something."""
+    ENTRY = 5
+    """What the handler of a return is to know of the entry is kept; no handler runs."""
     UNWINDING = 4
     """The engine's own: functions are about to be left without a return."""
 
@@ -65,6 +67,8 @@ class Site:
     """For JUMP: the ranges of the function (end excluded), as distances from this instruction."""
     semaphore: int = 0
     """The distance from this instruction to the semaphore of its USDT probe, 0 if it has none."""
+    kept: tuple[tuple[int, int | None], ...] = ()
+    """For ENTRY: the registers that are kept, by index, and how far above the stack pointer those in memory lie."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,7 +73,7 @@ _FIELDS: dict[str, Callable[[Any], Any]] = {
     **dict.fromkeys(("probe", "offset", "address", "base", "pid", "tid", "uid", "cpu", "task", "time"), _number),
     **dict.fromkeys(("symbol", "name"), _TEXT),
     "return": _of(bool, "true or false"),
-    "registers": _mapping(str, _number),
+    **dict.fromkeys(("registers", "entry"), _mapping(str, _number)),
     "segments": _mapping(_number, _number),
     **dict.fromkeys(("memory", "read_only"), _mapping(_number, lambda value: bytes.fromhex(_TEXT(value)))),
 }

@@ -58,7 +58,7 @@ def test_numbers_are_numbers_or_strings(tmp_path: Path) -> None:
             '{"probe": 0, "regs": {}}',
             (
                 "a hit has no field 'regs'; fields are probe, offset, address, base, pid, tid, uid, cpu, task, time, "
-                "symbol, name, return, registers, segments, memory, read_only"
+                "symbol, name, return, registers, entry, segments, memory, read_only"
             ),
         ),
     ],

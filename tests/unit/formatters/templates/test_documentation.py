@@ -51,7 +51,7 @@ def test_the_templates_of_the_examples_are_right(capsys: pytest.CaptureFixture[s
     directory = ROOT / "examples" / "templates"
     assert run(["check", str(directory)]) == 0
     programs = [path for path in sorted(ROOT.glob("examples/*.rpn")) if (directory / f"{path.stem}.fmt").exists()]
-    assert len(programs) == 19
+    assert len(programs) == 20
     for program in programs:
         assert run(["check", str(program), "--allow-write", "--templates", str(directory)]) == 0
     output, said = capsys.readouterr()

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dprobes.arch import Direction
 from dprobes.bpf.asm.isa import Alu, Jump, Register, Size
 from dprobes.bpf.layout import ProbeField
 from dprobes.bpf.lower.handlerstate import ABORT, Field
@@ -34,7 +33,7 @@ def accessed_register(w: Writer, i: EncodedInstruction) -> CpuRegister | None:
     """Return the register that an instruction names; None if the processor has none that may be accessed so."""
     assert i.row is not None
     register = w.architecture.register(i.operand)
-    allowed = register is not None and Direction(i.row.syntax.partition(",")[0]) in register.allowed
+    allowed = register is not None and register.may_be(i.row.syntax.partition(",")[0])
     return register if allowed else None
 
 
@@ -236,16 +235,53 @@ def _ask(question: Callable[[Host], None], *, bits: int = 32) -> Template:
     def template(w: Writer, i: EncodedInstruction) -> None:
         w.stack.settle()
         question(w.host)
-        value = w.stack.copy(_R.R0)
-        if bits > 32 and not w.wide:
-            if bits == 64:
-                high = w.stack.copy(value)
-                w.asm.alu(Alu.RSH, high, 32)
-                w.stack.push(high)
-            w.asm.mov(value, value, wide=False)
-        w.stack.push(value)
+        _push_answer(w, bits)
 
     return template
+
+
+def _push_answer(w: Writer, bits: int) -> None:
+    """Push so many bits of R0."""
+    value = w.stack.copy(_R.R0)
+    if bits > 32 and not w.wide:
+        if bits == 64:
+            high = w.stack.copy(value)
+            w.asm.alu(Alu.RSH, high, 32)
+            w.stack.push(high)
+        w.asm.mov(value, value, wide=False)
+    w.stack.push(value)
+
+
+def _push_elapsed(w: Writer, i: EncodedInstruction) -> None:
+    if not _is_entered(w):
+        return
+    w.host.time()
+    w.asm.load(_R.R1, SCRATCH, w.state.entry)
+    w.asm.alu(Alu.SUB, _R.R0, _R.R1)
+    _push_answer(w, 64)
+
+
+def _push_entry(w: Writer, i: EncodedInstruction) -> None:
+    register = accessed_register(w, i)
+    if register is None:
+        w.stack.push(0)
+        return
+    kept = [] if w.request.entry is None else [index for _, index, _ in w.request.entry.registers]
+    if _is_entered(w, is_kept=register.index in kept):
+        w.stack.push(w.field(w.state.entry + 8 * (1 + kept.index(register.index))))
+
+
+def _is_entered(w: Writer, *, is_kept: bool = True) -> bool:
+    """Write the exception for a call whose entry was not seen; return False if that is so for all calls."""
+    if not w.state.entry_words or not is_kept:
+        w.stack.flush()
+        w.throw(ExceptionCode.INVALID_ADDR)
+        w.is_open = False
+        return False
+    unseen = nobody(w)
+    w.asm.load(_R.R1, SCRATCH, w.state.entry)
+    w.asm.jump_if(Jump.JEQ, _R.R1, 0, unseen)
+    return True
 
 
 def _push_width(w: Writer, i: EncodedInstruction) -> None:
@@ -267,6 +303,8 @@ TEMPLATES: dict[str, Template] = {
     "push tid": _ask(lambda host: host.tid()),
     "push uid": _ask(lambda host: host.uid()),
     "push procid": _ask(lambda host: host.cpu()),
+    "push elapsed": _push_elapsed,
+    "push entry, <register>": _push_entry,
     "push time": _ask(lambda host: host.time(), bits=64),
     "push wid": _push_width,
 }

@@ -6,30 +6,35 @@ from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from dprobes.arch import architecture
 from dprobes.bpf.layout import NOTE_HITS, MapName
-from dprobes.bpf.lower import lower
+from dprobes.bpf.lower import host_of, lower
+from dprobes.bpf.lower.callentries import entry_program, entry_size
 from dprobes.bpf.lower.dispatch import can_share
+from dprobes.bpf.lower.request import KeptEntry, Placement
 from dprobes.engines.ebpf.attach.parts import ALONE_MAX, Part
 from dprobes.engines.ebpf.attach.siteplan import Site
 from dprobes.engines.ebpf.kernel.features import Feature
 from dprobes.record.layout import Item
 from dprobes.resolve.probestate import ProbeState
 from dprobes.resolve.usdtprobes import arguments_used
+from dprobes.rpn.needs import entry_registers
 from dprobes.rpn.point import Point
 from dprobes.rpn.program import MANY_PLACES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from dprobes.arch import Architecture
     from dprobes.arch.arguments import Argument
-    from dprobes.bpf.lower.request import Placement, Request
+    from dprobes.bpf.lower.request import Request
     from dprobes.engines.ebpf.attach.plannedfile import PlannedCode
     from dprobes.engines.ebpf.attach.probenumbers import ProbeNumbers
     from dprobes.engines.ebpf.kernel.features import Features
     from dprobes.resolve.probepoints import Probepoint
-    from dprobes.rpn.program import Program
+    from dprobes.rpn.program import ProbeDefinition, Program
 
-__all__ = ["HandlerCompiler", "has_tickets"]
+__all__ = ["HandlerCompiler", "has_tickets", "largest_entry"]
 
 
 def has_tickets(program: Program) -> bool:
@@ -39,8 +44,28 @@ def has_tickets(program: Program) -> bool:
     )
 
 
-_Key = tuple[int, "Placement", int, bool, int, tuple["Argument", ...]]
+_Key = tuple[int, "Placement", int, bool, bool, int, tuple["Argument", ...]]
 """What sites have in common that share code."""
+
+
+def largest_entry(program: Program) -> int:
+    """Return the size of what is kept of the entry of a call at most, whatever the architecture; 0 if nothing is."""
+    kept = (
+        _kept(program, definition, architecture(name), is_uretprobe=False)
+        for definition in program.definitions
+        for name in ("x86_64", "i386")
+    )
+    return max((entry_size(entry) for entry in kept if entry is not None), default=0)
+
+
+def _kept(
+    program: Program, definition: ProbeDefinition, target: Architecture, *, is_uretprobe: bool
+) -> KeptEntry | None:
+    """Return what a handler of a return wants to know of the entry."""
+    registers = entry_registers(program, definition, target)
+    if registers is None:
+        return None
+    return KeptEntry(tuple((each.name, each.index, each.memory_offset) for each in registers), is_uretprobe)
 
 
 class HandlerCompiler:
@@ -67,12 +92,14 @@ class HandlerCompiler:
             pushed = self._pushed(probes[number])
             for site in self._numbers.sites[number]:
                 alone = number if site.placement.is_trampoline else -1  # a program there is for one function
-                key = (probes[number].number, site.placement, site.return_bytes, bool(site.anchor), alone, pushed)
+                kind = probes[number].number, site.placement, site.return_bytes
+                key = (*kind, bool(site.anchor), site.is_entry, alone, pushed)
                 grouped.setdefault(key, []).append((number, site))
         written = [key for key in grouped if not isinstance(self._program.definitions[key[0]].location, MANY_PLACES)]
         are_many = len(written) > ALONE_MAX and self._has_multi
+        nesting = {number for number, placement, *_ in grouped if placement is Placement.URETPROBE}
         resolved = file.resolved
-        for (number, placement, return_bytes, _, alone, _), sites in grouped.items():
+        for (number, placement, return_bytes, _, is_entry, alone, _), sites in grouped.items():
             definition = self._program.definitions[number]
             is_glob = isinstance(definition.location, MANY_PLACES)
             first, site = sites[0]
@@ -92,7 +119,12 @@ class HandlerCompiler:
                 return_bytes=return_bytes,
                 wants_tid=self._is_uncertain(number, sites),
                 note=self._note_of(number, sites, notes),
+                entry=_kept(self._program, definition, resolved.architecture, is_uretprobe=number in nesting),
             )
+            if is_entry:
+                lowered = entry_program(resolved.architecture, request, host_of(request))
+                yield Part(file, number, placement, sites, lowered)
+                continue
             probe = self._numbers.probes[first]
             point = Point.of(self._program, definition, probe.offset, probe.arguments)
             handler = resolved.image, resolved.architecture, resolved.image.handlers[number], point

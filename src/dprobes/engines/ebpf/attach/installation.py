@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.bpf.layout import LIMIT, LOAD_LIMIT, PROBE_MAX, REMOVE, SwitchOver, power_of_two
 from dprobes.bpf.lower.request import Placement, Tables
-from dprobes.engines.ebpf.attach.handlercompiler import HandlerCompiler, has_tickets
+from dprobes.engines.ebpf.attach.handlercompiler import HandlerCompiler, has_tickets, largest_entry
 from dprobes.engines.ebpf.attach.handlers import basic_request, load_handler
 from dprobes.engines.ebpf.attach.modulewatches import ModuleWatches
 from dprobes.engines.ebpf.attach.parts import batches, joined
@@ -111,7 +111,7 @@ class Installation:
                 2 * self.bank_size, state, settings.ring_size, tables.states, cpus,
                 program.vars, program.gvars if shared is None else 0, program.cvars, program.tvars,
                 scope.processes, bool(events), settings.replaceable, job.replaces is not None, self.notes_tickets,
-                budget is not None,
+                budget is not None, largest_entry(program),
             ),
             shared.descriptor if shared is not None else None,
             program.tables,
@@ -230,7 +230,7 @@ class Installation:
         if not sites:
             return
         reached, shown = (first.file.reached, first.file.path) if first.file is not None else ("", "")
-        group = Group(program, reached, shown, first.placement, sites)
+        group = Group(program, reached, shown, first.placement, sites, is_entry=sites[0][1].is_entry)
         if self._is_postponed(sites[0][0]):
             self._postponed.append(group)
             return

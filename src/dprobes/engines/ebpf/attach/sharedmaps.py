@@ -46,6 +46,8 @@ _NOTES = 1 << 12
 """How many threads can be between a hit and the end of its instruction; if more are, the oldest ones are forgotten."""
 
 
+_ENTRIES, _SPACES = 1 << 14, 1 << 13
+"""Of how many calls the entry is kept, and of how many processes; if there are more, the oldest ones are forgotten."""
 _THREADS, _THREADS_MIN, _THREADS_SIZE = 1 << 13, 1 << 10, 8 << 20
 """How many threads can have variables at a time: at most and at least, and in how many bytes between these."""
 
@@ -81,6 +83,8 @@ class Sizes:
     """Whether hits do not count whose instruction faults, where there is a limit."""
     loads: bool = False
     """Whether there is an overload guard."""
+    entry: int = 0
+    """The size of what is kept of the entry of a call, 0 if nothing is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +129,7 @@ class SharedMaps:
                 self._locals = stack.enter_context(ArrayMap(8 * power_of_two(sizes.locals), name="dprobes_lv"))
                 self._globals = stack.enter_context(ArrayMap(8 * power_of_two(sizes.globals), name="dprobes_gv"))
                 per_cpu = 8 * power_of_two(sizes.cpu_variables) * sizes.cpus
-                self._thread: list[tuple[MapName, int]] = []
+                self._own: list[tuple[MapName, int]] = []
                 zeros = 0
                 self.tables: TableMaps | None = None
                 if tables:
@@ -138,9 +142,9 @@ class SharedMaps:
                     room = max(_THREADS_MIN, min(_THREADS, _THREADS_SIZE // size))
                     variables = stack.enter_context(HashMap(8, size, room, "dprobes_tv", preallocated=True))
                     zeros = max(zeros, size)
-                    self._thread = [(MapName.THREAD_VARIABLES, variables.fd)]
+                    self._own.append((MapName.THREAD_VARIABLES, variables.fd))
                 if zeros:
-                    self._thread.append((MapName.ZEROS, stack.enter_context(ArrayMap(zeros, name="dprobes_zeros")).fd))
+                    self._own.append((MapName.ZEROS, stack.enter_context(ArrayMap(zeros, name="dprobes_zeros")).fd))
                 samples = SAMPLE_SIZE * sizes.cpus if sizes.for_events else SAMPLE_SIZE
                 self._samples = stack.enter_context(ArrayMap(samples, name="dprobes_samples"))
                 self._cpu = stack.enter_context(ArrayMap(per_cpu, name="dprobes_cv"))
@@ -148,6 +152,10 @@ class SharedMaps:
                 for each, count in ((self._locals, sizes.locals), (self._cpu, sizes.cpu_variables)):
                     if count:
                         _ = each.words
+                if sizes.entry:
+                    entries = stack.enter_context(LruHashMap(32, sizes.entry, _ENTRIES, "dprobes_entries"))
+                    spaces = stack.enter_context(LruHashMap(4, 8, _SPACES, "dprobes_spaces"))
+                    self._own += [(MapName.ENTRIES, entries.fd), (MapName.SPACES, spaces.fd)]
                 self._notes: LruHashMap | None = None
                 if sizes.notes:
                     self._notes = stack.enter_context(LruHashMap(4, NOTE_SIZE, _NOTES, "dprobes_notes"))
@@ -197,7 +205,7 @@ class SharedMaps:
             MapName.SAMPLES: self._samples.fd,
             MapName.RING: self.ring.fd,
             MapName.SCOPE: self.scope.fd,
-            **dict(self._thread),
+            **dict(self._own),
         }
         if self._notes is not None:
             descriptors[MapName.NOTES] = self._notes.fd

@@ -47,6 +47,8 @@ class Group:
     placement: Placement
     sites: list[tuple[int, Site]]
     bank: int = 0
+    is_entry: bool = False
+    """Whether it keeps entries: it counts no hits, and serves removed probepoints as long as others need it."""
     link: Descriptors | None = None
     renewed: float = field(default=float("-inf"))
 
@@ -94,7 +96,8 @@ class Attachments:
             return False
         self._ended.add(probe)
         for group in self._groups_of.get(probe, ()):
-            self._maps.disable(group.bank * self._bank_size + probe)
+            if not group.is_entry:
+                self._maps.disable(group.bank * self._bank_size + probe)
             self._dirty.add(group)
         return True
 
@@ -122,7 +125,9 @@ class Attachments:
     def is_disabled(self, probe: int) -> bool:
         """Return whether no handler of a probepoint runs any more."""
         groups = (self._last_groups if self.is_closed else self._groups_of).get(probe, ())
-        return any(self._maps.is_disabled(group.bank * self._bank_size + probe) for group in groups)
+        return any(
+            self._maps.is_disabled(group.bank * self._bank_size + probe) for group in groups if not group.is_entry
+        )
 
     def expired(self) -> set[int]:
         """Return the probepoints that handlers have disabled, and that nobody has removed."""
@@ -130,6 +135,7 @@ class Attachments:
         return {
             probe
             for group in self._groups
+            if not group.is_entry
             for probe, _ in group.sites
             if group.bank * self._bank_size + probe in disabled and probe not in self._ended
         }
@@ -152,6 +158,8 @@ class Attachments:
                 continue
             self._dirty.discard(group)
             group.sites = remaining
+            if remaining and group.is_entry:
+                continue  # were it attached twice for a moment, calls would be entered twice
             old, group.link = group.link, None
             if remaining:
                 self._switch(group)

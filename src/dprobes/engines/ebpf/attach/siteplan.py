@@ -16,6 +16,7 @@ from dprobes.lazydataclass import dataclass
 from dprobes.resolve.movableprobes import movable_probes
 from dprobes.resolve.probepoints import LeftOutProbe
 from dprobes.resolve.probestate import ProbeState
+from dprobes.rpn.needs import entry_registers
 from dprobes.rpn.program import MANY_PLACES
 from dprobes.target.faults import may_fault
 from dprobes.target.functionexits import ExitKind
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from dprobes.rpn.program import Program
 
 __all__ = ["DEBUG_REGISTER", "FilePlan", "Site", "plan_file"]
+
+_HANDS_OVER = "it may hand over to another function, and a uretprobe"
 
 DEBUG_REGISTER = "debug register"
 """What hits a watchpoint, in the words of the summary."""
@@ -58,6 +61,8 @@ class Site:
     anchor: str = ""
     arguments: int = 0
     counter: int = 0
+    is_entry: bool = False
+    """Whether no handler is here, but what keeps the entry of a call for the handler of its return."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,9 +160,25 @@ class _Planner:
         return self._resolved.module.function_start(probe.offset) == probe.instruction.address
 
     def _exits(self, probe: Probepoint) -> tuple[Site, ...]:
+        exits = self._plain_exits(probe)
+        if not exits or entry_registers(self._program, probe.definition, self._resolved.architecture) is None:
+            return exits
+        raw = probe.instruction.raw
+        if self._bits == 32 and exits[0].placement is Placement.URETPROBE:
+            self._refuse(probe, f"{_HANDS_OVER} does not tell in 32-bit code which call returns")
+        elif (reason := refusal(probe.instruction, self._bits, at_entry=True)) is not None:
+            self._refuse(probe, f"its entry is kept at its first instruction '{probe.instruction.text}': {reason}")
+        elif any(site.offset == probe.offset and site.placement is Placement.RET_SITE for site in exits):
+            self._refuse(probe, "it returns by its first instruction, where its entry is to be kept as well")
+        else:
+            executed = uprobe_class(raw, self._bits).value
+            return (Site(probe.offset, Placement.BREAKPOINT, executed, may_fault=False, is_entry=True), *exits)
+        return ()
+
+    def _plain_exits(self, probe: Probepoint) -> tuple[Site, ...]:
         exits = probe.code.exits.exits
         if any(leaving.kind is not ExitKind.RETURN for leaving in exits):
-            another = "it may hand over to another function, and a uretprobe"
+            another = _HANDS_OVER
             if (hazard := self._uretprobe_hazard()) is not None:
                 self._refuse(probe, f"{another} would do harm: {hazard}")
                 return ()

@@ -1,8 +1,9 @@
 """
-Programs that let the variables of threads go with their threads, on the kernel's tracepoints.
+Programs that let what is known of threads and processes go with these, on the kernel's tracepoints.
 
 A thread loses its variables when it ends and when it executes a program. Should the kernel's own code on a thread's
-last way have given it new ones, they go when another thread gets its number, before that first runs.
+last way have given it new ones, they go when another thread gets its number, before that first runs. A process has
+another space (``MapName.SPACES``) with each program that it executes, so that nobody returns from its earlier calls.
 """
 
 from __future__ import annotations
@@ -18,8 +19,11 @@ from dprobes.engines.ebpf.kernel.links import attach_typed_tracepoint
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from collections.abc import Set as AbstractSet
 
     from dprobes.engines.ebpf.kernel.kerneltypes import KernelTypes
+
+    Known = AbstractSet[MapName]
 
 __all__ = ["follow_threads"]
 
@@ -28,13 +32,14 @@ _KEY = -8
 
 
 def follow_threads(maps: Mapping[MapName, int], types: KernelTypes) -> Descriptors:
-    """Let variables go with their threads until the result is closed; needs THREAD_VARIABLES."""
+    """Do so until the result is closed, with those of THREAD_VARIABLES and SPACES that there are."""
+    known = {name for name in (MapName.THREAD_VARIABLES, MapName.SPACES) if name in maps}
     links = Descriptors()
     try:
         for tracepoint, program in (
-            ("sched_process_exit", _exit_program()),
-            ("sched_process_fork", _fork_program(types)),
-            ("sched_process_exec", _exec_program()),
+            ("sched_process_exit", _exit_program(known)),
+            ("sched_process_fork", _fork_program(known, types)),
+            ("sched_process_exec", _exec_program(known)),
         ):
             links.add(attach_typed_tracepoint(tracepoint, program, maps, types))
     except BaseException:
@@ -43,31 +48,31 @@ def follow_threads(maps: Mapping[MapName, int], types: KernelTypes) -> Descripto
     return links
 
 
-def _exit_program() -> Assembled:
+def _exit_program(known: Known) -> Assembled:
     """Return the program on ``sched_process_exit(task)``, which the ending thread runs."""
     asm = Assembler()
     _load_thread(asm)
-    _forget(asm)
+    _forget(asm, known - {MapName.SPACES})
     return _ended(asm)
 
 
-def _fork_program(types: KernelTypes) -> Assembled:
+def _fork_program(known: Known, types: KernelTypes) -> Assembled:
     """Return the program on ``sched_process_fork(parent, child)``, which runs before the new thread does."""
     asm = Assembler()
     load_argument(asm, R2, 1)
     asm.load(R0, R2, types.member_offset("task_struct", "pid"), Size.W)
-    _forget(asm)
+    _forget(asm, known)
     return _ended(asm)
 
 
-def _exec_program() -> Assembled:
+def _exec_program(known: Known) -> Assembled:
     """Return the program on ``sched_process_exec(task, old_pid, ...)``; the first thread's number is the task's now."""
     asm = Assembler()
     load_argument(asm, R6, 1)
     _load_thread(asm)
-    _forget(asm)
+    _forget(asm, known)
     asm.mov(R0, R6, wide=False)
-    _forget(asm)
+    _forget(asm, known)
     return _ended(asm)
 
 
@@ -76,12 +81,14 @@ def _load_thread(asm: Assembler) -> None:
     asm.mov(R0, R0, wide=False)
 
 
-def _forget(asm: Assembler) -> None:
-    """Delete the variables of the thread in R0."""
+def _forget(asm: Assembler, known: Known) -> None:
+    """Delete what is known of the thread in R0, and of the process with that number."""
     asm.store(R10, _KEY, R0)
-    asm.load_map(R1, MapName.THREAD_VARIABLES)
-    point_to_stack(asm, R2, _KEY)
-    asm.call(Helper.MAP_DELETE_ELEM)
+    for name in (MapName.THREAD_VARIABLES, MapName.SPACES):
+        if name in known:
+            asm.load_map(R1, name)
+            point_to_stack(asm, R2, _KEY)  # of which a key in SPACES is the lower half
+            asm.call(Helper.MAP_DELETE_ELEM)
 
 
 def _ended(asm: Assembler) -> Assembled:

@@ -70,11 +70,17 @@ class LoadMaps:
     def set_costs(self, sites: Iterable[tuple[Iterable[int], Site]]) -> None:
         """Say what a hit costs besides its handler; ``sites`` come with the entries of their probepoints."""
         halves = self._probes.halves
+        at_entry: dict[int, int] = {}
         for entries, site in sites:
             cost = hit_cost(site)
             for entry in entries:
                 place = (entry * PROBE_LOAD_SIZE + ProbeLoad.COST) // 4
-                halves[place] = max(halves[place], cost)
+                if site.is_entry:
+                    at_entry[place] = cost
+                else:
+                    halves[place] = max(halves[place], cost)
+        for place, cost in at_entry.items():
+            halves[place] += cost
 
     def thin(self, entry: int, thinning: int) -> None:
         """Let one hit of so many run the handler."""

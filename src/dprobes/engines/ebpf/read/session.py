@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, Self
 
-from dprobes.bpf.layout import LIMIT
+from dprobes.bpf.layout import LIMIT, MapName
 from dprobes.engines.debugger import LOOK, Debuggers
 from dprobes.engines.ebpf.attach.faultwatch import FaultWatch
 from dprobes.engines.ebpf.attach.filesearch import find_probes
@@ -152,7 +152,7 @@ class EbpfSession(ControlledRun, ReplaceableSession):
                 self._tree = ProcessTree(installed.maps, types, scope, self._command)
                 stack.callback(self._tree.close)
                 self._tree.plant()
-            if self._program.tvars:
+            if not {MapName.THREAD_VARIABLES, MapName.SPACES}.isdisjoint(maps.descriptors):
                 from dprobes.engines.ebpf.attach.threadprograms import follow_threads
 
                 stack.enter_context(follow_threads(maps.descriptors, types))

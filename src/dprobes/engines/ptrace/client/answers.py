@@ -15,7 +15,7 @@ import re
 import time
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from dprobes.arch import architecture
 from dprobes.diagnostics import Diagnostics
@@ -32,6 +32,7 @@ from dprobes.resolve.resolution import resolve, resolve_everywhere
 from dprobes.resolve.spaces import Space, space_of
 from dprobes.rpn.checker import check
 from dprobes.rpn.encoder import CodeImage, encode
+from dprobes.rpn.needs import entry_registers
 from dprobes.rpn.point import Point
 from dprobes.target.elf.file import ElfFile
 from dprobes.target.functionexits import ExitKind
@@ -44,6 +45,7 @@ from dprobes.target.processmaps import PAGE_SIZE, parse_maps, read_maps
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from dprobes.arch import Architecture
     from dprobes.engines.foreign.examiner import Examiner
     from dprobes.engines.ptrace.wire import ModuleMapped
     from dprobes.resolve.probepoints import LeftOutProbe, Probepoint, ResolvedModule
@@ -267,16 +269,11 @@ class Answers:
         return "/" not in wanted and ".so" in Path(path).name and Path(path).name.startswith(stem)
 
     def _new_sites(self, resolved: ResolvedModule, mapped: ModuleMapped, own: tuple[Site, ...]) -> Sites:
-        word_size = resolved.architecture.word_size
         sites: list[Site] = []
         for probe in resolved.in_code:
             if probe.state is ProbeState.COMPILED:
-                sites += _sites_of(
-                    len(self.probes),
-                    probe,
-                    Point.of(self._program, probe.definition, probe.offset, probe.arguments),
-                    word_size,
-                )
+                point = Point.of(self._program, probe.definition, probe.offset, probe.arguments)
+                sites += _sites_of(len(self.probes), probe, point, self._program, resolved.architecture)
             # The path as the process knows it: ours may lead through /proc.
             self.probes.append(dataclasses.replace(probe, path=mapped.path))
         self.left_out += [dataclasses.replace(left_out, path=mapped.path) for left_out in resolved.left_out]
@@ -303,14 +300,29 @@ def _bytes_only(image: CodeImage) -> CodeImage:
     return dataclasses.replace(image, instructions=(), labels={})
 
 
-def _sites_of(number: int, probe: Probepoint, point: Point, word_size: Literal[4, 8]) -> Iterator[Site]:
+def _sites_of(
+    number: int, probe: Probepoint, point: Point, program: Program, architecture: Architecture
+) -> Iterator[Site]:
     """Iterate over the places where a probepoint needs a breakpoint."""
+    word_size = architecture.word_size
     if not probe.at_return:
         raw, usdt = probe.instruction.raw, probe.code.usdt
         semaphore = usdt.semaphore - usdt.address if usdt is not None and usdt.semaphore else 0
         ways = plan(raw, word_size), copy_of(raw, word_size)
         yield Site(number, probe.number, probe.offset, raw, *ways, point, semaphore=semaphore)
         return
+    if (kept := entry_registers(program, probe.definition, architecture)) is not None:
+        raw = probe.instruction.raw
+        yield Site(
+            number,
+            probe.number,
+            probe.offset,
+            raw,
+            plan(raw, word_size),
+            copy_of(raw, word_size),
+            role=Role.ENTRY,
+            kept=tuple((register.index, register.memory_offset) for register in kept),
+        )
     for leaving in probe.code.exits.exits:
         raw = leaving.raw
         is_return = leaving.kind is ExitKind.RETURN

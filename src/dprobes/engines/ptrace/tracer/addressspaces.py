@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 from dprobes.engines.linux.procfs import process_field
 from dprobes.engines.ptrace.tracer.breakpoints import INT3, SEMAPHORE_SIZE
+from dprobes.engines.ptrace.tracer.entries import Entries
 from dprobes.engines.ptrace.tracer.slots import Slots
 from dprobes.errors import system_error
 from dprobes.lazydataclass import dataclass
@@ -88,6 +89,7 @@ class AddressSpace:
     shared_with: set[int] = field(default_factory=set)
     by_probe: dict[Probe, tuple[Breakpoint, ...]] = field(default_factory=dict)
     slots: Slots = field(default_factory=Slots)
+    entries: Entries = field(default_factory=Entries)
     gadgets: tuple[int, int] | None = None
     """Where a system call instruction and a return from a signal are (0: nowhere); None while not looked for."""
     watchpoints: tuple[Watchpoint, ...] = ()
@@ -204,6 +206,7 @@ class AddressSpace:
         """Use no breakpoint for a probe any more; return those that were withdrawn, because nothing needs them."""
         mine = self.by_probe.pop(probe, ())
         is_guarded = any(breakpoint_.semaphores for breakpoint_ in mine)
+        self.entries.drop(probe)
         for breakpoint_ in mine:
             breakpoint_.drop(probe)
         if is_guarded:
@@ -217,6 +220,7 @@ class AddressSpace:
         """Do as ``drop`` for all of a program's probes, and for what the engine itself needs because of it."""
         for probe in [probe for probe in self.by_probe if probe.program is program]:
             del self.by_probe[probe]
+            self.entries.drop(probe)
         for key in [key for key in self.symbols if key[0] == program.number]:
             del self.symbols[key]
         gone = []

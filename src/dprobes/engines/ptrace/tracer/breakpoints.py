@@ -29,8 +29,9 @@ class Breakpoint:
     A breakpoint; ``original`` is the byte it stands in for, and ``site`` describes the instruction.
 
     Those of ``handlers`` are hit before the instruction, those of ``exits`` by what the instruction does, both in the
-    order in which their programs were inserted; those that are ``waiting`` are hit when a thread returns here. ``own``
-    says what the engine itself needs the breakpoint for, and because of which programs.
+    order in which their programs were inserted; those that are ``waiting`` are hit when a thread returns here. The
+    ``entries`` are of functions whose returns want to know of them. ``own`` says what the engine itself needs the
+    breakpoint for, and because of which programs.
     """
 
     address: int
@@ -38,6 +39,7 @@ class Breakpoint:
     site: Site
     handlers: tuple[tuple[Probe, Point], ...] = ()
     exits: tuple[tuple[Probe, Site], ...] = ()
+    entries: tuple[tuple[Probe, Site], ...] = ()
     waiting: set[Probe] = field(default_factory=set)
     own: dict[Role, frozenset[int]] = field(default_factory=dict)
     semaphores: dict[Probe, int] = field(default_factory=dict)
@@ -46,11 +48,11 @@ class Breakpoint:
     @property
     def is_needed(self) -> bool:
         """Whether the breakpoint is there for something."""
-        return bool(self.handlers or self.exits or self.waiting or self.own)
+        return bool(self.handlers or self.exits or self.entries or self.waiting or self.own)
 
     def probes(self) -> set[Probe]:
         """Return all probes that the breakpoint is for."""
-        return {probe for probe, _ in (*self.handlers, *self.exits)} | self.waiting
+        return {probe for probe, _ in (*self.handlers, *self.exits, *self.entries)} | self.waiting
 
     def serves(self, program: InsertedProgram, site: Site, probe: Probe | None) -> bool:
         """Return whether the breakpoint is for a site of a program already."""
@@ -58,7 +60,7 @@ class Breakpoint:
             return program.number in self.own.get(site.role, ())
         if site.role is Role.PROBE:
             return any(other is probe for other, _ in self.handlers)
-        return (probe, site) in self.exits
+        return (probe, site) in (self.entries if site.role is Role.ENTRY else self.exits)
 
     def add(self, program: InsertedProgram, site: Site, probe: Probe | None) -> None:
         """Use the breakpoint for a site of a program as well."""
@@ -69,6 +71,8 @@ class Breakpoint:
             self.handlers = tuple(sorted((*self.handlers, (probe, site.point)), key=_rank))
             if site.semaphore:
                 self.semaphores[probe] = self.address + site.semaphore
+        elif site.role is Role.ENTRY:
+            self.entries = (*self.entries, (probe, site))
         else:
             self.exits = tuple(sorted((*self.exits, (probe, site)), key=_rank))
 
@@ -76,6 +80,7 @@ class Breakpoint:
         """Use the breakpoint no longer for a probe."""
         self.handlers = tuple(each for each in self.handlers if each[0] is not probe)
         self.exits = tuple(each for each in self.exits if each[0] is not probe)
+        self.entries = tuple(each for each in self.entries if each[0] is not probe)
         self.waiting.discard(probe)
         self.semaphores.pop(probe, None)
 
@@ -83,6 +88,7 @@ class Breakpoint:
         """Use the breakpoint no longer for anything of a program."""
         self.handlers = tuple(each for each in self.handlers if each[0].program is not program)
         self.exits = tuple(each for each in self.exits if each[0].program is not program)
+        self.entries = tuple(each for each in self.entries if each[0].program is not program)
         self.waiting = {probe for probe in self.waiting if probe.program is not program}
         self.semaphores = {p: address for p, address in self.semaphores.items() if p.program is not program}
         left = {role: programs - {program.number} for role, programs in self.own.items()}
@@ -96,6 +102,7 @@ class Breakpoint:
             self.site,
             self.handlers,
             self.exits,
+            self.entries,
             set(self.waiting),
             dict(self.own),
             dict(self.semaphores),

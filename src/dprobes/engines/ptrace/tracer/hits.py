@@ -9,7 +9,6 @@ emitted.
 from __future__ import annotations
 
 import signal
-from itertools import groupby
 from typing import TYPE_CHECKING
 
 from dprobes.engines.hits.handlerruns import HandlerRunner, hands_over, skipping
@@ -27,6 +26,8 @@ from dprobes.engines.x86.emulation import Action, emulate, uses_return_addresses
 from dprobes.vm import Ending
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
     from dprobes.engines.ptrace.tracer.breakpoints import Breakpoint
     from dprobes.engines.ptrace.tracer.coredump import CoreDumps
     from dprobes.engines.ptrace.tracer.detachment import Detacher
@@ -203,6 +204,8 @@ class HitHandler:
                     hit.follow(HitEvent.GIVEN_UP)
                     self._go_on(thread)
                     return
+            if breakpoint_.entries and not (repeated or thread.is_outside) and known is None:
+                self._returns.entered(thread, breakpoint_, self._registers)
             if repeated:
                 pass  # it has been counted: a system call, say, that is made once more only because we interrupted it
             elif known is not None:
@@ -305,8 +308,9 @@ class HitHandler:
 
     def _after(self, thread: Thread, hits: list[Hit]) -> None:
         """Run handlers on the state after a return, or after several: those of one function on what others left."""
-        for _, function in groupby(hits, key=lambda hit: (hit[0].file, hit[1].offset)):
-            owners = [(probe, site.point) for probe, site in function if site.point is not None]
+        for function in _functions(hits):
+            owners = [(probe, site.point) for probe, site, _ in function if site.point is not None]
+            self._context.entries = {probe: entry for probe, _, entry in function if entry is not None}
             handled = self._handlers.run(owners)
             ptracecalls.set_registers(thread.tid, self._registers)
             self._counter.count_at_once(thread, handled)
@@ -348,3 +352,19 @@ class HitHandler:
         if not number:
             with self._stopper.others_stopped(thread.space, thread):
                 give_back_pages(thread.space, thread, addresses)
+
+
+def _functions(hits: Iterable[Hit]) -> Iterator[list[Hit]]:
+    """Iterate over the returns of one function each: a probepoint has one of them."""
+    function: list[Hit] = []
+    for hit in hits:
+        place = hit.probe.file, hit.site.offset
+        if function and (
+            place != (function[0].probe.file, function[0].site.offset)
+            or any(other.probe is hit.probe for other in function)
+        ):
+            yield function
+            function = []
+        function.append(hit)
+    if function:
+        yield function

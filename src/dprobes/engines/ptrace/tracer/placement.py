@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from dprobes.engines.ptrace.sites import Role
 from dprobes.engines.ptrace.tracer.addressspaces import PageReader
 from dprobes.engines.ptrace.tracer.breakpoints import INT3, Breakpoint
+from dprobes.engines.ptrace.tracer.memorywrites import is_mapped_writable
 from dprobes.engines.ptrace.tracer.slots import Placement
-from dprobes.engines.ptrace.tracer.threadcontext import is_mapped_writable
 from dprobes.engines.ptrace.wire import Placed, ProbeStatus, Raised
 from dprobes.engines.x86.emulation import is_emulated
 from dprobes.errors import reason_of
@@ -173,7 +173,7 @@ class Placer:
                 for probe in probes - reported:
                     self._report(program, breakpoint_.site, thread, ProbeState.CONFLICT, path, probe=probe, reason=why)
                 reported |= probes
-                failed |= {probe for probe, _ in breakpoint_.exits}
+                failed |= {probe for probe, _ in (*breakpoint_.exits, *breakpoint_.entries)}
                 continue
             active |= probes
             note_placement(space, breakpoint_, probes)

@@ -11,11 +11,12 @@ only marked, and given up when the thread is seen above it on the stack.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.engines.linux.ptracecalls import Register
 from dprobes.engines.ptrace.sites import Role, Site
 from dprobes.engines.ptrace.tracer.breakpoints import INT3, Breakpoint
+from dprobes.engines.ptrace.tracer.entries import Entry
 from dprobes.engines.ptrace.tracer.state import PendingReturn
 from dprobes.engines.ptrace.wire import Placed
 from dprobes.engines.x86.plan import plan
@@ -39,9 +40,17 @@ _LONGEST_CALL = 8
 _ARGUMENTS = 255
 """Bytes of arguments that an i386 function that was tail-called may drop (``ret n``)."""
 
+_RET_IMMEDIATE = b"\xc2"
+
 _RIP, _RSP = int(Register.RIP), int(Register.RSP)
 
-Hit = tuple["Probe", Site]
+
+class Hit(NamedTuple):
+    """Hold a return: the probepoint, where its function was left, and how the call began, if that is known."""
+
+    probe: Probe
+    site: Site
+    entry: Entry | None = None
 
 
 class Returns:
@@ -51,17 +60,38 @@ class Returns:
         self._connection = connection
         self._context = context
 
+    def entered(self, thread: Thread, breakpoint_: Breakpoint, registers: ctypes.Array[ctypes.c_ulong]) -> None:
+        """Keep what the returns of functions want to know of their entry, at which a thread stands."""
+        context, frame = self._context, registers[_RSP]
+        now = context.time()
+        for probe, site in breakpoint_.entries:
+            if not probe.concerns(thread.pid):
+                continue
+            try:
+                kept = {
+                    index: context.register(index, user=False)
+                    if distance is None
+                    else context.read_word(frame + distance, thread.space.word_size)
+                    for index, distance in site.kept
+                }
+            except OSError:
+                thread.space.entries.take(thread.pid, probe, frame)
+                continue
+            thread.space.entries.enter(thread.pid, probe, frame, Entry(now, kept))
+
     def left(self, thread: Thread, breakpoint_: Breakpoint, registers: ctypes.Array[ctypes.c_ulong]) -> list[Hit]:
         """Return the probes that are hit by an instruction that was carried out; ``registers`` are those after it."""
         hits: list[Hit] = []
-        jumps: list[Hit] = []
+        jumps: list[tuple[Probe, Site]] = []
+        size = thread.space.word_size
         address, top = registers[_RIP], registers[_RSP]
         for probe, site in breakpoint_.exits:
             if not probe.concerns(thread.pid):
                 continue
             if site.role is Role.RETURN:
                 _give_up(thread, top)
-                hits.append((probe, site))
+                frame = top - size - _dropped(site.original)
+                hits.append(Hit(probe, site, thread.space.entries.take(thread.pid, probe, frame)))
                 continue
             distance = address - breakpoint_.address
             stays = distance == len(site.original) or any(start <= distance < end for start, end in site.inside)
@@ -79,7 +109,7 @@ class Returns:
         if found:
             thread.returns = [p for p in thread.returns if p not in found]
         _give_up(thread, top)
-        return [(pending.probe, pending.site) for pending in reversed(found) if pending.probe.concerns(thread.pid)]
+        return [Hit(p.probe, p.site, p.entry) for p in reversed(found) if p.probe.concerns(thread.pid)]
 
     def unwinding(self, thread: Thread) -> None:
         """Note that functions are about to be left without a return."""
@@ -88,13 +118,14 @@ class Returns:
 
     def _await_return(self, thread: Thread, probe: Probe, site: Site, top: int) -> None:
         size = thread.space.word_size
+        entry = thread.space.entries.take(thread.pid, probe, top)
         try:
             address = self._context.read_word(top, size)
         except OSError:
             return  # whoever was jumped to cannot return either
         if self._place(thread, probe, address):
             _give_up(thread, top + size)
-            thread.returns.append(PendingReturn(address, top + size, probe, site))
+            thread.returns.append(PendingReturn(address, top + size, probe, site, entry))
 
     def _place(self, thread: Thread, probe: Probe, address: int) -> bool:
         """See to it that there is a breakpoint at a return address; return False if it cannot be one."""
@@ -144,6 +175,11 @@ class Returns:
         if instruction.is_invalid or raw[:1] == INT3:
             return None
         return Site(-1, -1, 0, raw, plan(raw, word_size), copy_of(raw, word_size))
+
+
+def _dropped(raw: bytes) -> int:
+    """Return how many bytes a return instruction takes from the stack besides the return address."""
+    return int.from_bytes(raw[-2:], "little") if raw[-3:-2] == _RET_IMMEDIATE else 0
 
 
 def _give_up(thread: Thread, top: int) -> None:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
     from dprobes.engines.ptrace.tracer.breakpoints import Breakpoint, Watchpoint
     from dprobes.engines.ptrace.tracer.connection import Connection
+    from dprobes.engines.ptrace.tracer.entries import Entry
     from dprobes.engines.ptrace.tracer.programs import Handled, InsertedProgram, Probe, Programs
     from dprobes.engines.ptrace.tracer.slots import Slot
 
@@ -132,6 +133,7 @@ class PendingReturn:
     top: int
     probe: Probe
     site: Site
+    entry: Entry | None = None
     doubtful: bool = False
 
 

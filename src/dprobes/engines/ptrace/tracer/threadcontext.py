@@ -17,13 +17,13 @@ from dprobes.arch.x86 import X86_64
 from dprobes.engines.linux import processcalls, ptracecalls
 from dprobes.engines.linux.procfs import process_field
 from dprobes.engines.linux.ptracecalls import Register
-from dprobes.engines.ptrace.tracer.breakpoints import INT3
+from dprobes.engines.ptrace.tracer.memorywrites import is_mapped_writable, write_memory
 from dprobes.engines.ptrace.tracer.segments import Segments, no_descriptor
 from dprobes.engines.ptrace.wire import Placed
 from dprobes.engines.x86 import cpuid, xsave
 from dprobes.engines.x86.emulation import Action
-from dprobes.errors import InternalError, TargetError, reason_of
-from dprobes.target.processmaps import PAGE_SIZE, parse_maps, read_maps
+from dprobes.errors import InternalError, reason_of
+from dprobes.target.processmaps import PAGE_SIZE
 from dprobes.vm import AddressFault
 
 if TYPE_CHECKING:
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, MutableSequence, Sequence
 
     from dprobes.engines.hits.hitcontext import Changes
-    from dprobes.engines.linux.processcalls import RemoteMemory
     from dprobes.engines.ptrace.tracer.breakpoints import Breakpoint
+    from dprobes.engines.ptrace.tracer.entries import Entry
     from dprobes.engines.ptrace.tracer.programs import InsertedProgram, Probe
     from dprobes.engines.ptrace.tracer.segments import LocalDescriptors
     from dprobes.engines.ptrace.tracer.state import Thread
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from dprobes.keyed.store import TableStore
     from dprobes.vm.machine import Machine
 
-__all__ = ["WRITE_MAX", "ThreadContext", "is_mapped_writable", "write_memory"]
+__all__ = ["ThreadContext"]
 
 _RSEQ_CPU_ID = 4  # offsetof(struct rseq, cpu_id), include/uapi/linux/rseq.h
 
@@ -100,6 +100,8 @@ class ThreadContext:
         self.process = 0
         self.word_size = 8
         self.written: Changes | None = None
+        self.entries: Mapping[Probe, Entry] = {}
+        """The entries of the calls that have just returned."""
 
     def use(self, program: InsertedProgram) -> None:
         """Give handlers what is their program's."""
@@ -122,6 +124,19 @@ class ThreadContext:
         self._registers = registers
         self.written = None
         self._floating_point = None
+
+    def entry_time(self) -> int:
+        return self._entry().time
+
+    def entry_register(self, index: int) -> int:
+        if (value := self._entry().registers.get(index)) is None:
+            raise AddressFault(0)
+        return value
+
+    def _entry(self) -> Entry:
+        if (entry := self.entries.get(self.probe)) is None:
+            raise AddressFault(0)
+        return entry
 
     def cpu_variables(self) -> MutableSequence[int]:
         return self._cpu_variables[self.cpu()]
@@ -334,68 +349,3 @@ class ThreadContext:
             return os.read(descriptor, 64).rstrip(b"\n")
         finally:
             os.close(descriptor)
-
-
-_LONGEST = 15  # bytes of an instruction
-
-WRITE_MAX = 4096
-"""How many bytes can be written at once."""
-
-
-def write_memory(memory: RemoteMemory, thread: Thread, address: int, data: bytes) -> list[Breakpoint]:
-    """
-    Write at most ``WRITE_MAX`` bytes, and return our breakpoints whose instructions were changed by that.
-
-    Raise ``AddressFault`` for the first byte that the program itself could not write; nothing is changed then.
-    """
-    end = address + len(data)
-    near = _breakpoints_near(thread, address, end)
-    hidden = [b for b in near if b.address >= address]
-    visible = data
-    if hidden:
-        shown = bytearray(data)
-        for breakpoint_ in hidden:
-            shown[breakpoint_.address - address] = INT3[0]
-        visible = bytes(shown)
-    if end - 1 >> 12 == address >> 12:
-        if not memory.write(thread.tid, address, visible):
-            raise AddressFault(address)
-    else:
-        _write_pages(memory, thread, address, visible)
-    for breakpoint_ in hidden:
-        breakpoint_.original = data[breakpoint_.address - address]
-    return [b for b in near if address < b.address + len(b.site.original)]
-
-
-def _breakpoints_near(thread: Thread, address: int, end: int) -> list[Breakpoint]:
-    """Return our breakpoints whose instructions may have bytes from ``address`` to ``end`` (excluded)."""
-    breakpoints, first = thread.space.breakpoints, address - _LONGEST + 1
-    if end - first < len(breakpoints):
-        return [breakpoints[place] for place in range(first, end) if place in breakpoints]
-    return [b for b in breakpoints.values() if first <= b.address < end]
-
-
-def _write_pages(memory: RemoteMemory, thread: Thread, address: int, data: bytes) -> None:
-    """Write across pages: the mappings are looked at first, so that other threads hardly ever see a part of it."""
-    pages = [address, *range((address // PAGE_SIZE + 1) * PAGE_SIZE, address + len(data), PAGE_SIZE)]
-    for page in pages:
-        if not is_mapped_writable(thread, page):
-            raise AddressFault(page)
-    before = memory.read(thread.tid, address, len(data))
-    for number, page in enumerate(pages):
-        start, end = page - address, min(len(data), (page // PAGE_SIZE + 1) * PAGE_SIZE - address)
-        if len(before) < end or not memory.write(thread.tid, page, data[start:end]):
-            # A file that is shorter than its mapping, for one. What was written is taken back.
-            for done in pages[:number]:
-                first, last = done - address, (done // PAGE_SIZE + 1) * PAGE_SIZE - address
-                memory.write(thread.tid, done, before[first:last])
-            raise AddressFault(page)
-
-
-def is_mapped_writable(thread: Thread, address: int) -> bool:
-    """Return whether the program mapped the page of ``address`` for reading and writing."""
-    try:
-        mappings = parse_maps(read_maps(thread.tid))
-    except TargetError:
-        return False
-    return any(m.start <= address < m.end and m.permissions[:2] == "rw" for m in mappings)

@@ -10,8 +10,8 @@ import pytest
 from dprobes.engines.ptrace.sites import Site
 from dprobes.engines.ptrace.tracer.addressspaces import AddressSpace
 from dprobes.engines.ptrace.tracer.breakpoints import Breakpoint
+from dprobes.engines.ptrace.tracer.memorywrites import write_memory
 from dprobes.engines.ptrace.tracer.state import Thread, ThreadState
-from dprobes.engines.ptrace.tracer.threadcontext import write_memory
 from dprobes.vm import AddressFault
 
 if TYPE_CHECKING:
