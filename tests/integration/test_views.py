@@ -14,6 +14,8 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
+import pytest
+
 from integration.support import PATIENCE, TIMEOUT, environment
 
 if TYPE_CHECKING:
@@ -111,3 +113,26 @@ def test_top_shows_rates_and_the_last_values(build: Builder, tmp_path: Path) -> 
         os.close(main)
         shell.stdin.close()
         assert shell.wait(TIMEOUT) == 0
+
+
+ENGINES = ["ptrace", pytest.param("ebpf", marks=pytest.mark.skipif(os.geteuid() != 0, reason="ebpf needs root"))]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_handlers_count_what_records_would_hold(engine: str, build: Builder, tmp_path: Path) -> None:
+    """With -o records are carried, and counted one by one: the answers are the same."""
+    program = build("tallied.c", "-pthread")
+    source = tmp_path / "event.rpn"
+    source.write_text(
+        "name = tallied\noffset = event\nminor = 1\npush r, arg1\npush r, arg0\nlog 2\nexit\n"
+        "offset = event\nminor = 2\nreturn = yes\npush r, retval\npush r, retval\npush 255\nand\nlog 2\nexit\n"
+    )
+    options = ["--hist", "word0", "--hist", "arg0", "--count", "minor,name", "--count", "symbol,uid", "-v"]
+    options += ["--count", "arg0,word0", "--count", "word5,minor"]
+    at_hits = dprobes("run", source, "--engine", engine, *options, "--", program, "300")
+    carried = dprobes("run", source, "--engine", engine, *options, "-o", tmp_path / "x.json", "--", program, "300")
+    assert "dprobes: note: handlers count what records would hold; none is carried\n" in at_hits.stderr
+    assert "note: records are carried to count them: somebody else gets them as well\n" in carried.stderr
+    found = [sorted(line for line in done.stdout.splitlines() if "|" not in line[:4]) for done in (at_hits, carried)]
+    assert found[0] == found[1]
+    assert any(line.startswith("[") for line in found[0])

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from dprobes.record.probeinfo import Place
     from dprobes.sinks.interface import Batch
 
-__all__ = ["Aggregates", "CountTable", "Histogram"]
+__all__ = ["VALUES_MAX", "Aggregates", "CountTable", "Histogram", "place_text"]
 
-_VALUES_MAX = 100_000
+VALUES_MAX = 100_000
 """Distinct values that are counted one by one; what comes beyond them is counted together."""
 
 
@@ -100,12 +100,12 @@ class Aggregates:
             record = decode_record(encoded)
             for n, (fields, counter) in enumerate(self._counted):
                 key = tuple(values.text(record, place, field) for field in fields)
-                if key in counter or len(counter) + len(self._values[n]) < _VALUES_MAX:
+                if key in counter or len(counter) + len(self._values[n]) < VALUES_MAX:
                     counter[key] += 1
                 else:
                     self._others[n] += 1
             for n, (field, by_place) in enumerate(self._measured):
-                where = _where(place)
+                where = place_text(place)
                 numbers = _numbers(values.find(record, place, field))
                 if numbers:
                     by_place.setdefault(where, Counter()).update(map(bucket_of, numbers))
@@ -126,7 +126,7 @@ class Aggregates:
         for n, found in enumerate(counted):
             self._count(n, _counts_of(found, columns.count), columns.count)
         if measured and columns.count:
-            wheres = columns.of_place(_where)
+            wheres = columns.of_place(place_text)
             for n, numbers in enumerate(measured):
                 self._measure(n, wheres, numbers, columns.count)
         return True
@@ -134,7 +134,7 @@ class Aggregates:
     def _count(self, n: int, found: Counter[Any], count: int) -> None:
         """Add up how often values occur, ``count`` times in all."""
         values, strings = self._values[n], self._counted[n][1]
-        room = _VALUES_MAX - len(values) - len(strings)
+        room = VALUES_MAX - len(values) - len(strings)
         if room >= len(found):
             values.update(found)
             return
@@ -171,6 +171,25 @@ class Aggregates:
     def close(self) -> None:
         """Do nothing."""
 
+    # What somebody else has counted
+
+    def add_count(self, n: int, key: tuple[str, ...], count: int) -> None:
+        """Add so many records with these values of the fields of table ``n``."""
+        self._counted[n][1][key] += count
+
+    def add_others(self, n: int, count: int) -> None:
+        """Add so many records to those of table ``n`` that are counted together."""
+        self._others[n] += count
+
+    def add_bucket(self, n: int, where: str, bucket: int, count: int) -> None:
+        """Add so many numbers to a bucket of histogram ``n`` (``bucket_of``)."""
+        self._measured[n][1].setdefault(where, Counter())[bucket] += count
+
+    def add_odd(self, n: int, where: str, count: int) -> None:
+        """Add so many records without a number to histogram ``n``."""
+        if count:
+            self._odd[n][where] += count
+
     # What has come of it
 
     def tables(self) -> Iterator[CountTable]:
@@ -193,7 +212,8 @@ class Aggregates:
                 yield Histogram(field, place, buckets, odd[place])
 
 
-def _where(place: Place) -> str:
+def place_text(place: Place) -> str:
+    """Return what histograms call a place."""
     return f"{place.function or place.symbol}{' (return)' if place.at_return else ''}"
 
 

@@ -84,7 +84,7 @@ def test_nothing_to_count(capsys: pytest.CaptureFixture[str]) -> None:
 def test_there_is_a_limit_to_different_values(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(module, "_VALUES_MAX", 2)
+    monkeypatch.setattr(module, "VALUES_MAX", 2)
     print_aggregates(filled(Aggregates([("word0",)], []), [(READ, "ls", n) for n in (1, 2, 3, 1, 4, 2, 2)]))
     assert capsys.readouterr().out == (
         "word0   count  share\n2           3  42.9%\n1           2  28.6%\nothers      2  28.6%\n"

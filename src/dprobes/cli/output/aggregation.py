@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from dprobes.trace.packedblock import Block
     from dprobes.trace.selection import Selection
 
-__all__ = ["aggregates_of", "items_of_fields", "print_aggregates"]
+__all__ = ["aggregates_of", "fields_of_option", "items_of_fields", "print_aggregates"]
 
 _ROWS = 50
 """Rows of a table that are printed; the others are summed up."""
@@ -40,17 +40,18 @@ _ROWS = 50
 
 def aggregates_of(counted: Sequence[str], measured: Sequence[str]) -> Aggregates:
     """Return what counts as the options say."""
-    return Aggregates([_fields(text) for text in counted], [text.strip() for text in measured])
+    return Aggregates([fields_of_option(text) for text in counted], [text.strip() for text in measured])
 
 
-def _fields(text: str) -> tuple[str, ...]:
+def fields_of_option(text: str) -> tuple[str, ...]:
+    """Return the fields that a ``--count`` names."""
     return tuple(field.strip() for field in text.split(","))
 
 
 def items_of_fields(counted: Sequence[str], measured: Sequence[str]) -> Item:
     """Return the header items that are needed for what is counted."""
     items = Item(0)
-    for field in (*(field for text in counted for field in _fields(text)), *measured):
+    for field in (*(field for text in counted for field in fields_of_option(text)), *measured):
         items |= HEADER_FIELDS.get(field.strip(), Item(0))
     return items
 

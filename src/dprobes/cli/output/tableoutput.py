@@ -37,9 +37,10 @@ class TableOptions:
 
 
 class TableOutput:
-    """Print the tables of a session."""
+    """Print the first ``count`` tables of a session."""
 
-    def __init__(self, options: TableOptions, session: ControlledSession) -> None:
+    def __init__(self, options: TableOptions, session: ControlledSession, count: int) -> None:
+        self._count = count
         self._options = options
         self._session = session
         self._over = threading.Event()
@@ -72,9 +73,9 @@ class TableOutput:
 
     def print(self) -> None:
         """Print what the tables hold now."""
-        contents = self._session.tables()
-        if not contents:
+        if not self._count:
             return
+        contents = self._session.tables()[: self._count]
         lines: list[str] = []
         if self._options.as_json:
             from dprobes.keyed.json import table_json_lines

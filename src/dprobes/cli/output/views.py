@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from dprobes.record.layout import Item
 
@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from contextlib import AbstractContextManager
 
+    from dprobes.cli.output.handleraggregates import HandlerAggregates
     from dprobes.cli.output.stackprofiles import StacksOptions
     from dprobes.cli.output.top import TopView
     from dprobes.engines.interface import ControlledSession
@@ -35,6 +36,8 @@ class Views:
         self._top: TopView | None = None
         self._stacks: StackCollector | None = None
         self._stacks_options = stacks
+        self._fields = counted, measured
+        self._at_hits: HandlerAggregates | None = None
         if counted or measured:
             from dprobes.cli.output.aggregation import aggregates_of, items_of_fields
 
@@ -59,6 +62,36 @@ class Views:
         """Raise ``FormatError`` if the program's records can have none of the fields that are asked for."""
         if self._aggregates is not None:
             self._aggregates.check(source)
+
+    def at_the_hit(self, program: Program, source: RecordSource, *, carries: bool, verbose: bool) -> Program:
+        """
+        Return a program that counts what is to be counted at the hit, or the same one where records are needed.
+
+        ``carries`` says that somebody else gets the records; ``verbose`` has it said which way is taken.
+        """
+        if self._aggregates is None:
+            return program
+        from dprobes.cli import console
+        from dprobes.cli.output.aggregation import fields_of_option
+        from dprobes.cli.output.handleraggregates import HandlerAggregates, NotAtTheHitError
+
+        counted, measured = self._fields
+        wanted = [fields_of_option(text) for text in counted], [text.strip() for text in measured]
+        carries = carries or self._top is not None or self._stacks is not None
+        try:
+            self._at_hits = HandlerAggregates(program, source, *wanted, carries=carries)
+        except NotAtTheHitError as error:
+            if verbose:
+                console.note(f"records are carried to count them: {error}")
+            return program
+        if verbose:
+            console.note("handlers count what records would hold; none is carried")
+        return self._at_hits.program
+
+    def collect(self, session: ControlledSession, word_size: Literal[4, 8]) -> None:
+        """Take what handlers have counted of a program with words of so many bytes."""
+        if self._at_hits is not None and self._aggregates is not None:
+            self._at_hits.collect(session, self._aggregates, word_size)
 
     def shown(self, program: Program, session: ControlledSession) -> AbstractContextManager[None]:
         """Return the context in which the live table is drawn, if it was asked for."""

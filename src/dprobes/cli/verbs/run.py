@@ -251,6 +251,8 @@ def command(
 
         source = replace(source, images=ProcessImages())
     views.check(source)
+    carries = output is not None or bool(targets)
+    program = views.at_the_hit(program, source, carries=carries, verbose=verbose)
     prepared = where.prepare(program, loaded.diagnostics, loaded.symbols, filters=filters)
     compiled = prepared.compiled
     engine = prepared.engine.name
@@ -265,9 +267,11 @@ def command(
         prepared.session(items, images=source.images) as session,
     ):
         run = Run(compiled.program, session, outputs, scope, exit_status=exit_status, filters=filters)
-        tables = TableOutput(TableOptions(rows, interval, duration, as_json=as_json, aside=aside), session)
+        shown = len(loaded.program.tables)
+        tables = TableOutput(TableOptions(rows, interval, duration, as_json=as_json, aside=aside), session, shown)
         with views.shown(compiled.program, session), tables.shown():
             finished = run.follow(early)
+        views.collect(session, compiled.architecture.word_size)
         views.print()
         tables.print()
         return run.conclude(finished)

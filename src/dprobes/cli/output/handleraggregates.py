@@ -1,0 +1,287 @@
+"""
+``--count`` and ``--hist`` at the hit: a program whose handlers tally what they would have logged.
+
+That is done for handlers of which each run leaves one record, whose fields are header items that instructions push, or
+words that one ``log`` takes from the stack. Which word a field is, is found out by asking for the field in records of
+random words. What tables hold in the end is counted as records of the same content would be, so that the answers are
+the same. A hit whose probed instruction faults counts, as with every table.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from random import Random
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from dprobes.formatters.fieldvalues import HEADER_FIELDS, NUMBERED, PLACE_FIELDS, FieldValues
+from dprobes.keyed.layout import HIST_ZERO, key_parts
+from dprobes.lazydataclass import dataclass
+from dprobes.record.layout import LogRecord
+from dprobes.record.probeinfo import Place
+from dprobes.resolve.probeplaces import places_of
+from dprobes.rpn.isa import Flow, Group, rows_by_syntax
+from dprobes.rpn.needs import sets_codes
+from dprobes.rpn.program import Code, Glob, Instruction
+from dprobes.rpn.tables import KEYS_MAX, MEMORY_MAX, TABLES_MAX, Key, KeyKind, Table, TableKind
+from dprobes.sinks.aggregates import VALUES_MAX, place_text
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dprobes.engines.interface import ControlledSession
+    from dprobes.keyed.contents import TableContents
+    from dprobes.record.origin import RecordSource
+    from dprobes.rpn.program import ProbeDefinition, Program
+    from dprobes.sinks.aggregates import Aggregates
+
+__all__ = ["HandlerAggregates", "NotAtTheHitError"]
+
+_PUSHES = {"pid": "push pid", "tid": "push tid", "uid": "push uid", "cpu": "push procid"}
+"""The instructions that push a header item."""
+
+_CONSTANT = frozenset({"major", "minor", "host", "program", "stack_trace", *PLACE_FIELDS})
+"""The fields that are the same in all records of a place."""
+
+_NAME = "name"
+_TRIALS = 8
+_WORDS_MAX = 64
+
+
+class NotAtTheHitError(Exception):
+    """Say, as a clause, why records are carried."""
+
+
+class _Word(NamedTuple):
+    """A field that is a word of the data."""
+
+    number: int
+
+
+class _Item(NamedTuple):
+    """A field that is a header item."""
+
+    name: str
+
+
+_Source = _Word | _Item | None
+"""Where the value of a field comes from; None: it is the same in all records of a place."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Tally:
+    """
+    One table of one definition: for ``--count`` number ``view``, or ``--hist``.
+
+    The handler logs so many ``words``. ``sources`` are those of the fields that differ, in the order of the keys, or
+    that of the number.
+    """
+
+    definition: int
+    view: int
+    words: int
+    sources: tuple[_Word | _Item, ...]
+    table: Table
+    is_measured: bool = False
+
+
+class HandlerAggregates:
+    """
+    Hold a ``program`` that tallies, and read what it has tallied.
+
+    Raise ``NotAtTheHitError`` where records are needed, as they are where somebody ``carries`` them anyway.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        source: RecordSource,
+        counted: Sequence[tuple[str, ...]],
+        measured: Sequence[str],
+        *,
+        carries: bool = False,
+    ) -> None:
+        if carries:
+            raise NotAtTheHitError("somebody else gets them as well")
+        if sets_codes(program):
+            raise NotAtTheHitError("handlers set the codes of records")
+        self._values = FieldValues(source, os.uname().nodename)
+        self._counted, self._measured = counted, measured
+        self._source = source
+        self.own_tables = len(program.tables)
+        """How many tables the program has had before."""
+        self._tallies: list[_Tally] = []
+        definitions = [self._tallied(program, n, each) for n, each in enumerate(program.definitions)]
+        tables = (*program.tables, *(each.table for each in self._tallies))
+        if len(tables) > TABLES_MAX or len({table.name for table in tables}) < len(tables):
+            raise NotAtTheHitError(f"that would take more than {TABLES_MAX} tables")
+        self.program = replace(program, definitions=tuple(definitions), tables=tables)
+
+    # The program
+
+    def _tallied(self, program: Program, number: int, definition: ProbeDefinition) -> ProbeDefinition:
+        """Return a definition whose handler tallies instead of logging."""
+        before, words, behind = _around_log(definition)
+        record = LogRecord(program.major, definition.minor)
+        tallies: list[_Tally] = []
+        for view, fields in enumerate(self._counted):
+            found = [self._source_of(field, record, words) for field in fields]
+            sources = tuple(dict.fromkeys(each for each in found if each is not None))
+            if len(sources) > KEYS_MAX:
+                raise NotAtTheHitError(f"a table has no more than {KEYS_MAX} keys")
+            tallies.append(_Tally(number, view, words, sources, _count_table(f"count{view}_of_{number}", sources)))
+        for view, field in enumerate(self._measured):
+            of_field = self._source_of(field, record, words)
+            if of_field == _Item(_NAME) or (of_field is None and field in _CONSTANT):
+                raise NotAtTheHitError(f"'{field}' is no number that differs from record to record")
+            # A record without the field is counted as one that has no number there.
+            kind = TableKind.HIST if of_field is not None else TableKind.COUNT
+            sources = (of_field,) if of_field is not None else ()
+            tallies.append(
+                _Tally(number, view, words, sources, Table(f"hist{view}_of_{number}", kind), is_measured=True)
+            )
+        self._tallies += tallies
+        code = [*before]
+        for tally in tallies:
+            code += _instructions_of(tally)
+        if words:
+            code.append(_instruction("ros <cells>", words))
+        return replace(definition, handler=Code((*code, *behind, _instruction("abort")), {}))
+
+    def _source_of(self, field: str, record: LogRecord, words: int) -> _Source:
+        """Return where the value of a field comes from in the records of a handler that logs so many words."""
+        if field in HEADER_FIELDS:
+            if field in _CONSTANT:
+                return None
+            if field == _NAME or field in _PUSHES:
+                return _Item(field)
+            raise NotAtTheHitError(f"no instruction pushes '{field}' as records have it")
+        if field in _CONSTANT:
+            return None
+        if (numbered := NUMBERED.match(field)) is not None and numbered[1] == "item":
+            raise NotAtTheHitError(f"'{field}' is no word that the handler logs")
+        found = {self._word_of(field, record, words, size) for size in (8, 4)}
+        if len(found) > 1:
+            raise NotAtTheHitError(f"'{field}' is another word in 32-bit code")
+        return found.pop()
+
+    def _word_of(self, field: str, record: LogRecord, words: int, size: Literal[4, 8]) -> _Word | None:
+        random = Random(field)  # noqa: S311 - nothing is kept secret
+        candidates = set(range(words))
+        for _ in range(_TRIALS):
+            data = [random.getrandbits(8 * size) for _ in range(words)]
+            value = self._values.find(_with_words(record, data, size), Place("", ""), field)
+            if value is None:
+                return None
+            if not isinstance(value, int):
+                raise NotAtTheHitError(f"'{field}' is no word that the handler logs")
+            candidates = {n for n in candidates if (value - data[n]) % (1 << 8 * size) == 0}
+        if len(candidates) != 1:
+            raise NotAtTheHitError(f"'{field}' is no word that the handler logs")
+        return _Word(candidates.pop())
+
+    # What was tallied
+
+    def collect(self, session: ControlledSession, aggregates: Aggregates, word_size: Literal[4, 8]) -> None:
+        """Count what the tables of a session hold."""
+        probes = list(session.probes)
+        places = places_of(self._source.module, probes)
+        contents = session.tables()[self.own_tables :]
+        for tally, held in zip(self._tallies, contents, strict=True):
+            place = next((places[n] for n, probe in enumerate(probes) if probe.number == tally.definition), None)
+            if place is None:
+                continue
+            definition = self.program.definitions[tally.definition]
+            record = LogRecord(self.program.major, definition.minor, word_size=word_size)
+            if tally.table.kind is TableKind.HIST:
+                self._add_histogram(aggregates, tally, held, record, place)
+                continue
+            if tally.is_measured:
+                aggregates.add_odd(tally.view, place_text(place), sum(row.cells[0] for row in held.rows))
+                continue
+            fields = self._counted[tally.view]
+            for row in held.rows:
+                of_row = _with_parts(record, tally, key_parts(tally.table.keys, row.key))
+                key = tuple(self._values.text(of_row, place, field) for field in fields)
+                aggregates.add_count(tally.view, key, row.cells[0])
+            aggregates.add_others(tally.view, held.lost)
+
+    def _add_histogram(
+        self, aggregates: Aggregates, tally: _Tally, held: TableContents, record: LogRecord, place: Place
+    ) -> None:
+        (source,), bits = tally.sources, 8 * record.word_size
+        is_signed = False
+        if isinstance(source, _Word):
+            ones = _with_words(record, [(1 << bits) - 1] * tally.words, record.word_size)
+            found = self._values.find(ones, place, self._measured[tally.view])
+            is_signed = isinstance(found, int) and found < 0
+        for row in held.rows:
+            for cell, count in enumerate(row.cells):
+                if count:
+                    bucket = cell - HIST_ZERO
+                    # As a number without a sign it has all bits of the word.
+                    bucket = bits if bucket < 0 and not is_signed else bucket
+                    aggregates.add_bucket(tally.view, place_text(place), bucket, count)
+
+
+def _around_log(definition: ProbeDefinition) -> tuple[list[Instruction], int, list[Instruction]]:
+    """Return the instructions before the only log instruction, how many words that logs, and those behind."""
+    if isinstance(definition.location, Glob):
+        raise NotAtTheHitError("a pattern stands for several functions")
+    instructions = list(definition.handler.instructions)
+    if instructions and instructions[-1].row.syntax == "exit":
+        instructions.pop()
+    if definition.handler.labels or any(each.row.flow is not Flow.NEXT for each in instructions):
+        raise NotAtTheHitError("a handler has several ways to go")
+    if any(each.row.operator == "callk" for each in instructions):
+        raise NotAtTheHitError("a handler calls an extension")
+    logs = [n for n, each in enumerate(instructions) if each.row.operator == "log"]
+    if not logs:
+        return instructions, 0, []
+    place, *more = logs
+    words = instructions[place].operand
+    if more or instructions[place].row.syntax != "log <count>" or not isinstance(words, int) or words > _WORDS_MAX:
+        raise NotAtTheHitError("a handler logs something else than words at once")
+    before = instructions[:place]
+    if any(each.row.faults and each.row.group is not Group.REGISTER for each in before):
+        raise NotAtTheHitError("a handler may fail before it logs")
+    return before, words, instructions[place + 1 :]
+
+
+def _count_table(name: str, sources: Sequence[_Word | _Item]) -> Table:
+    kinds = [KeyKind.COMM if each == _Item(_NAME) else KeyKind.WORD for each in sources]
+    table = Table(name, TableKind.COUNT, tuple(Key(kind) for kind in kinds), room=VALUES_MAX)
+    return table if table.memory <= MEMORY_MAX else replace(table, room=MEMORY_MAX // (table.memory // table.room))
+
+
+def _instructions_of(tally: _Tally) -> list[Instruction]:
+    """Return what tallies; the logged words are on top of the stack before and behind it."""
+    found: list[Instruction] = []
+    for source in tally.sources:
+        if isinstance(source, _Word):
+            found.append(_instruction("push tsp, <n>", source.number + len(found)))
+        elif source.name != _NAME:
+            found.append(_instruction(_PUSHES[source.name]))
+    return [*found, _instruction("tally <table>", tally.table.name)]
+
+
+def _instruction(syntax: str, operand: int | str | None = None) -> Instruction:
+    return Instruction(rows_by_syntax()[syntax], operand)
+
+
+def _with_words(record: LogRecord, words: Sequence[int], size: Literal[4, 8]) -> LogRecord:
+    data = b"".join(word.to_bytes(size, record.byte_order) for word in words)
+    return record._replace(data=data, word_size=size)
+
+
+def _with_parts(record: LogRecord, tally: _Tally, parts: Sequence[Any]) -> LogRecord:
+    """Return a record that has the parts of a key in the fields that they come from."""
+    words: dict[int, int] = {}
+    for source, part in zip(tally.sources, parts, strict=True):
+        if isinstance(source, _Word):
+            words[source.number] = part
+        elif source.name == _NAME:
+            record = record._replace(process_name=part.decode("utf-8", "surrogateescape"))
+        else:
+            record = record._replace(**{source.name: part})
+    return _with_words(record, [words.get(n, 0) for n in range(tally.words)], record.word_size)
