@@ -18,7 +18,8 @@ it. ``//`` starts a comment in all sections but the texts of programs and diagno
     01 h:5 "hello"
 
 The program: ``source`` (the instructions of one handler, and procedures) with ``file header`` and ``probe header``
-(lines of keywords), or ``program`` (a whole file). ``allow write`` is ``yes`` unless it says ``no``.
+(lines of keywords), or ``program`` (a whole file), or ``c source`` (a whole program in DProbes C, whose RPN source
+``rpn`` shows, and the text of whose record ``printed``). ``allow write`` is ``yes`` unless it says ``no``.
 
 The processor: ``word`` (4, 8, or both as by default) and ``byte order`` (little as by default, big, or both), or
 ``architecture`` (names). These, ``hits`` (of the handler, default 1), ``allow write``, ``end``, ``major`` and ``minor``
@@ -66,7 +67,8 @@ ByteOrder = Literal["little", "big"]
 _ARCHITECTURES = {"i386": (4, "little"), "x86_64": (8, "little"), "s390": (4, "big"), "s390x": (8, "big")}
 _OTHERS = {"ppc": (4, "big"), "ppc64": (8, "big")}
 
-_TEXTS = ("title", "file header", "probe header", "source", "program", "diagnostics")
+_TEXTS = ("title", "file header", "probe header", "source", "program", "c source", "rpn", "printed", "diagnostics")
+_PROGRAMS = ("source", "program", "c source")
 _VALUES = ("word", "byte order", "architecture", "allow write", "hits", "end", "major", "minor")
 _VISIBLE = ("log", "trace", "stack", "lv", "gv", "cv", "tv", "tables", "registers", "memory", "ports", "extensions")
 _BY_WORD = (*_VISIBLE, "context")
@@ -119,12 +121,13 @@ class Case:
     targets: tuple[Target, ...]
     allow_write: bool = True
     hits: int = 1
+    is_c: bool = False
     sections: Mapping[tuple[str, int], _Section] = field(default_factory=dict, repr=False)
 
     @property
     def is_run(self) -> bool:
         """Return whether the handler runs; else only the diagnostics are compared."""
-        expectations = {*_BY_WORD, "end", "major", "minor"} - {"context"}
+        expectations = {*_BY_WORD, "end", "major", "minor", "printed"} - {"context"}
         return any(name in expectations for name, _ in self.sections)
 
     def text(self, section: str, target: Target) -> str | None:
@@ -178,20 +181,21 @@ def parse_case(path: Path, name: str) -> Case:
     plain = {section: found for (section, word), found in sections.items() if word == 0}
     if "title" not in plain or not plain["title"].text.strip().endswith("."):
         raise CaseError(f"{path}: no '-- title' that is a sentence")
-    if ("source" in plain) == ("program" in plain):
-        raise CaseError(f"{path}: needs either '-- source' or '-- program'")
-    if "program" in plain and ("file header" in plain or "probe header" in plain):
-        raise CaseError(f"{path}: '-- program' has headers of its own")
+    if sum(section in plain for section in _PROGRAMS) != 1:
+        raise CaseError(f"{path}: needs one of '-- source', '-- program' and '-- c source'")
+    if "source" not in plain and ("file header" in plain or "probe header" in plain):
+        raise CaseError(f"{path}: a whole program has headers of its own")
     case = Case(
         name,
         " ".join(plain["title"].text.split()),
-        plain["program"].text if "program" in plain else _program(plain),
+        next((plain[section].text for section in ("program", "c source") if section in plain), "") or _program(plain),
         _targets(path, plain),
         allow_write=_choice(plain, "allow write", ("yes", "no"), "yes") == "yes",
         hits=int(plain["hits"].text) if "hits" in plain else 1,
+        is_c="c source" in plain,
         sections=sections,
     )
-    if not case.is_run and not any(section == "diagnostics" for section, _ in sections):
+    if not case.is_run and not any(section in ("diagnostics", "rpn") for section, _ in sections):
         raise CaseError(f"{path}: expects nothing")
     for target in case.targets:  # so that a malformed expectation is an error of the case, not of a back end
         for section in ("log", "trace"):
@@ -243,7 +247,7 @@ def _section(path: Path, start: int, name: str, lines: list[str]) -> _Section:
         lines = [re.sub(r'("(?:[^"\\]|\\.)*")|//.*', lambda m: m.group(1) or "", line) for line in lines]
     else:
         lines = lines[1:]
-    return _Section(f"{path}:{start}", "\n".join(lines).rstrip("\n") + ("\n" if name in ("source", "program") else ""))
+    return _Section(f"{path}:{start}", "\n".join(lines).rstrip("\n") + ("\n" if name in _PROGRAMS else ""))
 
 
 def _program(plain: Mapping[str, _Section]) -> str:

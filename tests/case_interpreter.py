@@ -8,10 +8,17 @@ from case_format import encode_items
 from dprobes.arch import architecture
 from dprobes.arch.arguments import parse_arguments
 from dprobes.diagnostics import Diagnostics
+from dprobes.dpc.compiler import compile_text
 from dprobes.errors import SourceError
 from dprobes.extensions import Extension
+from dprobes.formatters.templates.collection import templates_in
+from dprobes.formatters.templates.renderer import render
 from dprobes.keyed.text import table_lines
+from dprobes.preprocessor import preprocess
+from dprobes.record.layout import LogRecord
+from dprobes.record.probeinfo import Place
 from dprobes.rpn.encoder import CodeImage, encode
+from dprobes.rpn.parser import parse
 from dprobes.rpn.pipeline import CompileOptions, check_program, parse_source
 from dprobes.source import SourceFile
 from dprobes.testing import FakeContext, prepare, run_definition
@@ -21,6 +28,7 @@ from ebpf_backend import EbpfRunner, is_applicable, loop_forms
 
 if TYPE_CHECKING:
     from case_format import Case, ContextLine, Target
+    from dprobes.dpc.programemitter import Compilation
     from dprobes.extensions import View
     from dprobes.rpn.program import Program
     from dprobes.vm.machine import Machine, Outcome
@@ -98,11 +106,37 @@ def compile_case(case: Case, target: Target) -> tuple[Program | None, Diagnostic
     diagnostics = Diagnostics()
     options = CompileOptions(allow_write=case.allow_write)
     try:
-        program = parse_source(SourceFile("case.rpn", case.program), diagnostics, options)
+        if case.is_c:
+            program = parse(compile_c(case, target, diagnostics).preprocessed(), diagnostics)
+            diagnostics.raise_if_errors()
+            assert program is not None
+        else:
+            program = parse_source(SourceFile("case.rpn", case.program), diagnostics, options)
         check_program(program, architecture(target.architecture), diagnostics, options)
     except SourceError:
         return None, diagnostics
     return program, diagnostics
+
+
+def compile_c(case: Case, target: Target, diagnostics: Diagnostics) -> Compilation:
+    """Return the RPN source of a case in DProbes C; raise ``SourceError`` if it has errors."""
+    text = preprocess(SourceFile("case.dpc", case.program), diagnostics)
+    diagnostics.raise_if_errors()
+    (compilation,) = compile_text(
+        text, diagnostics, module="case", word_size_of=lambda _module: target.word_size, allow_write=case.allow_write
+    )
+    return compilation
+
+
+def _printed(case: Case, target: Target, outcome: Outcome) -> str:
+    """Return the text of the record of a case in DProbes C."""
+    compilation = compile_c(case, target, Diagnostics())
+    template = templates_in(compilation.template_file, compilation.major)[outcome.minor]
+    record = LogRecord(
+        outcome.major, outcome.minor, process_name="case", pid=1, data=outcome.log,
+        word_size=8 if target.word_size == 8 else 4, byte_order="big" if target.byte_order == "big" else "little",
+    )  # fmt: skip
+    return render(template, record, Place("case", "place"))
 
 
 def context_of(case: Case, target: Target) -> FakeContext:
@@ -204,6 +238,10 @@ def _compare(
     if (text := case.text("tables", target)) is not None:
         shown = [line for store in context.keyed_tables for line in table_lines(store.contents())]
         assert "\n".join(shown).strip() == text.strip(), "tables"
+    if (text := case.text("printed", target)) is not None:
+        assert _printed(case, target, outcome) == text, "printed"
+    if (text := case.text("rpn", target)) is not None:
+        assert compile_c(case, target, Diagnostics()).source.strip() == text.strip(), "rpn"
     for line in case.lines("registers", target) or ():
         assert (line.words, context.value_of(line.words[0])) == (line.words, line.numbers[0] & mask)
     for line in case.lines("memory", target) or ():

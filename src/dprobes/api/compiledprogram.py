@@ -23,17 +23,26 @@ if TYPE_CHECKING:
 
     from dprobes.ppdf.model import Ppdf
     from dprobes.rpn.program import Program
+    from dprobes.source import SourceFile
     from dprobes.target.location import SymbolProvider
 
+C_SUFFIX = ".dpc"
+"""How the names of files in DProbes C end."""
+
+_TEMPLATE_FILE = "program.fmt"
+
 __all__ = [
+    "C_SUFFIX",
     "CompiledProgram",
     "compile_file",
     "compile_program",
     "compile_source",
     "compiled_bytes",
     "is_compiled",
+    "load_c_source",
     "load_ppdf",
     "load_program",
+    "parse_program",
     "read_compiled",
 ]
 
@@ -129,7 +138,7 @@ def compile_file(
     modules: Iterable[str | Path] | None = None,
 ) -> CompiledProgram:
     """
-    Compile a ``.rpn`` file, as ``dprobes check`` does.
+    Compile a ``.rpn`` or ``.dpc`` file, as ``dprobes check`` does.
 
     ``defines`` and ``includes`` are for the preprocessor (``-D``, ``-I``). ``symbols`` is a file that gives the
     module's symbols (``--sym``). ``allow_write`` allows instructions that change or stop the target. ``modules`` are
@@ -138,8 +147,16 @@ def compile_file(
     Raise ``SourceError``, with all diagnostics, if there is anything wrong.
     """
     diagnostics = Diagnostics()
-    program = parse_file(Path(path), diagnostics, _options(defines, includes, allow_write=allow_write))
-    return compile_program(program, symbols=symbols, allow_write=allow_write, modules=modules, diagnostics=diagnostics)
+    options = _options(defines, includes, allow_write=allow_write)
+    program, templates = parse_program(Path(path), diagnostics, options)
+    return compile_program(
+        program,
+        symbols=symbols,
+        allow_write=allow_write,
+        modules=modules,
+        diagnostics=diagnostics,
+        templates=templates,
+    )
 
 
 def compile_source(
@@ -168,11 +185,12 @@ def compile_program(
     allow_write: bool = False,
     modules: Iterable[str | Path] | None = None,
     diagnostics: Diagnostics | None = None,
+    templates: Mapping[str, bytes] | None = None,
 ) -> CompiledProgram:
-    """Check a program that is data already; all else is as with ``compile_file``."""
+    """Check a program that is data already, with files of templates; all else is as with ``compile_file``."""
     diagnostics = Diagnostics() if diagnostics is None else diagnostics
     provider = FileSymbols(Path(symbols) if symbols is not None else None)
-    compiled = CompiledProgram(program, provider, diagnostics, allow_write)
+    compiled = CompiledProgram(program, provider, diagnostics, allow_write, templates=templates or {})
     if modules is not None:
         return _with_ppdf(compiled, _built(compiled, modules, with_ebpf=False))
     from dprobes.resolve.localmodule import resolve_here
@@ -209,19 +227,59 @@ def load_program(
     types: Sequence[str] = (),
     verify_build_id: bool = True,
     verify_opcodes: bool = True,
+    module: str = "",
 ) -> CompiledProgram:
     """
     Read a program, be it a text or compiled, and keep the definitions of certain groups and types.
 
+    ``module`` is that of probes in DProbes C that name none.
     Nothing but its form is checked: its module is not looked for. Raise an error of ours if that is wrong.
     """
     if is_compiled(path):
         loaded = load_ppdf(path, verify_build_id=verify_build_id, verify_opcodes=verify_opcodes)
         return replace(loaded, program=select(loaded.program, groups, types), allow_write=options.allow_write)
     diagnostics = Diagnostics()
-    program = select(parse_file(path, diagnostics, options), groups, types)
+    program, templates = parse_program(path, diagnostics, options, module=module)
+    program = select(program, groups, types)
     program = program if verify_opcodes else without_opcodes(program)
-    return CompiledProgram(program, FileSymbols(symbols), diagnostics, options.allow_write)
+    return CompiledProgram(program, FileSymbols(symbols), diagnostics, options.allow_write, templates=templates)
+
+
+def parse_program(
+    path: Path, diagnostics: Diagnostics, options: CompileOptions, *, module: str = ""
+) -> tuple[Program, Mapping[str, bytes]]:
+    """
+    Return the program in a source file of either language, and the templates that it has of its own.
+
+    ``module`` is that of probes in DProbes C that name none. Raise ``SourceError`` if it has errors of form.
+    """
+    if path.suffix != C_SUFFIX:
+        return parse_file(path, diagnostics, options), {}
+    from dprobes.preprocessor import read_source
+
+    return _parse_c(read_source(path), diagnostics, options, module)
+
+
+def load_c_source(
+    source: SourceFile, options: CompileOptions, *, symbols: Path | None = None, module: str = ""
+) -> CompiledProgram:
+    """Compile a source in DProbes C; ``module`` is that of probes that name none. Else as ``load_program``."""
+    diagnostics = Diagnostics()
+    program, templates = _parse_c(source, diagnostics, options, module)
+    return CompiledProgram(program, FileSymbols(symbols), diagnostics, options.allow_write, templates=templates)
+
+
+def _parse_c(
+    source: SourceFile, diagnostics: Diagnostics, options: CompileOptions, module: str
+) -> tuple[Program, Mapping[str, bytes]]:
+    from dprobes.dpc.pipeline import compile_source as compile_c
+    from dprobes.formatters.templates.directory import DIRECTORY_FILE
+
+    compiled = compile_c(source, diagnostics, options, module=module)
+    if not compiled.templates:
+        return compiled.program, {}
+    listed = f"{compiled.program.major} {_TEMPLATE_FILE}\n"
+    return compiled.program, {DIRECTORY_FILE: listed.encode(), _TEMPLATE_FILE: compiled.templates.encode()}
 
 
 def is_compiled(path: Path) -> bool:

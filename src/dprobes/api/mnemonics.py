@@ -658,6 +658,30 @@ class Instructions(ABC):
         """
         return self._add("shr", bits)
 
+    def eq(self) -> Self:
+        """
+        Push 1 if the two cells are equal, else 0.
+
+        eq: stack ``a b -- b==a``.
+        """
+        return self._add("eq")
+
+    def lt(self) -> Self:
+        """
+        Push 1 if the top cell is less than the second one, both signed, else 0.
+
+        lt: stack ``a b -- b<a``.
+        """
+        return self._add("lt")
+
+    def ltu(self) -> Self:
+        """
+        Push 1 if the top cell is less than the second one, both unsigned, else 0.
+
+        ltu: stack ``a b -- b<a``.
+        """
+        return self._add("ltu")
+
     def pbl(self, bits: int | None = None) -> Self:
         """
         Copy bit n-1 into all bits to its left.

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dprobes.api.compiledprogram import parse_program
 from dprobes.formatters.templates.carried import carried_templates
 from dprobes.ppdf.writer import encode
 from dprobes.resolve.localmodule import open_named_module
 from dprobes.resolve.portable import build_ppdf
 from dprobes.resolve.spaces import Space, space_of
-from dprobes.rpn.pipeline import parse_file
 from dprobes.target.modules import find_module
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def compiled_here(
 
     ``templates`` is the directory of its templates.
     """
-    program = parse_file(file, diagnostics, options)
+    program, own_templates = parse_program(file, diagnostics, options)
     module = None
     if space_of(program) is Space.MODULE:
         module = find_module(program.name, pid=vantage.tid, command=vantage.command)
@@ -48,6 +48,6 @@ def compiled_here(
         extra_symbols=symbols,
         allow_write=options.allow_write,
         with_ebpf=False,
-        templates=carried_templates(templates, program, diagnostics) if templates is not None else None,
+        templates=carried_templates(templates, program, diagnostics) if templates is not None else own_templates,
     )
     return encode(ppdf)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -13,15 +14,15 @@ from dprobes.rpn.pipeline import CompileOptions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from dprobes.api.compiledprogram import CompiledProgram
+    from dprobes.engines.interface import Scope
 
-__all__ = ["Compiled", "compile_program", "is_compiled", "load_program"]
+__all__ = ["Compiled", "compile_program", "is_compiled", "load_program", "module_of"]
 
 
 def load_program(
-    path: Path,
+    path: Path | str,
     options: CompileOptions,
     *,
     symbols: Path | None = None,
@@ -29,12 +30,18 @@ def load_program(
     types: Sequence[str] = (),
     verify_build_id: bool = True,
     verify_opcodes: bool = True,
+    module: str = "",
 ) -> CompiledProgram:
     """
     Read a program, and keep the definitions of certain groups and types; raise an error of ours if it is wrong.
 
+    ``path`` may be the text of a program in DProbes C instead, whose probes are in ``module`` where they name none.
     ``symbols`` is what ``--sym`` names. Which options mean nothing for a compiled program is a usage error.
     """
+    if isinstance(path, str):
+        from dprobes.source import SourceFile
+
+        return compiledprogram.load_c_source(SourceFile("-e", path), options, symbols=symbols, module=module)
     if is_compiled(path) and (symbols is not None or options != CompileOptions(allow_write=options.allow_write)):
         raise click.UsageError(f"'{path}' is compiled: -D, -I, --cpp and --sym are for the text of a program")
     return compiledprogram.load_program(
@@ -45,7 +52,20 @@ def load_program(
         types=types,
         verify_build_id=verify_build_id,
         verify_opcodes=verify_opcodes,
+        module=module,
     )
+
+
+def module_of(scope: Scope) -> str:
+    """Return the program that a command or process executes, in which probes are that name no module."""
+    if scope.command:
+        return Path(scope.command[0]).name
+    if scope.pid is not None:
+        try:
+            return Path(f"/proc/{scope.pid}/exe").readlink().name
+        except OSError:
+            return ""
+    return ""
 
 
 def compile_program(

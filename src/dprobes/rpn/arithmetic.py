@@ -7,6 +7,7 @@ beforehand it works out by them. Parameters are named by what they mean, not by 
 
 =============  =====================  =======================================================================
 ``BINARY``     (val1, val2)           val1 is the top of the stack; the same for every width
+``COMPARISONS``  (val1, val2, bits)     1 if they compare so, else 0
 ``SHIFTS``     (value, count, bits)   counts are unsigned; one of the width or more shifts all bits out, and
                                       rotates by what is left modulo the width
 ``FILLS``      (value, n, bits)       n is from 1 to the width; bit n-1 or zeros fill one side
@@ -25,12 +26,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BINARY",
+    "COMPARISONS",
     "DIVISIONS",
     "FILLS",
     "MAX_VALUE",
     "MIN_VALUE",
     "SHIFTS",
     "Binary",
+    "Comparison",
     "Division",
     "complement",
     "divided",
@@ -81,6 +84,27 @@ BINARY = {
     "and": Binary("&", operator.and_, wraps=False, commutes=True),
     "or": Binary("|", operator.or_, wraps=False, commutes=True),
     "xor": Binary("^", operator.xor, wraps=False, commutes=True),
+}
+
+
+class Comparison(NamedTuple):
+    """A comparison of two words; ``is_signed`` says that it takes them as two's complement numbers."""
+
+    symbol: str
+    is_signed: bool
+    function: Callable[[int, int], bool]
+
+    def of_words(self, val1: int, val2: int, bits: int) -> int:
+        """Return 1 if it holds, else 0."""
+        return int(
+            self.function(signed(val1, bits), signed(val2, bits)) if self.is_signed else self.function(val1, val2)
+        )
+
+
+COMPARISONS = {
+    "eq": Comparison("==", is_signed=False, function=operator.eq),
+    "lt": Comparison("<", is_signed=True, function=operator.lt),
+    "ltu": Comparison("<", is_signed=False, function=operator.lt),
 }
 
 

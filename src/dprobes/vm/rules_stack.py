@@ -7,7 +7,7 @@ from __future__ import annotations
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from dprobes.rpn.arithmetic import BINARY, DIVISIONS, FILLS, SHIFTS, complement, mask_of
+from dprobes.rpn.arithmetic import BINARY, COMPARISONS, DIVISIONS, FILLS, SHIFTS, complement, mask_of
 from dprobes.rpn.isa import RPN_STACK_CELLS, ExceptionCode
 from dprobes.vm.context import SharedCells
 from dprobes.vm.heap import HeapExhaustedError
@@ -16,7 +16,7 @@ from dprobes.vm.machine import Machine, Raised
 if TYPE_CHECKING:
     from collections.abc import Callable, MutableSequence
 
-    from dprobes.rpn.arithmetic import Division
+    from dprobes.rpn.arithmetic import Comparison, Division
 
     Rule = Callable[[Machine, Any], None]
     Sized = Callable[[int, int, int], int]
@@ -34,6 +34,14 @@ def _binary(operation: Callable[[int, int], int]) -> Rule:
     def rule(machine: Machine, operand: int) -> None:
         val1 = machine.pop()
         machine.poke(operation(val1, machine.peek()))
+
+    return rule
+
+
+def _comparison(comparison: Comparison) -> Rule:
+    def rule(machine: Machine, operand: int) -> None:
+        val1 = machine.pop()
+        machine.poke(comparison.of_words(val1, machine.peek(), machine.bits))
 
     return rule
 
@@ -298,6 +306,7 @@ def _pop_heap(width: int) -> Rule:
 
 RULES: dict[str, Rule] = {
     **{name: _binary(operation.function) for name, operation in BINARY.items()},
+    **{name: _comparison(comparison) for name, comparison in COMPARISONS.items()},
     "neg": _neg,
     **{name: _division(operation) for name, operation in DIVISIONS.items()},
     **{f"{name} <bits>": immediate for name, (immediate, _) in _COUNTED.items()},

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from dprobes.rpn import isa
 from dprobes.rpn.arithmetic import (
     BINARY,
+    COMPARISONS,
     DIVISIONS,
     FILLS,
     MAX_VALUE,
@@ -41,7 +42,7 @@ def words(draw: st.DrawFn) -> tuple[int, int, int]:
 
 def test_the_tables_have_the_instructions_of_arithmetic_and_no_others() -> None:
     operators = {row.operator for row in isa.ROWS if row.group is Group.ARITHMETIC}
-    assert operators == {*BINARY, *DIVISIONS, *SHIFTS, *FILLS, "neg"}
+    assert operators == {*BINARY, *COMPARISONS, *DIVISIONS, *SHIFTS, *FILLS, "neg"}
 
 
 def test_instructions_with_a_count_have_two_forms() -> None:
@@ -58,6 +59,15 @@ def test_binary_operations_are_those_of_unsigned_words(given_words: tuple[int, i
         assert operation.wraps or result == result & mask_of(bits), name
         assert not operation.commutes or result == operation.function(b, a), name
         assert result == eval(f"{a} {operation.symbol} {b}"), name
+
+
+@given(words())
+def test_comparisons_are_those_of_c(given_words: tuple[int, int, int]) -> None:
+    a, b, bits = given_words
+    left, right = SIGNED[bits](a).value, SIGNED[bits](b).value
+    assert COMPARISONS["eq"].of_words(a, b, bits) == (left == right)
+    assert COMPARISONS["lt"].of_words(a, b, bits) == (left < right)
+    assert COMPARISONS["ltu"].of_words(a, b, bits) == (a < b)
 
 
 @given(words())

@@ -10,19 +10,21 @@ from typing import TYPE_CHECKING
 
 import click
 
+from dprobes.api.compiledprogram import C_SUFFIX, parse_program
 from dprobes.cli import console
 from dprobes.cli.options import PROGRAM, PROGRAM_FILE, compile_options, program_options, symbols_option
+from dprobes.cli.output.textoutput import print_lines
 from dprobes.cli.resolvedprogram import is_compiled
 from dprobes.cli.templateoption import templates_option
 from dprobes.diagnostics import Diagnostics, Severity
 from dprobes.resolve.spaces import Space, space_of
-from dprobes.rpn.pipeline import parse_file
 from dprobes.rpn.program import ModuleType
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dprobes.ppdf.model import Ppdf
+    from dprobes.rpn.pipeline import CompileOptions
     from dprobes.rpn.program import Program
 
 __all__ = ["command"]
@@ -43,6 +45,9 @@ SUFFIX = ".ppdf"
     "--for", "modules", multiple=True, type=PROGRAM_FILE, metavar="LIB",
     help="Compile for the build of the module, or for the kernel, in this file; may be given several times.",
 )  # fmt: skip
+@click.option(
+    "--emit", "emitted", type=click.Choice(("rpn",)), help="Print the program as RPN source, and build nothing."
+)
 @program_options
 @symbols_option
 @templates_option("Put the templates that its records need into OUT; they are in this directory.")
@@ -50,6 +55,7 @@ def command(
     file: Path,
     output: Path | None,
     modules: tuple[Path, ...],
+    emitted: str | None,
     defines: tuple[str, ...],
     includes: tuple[Path, ...],
     cpp: str | None,
@@ -79,16 +85,32 @@ def command(
     if output.exists() and file.exists() and output.samefile(file):
         raise click.UsageError(f"'{output}' is the program itself; name another file with -o")
     diagnostics = Diagnostics()
-    program = parse_file(file, diagnostics, compile_options(defines, includes, cpp, allow_write=allow_write))
+    options = compile_options(defines, includes, cpp, allow_write=allow_write)
+    if emitted is not None:
+        print_lines(_rpn_source(file, diagnostics, options).splitlines())
+        return 0
+    program, own_templates = parse_program(file, diagnostics, options)
     found = modules or module_here(program, "name its file with --for FILE")
     _doubt_names(program, found, diagnostics)
-    files = carried_templates(templates, program, diagnostics) if templates is not None else {}
+    files = carried_templates(templates, program, diagnostics) if templates is not None else own_templates
     ppdf = build_ppdf(program, found, diagnostics, extra_symbols=symbols, allow_write=allow_write, templates=files)
     if text := "\n".join(d.render() for d in diagnostics if d.severity is Severity.WARNING):
         console.write(text)
     _write(output, encode(ppdf))
     console.note(f"'{output}' {_purpose(ppdf)}")
     return 0
+
+
+def _rpn_source(file: Path, diagnostics: Diagnostics, options: CompileOptions) -> str:
+    """Return a program as RPN source; that of DProbes C has its lines as comments."""
+    if file.suffix != C_SUFFIX:
+        from dprobes.rpn.printer import print_program
+
+        return print_program(parse_program(file, diagnostics, options)[0])
+    from dprobes.dpc.pipeline import compile_source
+    from dprobes.preprocessor import read_source
+
+    return compile_source(read_source(file), diagnostics, options).rpn
 
 
 def _purpose(ppdf: Ppdf) -> str:

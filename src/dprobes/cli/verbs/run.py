@@ -30,7 +30,7 @@ from dprobes.cli.options import (
 from dprobes.cli.output.outputs import Outputs
 from dprobes.cli.output.tableoutput import TableOptions, TableOutput
 from dprobes.cli.output.views import Views
-from dprobes.cli.resolvedprogram import load_program
+from dprobes.cli.resolvedprogram import load_program, module_of
 from dprobes.cli.runfollower import Run
 from dprobes.cli.scopeoptions import scope_of, scope_options, words_of
 from dprobes.cli.shippedexamples import example_templates
@@ -62,8 +62,9 @@ _GDB = ("gdb", "-q", "-p", "%p", "-ex", "handle SIGSTOP nostop noprint nopass")
 
 
 @click.command("run")
-@click.argument("file", type=PROGRAM)
+@click.argument("file", type=PROGRAM, required=False)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND ...]")
+@click.option("-e", "text", metavar="TEXT", help="Run this program in DProbes C instead of a file.")
 @scope_options
 @program_options
 @symbols_option
@@ -147,8 +148,9 @@ _GDB = ("gdb", "-q", "-p", "%p", "-ex", "handle SIGSTOP nostop noprint nopass")
 @verbose_option
 @click.option("--exit-status", is_flag=True, help="Return the exit status of the command.")
 def command(
-    file: Path,
+    file: Path | None,
     arguments: tuple[str, ...],
+    text: str | None,
     command_line: str | None,
     pid: int | None,
     cgroup: str | None,
@@ -199,6 +201,10 @@ def command(
     and the output of the command goes to standard error. Ctrl-C removes the probepoints; processes that were running
     before continue.
     """  # fmt: skip
+    if text is not None and file is not None:
+        file, arguments = None, (str(file), *arguments)
+    if text is None and file is None:
+        raise click.UsageError("name the file of a program, or give its text with -e TEXT")
     scope = scope_of(command_line, arguments, pid, cgroup, user, follow=follow)
     if exit_status and not scope.command:
         raise click.UsageError("--exit-status needs a command (-c COMMAND)")
@@ -226,15 +232,16 @@ def command(
     engine_name, scope = check_scope(engine_name, scope, options)
     where = insertion(engine_name, scope, options, allow_self=allow_self)
     loaded = load_program(
-        file,
+        file if file is not None else text or "",
         compile_options(defines, includes, cpp, allow_write=allow_write),
         symbols=symbols,
         groups=names_of(groups),
         types=names_of(types),
         verify_build_id=not dont_verify_build_id,
         verify_opcodes=not dont_verify_opcodes,
+        module=module_of(scope),
     )
-    if (directory := templates or example_templates(file)) is not None:
+    if (directory := templates or (example_templates(file) if file is not None else None)) is not None:
         loaded = loaded.with_templates(directory)
     elif loaded.templates:
         from dprobes.formatters.templates.collection import templates_of

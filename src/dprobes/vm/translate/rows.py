@@ -13,7 +13,7 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, Any
 
-from dprobes.rpn.arithmetic import BINARY
+from dprobes.rpn.arithmetic import BINARY, COMPARISONS
 from dprobes.rpn.effects import stack_effect
 from dprobes.rpn.isa import (
     CALL_DEPTH_MAX,
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dprobes.arch import Register
-    from dprobes.rpn.arithmetic import Binary
+    from dprobes.rpn.arithmetic import Binary, Comparison
     from dprobes.rpn.isa import Row
     from dprobes.vm.interpreter import Step
     from dprobes.vm.translate.function import Writer
@@ -249,6 +249,19 @@ def _binary(operation: Binary) -> Template:
     return write
 
 
+def _comparison(comparison: Comparison) -> Template:
+    """Return the template of a comparison; signed words are in the order of unsigned ones with the sign turned over."""
+
+    def write(w: Writer, operand: int) -> None:
+        top, below = w.state.pop(), w.state.pop()
+        if comparison.is_signed:
+            sign = 1 << (w.bits - 1)
+            top, below = f"{top} ^ {sign}", f"{below} ^ {sign}"
+        w.state.push(w.variable(f"int(({top}) {comparison.symbol} ({below}))"))
+
+    return write
+
+
 def _shift(operator: str) -> Template:
     def write(w: Writer, count: int) -> None:
         value = w.state.pop()
@@ -344,6 +357,7 @@ TEMPLATES: dict[str, Template] = {
     "push lp": _push_lp,
     "push plp": _push_lp,  # they differ only when a log instruction has failed
     **{name: _binary(operation) for name, operation in BINARY.items()},
+    **{name: _comparison(comparison) for name, comparison in COMPARISONS.items()},
     "neg": _neg,
     "shl <bits>": _shift("<<"),
     "shr <bits>": _shift(">>"),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.bpf.asm.isa import Alu, Jump, Register
 from dprobes.bpf.lower.stack import ADDRESS
-from dprobes.rpn.arithmetic import BINARY, FILLS, complement
+from dprobes.rpn.arithmetic import BINARY, COMPARISONS, FILLS, complement
 from dprobes.rpn.isa import ExceptionCode
 
 if TYPE_CHECKING:
@@ -42,6 +42,50 @@ def _binary(operation: Alu, meaning: Binary) -> Template:
         w.stack.push(result)
 
     return template
+
+
+def _comparison(name: str) -> Template:
+    """Return the template of a comparison, without branches: they would be two paths for the verifier."""
+    comparison = COMPARISONS[name]
+
+    def template(w: Writer, i: EncodedInstruction) -> None:
+        top, second = w.stack.pop(), w.stack.pop()
+        if isinstance(top, int) and isinstance(second, int):
+            w.stack.push(comparison.of_words(top, second, w.bits))
+            return
+        result = _equal(w, top, second) if name == "eq" else _less(w, top, second, is_signed=comparison.is_signed)
+        w.stack.push(result)
+
+    return template
+
+
+def _equal(w: Writer, top: Operand, second: Operand) -> Register:
+    if isinstance(top, int):
+        top, second = second, top
+    differs = w.stack.in_register(top)
+    w.asm.alu(Alu.XOR, differs, second if _fits(second) else w.stack.in_register(second), wide=w.wide)
+    # Of a number other than 0 it or its negative has the sign.
+    w.asm.mov(ADDRESS, differs, wide=w.wide)
+    w.asm.neg(ADDRESS, wide=w.wide)
+    w.asm.alu(Alu.OR, differs, ADDRESS, wide=w.wide)
+    w.asm.alu(Alu.RSH, differs, w.bits - 1, wide=w.wide)
+    w.asm.alu(Alu.XOR, differs, 1, wide=w.wide)
+    return differs
+
+
+def _less(w: Writer, top: Operand, second: Operand, *, is_signed: bool) -> Register:
+    """Compute the sign of the difference; where the signs of the two differ, one of them tells instead."""
+    asm, wide = w.asm, w.wide
+    left, right = w.stack.in_register(top), w.stack.in_register(second)
+    less = w.stack.copy(left)
+    asm.alu(Alu.SUB, less, right, wide=wide)
+    telling, other = (left, right) if is_signed else (right, left)
+    asm.alu(Alu.XOR, other, telling, wide=wide)
+    asm.alu(Alu.XOR, telling, less, wide=wide)
+    asm.alu(Alu.AND, other, telling, wide=wide)
+    asm.alu(Alu.XOR, less, other, wide=wide)
+    asm.alu(Alu.RSH, less, w.bits - 1, wide=wide)
+    return less
 
 
 def _neg(w: Writer, i: EncodedInstruction) -> None:
@@ -223,6 +267,7 @@ _ALU = {"add": Alu.ADD, "sub": Alu.SUB, "mul": Alu.MUL, "and": Alu.AND, "or": Al
 
 TEMPLATES: dict[str, Template] = {
     **{name: _binary(_ALU[name], meaning) for name, meaning in BINARY.items()},
+    **{name: _comparison(name) for name in COMPARISONS},
     "neg": _neg,
     "div": _div,
     "idiv": _idiv,

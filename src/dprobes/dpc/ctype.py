@@ -1,0 +1,292 @@
+"""
+The types of C: their sizes and layouts in the target's ABI, and what its operators make of them (C17 6.2.5, 6.3.1).
+
+Types are values: two that are written alike are equal, but structures and unions are compared by identity, since they
+may be declared before they are defined.
+"""
+
+from __future__ import annotations
+
+from dataclasses import field
+from typing import TYPE_CHECKING
+
+from dprobes.lazydataclass import dataclass
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = [
+    "BOOL",
+    "CHAR",
+    "INT",
+    "LONG_LONG",
+    "STRING",
+    "UNSIGNED",
+    "UNSIGNED_LONG_LONG",
+    "VOID",
+    "Array",
+    "CType",
+    "Enumeration",
+    "Integer",
+    "Member",
+    "Pointer",
+    "Record",
+    "Stack",
+    "String",
+    "Void",
+    "alignment_of",
+    "common_type",
+    "is_scalar",
+    "laid_out",
+    "promoted",
+    "size_of",
+    "unsigned_of",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Void:
+    """``void``."""
+
+    def __str__(self) -> str:
+        return "void"
+
+
+@dataclass(frozen=True, slots=True)
+class Integer:
+    """An integer type; ``rank`` orders those of one size, as ``long`` and ``long long`` (C17 6.3.1.1)."""
+
+    name: str
+    size: int
+    is_signed: bool
+    rank: int
+    is_bool: bool = False
+
+    @property
+    def bits(self) -> int:
+        """The width in bits."""
+        return 8 * self.size
+
+    def cut(self, value: int) -> int:
+        """Return a number of any size as this type holds it."""
+        if self.is_bool:
+            return int(value != 0)
+        value &= (1 << self.bits) - 1
+        return value - (1 << self.bits) if self.is_signed and value >> (self.bits - 1) else value
+
+    def holds(self, value: int) -> bool:
+        """Return whether a number is one of this type."""
+        return self.cut(value) == value
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Enumeration:
+    """An enumerated type: values by their names, held as ``base``."""
+
+    tag: str
+    base: Integer
+    values: Mapping[str, int] = field(default_factory=dict, compare=False)
+
+    def __str__(self) -> str:
+        return f"enum {self.tag}"
+
+
+@dataclass(frozen=True, slots=True)
+class Pointer:
+    """A pointer; ``size`` is that of a word of the target."""
+
+    target: CType
+    size: int
+
+    def __str__(self) -> str:
+        return f"{self.target} *" if not isinstance(self.target, Pointer) else f"{self.target}*"
+
+
+@dataclass(frozen=True, slots=True)
+class Array:
+    """An array; ``count`` is None where the type does not say how many elements there are."""
+
+    element: CType
+    count: int | None
+
+    def __str__(self) -> str:
+        return f"{self.element} [{'' if self.count is None else self.count}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """
+    A member of a structure or union.
+
+    ``offset`` is in bytes. Of a bit field ``bits`` is the width and ``shift`` how many lower bits of the unit of its
+    type at ``offset`` are not in it; of other members ``bits`` is None.
+    """
+
+    name: str
+    type: CType
+    offset: int
+    bits: int | None = None
+    shift: int = 0
+
+
+@dataclass(eq=False)
+class Record:
+    """A structure or union; ``members`` is None until it is defined."""
+
+    tag: str
+    is_union: bool = False
+    members: tuple[Member, ...] | None = None
+    size: int = 0
+    alignment: int = 1
+
+    def member(self, name: str) -> Member | None:
+        """Return a member by its name, also one of an unnamed structure in it (C17 6.7.2.1, 13)."""
+        for member in self.members or ():
+            if member.name == name:
+                return member
+            if not member.name and isinstance(member.type, Record) and (inner := member.type.member(name)) is not None:
+                return Member(name, inner.type, member.offset + inner.offset, inner.bits, inner.shift)
+        return None
+
+    def member_names(self) -> list[str]:
+        """Return the names that ``member`` knows."""
+        names = []
+        for member in self.members or ():
+            if member.name:
+                names.append(member.name)
+            elif isinstance(member.type, Record):
+                names += member.type.member_names()
+        return names
+
+    def __str__(self) -> str:
+        return f"{'union' if self.is_union else 'struct'} {self.tag or '<unnamed>'}"
+
+
+@dataclass(frozen=True, slots=True)
+class String:
+    """What ``str(p)`` and ``comm`` are: text that is logged, compared or a key, and no value of C."""
+
+    limit: int
+
+    def __str__(self) -> str:
+        return "string"
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """What ``ustack()`` and ``kstack()`` are: a call stack that is logged, or a key."""
+
+    is_kernel: bool
+    frames: int | None
+
+    def __str__(self) -> str:
+        return "call stack"
+
+
+CType = Void | Integer | Enumeration | Pointer | Array | Record | String | Stack
+
+VOID = Void()
+BOOL = Integer("_Bool", 1, is_signed=False, rank=0, is_bool=True)
+CHAR = Integer("char", 1, is_signed=True, rank=1)
+INT = Integer("int", 4, is_signed=True, rank=3)
+UNSIGNED = Integer("unsigned int", 4, is_signed=False, rank=3)
+LONG_LONG = Integer("long long", 8, is_signed=True, rank=5)
+UNSIGNED_LONG_LONG = Integer("unsigned long long", 8, is_signed=False, rank=5)
+STRING = String(0)
+
+
+def is_scalar(type_: CType) -> bool:
+    """Return whether a type has values that can be tested and compared: numbers and pointers."""
+    return isinstance(type_, Integer | Enumeration | Pointer)
+
+
+def promoted(type_: Integer | Enumeration) -> Integer:
+    """Return the type to which the integer promotions convert (C17 6.3.1.1, 2)."""
+    integer = type_.base if isinstance(type_, Enumeration) else type_
+    return INT if integer.rank < INT.rank else integer
+
+
+def common_type(left: Integer | Enumeration, right: Integer | Enumeration) -> Integer:
+    """Return the type to which the usual arithmetic conversions convert both operands (C17 6.3.1.8)."""
+    a, b = promoted(left), promoted(right)
+    if a.is_signed == b.is_signed:
+        return a if (a.rank, a.size) >= (b.rank, b.size) else b
+    unsigned, signed = (b, a) if a.is_signed else (a, b)
+    if unsigned.rank >= signed.rank:
+        return unsigned
+    if signed.size > unsigned.size:
+        return signed
+    return unsigned_of(signed)
+
+
+def unsigned_of(type_: Integer) -> Integer:
+    """Return the unsigned type that corresponds to a signed one."""
+    name = type_.name if not type_.is_signed else f"unsigned {type_.name.removeprefix('signed ')}"
+    return Integer(name, type_.size, is_signed=False, rank=type_.rank)
+
+
+def size_of(type_: CType) -> int | None:
+    """Return the size of a type in bytes; None of one that has none."""
+    match type_:
+        case Integer(size=size) | Pointer(size=size):
+            return size
+        case Enumeration(base=base):
+            return base.size
+        case Array(element, count) if count is not None and (each := size_of(element)) is not None:
+            return each * count
+        case Record(members=members, size=size) if members is not None:
+            return size
+    return None
+
+
+def alignment_of(type_: CType, word_size: int) -> int:
+    """Return the alignment of a type as a member (System V ABI for i386 and x86-64, "Scalar Types")."""
+    match type_:
+        case Integer(size=size):
+            return min(size, word_size)  # a long long of i386 is aligned to 4 bytes
+        case Enumeration(base=base):
+            return base.size
+        case Pointer(size=size):
+            return size
+        case Array(element):
+            return alignment_of(element, word_size)
+        case Record(alignment=alignment):
+            return alignment
+    return 1
+
+
+def laid_out(record: Record, members: Sequence[tuple[str, CType, int | None]], word_size: int) -> None:
+    """
+    Define a structure or union by its members: name, type, and the width of a bit field.
+
+    Bit fields are placed as the System V ABI says: in the next unit of their type that has room for all of their bits;
+    one without a name and of width 0 ends the unit.
+    """
+    placed, position, alignment = [], 0, 1  # in bits
+    end = 0
+    for name, type_, bits in members:
+        size, align = 8 * (size_of(type_) or 0), 8 * alignment_of(type_, word_size)
+        if record.is_union:
+            position = 0
+        if bits is None:
+            position = -(-position // align) * align
+            placed.append(Member(name, type_, position // 8))
+            alignment = max(alignment, align // 8)
+            position += size
+        elif bits == 0:
+            position = -(-position // align) * align
+        else:
+            if position // size != (position + bits - 1) // size:
+                position = -(-position // align) * align
+            unit = position // size * size
+            if name:
+                placed.append(Member(name, type_, unit // 8, bits, position - unit))
+                alignment = max(alignment, align // 8)
+            position += bits
+        end = max(end, position)
+    record.members = tuple(placed)
+    record.alignment = alignment
+    record.size = -(-end // (8 * alignment)) * alignment

@@ -1,0 +1,267 @@
+"""
+Programs: the ``module`` statement, declarations, functions, and points with their blocks.
+
+::
+
+    program   = { module ";" | declaration | function | probe }
+    module    = "module" PLACE { "," NAME [ NUMBER | STRING ] }
+    probe     = [ "[" attribute { "," attribute } "]" ] point { "," point } [ "when" "(" expression ")" ] block
+    attribute = NAME [ NUMBER | STRING ]
+    point     = [ "return" ] ( place | "syscall" NAME | "kmod" NAME ":" NAME )
+              | "inline" place | "usdt" place | "tracepoint" PLACE
+              | "watch" ( "x" | "w" | "rw" ) [ "(" type ")" ] PLACE | "sample" HERTZ [ MODULE ]
+              | "begin" | "end" | "every" TIME
+    place     = PLACE [ "(" parameters ")" ]
+
+A PLACE is a word up to a blank, bracket, comma or semicolon: ``libc.so.6:malloc+8``, ``"my lib":f``, ``python3:*``.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from dprobes.dpc import programtree, tree
+from dprobes.dpc.cursor import Cursor, ParseError
+from dprobes.dpc.expressionparser import UNITS, string_value
+from dprobes.dpc.statementparser import StatementParser
+from dprobes.dpc.token import Token, TokenKind, TokenStream
+
+if TYPE_CHECKING:
+    from dprobes.diagnostics import Diagnostics
+    from dprobes.preprocessor import Preprocessed
+
+__all__ = ["parse"]
+
+_MODULE_END = re.compile(r'(?P<module>"[^"]*"|[^":]*?):(?!:)(?P<place>.*)\Z')
+_TIME = re.compile(r"([0-9]+)(ns|us|ms|s|m|h)\Z")
+_FREQUENCY = re.compile(r"([0-9]+)hz\Z", re.IGNORECASE)
+_ACCESSES = ("x", "w", "rw")
+_MINUTES = {"m": 60 * UNITS["s"], "h": 3600 * UNITS["s"]}
+_POINT_WORDS = ("inline", "usdt", "watch", "sample", "tracepoint", "syscall", "kmod", "begin", "end", "every")
+
+
+def parse(text: Preprocessed, diagnostics: Diagnostics) -> programtree.ProgramTree:
+    """Return the tree of a program; what is wrong goes to ``diagnostics``, and is not in the tree."""
+    return _ProgramParser(Cursor(TokenStream(text, diagnostics), diagnostics)).program()
+
+
+def split_place(word: str) -> tuple[str, str]:
+    """Return the module, without quotes, and the place in it; the module is empty if the word names none."""
+    match = _MODULE_END.match(word)
+    if match is None:
+        return "", word
+    return match["module"].strip('"'), match["place"]
+
+
+class _ProgramParser:
+    def __init__(self, cursor: Cursor) -> None:
+        self._cursor = cursor
+        self._statements = StatementParser(cursor)
+        self._declarations = self._statements.declarations
+
+    def program(self) -> programtree.ProgramTree:
+        cursor = self._cursor
+        module = ""
+        attributes: tuple[programtree.Attribute, ...] = ()
+        declarations: list[tree.Declaration] = []
+        functions: list[programtree.Function] = []
+        probes: list[programtree.Probe] = []
+        while cursor.peek().kind is not TokenKind.END:
+            try:
+                if cursor.accept(";"):
+                    continue
+                if cursor.sees("module") and not cursor.sees("(", "{", distance=1):
+                    module, attributes = self._module()
+                elif self._is_function():
+                    functions.append(self._function())
+                elif self._is_declaration():
+                    declarations.append(self._declarations.declaration())
+                else:
+                    probes.append(self._probe())
+            except ParseError:
+                cursor.skip_item()
+        return programtree.ProgramTree(module, attributes, declarations, functions, probes)
+
+    def _is_declaration(self) -> bool:
+        """Return whether a declaration comes next: what begins with an unknown name is a point."""
+        return self._declarations.has_storage() or self._declarations.begins_type()
+
+    def _is_function(self) -> bool:
+        """Return whether ``type name(`` comes next."""
+        cursor = self._cursor
+        if cursor.sees(*_POINT_WORDS, "return", "module") or not self._declarations.begins_declaration():
+            return False
+        distance = 0
+        while cursor.peek(distance).kind is TokenKind.NAME or cursor.sees("*", distance=distance):
+            distance += 1
+        return distance > 1 and cursor.sees("(", distance=distance)
+
+    def _module(self) -> tuple[str, tuple[programtree.Attribute, ...]]:
+        cursor = self._cursor
+        cursor.take()
+        word = cursor.tokens.take_place_word()
+        if not word.text:
+            raise cursor.wrong(f"expected the name of a module, found {cursor.peek().described}")
+        attributes = []
+        while cursor.accept(","):
+            attributes.append(self._attribute())
+        cursor.expect(";", "behind the module")
+        return word.text.strip('"'), tuple(attributes)
+
+    def _attribute(self) -> programtree.Attribute:
+        cursor = self._cursor
+        name = cursor.expect_name("the name of an attribute")
+        value: int | str | None = None
+        if cursor.peek().kind is TokenKind.NUMBER:
+            value = int(self._number(cursor.take()))
+        elif cursor.peek().kind is TokenKind.STRING:
+            value = string_value(cursor.take().text)
+        return programtree.Attribute(name.text, value, cursor.span_from(name))
+
+    def _number(self, token: Token) -> int:
+        from dprobes.dpc.expressionparser import number_of
+
+        return number_of(self._cursor, token).value
+
+    def _function(self) -> programtree.Function:
+        cursor = self._cursor
+        first = cursor.peek()
+        cursor.accept("static")
+        specifier = self._declarations.specifier()
+        pointers = 0
+        while cursor.accept("*"):
+            pointers += 1
+        name = cursor.expect_name("the name of a function")
+        span = cursor.tokens.span(name)
+        type_ = tree.TypeName(specifier, tree.Declarator("", pointers, (), span), specifier.span)
+        cursor.expect("(", "behind the name of a function")
+        parameters = self._declarations.parameters()
+        body = self._statements.block()
+        return programtree.Function(name.text, type_, parameters, body, cursor.span_from(first))
+
+    # Points
+
+    def _probe(self) -> programtree.Probe:
+        cursor = self._cursor
+        first = cursor.peek()
+        attributes: list[programtree.Attribute] = []
+        if cursor.accept("["):
+            while True:
+                attributes.append(self._attribute())
+                if not cursor.accept(","):
+                    break
+            cursor.expect("]", "behind the attributes")
+        points = [self._point()]
+        while cursor.accept(","):
+            points.append(self._point())
+        condition = None
+        if cursor.accept("when"):
+            cursor.expect("(", "behind 'when'")
+            condition = self._statements.expressions.expression()
+            cursor.expect(")", "behind the condition")
+        body = self._statements.block()
+        return programtree.Probe(tuple(points), tuple(attributes), condition, body, cursor.span_from(first))
+
+    def _point(self) -> programtree.Point:
+        cursor = self._cursor
+        first = cursor.peek()
+        at_return = self._is_keyword("return") and bool(cursor.accept("return"))
+        if not at_return and self._is_keyword("begin", "end") and cursor.sees("{", ",", distance=1):
+            kind = programtree.PointKind(cursor.take().text)
+            return programtree.Point(kind, cursor.span_from(first))
+        if self._is_keyword("syscall"):
+            cursor.take()
+            name = self._place("the name of a system call")
+            return self._in_code(first, programtree.PointKind.SYSTEM_CALL, "", name, at_return=at_return)
+        if self._is_keyword("kmod"):
+            cursor.take()
+            module, place = split_place(self._place("a module of the kernel and a function").text)
+            return self._made(first, programtree.PointKind.CODE, f"kmod {module}", place, at_return=at_return)
+        if at_return:
+            return self._in_code(first, programtree.PointKind.CODE, None, self._place("a function"), at_return=True)
+        for kind in (programtree.PointKind.INLINE, programtree.PointKind.USDT):
+            if self._is_keyword(kind.value):
+                cursor.take()
+                return self._in_code(first, kind, None, self._place("a place in a module"))
+        if self._is_keyword("tracepoint"):
+            cursor.take()
+            return self._in_code(first, programtree.PointKind.TRACEPOINT, "", self._place("SUBSYSTEM:NAME"))
+        if self._is_keyword("watch"):
+            return self._watch()
+        if self._is_keyword("sample"):
+            return self._sample()
+        if self._is_keyword("every"):
+            cursor.take()
+            token = cursor.tokens.take_place_word()
+            return programtree.Point(
+                programtree.PointKind.EVERY, cursor.tokens.span(first, token), number=self._interval(token)
+            )
+        return self._in_code(first, programtree.PointKind.CODE, None, self._place("a place to probe"))
+
+    def _is_keyword(self, *words: str) -> bool:
+        """Return whether one of these words comes next, and is not the name of a module or function."""
+        token = self._cursor.peek()
+        if token.kind is not TokenKind.NAME or token.text not in words:
+            return False
+        following = self._cursor.peek(1)
+        return following.start > token.end or following.text == "{"
+
+    def _place(self, what: str) -> Token:
+        found = self._cursor.peek()
+        word = self._cursor.tokens.take_place_word()
+        if not word.text:
+            raise self._cursor.wrong(f"expected {what}, found {found.described}")
+        self._cursor.last = word
+        return word
+
+    def _in_code(
+        self, first: Token, kind: programtree.PointKind, module: str | None, word: Token, *, at_return: bool = False
+    ) -> programtree.Point:
+        place = word.text
+        if module is None:
+            module, place = split_place(word.text)
+        return self._made(first, kind, module, place, at_return=at_return)
+
+    def _made(
+        self, first: Token, kind: programtree.PointKind, module: str, place: str, *, at_return: bool = False
+    ) -> programtree.Point:
+        cursor = self._cursor
+        span = cursor.span_from(first)
+        parameters = self._declarations.parameters() if cursor.accept("(") else None
+        return programtree.Point(kind, span, module, place, at_return=at_return, parameters=parameters)
+
+    def _watch(self) -> programtree.Point:
+        cursor = self._cursor
+        first = cursor.take()
+        access = cursor.accept(*_ACCESSES)
+        if access is None:
+            raise cursor.wrong(f"expected x, w or rw behind 'watch', found {cursor.peek().described}")
+        type_ = None
+        if cursor.accept("("):
+            type_ = self._declarations.type_name()
+            cursor.expect(")", "behind the type of what is watched")
+        module, place = split_place(self._place("what is watched: MODULE:variable, or an address").text)
+        span = cursor.span_from(first)
+        return programtree.Point(programtree.PointKind.WATCH, span, module, place, access=access.text, type=type_)
+
+    def _sample(self) -> programtree.Point:
+        cursor = self._cursor
+        first = cursor.take()
+        rate = cursor.tokens.take_place_word()
+        match = _FREQUENCY.match(rate.text)
+        if match is None:
+            raise cursor.wrong(
+                f"'{rate.text}' is no number of samples a second", cursor.tokens.span(rate), "write 99hz"
+            )
+        cursor.last = rate
+        module = ""
+        if not cursor.sees("{", ",", "when"):
+            module = self._place("a module").text.strip('"')
+        return programtree.Point(programtree.PointKind.SAMPLE, cursor.span_from(first), module, number=int(match[1]))
+
+    def _interval(self, token: Token) -> int:
+        match = _TIME.match(token.text)
+        if match is None:
+            raise self._cursor.wrong(f"'{token.text}' is no time", self._cursor.tokens.span(token), "write 1s or 500ms")
+        return int(match[1]) * (_MINUTES.get(match[2]) or UNITS[match[2]])

@@ -1,0 +1,95 @@
+"""
+The formats of ``printf``: C's conversions, and those of templates, as lines of a template (``docs/templates.md``).
+
+A conversion says how a value is shown. Its type says how large it is, so that length modifiers (``l``, ``z``) mean
+nothing.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from typing import TYPE_CHECKING
+
+from dprobes.dpc.ctype import INT, Array, Enumeration, Integer, Pointer, String
+from dprobes.dpc.ctype import Stack as StackType
+from dprobes.lazydataclass import dataclass
+
+if TYPE_CHECKING:
+    from dprobes.dpc.ctype import CType
+
+__all__ = ["Conversion", "Form", "conversions", "lines_of", "placeholder"]
+
+_CONVERSION = re.compile(r"%(?:(?P<percent>%)|(?P<flags>[-0+ #]*)(?P<width>[0-9]*)(?P<precision>(?:\.[0-9]*)?)"
+                         r"(?:hh|h|ll|l|z|t|j|L|q)?(?P<letter>[A-Za-z]))")  # fmt: skip
+_SIZES = {1: "b", 2: "w", 4: "d", 8: "q"}
+_NUMBERS = "diuxXocpavbe"
+_TEMPLATE_LETTERS = {"i": "d", "X": "x", "b": "x"}
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """A conversion: ``start`` and ``end`` are where it stands in the format, ``layout`` is flags, width, precision."""
+
+    start: int
+    end: int
+    layout: str
+    letter: str
+
+
+def conversions(text: str) -> tuple[list[Conversion], int | None]:
+    """Return the conversions of a format, and where a percent sign stands that begins none."""
+    found: list[Conversion] = []
+    position = 0
+    while (start := text.find("%", position)) >= 0:
+        match = _CONVERSION.match(text, start)
+        if match is None:
+            return found, start
+        position = match.end()
+        if match["percent"] is None:
+            flags = "".join(flag for flag in "-0" if flag in match["flags"])
+            found.append(Conversion(start, position, flags + match["width"] + match["precision"], match["letter"]))
+    return found, None
+
+
+class Form(enum.Enum):
+    """Say how a value is logged: as its bytes, as an item of its bytes, or as an item of a word."""
+
+    RAW = "raw"
+    BYTES = "bytes"
+    WORD = "word"
+
+
+def placeholder(conversion: Conversion, type_: CType, form: Form) -> str | None:
+    """
+    Return the place-holder of a template for a value of a type, None if the conversion does not fit it.
+
+    Numbers of types smaller than ``int`` are shown as the ``int`` that C makes of them.
+    """
+    letter = _TEMPLATE_LETTERS.get(conversion.letter, conversion.letter)
+    match type_:
+        case String():
+            return f"%*{conversion.layout}s" if letter in "sv" else None
+        case StackType():
+            return "%*k" if letter in "ksv" else None
+        case Array():
+            return f"%*{conversion.layout}h" if letter in "hv" else None
+        case Integer() | Enumeration() | Pointer():
+            if conversion.letter not in _NUMBERS:
+                return None
+            integer = type_.base if isinstance(type_, Enumeration) else type_
+            if letter == "d" and isinstance(integer, Integer) and not integer.is_signed and integer.size < INT.size:
+                letter = "u"
+            size = "n" if form is Form.WORD else _SIZES[integer.size]
+            return f"%{'' if form is Form.RAW else '*'}{conversion.layout}{size}{letter}"
+    return None
+
+
+def lines_of(text: str, places: list[tuple[Conversion, str]]) -> list[str]:
+    """Return the lines of a template for a format in which place-holders take the places of conversions."""
+    parts, position = [], 0
+    for conversion, holder in places:
+        parts += [text[position : conversion.start], holder]
+        position = conversion.end
+    whole = "".join([*parts, text[position:]])
+    return whole.removesuffix("\n").split("\n")

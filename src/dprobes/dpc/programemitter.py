@@ -1,0 +1,229 @@
+"""Programs as RPN source: file headers, definitions with their handlers, procedures; and the templates of records."""
+
+from __future__ import annotations
+
+from dataclasses import field
+from typing import TYPE_CHECKING
+
+from dprobes.dpc import programtree, typedstatement
+from dprobes.dpc.ctype import Void, size_of
+from dprobes.dpc.programtyper import VARIABLE_COUNTS
+from dprobes.dpc.statementemitter import StatementEmitter
+from dprobes.dpc.valueemitter import ValueEmitter
+from dprobes.dpc.writer import Line, Writer
+from dprobes.lazydataclass import dataclass
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from dprobes.diagnostics import Diagnostics
+    from dprobes.dpc.programtyper import ProgramTyper, TypedFunction, TypedProbe
+    from dprobes.dpc.typetable import TypeTable
+    from dprobes.preprocessor import Preprocessed
+
+__all__ = ["Compilation", "ProgramEmitter"]
+
+_JMPMAX = 10_000
+"""How many jumps a hit may take: loops are bounded by it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compilation:
+    """A program that was compiled: the lines of its RPN source, and its templates, a file for its major code."""
+
+    module: str
+    major: int
+    lines: tuple[Line, ...]
+    templates: Mapping[int, str] = field(default_factory=dict)
+
+    @property
+    def source(self) -> str:
+        """The RPN source as a text."""
+        return "".join(f"{line.text}\n" for line in self.lines)
+
+    def preprocessed(self) -> Preprocessed:
+        """Return the RPN source as a text whose places are those in C that its lines were made for."""
+        from dprobes.preprocessor.textmap import TextBuilder
+        from dprobes.source import SourceFile, Span
+
+        whole = SourceFile("<compiled>", self.source)
+        builder = TextBuilder(whole)
+        position = 0
+        for line in self.lines:
+            end = position + len(line.text) + 1
+            text = "" if line.text.lstrip().startswith("//") else line.text
+            builder.put(f"{text}\n", line.span or Span(whole, position, end))
+            position = end
+        return builder.build()
+
+    @property
+    def template_file(self) -> str:
+        """The text of the file of its templates."""
+        lines = [f"major = {self.major}"]
+        for minor, text in sorted(self.templates.items()):
+            lines += ["", f"minor = {minor}", *(f"fmt = {_quoted(line)}" for line in text.split("\n"))]
+        return "\n".join((*lines, ""))
+
+
+class ProgramEmitter:
+    """Write the RPN programs of a program, one for each module."""
+
+    def __init__(
+        self,
+        program: programtree.ProgramTree,
+        typer: ProgramTyper,
+        functions: Sequence[TypedFunction],
+        probes: Sequence[TypedProbe],
+        word_size: int,
+        diagnostics: Diagnostics,
+        module: str,
+    ) -> None:
+        self._program = program
+        self._typer = typer
+        self._functions = functions
+        self._probes = probes
+        self._word_size = word_size
+        self._diagnostics = diagnostics
+        self._module = program.module or module
+        self._procedures = {each.signature.name: f"f{n}_{each.signature.name}" for n, each in enumerate(functions)}
+
+    def compilations(self) -> list[Compilation]:
+        """Return the programs in the order in which their modules are named."""
+        modules: dict[str, None] = {}
+        for each in self._probes:
+            for point in each.probe.points:
+                modules[self._module_of(point)] = None
+        return [self._compilation(module) for module in modules]
+
+    def _module_of(self, point: programtree.Point) -> str:
+        if point.kind in (programtree.PointKind.TRACEPOINT, programtree.PointKind.SYSTEM_CALL):
+            return "kernel tracepoint"
+        if point.module == "kernel":
+            return "kernel kernel"
+        if point.module or self._module:
+            return point.module or self._module
+        if point.kind is programtree.PointKind.SAMPLE:
+            return "*"
+        self._diagnostics.error(
+            point.span,
+            f"the module of '{point.place}' is not known",
+            hint=f"write MODULE:{point.place}, or 'module NAME;'",
+        )
+        return ""
+
+    def _attribute(self, attributes: Sequence[programtree.Attribute], name: str) -> int | str | None:
+        return next((each.value for each in attributes if each.name == name), None)
+
+    def _compilation(self, module: str) -> Compilation:
+        w = Writer()
+        name, modtype = module, ""
+        if module.startswith("kernel "):
+            name, modtype = "vmlinux", module.removeprefix("kernel ")
+        elif module.startswith("kmod "):
+            name, modtype = module.removeprefix("kmod "), "kmod"
+        major = self._attribute(self._program.attributes, "major") or 0
+        w.header(f'name = "{name}"')
+        if modtype:
+            w.header(f"modtype = {modtype}")
+        w.header(f"major = {major}")
+        for kind, count in self._typer.counts.items():
+            if count:
+                w.header(f"{VARIABLE_COUNTS[kind]} = {count}")
+        for table in self._typer.tables:
+            with w.at(table.span):
+                w.header(table.statement)
+        w.header(f"jmpmax = {self._attribute(self._program.attributes, 'jmpmax') or _JMPMAX}")
+        templates: dict[int, str] = {}
+        minor = 0
+        for each in self._probes:
+            points = [point for point in each.probe.points if self._module_of(point) == module]
+            if not points:
+                continue
+            own = self._attribute(each.probe.attributes, "minor")
+            first = own if isinstance(own, int) else minor
+            templates |= self._templates(each, first)
+            for point in points:
+                self._definition(w, each, point, first)
+            minor = max(minor, first + max((each.paths.number_of(end) for end in each.paths.ends), default=0) + 1)
+        for function in self._functions:
+            self._procedure(w, function)
+        assert isinstance(major, int)
+        return Compilation(name, major, tuple(w.lines), templates)
+
+    def _templates(self, each: TypedProbe, minor: int) -> dict[int, str]:
+        templates: dict[int, str] = {}
+        _collect(each.body, templates)
+        found = {}
+        for end in each.paths.ends:
+            if end:
+                number = each.paths.number_of(end) if each.paths.logs > 1 else 0
+                found[minor + number] = "\n".join(templates[log] for log in end)
+        return found
+
+    def _definition(self, w: Writer, each: TypedProbe, point: programtree.Point, minor: int) -> None:
+        with w.at(point.span):
+            w.header("")
+            w.header(f"// {' '.join(point.span.text.split())}")
+            for statement in _placed(point, self._typer.types):
+                w.header(statement)
+            w.header(f"minor = {minor}")
+            for attribute in each.probe.attributes:
+                if attribute.name in ("maxhits", "passcount", "opcode"):
+                    w.header(f"{attribute.name} = {attribute.value}")
+            if point.at_return:
+                w.header("return = yes")
+        w.depth = 0
+        values = ValueEmitter(w, self._word_size, self._procedures)
+        emitter = StatementEmitter(w, values, each.slots, paths=each.paths, minor=minor, word_size=self._word_size)
+        emitter.handler(each.condition, each.body)
+
+    def _procedure(self, w: Writer, function: TypedFunction) -> None:
+        signature = function.signature
+        with w.at(signature.span):
+            w.header("")
+            w.header(f"proc {self._procedures[signature.name]}")
+        w.depth = 0
+        count = len(signature.parameters)
+        values = ValueEmitter(w, self._word_size, self._procedures, count)
+        result = None if isinstance(signature.type, Void) else count
+        StatementEmitter(w, values, function.slots, result=result, word_size=self._word_size).function(function.body)
+        w.header("endproc")
+
+
+def _placed(point: programtree.Point, types: TypeTable) -> list[str]:
+    """Return the statements of a probepoint's header that say where it is."""
+    match point.kind:
+        case programtree.PointKind.SAMPLE:
+            return [f"sampler = {point.number}hz"]
+        case programtree.PointKind.WATCH:
+            size = 1 if point.type is None else size_of(types.of(point.type)) or 1
+            end = f":{point.place} + {size - 1}" if size > 1 else ""
+            return [f"address = {point.place}{end}", f"watchpoint = {point.access}"]
+        case programtree.PointKind.SYSTEM_CALL:
+            return [f"offset = syscall:{point.place}"]
+        case programtree.PointKind.USDT:
+            return [f"offset = usdt:{point.place}"]
+    return [f"offset = {point.place}"]
+
+
+def _collect(statement: typedstatement.Statement | None, templates: dict[int, str]) -> None:
+    """Collect the templates of all printf statements by their numbers."""
+    match statement:
+        case typedstatement.Log(number, _, template):
+            templates[number] = template
+        case typedstatement.Steps(statements) | typedstatement.Switch(_, statements):
+            for each in statements:
+                _collect(each, templates)
+        case typedstatement.Select(_, then, otherwise):
+            _collect(then, templates)
+            _collect(otherwise, templates)
+        case typedstatement.Loop(_, _, body):
+            _collect(body, templates)
+        case typedstatement.TryCatch(body, _, _, handler):
+            _collect(body, templates)
+            _collect(handler, templates)
+
+
+def _quoted(line: str) -> str:
+    escaped = line.replace("\\", "\\\\").replace('"', '\\"').replace("\t", "\\t")
+    return f'"{escaped}"'

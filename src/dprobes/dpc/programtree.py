@@ -1,0 +1,112 @@
+"""The tree of a whole program: its declarations and functions, and the points with their blocks."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import field
+from typing import TYPE_CHECKING
+
+from dprobes.lazydataclass import dataclass
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dprobes.dpc import tree
+    from dprobes.source import Span
+
+__all__ = [
+    "Attribute",
+    "Function",
+    "Parameter",
+    "Point",
+    "PointKind",
+    "Probe",
+    "ProgramTree",
+]
+
+
+class PointKind(enum.Enum):
+    """Say what a point before a block is."""
+
+    CODE = "code"
+    INLINE = "inline"
+    WATCH = "watch"
+    SAMPLE = "sample"
+    USDT = "usdt"
+    TRACEPOINT = "tracepoint"
+    SYSTEM_CALL = "syscall"
+    BEGIN = "begin"
+    END = "end"
+    EVERY = "every"
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A parameter of a point or a function; ``type`` is None where only its name is given."""
+
+    name: str
+    type: tree.TypeName | None
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """
+    A place before a block.
+
+    ``module`` is empty where the program or the command line says it; ``place`` is what stands behind its colon.
+    ``number`` is a frequency or an interval in nanoseconds, ``access`` that of a watchpoint, ``parameters`` is None
+    where there are no parentheses.
+    """
+
+    kind: PointKind
+    span: Span
+    module: str = ""
+    place: str = ""
+    at_return: bool = False
+    parameters: tuple[Parameter, ...] | None = None
+    number: int = 0
+    access: str = ""
+    type: tree.TypeName | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Attribute:
+    """A word in brackets before a point, with its value."""
+
+    name: str
+    value: int | str | None
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Points, their condition, and the block that is executed there."""
+
+    points: tuple[Point, ...]
+    attributes: tuple[Attribute, ...]
+    condition: tree.Expression | None
+    body: tree.Block
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A function of the program."""
+
+    name: str
+    type: tree.TypeName
+    parameters: tuple[Parameter, ...]
+    body: tree.Block
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramTree:
+    """A whole program; ``module`` and ``attributes`` are those of its ``module`` statement."""
+
+    module: str = ""
+    attributes: tuple[Attribute, ...] = ()
+    declarations: Sequence[tree.Declaration] = field(default=())
+    functions: Sequence[Function] = field(default=())
+    probes: Sequence[Probe] = field(default=())

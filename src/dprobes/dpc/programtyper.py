@@ -1,0 +1,205 @@
+"""The parts of a program with types: declarations, functions, and the blocks of points."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dprobes.diagnostics import Note
+from dprobes.dpc import programtree, tree, typed
+from dprobes.dpc.ctype import Array, is_scalar
+from dprobes.dpc.logpaths import find_log_paths
+from dprobes.dpc.operatortyper import TypingError
+from dprobes.dpc.scope import FunctionSignature, ModuleSymbol, Named, ProgramVariable, Scope, SlotName, Surroundings
+from dprobes.dpc.statementtyper import StatementTyper
+from dprobes.dpc.tabletyper import Tables
+from dprobes.dpc.typetable import TypeTable, UnknownTypeError
+from dprobes.dpc.valuetyper import ValueTyper
+from dprobes.lazydataclass import dataclass
+
+if TYPE_CHECKING:
+    from dprobes.diagnostics import Diagnostics
+    from dprobes.dpc import typedstatement
+    from dprobes.dpc.ctype import CType
+    from dprobes.dpc.logpaths import LogPaths
+
+__all__ = ["VARIABLE_COUNTS", "ProgramTyper", "TypedFunction", "TypedProbe"]
+
+_KINDS = {
+    tree.Storage.STATIC: typed.VariableKind.LOCAL,
+    tree.Storage.GLOBAL: typed.VariableKind.GLOBAL,
+    tree.Storage.PERCPU: typed.VariableKind.PER_CPU,
+    tree.Storage.THREAD: typed.VariableKind.THREAD,
+}
+VARIABLE_COUNTS = {
+    typed.VariableKind.LOCAL: "vars",
+    typed.VariableKind.GLOBAL: "gvars",
+    typed.VariableKind.PER_CPU: "cvars",
+    typed.VariableKind.THREAD: "tvars",
+}
+"""The statements of a file header that say how many variables of a kind there are."""
+
+_TRACED = (programtree.PointKind.TRACEPOINT, programtree.PointKind.SYSTEM_CALL)
+_VARIABLES_MAX = 65536
+_PARAMETERS_MAX = 6
+
+
+@dataclass(frozen=True, slots=True)
+class TypedFunction:
+    """A function of the program with its types; ``slots`` counts the variables of its blocks."""
+
+    signature: FunctionSignature
+    body: typedstatement.Statement
+    slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class TypedProbe:
+    """A probe with its types, and what it may print."""
+
+    probe: programtree.Probe
+    condition: typed.Value | None
+    body: typedstatement.Statement
+    slots: int
+    paths: LogPaths
+
+
+class ProgramTyper:
+    """Type the parts of a program."""
+
+    def __init__(
+        self, program: programtree.ProgramTree, word_size: int, diagnostics: Diagnostics, *, allow_write: bool
+    ) -> None:
+        self._program = program
+        self._diagnostics = diagnostics
+        self._allow_write = allow_write
+        self._scope = Scope()
+        self.functions: dict[str, FunctionSignature] = {}
+        self.tables = Tables(diagnostics)
+        self.counts = dict.fromkeys(typed.VariableKind, 0)
+        self.types = TypeTable(word_size, diagnostics, self._constant)
+
+    def _constant(self, expression: tree.Expression) -> int | None:
+        return ValueTyper(
+            self.types, self.functions, self._scope, self._diagnostics, self.tables, Surroundings()
+        ).constant(expression)
+
+    def declare(self) -> None:
+        """Give the names of the program their meanings."""
+        for declaration in self._program.declarations:
+            try:
+                self._declare(declaration)
+            except (TypingError, UnknownTypeError):
+                continue
+        for function in self._program.functions:
+            try:
+                self._declare_function(function)
+            except UnknownTypeError:
+                continue
+
+    def _declare(self, declaration: tree.Declaration) -> None:
+        base = self.types.base(declaration.specifier)
+        for declarator in declaration.declarators:
+            type_ = self.types.declared(base, declarator)
+            if declaration.storage is tree.Storage.TYPEDEF:
+                self.types.define(declarator.name, type_)
+                continue
+            if declaration.storage is tree.Storage.EXTERN:
+                meaning: ModuleSymbol | ProgramVariable = ModuleSymbol(declarator.name, type_, declarator.span)
+            else:
+                meaning = self._variable(declaration.storage, type_, declarator)
+            if (known := self._scope.add(declarator.name, meaning)) is not None:
+                first = Note("the first declaration is here", known.span)
+                self._diagnostics.error(declarator.span, f"'{declarator.name}' is declared twice", notes=(first,))
+
+    def _variable(self, storage: tree.Storage, type_: CType, declarator: tree.Declarator) -> ProgramVariable:
+        kind = _KINDS.get(storage, typed.VariableKind.LOCAL)
+        element = type_.element if isinstance(type_, Array) else type_
+        if not is_scalar(element) or (isinstance(type_, Array) and type_.count is None):
+            hint = "for a variable of the module write 'extern' before it"
+            message = f"a variable of a program is a number, a pointer, or an array of them, not '{type_}'"
+            self._diagnostics.error(declarator.span, message, hint=hint)
+            raise TypingError
+        if declarator.value is not None:
+            message = f"'{declarator.name}' begins with 0: variables of a program have no other first value"
+            self._diagnostics.error(declarator.value.span, message)
+        count = type_.count or 0 if isinstance(type_, Array) else 1
+        first = self.counts[kind]
+        self.counts[kind] += count
+        if self.counts[kind] > _VARIABLES_MAX:
+            self._diagnostics.error(declarator.span, f"a program has at most {_VARIABLES_MAX} {VARIABLE_COUNTS[kind]}")
+            raise TypingError
+        return ProgramVariable(kind, first, count, element, isinstance(type_, Array), declarator.span)
+
+    def _declare_function(self, function: programtree.Function) -> None:
+        type_ = self.types.of(function.type)
+        parameters = tuple(
+            self.types.word if parameter.type is None else self.types.of(parameter.type)
+            for parameter in function.parameters
+        )
+        span = function.type.declarator.span
+        if function.name in self.functions:
+            self._diagnostics.error(span, f"the function '{function.name}' is defined twice")
+            return
+        for parameter, its in zip(function.parameters, parameters, strict=True):
+            if not is_scalar(its):
+                self._diagnostics.error(parameter.span, f"a parameter is a number or a pointer, not '{its}'")
+                return
+        self.functions[function.name] = FunctionSignature(function.name, type_, parameters, span)
+
+    def function(self, function: programtree.Function) -> TypedFunction | None:
+        """Return a function with its types; None if what it is cannot be told."""
+        signature = self.functions.get(function.name)
+        if signature is None or signature.span != function.type.declarator.span:
+            return None
+        scope = Scope(self._scope)
+        for number, (parameter, type_) in enumerate(zip(function.parameters, signature.parameters, strict=True)):
+            if scope.add(parameter.name, SlotName(-number - 1, type_, parameter.span)) is not None:
+                self._diagnostics.error(parameter.span, f"there are two parameters '{parameter.name}'")
+        where = Surroundings(is_function=True, allow_write=self._allow_write)
+        values = ValueTyper(self.types, self.functions, scope, self._diagnostics, self.tables, where)
+        statements = StatementTyper(values, self._diagnostics, result=signature.type)
+        body = statements.block(function.body)
+        return TypedFunction(signature, body, values.slots)
+
+    def probe(self, probe: programtree.Probe) -> TypedProbe | None:
+        """Return a probe with its types; None if what it is cannot be told."""
+        scope = Scope(self._scope)
+        at_return = any(point.at_return for point in probe.points)
+        if at_return and not all(point.at_return for point in probe.points):
+            self._diagnostics.error(probe.points[0].span, "entries and returns cannot share a block")
+        self._declare_parameters(probe, scope)
+        watched = next((point.place for point in probe.points if point.kind is programtree.PointKind.WATCH), None)
+        where = Surroundings(
+            at_return=at_return,
+            watched=watched,
+            is_usdt=all(point.kind is programtree.PointKind.USDT for point in probe.points),
+            is_traced=all(point.kind in _TRACED for point in probe.points),
+            allow_write=self._allow_write,
+        )
+        values = ValueTyper(self.types, self.functions, scope, self._diagnostics, self.tables, where)
+        condition = None
+        if probe.condition is not None:
+            try:
+                condition = values.condition(probe.condition)
+            except (TypingError, UnknownTypeError):
+                return None
+        statements = StatementTyper(values, self._diagnostics)
+        body = statements.block(probe.body)
+        paths = find_log_paths(body, statements.logs, self._diagnostics)
+        return TypedProbe(probe, condition, body, values.slots, paths)
+
+    def _declare_parameters(self, probe: programtree.Probe, scope: Scope) -> None:
+        parameters = next((point.parameters for point in probe.points if point.parameters is not None), ())
+        for number, parameter in enumerate(parameters or ()):
+            if number >= _PARAMETERS_MAX:
+                self._diagnostics.error(parameter.span, "only the first 6 parameters are known: they are in registers")
+                return
+            try:
+                type_ = self.types.word if parameter.type is None else self.types.of(parameter.type)
+            except UnknownTypeError:
+                continue
+            if not is_scalar(type_):
+                self._diagnostics.error(parameter.span, f"a parameter is a number or a pointer, not '{type_}'")
+                continue
+            if parameter.name and scope.add(parameter.name, Named(number, type_, parameter.span)) is not None:
+                self._diagnostics.error(parameter.span, f"there are two parameters '{parameter.name}'")

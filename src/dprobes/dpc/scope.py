@@ -1,0 +1,133 @@
+"""What names mean where: blocks in blocks, the program around them, and what every probe has."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dprobes.lazydataclass import dataclass
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dprobes.dpc.ctype import CType
+    from dprobes.dpc.typed import VariableKind
+    from dprobes.source import Span
+
+__all__ = [
+    "Declared",
+    "FunctionSignature",
+    "Meaning",
+    "ModuleSymbol",
+    "Named",
+    "ProgramVariable",
+    "Scope",
+    "SlotName",
+    "Surroundings",
+    "TracedField",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class SlotName:
+    """A variable on the RPN stack, or a parameter of a function (negative)."""
+
+    slot: int
+    type: CType
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A parameter of a probe: the argument of that number."""
+
+    argument: int
+    type: CType
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramVariable:
+    """A variable that outlives the hit: ``count`` cells from ``first`` on; ``type`` is that of an element."""
+
+    kind: VariableKind
+    first: int
+    count: int
+    type: CType
+    is_array: bool
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleSymbol:
+    """A variable of the module that the program declares (``extern``)."""
+
+    name: str
+    type: CType
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class TracedField:
+    """A field of a tracepoint or system call."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionSignature:
+    """A function of the program."""
+
+    name: str
+    type: CType
+    parameters: tuple[CType, ...]
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """
+    Say where an expression is.
+
+    At a return, ``at_return``, arguments are those of the entry. A tracepoint or system call, ``is_traced``, has fields
+    with names; a statically defined probe, ``is_usdt``, arguments of its own. ``watched`` is what a watchpoint watches.
+    ``allow_write`` allows assignments to what is the target's.
+    """
+
+    at_return: bool = False
+    is_function: bool = False
+    watched: str | None = None
+    is_traced: bool = False
+    is_usdt: bool = False
+    allow_write: bool = False
+
+
+Declared = SlotName | Named | ProgramVariable | ModuleSymbol
+"""What a declaration gives a name."""
+
+Meaning = Declared | TracedField
+
+
+class Scope:
+    """The names of a block; those of the blocks around it are seen through it."""
+
+    def __init__(self, outer: Scope | None = None) -> None:
+        self._outer = outer
+        self._names: dict[str, Declared] = {}
+
+    def add(self, name: str, meaning: Declared) -> Declared | None:
+        """Give a name a meaning; return the one that it has in this very block already, and keeps."""
+        if (known := self._names.get(name)) is not None:
+            return known
+        self._names[name] = meaning
+        return None
+
+    def find(self, name: str) -> Declared | None:
+        """Return what a name means here."""
+        found = self._names.get(name)
+        return found if found is not None or self._outer is None else self._outer.find(name)
+
+    def names(self) -> Iterator[str]:
+        """Give all names that are seen here."""
+        yield from self._names
+        if self._outer is not None:
+            yield from self._outer.names()

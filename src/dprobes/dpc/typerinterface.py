@@ -1,0 +1,41 @@
+"""What the parts that type expressions ask of each other."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from dprobes.dpc import tree
+    from dprobes.dpc.ctype import CType
+    from dprobes.dpc.operatortyper import OperatorTyper, TypingError
+    from dprobes.dpc.typed import Argument, Value
+    from dprobes.dpc.typetable import TypeTable
+    from dprobes.source import Span
+
+__all__ = ["ExpressionTyper", "TextTyper"]
+
+
+class TextTyper(Protocol):
+    """Type what can only be printed, or be a key."""
+
+    def text(self, expression: tree.Expression, *, limit: int) -> Argument | None:
+        """Return what can only be printed or be a key; None of a value. ``limit`` is that of ``str(p)``."""
+
+
+class ExpressionTyper(Protocol):
+    """Type the expressions of a handler or function."""
+
+    types: TypeTable
+    operators: OperatorTyper
+
+    def value(self, expression: tree.Expression) -> Value:
+        """Return the value of an expression."""
+
+    def constant(self, expression: tree.Expression) -> int | None:
+        """Return the number of a constant expression; report one that is none."""
+
+    def converted(self, value: Value, type_: CType, span: Span) -> Value:
+        """Return a value as a type holds it, as an assignment converts it."""
+
+    def wrong(self, span: Span, message: str, hint: str | None = None) -> TypingError:
+        """Report an error and return what leaves what is being typed."""

@@ -1,0 +1,121 @@
+"""Programs in DProbes C on real processes, with both engines, and the words of docs/dpc.md."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from integration.support import TIMEOUT
+
+ENGINES = ["ptrace", pytest.param("ebpf", marks=pytest.mark.skipif(os.geteuid() != 0, reason="ebpf needs root"))]
+ROOT = Path(__file__).parents[2]
+GUIDE = (ROOT / "docs" / "dpc.md").read_text()
+TARGET = """
+import ctypes, os
+libc = ctypes.CDLL(None)
+for number in range(5):
+    libc.abs(number - 2)
+os.chdir("/usr/lib")
+"""
+
+
+def dprobes(*arguments: str, status: int = 0) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "dprobes", *arguments], capture_output=True, text=True, timeout=TIMEOUT, check=False
+    )
+    assert done.returncode == status, done.stderr
+    return done
+
+
+def printed(text: str, *options: str) -> list[str]:
+    """Return what a program prints of a run of ``TARGET``."""
+    done = dprobes("run", "-e", text, *options, "--", sys.executable, "-S", "-c", TARGET)
+    return done.stdout.splitlines()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_values_are_printed_as_c_has_them(engine: str) -> None:
+    text = 'libc.so.6:abs(int n) when (n != 0) { printf("abs %d %u", n, n < 0 ? -n : n * 2); }'
+    lines = printed(text, "--engine", engine)
+    assert [line.split("abs ")[1] for line in lines] == ["-2 2", "-1 1", "1 2", "2 4"]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_strings_are_compared_and_printed(engine: str) -> None:
+    text = 'libc.so.6:chdir(char *path) when (startswith(str(path), "/usr")) { printf("to %s", path) }'
+    (line,) = printed(text, "--engine", engine)
+    assert line.endswith("to /usr/lib")
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_functions_loops_and_variables(engine: str) -> None:
+    text = """
+    static long sum, seen[4];
+    int twice(int x) { return x + x; }
+    libc.so.6:abs(int n) {
+        seen[sum & 3] = n;
+        for (int i = 0; i < n; i++) sum += twice(i + 1);
+        if (n == 2) printf("%d", sum);
+    }
+    """
+    assert printed(text, "--engine", engine)[-1].split()[-1] == "8"
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_tables_are_kept_where_the_hit_is(engine: str) -> None:
+    text = "libc.so.6:abs(int n) { @[n < 0] = count(); @sum += n * n; }"
+    lines = printed(text, "--engine", engine)
+    assert sorted(lines) == ["@_[0]: 3", "@_[1]: 2", "@sum: 10"]
+
+
+def test_values_have_names_in_json() -> None:
+    text = 'module "libc.so.6", major 7; abs(int n) when (n == 1) { printf("value=%d of %s", n, comm); }'
+    done = dprobes("run", "-e", text, "--format", "json", "--", sys.executable, "-S", "-c", TARGET)
+    (record,) = [json.loads(line) for line in done.stdout.splitlines()]
+    assert (record["major"], record["fields"]["value"]) == (7, 1)
+
+
+def test_the_module_may_be_the_command(tmp_path: Path) -> None:
+    source, program = tmp_path / "own.c", tmp_path / "own"
+    source.write_text("int f(int x) { return x + 1; }\nint main(void) { return f(41) - 42; }\n")
+    subprocess.run(["gcc", "-O0", "-o", str(program), str(source)], check=True)
+    done = dprobes("run", "-e", 'return f(int x) { printf("f(%d) = %d", (int)x, (int)retval) }', "--", str(program))
+    assert done.stdout.endswith("f(41) = 42\n")
+
+
+def test_errors_are_shown_in_c() -> None:
+    done = dprobes("run", "-e", 'libc.so.6:no_such_function() { printf("x") }', "--", "true", status=2)
+    assert done.stderr.startswith("-e:1:1: error: ")
+    assert "\n    libc.so.6:no_such_function() { printf" in done.stderr
+    assert "\n    ^~~~" in done.stderr
+
+
+def test_a_program_is_compiled_for_other_machines(tmp_path: Path) -> None:
+    program, built = tmp_path / "abs.dpc", tmp_path / "abs.ppdf"
+    program.write_text('libc.so.6:abs(int n) when (n > 1) { printf("abs %d", n) }\n')
+    assert dprobes("check", str(program)).stderr == ""
+    rpn = dprobes("build", str(program), "--emit", "rpn").stdout
+    assert '    // printf("abs %d", n)\n' in rpn
+    dprobes("build", str(program), "-o", str(built))
+    done = dprobes("run", str(built), "--", sys.executable, "-S", "-c", TARGET)
+    assert done.stdout.endswith("abs 2\n")
+    # What was printed as RPN is the same program.
+    again = tmp_path / "abs.rpn"
+    again.write_text(rpn)
+    assert dprobes("show", str(again)).stdout == dprobes("show", str(program)).stdout
+
+
+def test_the_examples_of_the_guide_compile(tmp_path: Path) -> None:
+    programs = re.findall(r"^```c\n(.*?)^```$", GUIDE, re.MULTILINE | re.DOTALL)
+    lines = re.findall(r"^dprobes run -e '(.*?)'", GUIDE, re.MULTILINE)
+    assert (len(programs), len(lines)) == (1, 2)
+    for number, text in enumerate((*programs, *lines)):
+        file = tmp_path / f"{number}.dpc"
+        file.write_text(text)
+        assert "offset = " in dprobes("build", str(file), "--emit", "rpn").stdout

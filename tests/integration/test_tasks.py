@@ -1,0 +1,190 @@
+"""The tasks of docs/coming-from.md: each line does what it says, by what is known of the programs otherwise."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from integration.support import TIMEOUT
+
+GUIDE = (Path(__file__).parents[2] / "docs" / "coming-from.md").read_text()
+_TASK = re.compile(r"^\*\*(?P<number>\d+)\. (?P<what>.*?)\*\*.*?^```\n(?P<lines>.*?)^```$", re.MULTILINE | re.DOTALL)
+COUNT = 25
+
+
+class Task(NamedTuple):
+    """A line of the guide; ``peer`` is what people type today."""
+
+    number: int
+    words: list[str]
+    needs_root: bool
+    peer: str
+
+
+def _tasks() -> list[Task]:
+    found = []
+    for match in _TASK.finditer(GUIDE):
+        lines = match["lines"].splitlines()
+        (ours,) = [line for line in lines if line.startswith(("$ ", "# "))]
+        found.append(Task(int(match["number"]), shlex.split(ours[2:]), ours[0] == "#", "\n".join(lines[:-1])))
+    return found
+
+
+TASKS = {task.number: task for task in _tasks()}
+
+
+def run(number: int, *, status: int = 0) -> str:
+    """Run the line of a task and return what it prints."""
+    task = TASKS[number]
+    if task.needs_root and os.geteuid() != 0:
+        pytest.skip("this task needs root")
+    command = task.words[task.words.index("--") + 1]
+    if shutil.which(command) is None:
+        pytest.skip(f"{command} is not installed")
+    assert task.words[0] == "dprobes"
+    done = subprocess.run(
+        [sys.executable, "-m", *task.words], capture_output=True, text=True, timeout=TIMEOUT, check=False
+    )
+    if "there is no module" in done.stderr or "is not on this machine" in done.stderr:
+        pytest.skip(f"the module of task {number} is not on this machine")
+    assert done.returncode == status, done.stderr
+    return done.stdout
+
+
+def numbers(pattern: str, text: str) -> list[int]:
+    return [int(found) for found in re.findall(pattern, text)]
+
+
+def test_there_are_as_many_tasks_as_the_guide_says() -> None:
+    assert list(TASKS) == list(range(1, COUNT + 1))
+
+
+def test_lines_are_not_longer_than_those_of_bpftrace() -> None:
+    for task in TASKS.values():
+        if task.peer.startswith("bpftrace"):
+            peers = shlex.split(task.peer)[2]
+            program = task.words[task.words.index("-e") + 1]
+            assert len(program) <= len(peers) + 8, task.number
+
+
+def test_files_opened() -> None:
+    lines = [line.split("  ", 2)[2] for line in run(1).splitlines() if "cat[" in line]
+    assert "/nowhere = -ENOENT" in lines
+    assert any(re.fullmatch(r"/etc/hostname = \d+", line) for line in lines)
+
+
+def test_programs_started() -> None:
+    assert re.findall(r"starts (\S+)", run(2)) == ["/bin/true", "/bin/false"]
+
+
+def test_system_calls_by_number() -> None:
+    counts = dict(re.findall(r"^@_\[(\d+)\]: (\d+)$", run(3), re.MULTILINE))
+    assert counts["231"] == "1"  # exit_group
+    assert int(counts["0"]) >= 2  # read
+
+
+def test_sizes_of_reads() -> None:
+    assert numbers(r"(\d+) in all", run(4))[0] >= 2
+
+
+def test_signals() -> None:
+    text = run(5)
+    assert f"sh sends 10 to {text.splitlines()[0]}\n" in text
+
+
+def test_context_switches() -> None:
+    assert numbers(r"\[sleep\]: (\d+)", run(6))[0] >= 1
+
+
+def test_arguments() -> None:
+    names = re.findall(r"getenv\((\w+)\)", run(7))
+    assert {"TZ", "QUOTING_STYLE"} <= set(names)
+
+
+def test_results() -> None:
+    calls = re.findall(r"malloc\((\d+)\) = (0x[0-9a-f]+)", run(8))
+    assert len(calls) > 50
+    assert all(int(block, 16) % 16 == 0 for _, block in calls)
+
+
+def test_times_of_calls() -> None:
+    assert "4 in all" in run(9)  # a row and the end, of two statements
+
+
+def test_slow_calls() -> None:
+    (time,) = numbers(r"slept (\d+) ns", run(10))
+    assert time >= 20_000_000
+
+
+def test_functions_used() -> None:
+    assert sum(numbers(r"^@_\[.*\]: (\d+)$".replace("^", "(?m)^"), run(11))) >= 10
+
+
+def test_names_looked_up() -> None:
+    assert re.findall(r"looks up (\S+)", run(12)) == ["localhost"]
+
+
+def test_sql() -> None:
+    text = run(13)
+    assert "\n42\n" in f"\n{text}"
+    assert "select 40 + 2;" in text
+
+
+def test_bytes_hashed() -> None:
+    assert f"@bytes: {Path('/etc/passwd').stat().st_size}\n" in run(14)
+
+
+def test_lines_of_a_shell() -> None:
+    assert re.findall(r"runs (.*)", run(15)) == ["echo a; echo b"]
+
+
+def test_changes_of_a_variable() -> None:
+    assert numbers(r"now (\d+) by ", run(16))[-2:] == [1, 3]
+
+
+def test_exit_status() -> None:
+    assert numbers(r"ends with (\d+)", run(17)) == [3]
+
+
+def test_an_expression_at_an_instruction() -> None:
+    assert re.findall(r"\]  (0x[0-9a-f]+)$", run(18), re.MULTILINE)
+
+
+def test_call_stacks() -> None:
+    text = run(19)
+    assert all(size > 1024 for size in numbers(r"\]  (\d+) bytes", text))
+    assert "    _IO_file_doallocate+" in text
+
+
+def test_allocations_by_stack() -> None:
+    assert len(numbers(r"(?m)^\]: (\d+)$", run(20))) == 5
+
+
+def test_allocations_that_stay() -> None:
+    assert all(size > 0 for size in numbers(r"@live\[\d+\]: (\d+)", run(21)))
+
+
+def test_what_keeps_processors_busy() -> None:
+    lines = run(22).splitlines()
+    assert sum(int(line.rsplit(" ", 1)[1]) for line in lines) > 5
+    assert all(";" in line for line in lines)
+
+
+def test_where_it_waits() -> None:
+    assert any("do_nanosleep_[k]" in line for line in run(23).splitlines())
+
+
+def test_a_function_that_is_skipped() -> None:
+    assert run(24).splitlines()[0] == "12345"
+
+
+def test_an_argument_that_is_changed() -> None:
+    run(25, status=7)
