@@ -73,14 +73,7 @@ class Kallsyms:
 
     def find(self, name: str, module: str | None = None) -> list[KernelSymbol]:
         """Return the symbols called ``name`` in a module ("": the kernel itself, None: anywhere), by address."""
-        found: set[KernelSymbol] = set()
-        quoted = b" " + name.encode()
-        at = self._data.find(quoted)
-        while at >= 0:
-            match = _LINE.match(self._data, self._data.rfind(b"\n", 0, at) + 1)
-            if match is not None and match.span(3) == (at + 1, at + len(quoted)):
-                found.add(_symbol(match))
-            at = self._data.find(quoted, at + 1)
+        found = {symbol for symbol in map(_symbol, self._beginning(name)) if symbol.name == name}
         return sorted((s for s in found if module is None or s.module == module), key=lambda symbol: symbol.address)
 
     def matching(self, pattern: str, module: str) -> Iterator[KernelSymbol]:
@@ -88,16 +81,29 @@ class Kallsyms:
         matches = compile_glob(pattern).match
         start = re.match(r"[^*?[]*", pattern)
         assert start is not None
+        if start[0]:
+            found = map(_symbol, self._beginning(start[0]))
+            yield from (s for s in found if s.is_code and s.module == module and matches(s.name))
+            return
         ending = rb"[ \t]+\[(%b)\]" % re.escape(module.encode()) if module else rb"()"
-        lines = re.compile(rb"^([0-9a-f]+) ([tTwW]) (%b\S*)%b$" % (re.escape(start[0]).encode(), ending), re.MULTILINE)
-        for match in lines.finditer(self._data):
+        for match in re.finditer(rb"^([0-9a-f]+) ([tTwW]) (\S+)%b$" % ending, self._data, re.MULTILINE):
             if matches(match[3].decode(errors="replace")):
                 yield _symbol(match)
 
+    def _beginning(self, start: str) -> Iterator[re.Match[bytes]]:
+        """Give the lines of the symbols whose names begin so, in the order of the list."""
+        quoted = b" " + start.encode()
+        at = self._data.find(quoted)
+        while at >= 0:
+            match = _LINE.match(self._data, self._data.rfind(b"\n", 0, at) + 1)
+            if match is not None and match.start(3) == at + 1:
+                yield match
+            at = self._data.find(quoted, at + 1)
+
     def names_at(self, address: int) -> set[str]:
         """Return the names of the code that begins at an address."""
-        found = [*self._core_at(address), *(symbol for symbol in self._of_modules if symbol.is_code)]
-        return {symbol.name for symbol in found if symbol.address == address}
+        names = {symbol.name for symbol in self._core_at(address) if symbol.address == address}
+        return names | self._module_names.get(address, set())
 
     def covering(self, address: int) -> KernelSymbol | None:
         """
@@ -176,6 +182,15 @@ class Kallsyms:
     @cached_property
     def _of_modules(self) -> list[KernelSymbol]:
         return [_symbol(match) for match in _LINE.finditer(self._data, self._core_size)]
+
+    @cached_property
+    def _module_names(self) -> dict[int, set[str]]:
+        """The names of the modules' code, by address."""
+        names: dict[int, set[str]] = {}
+        for symbol in self._of_modules:
+            if symbol.is_code:
+                names.setdefault(symbol.address, set()).add(symbol.name)
+        return names
 
 
 def _symbol(match: re.Match[bytes]) -> KernelSymbol:

@@ -287,7 +287,7 @@ class RunningKernel:
             return b"%016x" % address in places or b"%016x" % (address + _ENDBR) in places
         if self._traceable_names is None:
             return None
-        return not self._traceable_names.isdisjoint(self.symbols.names_at(address))
+        return any(name.encode() in self._traceable_names for name in self.symbols.names_at(address))
 
     @cached_property
     def _traceable_places(self) -> frozenset[bytes] | None:
@@ -298,10 +298,10 @@ class RunningKernel:
         return None if data is None else frozenset(_FIRST_WORD.findall(data))
 
     @cached_property
-    def _traceable_names(self) -> frozenset[str] | None:
+    def _traceable_names(self) -> frozenset[bytes] | None:
         """The functions that ftrace can redirect, each by one of its names."""
         data = _traced("available_filter_functions")
-        return None if data is None else frozenset(line.partition(" ")[0] for line in data.decode().splitlines())
+        return None if data is None else frozenset(_FIRST_WORD.findall(data))
 
     def _ambiguous(self, name: str, module: str, addresses: list[int]) -> TargetError:
         base = self.base_of(module)
