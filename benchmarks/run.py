@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from draining import draining
 from endurance import endurance
+from guestkernels import guest_kernels
 from kernel_hits import kernel_hits, papers_experiments
 from latency import latency
 from managing import managing
@@ -49,7 +50,8 @@ EBPF: Sections = {
     "manager": managing,
     "workloads": workloads,
 }
-SECTIONS = PTRACE | RECORDS | EBPF
+GUESTS: Sections = {"kernel": guest_kernels}
+SECTIONS = PTRACE | RECORDS | EBPF | GUESTS
 
 
 def main() -> int:

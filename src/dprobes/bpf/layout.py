@@ -127,6 +127,8 @@ class MapName(enum.Enum):
     initial namespace) to ``NOTE_HITS`` pairs of u64 instruction pointer and u64 entry of the probe table. A hit may
     concern two probepoints, an instruction's and that of a return; a pair that says nothing has the pointer 0.
     """
+    UNSEEN_RETURNS = "unseen_returns"
+    """A 64-bit word for each entry of the probe table: how many calls' return the kernel had no room to await."""
     SCOPE = "scope"
     """A hash of the processes in scope: u32 process id (of the initial namespace) to u32."""
     MAPPERS = "mappers"
@@ -159,7 +161,7 @@ class ProbeField(enum.IntEnum):
          0 u64 hits        all hits, those skipped included; may exceed passcount + maxhits
          8 u64 records     records emitted, stack traces included
         16 u64 lost        records for which the ring had no room
-        24 u64 missed      hits that ran no handler because all of SCRATCH was in use
+        24 u64 missed      those of the hits that ran no handler because all of SCRATCH was in use
         32 u32 disabled    not 0: no handler runs any more; REMOVED_BY and a thread id if 'remove' of a hit said so
         40 u64 link        the link address of the written place
         48 u64 unhandled   the bits of the exceptions that ended handlers, and that nothing caught

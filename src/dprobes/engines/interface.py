@@ -53,12 +53,12 @@ class Counts:
     """
     Count what happened at one probepoint.
 
-    ``hits`` are hits whose instruction completed, ``passed`` those of them that passcount skipped, ``records`` the
-    records emitted, ``lost`` those dropped because nobody took them in time. ``recursed`` hits, during a handler of the
-    same thread, ``missed`` ones, for which there was no room, and ``skipped`` ones, with which the run would have taken
-    too much of a CPU, ran no handler. ``faulted`` runs of the handler left no record, because the instruction faulted
-    then. ``executed`` says in which ways the probed instruction was
-    executed, where an engine has several.
+    ``hits`` are all that are known of whose instruction completed. Of them ``passed`` ones were skipped by passcount,
+    ``recursed`` ones came during a handler of the same thread, for ``missed`` ones there was no room, and with
+    ``skipped`` ones the run would have taken too much of a CPU: they ran no handler. ``records`` were emitted, ``lost``
+    ones dropped because nobody took them in time. ``faulted`` runs of the handler left no record, because the
+    instruction faulted then. ``executed`` says in which ways the probed instruction was executed, where an engine has
+    several.
     """
 
     hits: int = 0

@@ -95,21 +95,29 @@ class Prologue:
 
     def _count_hit(self) -> None:
         """Write the counting; R8 keeps the attach cookie and R9 whether it is the last hit. R7 is still free."""
-        asm, request = self._asm, self._request
         self._load_cookie()
         if self._w.state.entry_words:
             take_entry(asm, self._w.host, request, self._w.word_size, _R.R8)
         if self._ticket is not None:
             self._ticket.open(self._busy)
-        self._entry_without_state()
-        asm.load(_R.R2, _R.R1, ProbeField.DISABLED, Size.W)
-        asm.jump_if(Jump.JNE, _R.R2, 0, self._out)
+        self._look_whether_enabled()
         if self._overload is not None:
             self._overload.charge()
             self._entry_without_state()
+        self._draw(self._ticket)
+
+    def _look_whether_enabled(self) -> None:
+        """Let R1 point to the entry in the probe table; takes R2."""
+        self._entry_without_state()
+        self._asm.load(_R.R2, _R.R1, ProbeField.DISABLED, Size.W)
+        self._asm.jump_if(Jump.JNE, _R.R2, 0, self._out)
+
+    def _draw(self, ticket: Ticket | None) -> None:
+        """Write the limits: the hit gets its number, R1 being the entry, and goes out if that is none of ours."""
+        asm, request = self._asm, self._request
         last = request.passcount + request.maxhits - 1
-        if self._ticket is not None:
-            self._ticket.draw(last if request.maxhits else None, self._out)
+        if ticket is not None:
+            ticket.draw(last if request.maxhits else None, self._out)
         else:
             asm.mov(_R.R2, 1)
             limited = bool(request.passcount or request.maxhits)
@@ -154,11 +162,15 @@ class Prologue:
             asm.mov(_R.R4, 1)
             asm.atomic(Atomic.XCHG, address, 0, _R.R4)
             asm.jump_if(Jump.JEQ, _R.R4, 0, claimed)
+        if self._request.module is not None or self._ticket is not None:
+            asm.jump(full)
+            asm.place(self._busy)
+            self._load_cookie()
+            self._look_whether_enabled()
+            self._draw(None)
         asm.place(full)
         if self._request.maxhits:
             self._miss_last()
-        if self._request.module is not None or self._ticket is not None:
-            asm.place(self._busy)
         self._count_missed()
         asm.jump(self._out)
         asm.place(claimed)

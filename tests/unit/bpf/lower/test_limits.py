@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dprobes.arch import architecture
-from dprobes.bpf.layout import ENTRY_HEAD, LIMIT, REMOVE, Entry, ProbeField
+from dprobes.bpf.asm.isa import Jump, Register
+from dprobes.bpf.layout import ENTRY_HEAD, LIMIT, REMOVE, Entry, MapName, ProbeField
 from dprobes.bpf.lower import Request
 from dprobes.diagnostics import Diagnostics
 from dprobes.engines.hits.probelimits import ProbeLimits
@@ -17,10 +18,12 @@ from dprobes.rpn.pipeline import CompileOptions, parse_source
 from dprobes.source import SourceFile
 from dprobes.testing import FakeContext, prepare
 from dprobes.vm import Interpreter
-from ebpf_backend import EbpfRunner, obstacle
+from ebpf_backend import EbpfRunner, host_of, obstacle
 from ptrace_programs import inserted_program, probe_of
 
 if TYPE_CHECKING:
+    from dprobes.bpf.asm.assembler import Label
+    from dprobes.bpf.lower.host import Host
     from dprobes.vm import Point
 
 HANDLERS = {
@@ -40,7 +43,14 @@ def can_run() -> None:
 
 
 def runner_of(
-    handler: str, context: FakeContext, passcount: int, maxhits: int, *, by_table: bool, note: int | None
+    handler: str,
+    context: FakeContext,
+    passcount: int,
+    maxhits: int,
+    *,
+    by_table: bool,
+    note: int | None,
+    host: type[Host] | None = None,
 ) -> tuple[EbpfRunner, int, Point]:
     text = f"name = x; vars = 1\noffset = 0\n{handler}"
     program = parse_source(SourceFile("x.rpn", text), Diagnostics(), CompileOptions(allow_write=True))
@@ -48,7 +58,7 @@ def runner_of(
     image = encode(program, target)
     point = prepare(program, 0, context)
     request = Request(probe=None if by_table else 2, passcount=passcount, maxhits=maxhits, note=note)
-    return EbpfRunner(image, target, context, request=request), image.handlers[0], point
+    return EbpfRunner(image, target, context, request=request, host=host), image.handlers[0], point
 
 
 BY_TABLE = pytest.mark.parametrize("by_table", [False, True])
@@ -105,6 +115,30 @@ def test_the_last_hit_ends_the_probepoint_even_if_no_slot_is_free(by_table: bool
         assert [(kind, body) for kind, _, body in entries] == [(Entry.ENDED, ENTRY_HEAD.pack(LIMIT, 4711))]
         assert (runner.count(ProbeField.MISSED), runner.count(ProbeField.DISABLED)) == (2, note is None)
         assert runner.hit(start, point) is None
+
+
+@BY_TABLE
+def test_a_hit_that_cannot_be_looked_at_is_a_hit_that_is_missed(by_table: bool) -> None:
+    """The kernel may not be able to say what is mapped, or have no room for a ticket: limits count all the same."""
+    context = FakeContext("x86_64", pid=4711)
+
+    class BusyHost(host_of(context, 2, 0)):  # type: ignore[misc]
+        def find_module(self, outside: Label, busy: Label) -> None:
+            self._asm.load_value(Register.R1, MapName.STATUS)
+            self._asm.load(Register.R1, Register.R1, 0)
+            self._asm.jump_if(Jump.JEQ, Register.R1, 0, busy)
+            self._asm.jump_if(Jump.JEQ, Register.R1, 1, outside)
+
+    runner, start, point = runner_of("exit", context, 1, 2, by_table=by_table, note=0, host=BusyHost)
+    counts = []
+    with runner:
+        for _ in range(3):
+            entries = runner.miss(start, point)
+            counts.append((runner.count(ProbeField.HITS), runner.count(ProbeField.MISSED), len(entries)))
+        assert counts == [(1, 0, 0), (2, 1, 0), (3, 2, 1)]
+        assert [(kind, body) for kind, _, body in entries] == [(Entry.ENDED, ENTRY_HEAD.pack(LIMIT, 4711))]
+        assert runner.miss(start, point) == []
+        assert runner.count(ProbeField.MISSED) == 2
 
 
 @pytest.mark.parametrize("name", ["i386", "x86_64"])

@@ -1,7 +1,7 @@
 """
 Groups of probepoints in the kernel: attached, as far as the kernel takes them, and with the hits that it has missed.
 
-What it refuses of the functions that a pattern matches has no probepoint, and all others have one.
+What it refuses because of the place has no probepoint, and all others have one; a program with nothing else is refused.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from dprobes.engines.ebpf.inkernel.kernelmisses import KernelMisses
     from dprobes.engines.ebpf.inkernel.plannedkernel import PlannedKernel
     from dprobes.engines.ebpf.inkernel.waitingprobes import WaitingProbes
+    from dprobes.engines.ebpf.kernel.bpfmaps import ArrayMap
     from dprobes.engines.ebpf.kernel.features import Features
     from dprobes.engines.ebpf.kernel.kernellinks import EntryKprobes
     from dprobes.resolve.probepoints import Probepoint
@@ -64,6 +65,8 @@ class KernelGroups:
         self._counted: KernelMisses | None = None
         self._waiting: WaitingProbes | None = None
         self._kprobes = KprobeList()
+        self._unseen: ArrayMap | None = None
+        self._unseen_returns: Counter[int] = Counter()
         self.refused: dict[int, str] = {}
         """The probepoints that the kernel refused, with the reasons."""
 
@@ -77,7 +80,7 @@ class KernelGroups:
         return self._counted
 
     def link(self, group: Group, places: Sequence[tuple[int, int]]) -> Descriptors:
-        """Attach a group in the kernel; what is refused of a pattern leaves the group."""
+        """Attach a group in the kernel; what is refused leaves the group."""
         if group.sites[0][1].anchor:
             return self._misses.watch(self._wait(group, places), group)
         if group.placement is not Placement.KRETPROBE or Feature.LINK_MISSED in self._features:
@@ -101,7 +104,7 @@ class KernelGroups:
         first, _ = group.sites[0]
         if group.placement.is_trampoline:
             return self._link_trampoline(group, first)
-        if not isinstance(self._probes[first].definition.location, Glob):
+        if len(self._probes) == 1 and not isinstance(self._probes[first].definition.location, Glob):
             return attach_kernel(group.program, places, group.placement)
         links, refused = attach_pattern(group.program, places, group.placement)
         if refused:
@@ -136,10 +139,15 @@ class KernelGroups:
         trampolines = self._planned.resolved.module.kernel.return_trampolines
         if not trampolines:
             return Descriptors()
+        from dprobes.bpf.layout import MapName
         from dprobes.bpf.lower.missedreturns import missed_returns
+        from dprobes.engines.ebpf.kernel.bpfmaps import ArrayMap
         from dprobes.engines.ebpf.kernel.loader import load
 
-        program = load(missed_returns(self._request, trampolines), self._maps, ProgramType.KPROBE, name="dprobes")
+        if self._unseen is None:
+            self._unseen = ArrayMap(8 * self._request.tables.probes, name="dprobes_unseen")
+        maps = {**self._maps, MapName.UNSEEN_RETURNS: self._unseen.fd}
+        program = load(missed_returns(self._request, trampolines), maps, ProgramType.KPROBE, name="dprobes")
         try:
             return entries.link(program)
         finally:
@@ -161,12 +169,36 @@ class KernelGroups:
     def missed(self) -> Counter[int]:
         """Return how many hits ran no handler by probepoint, as far as the kernel counts them so."""
         counts = self._counted.counts() if self._counted is not None else {}
-        return Counter({probes[0]: count for probes, count in counts.items() if count and len(probes) == 1})
+        missed = Counter({probes[0]: count for probes, count in counts.items() if count and len(probes) == 1})
+        missed.update(self._unseen_returns if self._unseen is None else self._read_unseen(self._unseen))
+        return missed
+
+    def _read_unseen(self, unseen: ArrayMap) -> Counter[int]:
+        """Return of how many calls the return was not seen, by probepoint: each has an entry in both banks."""
+        bank = self._request.tables.probes // 2
+        found: Counter[int] = Counter()
+        for entry, count in enumerate(unseen.words):
+            if count:
+                found[entry % bank] += count
+        return found
+
+    def note_of_misses(self) -> Notice | None:
+        """Return the note for a kernel that does not count the hits during handlers."""
+        if self._counted is None or Feature.LINK_MISSED in self._features:
+            return None
+        return Notice(
+            "this kernel does not count the hits that come while a handler runs on the same CPU: they are seen nowhere",
+            is_warning=False,
+        )
 
     def close(self) -> None:
         """Keep the counts, as the programs are about to be closed, and have nothing left of what was attached."""
         if self._counted is not None:
             self._counted.close()
+        if self._unseen is not None:
+            unseen, self._unseen = self._unseen, None
+            self._unseen_returns = self._read_unseen(unseen)
+            unseen.close()
         if self._waiting is not None:
             self._waiting.close()
 

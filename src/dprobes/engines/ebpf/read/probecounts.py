@@ -66,7 +66,7 @@ class ProbeCounts:
         if number not in installed.giving_back:
             hits -= faults
         return Counts(
-            hits=hits,
+            hits=hits + missed_by_kernel,
             records=sum(entry.records for entry in entries) - self._dropped[number] - given_up,
             lost=sum(entry.lost for entry in entries) + given_up,
             passed=min(hits, definition.passcount),

@@ -180,8 +180,8 @@ class EbpfSession(ControlledRun, ReplaceableSession):
                 self._follow_module(found.kernel.resolved, stack)
             if installed.attached and (self._module is None or self._module.is_there):
                 self._notices.append(StateEvent(installed.attached, 0, ProbeState.ACTIVE))
-            if (notice := installed.warning_of_slow_end()) is not None:
-                self._notices.append(notice)
+            notices = installed.warning_of_slow_end(), installed.kernel.note_of_misses()
+            self._notices += [notice for notice in notices if notice is not None]
             if self._command is not None:
                 self._command.go()
             self._notices.append(Begun())

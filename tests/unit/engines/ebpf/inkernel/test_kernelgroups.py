@@ -15,7 +15,7 @@ from dprobes.engines.ebpf.attach.siteplan import Site
 from dprobes.engines.ebpf.inkernel.kernelgroups import KernelGroups
 from dprobes.engines.ebpf.kernel import kernellinks
 from dprobes.engines.ebpf.kernel.features import Feature, Features
-from dprobes.engines.interface import StateEvent
+from dprobes.engines.interface import Notice, StateEvent
 from dprobes.engines.linux import perfcalls
 from dprobes.errors import EngineError, PrivilegeError
 from dprobes.resolve.probepoints import LeftOutProbe, ProbedCode, ProbeKind, Probepoint
@@ -103,13 +103,36 @@ def test_what_is_refused_of_a_pattern_leaves_the_group(placement: Placement, tri
     assert states == [StateEvent((5, 7), 0, ProbeState.EXCLUDED, f"work_5, work_7: {REASON}")]
 
 
-def test_a_probepoint_that_is_written_out_must_be_there(tried: list[list[int]]) -> None:
-    groups = groups_of(probes_of("work_5"))
+def test_the_only_probepoint_of_a_program_must_be_there(tried: list[list[int]]) -> None:
+    groups = groups_of(probes_of("work_5")[:1])
     single = group(Placement.KPROBE)
     with pytest.raises(EngineError) as caught:
         groups.link(single, [(0x105, 5)])
     assert caught.value.message == f"the probepoint at 0x105 in the kernel cannot be attached: {REASON}"
     assert tried == [[0x105]]
+
+
+def test_one_of_several_probepoints_that_is_refused_keeps_no_other_from_being_there(tried: list[list[int]]) -> None:
+    groups = groups_of(probes_of("work_5"))
+    single = group(Placement.KPROBE)
+    single.sites = single.sites[5:6]
+    groups.link(single, [(0x105, 5)]).close()
+    assert single.sites == []
+    states = list(groups.states_of([5]))
+    assert states == [StateEvent((5,), 0, ProbeState.EXCLUDED, f"work_5: {REASON}")]
+    assert tried == [[0x105]]
+
+
+def test_a_kernel_that_does_not_count_misses_is_noted(tried: list[list[int]]) -> None:
+    groups = groups_of(probes_of('"work_*"'))
+    assert groups.note_of_misses() is None
+    many = group(Placement.ENTRY)
+    groups.link(many, [(site.offset, number) for number, site in many.sites]).close()
+    assert tried
+    assert groups.note_of_misses() == Notice(
+        "this kernel does not count the hits that come while a handler runs on the same CPU: they are seen nowhere",
+        is_warning=False,
+    )
 
 
 def test_another_reason_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
