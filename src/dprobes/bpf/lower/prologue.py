@@ -97,7 +97,7 @@ class Prologue:
         """Write the counting; R8 keeps the attach cookie and R9 whether it is the last hit. R7 is still free."""
         self._load_cookie()
         if self._w.state.entry_words:
-            take_entry(asm, self._w.host, request, self._w.word_size, _R.R8)
+            take_entry(self._asm, self._w.host, self._request, self._w.word_size, _R.R8)
         if self._ticket is not None:
             self._ticket.open(self._busy)
         self._look_whether_enabled()
