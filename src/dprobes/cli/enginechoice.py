@@ -10,7 +10,7 @@ import click
 from dprobes.cli import console
 from dprobes.engines.choice import scope_problem
 from dprobes.engines.interface import ScopeKind
-from dprobes.engines.registry import AUTO, engine_row, named_engine, names, rows
+from dprobes.engines.registry import AUTO, named_engine, names, rows
 from dprobes.errors import EngineError
 
 if TYPE_CHECKING:
@@ -76,9 +76,8 @@ def check_scope(text: str, scope: Scope, options: EngineOptions) -> tuple[str, S
 
 
 def note_engine(name: str, reason: str | None, *, verbose: bool) -> None:
-    """Say why an engine was taken, unless it was asked for, or is what a user expects and ``verbose`` is not set."""
-    candidacy = engine_row(name).candidacy
-    if reason is not None and (verbose or candidacy is None or reason != candidacy.usual_reason):
+    """Say why an engine was taken, if a user wants to know and has not asked for it."""
+    if reason is not None and verbose:
         console.note(f"engine {name}: {reason}")
 
 
@@ -92,6 +91,4 @@ def note_uprobe_holders() -> None:
 
 def verbose_option(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add the option ``-v`` to a command."""
-    return click.option("-v", "--verbose", is_flag=True, help="Always report which engine was chosen, and why.")(
-        function
-    )
+    return click.option("-v", "--verbose", is_flag=True, help="Report which engine was chosen, and why.")(function)

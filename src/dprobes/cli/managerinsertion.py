@@ -15,6 +15,7 @@ from dprobes.cli.managed import client, print_json
 from dprobes.cli.options import filter_option, names_of, overhead_option, selection_options, verification_options
 from dprobes.cli.original import ORIGINAL_OPTION
 from dprobes.cli.output.textoutput import print_line
+from dprobes.cli.progress import Progress
 from dprobes.cli.scopeoptions import scope_of
 from dprobes.cli.verbs.log_target import absolute_target
 from dprobes.engines.insertion import insertion
@@ -117,7 +118,7 @@ def insert(ppdf: bytes, where: Insertion, options: dict[str, Any], **more: Any) 
     try:
         if command is not None:
             scope = command.scope()
-        with client(starts=True) as manager:
+        with Progress("waiting for the probe manager"), client(starts=True) as manager:
             result = manager.insert(
                 ppdf,
                 **more,

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from dprobes.cli.interrupts import EarlyInterrupt
     from dprobes.cli.output.outputs import Outputs
+    from dprobes.cli.progress import Progress
     from dprobes.engines.interface import Counts, Event, Scope, Session
     from dprobes.rpn.program import Program
 
@@ -37,8 +38,9 @@ class Run:
     """
     Follow the session of a program to its end.
 
-    ``outputs`` take the records; with ``exit_status`` the run ends as the command does. Hits that ``filters`` do not
-    hold for make no records, as is said at the end.
+    ``outputs`` take the records; ``progress`` shows what takes long before the first and behind the last. With
+    ``exit_status`` the run ends as the command does. Hits that ``filters`` do not hold for make no records, as is said
+    at the end.
     """
 
     def __init__(
@@ -47,12 +49,14 @@ class Run:
         session: Session,
         outputs: Outputs,
         scope: Scope,
+        progress: Progress,
         *,
         exit_status: bool,
         filters: Sequence[str] = (),
     ) -> None:
         self._program = program
         self._filters = filters
+        self._progress = progress
         self._session = session
         self._outputs = outputs
         self._argv = scope.command
@@ -104,11 +108,13 @@ class Run:
             case StateEvent():
                 self._on_state(event)
             case Begun():
+                self._progress.end()
                 self._has_begun = True
                 self._announce()
             case Notice(message, hint, is_warning, details):
                 (console.warning if is_warning else console.note)(message, hint, details)
             case Finished():
+                self._progress.end()
                 if not self._reader_is_gone:
                     self._flush()
                 return replace(event, counts=self._without_lost(event.counts)) if self._lost else event
@@ -131,6 +137,7 @@ class Run:
             console.warning("ended before everything was written; the probepoints are removed as soon as possible")
             os._exit(128 + number)
         self._asked_to_stop = recent or number == signal.SIGTERM or not self._argv
+        self._progress.begin("removing the probepoints")
         self._session.stop()
 
     def _write(self, records: Sequence[tuple[int, bytes]]) -> None:

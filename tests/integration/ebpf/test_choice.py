@@ -27,7 +27,7 @@ from integration.support import (
 if TYPE_CHECKING:
     from integration.support import Builder, Runner
 
-AUTO = ("--engine", "auto")
+AUTO = ("--engine", "auto", "-v")
 SEEDS = Path(__file__).parents[2] / "fixtures" / "seeds"
 TICK = "name = {name}\noffset = tick\nminor = 1\nexit\n"
 KERNEL = "handlers run in the kernel, and nothing in the program needs ptrace"
@@ -44,23 +44,25 @@ def chosen(engine: str, reason: str) -> str:
 
 
 def test_a_command_is_for_the_kernel(build: Builder, run: Runner) -> None:
-    result = run.command(TICK.format(name="hotloop"), build("hotloop.c"), 5, options=(*AUTO, "-v"))
+    result = run.command(TICK.format(name="hotloop"), build("hotloop.c"), 5, options=AUTO)
     assert result.stderr.startswith(chosen("ebpf", KERNEL))
     assert result.counts[1].hits == 5
 
 
-def test_what_a_user_expects_is_said_only_when_asked_for(build: Builder, run: Runner) -> None:
-    result = run.command(TICK.format(name="hotloop"), build("hotloop.c"), 5, options=AUTO)
+def test_nothing_is_said_unless_it_is_asked_for(build: Builder, run: Runner, application: Path) -> None:
+    quiet = AUTO[:2]
+    result = run.command(TICK.format(name="hotloop"), build("hotloop.c"), 5, options=quiet)
     assert "engine" not in result.stderr
     assert result.counts[1].hits == 5
+    other = run.command(EXAMPLE_1, application, 5, options=quiet)
+    assert "engine" not in other.stderr
+    assert other.words() == [[0, 0x33]]
 
 
 def test_a_process_is_for_the_kernel(build: Builder, run: Runner) -> None:
     with running(build("many.c"), 1, "wait", stdin=subprocess.PIPE) as target:
         await_line(target)
-        client, output = run.start(
-            "name = many\noffset = many_7\nminor = 1\nexit\n", ["-p", str(target.pid)], (*AUTO, "-v")
-        )
+        client, output = run.start("name = many\noffset = many_7\nminor = 1\nexit\n", ["-p", str(target.pid)], AUTO)
         await_attached(client)
         assert not is_traced(target.pid)
         assert target.stdin is not None
@@ -161,7 +163,7 @@ MISSING = "the ebpf engine cannot work here: this user lacks CAP_BPF and CAP_PER
 def test_without_privileges_a_command_is_for_ptrace(build: Builder, tmp_path: Path) -> None:
     source = tmp_path / "tick.rpn"
     source.write_text(TICK.format(name="hotloop"))
-    words = [*WITHOUT, *DPROBES, "run", str(source), "--format", "json", "--", str(build("hotloop.c")), "5"]
+    words = [*WITHOUT, *DPROBES, "run", str(source), "-v", "--format", "json", "--", str(build("hotloop.c")), "5"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=TIMEOUT, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stderr.startswith(chosen("ptrace", MISSING))

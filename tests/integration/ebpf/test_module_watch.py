@@ -221,7 +221,7 @@ def test_an_address_that_no_program_can_have(build: Builder, run: Runner) -> Non
 
 def test_auto_leaves_trees_to_ptrace(build: Builder, run: Runner) -> None:
     program = build("watched.c")
-    result = run(program_of(program), ["--", str(program), "put"], ["--engine", "auto"])
+    result = run(program_of(program), ["--", str(program), "put"], ["--engine", "auto", "-v"])
     reason = "'watchpoint = w' sees accesses from the very start of a process only there"
     assert f"note: engine ptrace: {reason}\n" in result.stderr
     assert result.counts[1].hits == 1

@@ -72,7 +72,7 @@ def test_records_are_emitted_where_nobody_can_look_at_threads(build: Builder, tm
 def test_a_tree_is_left_to_ptrace(build: Builder, tmp_path: Path) -> None:
     program, source = build("hotloop.c"), tmp_path / "tick.rpn"
     source.write_text(TICK.format(program, ""))
-    taken = dprobes("run", source, "--", program, 20)
+    taken = dprobes("run", source, "-v", "--", program, 20)
     assert taken.returncode == 0, taken.stderr
     assert taken.stderr.startswith(
         f"dprobes: note: engine ptrace: the ebpf engine cannot follow processes here: {WHY}\n"

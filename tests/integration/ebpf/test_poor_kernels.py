@@ -169,8 +169,21 @@ def test_a_kernel_without_types_leaves_trees_to_ptrace(build: Builder, tmp_path:
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
 
     def dprobes(engine: str) -> subprocess.CompletedProcess[str]:
-        words = ["unshare", "-m", "sh", "-c", WITHOUT_TYPES, "sh", *DPROBES, "run", str(source), "--engine", engine]
-        words += ["--", str(program), "20"]
+        words = [
+            "unshare",
+            "-m",
+            "sh",
+            "-c",
+            WITHOUT_TYPES,
+            "sh",
+            *DPROBES,
+            "run",
+            str(source),
+            "-v",
+            "--engine",
+            engine,
+        ]
+        words += ["-v", "--", str(program), "20"]
         return subprocess.run(words, capture_output=True, text=True, env=environment, timeout=TIMEOUT, check=False)
 
     if not Path("/sys/kernel/btf").is_dir():

@@ -184,7 +184,7 @@ def test_instructions_that_uprobes_cannot_serve_are_refused(build: Builder, run:
     assert "the kernel puts no uprobe on" in result.stderr
     assert "hint: use --engine ptrace with -c COMMAND or -p PID" in result.stderr
     taken = run(
-        "name = insns\noffset = site_locked\nminor = 1\nexit\n", ["--", str(program), "5"], ["--engine", "auto"]
+        "name = insns\noffset = site_locked\nminor = 1\nexit\n", ["--", str(program), "5"], ["--engine", "auto", "-v"]
     )
     assert taken.status == 0
     assert "dprobes: note: engine ptrace: the ebpf engine cannot probe " in taken.stderr

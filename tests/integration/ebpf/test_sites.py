@@ -178,7 +178,7 @@ def test_a_return_is_not_probed_where_a_uretprobe_would_end_the_program(build: B
         "program" in refused.stderr
     )
     assert "hint: use --engine ptrace with -c COMMAND or -p PID" in refused.stderr
-    taken = run(RETURNS, ["--exit-status", "--", str(program)], ["--engine", "auto"])
+    taken = run(RETURNS, ["--exit-status", "--", str(program)], ["--engine", "auto", "-v"])
     assert taken.status == 0, taken.stderr
     assert taken.stdout == "caught 3\n"
     assert "engine ptrace: the ebpf engine cannot probe the return of passed" in taken.stderr

@@ -91,7 +91,6 @@ def test_another_interrupt_gives_up_what_is_not_written_yet(build: Builder, run:
     client.send_signal(signal.SIGCONT)
     said = await_message(client, "hint:")
     assert said == (
-        "dprobes: note: engine ebpf: only it probes processes that it did not start or attach to\n"
         "dprobes: note: 1 probepoint is active; Ctrl-C ends the run\n"
         "dprobes: note: nothing is probed any more; records of before are still being written\n"
         "hint: Ctrl-C gives them up, and counts them as lost\n"

@@ -14,6 +14,7 @@ from dprobes.api.compiledprogram import C_SUFFIX, parse_program
 from dprobes.cli import console
 from dprobes.cli.options import PROGRAM, PROGRAM_FILE, compile_options, program_options, symbols_option
 from dprobes.cli.output.textoutput import print_lines
+from dprobes.cli.progress import Progress
 from dprobes.cli.resolvedprogram import is_compiled
 from dprobes.cli.templateoption import templates_option
 from dprobes.diagnostics import Diagnostics, Severity
@@ -93,7 +94,8 @@ def command(
     found = modules or module_here(program, "name its file with --for FILE")
     _doubt_names(program, found, diagnostics)
     files = carried_templates(templates, program, diagnostics) if templates is not None else own_templates
-    ppdf = build_ppdf(program, found, diagnostics, extra_symbols=symbols, allow_write=allow_write, templates=files)
+    with Progress("compiling the program"):
+        ppdf = build_ppdf(program, found, diagnostics, extra_symbols=symbols, allow_write=allow_write, templates=files)
     if text := "\n".join(d.render() for d in diagnostics if d.severity is Severity.WARNING):
         console.write(text)
     _write(output, encode(ppdf))

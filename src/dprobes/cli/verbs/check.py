@@ -9,6 +9,7 @@ import click
 from dprobes.arch import ARCHITECTURE_NAMES
 from dprobes.cli import console
 from dprobes.cli.options import PROGRAM, compile_options, program_options, symbols_option
+from dprobes.cli.progress import Progress
 from dprobes.cli.resolvedprogram import compile_program
 from dprobes.cli.templateoption import TEMPLATE_SUFFIX, check_program_templates, check_templates, templates_option
 from dprobes.diagnostics import Severity
@@ -50,7 +51,8 @@ def command(
     if file.is_dir() or file.name == DIRECTORY_FILE or file.suffix == TEMPLATE_SUFFIX:
         return check_templates(file)
     options = compile_options(defines, includes, cpp, allow_write=allow_write)
-    compiled = compile_program(file, options, symbols=symbols, architecture_name=arch)
+    with Progress("checking the program"):
+        compiled = compile_program(file, options, symbols=symbols, architecture_name=arch)
     note_unsupported(compiled)
     if templates is not None:
         check_program_templates(templates, compiled.program, compiled.diagnostics)

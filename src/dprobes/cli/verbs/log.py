@@ -16,6 +16,7 @@ from dprobes.cli.logtimes import TIME_FORMS, needs_bounds, parse_time
 from dprobes.cli.options import PROGRAM_FILE, stacks_options
 from dprobes.cli.output.recordprinter import Printer, warn_of_all
 from dprobes.cli.output.stackprofiles import stacks_of
+from dprobes.cli.progress import Progress
 from dprobes.cli.templateoption import read_templates, templates_option
 from dprobes.errors import FormatError
 from dprobes.formatters import FORMATS
@@ -122,7 +123,9 @@ def command(
     followers = _followers(paths, report if skip_damaged else None)
     try:
         if total:
-            _count(selection, followers)
+            with Progress("counting records"):
+                count = _count(selection, followers)
+            click.echo(count)
         elif profile is not None:
             from dprobes.cli.output.stackprofiles import profile_traces
 
@@ -242,7 +245,7 @@ def _first(found: Iterable[TraceRecord | LostRecords], count: int) -> Iterator[T
                 return
 
 
-def _count(selection: Selection, followers: Sequence[TraceFollower]) -> None:
+def _count(selection: Selection, followers: Sequence[TraceFollower]) -> int:
     count = 0
     lost: Counter[str] = Counter()
     for follower in followers:
@@ -251,8 +254,8 @@ def _count(selection: Selection, followers: Sequence[TraceFollower]) -> None:
                 lost[each.program.name] += each.count
             else:
                 count += selection.count(each)
-    click.echo(count)
     warn_of_all(lost)
+    return count
 
 
 def _aggregate(

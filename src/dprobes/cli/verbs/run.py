@@ -30,6 +30,7 @@ from dprobes.cli.options import (
 from dprobes.cli.output.outputs import Outputs
 from dprobes.cli.output.tableoutput import TableOptions, TableOutput
 from dprobes.cli.output.views import Views
+from dprobes.cli.progress import Progress
 from dprobes.cli.resolvedprogram import load_program, module_of
 from dprobes.cli.runfollower import Run
 from dprobes.cli.scopeoptions import scope_of, scope_options, words_of
@@ -231,6 +232,8 @@ def command(
     )
     engine_name, scope = check_scope(engine_name, scope, options)
     where = insertion(engine_name, scope, options, allow_self=allow_self)
+    progress = Progress.of_command()
+    progress.begin("looking for the probepoints")
     loaded = load_program(
         file if file is not None else text or "",
         compile_options(defines, includes, cpp, allow_write=allow_write),
@@ -263,17 +266,21 @@ def command(
     prepared = where.prepare(program, loaded.diagnostics, loaded.symbols, filters=filters)
     compiled = prepared.compiled
     engine = prepared.engine.name
+    progress.end()
     note_engine(engine, prepared.reason, verbose=verbose)
     # That the module is not there yet is of interest where it may still come.
     waits = compiled.resolved is None and engine_row(engine).waits_for_modules
     if text := compiled.render(Severity.WARNING, *((Severity.NOTE,) if waits or compiled.kernel is not None else ())):
         console.write(text)
+    progress.begin("inserting the probepoints")
     with (
         Outputs(source, output, format_name, targets, log_format or format_name, views.sinks) as outputs,
         EarlyInterrupt(deferred=not scope.command) as early,
         prepared.session(items, images=source.images) as session,
     ):
-        run = Run(compiled.program, session, outputs, scope, exit_status=exit_status, filters=filters)
+        if top:
+            progress.end()  # the table is redrawn in its place
+        run = Run(compiled.program, session, outputs, scope, progress, exit_status=exit_status, filters=filters)
         shown = len(loaded.program.tables)
         tables = TableOutput(TableOptions(rows, interval, duration, as_json=as_json, aside=aside), session, shown)
         with views.shown(compiled.program, session), tables.shown():

@@ -12,6 +12,7 @@ from dprobes.cli.options import PROCESS_ID, PROGRAM, compile_options, program_op
 from dprobes.cli.output.handlercode import Disassembly
 from dprobes.cli.output.summary import left_out_lines, place_of
 from dprobes.cli.output.textoutput import print_lines
+from dprobes.cli.progress import Progress
 from dprobes.cli.resolvedprogram import Compiled, compile_program, is_compiled, load_program
 from dprobes.diagnostics import Severity
 from dprobes.resolve.probepoints import ProbeKind
@@ -67,7 +68,8 @@ def command(
         assert loaded.ppdf is not None
         print_lines(ppdf_listing(loaded.ppdf, arch, as_bpf=as_bpf))
         return 0
-    compiled = compile_program(file, options, symbols=symbols, pid=pid, architecture_name=arch)
+    with Progress("looking for the probepoints"):
+        compiled = compile_program(file, options, symbols=symbols, pid=pid, architecture_name=arch)
     if text := compiled.render(Severity.WARNING, Severity.NOTE):
         console.write(text)
     if as_bpf:

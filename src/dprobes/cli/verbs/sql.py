@@ -13,6 +13,7 @@ import click
 from dprobes.cli import console
 from dprobes.cli.damage import DamageReport, skip_damaged_option
 from dprobes.cli.output.textoutput import print_line, print_lines, print_table
+from dprobes.cli.progress import Progress
 from dprobes.escapes import json_text
 from dprobes.tables.queryerrors import error_of, query_error
 
@@ -57,7 +58,10 @@ def command(words: tuple[str, ...], lists: bool, as_csv: bool, as_json: bool, sk
     from dprobes.tables.database import Database
 
     report = DamageReport()
+    progress = Progress.of_command()
+    progress.begin("reading the records")
     with Database(_paths(names), report if skip_damaged else None, _warn_of_loss) as database:
+        progress.end()
         report.finish()
         if lists:
             _print_list(database.tables(), as_json=as_json)

@@ -1,0 +1,88 @@
+"""
+A line that says what a command is about, where that takes more than a second: on standard error, at a terminal only.
+
+The line is written with the cursor back at its beginning, so that what others print takes its place; it is cleared when
+what it is about ends, with the command at the latest. It is written past Python's streams: a process that is forked
+meanwhile must not find their locks taken.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from typing import TYPE_CHECKING, Self
+
+import click
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+__all__ = ["Progress"]
+
+_PATIENCE = 1.0
+"""Seconds that are not worth a word."""
+
+_INTERVAL = 0.5
+
+_STANDARD_ERROR = 2
+
+_CLEAR = "\r\x1b[K"
+"""To the beginning of the line, and erase it (ECMA-48, 8.3.41, "erase in line")."""
+
+
+class Progress:
+    """Show what is going on; as a context manager, for as long as its block takes."""
+
+    def __init__(self, what: str = "") -> None:
+        self._what = what
+        self._ended: threading.Event | None = None
+        self._thread: threading.Thread | None = None
+
+    @classmethod
+    def of_command(cls) -> Self:
+        """Return one that ends with the command that is carried out, before its error is printed if there is one."""
+        progress = cls()
+        click.get_current_context().call_on_close(progress.end)
+        return progress
+
+    def __enter__(self) -> Self:
+        self.begin(self._what)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.end()
+
+    def begin(self, what: str) -> None:
+        """Show from now on that the command is about this, if it takes long."""
+        self.end()
+        if os.isatty(_STANDARD_ERROR) and os.environ.get("TERM", "dumb") != "dumb":
+            self._ended = threading.Event()
+            self._thread = threading.Thread(target=_show, args=(what, self._ended), daemon=True)
+            self._thread.start()
+
+    def end(self) -> None:
+        """Show nothing any more."""
+        if self._ended is not None and self._thread is not None:
+            self._ended.set()
+            self._thread.join(_PATIENCE)  # or somebody has stopped the terminal
+            self._ended = self._thread = None
+
+
+def _show(what: str, ended: threading.Event) -> None:
+    began = time.monotonic()
+    if ended.wait(_PATIENCE):
+        return
+    while True:
+        _write(f"\r{what} ... {time.monotonic() - began:.0f} s\x1b[K\r")
+        if ended.wait(_INTERVAL):
+            break
+    _write(_CLEAR)
+
+
+def _write(text: str) -> None:
+    with contextlib.suppress(OSError):
+        os.write(_STANDARD_ERROR, text.encode())

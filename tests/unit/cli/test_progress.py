@@ -1,0 +1,45 @@
+"""The line that says what takes long: at a terminal, after a second, and gone behind it."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+
+SOURCE = """
+import sys, time
+from dprobes.cli.progress import Progress
+with Progress("counting records"):
+    time.sleep({seconds})
+print("done", file=sys.stderr)
+"""
+
+
+def said_at_terminal(seconds: float, **environment: str) -> str:
+    master, slave = pty.openpty()
+    command = [sys.executable, "-c", SOURCE.format(seconds=seconds)]
+    with subprocess.Popen(command, stderr=slave, env=os.environ | {"TERM": "xterm"} | environment) as process:
+        os.close(slave)
+        said = b""
+        while b"done" not in said:
+            said += os.read(master, 1000)
+        assert process.wait(20) == 0
+    os.close(master)
+    return said.decode()
+
+
+def test_what_takes_a_second_is_said_at_a_terminal_and_cleared() -> None:
+    said = said_at_terminal(1.8)
+    assert said.startswith("\rcounting records ... 1 s\x1b[K\r")
+    assert said.endswith("\r\x1b[Kdone\r\n")
+
+
+def test_what_takes_less_is_not() -> None:
+    assert said_at_terminal(0.1) == "done\r\n"
+
+
+def test_nothing_is_said_elsewhere() -> None:
+    assert said_at_terminal(1.3, TERM="dumb") == "done\r\n"
+    command = [sys.executable, "-c", SOURCE.format(seconds=1.3)]
+    assert subprocess.run(command, capture_output=True, check=True, timeout=20).stderr == b"done\n"
