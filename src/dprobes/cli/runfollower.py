@@ -209,7 +209,12 @@ class Run:
         if self._inserted and not any(count.hits for count in finished.counts):
             is_reached = any(count.faulted for count in finished.counts)
             but = "but whenever one was hit, its instruction faulted" if is_reached else "but never reached"
-            console.note(f"the probepoints were inserted, {but}")
+            hint = None
+            if not is_reached:
+                from dprobes.cli.output.unreached import advice_on_unreached
+
+                hint = advice_on_unreached(self._session.probes, self._argv)
+            console.note(f"the probepoints were inserted, {but}", hint)
         if not self._inserted and self._is_early:
             console.note("the run was ended before a probepoint was inserted")
         elif not self._inserted and self._awaited:

@@ -15,7 +15,7 @@ from dprobes.lazydataclass import dataclass
 from dprobes.record.layout import Item
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Container, Iterator, Sequence
+    from collections.abc import Container, Iterator, Sequence
 
     from dprobes.engines.capabilities import Capability
     from dprobes.engines.options import EngineOptions
@@ -262,9 +262,9 @@ class Session(Protocol):
         """What matches a pattern and has no probepoint."""
 
     @property
-    def mapped_files(self) -> Collection[str]:
-        """The names, without directories, of files that processes in scope mapped as code, as far as it was told."""
-        return ()
+    def mapped_files(self) -> dict[str, str]:
+        """The files that processes in scope mapped as code, as far as it was told: file names, and paths."""
+        return {}
 
     def __enter__(self) -> Self: ...
 

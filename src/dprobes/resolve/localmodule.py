@@ -164,7 +164,7 @@ def _find_module(
         message, hint = f"there is no module '{program.name}' for {architecture_name} on this machine; {later}", None
     else:
         message = f"there is no module '{program.name}' on this machine; {later}"
-        hint = advice_on_name(program.name, ())
+        hint = advice_on_name(program.name, {})
         if hint is None and (near := near_modules(program.name, pid=pid, command=command)):
             hint = f"did you mean '{near[0]}'?"
     diagnostics.note(program.spans.get("name"), message, hint=hint)

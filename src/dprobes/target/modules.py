@@ -121,15 +121,22 @@ def near_modules(name: str, *, pid: int | None = None, command: str | None = Non
     return _alike(Path(name).name, known)
 
 
-def advice_on_name(name: str, mapped: Collection[str]) -> str | None:
-    """Return what to do about a name that no process maps; ``mapped`` are the names of files that were mapped."""
-    if "/" in name:
-        if name.startswith("/"):
-            return None
+def advice_on_name(name: str, mapped: dict[str, str]) -> str | None:
+    """
+    Return what to do about a name that no process maps.
+
+    ``mapped`` are the files that were mapped: their names without directories, and their paths.
+    """
+    if "/" in name and not name.startswith("/"):
         return f"a relative path is taken from the current directory: '{name}' is '{Path(name).absolute()}'"
-    like = _alike(name, mapped)
+    base = Path(name).name
+    if "/" in name and base in mapped and mapped[base] != name:
+        return f"processes mapped '{mapped[base]}': is that meant?"
+    like = _alike(base, mapped)
     if like:
-        return f"processes mapped {', '.join(repr(other) for other in like)}: is one of them meant?"
+        return f"processes mapped {', '.join(repr(mapped[other]) for other in like)}: is one of them meant?"
+    if "/" in name:
+        return None
     if Path(name).is_file():
         return f"a name without '/' is not looked for in the current directory: write name = \"./{name}\""
     return None

@@ -161,13 +161,15 @@ def test_matching_a_mapped_file(tmp_path: Path, pie: Path) -> None:
 def test_a_name_that_nobody_maps_has_advice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own").touch()
-    mapped = ["libc.so.6", "ld-linux-x86-64.so.2", "own"]
-    assert advice_on_name("libc", mapped) == "processes mapped 'libc.so.6': is one of them meant?"
+    mapped = {"libc.so.6": "/lib/libc.so.6", "ld-linux-x86-64.so.2": "/lib/ld", "own": "/opt/own"}
+    assert advice_on_name("libc", mapped) == "processes mapped '/lib/libc.so.6': is one of them meant?"
     here = "a name without '/' is not looked for in the current directory: write name = \"./own\""
-    assert advice_on_name("own", ()) == here
+    assert advice_on_name("own", {}) == here
     relative = f"a relative path is taken from the current directory: 'bin/own' is '{tmp_path}/bin/own'"
     assert advice_on_name("bin/own", mapped) == relative
-    assert advice_on_name("/bin/own", mapped) is None
+    assert advice_on_name("/bin/own", mapped) == "processes mapped '/opt/own': is that meant?"
+    assert advice_on_name("/opt/own", mapped) is None
+    assert advice_on_name("/lib/libc", mapped) == "processes mapped '/lib/libc.so.6': is one of them meant?"
     assert advice_on_name("nothing", mapped) is None
 
 

@@ -23,7 +23,7 @@ from dprobes.rpn.program import MANY_PLACES, calls_extensions
 from dprobes.target.location import OWN_SYMBOLS
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from dprobes.engines.interface import Job, Scope
     from dprobes.engines.options import EngineOptions
@@ -138,7 +138,7 @@ class PtraceSession:
         return self._run.answers.left_out
 
     @property
-    def mapped_files(self) -> Collection[str]:
+    def mapped_files(self) -> dict[str, str]:
         """The names of files that processes mapped as code."""
         return self._run.answers.mapped_files
 

@@ -38,7 +38,7 @@ from dprobes.errors import DprobesError, EngineError, TargetError
 from dprobes.resolve.probestate import ProbeState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from dprobes.engines.ebpf.inkernel.modulefollower import ModuleFollower
     from dprobes.engines.ebpf.read.cpuarrivals import CpuArrivals
@@ -103,9 +103,9 @@ class EbpfSession(ControlledRun, ReplaceableSession):
         return self._left_out
 
     @property
-    def mapped_files(self) -> Collection[str]:
+    def mapped_files(self) -> dict[str, str]:
         """Nothing: the kernel is not asked for files with other names than the module's."""
-        return ()
+        return {}
 
     @property
     def _installed(self) -> Installation:

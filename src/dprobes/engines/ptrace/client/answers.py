@@ -96,7 +96,7 @@ class Answers:
         self.probes: list[Probepoint] = []
         """The probepoints in the order of their numbers."""
         self.left_out: list[LeftOutProbe] = []
-        self.mapped_files: dict[str, None] = {}
+        self.mapped_files: dict[str, str] = {}
         """The names of the files that were asked about, in the order in which they were mapped."""
 
     def sites(self, mapped: ModuleMapped) -> tuple[Sites, list[Event]]:
@@ -127,7 +127,7 @@ class Answers:
         if space_of(self._program) is not Space.MODULE:
             return False  # nothing in it is about files
         if len(self.mapped_files) < _NAMES_MAX:
-            self.mapped_files[mapped.path.rpartition("/")[2]] = None
+            self.mapped_files[mapped.path.rpartition("/")[2]] = mapped.path
         return _is_linker(mapped) or self._unwinds(mapped) or self._may_match(mapped.path)
 
     def _unwinds(self, mapped: ModuleMapped) -> bool:
