@@ -22,7 +22,7 @@ def said_at_terminal(seconds: float, **environment: str) -> str:
     with subprocess.Popen(command, stderr=slave, env=os.environ | {"TERM": "xterm"} | environment) as process:
         os.close(slave)
         said = b""
-        while b"done" not in said:
+        while b"done\r\n" not in said:
             said += os.read(master, 1000)
         assert process.wait(20) == 0
     os.close(master)
