@@ -16,6 +16,7 @@ import sys
 from array import array
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import compress
 from typing import TYPE_CHECKING, NamedTuple, Self, overload
 
 from dprobes.errors import FormatError
@@ -242,6 +243,33 @@ class PackedRecords(Sequence[tuple[int, bytes]]):
     def probes(self) -> Column:
         """Return the probepoints."""
         return self.column(0, PROBE_SIZE)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Self]) -> Self:
+        """Return the records of several in a row, which are of one shape and size."""
+        if len(parts) == 1:
+            return parts[0]
+        size, same = len(parts[0].first), int.from_bytes(parts[0].first, "little")
+        differing = 0
+        for part in parts:
+            differing |= int.from_bytes(part.first, "little") ^ same
+        changes = {place for place, byte in enumerate(differing.to_bytes(size, "little")) if byte}
+        changes.update(*(part.planes for part in parts))
+        planes = {
+            place: b"".join([part.planes.get(place) or part.first[place : place + 1] * len(part) for part in parts])
+            for place in sorted(changes)
+        }
+        return cls(sum(map(len, parts)), parts[0].first, planes)
+
+    def goes_with(self, other: PackedRecords) -> bool:
+        """Return whether other records are of the same shape and size."""
+        return self.shape == other.shape and len(self.first) == len(other.first)
+
+    def chosen(self, mask: Sequence[bool]) -> Self:
+        """Return the records for which a mask is true, at least one."""
+        planes = {place: bytes(compress(plane, mask)) for place, plane in self.planes.items()}
+        count, number = sum(mask), list(mask).index(True)
+        return type(self)(count, self._row(number), {place: p for place, p in planes.items() if p.strip(p[:1])})
 
     def begins(self, size: int) -> set[bytes]:
         """Return the first ``size`` bytes of records, as they occur; they are before the process name."""

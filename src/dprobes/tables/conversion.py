@@ -12,16 +12,19 @@ from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 from dprobes.errors import FormatError
-from dprobes.escapes import escaped
 from dprobes.formatters.templates.fields import Fault, FieldKind, decode_fields
 from dprobes.formatters.templates.program import ProgramTemplates
 from dprobes.lazydataclass import dataclass
 from dprobes.record.codec import decode_record
 from dprobes.record.items import split_items
-from dprobes.record.layout import LogRecord
+from dprobes.record.layout import Item, LogRecord
+from dprobes.record.packed import PackedRecords
 from dprobes.sinks.fixedlayout import fixed_layout
+from dprobes.tables.packedcolumns import packed_table
+from dprobes.tables.placecolumns import clean, place_columns
 from dprobes.tables.schema import HEADER_COLUMNS, Partition, field_columns, field_type, table_schema
 from dprobes.trace.content import LostRecords
+from dprobes.trace.packedblock import PackedBlock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -44,7 +47,6 @@ _BYTES = 64 << 20
 _TIME_MAX = (1 << 63) - 1
 _UNICODE_MAX = 0x10FFFF
 _UNSIGNED_MAX = (1 << 64) - 1
-_PLACE_COLUMNS = ("module", "symbol", "function", "placed", "at_return")
 _RECORD_COLUMNS = {name: "time" if name == "monotonic" else name for name in HEADER_COLUMNS} | {
     "stack_trace": "is_stack_trace"
 }
@@ -79,6 +81,15 @@ def pieces_of(
             lost[known.name] = lost.get(known.name, 0) + each.count
             continue
         lost_before = lost.pop(known.name, 0)
+        if isinstance(each, PackedBlock) and each.records:
+            count += len(each.records)
+            size += len(each.records) * each.records.row_size
+            known.add_packed(each.records, each.wall_offset, lost_before)
+            if count >= _ROWS or size >= _BYTES:
+                count = size = 0
+                for program in programs.values():
+                    yield from program.take()
+            continue
         for record in each:
             known.add(_decoded(record.record), record.probe, each.wall_offset, lost_before)
             lost_before = 0
@@ -115,18 +126,53 @@ class _Rows:
     lost: dict[int, int] = field(default_factory=dict)
 
 
+_Key = tuple[int | None, int | None]
+"""A major and a minor code."""
+
+
+def _codes_of(records: PackedRecords) -> list[_Key]:
+    """Return the codes of each record."""
+    majors, minors = (
+        column if isinstance(column, list) else [column] * len(records)
+        for column in (records.item(Item.MAJOR), records.item(Item.MINOR))
+    )
+    return list(zip(majors, minors, strict=True))
+
+
+def _by_codes(records: PackedRecords, lost: dict[int, int]) -> Iterator[tuple[_Key, PackedRecords, dict[int, int]]]:
+    """Iterate over the records with each major and minor code, with how many were lost before which of them."""
+    majors, minors = records.item(Item.MAJOR), records.item(Item.MINOR)
+    if not isinstance(majors, list) and not isinstance(minors, list):
+        yield (majors, minors), records, lost
+        return
+    codes = _codes_of(records)
+    for key in dict.fromkeys(codes):
+        mine = {codes[:row].count(key): number for row, number in lost.items() if codes[row] == key}
+        yield key, records.chosen([each == key for each in codes]), mine
+
+
 class _Program:
     """Collect the records of a program, as a trace file has described it until now."""
 
     def __init__(self, program: TraceProgram, before: _Program | None) -> None:
-        self.name = _clean([program.name])[0] or ""
+        self.name = clean([program.name])[0] or ""
         self.source = program.source
         self._program = program
         self._templates = ProgramTemplates.of_source(program.source)
         self._before = before  # described otherwise, and with rows of its own
-        self._rows: dict[tuple[int | None, int | None], _Rows] = {}
+        self._rows: dict[_Key, _Rows] = {}
+        self._waiting: list[PackedRecords] = []
+        self._waiting_offset = 0
+        self._waiting_lost: dict[int, int] = {}
+        self._tables: dict[_Key, list[pa.Table]] = {}
+        """What comes before the rows of the same table."""
 
     def add(self, record: LogRecord, probe: int, wall_offset: int, lost: int) -> None:
+        """Add a record."""
+        self._convert()
+        self._add(record, probe, wall_offset, lost)
+
+    def _add(self, record: LogRecord, probe: int, wall_offset: int, lost: int) -> None:
         key = record.major, record.minor
         rows = self._rows.get(key)
         if rows is None:
@@ -137,15 +183,53 @@ class _Program:
         rows.probes.append(probe)
         rows.offsets.append(wall_offset)
 
+    def add_packed(self, records: PackedRecords, wall_offset: int, lost: int) -> None:
+        """Add records, which are there; those of many blocks in a row are converted together."""
+        waiting = self._waiting
+        if waiting and (wall_offset != self._waiting_offset or not waiting[0].goes_with(records)):
+            self._convert()
+        if lost:
+            self._waiting_lost[sum(map(len, self._waiting))] = min(lost, _UNSIGNED_MAX)
+        self._waiting.append(records)
+        self._waiting_offset = wall_offset
+
+    def _convert(self) -> None:
+        """Convert the packed records that wait, column by column as far as that is possible."""
+        if not self._waiting:
+            return
+        records, wall_offset, lost = PackedRecords.joined(self._waiting), self._waiting_offset, self._waiting_lost
+        self._waiting, self._waiting_lost = [], {}
+        for key, part, lost_before in _by_codes(records, lost):
+            table = packed_table(part, self._program, self._template(key), wall_offset, lost_before)
+            if table is None:
+                for row, (probe, record) in enumerate(part):
+                    self._add(_decoded(record), probe, wall_offset, lost_before.get(row, 0))
+                continue
+            tables = self._tables.setdefault(key, [])
+            if (rows := self._rows.pop(key, None)) is not None:
+                tables.append(self._table(rows, self._template(key)))
+            tables.append(table)
+
+    def _template(self, key: _Key) -> Template | None:
+        major, minor = key
+        return self._templates.find(major or 0, minor or 0)
+
     def take(self) -> Iterator[Piece]:
+        import pyarrow as pa
+
         if self._before is not None:
             before, self._before = self._before, None
             yield from before.take()
+        self._convert()
         taken, self._rows = self._rows, {}
-        for (major, minor), rows in taken.items():
-            template = self._templates.find(major or 0, minor or 0)
-            desc = "" if template is None else template.desc
-            yield Piece(Partition(self.name, major, minor), self._table(rows, template), desc)
+        tables, self._tables = self._tables, {}
+        for key in dict.fromkeys((*tables, *taken)):
+            template = self._template(key)
+            parts = tables.get(key, [])
+            if key in taken:
+                parts.append(self._table(taken[key], template))
+            rows = parts[0] if len(parts) == 1 else pa.concat_tables(parts)
+            yield Piece(Partition(self.name, *key), rows, "" if template is None else template.desc)
 
     def _table(self, rows: _Rows, template: Template | None) -> pa.Table:
         import pyarrow as pa
@@ -162,7 +246,7 @@ class _Program:
         import pyarrow as pa
 
         by_field: dict[str, Sequence[Any]] = dict(zip(LogRecord._fields, zip(*rows.records, strict=True), strict=True))
-        by_field["process_name"] = _clean(by_field["process_name"])
+        by_field["process_name"] = clean(by_field["process_name"])
         columns = {}
         for name, kind in HEADER_COLUMNS.items():
             if (values := by_field.get(_RECORD_COLUMNS[name])) is not None and name != "time":
@@ -175,38 +259,7 @@ class _Program:
         lost = pa.nulls(len(times), pa.uint64())
         if rows.lost:
             lost = pa.array([rows.lost.get(row) for row in range(len(times))], pa.uint64())
-        return columns | self._places(rows.probes) | {"lost_before": lost}
-
-    def _places(self, probes: Sequence[int]) -> dict[str, pa.Array]:
-        """Return the columns that say where the probepoints are; each place is looked up once."""
-        import pyarrow as pa
-
-        numbers = {probe: number for number, probe in enumerate(dict.fromkeys(probes))}
-        places = [self._program.place(probe) for probe in numbers]
-        indices = pa.array([numbers[probe] for probe in probes], pa.int32())
-        values: list[list[Any]] = [
-            _clean([self.source.module] * len(places)),
-            _clean([place.where or None for place in places]),
-            _clean([place.routine or None for place in places]),
-            [None if place.placed is None else _unsigned(place.placed) for place in places],
-            [place.at_return for place in places],
-        ]
-        columns = {}
-        for name, shown in zip(_PLACE_COLUMNS, values, strict=True):
-            columns[name] = pa.array(shown, pa.type_for_alias(HEADER_COLUMNS[name])).take(indices)
-        return columns
-
-
-def _unsigned(number: int) -> int | None:
-    """Return a number of a file, which may say anything, if a column can hold it."""
-    return number if 0 <= number <= _UNSIGNED_MAX else None
-
-
-def _clean(strings: Iterable[str | None]) -> list[str | None]:
-    """Return names as all formats have them: with escapes for what cannot be printed."""
-    strings = list(strings)
-    clean = {text: text if text is None else escaped(text) for text in set(strings)}
-    return [clean[text] for text in strings]
+        return columns | place_columns(self._program, self.source.module, rows.probes) | {"lost_before": lost}
 
 
 def _items(record: LogRecord) -> list[dict[str, str]] | None:

@@ -16,7 +16,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
 from dprobes.tables.conversion import pieces_of
-from dprobes.tables.schema import TIME_ZONE
+from dprobes.tables.schema import HEADER_COLUMNS, TIME_ZONE
 from dprobes.trace.reader import TraceReader
 
 if TYPE_CHECKING:
@@ -34,6 +34,9 @@ _METADATA_KEY = "dprobes"
 """The key in a file's metadata of what JSON says of its table."""
 
 _FILES = "program=*/major=*/minor=*/*.parquet"
+
+_ALIKE = frozenset(HEADER_COLUMNS) - {"time", "monotonic", "ip", "sp", "data"}
+"""Columns with few different values. To look for the same values in others takes as long as all the rest."""
 
 _OPEN_MAX = 64
 """Files that are open at a time; of a table that comes back later there is one more file."""
@@ -127,7 +130,9 @@ class _File:
         self._file = path.open("wb")
         try:
             kept = schema.with_metadata({_METADATA_KEY: json.dumps(description)})
-            self._writer = pq.ParquetWriter(self._file, kept, compression="zstd" if lasting else "lz4")
+            alike = [name for name in schema.names if name in _ALIKE]
+            compression = "zstd" if lasting else "none"
+            self._writer = pq.ParquetWriter(self._file, kept, compression=compression, use_dictionary=alike)
         except BaseException:
             self._file.close()
             raise

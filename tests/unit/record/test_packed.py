@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -54,6 +55,23 @@ def test_records_of_one_shape_come_out_as_they_went_in(pairs: Pairs) -> None:
 def test_a_part_of_them_is_that_part(pairs: Pairs, start: int, stop: int) -> None:
     assert list(packed(pairs)[start:stop]) == pairs[start:stop]
     assert list(PackedBytes(packed(pairs))[start:stop]) == [record for _, record in pairs[start:stop]]
+
+
+@given(alike(), st.lists(st.integers(1, 19), max_size=3))
+def test_parts_are_joined_again(pairs: Pairs, cuts: list[int]) -> None:
+    found = packed(pairs)
+    ends = sorted({0, *(cut for cut in cuts if cut < len(pairs)), len(pairs)})
+    parts = [found[start:end] for start, end in itertools.pairwise(ends)]
+    assert all(part.goes_with(found) for part in parts)
+    joined = PackedRecords.joined(parts)
+    assert (list(joined), joined.planes) == (pairs, found.planes)
+
+
+@given(alike(), st.data())
+def test_some_are_chosen(pairs: Pairs, data: st.DataObject) -> None:
+    mask = data.draw(st.lists(st.booleans(), min_size=len(pairs), max_size=len(pairs)).filter(any))
+    wanted = [pair for pair, is_wanted in zip(pairs, mask, strict=True) if is_wanted]
+    assert list(packed(pairs).chosen(mask)) == wanted
 
 
 @given(alike())
