@@ -6,7 +6,7 @@ import gc
 import os
 import signal
 import time
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -32,6 +32,10 @@ __all__ = ["Run"]
 
 _IMPATIENCE = 1.0
 """Seconds within which a second Ctrl-C means that the first one was not enough."""
+
+
+_HELD_MAX = 1 << 17
+"""More records than outputs hold back."""
 
 
 class Run:
@@ -72,8 +76,9 @@ class Run:
         self._named_holders = False
         self._is_early = False
         self._reader_is_gone = False
-        self._unflushed: list[Sequence[tuple[int, bytes]]] = []
-        """What was written since the outputs were flushed."""
+        self._unflushed: deque[Sequence[tuple[int, bytes]]] = deque()
+        """The last records that were written, some of which may not have arrived yet."""
+        self._unflushed_count = 0
         self._lost: Counter[int] = Counter()
         """The records of probepoints that could not be written."""
         self._has_failed = False
@@ -116,7 +121,7 @@ class Run:
             case Finished():
                 self._progress.end()
                 if not self._reader_is_gone:
-                    self._flush()
+                    self._flush(is_last=True)
                 return replace(event, counts=self._without_lost(event.counts)) if self._lost else event
         return None
 
@@ -144,11 +149,16 @@ class Run:
         if self._reader_is_gone:
             return
         self._unflushed.append(records)
+        self._unflushed_count += len(records)
+        while self._unflushed_count - len(self._unflushed[0]) > _HELD_MAX:
+            self._unflushed_count -= len(self._unflushed.popleft())
         self._note(self._outputs.write(self._session.probes, records))
 
-    def _flush(self) -> None:
-        self._note(self._outputs.flush())
-        self._unflushed.clear()
+    def _flush(self, *, is_last: bool = False) -> None:
+        self._note(self._outputs.flush(is_last=is_last))
+        if not self._outputs.is_holding:
+            self._unflushed.clear()
+            self._unflushed_count = 0
 
     def _note(self, lost: int) -> None:
         """Note that so many of the last records could not be written; the first time, have the run end."""

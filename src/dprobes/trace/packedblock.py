@@ -20,13 +20,67 @@ from dprobes.trace.content import RecordBlock, TraceRecord
 from dprobes.trace.frames import BODY_MAX, FrameKind, frame
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from dprobes.trace.content import TraceProgram
 
-__all__ = ["PACKED_HEAD", "Block", "PackedBlock", "packed_frame", "split_packed"]
+__all__ = ["PACKED_HEAD", "Block", "PackedBlock", "joined", "packed", "packed_frame", "size_of", "split_packed"]
+
+_PACKED_MIN = 16
+"""Fewer records are not worth packing."""
+_PACKED_ROW = 1024
+"""Bytes of the longest record that is packed: of long ones little is the same."""
 
 PACKED_HEAD = struct.Struct("<IQII")
+
+
+def packed(records: Sequence[tuple[int, bytes]]) -> Sequence[tuple[int, bytes]]:
+    """Return the same records, packed if that is worth it and possible."""
+    if isinstance(records, PackedRecords) or len(records) < _PACKED_MIN or len(records[0][1]) > _PACKED_ROW:
+        return records
+    return PackedRecords.of_records(records) or records
+
+
+def size_of(records: Sequence[tuple[int, bytes]]) -> int:
+    """Return about how many bytes records take."""
+    if isinstance(records, PackedRecords):
+        return records.row_size * len(records)
+    return sum(len(record) for _, record in records)
+
+
+def joined(parts: Iterable[Sequence[tuple[int, bytes]]]) -> Iterator[Sequence[tuple[int, bytes]]]:
+    """Put records together: what is packed with others of the same shape, and what is not."""
+    waiting: list[PackedRecords] = []
+    for part in _lists_joined(parts):
+        if isinstance(part, PackedRecords):
+            records: PackedRecords | None = part
+        else:
+            records = PackedRecords.of_records(part) if len(part[0][1]) <= _PACKED_ROW else None
+        if waiting and (records is None or not waiting[0].goes_with(records)):
+            yield PackedRecords.joined(waiting)
+            waiting = []
+        if records is None:
+            yield part
+        else:
+            waiting.append(records)
+    if waiting:
+        records = PackedRecords.joined(waiting)
+        yield records if len(records) >= _PACKED_MIN else list(records)
+
+
+def _lists_joined(parts: Iterable[Sequence[tuple[int, bytes]]]) -> Iterator[Sequence[tuple[int, bytes]]]:
+    """Put lists together that follow each other."""
+    waiting: list[tuple[int, bytes]] = []
+    for part in parts:
+        if not isinstance(part, PackedRecords):
+            waiting += part
+            continue
+        if waiting:
+            yield waiting
+            waiting = []
+        yield part
+    if waiting:
+        yield waiting
 
 
 def packed_frame(program: int, written: int, records: PackedRecords) -> bytes:

@@ -20,7 +20,7 @@ from dprobes.record.clock import WallClock
 from dprobes.record.packed import PackedRecords
 from dprobes.trace.framefile import FrameFile, older_part
 from dprobes.trace.frames import JSON_MAX, RECORD_HEAD, VERSION, FrameKind, json_frame, records_frame
-from dprobes.trace.packedblock import packed_frame
+from dprobes.trace.packedblock import joined, packed, packed_frame, size_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -35,10 +35,6 @@ _FRAME_BYTES = 1 << 20
 """Records that take more are written in several frames."""
 _FRAME_PLACES = 10_000
 
-_PACKED_MIN = 16
-"""Fewer records are not worth packing."""
-_PACKED_ROW = 1024
-"""Bytes of the longest record that is packed: of long ones little is the same."""
 
 _KEPT_BYTES = 256 << 10
 _KEPT_NANOSECONDS = 1_000_000_000
@@ -81,14 +77,18 @@ class TraceFileWriter:
     """
     Append to a trace file, mode 0600; ``limit`` is in bytes.
 
-    With ``compress`` records are kept back for up to a second, or until ``flush``, to be compressed together.
+    With ``compress`` records are kept back for up to a second, or until ``flush``, to be compressed together; without,
+    for up to ``hold`` nanoseconds, to be frames together. Whoever holds them sees to it that ``flush`` is called.
 
     Records that could not be written are noted as lost as soon as there is room. Not thread-safe. Nobody else can write
     to the file as long as it is open.
     """
 
-    def __init__(self, path: Path, limit: int | None = None, *, compress: Literal["zstd"] | None = None) -> None:
+    def __init__(
+        self, path: Path, limit: int | None = None, *, compress: Literal["zstd"] | None = None, hold: int = 0
+    ) -> None:
         self._limit = limit
+        self._hold = hold
         self._compress = None
         if compress is not None:
             from dprobes.trace.compression import compressor
@@ -99,6 +99,9 @@ class TraceFileWriter:
         """Programs that are kept until the file knows them and their lost records."""
         self._next = 1
         self._batch = _Batch()
+        self._held: list[Sequence[tuple[int, bytes]]] = []
+        self._held_of = self._held_bytes = 0
+        """Records that are no frames yet, of which program, and about how many bytes they take."""
         self._has_head = False
         self._has_names = False
         self._clock = WallClock()
@@ -112,6 +115,11 @@ class TraceFileWriter:
     def path(self) -> Path:
         """The file."""
         return self._file.path
+
+    @property
+    def is_holding(self) -> bool:
+        """Whether records are kept back."""
+        return bool(self._held or self._batch.frames)
 
     @property
     def problem(self) -> str | None:
@@ -187,7 +195,10 @@ class TraceFileWriter:
         if names is not None and (said := names(self._has_names)) is not None:
             self._add(json_frame(FrameKind.NAMES, said))
             self._has_names = self._batch.has_names = True
-        self._add_all(program, records)
+        if self._hold:
+            self._keep(program, records)
+        else:
+            self._add_all(program, records)
         if self._flush_some():
             return True
         self._programs[program].lost -= len(records)
@@ -212,6 +223,7 @@ class TraceFileWriter:
 
     def flush(self) -> bool:
         """Write what is kept back, and return whether that was possible; if not, it is lost."""
+        self._settle()
         batch, self._batch = self._batch, _Batch()
         is_written = (self._has_head or self._begin_file()) and self._file.append(self._bytes_of(batch))
         if not is_written:
@@ -234,6 +246,23 @@ class TraceFileWriter:
 
     # Batches
 
+    def _keep(self, program: int, records: Sequence[tuple[int, bytes]]) -> None:
+        """Keep records back, to be frames with what comes next."""
+        if not records:
+            return
+        if program != self._held_of:
+            self._settle()
+        self._batch.since = self._batch.since or time.monotonic_ns()
+        self._held_of = program
+        self._held.append(records)
+        self._held_bytes += size_of(records)
+
+    def _settle(self) -> None:
+        """Make frames of the records that are no frames yet."""
+        held, self._held, self._held_bytes = self._held, [], 0
+        for records in joined(held):
+            self._add_all(self._held_of, records)
+
     def _add_all(self, program: int, records: Sequence[tuple[int, bytes]]) -> None:
         """Add records, packed where they are of one shape."""
         if isinstance(records, PackedRecords):
@@ -245,10 +274,10 @@ class TraceFileWriter:
         for end, (_, record) in enumerate(records, 1):
             size += RECORD_HEAD.size + len(record)
             if size > _FRAME_BYTES:
-                self._add_records(program, _packed(records[first:end]))
+                self._add_records(program, packed(records[first:end]))
                 first, size = end, 0
         if first < len(records):
-            self._add_records(program, _packed(records[first:]))
+            self._add_records(program, packed(records[first:]))
 
     def _add_records(self, program: int, records: Sequence[tuple[int, bytes]]) -> None:
         now = time.monotonic_ns()
@@ -282,6 +311,8 @@ class TraceFileWriter:
             program.lost = program.given = 0
 
     def _add(self, frame: bytes) -> None:
+        if self._held:
+            self._settle()  # which came before
         batch = self._batch
         batch.since = batch.since or time.monotonic_ns()
         batch.frames.append(frame)
@@ -290,7 +321,11 @@ class TraceFileWriter:
     def _flush_some(self) -> bool:
         """Write the batch, unless more is to be compressed with it; return whether that was possible."""
         batch = self._batch
-        if self._compress is None or batch.size > _KEPT_BYTES or time.monotonic_ns() - batch.since > _KEPT_NANOSECONDS:
+        if self._compress is not None:
+            size, room, patience = batch.size, _KEPT_BYTES, _KEPT_NANOSECONDS
+        else:
+            size, room, patience = self._held_bytes, _FRAME_BYTES, self._hold
+        if not patience or size > room or time.monotonic_ns() - batch.since > patience:
             return self.flush()
         return True
 
@@ -344,13 +379,6 @@ class TraceFileWriter:
             self._has_head = self._has_names = False
             for program in self._programs.values():
                 program.is_announced, program.announced_places = False, 0
-
-
-def _packed(records: Sequence[tuple[int, bytes]]) -> Sequence[tuple[int, bytes]]:
-    """Return the same records, packed if that is worth it and possible."""
-    if len(records) < _PACKED_MIN or len(records[0][1]) > _PACKED_ROW:
-        return records
-    return PackedRecords.of_records(records) or records
 
 
 def _program_frame(number: int, program: _Program) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import struct
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -14,9 +15,12 @@ from dprobes.record.codec import encode_record
 from dprobes.record.layout import LogRecord
 from dprobes.record.packed import PackedRecords
 from dprobes.trace.frames import BODY_MAX, FrameKind, frame
-from dprobes.trace.packedblock import PACKED_HEAD, PackedBlock, packed_frame
+from dprobes.trace.packedblock import PACKED_HEAD, PackedBlock, joined, packed_frame
 from dprobes.trace.parser import TraceParser
 from trace_files import header, program, seen
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 FOUND = [
     (n % 3, encode_record(LogRecord(1, n % 5, pid=n, process_name="ab"[: n % 2], data=bytes([n])))) for n in range(99)
@@ -47,6 +51,20 @@ def test_any_damage_is_an_error_or_other_records(data: st.DataObject) -> None:
     parser = TraceParser("trace.dpt")
     with contextlib.suppress(FormatError):
         assert len(seen(parser.feed(header() + program() + frame(FrameKind.PACKED, bytes(body))))) <= BODY_MAX // 8
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 40), st.sampled_from([0, 1, 8]))))
+def test_what_is_joined_stays_in_order(parts: list[tuple[bool, int, int]]) -> None:
+    given_parts: list[Sequence[tuple[int, bytes]]] = []
+    expected: list[tuple[int, bytes]] = []
+    for is_packed, count, size in parts:
+        found = [(n, encode_record(LogRecord(1, n, data=bytes(size)))) for n in range(count)]
+        expected += found
+        if found:
+            given_parts.append(packed(found) if is_packed else found)
+    result = list(joined(given_parts))
+    assert [pair for part in result for pair in part] == expected
+    assert len(result) <= len(parts)
 
 
 ROW = bytes(4) + b"\1\0\0\0" + bytes(4)

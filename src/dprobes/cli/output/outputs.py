@@ -131,17 +131,26 @@ class Outputs:
         self._lost += lost
         return lost
 
-    def flush(self) -> int:
-        """Make visible what was written, and return how many of the last records are lost, as ``write`` does."""
+    def flush(self, *, is_last: bool = False) -> int:
+        """
+        Make visible what was written, and return how many of the last records are lost, as ``write`` does.
+
+        With ``is_last`` nothing may be held back any more.
+        """
         lost = 0
         for sink in tuple(self._direct):
             try:
-                sink.flush()
+                (getattr(sink, "settle", sink.flush) if is_last else sink.flush)()
             except SinkError as error:
                 lost += error.lost
                 self._fail(sink, error)
         self._lost += lost
         return lost
+
+    @property
+    def is_holding(self) -> bool:
+        """Whether some of what was written may still turn out to be lost."""
+        return any(getattr(sink, "is_holding", False) for sink in self._direct)
 
     def _fail(self, sink: Sink, error: SinkError) -> None:
         self._direct.remove(sink)

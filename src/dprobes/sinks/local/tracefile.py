@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,23 +24,44 @@ if TYPE_CHECKING:
 __all__ = ["TraceFileSink"]
 
 
+_HOLD = 50_000_000
+"""Nanoseconds for which records are put together."""
+
+
 class TraceFileSink:
     """
     Append to a trace file, which gets the places of probepoints with their first record, and names for addresses.
 
-    One with a name in .dptz is compressed.
+    One with a name in .dptz is compressed. In others records that come one by one are put together, for a twentieth of
+    a second; a thread of ours writes them then, should no more come.
     """
 
     def __init__(self, path: str) -> None:
-        self._writer = TraceFileWriter(Path(path), compress=compression_of(path))
+        compress = compression_of(path)
+        self._holds = compress is None
+        self._writer = TraceFileWriter(Path(path), compress=compress, hold=_HOLD if self._holds else 0)
+        self._lock = threading.Lock()
+        """Held by the thread that has the sink, and by that which writes what was held."""
+        self._timer: threading.Timer | None = None
+        self._has_failed = False
+        """Whether what was held could not be written, and nobody knows yet."""
         self._numbers: dict[int, int] = {}
         """The number in the file of each source."""
         self._places: dict[int, dict[Place, int]] = {}
         self._names: dict[int, RecordedNames] = {}
         self._register = NameRegister()
 
+    @property
+    def is_holding(self) -> bool:
+        """Whether records are held."""
+        return self._timer is not None or self._has_failed
+
     def create_event(self, source: RecordSource) -> None:
         """Announce a program, or say more of it."""
+        with self._lock:
+            self._create(source)
+
+    def _create(self, source: RecordSource) -> None:
         if (number := self._numbers.get(source.number)) is not None:
             self._writer.update_program(number, source.details())
             self._names[source.number].know(source)
@@ -50,6 +72,27 @@ class TraceFileSink:
 
     def log_events(self, batch: Batch) -> None:
         """Append the records of a batch, all of them or none."""
+        with self._lock:
+            self._raise_failure()
+            self._log(batch)
+            if self._holds and self._timer is None and self._writer.is_holding:
+                self._timer = threading.Timer(_HOLD / 1e9, self._on_time)
+                self._timer.daemon = True
+                self._timer.start()
+
+    def _on_time(self) -> None:
+        """Write what is held."""
+        with self._lock:
+            if self._timer is not None:
+                self._timer = None
+                self._has_failed |= not self._writer.flush()
+
+    def _raise_failure(self) -> None:
+        if self._has_failed:
+            self._has_failed = False
+            raise self._failure()
+
+    def _log(self, batch: Batch) -> None:
         number = self._numbers[batch.source.number]
         records = self._packed(number, batch)
         if records is None:
@@ -80,23 +123,43 @@ class TraceFileSink:
 
     def destroy_event(self, source: RecordSource) -> None:
         """Forget a program."""
-        if (number := self._numbers.get(source.number)) is not None:
-            if not self._writer.end_program(number):
-                raise self._failure()
-            del self._numbers[source.number]
-            del self._places[source.number]
-            del self._names[source.number]
+        with self._lock:
+            self._raise_failure()
+            if (number := self._numbers.get(source.number)) is not None:
+                if not self._writer.end_program(number):
+                    raise self._failure()
+                del self._numbers[source.number]
+                del self._places[source.number]
+                del self._names[source.number]
 
     def flush(self) -> None:
-        """Write what is kept back to be compressed."""
-        if not self._writer.flush():
-            raise self._failure()
+        """Write what is kept back to be compressed; what is held is written in time."""
+        with self._lock:
+            self._raise_failure()
+            if self._timer is None and not self._writer.flush():
+                raise self._failure()
+
+    def settle(self) -> None:
+        """Write all that is held or kept back."""
+        with self._lock:
+            self._raise_failure()
+            self._cancel()
+            if not self._writer.flush():
+                raise self._failure()
+
+    def _cancel(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def close(self) -> None:
         """Write what is kept back, and close the file."""
-        self._writer.close()
-        if self._writer.problem is not None:
-            raise self._failure()
+        with self._lock:
+            self._cancel()
+            self._writer.close()
+            if self._writer.problem is not None or self._has_failed:
+                self._has_failed = False
+                raise self._failure()
 
     def _failure(self, batch: Batch | None = None) -> SinkError:
         """
