@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from dprobes.rpn.lexer import WordToken
 
-__all__ = ["ExpressionError", "parse_expression", "parse_number", "unquote"]
+__all__ = ["ExpressionError", "parse_expression", "parse_number", "parse_readable", "unquote"]
 
 _PRECEDENCE = {"|": 1, "^": 2, "&": 3, "<<": 4, ">>": 4, "+": 5, "-": 5, "*": 6, "/": 6, "%": 6}
 
@@ -60,6 +60,17 @@ def parse_expression(tokens: Sequence[WordToken]) -> Expression:
     if (extra := reader.peek()) is not None:
         raise ExpressionError(f"unexpected '{extra.text}' after the value", extra)
     return value
+
+
+_READABLE = re.compile(r"([A-Za-z_(<~].*?)(?: ?([+-]) ?(0[xX][0-9a-fA-F]+|[0-9]+))?", re.ASCII)
+
+
+def parse_readable(text: str) -> Expression | None:
+    """Return the value of a name with scopes (``::``), plus or minus a number; None for any other text."""
+    if "::" not in text or (match := _READABLE.fullmatch(text)) is None:
+        return None
+    name, sign, number = match.groups()
+    return Expression(int(f"{sign}{int(number, 0)}") if number else 0, name)
 
 
 def parse_number(token: WordToken) -> int:

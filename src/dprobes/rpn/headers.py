@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.diagnostics import did_you_mean
 from dprobes.globs import is_pattern
-from dprobes.rpn.expressions import ExpressionError, parse_expression, unquote
+from dprobes.rpn.expressions import ExpressionError, parse_expression, parse_readable, unquote
 from dprobes.rpn.keywords import KEYWORD_ALIASES, LOCATION_KEYWORDS, Header, Keyword, ValueKind, keywords_of
 from dprobes.rpn.lexer import TokenKind
 from dprobes.rpn.operands import StatementError
@@ -172,7 +172,9 @@ def _location(tokens: Sequence[WordToken]) -> Location:
         return Glob(text)
     if (match := _TRACEPOINT.fullmatch(text)) is not None:
         return Tracepoint(*match.groups())
-    value = _expression(tokens)
+    value = None if is_quoted else parse_readable(text)
+    if value is None:
+        value = _expression(tokens)
     if value.symbol is None and value.addend < 0:
         raise StatementError("an offset cannot be negative", tokens)
     return Offset(value)

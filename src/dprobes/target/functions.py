@@ -7,9 +7,9 @@ from bisect import bisect_right
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from dprobes.globs import compile_glob
 from dprobes.lazydataclass import dataclass
 from dprobes.target.instructions import instruction_starts
+from dprobes.target.namepatterns import name_matcher
 from dprobes.target.symbols import familiarity
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def matching_functions(module: Module, pattern: str) -> tuple[list[Function], li
 
     Upper and lower case differ. A function is given once, by the name that people are most likely to know.
     """
-    matches = compile_glob(pattern).match
+    matches = name_matcher(pattern)
     functions = list(module.symbols.functions())
     matching = [symbol for symbol in functions if matches(symbol.name)]
     left_out = [LeftOut(name, "it is not a function") for name in _others(module, functions, pattern)]
@@ -79,7 +79,7 @@ def matching_functions(module: Module, pattern: str) -> tuple[list[Function], li
 
 def _others(module: Module, functions: Sequence[Symbol], pattern: str) -> list[str]:
     """Return the matching names that are no function's, in order."""
-    matches = compile_glob(pattern).match
+    matches = name_matcher(pattern)
     names = {name for source in module.symbols.sources for name in source.names() if matches(name)}
     return sorted(names.difference(symbol.name for symbol in functions))
 

@@ -8,6 +8,7 @@ addresses, offsets are file offsets.
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -74,12 +75,7 @@ class Module:
 
     def address_of(self, symbol_name: str) -> int:
         """Return the link address of the symbol; raise ``TargetError`` if it has none, or several."""
-        found = self.symbols.lookup(symbol_name)
-        if not found:
-            raise self._not_found(symbol_name)
-        if len(found) > 1:
-            raise self._ambiguous(symbol_name, found)
-        (symbol,) = found
+        symbol = self._symbol(symbol_name)
         if symbol.kind == "ifunc":
             raise TargetError(
                 f"'{symbol_name}' in '{self.path}' is chosen at run time (IFUNC): "
@@ -92,14 +88,27 @@ class Module:
 
     def code_offset_of(self, symbol_name: str, addend: int) -> int:
         """Return the file offset of the byte ``addend`` bytes from a symbol; raise ``TargetError`` for one of data."""
-        address = self.address_of(symbol_name)
-        (symbol,) = self.symbols.lookup(symbol_name)
+        address, symbol = self.address_of(symbol_name), self._symbol(symbol_name)
         if symbol.kind in ("object", "common"):
             raise TargetError(
                 f"'{symbol_name}' in '{self.path}' is data, not code",
                 hint=f"to see who uses it, write 'address = {symbol_name}' and 'watchpoint = w' (or rw)",
             )
         return self.file_offset(address + addend)
+
+    def _symbol(self, name: str) -> Symbol:
+        """Return the one symbol that is called ``name``, or that it is a readable name of."""
+        found = self.symbols.lookup(name)
+        if len(found) > 1:
+            raise self._ambiguous(name, found)
+        if found:
+            return found[0]
+        readable = [] if self.symbols.imports(name) else self.symbols.readable(name)
+        if not readable:
+            raise self._not_found(name)
+        if len(readable) > 1:
+            raise self._several(name, readable)
+        return readable[0][1]
 
     def file_offset(self, address: int) -> int:
         """Return the file offset of the byte at a link address; raise ``TargetError`` if the file does not hold it."""
@@ -164,16 +173,15 @@ class Module:
                 hint="put the probe on the library that defines it"
                 + (f"; this module needs {libraries}" if libraries else ""),
             )
-        near = self.symbols.near(name)
-        if mangled := self.symbols.mangled(name):
-            more = f" and {len(mangled) - _LISTED} more" if len(mangled) > _LISTED else ""
-            hint = f"write the name that the linker has for it: {_quoted(mangled[:_LISTED])}{more}"
-        elif self._is_described(name):
+        last = re.sub(r"\(.*", "", name).rpartition("::")[2]
+        near = self.symbols.near(name) or self.symbols.near_readable(name)
+        is_known = any(each.rpartition("::")[2] == last for each in near)
+        if not is_known and self._is_described(last):
             return TargetError(
                 f"'{name}' is in the debug information of '{self.path}', but not among its symbols",
                 hint="a function of that name was inlined, or left out: probe the one that it was inlined into",
             )
-        elif near:
+        if near:
             hint = f"did you mean {_alternatives(near)}?"
         elif not self.symbols.complete:
             hint = "the file is stripped: give its symbols with --sym FILE, install its debug file, or write a number"
@@ -199,6 +207,18 @@ class Module:
         return TargetError(
             f"'{name}' stands for {len(found)} places in '{self.path}', at file offsets {listed}",
             hint=f"write the intended one as a number: offset = {example}",
+        )
+
+    def _several(self, name: str, found: list[tuple[str, Symbol]]) -> TargetError:
+        names = [readable for readable, _ in found]
+        listed = [
+            f"'{readable}'" + (f" ({symbol.name})" if names.count(readable) > 1 else "") for readable, symbol in found
+        ]
+        more = f" and {len(listed) - _LISTED} more" if len(listed) > _LISTED else ""
+        whole = names[0] if names.count(names[0]) == 1 else found[0][1].name
+        return TargetError(
+            f"'{name}' may be one of {len(found)} functions of '{self.path}': {', '.join(listed[:_LISTED])}{more}",
+            hint=f'write the whole of one: offset = "{whole}"',
         )
 
     def _implementations(self, name: str) -> str:

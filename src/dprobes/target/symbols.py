@@ -7,7 +7,6 @@ This module knows no file format.
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING, Protocol
 
@@ -172,23 +171,28 @@ class SymbolTable:
         near = [n for n in get_close_matches(name, likely, n=_NEAR, cutoff=0.7) if n not in same and n != name]
         return (same + near)[:_NEAR]
 
-    def mangled(self, name: str) -> list[str]:
+    def readable(self, name: str) -> list[tuple[str, Symbol]]:
         """
-        Return the names that the linker knows for a C++ or old Rust name such as ``shop::Cart::add``, in order.
+        Return what a name of C++ or Rust as people write it stands for, with the whole of it, a place only once.
 
-        In the Itanium C++ ABI each part of a nested name stands behind its length: ``_ZN4shop4Cart3addEi``.
+        More than one means that it is ambiguous.
         """
-        parts = re.sub(r"\(.*", "", name).split("::")
-        if not all(part.isidentifier() for part in parts):
-            return []
+        from dprobes.target.readablenames import find_readable
+
         self._load_later()
-        nested = "".join(f"{len(part)}{part}" for part in parts)
-        names = {n for source in self._sources for n in source.names() if n.startswith("_Z") and nested in n}
-        # What follows the name is no further part of it; what comes before may be the scopes that were left out.
-        is_whole = re.compile(
-            rf"_ZNK?.*(?<!\d){nested}(?:E|C[1-3]E|17h)" if len(parts) > 1 else rf"_Z(?:NK?.*)?(?<!\d){nested}(?!\d)"
-        )
-        return sorted(n for n in names if is_whole.match(n))
+        names = (linker_name for source in self._sources for linker_name in source.names())
+        found: dict[int, tuple[str, Symbol]] = {}
+        for each in find_readable(names, name):
+            for symbol in self.lookup(each.linker_name):
+                found.setdefault(symbol.address, (each.readable, symbol))
+        return [found[address] for address in sorted(found)]
+
+    def near_readable(self, name: str) -> list[str]:
+        """Return up to three readable names that ``name`` may be a misprint of, the nearest first."""
+        from dprobes.target.readablenames import near_readable
+
+        self._load_later()
+        return near_readable((each for source in self._sources for each in source.names()), name)
 
     def _code_index(self) -> _CodeIndex:
         self._load_later()

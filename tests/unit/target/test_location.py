@@ -85,23 +85,32 @@ int main() { shop::Cart c{0}; c.add(1); return c.n + counter + shop::total(2); }
 """
 
 
-def test_names_that_the_linker_does_not_know_have_what_it_knows_as_a_hint(tools: Toolbox, error_of: ErrorOf) -> None:
+def test_names_of_cpp_are_found_as_people_write_them(tools: Toolbox, error_of: ErrorOf) -> None:
     shop = tools.directory / "shop"
     (tools.directory / "shop.cc").write_text(SHOP)
     tools.run("g++", "-g", "-O0", "-o", shop, tools.directory / "shop.cc")
     module = Module.load(shop)
-    written = "write the name that the linker has for it: "
-    for name, linked in (
-        ("shop::Cart::add", "'_ZN4shop4Cart3addEi'"),
-        ("Cart::add(int)", "'_ZN4shop4Cart3addEi'"),
-        ("add", "'_ZN4shop4Cart3addEi'"),
-        ("shop::total", "'_ZN4shop5totalEd', '_ZN4shop5totalEi'"),
+    listed = nm(tools, shop)
+    for name in ("shop::Cart::add", "shop::Cart::add(int)", "Cart::add(int)", "add", "_ZN4shop4Cart3addEi"):
+        assert module.address_of(name) == listed["_ZN4shop4Cart3addEi"]
+        assert module.code_offset_of(name, 1) == module.file_offset(listed["_ZN4shop4Cart3addEi"] + 1)
+    assert module.address_of("total(double)") == listed["_ZN4shop5totalEd"]
+    ambiguous = f"'shop::total' may be one of 2 functions of '{shop}': 'shop::total(int)', 'shop::total(double)'"
+    hint = 'write the whole of one: offset = "shop::total(int)"'
+    assert (ambiguous, hint) == error_of(lambda: module.address_of("shop::total"))
+    for name in ("inlined", "shop::inlined(int)"):
+        message = f"'{name}' is in the debug information of '{shop}', but not among its symbols"
+        hint = "a function of that name was inlined, or left out: probe the one that it was inlined into"
+        assert (message, hint) == error_of(partial(module.address_of, name))
+    for name, near in (
+        ("shop::Cart::ad", "'shop::Cart::add'"),
+        ("Wrong::add", "'shop::Cart::add'"),
+        ("shop::totl", "'shop::total'"),
     ):
-        assert (f"'{shop}' has no symbol '{name}'", written + linked) == error_of(partial(module.address_of, name))
-    message = f"'inlined' is in the debug information of '{shop}', but not among its symbols"
-    hint = "a function of that name was inlined, or left out: probe the one that it was inlined into"
-    assert (message, hint) == error_of(lambda: module.address_of("inlined"))
-    assert (f"'{shop}' has no symbol 'shop::Cart'", None) == error_of(lambda: module.address_of("shop::Cart"))
+        assert (f"'{shop}' has no symbol '{name}'", f"did you mean {near}?") == error_of(
+            partial(module.address_of, name)
+        )
+    assert (f"'{shop}' has no symbol 'shop::zzzzzzz'", None) == error_of(lambda: module.address_of("shop::zzzzzzz"))
 
 
 def test_data_is_no_place_of_code(pie: Path, error_of: ErrorOf) -> None:

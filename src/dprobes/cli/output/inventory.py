@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dprobes.errors import TargetError
-from dprobes.globs import compile_glob
+from dprobes.globs import compile_glob, is_pattern
+from dprobes.target.demangled import Demangler
 from dprobes.target.functions import matching_functions
 from dprobes.target.instructions import first_instructions, unprobeable
 from dprobes.target.processmaps import executable_mappings, read_maps
@@ -53,14 +54,18 @@ def module_rows(pid: int, pattern: str) -> list[tuple[str, ...]]:
 
 def function_rows(module: Module, pattern: str) -> list[tuple[str, ...]]:
     """Return the functions of a module whose names match a pattern; raise ``TargetError`` if there is none."""
-    functions, left_out = matching_functions(module, pattern)
+    named = [] if is_pattern(pattern) else [symbol.name for _, symbol in module.symbols.readable(pattern)]
+    found = [matching_functions(module, each) for each in named or [pattern]]
+    functions = [function for functions, _ in found for function in functions]
+    left_out = [left for _, others in found for left in others]
     if not functions:
         reasons = {one.name: one.reason for one in left_out}
         why = next((f": '{name}': {reason}" for name, reason in reasons.items()), "")
         raise TargetError(f"'{pattern}' matches no function of '{module.path}'{why}")
     instructions = list(first_instructions(module, [each.offset for each in functions]))
+    demangler = Demangler()
     return [
-        (each.name, str(each.size) if each.size else "?", f"{each.offset:#x}", cost)
+        (demangler.name_of(each.name), str(each.size) if each.size else "?", f"{each.offset:#x}", cost)
         for each, cost in zip(functions, _costs(module, instructions), strict=True)
     ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import click
@@ -75,13 +76,21 @@ def command(place: str, symbols: Path | None, pid: int | None) -> int:
 
 def _split(place: str) -> tuple[str, Expression | None]:
     """Return the module and the parsed expression of ``MODULE[:SYMBOL[±N]]``."""
-    name, colon, text = place.rpartition(":")
+    scopes = re.search(r"(?<!:):(?!:)", place) if "::" in place else None
+    if scopes is not None:
+        name, colon, text = place[: scopes.start()], ":", place[scopes.end() :]
+    else:
+        name, colon, text = place.rpartition(":")
     if not colon:
         name, text = place, ""
     if not name:
         raise click.UsageError("the name of the module is empty")
     if not colon:
         return name, None
+    from dprobes.rpn.expressions import parse_readable
+
+    if (readable := parse_readable(text)) is not None:
+        return name, readable
     from dprobes.diagnostics import Diagnostics
     from dprobes.preprocessor import preprocess
     from dprobes.rpn.expressions import ExpressionError, parse_expression
@@ -145,6 +154,7 @@ def _describe_place(module: Module, expression: Expression) -> list[str]:
     around = disassemble_around(module, offset, _BEFORE, _AFTER)
     lines = [
         f"function  {where}",
+        *_readable(symbol[0] if symbol is not None else ""),
         *_arguments(module, symbol[0] if symbol is not None else None),
         f"address   {decoded.address:#x}",
         "",
@@ -160,6 +170,14 @@ def _describe_place(module: Module, expression: Expression) -> list[str]:
     if not certain:
         lines.append("No function is known at this offset: there may be data. A probe goes here only with 'opcode ='.")
     return lines
+
+
+def _readable(function: str) -> Iterator[str]:
+    """Give a line with the name of a function in C++ or Rust as people write it; nothing for other names."""
+    from dprobes.target.demangled import Demangler
+
+    if (name := Demangler().name_of(function)) != function:
+        yield f"          {name}"
 
 
 def _arguments(module: Module, function: str | None) -> Iterator[str]:
