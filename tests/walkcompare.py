@@ -9,15 +9,19 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import gdb
 
 from dprobes.errors import TargetError
 from dprobes.rpn.isa import StackEnd
-from dprobes.target.processmaps import parse_maps, read_maps
+from dprobes.target.processmaps import Mapping, parse_maps, read_maps
+from dprobes.target.unwind.filespace import MappedFiles
 from dprobes.target.unwind.processspace import ProcessSpace
 from dprobes.target.unwind.stackwalk import COLUMNS, walk
+
+if TYPE_CHECKING:
+    from dprobes.target.unwind.fileframes import FileFrames
 
 NAMES = {
     8: ("rax", "rdx", "rcx", "rbx", "rsi", "rdi", "rbp", "rsp", *(f"r{n}" for n in range(8, 16)), "rip"),
@@ -36,7 +40,12 @@ def compare(seed: int, stops: int, word_size: Literal[4, 8], longest: int) -> No
         except (gdb.MemoryError, gdb.error, OverflowError) as error:
             raise TargetError(str(error)) from None
 
-    space = ProcessSpace(word_size, read, lambda: parse_maps(read_maps(inferior.pid)))
+    files = MappedFiles()
+
+    def frames_of(mapping: Mapping) -> FileFrames | None:
+        return files.frames_at(inferior.pid, mapping)
+
+    space = ProcessSpace(word_size, read, lambda: parse_maps(read_maps(inferior.pid)), frames_of)
     chance = random.Random(seed)
     ends: Counter[str] = Counter()
     differing: list[object] = []
@@ -54,6 +63,8 @@ def compare(seed: int, stops: int, word_size: Literal[4, 8], longest: int) -> No
             if frame.type() not in (gdb.INLINE_FRAME, gdb.TAILCALL_FRAME):
                 frames.append(frame.pc())
             frame = frame.older()
+        if len(frames) > 1 and frames[-1] == 0:
+            frames.pop()  # of a goroutine: nothing called its first function
         space.forget()
         found = walk(space, columns, registers, 500)
         ends[found.end.name] += 1

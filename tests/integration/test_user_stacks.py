@@ -102,6 +102,62 @@ def test_stacks_of_signal_handlers_are_those_of_gdb(build: Builder, tmp_path: Pa
     assert found["ends"]["OUTERMOST"] >= 0.7 * sum(found["ends"].values())
 
 
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("-static",),
+        ("-fno-asynchronous-unwind-tables", "-fno-unwind-tables", "-g"),
+        ("-fno-asynchronous-unwind-tables", "-fno-unwind-tables", "-g", "-gz=zlib"),
+    ],
+    ids=["static", "debug_frame", "compressed"],
+)
+def test_stacks_are_those_of_gdb_where_no_table_in_memory_can_be_found(
+    build: Builder, tmp_path: Path, flags: Sequence[str]
+) -> None:
+    program = build("callstacks.c", "-O2", "-pthread", "-fomit-frame-pointer", *flags)
+    found = differences(tmp_path, [program], "down", 900)
+    assert found["differing"] == []
+    assert found["ends"]["OUTERMOST"] >= 0.9 * sum(found["ends"].values())
+
+
+def test_a_debug_file_has_tables_too(build: Builder, tmp_path: Path) -> None:
+    program = tmp_path / "callstacks"
+    shutil.copy(build("callstacks.c", "-O2", "-g", "-pthread", "-fno-asynchronous-unwind-tables"), program)
+    debug = tmp_path / "callstacks.debug"
+    subprocess.run(["objcopy", "--only-keep-debug", program, debug], check=True)
+    subprocess.run(["objcopy", "--strip-all", f"--add-gnu-debuglink={debug}", program], check=True)
+    found = differences(tmp_path, [program], "qsort", 0)
+    assert found["differing"] == []
+    assert found["ends"]["OUTERMOST"] >= 0.9 * sum(found["ends"].values())
+
+
+def test_stacks_through_code_that_no_compiler_made_are_those_of_gdb(build: Builder, tmp_path: Path) -> None:
+    program = build("handwritten.c", "-O2", "-Wl,-z,lazy", "-fomit-frame-pointer", "-fno-builtin", "-U_FORTIFY_SOURCE")
+    found = differences(tmp_path, [program], "odd", 2)
+    assert found["differing"] == []
+    assert found["ends"] == {"OUTERMOST": STOPS}
+    assert sum(count for depth, count in found["depths"].items() if int(depth) >= 5) > STOPS // 2
+
+
+@pytest.mark.parametrize("language", ["rust", "go"])
+def test_stacks_of_other_languages_are_those_of_gdb(tmp_path: Path, language: str) -> None:
+    program, sources = tmp_path / "program", TESTS / "programs"
+    commands: dict[str, list[str | Path]] = {
+        "rust": ["rustc", "-O", sources / "names.rs", "-o", program],
+        "go": ["go", "build", "-o", program, sources / "stacks.go"],
+    }
+    command = commands[language]
+    if shutil.which(str(command[0])) is None:
+        pytest.skip(f"{command[0]} is not installed")
+    environment = {**os.environ, "GO111MODULE": "off"}
+    subprocess.run(command, check=True, capture_output=True, timeout=8 * TIMEOUT, env=environment)
+    found = differences(tmp_path, [program], "main" if language == "rust" else "main.main", 0)
+    assert found["differing"] == []
+    # The scheduler of Go runs on stacks whose last return address is none.
+    assert found["ends"].keys() <= ({"OUTERMOST"} if language == "rust" else {"OUTERMOST", "NO_TABLE"})
+    assert sum(count for depth, count in found["depths"].items() if int(depth) >= 4) > 0.5 * STOPS
+
+
 def words_of(record: dict[str, Any], size: int) -> list[int]:
     data = bytes.fromhex(record["data"])
     assert data[0] == Token.USER_STACK
@@ -168,7 +224,7 @@ def test_as_many_frames_as_are_wanted_are_logged(build: Builder, run: Runner) ->
 
 
 def test_a_stack_that_cannot_be_followed_says_why(build: Builder, run: Runner) -> None:
-    flags = ("-O2", "-pthread", "-fomit-frame-pointer", "-fno-asynchronous-unwind-tables", "-fno-unwind-tables")
+    flags = ("-O2", "-g0", "-pthread", "-fomit-frame-pointer", "-fno-asynchronous-unwind-tables", "-fno-unwind-tables")
     result = run.command(
         "name = callstacks\noffset = here\nminor = 1\nlog ustack\nexit\n", build("callstacks.c", *flags)
     )

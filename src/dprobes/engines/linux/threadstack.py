@@ -15,8 +15,10 @@ from dprobes.target.unwind.stackwalk import COLUMNS, walk
 
 if TYPE_CHECKING:
     import ctypes
-    from collections.abc import Mapping
+    from collections.abc import Mapping as Values
 
+    from dprobes.target.processmaps import Mapping
+    from dprobes.target.unwind.fileframes import FileFrames
     from dprobes.target.unwind.stackwalk import UnwindSpace
 
 __all__ = ["COLUMNS_OF", "logged_stack", "space_of", "stack_of"]
@@ -43,7 +45,12 @@ def space_of(tid: int, memory: int, word_size: Literal[4, 8]) -> ProcessSpace:
             raise TargetError(f"{size} bytes at {address:#x} are not all there")
         return data
 
-    return ProcessSpace(word_size, read, lambda: parse_maps(read_maps(tid)))
+    def frames_of(mapping: Mapping) -> FileFrames | None:
+        from dprobes.target.unwind.filespace import MappedFiles
+
+        return MappedFiles().frames_at(tid, mapping)
+
+    return ProcessSpace(word_size, read, lambda: parse_maps(read_maps(tid)), frames_of)
 
 
 def stack_of(space: ProcessSpace, registers: ctypes.Array[ctypes.c_ulong], frames: int) -> list[int]:
@@ -54,7 +61,7 @@ def stack_of(space: ProcessSpace, registers: ctypes.Array[ctypes.c_ulong], frame
     return logged_stack(space, values, frames)
 
 
-def logged_stack(space: UnwindSpace, registers: Mapping[int, int], frames: int) -> list[int]:
+def logged_stack(space: UnwindSpace, registers: Values[int, int], frames: int) -> list[int]:
     """Return the same for registers by DWARF's numbers."""
     stack = walk(space, COLUMNS_OF[space.word_size], registers, frames)
     return [*stack.addresses] if stack.end in _UNSAID else [*stack.addresses, stack.end]

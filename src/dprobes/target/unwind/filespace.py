@@ -11,10 +11,14 @@ import sys
 from collections import OrderedDict
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
+from weakref import WeakKeyDictionary
 
 from dprobes.errors import TargetError
 from dprobes.target.elf.file import ElfFile
+from dprobes.target.modules import root_of
+from dprobes.target.ownership import foreign_owner
 from dprobes.target.processmaps import PAGE_SIZE
+from dprobes.target.unwind.fileframes import FileFrames, MovedFrames, bias_of, completed
 from dprobes.target.unwind.frametable import MemoryFrameTable
 
 if TYPE_CHECKING:
@@ -23,33 +27,49 @@ if TYPE_CHECKING:
     from dprobes.arch import ByteOrder
     from dprobes.target.processimages import ProcessImage
     from dprobes.target.processmaps import Mapping
+    from dprobes.target.unwind.fileframes import FrameRules
 
 __all__ = ["FileSpace", "MappedFiles"]
 
 _FILES_MAX = 64
 """How many files are kept open."""
 
-_SIZE_MAX = 1 << 30
-"""Bytes of the largest file that is looked into."""
+_SIZE_MAX, _FOREIGN_MAX = 1 << 30, 64 << 20
+"""Bytes of the largest file that is looked into, and of the largest one of other users."""
 
 
 class MappedFiles:
     """Keep the files that processes had mapped."""
 
     def __init__(self) -> None:
+        self._frames: WeakKeyDictionary[ElfFile, FileFrames] = WeakKeyDictionary()
         self._files: OrderedDict[tuple[int, int, str], ElfFile | None] = OrderedDict()
 
-    def of(self, mapping: Mapping) -> ElfFile | None:
-        """Return the file of a mapping; None if it is gone, replaced, or no module."""
+    def frames_of(self, elf: ElfFile) -> FileFrames:
+        """Return the unwind tables of a file; its processes have them in common."""
+        if (found := self._frames.get(elf)) is None:
+            found = self._frames[elf] = FileFrames(elf)
+        return found
+
+    def frames_at(self, pid: int, mapping: Mapping) -> FileFrames | None:
+        """Return the unwind tables of a file that a process maps, also if it runs in another mount namespace."""
+        elf = self.of(mapping, pid)
+        return None if elf is None else self.frames_of(elf)
+
+    def of(self, mapping: Mapping, pid: int | None = None) -> ElfFile | None:
+        """Return the file of a mapping, of a process that runs if that is given; None if it is gone, or no module."""
         key = (mapping.device, mapping.inode, mapping.path)
         if key not in self._files:
             while len(self._files) >= _FILES_MAX:
                 self._files.popitem(last=False)
             self._files[key] = None
-            with contextlib.suppress(TargetError, OSError):
-                status = Path(mapping.path).stat()
-                if status.st_ino == mapping.inode and status.st_size <= _SIZE_MAX:
-                    self._files[key] = ElfFile.open(mapping.path)
+            for path in (mapping.path,) if pid is None else (root_of(pid) + mapping.path, f"/proc/{pid}/exe"):
+                with contextlib.suppress(TargetError, OSError):
+                    status = Path(path).stat()
+                    limit = _SIZE_MAX if foreign_owner(status) is None else _FOREIGN_MAX
+                    if status.st_ino == mapping.inode and status.st_size <= limit:
+                        self._files[key] = ElfFile.open(path)
+                        break
         return self._files[key]
 
 
@@ -91,7 +111,7 @@ class FileSpace:
         self._files = files
         self.read_stack: Callable[[int, int], bytes] = _no_stack
         self._loaded: dict[int, _Loaded | None] = {}
-        self._tables: dict[int, MemoryFrameTable | None] = {}
+        self._tables: dict[int, FrameRules | None] = {}
 
     def read(self, address: int, n: int) -> bytes:
         """Return ``n`` bytes of the stack or of a module."""
@@ -105,7 +125,7 @@ class FileSpace:
                     return data
         raise TargetError(f"{n} bytes at {address:#x} are in no file")
 
-    def table_at(self, address: int) -> MemoryFrameTable | None:
+    def table_at(self, address: int) -> FrameRules | None:
         """Return the unwind table of the module that an address lies in; None if there is none."""
         mapping = self._image.covering(address)
         if mapping is None or not mapping.is_file:
@@ -116,18 +136,16 @@ class FileSpace:
         if loaded is None:
             return None
         if loaded.base not in self._tables:
-            self._tables[loaded.base] = MemoryFrameTable.at(self, loaded.base)
+            table = MemoryFrameTable.at(self, loaded.base)
+            self._tables[loaded.base] = completed(table, MovedFrames(self._files.frames_of(loaded.elf), loaded.bias))
         return self._tables[loaded.base]
 
     def _load(self, mapping: Mapping) -> _Loaded | None:
         elf = self._files.of(mapping)
         if elf is None or elf.word_size != self.word_size or elf.byte_order != self.byte_order:
             return None
-        for segment in elf.load_segments:
-            first = segment.offset & -PAGE_SIZE
-            if segment.executable and first <= mapping.offset < segment.offset + segment.filesz:
-                return _Loaded(elf, mapping.start - mapping.offset + segment.offset - segment.vaddr)
-        return None
+        bias = bias_of(elf, mapping)
+        return None if bias is None else _Loaded(elf, bias)
 
 
 def _no_stack(address: int, size: int) -> bytes:

@@ -22,7 +22,17 @@ from dprobes.target.unwind.framebytes import POINTER_SIZES, FrameBytes
 if TYPE_CHECKING:
     from dprobes.arch import ByteOrder
 
-__all__ = ["CommonEntry", "FrameDescription", "FrameImage", "read_description"]
+__all__ = [
+    "DEBUG_COMMON",
+    "CommonEntry",
+    "FrameDescription",
+    "FrameImage",
+    "read_debug_description",
+    "read_description",
+]
+
+DEBUG_COMMON = 0xFFFFFFFF
+"""What says in ``.debug_frame`` that an entry is a common one."""
 
 _ENTRY_MAX = 1 << 20
 """Bytes of an entry: the longest ones that compilers write have some thousands."""
@@ -85,6 +95,14 @@ def read_description(image: FrameImage, address: int) -> FrameDescription:
     return FrameDescription(start, start + size, common, own.rest())
 
 
+def read_debug_description(image: FrameImage, address: int) -> FrameDescription:
+    """Return the description at a place of ``.debug_frame``, which ``image`` has from 0 on; raises as the other."""
+    own, place = _entry(image, address)
+    common = _common_entry(*_entry(image, place), image.word_size, DEBUG_COMMON)
+    start, size = own.pointer(0, image.word_size), own.pointer(0, image.word_size)
+    return FrameDescription(start, start + size, common, own.rest())
+
+
 def _entry(image: FrameImage, address: int) -> tuple[FrameBytes, int]:
     """Return the bytes of the entry at an address, from behind its id on, and the id."""
     order = "<" if image.byte_order == "little" else ">"
@@ -94,8 +112,8 @@ def _entry(image: FrameImage, address: int) -> tuple[FrameBytes, int]:
     return FrameBytes(image.read(address + 8, length - 4), order, address + 8), kind
 
 
-def _common_entry(data: FrameBytes, kind: int, word_size: int) -> CommonEntry:
-    if kind != 0:
+def _common_entry(data: FrameBytes, kind: int, word_size: int, expected: int = 0) -> CommonEntry:
+    if kind != expected:
         raise ValueError("no common entry")
     version = data.number(1)
     augmentation = data.text()

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import sys
 from bisect import bisect_right
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from dprobes.errors import TargetError
+from dprobes.target.unwind.fileframes import LateFrames, completed, moved_to
 from dprobes.target.unwind.frametable import MemoryFrameTable
 
 if TYPE_CHECKING:
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
     from dprobes.arch import ByteOrder
     from dprobes.target.processmaps import Mapping
+    from dprobes.target.unwind.fileframes import FileFrames, FrameRules
 
 __all__ = ["ProcessSpace"]
 
@@ -30,7 +33,8 @@ class ProcessSpace:
     One address space; ``read_memory`` raises ``TargetError`` for what is not there.
 
     ``forget`` is to be called when mappings may have changed. What lies at an address that no known mapping has is
-    looked for once more.
+    looked for once more. ``open_file`` returns the tables of a mapped file, None if it cannot be had: they are asked
+    for what no table in memory covers.
     """
 
     byte_order: ByteOrder = sys.byteorder
@@ -40,20 +44,22 @@ class ProcessSpace:
         word_size: Literal[4, 8],
         read_memory: Callable[[int, int], bytes],
         read_mappings: Callable[[], Sequence[Mapping]],
+        open_file: Callable[[Mapping], FileFrames | None] | None = None,
     ) -> None:
         self.word_size = word_size
         self.read = read_memory
         self._read_mappings = read_mappings
+        self._open_file = open_file
         self._mappings: Sequence[Mapping] = ()
         self._starts: list[int] = []
-        self._tables: dict[tuple[int, int, int], MemoryFrameTable | None] = {}
+        self._tables: dict[tuple[int, int, int], FrameRules | None] = {}
 
     def forget(self) -> None:
         """Forget what is mapped where; tables stay those of what is mapped at the same place again."""
         self._mappings = ()
         self._starts = []
 
-    def table_at(self, address: int) -> MemoryFrameTable | None:
+    def table_at(self, address: int) -> FrameRules | None:
         """Return the unwind table of the module that an address lies in; None if there is none."""
         mapping = self._mapping_at(address)
         if mapping is None:
@@ -66,8 +72,14 @@ class ProcessSpace:
             return None
         key = (base, mapping.device, mapping.inode)
         if key not in self._tables:
-            self._tables[key] = MemoryFrameTable.at(self, base)
+            table = MemoryFrameTable.at(self, base)
+            self._tables[key] = completed(table, LateFrames(partial(self._file_table, mapping)))
         return self._tables[key]
+
+    def _file_table(self, mapping: Mapping) -> FrameRules | None:
+        """Return the table of the file that is mapped, for what is not in memory."""
+        frames = self._open_file(mapping) if self._open_file is not None and mapping.is_file else None
+        return None if frames is None else moved_to(frames, mapping, self.word_size, self.byte_order)
 
     def is_of_file(self, address: int) -> bool:
         """Return whether a known mapping at an address shows a file, or is the kernel's."""

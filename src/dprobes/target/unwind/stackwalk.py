@@ -19,8 +19,8 @@ from dprobes.target.unwind.framerules import RuleKind
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from dprobes.target.unwind.fileframes import FrameRules
     from dprobes.target.unwind.framerules import FrameAddress, RegisterRule
-    from dprobes.target.unwind.frametable import MemoryFrameTable
 
 __all__ = ["COLUMNS", "CallStack", "Columns", "UnwindSpace", "walk"]
 
@@ -52,7 +52,7 @@ class CallStack(NamedTuple):
 class UnwindSpace(FrameImage, Protocol):
     """The memory of a process, with the unwind tables of what it maps."""
 
-    def table_at(self, address: int) -> MemoryFrameTable | None:
+    def table_at(self, address: int) -> FrameRules | None:
         """Return the unwind table of the module that an address lies in."""
 
 

@@ -12,6 +12,7 @@ import struct
 import sys
 import time
 from collections import OrderedDict
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from dprobes.bpf.layout import SNAPSHOT, SNAPSHOT_REGISTERS
@@ -46,10 +47,10 @@ _WORDS = struct.Struct(f"={SNAPSHOT_REGISTERS}Q")
 class _Process:
     """A process whose stacks are followed; ``copy`` is what is at ``sp`` at the moment of the snapshot."""
 
-    def __init__(self, pid: int, word_size: Literal[4, 8]) -> None:
+    def __init__(self, pid: int, word_size: Literal[4, 8], files: MappedFiles) -> None:
         self.memory = os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
         self._pid = pid
-        self.space = ProcessSpace(word_size, self._read, self._mappings)
+        self.space = ProcessSpace(word_size, self._read, self._mappings, partial(files.frames_at, pid))
         self.sp = 0
         self.copy = b""
         self.looked = time.monotonic()
@@ -162,7 +163,7 @@ class UserStacks:
         self._forget(pid)
         while len(self._processes) >= _PROCESSES_MAX:
             self._processes.popitem(last=False)[1].close()
-        process = self._processes[pid] = _Process(pid, word_size)
+        process = self._processes[pid] = _Process(pid, word_size, self._files)
         return process
 
     def _forget(self, pid: int) -> None:
