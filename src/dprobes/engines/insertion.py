@@ -132,7 +132,7 @@ class Insertion:
         for.
         """
         if filters:
-            from dprobes.filters.handlerfilter import with_filters
+            from dprobes.filters.handlerfilter import check_words, with_filters
 
             program = with_filters(program, filters, diagnostics)
         options = replace(self.options, symbols=symbols, allow_write=allow_write or self.options.allow_write)
@@ -146,6 +146,8 @@ class Insertion:
             command=self.vantage.command,
             refuse=selection.refuse,
         )
+        if filters:
+            check_words(filters, compiled.architecture)
         return Prepared(self, compiled, selection)
 
 

@@ -33,9 +33,9 @@ class HandlerCode:
         self._label_count = 0
 
     @property
-    def may_fault(self) -> bool:
-        """Whether an instruction may meet memory that is not there."""
-        return any(ExceptionCode.INVALID_ADDR in each.row.faults for each in self.instructions)
+    def faulting(self) -> list[Instruction]:
+        """The instructions that may meet something that is not there."""
+        return [each for each in self.instructions if ExceptionCode.INVALID_ADDR in each.row.faults]
 
     def label(self) -> str:
         """Return a new label."""

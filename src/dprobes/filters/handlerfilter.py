@@ -12,7 +12,8 @@ so that they count as hits and leave no record. Memory that cannot be read makes
     filter9:
         abort
 
-The code means the same for words of each size: no value takes several cells, but for ``mem(..., 8)``.
+The code means the same for words of each size: no value takes several cells, but for those that
+``check_words`` finds.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dprobes.filters.handlercode import HandlerCode
-from dprobes.filters.handlervalues import HandlerValues
+from dprobes.filters.handlervalues import WIDE_NAMES, HandlerValues
 from dprobes.filters.parser import parse
 from dprobes.filters.tree import (
     And,
@@ -29,6 +30,7 @@ from dprobes.filters.tree import (
     Condition,
     Membership,
     Memory,
+    Name,
     Not,
     Number,
     Or,
@@ -45,10 +47,17 @@ from dprobes.rpn.program import Code, Instruction
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from dprobes.arch import Architecture
     from dprobes.diagnostics import Diagnostics
     from dprobes.rpn.program import ProbeDefinition, Program
 
-__all__ = ["with_filters"]
+__all__ = ["check_words", "with_filters"]
+
+_WIDEST = 64
+"""The bits of the widest number."""
+
+_IN_MEMORY_SOMEWHERE = "push r, <register>"
+"""What can only fault where arguments are on the stack, which a program that runs has."""
 
 _PREFIX = "filter"
 _SEARCHED = 64
@@ -93,8 +102,8 @@ def _filtered(definition: ProbeDefinition, condition: Condition, values: Handler
     yes, no = code.label(), code.label()
     _Conditions(code, values).write(condition, yes, no, yes)
     before: tuple[Instruction, ...] = ()
-    if code.may_fault:
-        _check_mask(definition, condition)
+    if faulting := code.faulting:
+        _check_mask(definition, faulting)
         before = (Instruction(rows_by_syntax()["sx <label>"], no),)
     code.enter(yes)
     if before:
@@ -109,16 +118,29 @@ def _filtered(definition: ProbeDefinition, condition: Condition, values: Handler
     return replace(definition, handler=whole), code.jumps
 
 
-def _check_mask(definition: ProbeDefinition, condition: Condition) -> None:
+def _check_mask(definition: ProbeDefinition, faulting: Sequence[Instruction]) -> None:
     """Raise ``SourceError`` if a fault of the filter would end the handler with a record."""
     if definition.exception_mask & ExceptionCode.INVALID_ADDR:
         return
-    for value in values_of(condition):
-        if isinstance(value, (Memory, StringAt)):
+    for instruction in faulting:
+        if instruction.row.syntax != _IN_MEMORY_SOMEWHERE and instruction.span is not None:
+            fail(
+                instruction.span,
+                "this may not be there, and 'ex_mask' leaves out INVALID_ADDR, which would say so",
+                f"write 'ex_mask = {definition.exception_mask | ExceptionCode.INVALID_ADDR:#x}' in the program",
+            )
+
+
+def check_words(filters: Sequence[str], target: Architecture, *, called: str = "--filter") -> None:
+    """Raise ``SourceError`` for a number of a filter that does not fit in the words of a processor."""
+    if target.word_bits >= _WIDEST:
+        return
+    for value in (value for text in filters for value in values_of(parse(text, called=called))):
+        is_wide = isinstance(value, Memory) and 8 * value.size > target.word_bits
+        if is_wide or (isinstance(value, Name) and value.name in WIDE_NAMES):
             fail(
                 value.span,
-                "the filter reads memory, and 'ex_mask' leaves out INVALID_ADDR, which says that there is none",
-                f"write 'ex_mask = {definition.exception_mask | ExceptionCode.INVALID_ADDR:#x}' in the program",
+                f"this has {_WIDEST} bits, and does not fit in the {target.word_bits}-bit word of {target.name}",
             )
 
 

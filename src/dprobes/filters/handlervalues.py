@@ -23,10 +23,13 @@ if TYPE_CHECKING:
     from dprobes.rpn.program import ProbeDefinition, Program
     from dprobes.source import Span
 
-__all__ = ["HandlerValues"]
+__all__ = ["WIDE_NAMES", "HandlerValues"]
 
 _PROCESS_NAMES = ("comm", "name")
-_IDS = {"pid": "push pid", "tid": "push tid", "uid": "push uid", "cpu": "push procid"}
+WIDE_NAMES = ("elapsed",)
+"""Names of numbers that have 64 bits, whatever a word has."""
+
+_IDS = {"pid": "push pid", "tid": "push tid", "uid": "push uid", "cpu": "push procid", "elapsed": "push elapsed"}
 _CODES = ("major", "minor")
 _REGISTERS = {"ip": "pc"}
 """Items whose register has another name."""
@@ -43,7 +46,7 @@ _OF_RECORDS = {
 }
 """Items that conditions on records know, and why there is nothing to compare at a hit."""
 
-_FIELD, _USER = "tp.", "u."
+_FIELD, _USER, _ENTRY, _USDT = "tp.", "u.", "entry.", "usdt."
 _RESULT = "retval"
 
 
@@ -142,14 +145,18 @@ class HandlerValues:
             code.push(getattr(self._program if name == "major" else self._definition, name), span)
         elif name in _OF_RECORDS:
             fail(span, f"'{name}' is known of records, and not at a hit: {_OF_RECORDS[name]}")
-        elif name.startswith(_FIELD) or (self._is_tracepoint and not name.startswith(_USER)):
+        elif name.startswith(_USDT) and name.removeprefix(_USDT).isdecimal():
+            code.add("push usdt, <argument>", int(name.removeprefix(_USDT)), span)
+        elif name.startswith(_FIELD) or (self._is_tracepoint and not name.startswith((_USER, _ENTRY))):
             code.add("push tp, <field>", name.removeprefix(_FIELD), span)
         else:
             self._push_register(code, value)
 
     def _push_register(self, code: HandlerCode, value: Name) -> None:
-        is_users = value.name.startswith(_USER)
-        name = value.name.removeprefix(_USER).lower()
+        name, syntax = value.name.lower(), "push r, <register>"
+        for prefix, other in ((_USER, "push u, <register>"), (_ENTRY, "push entry, <register>")):
+            if name.startswith(prefix):
+                name, syntax = name.removeprefix(prefix), other
         name = _REGISTERS.get(name, name)
         known = [(target, target.register(name)) for target in map(architecture, ARCHITECTURE_NAMES)]
         registers = [(target, register) for target, register in known if register is not None]
@@ -161,11 +168,11 @@ class HandlerValues:
                 *dict.fromkeys(n for each, _ in known for n in each.register_names),
             ]
             known_ones = "registers such as arg0 and retval, mem(address, bytes), str(address)"
-            hint = did_you_mean(value.name, names) or f"there are {', '.join(names[:8])}, {known_ones}"
+            hint = did_you_mean(value.name, names) or f"there are {', '.join(names[:9])}, {known_ones}"
             fail(value.span, f"there is no '{value.name}' at a hit", hint)
         if any(each.selector_cells or each.cells(target.word_size) > 1 for target, each in registers):
             fail(value.span, f"'{name}' has more bits than a word, and cannot be compared")
-        code.add("push u, <register>" if is_users else "push r, <register>", name, value.span)
+        code.add(syntax, name, value.span)
 
 
 def _type_of(value: Value) -> NumberType | None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from dprobes.arch import architecture
 from dprobes.diagnostics import Diagnostics
 from dprobes.errors import SourceError
-from dprobes.filters.handlerfilter import with_filters
+from dprobes.filters.handlerfilter import check_words, with_filters
 from dprobes.filters.parser import parse
 from dprobes.filters.tree import And, Comparison, Condition, Membership, Memory, Name, Not, Number, Or, StringAt, Sum
 from dprobes.record.codec import encode_record
@@ -401,8 +401,8 @@ hint: did you mean 'comm'?
 --filter:1:1: error: there is no 'nothing_like_it' at a hit
     nothing_like_it == 1
     ^~~~~~~~~~~~~~~
-hint: there are comm, name, pid, tid, uid, cpu, major, minor, registers such as arg0 and retval, mem(address, bytes), \
-str(address)
+hint: there are comm, name, pid, tid, uid, cpu, elapsed, major, minor, registers such as arg0 and retval, \
+mem(address, bytes), str(address)
 
 --filter:1:14: error: 'time' is known of records, and not at a hit: the time of a hit is read with the record
     pid == 1 and time > 5
@@ -535,8 +535,7 @@ def test_a_program_that_lets_faults_end_handlers_cannot_have_a_filter_that_reads
     with pytest.raises(SourceError) as caught:
         with_filters(program, ["mem(arg0, 4) == 1"], Diagnostics())
     assert caught.value.message == (
-        "--filter:1:1: error: the filter reads memory, and 'ex_mask' leaves out INVALID_ADDR, "
-        "which says that there is none\n"
+        "--filter:1:1: error: this may not be there, and 'ex_mask' leaves out INVALID_ADDR, which would say so\n"
         "    mem(arg0, 4) == 1\n"
         "    ^~~~~~~~~~~~\n"
         "hint: write 'ex_mask = 0x11' in the program"
@@ -551,3 +550,22 @@ def test_what_a_processor_lacks_is_shown_in_the_filter() -> None:
         "--filter:1:14: error: i386 has no register 'r12'\n"
         "    pid == 1 and r12 == 5\n                 ^~~\nhint: did you mean 'fr2'?"
     )
+
+
+def test_calls_that_return_have_a_time_and_registers_at_their_entry() -> None:
+    source = "name = case\noffset = 0\nreturn = yes\npush 5\nlog 1\n"
+    context = FakeContext(time=2_000_000, entry={"edi": 7, "esi": 0x1000, "time": 500_000})
+    context.map_memory(0x1000, b"/etc\0")
+    assert makes_record('elapsed > 1ms and entry.arg0 == 7 and str(entry.arg1) == "/etc"', context, source)
+    assert not makes_record("elapsed >= 2ms", context, source)
+    assert not makes_record("elapsed != 0", FakeContext(), source)  # whose entry nobody has seen
+
+
+def test_numbers_of_64_bits_are_not_for_smaller_words() -> None:
+    check_words(["elapsed > 1", "mem(esi, 8) == 1"], architecture("x86_64"))
+    check_words(["mem(esi, 4) == 1"], architecture("i386"))
+    for text, shown in (("mem(esi, 8) == 1", "^~~~~~~~~~~"), ("elapsed > 1", "^~~~~~~")):
+        with pytest.raises(SourceError) as caught:
+            check_words([text], architecture("i386"))
+        message = "--filter:1:1: error: this has 64 bits, and does not fit in the 32-bit word of i386"
+        assert caught.value.message == f"{message}\n    {text}\n    {shown}"
