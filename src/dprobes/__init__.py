@@ -46,6 +46,7 @@ if TYPE_CHECKING:
         TargetError,
     )
     from dprobes.formatters.library import TemplateLibrary
+    from dprobes.keyed.view import KeyedTable
     from dprobes.manager.client import ManagerClient
     from dprobes.manager.results import (
         Insertion,
@@ -78,6 +79,7 @@ __all__ = [
     "Insertion",
     "InternalError",
     "Item",
+    "KeyedTable",
     "LogItem",
     "LogRecord",
     "LoggedItems",
@@ -138,6 +140,7 @@ _HOMES = {
         "TargetError",
     ),
     "formatters.library": ("TemplateLibrary",),
+    "keyed.view": ("KeyedTable",),
     "manager.client": ("ManagerClient",),
     "manager.results": (
         "Insertion",

@@ -56,7 +56,8 @@ def run(engine: str, source: Path, *arguments: object) -> tuple[dict[str, list[d
     rows = defaultdict(list)
     for line in done.stdout.splitlines():
         row = json.loads(line)
-        rows[row["table"]].append(row)
+        if "table" in row:
+            rows[row["table"]].append(row)
     return rows, [line.split("|") for line in done.stderr.splitlines() if "|" in line]
 
 
@@ -107,3 +108,26 @@ def test_a_time_and_an_interval(build: Builder, tmp_path: Path) -> None:
     assert len(counts) >= 3
     assert counts == sorted(counts)
     assert counts[0] > 0
+
+
+def test_a_trace_file_and_prometheus_get_the_tables(build: Builder, tmp_path: Path) -> None:
+    source, trace, text = tmp_path / "kinds.rpn", tmp_path / "x.dpt", tmp_path / "x.prom"
+    source.write_text(KINDS.replace("    abort", "    exit"))
+    target = ["--", str(build("tallied.c", "-pthread")), "200", "1"]
+    rows, _ = run("ptrace", source, "--prometheus", text, *target)
+    command = [sys.executable, "-m", "dprobes", "run", source, "--engine", "ptrace", "-o", trace, *target]
+    subprocess.run(command, check=True, capture_output=True, timeout=TIMEOUT)
+    shown = subprocess.run(
+        [sys.executable, "-m", "dprobes", "log", trace, "--format", "json"], check=True, capture_output=True, text=True
+    )
+    *records, last = [json.loads(line) for line in shown.stdout.splitlines()]
+    from_trace = [each for each in (*records, last) if "table" in each]
+    assert from_trace == [row for found in rows.values() for row in found]
+    assert len(records) + 1 - len(from_trace) == 200
+    only = subprocess.run(
+        [sys.executable, "-m", "dprobes", "log", trace, "--tables"], check=True, capture_output=True, text=True
+    )
+    assert "@counts[alpha]: " in only.stdout
+    samples = dict(line.rsplit(" ", 1) for line in text.read_text().splitlines() if not line.startswith("#"))
+    for name, value in values(rows["counts"]).items():
+        assert samples[f'dprobes_counts_total{{key0="{name}"}}'] == str(value)

@@ -18,8 +18,8 @@ EXAMPLES = [(match["needs"].split(), match["code"]) for match in _EXAMPLE.findit
 HEADINGS = re.findall(r"^## (\d+)\. ", GUIDE.read_text(), re.MULTILINE)
 
 
-def test_there_are_eleven_examples_and_more() -> None:
-    assert [int(number) for number in HEADINGS] == list(range(1, 12))
+def test_there_are_twelve_examples_and_more() -> None:
+    assert [int(number) for number in HEADINGS] == list(range(1, 13))
     assert len(EXAMPLES) >= 12
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from dprobes.diagnostics import Diagnostics
     from dprobes.engines.interface import ControlledSession
     from dprobes.engines.launchedcommand import LaunchedCommand
+    from dprobes.keyed.view import KeyedTable
     from dprobes.record.probeinfo import DataReader, Place
     from dprobes.resolve.probestate import ProbeState
     from dprobes.rpn.program import Program
@@ -149,6 +150,12 @@ class InsertedProgram:
     def cpu_variables(self) -> list[list[int]]:
         """Return its per-CPU variables (``cv``), a list for each CPU."""
         return self.session.cpu_variables()
+
+    def tables(self) -> dict[str, KeyedTable]:
+        """Return its keyed tables as they are now, by their names."""
+        from dprobes.keyed.view import KeyedTable
+
+        return {each.table.name: KeyedTable(each) for each in self.session.tables()}
 
     def reset_variables(self, first: int = 0, last: int | None = None) -> None:
         """Set its local and per-CPU variables with the indices from ``first`` to ``last``, by default all, to zero."""

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from dprobes.engines.interface import Counts, Scope
     from dprobes.engines.options import EngineOptions
+    from dprobes.keyed.view import KeyedTable
     from dprobes.record.layout import LogRecord
     from dprobes.record.probeinfo import Place
     from dprobes.rpn.program import Program
@@ -268,6 +269,13 @@ class ProbeSession:
             for probe in program.probepoints:
                 found.setdefault((probe.major, probe.minor), []).append(probe.counts)
         return {codes: total(counts) for codes, counts in found.items()}
+
+    def tables(self) -> dict[str, KeyedTable]:
+        """Return the keyed tables of all programs as they are now; of one name the table of the last program."""
+        found: dict[str, KeyedTable] = {}
+        for program in self.programs:
+            found |= program.tables()
+        return found
 
     def global_variables(self) -> list[int]:
         """Return the global variables (``gv``) that the programs declare; each is 64 bits."""

@@ -209,6 +209,13 @@ def table_options(function: Callable[..., Any]) -> Callable[..., Any]:
                 help="Print the keyed tables again and again after this time, such as 1s; they go on counting.",
             ),
             click.option(
+                "--prometheus",
+                type=click.Path(dir_okay=False, path_type=Path),
+                metavar="FILE",
+                help="Write the keyed tables there, too, in the text format of Prometheus: at the end, and at each "
+                "--interval.",
+            ),
+            click.option(
                 "--duration", type=DURATION, metavar="TIME", help="End the run after this time, such as 10s or 2m."
             ),
         )

@@ -16,9 +16,19 @@ from dprobes.trace.names import CarriedNames
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from dprobes.keyed.contents import TableContents
     from dprobes.record.origin import RecordSource
 
-__all__ = ["FrameJoints", "LostRecords", "PlaceEntry", "RecordBlock", "TraceOrigin", "TraceProgram", "TraceRecord"]
+__all__ = [
+    "FrameJoints",
+    "LostRecords",
+    "PlaceEntry",
+    "RecordBlock",
+    "TraceOrigin",
+    "TraceProgram",
+    "TraceRecord",
+    "TraceTables",
+]
 
 
 class PlaceEntry(NamedTuple):
@@ -80,6 +90,15 @@ class TraceProgram:
     def place(self, probe: int) -> PlaceEntry:
         """Return the place of a probepoint; one that the file says nothing of is named by its number."""
         return self.places[probe] if probe < len(self.places) else PlaceEntry(f"probepoint {probe}", is_code=False)
+
+
+@dataclass(frozen=True, slots=True)
+class TraceTables:
+    """Hold the keyed tables of a program as they were at a ``time``, in nanoseconds since 1970."""
+
+    program: TraceProgram
+    time: int
+    contents: tuple[TableContents, ...]
 
 
 @dataclass(frozen=True, slots=True)

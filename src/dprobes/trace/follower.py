@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from dprobes.trace.content import Damage, LostRecords
+    from dprobes.trace.content import Damage, LostRecords, TraceTables
     from dprobes.trace.packedblock import Block
 
 __all__ = ["MissingPart", "TraceFollower"]
@@ -43,6 +43,7 @@ class TraceFollower:
         self._on_damage = on_damage
         self._with_older = with_older
         self._readers: list[TraceReader] = []
+        self._tables: list[TraceTables] = []
 
     def __enter__(self) -> Self:
         return self
@@ -55,6 +56,14 @@ class TraceFollower:
         for reader in self._readers:
             reader.close()
         self._readers = []
+
+    def tables(self) -> list[TraceTables]:
+        """Return the latest keyed tables of each program, as far as the trace was read."""
+        return [*self._tables, *(each for reader in self._readers for each in reader.tables)]
+
+    def _give_up(self, reader: TraceReader) -> None:
+        self._tables += reader.tables
+        reader.close()
 
     def poll(self) -> Iterator[Block | LostRecords | MissingPart]:
         """
@@ -75,7 +84,7 @@ class TraceFollower:
                 # Nobody asked for this file by name, and what is in the other one can be read.
                 yield MissingPart(f"{error.message}; the rest of it is skipped")
             if is_older:
-                self._readers.pop(0).close()
+                self._give_up(self._readers.pop(0))
                 continue
             if not reader.was_replaced or not self.path.exists():
                 return
@@ -85,7 +94,7 @@ class TraceFollower:
             part, last = following[0].part, reader.origin.part
             if part and part != last + 1:
                 yield MissingPart(f"'{self.path}' was replaced faster than it was read: records are missing here")
-            reader.close()
+            self._give_up(reader)
             self._readers = following
 
     def _open(self, after: TraceReader | None) -> list[TraceReader]:

@@ -16,6 +16,7 @@ A file is a sequence of frames, and begins with a HEADER. All numbers are little
     6  CLOCK       JSON: as in HEADER, after the wall clock was set
     7  COMPRESSED  u32 size of the content | a zstd frame; its content is whole frames, none of kind 1 or 7
     8  NAMES       JSON: names for addresses in the records that follow (``names``)
+    9  TABLES      u32 program id | u64 time | the keyed tables of the program at that time (``keyed.codec``)
    16  PACKED      records of a program, of one shape (``packedblock``)
 
 Times are CLOCK_MONOTONIC in nanoseconds. A file that was cut off anywhere can be read up to its last whole frame.
@@ -96,6 +97,7 @@ class FrameKind(enum.IntEnum):
     CLOCK = 6
     COMPRESSED = 7
     NAMES = 8
+    TABLES = 9
     PACKED = 16
 
 

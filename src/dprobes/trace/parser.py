@@ -6,7 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 from dprobes.errors import FormatError
 from dprobes.record.origin import RecordSource
-from dprobes.trace.content import Damage, FrameJoints, LostRecords, PlaceEntry, RecordBlock, TraceOrigin, TraceProgram
+from dprobes.trace.content import (
+    Damage,
+    FrameJoints,
+    LostRecords,
+    PlaceEntry,
+    RecordBlock,
+    TraceOrigin,
+    TraceProgram,
+    TraceTables,
+)
 from dprobes.trace.frames import READABLE, RECORDS_HEAD, VERSION, Frame, FrameKind, FrameSplitter, number_in, split_json
 from dprobes.trace.names import CarriedNames
 from dprobes.trace.packedblock import PackedBlock, split_packed
@@ -45,6 +54,8 @@ class TraceParser:
         self._programs: dict[int, TraceProgram] = {}
         self._names = CarriedNames()
         self._wall_offset = 0
+        self.tables: list[TraceTables] = []
+        """The latest tables of each program that has any."""
 
     @property
     def position(self) -> int:
@@ -162,6 +173,8 @@ class TraceParser:
                     self._on_places(split_json(frame, self.name))
                 case FrameKind.NAMES:
                     self._names.add(split_json(frame, self.name))
+                case FrameKind.TABLES:
+                    self._on_tables(frame)
                 case FrameKind.LOST:
                     return self._lost(split_json(frame, self.name))
                 case FrameKind.COMPRESSED:
@@ -185,6 +198,20 @@ class TraceParser:
         return RecordBlock(
             self._program(number), frame.body, RECORDS_HEAD.size, self._wall_offset, written, frame.position
         )
+
+    def _on_tables(self, frame: Frame) -> None:
+        from dprobes.keyed.codec import decode_tables
+
+        if len(frame.body) < RECORDS_HEAD.size:
+            raise ValueError("there is no program and time")
+        number, time = RECORDS_HEAD.unpack_from(frame.body)
+        program = self._program(number)
+        try:
+            contents = decode_tables(frame.body[RECORDS_HEAD.size :])
+        except FormatError as error:
+            raise ValueError(error.message) from None
+        self.tables = [each for each in self.tables if each.program is not program]
+        self.tables.append(TraceTables(program, time + self._wall_offset, contents))
 
     def _packed(self, frame: Frame) -> PackedBlock:
         number, written, records = split_packed(frame.body)

@@ -12,10 +12,10 @@ from dprobes.trace.frames import FrameKind, FrameSplitter, number_in, split_json
 from dprobes.trace.parser import TraceParser
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from dprobes.trace.content import Damage, TraceOrigin, TraceRecord
+    from dprobes.trace.content import Damage, TraceOrigin, TraceRecord, TraceTables
     from dprobes.trace.packedblock import Block
 
 __all__ = ["TraceReader"]
@@ -56,6 +56,11 @@ class TraceReader:
     def origin(self) -> TraceOrigin:
         """What the last HEADER that was read says."""
         return self._parser.origin
+
+    @property
+    def tables(self) -> Sequence[TraceTables]:
+        """The latest keyed tables of each program, as far as the file was read."""
+        return self._parser.tables
 
     @property
     def was_replaced(self) -> bool:

@@ -19,12 +19,22 @@ from dprobes.lazydataclass import dataclass
 from dprobes.record.clock import WallClock
 from dprobes.record.packed import PackedRecords
 from dprobes.trace.framefile import FrameFile, older_part
-from dprobes.trace.frames import JSON_MAX, RECORD_HEAD, VERSION, FrameKind, json_frame, records_frame
+from dprobes.trace.frames import (
+    JSON_MAX,
+    RECORD_HEAD,
+    RECORDS_HEAD,
+    VERSION,
+    FrameKind,
+    json_frame,
+    records_frame,
+)
+from dprobes.trace.frames import frame as binary_frame
 from dprobes.trace.packedblock import joined, packed, packed_frame, size_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from dprobes.keyed.contents import TableContents
     from dprobes.trace.content import PlaceEntry
 
     Names = Callable[[bool], dict[str, Any] | None]
@@ -203,6 +213,16 @@ class TraceFileWriter:
             return True
         self._programs[program].lost -= len(records)
         return False
+
+    def append_tables(self, program: int, tables: Sequence[TableContents]) -> bool:
+        """Append what the keyed tables of a program hold now; return whether that was possible."""
+        from dprobes.keyed.codec import encode_tables
+
+        self._settle()
+        self._announce(program)
+        head = RECORDS_HEAD.pack(program, time.monotonic_ns())
+        self._add(binary_frame(FrameKind.TABLES, head + encode_tables(tables)))
+        return self.flush()
 
     def lose(self, program: int, count: int) -> None:
         """Note that records are missing here."""

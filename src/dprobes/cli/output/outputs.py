@@ -18,6 +18,7 @@ from dprobes.trace.filenames import is_trace_name
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from dprobes.keyed.contents import TableContents
     from dprobes.record.origin import RecordSource
     from dprobes.record.probeinfo import Place
     from dprobes.resolve.probepoints import Probepoint
@@ -130,6 +131,17 @@ class Outputs:
             self._targets.log_events(batch)
         self._lost += lost
         return lost
+
+    def write_tables(self, contents: Sequence[TableContents]) -> None:
+        """Write what keyed tables hold to a trace file, if there is one."""
+        from dprobes.sinks.local.tracefile import TraceFileSink
+
+        for sink in tuple(self._direct):
+            if isinstance(sink, TraceFileSink):
+                try:
+                    sink.log_tables(self._source, contents)
+                except SinkError as error:
+                    self._fail(sink, error)
 
     def flush(self, *, is_last: bool = False) -> int:
         """

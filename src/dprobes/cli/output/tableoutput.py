@@ -6,18 +6,19 @@ import contextlib
 import threading
 from typing import TYPE_CHECKING
 
-import click
-
 from dprobes.cli import console
 from dprobes.cli.output.textoutput import print_lines
+from dprobes.errors import reason_of
 from dprobes.lazydataclass import dataclass
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
     from dprobes.engines.interface import ControlledSession
+    from dprobes.keyed.contents import TableContents
 
-__all__ = ["TableOptions", "TableOutput"]
+__all__ = ["TableOptions", "TableOutput", "lines_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,8 @@ class TableOptions:
     Hold what the command line says of tables.
 
     ``rows`` is how many rows of each are shown, ``interval`` and ``duration`` are seconds. With ``as_json`` each row
-    is an object in a line; with ``aside`` standard output is others', and tables go to standard error.
+    is an object in a line; with ``aside`` standard output is others', and tables go to standard error. ``prometheus``
+    is a file that gets them as well.
     """
 
     rows: int | None = None
@@ -34,6 +36,7 @@ class TableOptions:
     duration: float | None = None
     as_json: bool = False
     aside: bool = False
+    prometheus: Path | None = None
 
 
 class TableOutput:
@@ -76,22 +79,35 @@ class TableOutput:
         if not self._count:
             return
         contents = self._session.tables()[: self._count]
-        lines: list[str] = []
-        if self._options.as_json:
-            from dprobes.keyed.json import table_json_lines
-
-            for each in contents:
-                lines += table_json_lines(each, self._options.rows)
-            if lines:
-                click.echo("\n".join(lines))
-            return
-        from dprobes.keyed.text import table_lines
-
-        for each in contents:
-            lines += table_lines(each, self._options.rows)
+        if self._options.prometheus is not None:
+            self._write_exposition(self._options.prometheus, contents)
+        lines = lines_of(contents, rows=self._options.rows, as_json=self._options.as_json)
         if not lines:
             return
         if self._options.aside:
             console.write("\n".join(lines))
         else:
             print_lines(lines)
+
+    @staticmethod
+    def _write_exposition(path: Path, contents: Sequence[TableContents]) -> None:
+        """Replace a file as a whole: whoever reads it sees all of the old text, or all of the new one."""
+        from dprobes.keyed.prometheus import exposition
+
+        new = path.with_name(f".{path.name}.new")
+        try:
+            new.write_text(exposition(contents), encoding="utf-8")
+            new.replace(path)
+        except OSError as error:
+            console.error(f"'{path}' cannot be written: {reason_of(error)}")
+
+
+def lines_of(contents: Sequence[TableContents], *, rows: int | None = None, as_json: bool = False) -> list[str]:
+    """Return the lines that show tables."""
+    if as_json:
+        from dprobes.keyed.json import table_json_lines
+
+        return [line for each in contents for line in table_json_lines(each, rows)]
+    from dprobes.keyed.text import table_lines
+
+    return [line for each in contents for line in table_lines(each, rows)]

@@ -62,6 +62,7 @@ _INTERVAL = 0.1
 @click.option(
     "--count", "counted", multiple=True, metavar="FIELD[,FIELD...]", help="Print how often each value occurs."
 )
+@click.option("--tables", "only_tables", is_flag=True, help="Print only the keyed tables, as they were at last.")
 @click.option("--hist", "measured", multiple=True, metavar="FIELD", help="Print a histogram of the field.")
 @stacks_options
 @click.option("--format", "format_name", type=click.Choice(FORMATS), default="text", show_default=True)
@@ -78,6 +79,7 @@ def command(
     tail: int | None,
     total: bool,
     counted: tuple[str, ...],
+    only_tables: bool,
     measured: tuple[str, ...],
     stacks: str | None,
     weight: str | None,
@@ -136,7 +138,10 @@ def command(
             _follow(selection, followers, paths, printer, head, tail)
         else:
             found = _found(selection, followers, tail)
-            printer.print(found if head is None else _first(found, head))
+            if not only_tables:
+                printer.print(found if head is None else _first(found, head))
+            if only_tables or not (chosen or head is not None or tail is not None):
+                _print_tables(followers, format_name)
     except KeyboardInterrupt:
         pass
     finally:
@@ -269,6 +274,21 @@ def _aggregate(
 
     found = (each for follower in followers for each in _warned(follower.poll()))
     warn_of_all(aggregate_traces(found, selection, counted, measured, templates))
+
+
+def _print_tables(followers: Sequence[TraceFollower], format_name: str) -> None:
+    """Print the keyed tables that files hold, where the format has a form for them; all of the files has been read."""
+    if format_name not in ("text", "json"):
+        return
+    from dprobes.cli.output.tableoutput import lines_of
+    from dprobes.cli.output.textoutput import print_lines
+
+    for follower in followers:
+        for _ in follower.poll():
+            pass
+        for found in follower.tables():
+            if lines := lines_of(found.contents, as_json=format_name == "json"):
+                print_lines(lines)
 
 
 # Following

@@ -181,6 +181,7 @@ def command(
     baseline: Path | None,
     rows: int | None,
     interval: float | None,
+    prometheus: Path | None,
     duration: float | None,
     debugger: str | None,
     core_directory: str,
@@ -282,12 +283,17 @@ def command(
             progress.end()  # the table is redrawn in its place
         run = Run(compiled.program, session, outputs, scope, progress, exit_status=exit_status, filters=filters)
         shown = len(loaded.program.tables)
-        tables = TableOutput(TableOptions(rows, interval, duration, as_json=as_json, aside=aside), session, shown)
+        table_options_given = TableOptions(
+            rows, interval, duration, as_json=as_json, aside=aside, prometheus=prometheus
+        )
+        tables = TableOutput(table_options_given, session, shown)
         with views.shown(compiled.program, session), tables.shown():
             finished = run.follow(early)
         views.collect(session, compiled.architecture.word_size)
         views.print()
         tables.print()
+        if shown:
+            outputs.write_tables(session.tables()[:shown])
         return run.conclude(finished)
 
 

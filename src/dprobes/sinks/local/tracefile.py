@@ -17,6 +17,7 @@ from dprobes.trace.writer import TraceFileWriter
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from dprobes.keyed.contents import TableContents
     from dprobes.record.origin import RecordSource
     from dprobes.record.probeinfo import Place
     from dprobes.sinks.interface import Batch
@@ -103,6 +104,12 @@ class TraceFileSink:
         located = self._names[batch.source.number].located(batch.records, batch.places)
         if not self._writer.append(number, records, self._register.telling(located)):
             raise self._failure(batch)
+
+    def log_tables(self, source: RecordSource, contents: Sequence[TableContents]) -> None:
+        """Append what the keyed tables of a program hold."""
+        with self._lock:
+            if not self._writer.append_tables(self._numbers[source.number], contents):
+                raise self._failure()
 
     def _packed(self, number: int, batch: Batch) -> Sequence[tuple[int, bytes]] | None:
         """Return packed records with the numbers that the file gives their probepoints; None if they are not packed."""
