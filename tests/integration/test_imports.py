@@ -33,9 +33,9 @@ PROGRAM = "name = hotloop\nvars = 1\noffset = tick\ninc lv, 0\nabort\n"
     ("command", "every", "ours"),
     [
         (["--help"], 138, 12),
-        (["check", "{source}"], 234, 107),
-        (["run", "--engine", "ptrace", "{source}", "--", "{program}", "5"], 324, 177),
-        (["run", "--engine", "ebpf", "{source}", "--", "{program}", "5"], 412, 266),
+        (["check", "{source}"], 234, 110),
+        (["run", "--engine", "ptrace", "{source}", "--", "{program}", "5"], 324, 182),
+        (["run", "--engine", "ebpf", "{source}", "--", "{program}", "5"], 412, 272),
     ],
 )
 def test_a_start_imports_little(build: Builder, tmp_path: Path, command: list[str], every: int, ours: int) -> None:

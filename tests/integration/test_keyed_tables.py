@@ -115,7 +115,7 @@ def test_a_trace_file_and_prometheus_get_the_tables(build: Builder, tmp_path: Pa
     source.write_text(KINDS.replace("    abort", "    exit"))
     target = ["--", str(build("tallied.c", "-pthread")), "200", "1"]
     rows, _ = run("ptrace", source, "--prometheus", text, *target)
-    command = [sys.executable, "-m", "dprobes", "run", source, "--engine", "ptrace", "-o", trace, *target]
+    command = [sys.executable, "-m", "dprobes", "run", str(source), "--engine", "ptrace", "-o", str(trace), *target]
     subprocess.run(command, check=True, capture_output=True, timeout=TIMEOUT)
     shown = subprocess.run(
         [sys.executable, "-m", "dprobes", "log", trace, "--format", "json"], check=True, capture_output=True, text=True
