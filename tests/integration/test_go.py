@@ -150,3 +150,12 @@ def test_locate_and_show_say_which_convention_holds(godemo: Path) -> None:
     shown = subprocess.run([*DPROBES, "show", "-"], input=text, capture_output=True, text=True, check=True).stdout
     assert "// Go: arg0 to arg8 are rax, rbx, rcx, rdi, rsi, r8, r9, r10, r11 (ABIInternal)\n" in shown
     assert "// a function of C: arg0 to arg5 are rdi, rsi, rdx, rcx, r8, r9\n" in shown
+
+
+def test_entries_are_refused_where_stacks_move(godemo: Path, run: Runner) -> None:
+    source = f'name = "{godemo}"\noffset = main.Sum\nreturn = yes\npush elapsed\nlog 1\nexit\n'
+    for engine in ("ptrace", "ebpf"):
+        refused = run(source, ["--", str(godemo)], ["--engine", engine])
+        assert refused.status == 2
+        why = "Go moves the stacks of goroutines while their functions are executed"
+        assert f"error: the entries of calls cannot be told: {why}\n" in refused.stderr

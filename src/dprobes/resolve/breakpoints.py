@@ -36,6 +36,8 @@ __all__ = ["resolve_breakpoints"]
 _Places = dict[tuple[int, bool], Probepoint]
 """The probepoints found so far by file offset, and whether it is the return from there."""
 
+_MOVES = "Go moves the stacks of goroutines while their functions are executed"
+
 _GOES_BACK = "it jumps to its own first instruction, which is then executed without a call"
 
 _TAKEN = "it is the place of another probe definition"
@@ -51,6 +53,9 @@ def resolve_breakpoints(
         if definition.watchpoint is not None or isinstance(definition.location, MANY_PLACES):
             continue
         asks_for_entry = bool(entry_instructions(program, definition))
+        if asks_for_entry and conventions.moves_stacks:
+            diagnostics.error(definition.span("return"), f"the entries of calls cannot be told: {_MOVES}")
+            continue
         resolver = _Resolver(program, number, definition, module, frames, diagnostics, asks_for_entry=asks_for_entry)
         if (probe := resolver.probepoint()) is not None:
             _check_unique(probe, places, diagnostics)
@@ -195,6 +200,8 @@ class _Matches:
         expected = self._definition.opcode
         if expected is not None and expected != instruction.opcode_byte:
             return f"its opcode is not {expected:#04x}"
+        if self._asks_for_entry and self._conventions.moves_stacks:
+            return _MOVES
         return self._conventions.reason_against(self._definition, name)
 
 

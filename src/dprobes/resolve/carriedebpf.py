@@ -14,7 +14,7 @@ from dprobes.record.layout import Item
 from dprobes.resolve.kernelplaces import KERNEL_CODE
 from dprobes.resolve.spaces import Space, space_of
 from dprobes.rpn.encoder import encode
-from dprobes.rpn.needs import shared_tables, traced_fields, usdt_arguments
+from dprobes.rpn.needs import entry_instructions, shared_tables, traced_fields, usdt_arguments
 from dprobes.rpn.point import Point
 from dprobes.rpn.program import MANY_PLACES, Address, ModuleType, Sampler, Tracepoint, Usdt
 
@@ -83,6 +83,8 @@ def _unknown(program: Program, definition: ProbeDefinition) -> str | None:
         return f"only the kernel that runs tells where the fields of '{location}' are"
     if isinstance(location, Usdt) and usdt_arguments(program, definition):
         return f"only the module's file tells where the arguments of '{location}' are"
+    if entry_instructions(program, definition):
+        return "only the engine that runs tells how a return knows its entry"
     if isinstance(location, Sampler) and program.modtype is ModuleType.KMOD:
         return f"only the kernel that runs tells where the code of '{program.name}' is"
     return None

@@ -36,6 +36,11 @@ class GoConventions:
         self._program = program
         self._is_go = is_go
 
+    @property
+    def moves_stacks(self) -> bool:
+        """Whether a function may be on another stack when it returns than at its entry."""
+        return self._is_go
+
     def reason_against(self, definition: ProbeDefinition, function: str) -> str | None:
         """Return why a match of a pattern is not for a handler that asks for arguments; None if it is."""
         if not self._is_go or not self._asked(definition):

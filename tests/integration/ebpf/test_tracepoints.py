@@ -277,3 +277,38 @@ def test_tracefs_is_not_mounted_anywhere() -> None:
         assert "sched_switch" in files.names("events/sched")
     assert Path("/proc/self/mounts").read_text() == before
     assert len(list(Path("/proc/self/fd").iterdir())) == descriptors
+
+
+SLEEPER = """
+import os, threading, time
+def sleep():
+    for n in range(5):
+        before = time.monotonic_ns()
+        time.sleep(0.01 * (n + 1))
+        os.write(1, b"%d %d\\n" % (threading.get_native_id(), time.monotonic_ns() - before))
+threads = [threading.Thread(target=sleep) for _ in range(3)]
+for each in threads: each.start()
+for each in threads: each.join()
+"""
+
+
+def test_a_system_call_knows_how_long_it_has_taken(run: Runner) -> None:
+    source = HEADER + (
+        "offset = syscall:clock_nanosleep\nreturn = yes\nminor = 1\npush tp, which_clock\npush elapsed\nlog 2\nexit\n"
+        "offset = syscall:clone3\nreturn = yes\nminor = 2\nsx unseen\npush tp, ret\npush elapsed\nlog 2\nexit\n"
+        "unseen:\npush tp, ret\npush -1\nlog 2\nexit\n"
+        "offset = syscall:clone\nreturn = yes\nminor = 3\nsx unseen2\npush tp, ret\npush elapsed\nlog 2\nexit\n"
+        "unseen2:\npush tp, ret\npush -1\nlog 2\nexit\n"
+    )
+    result = trace(run, source, "/usr/bin/python3", "-S", "-E", "-c", SLEEPER)
+    measured = [tuple(map(int, line.split())) for line in result.stdout.splitlines()]
+    sleeps = [(record["tid"], *words_of(record)) for record in result.records if record["minor"] == 1]
+    for thread in {tid for tid, _ in measured}:
+        own = [time for tid, time in measured if tid == thread]
+        seen = [(elapsed, clock) for tid, elapsed, clock in sleeps if tid == thread]
+        assert [clock for _, clock in seen] == [1] * 5, "CLOCK_MONOTONIC"
+        assert all(time / 2 < elapsed <= time for (elapsed, _), time in zip(seen, own, strict=True))
+    made = [words_of(record) for record in result.records if record["minor"] > 1]
+    assert sum(returned > 0 and elapsed > 0 for elapsed, returned in made) == 3
+    # A new thread returns from the call that its parent has made; nobody has seen it enter.
+    assert {elapsed for elapsed, returned in made if returned == 0} == {-1}

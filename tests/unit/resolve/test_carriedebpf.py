@@ -97,6 +97,11 @@ def test_the_code_for_the_kernel_is_that_of_its_own_lowering(
             "sampler = 99hz\nminor = 1\nexit\n",
             "only the kernel that runs tells where the code of 'ext4' is",
         ),
+        (
+            "name = a\n",
+            "offset = 0\nreturn = yes\nminor = 1\npush elapsed\nlog 1\nexit\n",
+            "only the engine that runs tells how a return knows its entry",
+        ),
     ],
 )
 def test_what_only_a_kernel_that_runs_tells_is_the_reason_for_no_code(header: str, place: str, problem: str) -> None:

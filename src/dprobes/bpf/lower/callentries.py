@@ -76,12 +76,9 @@ def take_entry(asm: Assembler, host: Host, request: Request, word_size: int, coo
     for word in range(count + 1):
         asm.store(_R.R10, SEEN - 8 * word, 0)
     _write_key(asm, host, request, cookie, unseen)
-    if request.placement is Placement.TRACEPOINT:
-        asm.mov(_R.R1, 0)
-    else:
-        asm.load(_R.R1, CONTEXT, REGISTER_OFFSETS["esp"], Size.of(word_size))
-        if request.placement.is_return:
-            asm.alu(Alu.SUB, _R.R1, word_size)
+    _load_frame(asm, request, word_size)
+    if request.placement.is_return:
+        asm.alu(Alu.SUB, _R.R1, word_size)
     asm.store(_R.R10, _FRAME, _R.R1)
     _call(asm, Helper.MAP_LOOKUP_ELEM)
     asm.jump_if(Jump.JEQ, _R.R0, 0, unseen)
@@ -101,6 +98,16 @@ def take_entry(asm: Assembler, host: Host, request: Request, word_size: int, coo
         _bring_up(asm)
     _call(asm, Helper.MAP_DELETE_ELEM)
     asm.place(unseen)
+
+
+def _load_frame(asm: Assembler, request: Request, word_size: int) -> None:
+    """Load the stack pointer to R1, or what stands for the frame where there is none."""
+    if request.placement is Placement.TRACEPOINT:
+        asm.mov(_R.R1, 0)
+    elif request.placement.is_trampoline:
+        asm.mov(_R.R1, CONTEXT)  # the arguments, which lie in the trampoline's own frame from the entry to the return
+    else:
+        asm.load(_R.R1, CONTEXT, REGISTER_OFFSETS["esp"], Size.of(word_size))
 
 
 def _bring_up(asm: Assembler) -> None:
@@ -204,14 +211,12 @@ class _Recorder:
         asm, request = self._asm, self._request
         asm.mov(CONTEXT, _R.R1)
         write_filter(asm, request.filter, self.host.global_pid, self._out)
+        self.host.find_module(self._out, self._out)
         if request.probe is None:
             self.host.cookie()
             asm.mov(_R.R8, _R.R0)
         _write_key(asm, self.host, request, _R.R8, self._out, creates=True)
-        if request.placement is Placement.TRACEPOINT:
-            asm.mov(_R.R1, 0)
-        else:
-            asm.load(_R.R1, CONTEXT, REGISTER_OFFSETS["esp"], Size.of(self._word_size))
+        _load_frame(asm, request, self._word_size)
         asm.store(_R.R10, _FRAME, _R.R1)
         for word in range(0, _IDENTITY, 8):
             asm.load(_R.R1, _R.R10, _KEY + word)
@@ -236,6 +241,9 @@ class _Recorder:
         asm = self._asm
         for number, (name, _, distance) in enumerate(self._entry.registers):
             place = self._value + _REGISTERS + 8 * number
+            if self._request.placement.is_trampoline:
+                asm.store(_R.R10, place, 0)  # there are the arguments at the return as well
+                continue
             if distance is None:
                 self.host.register(_R.R1, name)
                 asm.store(_R.R10, place, _R.R1)

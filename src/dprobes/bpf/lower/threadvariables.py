@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["give_variables", "point_to_variables", "uses_variables"]
 
-_KEY = -112
+_KEY = -328
 """Where on the stack the key of the thread is put."""
 
 _EXISTS = -17

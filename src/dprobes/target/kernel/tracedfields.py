@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import field
+from dataclasses import field, replace
 from typing import TYPE_CHECKING
 
 from dprobes.lazydataclass import dataclass
@@ -11,7 +11,20 @@ from dprobes.lazydataclass import dataclass
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Form", "Source", "SystemCallNumbers", "TracedEvent", "TracedField"]
+__all__ = [
+    "SYSTEM_CALL_END",
+    "SYSTEM_CALL_ENTRY",
+    "Form",
+    "Source",
+    "SystemCallNumbers",
+    "TracedEvent",
+    "TracedField",
+    "entry_of",
+]
+
+
+SYSTEM_CALL_ENTRY, SYSTEM_CALL_END = "sys_enter", "sys_exit"
+"""The tracepoints of all system calls."""
 
 
 class Form(enum.Enum):
@@ -79,3 +92,8 @@ class TracedEvent:
     event: int = 0
     fields: Mapping[str, TracedField] = field(default_factory=dict)
     system_call: SystemCallNumbers | None = None
+
+
+def entry_of(end: TracedEvent) -> TracedEvent:
+    """Return the entry of the system call that an event is the end of; a program finds its number in the same way."""
+    return replace(end, name=SYSTEM_CALL_ENTRY, fields={})

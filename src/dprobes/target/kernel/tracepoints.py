@@ -20,7 +20,15 @@ from typing import TYPE_CHECKING
 from dprobes.errors import FormatError, TargetError, reason_of
 from dprobes.target.btf import KERNEL_BTF, Btf, Kind
 from dprobes.target.kernel.systemcalls import ARGUMENT_COUNT, system_calls
-from dprobes.target.kernel.tracedfields import Form, Source, SystemCallNumbers, TracedEvent, TracedField
+from dprobes.target.kernel.tracedfields import (
+    SYSTEM_CALL_END,
+    SYSTEM_CALL_ENTRY,
+    Form,
+    Source,
+    SystemCallNumbers,
+    TracedEvent,
+    TracedField,
+)
 from dprobes.target.kernel.traceformat import parse_format
 from dprobes.target.kernel.tracefs import open_trace_files
 
@@ -39,7 +47,7 @@ _FORMS = {"": Form.ADDRESS, "__data_loc": Form.PLACED, "__rel_loc": Form.PLACED_
 _NO_TRACEPOINTS = ("ftrace",)
 """Whose formats are of what ftrace itself writes: nothing can be attached to them."""
 
-_ENTRY, _END = "sys_enter", "sys_exit"
+_ENTRY, _END = SYSTEM_CALL_ENTRY, SYSTEM_CALL_END
 """The tracepoints ``(struct pt_regs *regs, long id)`` and ``(struct pt_regs *regs, long ret)``."""
 
 _WIDE_REGISTERS = ("di", "si", "dx", "r10", "r8", "r9")

@@ -268,7 +268,12 @@ def _push_entry(w: Writer, i: EncodedInstruction) -> None:
         return
     kept = [] if w.request.entry is None else [index for _, index, _ in w.request.entry.registers]
     if _is_entered(w, is_kept=register.index in kept):
-        w.stack.push(w.field(w.state.entry + 8 * (1 + kept.index(register.index))))
+        if w.request.placement.is_trampoline:
+            value = w.stack.take()
+            w.host.register(value, register.name)
+        else:
+            value = w.field(w.state.entry + 8 * (1 + kept.index(register.index)))
+        w.stack.push(value)
 
 
 def _is_entered(w: Writer, *, is_kept: bool = True) -> bool:

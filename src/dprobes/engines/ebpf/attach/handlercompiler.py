@@ -147,11 +147,19 @@ class HandlerCompiler:
         for number in numbers:
             event = self._numbers.events[number]
             if event.probe.state is ProbeState.COMPILED:
-                from dprobes.engines.ebpf.attach.perfevents import lower_event
+                from dprobes.engines.ebpf.attach.perfevents import lower_entry, lower_event
 
                 site = Site(0, event.placement, event.executed, may_fault=False)
                 self._numbers.sites[number] = (site,)
                 request = replace(self._request, items=self._items)
+                ((_, target), *_) = event.forms
+                kept = _kept(self._program, event.probe.definition, target, is_uretprobe=False)
+                if kept is not None:
+                    request = replace(request, entry=kept)
+                    entry = replace(site, is_entry=True)
+                    self._numbers.sites[number] = (entry, site)
+                    lowered = lower_entry(event, number, request)
+                    yield Part(None, event.probe.number, event.placement, [(number, entry)], lowered)
                 lowered = lower_event(event, self._program, number, request)
                 yield Part(None, event.probe.number, event.placement, [(number, site)], lowered)
 

@@ -29,6 +29,7 @@ from dprobes.engines.overhead import budget_of
 from dprobes.errors import DprobesError, EngineError
 from dprobes.resolve.probepoints import ProbeKind
 from dprobes.resolve.probestate import ProbeState
+from dprobes.target.kernel.tracedfields import entry_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -278,7 +279,9 @@ class Installation:
             return None
         from dprobes.engines.ebpf.kernel.tracepointlinks import form_of
 
-        return form_of(self._numbers.events[part.sites[0][0]].probe.traced, self._features.types)
+        number, site = part.sites[0]
+        traced = self._numbers.events[number].probe.traced
+        return form_of(entry_of(traced) if site.is_entry else traced, self._features.types)
 
     def _watching_of(self, part: Part) -> ModuleWatch | None:
         """Return what watches the module of a watchpoint's part; None for other parts."""

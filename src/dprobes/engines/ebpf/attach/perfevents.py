@@ -31,7 +31,7 @@ from dprobes.resolve.resolution import resolve_everywhere
 from dprobes.rpn.checker import check
 from dprobes.rpn.encoder import encode
 from dprobes.rpn.point import Point
-from dprobes.target.kernel.tracedfields import Source
+from dprobes.target.kernel.tracedfields import Source, entry_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -133,6 +133,16 @@ def events_everywhere(program: Program, request: Request) -> tuple[tuple[EventPr
 
 
 # Code
+
+
+def lower_entry(event: EventProbe, entry: int, base: Request) -> Lowered:
+    """Compile what keeps the entry of a system call for the handler at its end."""
+    from dprobes.bpf.lower import host_of
+    from dprobes.bpf.lower.callentries import entry_program
+
+    request = replace(base, placement=event.placement, probe=entry, traced=entry_of(event.probe.traced))
+    ((_, arch),) = event.forms
+    return entry_program(arch, request, host_of(request))
 
 
 def lower_event(event: EventProbe, program: Program, entry: int, base: Request) -> Lowered:

@@ -81,6 +81,8 @@ class KernelGroups:
 
     def link(self, group: Group, places: Sequence[tuple[int, int]]) -> Descriptors:
         """Attach a group in the kernel; what is refused leaves the group."""
+        if group.is_entry:  # no handler misses it
+            return self._wait(group, places) if group.sites[0][1].anchor else self._link(group, places)
         if group.sites[0][1].anchor:
             return self._misses.watch(self._wait(group, places), group)
         if group.placement is not Placement.KRETPROBE or Feature.LINK_MISSED in self._features:

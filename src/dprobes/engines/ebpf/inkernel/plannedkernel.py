@@ -9,6 +9,7 @@ all of them.
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dprobes.bpf.lower.request import Placement
@@ -20,7 +21,7 @@ from dprobes.errors import reason_of
 from dprobes.lazydataclass import dataclass
 from dprobes.resolve.probestate import ProbeState
 from dprobes.rpn.isa import Group
-from dprobes.rpn.needs import skipping_instruction
+from dprobes.rpn.needs import ENTRY, entry_registers, skipping_instruction
 from dprobes.rpn.program import Expression, Glob
 
 if TYPE_CHECKING:
@@ -42,6 +43,13 @@ How many functions of a pattern get a kprobe each.
 One takes the kernel some 10 ms to attach and 30 ms to remove (6.1 in an emulated machine), because each waits for all
 CPUs, and not less if many are removed at the same time.
 """
+
+_ENTRY_OF = {
+    Placement.KRETPROBE: Placement.KPROBE,
+    Placement.ENTRY_RETURN: Placement.ENTRY,
+    Placement.FEXIT: Placement.FENTRY,
+}
+"""How the entry of a function is seen whose return is."""
 
 _SINGLE = (Placement.KPROBE, Placement.KRETPROBE, Placement.FENTRY, Placement.FEXIT)
 """What is attached to each function on its own."""
@@ -124,7 +132,14 @@ def plan_kernel(
             placement = Placement.ENTRY if many else Placement.KPROBE
         return (Site(address, placement, placement.value, may_fault=False),)
 
-    probes = tuple((probe, site(probe)) for probe in resolved.in_code)
+    def sites(probe: Probepoint) -> tuple[Site, ...]:
+        found = site(probe)
+        if not found or entry_registers(program, probe.definition, resolved.architecture) is None:
+            return found
+        placement = _ENTRY_OF[found[0].placement]
+        return (replace(found[0], placement=placement, executed=placement.value, is_entry=True), *found)
+
+    probes = tuple((probe, sites(probe)) for probe in resolved.in_code)
     planned = PlannedKernel(resolved, probes, refused=tuple(trampolines.left_out))
     singles = Counter(
         probe.number
@@ -231,7 +246,9 @@ def _asks_for_saved_registers(program: Program, definition: ProbeDefinition, res
     """Return whether a handler, with whatever it may call, reads only registers that ftrace saves."""
     for code in (definition.handler, *(procedure.code for procedure in program.procedures)):
         for instruction in code.instructions:
-            if instruction.row.group is not Group.REGISTER or not instruction.row.syntax.startswith("push r"):
+            row = instruction.row
+            reads_hit = row.group is Group.REGISTER and row.syntax.startswith("push r")
+            if not reads_hit and row.syntax != ENTRY:
                 continue
             if not isinstance(instruction.operand, (int, str)):
                 return False

@@ -15,7 +15,7 @@ from dprobes.engines.ebpf.kernel.features import Feature
 from dprobes.errors import TargetError
 from dprobes.resolve.probepoints import LeftOutProbe
 from dprobes.rpn.isa import Group
-from dprobes.rpn.needs import executed_instructions
+from dprobes.rpn.needs import ENTRY, executed_instructions
 from dprobes.rpn.program import Glob
 
 if TYPE_CHECKING:
@@ -111,9 +111,10 @@ class TrampolinePlan:
             known.add("eax")
         for instruction in executed_instructions(self._program, probe.definition):
             name = _pushed_register(instruction, architecture)
-            if name is None or name in known:
+            at_entry = instruction.row.syntax == ENTRY
+            if name is None or (name in known and not (at_entry and name == "eax")):
                 continue
-            if name == "eax" and placement is Placement.FEXIT:
+            if name == "eax" and not at_entry and placement is Placement.FEXIT:
                 problem = f"'{instruction}': '{probe.where}' returns nothing"
             elif name in ARGUMENT_REGISTERS:
                 problem = f"'{instruction}': '{probe.where}' takes {_count(signature.words)} only"
@@ -127,7 +128,8 @@ class TrampolinePlan:
 def _pushed_register(instruction: Instruction, architecture: Architecture) -> str | None:
     """Return the name of the current context's register that an instruction pushes; None if it pushes none."""
     row, operand = instruction.row, instruction.operand
-    if row.group is not Group.REGISTER or not row.syntax.startswith("push r") or not isinstance(operand, (int, str)):
+    reads_hit = row.group is Group.REGISTER and row.syntax.startswith("push r")
+    if not (reads_hit or row.syntax == ENTRY) or not isinstance(operand, (int, str)):
         return None
     register = architecture.register(operand)
     return register.name if register is not None else None
