@@ -49,9 +49,9 @@ Values are numbers (`16`, `0x10`, `020`, `'a'`), symbols of the module, and expr
 for jumps; `proc name` ... `endproc` encloses a procedure.
 
 A cell is a word, and a value of fewer bits has zeros above them, or what the processor left there. Behind a register, a
-field, and in `push mem` a type says what it is: `push r, retval:s32`, `push tp, ret:s32`, `push mem, s16`; `s8` to `s64`
-have a sign, `u8` to `u64` none. That is short for the instruction and `pbl` or `pzl` behind it. Records of such values
-are printed with their sign.
+field, an argument of a USDT probe, and in `push mem` a type says what it is: `push r, retval:s32`, `push tp, ret:s32`,
+`push usdt, 1:s32`, `push mem, s16`; `s8` to `s64` have a sign, `u8` to `u64` none. That is short for the instruction and
+`pbl` or `pzl` behind it. Records of such values are printed with their sign.
 """
 
 TABLES = f"""\

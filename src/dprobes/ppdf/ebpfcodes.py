@@ -17,7 +17,7 @@ __all__ = ["read_ebpf", "write_ebpf"]
 _INSN_SIZE = 8
 """The size in bytes of an instruction slot (``linux/bpf.h``, ``struct bpf_insn``)."""
 
-_CODE_SIZE, _MAP_SIZE = 33, 9
+_CODE_SIZE, _MAP_SIZE = 29, 9
 
 
 def write_ebpf(out: Writer, codes: Sequence[EbpfCode]) -> None:

@@ -43,7 +43,7 @@ NUMBER_TYPES = {
 }
 """The types by their names."""
 
-_TYPED = (OperandKind.REGISTER, OperandKind.FIELD)
+_TYPED = (OperandKind.REGISTER, OperandKind.FIELD, OperandKind.ARGUMENT)
 """Operands behind which a type may stand."""
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from integration.support import symbols_of
+from integration.support import DPROBES, symbols_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -110,3 +110,26 @@ def test_sites_of_one_probe_are_counted_apart(usdt: Callable[..., Path], run: Ru
     start = symbols_of(program)["many"]
     sites = re.findall(r"Name: many\n +Location: (0x[0-9a-f]+)", notes)
     assert sorted(int(row, 16) for row in rows) == sorted(int(site, 16) - start for site in sites)
+
+
+def test_a_compiled_program_carries_the_symbols_of_arguments(
+    usdt: Callable[..., Path], run: Runner, engine: list[str], tmp_path: Path
+) -> None:
+    program = usdt("-O2", "-fno-pie", "-no-pie")
+    source, compiled, stripped = tmp_path / "many.rpn", tmp_path / "many.ppdf", tmp_path / "stripped" / "usdt"
+    text = "name = usdt\noffset = usdt:demo:many\nminor = 2\npush usdt, 2\npush usdt, 1\nlog 2\nexit\n"
+    source.write_text(text)
+    subprocess.run([*DPROBES, "build", str(source), "-o", str(compiled), "--for", str(program)], check=True)
+    stripped.parent.mkdir()
+    subprocess.run(["strip", "-o", str(stripped), str(program)], check=True)
+    # Without symbols the place at 'table' and 'shared' is left out, and says why.
+    bare = run(text, ["--", str(stripped), "9"], engine)
+    assert "its argument 2 ('-8@shared(%rip)') cannot be pushed: '" in bare.stderr
+    assert "has no symbol 'shared'" in bare.stderr
+    output = tmp_path / "records"
+    command = [*DPROBES, "run", str(compiled), *engine, "--format", "json", "-o", str(output), "--", str(stripped), "9"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    logs = [bytes.fromhex(data) for data in re.findall(r'"data": ?"([0-9a-f]+)"', output.read_text())]
+    printed = [[int(n) for n in line.split()] for line in re.findall(r"^many (.*)$", done.stdout, re.MULTILINE)]
+    assert len(printed) == 9
+    assert [list(struct.unpack("<2q", log)) for log in logs] == printed

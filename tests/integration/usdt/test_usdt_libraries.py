@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from integration.ebpf.kernel import require_bpf, require_initial_namespace
-from integration.support import TIMEOUT
+from integration.support import NOBODY, TIMEOUT, as_nobody
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -95,3 +97,47 @@ def test_bpftrace_says_the_same_of_the_same_process(usdt: Callable[..., Path], r
     assert len(ours) == 6
     # Both the program and bpftrace print the same lines.
     assert sorted(theirs) == sorted([*ours, *ours, *(f"guarded {words[0]}" for words in result.words(2))])
+
+
+QUERIES = """name = "{postgres}"
+offset = usdt:postgresql:query__start
+minor = 1
+push 100
+push usdt, 1
+log str
+exit
+offset = usdt:postgresql:transaction__commit
+minor = 2
+exit
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root to become the user of a database")
+def test_a_database_gets_the_queries_that_it_was_sent(run: Runner, engine: list[str], tmp_path: Path) -> None:
+    programs = [shutil.which(name) for name in ("postgres", "initdb", "setpriv")]
+    if None in programs:
+        pytest.skip("postgresql is not installed")
+    postgres, initdb, setpriv = (str(Path(str(path)).resolve()) for path in programs)
+    notes = subprocess.run(["readelf", "-n", postgres], capture_output=True, text=True, check=False).stdout
+    if "query__start" not in notes:
+        pytest.skip("postgres was built without USDT probes (--enable-dtrace)")
+    directory = Path(tempfile.mkdtemp(prefix="dprobes-postgres-"))  # pytest's own is root's alone
+    try:
+        os.chown(directory, NOBODY, NOBODY)
+        subprocess.run(
+            [initdb, "-D", str(directory / "data"), "-A", "trust", "-U", "postgres", "--no-sync"],
+            check=True, capture_output=True, timeout=5 * TIMEOUT, cwd=directory, **as_nobody(),
+        )  # fmt: skip
+        (tmp_path / "queries").write_text("select 40+2 as answer;\nselect version();\n")
+        user = [setpriv, f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
+        command = [*user, postgres, "--single", "-D", str(directory / "data"), "postgres"]
+        with (tmp_path / "queries").open() as queries:
+            result = run(
+                QUERIES.format(postgres=postgres), ["--", *command], engine, stdin=queries, timeout=3 * TIMEOUT
+            )
+        assert 'answer = "42"' in result.stdout, result.stdout + result.stderr
+        texts = [bytes.fromhex(record["data"])[3:].decode() for record in result.records if record["minor"] == 1]
+        assert [text.strip() for text in texts] == ["select 40+2 as answer;", "select version();"]
+        assert result.counts[2].hits >= 2
+    finally:
+        shutil.rmtree(directory)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 from dprobes.errors import TargetError
@@ -28,7 +29,7 @@ __all__ = [
     "usdt_rows",
 ]
 
-MODULE_HEADER = ("module", "path")
+MODULE_HEADER = ("module", "usdt probes", "path")
 FUNCTION_HEADER = ("function", "size", "offset", "a hit at its start")
 KERNEL_HEADER = ("function", "a hit at its start")
 
@@ -38,17 +39,19 @@ _CHEAP, _SLOW = "cheap", "slow: an instruction is stepped"
 def module_rows(pid: int, pattern: str) -> list[tuple[str, ...]]:
     """Return the files whose code a process maps, with the names that ``name =`` takes; raise ``TargetError``."""
     from dprobes.target.elf.file import ElfFile
+    from dprobes.target.usdt import usdt_sites
 
     paths = dict.fromkeys(mapping.path for mapping in executable_mappings(read_maps(pid)) if mapping.is_file)
     matches = compile_glob(pattern).match
     rows: list[tuple[str, ...]] = []
     for path in paths:
-        try:
-            name = ElfFile.open(path).soname or path.rpartition("/")[2]
-        except TargetError:
-            name = path.rpartition("/")[2]
+        name, probes = path.rpartition("/")[2], 0
+        with contextlib.suppress(TargetError):  # what is not there any more has its name still
+            elf = ElfFile.open(path)
+            name = elf.soname or name
+            probes = len({site.probe for site in usdt_sites(elf)})
         if matches(name):
-            rows.append((name, path))
+            rows.append((name, str(probes or "-"), path))
     return rows
 
 

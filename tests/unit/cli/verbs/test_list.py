@@ -40,8 +40,8 @@ def test_modules_of_a_process_have_the_names_that_programs_take(capsys: pytest.C
         for line in Path("/proc/self/maps").read_text().splitlines()
         if line.split()[1][2] == "x" and line.split(maxsplit=5)[5:] and "/" in line
     }
-    assert {path for _, path in rows} == mapped
-    assert ["libc.so.6", str(LIBC.resolve())] in rows
+    assert {path for *_, path in rows} == mapped
+    assert any(row[0] == "libc.so.6" and row[-1] == str(LIBC.resolve()) for row in rows)
 
 
 def test_system_calls_match_by_how_they_begin(capsys: pytest.CaptureFixture[str]) -> None:
