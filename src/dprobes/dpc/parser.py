@@ -10,7 +10,6 @@ Programs: the ``module`` statement, declarations, functions, and points with the
     point     = [ "return" ] ( place | "syscall" NAME | "kmod" NAME ":" NAME )
               | "inline" place | "usdt" place | "tracepoint" PLACE
               | "watch" ( "x" | "w" | "rw" ) [ "(" type ")" ] PLACE | "sample" HERTZ [ MODULE ]
-              | "begin" | "end" | "every" TIME
     place     = PLACE [ "(" parameters ")" ]
 
 A PLACE is a word up to a blank, bracket, comma or semicolon: ``libc.so.6:malloc+8``, ``"my lib":f``, ``python3:*``.
@@ -23,7 +22,8 @@ from typing import TYPE_CHECKING
 
 from dprobes.dpc import programtree, tree
 from dprobes.dpc.cursor import Cursor, ParseError
-from dprobes.dpc.expressionparser import UNITS, string_value
+from dprobes.dpc.expressionparser import string_value
+from dprobes.dpc.provided import TABLES_SHOWN
 from dprobes.dpc.statementparser import StatementParser
 from dprobes.dpc.token import Token, TokenKind, TokenStream
 
@@ -34,10 +34,21 @@ if TYPE_CHECKING:
 __all__ = ["parse"]
 
 _MODULE_END = re.compile(r'(?P<module>"[^"]*"|[^":]*?):(?!:)(?P<place>.*)\Z')
-_TIME = re.compile(r"([0-9]+)(ns|us|ms|s|m|h)\Z")
 _FREQUENCY = re.compile(r"([0-9]+)hz\Z", re.IGNORECASE)
 _ACCESSES = ("x", "w", "rw")
-_MINUTES = {"m": 60 * UNITS["s"], "h": 3600 * UNITS["s"]}
+_ELSEWHERE = {
+    "uprobe": "MODULE:FUNCTION",
+    "uretprobe": "return MODULE:FUNCTION",
+    "kprobe": "kernel:FUNCTION",
+    "kretprobe": "return kernel:FUNCTION",
+    "tracepoint": "tracepoint SUBSYSTEM:NAME",
+    "interval": "--interval 1s on the command line",
+    "usdt": "usdt MODULE:PROVIDER:NAME",
+    "profile": "sample 99hz",
+    "watchpoint": "watch w MODULE:variable",
+}
+"""What bpftrace calls points, and what is written here."""
+
 _POINT_WORDS = ("inline", "usdt", "watch", "sample", "tracepoint", "syscall", "kmod", "begin", "end", "every")
 
 
@@ -167,9 +178,8 @@ class _ProgramParser:
         cursor = self._cursor
         first = cursor.peek()
         at_return = self._is_keyword("return") and bool(cursor.accept("return"))
-        if not at_return and self._is_keyword("begin", "end") and cursor.sees("{", ",", distance=1):
-            kind = programtree.PointKind(cursor.take().text)
-            return programtree.Point(kind, cursor.span_from(first))
+        if not at_return and self._is_keyword("begin", "end", "every", "BEGIN", "END"):
+            raise cursor.wrong(f"a program has no block '{first.text}'", hint=TABLES_SHOWN)
         if self._is_keyword("syscall"):
             cursor.take()
             name = self._place("the name of a system call")
@@ -191,12 +201,6 @@ class _ProgramParser:
             return self._watch()
         if self._is_keyword("sample"):
             return self._sample()
-        if self._is_keyword("every"):
-            cursor.take()
-            token = cursor.tokens.take_place_word()
-            return programtree.Point(
-                programtree.PointKind.EVERY, cursor.tokens.span(first, token), number=self._interval(token)
-            )
         return self._in_code(first, programtree.PointKind.CODE, None, self._place("a place to probe"))
 
     def _is_keyword(self, *words: str) -> bool:
@@ -221,6 +225,10 @@ class _ProgramParser:
         place = word.text
         if module is None:
             module, place = split_place(word.text)
+            if (ours := _ELSEWHERE.get(module or place)) is not None:
+                raise self._cursor.wrong(
+                    f"'{module or place}' is no module", self._cursor.tokens.span(word), f"write '{ours}'"
+                )
         return self._made(first, kind, module, place, at_return=at_return)
 
     def _made(
@@ -259,9 +267,3 @@ class _ProgramParser:
         if not cursor.sees("{", ",", "when"):
             module = self._place("a module").text.strip('"')
         return programtree.Point(programtree.PointKind.SAMPLE, cursor.span_from(first), module, number=int(match[1]))
-
-    def _interval(self, token: Token) -> int:
-        match = _TIME.match(token.text)
-        if match is None:
-            raise self._cursor.wrong(f"'{token.text}' is no time", self._cursor.tokens.span(token), "write 1s or 500ms")
-        return int(match[1]) * (_MINUTES.get(match[2]) or UNITS[match[2]])

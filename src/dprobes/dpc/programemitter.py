@@ -116,15 +116,18 @@ class ProgramEmitter:
 
     def _compilation(self, module: str) -> Compilation:
         w = Writer()
+        place = next(point.span for each in self._probes for point in each.probe.points)
         name, modtype = module, ""
         if module.startswith("kernel "):
             name, modtype = "vmlinux", module.removeprefix("kernel ")
         elif module.startswith("kmod "):
             name, modtype = module.removeprefix("kmod "), "kmod"
         major = self._attribute(self._program.attributes, "major") or 0
-        w.header(f'name = "{name}"')
+        with w.at(place):
+            w.header(f'name = "{name}"')
         if modtype:
-            w.header(f"modtype = {modtype}")
+            with w.at(place):
+                w.header(f"modtype = {modtype}")
         w.header(f"major = {major}")
         for kind, count in self._typer.counts.items():
             if count:

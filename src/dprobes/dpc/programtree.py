@@ -35,9 +35,6 @@ class PointKind(enum.Enum):
     USDT = "usdt"
     TRACEPOINT = "tracepoint"
     SYSTEM_CALL = "syscall"
-    BEGIN = "begin"
-    END = "end"
-    EVERY = "every"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +52,7 @@ class Point:
     A place before a block.
 
     ``module`` is empty where the program or the command line says it; ``place`` is what stands behind its colon.
-    ``number`` is a frequency or an interval in nanoseconds, ``access`` that of a watchpoint, ``parameters`` is None
+    ``number`` is a frequency, ``access`` that of a watchpoint, ``parameters`` is None
     where there are no parentheses.
     """
 

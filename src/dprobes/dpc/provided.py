@@ -10,7 +10,7 @@ from dprobes.lazydataclass import dataclass
 if TYPE_CHECKING:
     from dprobes.dpc.ctype import CType
 
-__all__ = ["ACTIONS", "PROVIDED", "RESERVED_CALLS", "ProvidedName"]
+__all__ = ["ACTIONS", "PROVIDED", "RESERVED_CALLS", "TABLES_SHOWN", "ProvidedName"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +57,9 @@ PROVIDED = {
         ProvidedName("probe", "the name of the place that was hit: a string"),
     )
 }  # fmt: skip
+
+TABLES_SHOWN = "tables are printed at the end, and with --interval TIME meanwhile"
+"""What to do instead of printing a table."""
 
 ACTIONS = ("printf", "debugger", "crash", "core", "remove", "print", "clear", "delete", "skip")
 """What is a statement only."""

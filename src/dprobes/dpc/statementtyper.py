@@ -22,7 +22,7 @@ from dprobes.dpc.ctype import (
 )
 from dprobes.dpc.folder import folded
 from dprobes.dpc.printformat import Form, conversions, lines_of, placeholder
-from dprobes.dpc.provided import ACTIONS
+from dprobes.dpc.provided import ACTIONS, TABLES_SHOWN
 from dprobes.dpc.scope import Scope, SlotName
 from dprobes.dpc.typetable import UnknownTypeError
 from dprobes.dpc.valueproperties import does_something, form_of
@@ -265,7 +265,7 @@ class StatementTyper:
             if self._result is not None:
                 raise self._values.wrong(call.span, f"'{call.function}' ends a hit: it cannot stand in a function")
             return typedstatement.End(end, call.span)
-        raise self._values.wrong(call.span, f"'{call.function}' cannot stand here")
+        raise self._values.wrong(call.span, f"'{call.function}' cannot stand here", TABLES_SHOWN)
 
     def _skip(self, call: tree.Call) -> typedstatement.Statement:
         if len(call.arguments) != 1:
@@ -311,12 +311,18 @@ class StatementTyper:
         self.logs += 1
         return typedstatement.Log(self.logs, tuple(items), "\n".join(lines_of(format_.value, places)), call.span)
 
+    def _is_string(self, type_: CType) -> bool:
+        """Return whether ``%s`` takes a value for the address of a string; a parameter without a type is a word."""
+        if isinstance(type_, Pointer):
+            return size_of(type_.target) in (None, 1)
+        return type_ == self._values.types.word
+
     def _printed(self, expression: tree.Expression, letter: str) -> typed.Argument:
         text = self._values.calls.text(expression, limit=STRING_LIMIT)
         if text is not None:
             return text
         value = self._values.value(expression)
-        if letter == "s" and isinstance(value.type, Pointer) and size_of(value.type.target) in (None, 1):
+        if letter == "s" and self._is_string(value.type):
             return typed.Text(folded(typed.Convert(value, self._values.types.word)), STRING_LIMIT, String(STRING_LIMIT))
         if isinstance(value.type, Void | Record):
             raise self._values.wrong(expression.span, f"'{value.type}' cannot be printed")
