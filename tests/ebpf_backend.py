@@ -26,6 +26,7 @@ from dprobes.bpf.layout import (
     PROBE_ENTRY_SIZE,
     PROBE_LOAD_SIZE,
     STATUS_SIZE,
+    TALLY,
     CpuLoad,
     Entry,
     MapName,
@@ -53,7 +54,7 @@ from dprobes.record.layout import PROCESS_NAME_MAX, Item, LogRecord
 from dprobes.rpn.decoder import decode_all
 from dprobes.rpn.encoder import CodeImage
 from dprobes.rpn.isa import RPN_STACK_CELLS, Group
-from dprobes.rpn.tables import KeyKind, TableKind
+from dprobes.rpn.tables import TableKind, table_of
 from dprobes.target.btf import Kind
 from dprobes.testing import PAGE, FakeContext
 from dprobes.vm import Ending, Outcome, Point
@@ -154,8 +155,8 @@ def host_of(context: FakeContext, cookie: int, function: int) -> type[Host]:
         def kernel_stack(self) -> None:
             write_words(self._asm, context.frames_in_kernel, self._word_size)
 
-        def user_stack(self, area: int, work: int, log_mask: int) -> None:
-            write_words(self._asm, context.frames_in_program, self._word_size)
+        def user_stack(self, area: int, work: int, log_mask: int, key: int | None = None) -> None:
+            write_words(self._asm, context.frames_in_program, self._word_size if key is None else 8)
 
         def traced_field(self, name: str, nobody: Label) -> None:
             if name in context.traced_fields:
@@ -399,7 +400,10 @@ class EbpfRunner:
         claims = self._maps[MapName.CLAIMS]
         assert isinstance(claims, ArrayMap)
         assert claims.words[0] == 0, "the state was not given back"
-        return self._outcome(words, point)
+        found = self._outcome(words, point)
+        if self._tables is not None:
+            self._context.keyed_tables = [store_of(contents) for contents in self._tables.contents()]
+        return found
 
     def miss(self, start: int, point: Point) -> list[tuple[Entry, int, bytes]]:
         """Hit while no state is free; return what comes into the ring."""
@@ -528,8 +532,6 @@ class EbpfRunner:
     def _read_variables(self) -> None:
         for each, first, values in self._variables():
             values[:] = [each.words[first + n] for n in range(len(values))]
-        if self._tables is not None:
-            self._context.keyed_tables = [store_of(contents) for contents in self._tables.contents()]
         threads, values = self._thread_variables()
         if (key := self._thread_key()) in threads:
             values[:] = struct.unpack(self._thread_values, threads[key])[: len(values)]
@@ -572,6 +574,12 @@ class EbpfRunner:
         ids = self._context.ids
         return struct.pack("=Q", ids["tid"] & 0xFFFF_FFFF or (ids["cpu"] + 1 << 32) & 0xFFFF_FFFF_FFFF_FFFF)
 
+    def _tally(self, body: bytes) -> None:
+        """Do what the reader of the ring does; the stack in the key is made up already."""
+        assert self._tables is not None
+        number, _, value = TALLY.unpack_from(body)
+        self._tables.stores[number].tally(body[TALLY.size :], value)
+
     def _entries(self) -> list[tuple[Entry, int, bytes]]:
         """Take everything out of the ring: kind, thread id and body."""
         ring = self._maps[MapName.RING]
@@ -579,6 +587,9 @@ class EbpfRunner:
         entries = []
         for entry in ring.drain():
             word, tid = ENTRY_HEAD.unpack_from(entry)
+            if word >> 24 == Entry.TALLY:
+                self._tally(entry[ENTRY_HEAD.size :])
+                continue
             assert word & 0xFF_FFFF == _PROBE
             entries.append((Entry(word >> 24), tid, entry[ENTRY_HEAD.size :]))
         return entries
@@ -665,10 +676,11 @@ def is_applicable(program: ProbeProgram, target: Architecture, context: FakeCont
     """Return whether a program needs nothing that eBPF lacks by its nature or on this kernel."""
     if target.name not in ("i386", "x86_64") or context._registers[True]:
         return False
-    if any(key.kind is KeyKind.USER_STACK for table in program.tables for key in table.keys):
-        return False
     for code in program.bodies():
         for instruction in code.instructions:
+            table = table_of(instruction.operand, program.tables) if instruction.row.group is Group.TABLE else None
+            if table is not None and table.has_user_stack and instruction.row.operator != "tally":
+                return False
             register = target.register(instruction.operand) if isinstance(instruction.operand, str) else None
             if not is_supported(instruction.row, register, abilities()):
                 return False

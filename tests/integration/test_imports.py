@@ -34,8 +34,8 @@ PROGRAM = "name = hotloop\nvars = 1\noffset = tick\ninc lv, 0\nabort\n"
     [
         (["--help"], 138, 12),
         (["check", "{source}"], 234, 110),
-        (["run", "--engine", "ptrace", "{source}", "--", "{program}", "5"], 324, 182),
-        (["run", "--engine", "ebpf", "{source}", "--", "{program}", "5"], 412, 272),
+        (["run", "--engine", "ptrace", "{source}", "--", "{program}", "5"], 334, 184),
+        (["run", "--engine", "ebpf", "{source}", "--", "{program}", "5"], 420, 276),
     ],
 )
 def test_a_start_imports_little(build: Builder, tmp_path: Path, command: list[str], every: int, ours: int) -> None:

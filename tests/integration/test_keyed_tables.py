@@ -131,3 +131,49 @@ def test_a_trace_file_and_prometheus_get_the_tables(build: Builder, tmp_path: Pa
     samples = dict(line.rsplit(" ", 1) for line in text.read_text().splitlines() if not line.startswith("#"))
     for name, value in values(rows["counts"]).items():
         assert samples[f'dprobes_counts_total{{key0="{name}"}}'] == str(value)
+
+
+STACKS = """
+name = stacked
+table = from, sum, ustack[3]
+table = at, count, address
+offset = leaf
+    push r, arg0; tally from
+    push r, pc; tally at
+    abort
+"""
+
+STACKED = """
+__attribute__((noinline, noclone)) long leaf(long n) { __asm__ volatile("nop"); return n; }
+__attribute__((noinline, noclone)) long one(long n) { long r = leaf(n); __asm__ volatile(""); return r + 1; }
+__attribute__((noinline, noclone)) long two(long n) { long r = one(n); __asm__ volatile(""); return r + leaf(1); }
+int main(void) { long s = 0; for (long i = 0; i < 300; i++) s += two(i); return s == 42; }
+"""
+
+
+@ENGINES
+def test_a_call_stack_is_a_key(engine: str, tmp_path: Path) -> None:
+    """Without frame pointers; the process has ended when its frames are named."""
+    (tmp_path / "stacked.c").write_text(STACKED)
+    source, program = tmp_path / "stacks.rpn", tmp_path / "stacked"
+    source.write_text(STACKS)
+    subprocess.run(["gcc", "-O2", "-fomit-frame-pointer", "-o", program, tmp_path / "stacked.c"], check=True)
+    rows, _ = run(engine, source, "--", program)
+    functions = {tuple(frame.partition("+")[0].partition(" ")[0] for frame in row["keys"][0]): row["value"]
+                 for row in rows["from"]}  # fmt: skip
+    assert functions == {("leaf", "one", "two"): sum(range(300)), ("leaf", "two", "main"): 300}
+    assert [(row["keys"], row["value"]) for row in rows["at"]] == [(["leaf [stacked]"], 600)]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="the ebpf engine needs root")
+def test_memory_is_bounded_however_many_keys_there_are(build: Builder, tmp_path: Path) -> None:
+    """Each of a million calls has another key; the map has the size that it had at first."""
+    source = tmp_path / "keys.rpn"
+    source.write_text(
+        "name = hotloop\ntable = keys, count, word, room = 1000\noffset = tick\npush r, arg0\ntally keys\nabort\n"
+    )
+    rows, _ = run("ebpf", source, "--", build("hotloop.c"), 1_000_000)
+    *kept, lost = rows["keys"]
+    assert len(kept) == 1000
+    assert all(row["value"] == 1 for row in kept)
+    assert lost["lost"] == 999_000

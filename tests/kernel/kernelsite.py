@@ -114,8 +114,9 @@ def _host_of(context: FakeContext) -> type[KernelHost]:
         def override_return(self) -> None:
             pass
 
-        def user_stack(self, area: int, work: int, log_mask: int) -> None:
-            write_words(self._asm, context.frames_in_program, context.architecture.word_size)
+        def user_stack(self, area: int, work: int, log_mask: int, key: int | None = None) -> None:
+            word_size = context.architecture.word_size if key is None else 8
+            write_words(self._asm, context.frames_in_program, word_size)
 
     return SiteHost
 

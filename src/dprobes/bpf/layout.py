@@ -18,6 +18,7 @@ __all__ = [
     "CPU_LOAD_SIZE",
     "CROSSED_SIZE",
     "ENTRY_HEAD",
+    "KEY_POSITION",
     "KIND_SHIFT",
     "LOAD_LIMIT",
     "LOAD_WINDOW",
@@ -33,6 +34,7 @@ __all__ = [
     "SNAPSHOT_REGISTERS",
     "SNAPSHOT_STACK_MAX",
     "STATUS_SIZE",
+    "TALLY",
     "TICKETS_SHIFT",
     "CpuLoad",
     "Entry",
@@ -329,6 +331,11 @@ class Entry(enum.IntEnum):
     What a call stack is found by: ``SNAPSHOT``, ``SNAPSHOT_REGISTERS`` words of ``struct pt_regs``, and memory from the
     stack pointer on, up to SNAPSHOT_STACK_MAX bytes. It comes before the record that it belongs to.
     """
+    TALLY = 6
+    """
+    A number for a table with call stacks as keys: ``TALLY``, and the key without the stacks (``keyed.layout``). The
+    SNAPSHOT before it has the stack, unless the key has a ``StackEnd`` as its first address.
+    """
 
 
 ENTRY_HEAD = struct.Struct("=II")
@@ -351,6 +358,12 @@ stand, and the bytes of a word.
 
 In the log, the first word of that item is the number of the state plus one, and the others are 0.
 """
+
+TALLY = struct.Struct("=IIq")
+"""The head of a TALLY entry: the number of the table, that of the handler's state plus one, and the number to take."""
+
+KEY_POSITION = 0xFFFF_FFFF
+"""What a SNAPSHOT has in the place of a position in the log if its stack is a key."""
 
 SNAPSHOT_REGISTERS = 21
 """Words of ``struct pt_regs`` (arch/x86/include/asm/ptrace.h)."""

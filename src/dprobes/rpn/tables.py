@@ -181,6 +181,11 @@ class Table:
         return self.room if self.keys else 1
 
     @property
+    def has_user_stack(self) -> bool:
+        """Whether a key is the call stack of a program."""
+        return any(key.kind is KeyKind.USER_STACK for key in self.keys)
+
+    @property
     def key_size(self) -> int:
         """How many bytes all keys take."""
         return sum(key.bytes for key in self.keys)

@@ -101,6 +101,14 @@ class ProcessImages:
             images = reversed(self._images.get(pid, []))
             return next((image for image in images if image.covering(address) is not None), None)
 
+    def any_covering(self, address: int) -> int | None:
+        """Return a process that has, or has had, code at an address, the latest one; None if nobody told of one."""
+        with self._lock:
+            for pid, images in reversed(self._images.items()):
+                if any(image.covering(address) is not None for image in images):
+                    return pid
+        return None
+
     def _enter(self, image: ProcessImage) -> None:
         with self._lock:
             images = self._images.setdefault(image.pid, [])

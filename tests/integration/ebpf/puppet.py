@@ -173,9 +173,10 @@ def _host_of(context: FakeContext) -> type[Host]:
         def process_name(self) -> None:
             write_name(self._asm, context)
 
-        def user_stack(self, area: int, work: int, log_mask: int) -> None:
+        def user_stack(self, area: int, work: int, log_mask: int, key: int | None = None) -> None:
             """Log the made-up stack: the snapshot of a real one has its own test (``test_user_stacks``)."""
-            write_words(self._asm, context.frames_in_program, context.architecture.word_size)
+            word_size = context.architecture.word_size if key is None else 8
+            write_words(self._asm, context.frames_in_program, word_size)
 
         def stop_process(self) -> None:
             """Let the puppet go on: what comes of the stop is for other tests."""

@@ -44,7 +44,7 @@ from dprobes.errors import NotSupportedError
 from dprobes.record.layout import Item
 from dprobes.rpn.isa import Group
 from dprobes.rpn.needs import ELAPSED, ENTRY
-from dprobes.rpn.tables import KeyKind, table_of
+from dprobes.rpn.tables import table_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -216,7 +216,7 @@ class _Handler:
             point.logmax,
             point.ex_logmax if point.autostacktrace or flow.uses(*_TRACING) else 0,
             max(point.heap, architecture.word_size) if _uses(flow, Group.HEAP) else 0,
-            has_snapshot=flow.uses(*_UNWINDING),
+            has_snapshot=_takes_snapshots(flow),
             keys=max((table.key_size for table in image.tables), default=0) if _uses(flow, Group.TABLE) else 0,
             entry_words=1 + len(request.entry.registers) if request.entry and flow.uses(ELAPSED, ENTRY) else 0,
         )
@@ -293,9 +293,18 @@ def _host_uses(architecture: Architecture, flow: HandlerFlow, request: Request) 
         if (register := architecture.register(i.operand)) is not None
     }
     return {
-        "uses_ip": Item.IP in request.items or "eip" in names or flow.uses(*_UNWINDING),
-        "uses_ids": bool(request.items & (Item.PID | Item.TID)) or flow.uses("push pid", "push tid"),
+        "uses_ip": Item.IP in request.items or "eip" in names or _takes_snapshots(flow),
+        "uses_ids": bool(request.items & (Item.PID | Item.TID))
+        or flow.uses("push pid", "push tid")
+        or _takes_snapshots(flow),
     }
+
+
+def _takes_snapshots(flow: HandlerFlow) -> bool:
+    """Return whether a handler copies the stack of the program."""
+    numbers = (i.operand for i in flow.instructions.values() if i.row is not None and i.row.group is Group.TABLE)
+    tables = [table_of(number, flow.tables) for number in numbers]
+    return flow.uses(*_UNWINDING) or any(table is not None and table.has_user_stack for table in tables)
 
 
 def _uses(flow: HandlerFlow, group: Group) -> bool:
@@ -324,14 +333,15 @@ def _abilities_at(request: Request) -> Abilities:
 
 
 def _check_table(instruction: EncodedInstruction, image: CodeImage) -> None:
-    """Raise ``NotSupportedError`` if a key of a table cannot be had in the kernel."""
+    """Raise ``NotSupportedError`` for what is in a table that the kernel does not have."""
     row = instruction.row
-    if row is None or row.group is not Group.TABLE:
+    if row is None or row.group is not Group.TABLE or row.operator == "tally":
         return
     table = table_of(instruction.operand, image.tables)
-    if table is not None and any(key.kind is KeyKind.USER_STACK for key in table.keys):
+    if table is not None and table.has_user_stack:
         raise NotSupportedError(
-            f"the key 'ustack' of table '{table.name}' cannot be had in the kernel", hint="use --engine ptrace"
+            f"'{row.operator}' cannot look at table '{table.name}': its call stacks are followed outside of the kernel",
+            hint="use --engine ptrace",
         )
 
 

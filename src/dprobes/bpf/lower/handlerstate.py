@@ -12,7 +12,7 @@ The state of one running handler: an element of the SCRATCH map.
       ...   trace    likewise for ex_logmax, with a record header before it
       ...   heap     blocks and data
       ...   snapshot the ring entry with a copy of the program's stack, for 'log ustack'
-      ...   keys     the key of a table that is put together, and room for a position behind it
+      ...   keys     the ring entry with a key, the key of a table, and room for a position behind it
       ...   entry    what a return knows of the entry: the time, registers
 
 A position in the log buffer is masked to one half of it and a length to the other, so that the verifier has nothing to
@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import enum
 
-from dprobes.bpf.layout import ENTRY_HEAD, SNAPSHOT, SNAPSHOT_REGISTERS, SNAPSHOT_STACK_MAX, power_of_two
+from dprobes.bpf.layout import ENTRY_HEAD, SNAPSHOT, SNAPSHOT_REGISTERS, SNAPSHOT_STACK_MAX, TALLY, power_of_two
 from dprobes.lazydataclass import dataclass
 from dprobes.rpn.isa import RPN_STACK_CELLS
 from dprobes.rpn.tables import STRING_SIZE_MAX
@@ -37,6 +37,7 @@ __all__ = [
     "FRAMES",
     "FRAME_COUNT",
     "FRAME_SIZE",
+    "KEY_HEAD",
     "KEY_SLACK",
     "LOG",
     "PREFIX_SIZE",
@@ -70,6 +71,7 @@ _SLACK = 64
 """Bytes behind the largest position that a store of a few words may touch."""
 
 
+KEY_HEAD = ENTRY_HEAD.size + TALLY.size
 KEY_SLACK = 2 * power_of_two(STRING_SIZE_MAX)
 """Room behind a key for a position in a string, which is masked."""
 
@@ -187,8 +189,9 @@ class StateLayout:
 
     @property
     def key(self) -> int:
-        """Where the key of a table is put together."""
-        return -(-(self.snapshot + (_SNAPSHOT_SIZE if self.has_snapshot else 0)) // 8) * 8
+        """Where the key of a table is put together, behind the head of a ring entry."""
+        before = self.snapshot + (_SNAPSHOT_SIZE if self.has_snapshot else 0)
+        return -(-before // 8) * 8 + (KEY_HEAD if self.keys else 0)
 
     @property
     def size(self) -> int:

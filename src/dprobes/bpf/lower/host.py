@@ -296,16 +296,16 @@ class Host:
         asm.mov(Register.R4, 0)
         asm.call(Helper.GET_STACK)
 
-    def user_stack(self, area: int, work: int, log_mask: int) -> None:
+    def user_stack(self, area: int, work: int, log_mask: int, key: int | None = None) -> None:
         """
         Write what is to become the call stack of the program to R1, R2 bytes; R0 is R2. Takes R1-R5 and R9.
 
         The entry that it is found by is put together at ``area`` of the state; ``work`` are three words for that. R1
-        is where LP is, behind a prefix.
+        is where LP is, behind a prefix, or with ``key`` that place of the state, for 8-byte words.
         """
         from dprobes.bpf.lower.snapshot import write_snapshot
 
-        write_snapshot(self._asm, self, area, work, log_mask, self._word_size)
+        write_snapshot(self._asm, self, area, work, log_mask, self._word_size, key)
 
     def user_registers(self, nobody: Label, to: Callable[[Register], None]) -> None:
         """

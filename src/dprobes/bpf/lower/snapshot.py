@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from dprobes.bpf.asm.isa import Alu, Jump, Register, Size
 from dprobes.bpf.layout import (
     ENTRY_HEAD,
+    KEY_POSITION,
     KIND_SHIFT,
     SNAPSHOT,
     SNAPSHOT_REGISTERS,
@@ -58,8 +59,17 @@ class SnapshotHost(Protocol):
         """Put an entry into the ring."""
 
 
-def write_snapshot(asm: Assembler, host: SnapshotHost, area: int, work: int, log_mask: int, word_size: int) -> None:
-    """Do what ``Host.user_stack`` says."""
+def write_snapshot(
+    asm: Assembler,
+    host: SnapshotHost,
+    area: int,
+    work: int,
+    log_mask: int,
+    word_size: int,
+    key: int | None = None,
+) -> None:
+    """Do what ``Host.user_stack`` says; with ``key`` the stack is one, of 8-byte words at that place of the state."""
+    size = word_size if key is None else 8
     kept, copied, address = work, work + 8, work + 16
     nobody, end, done = asm.label(), asm.label(), asm.label()
 
@@ -73,12 +83,15 @@ def write_snapshot(asm: Assembler, host: SnapshotHost, area: int, work: int, log
     host.clear_memory()
     asm.load(_R.R1, SCRATCH, Field.NUMBER)
     asm.alu(Alu.ADD, _R.R1, 1)
-    asm.store(_R.R9, 0, _R.R1, Size.of(word_size))
+    asm.store(_R.R9, 0, _R.R1, Size.of(size))
     point_to(_R.R2)
     asm.store(_R.R2, ENTRY_HEAD.size + 4, _R.R1, Size.W)
     asm.store(_R.R2, 0, Entry.SNAPSHOT << KIND_SHIFT, Size.W)
     asm.store(_R.R2, 4, 0, Size.W)
-    asm.load(_R.R1, SCRATCH, Field.LP)
+    if key is None:
+        asm.load(_R.R1, SCRATCH, Field.LP)
+    else:
+        asm.mov(_R.R1, KEY_POSITION)
     asm.store(_R.R2, ENTRY_HEAD.size + 8, _R.R1, Size.W)
     asm.store(_R.R2, ENTRY_HEAD.size + 12, word_size, Size.W)
     host.global_pid()
@@ -124,10 +137,15 @@ def write_snapshot(asm: Assembler, host: SnapshotHost, area: int, work: int, log
     host.output()
     asm.jump_if(Jump.JEQ, _R.R0, 0, done)
     asm.place(nobody)
-    asm.load(_R.R1, SCRATCH, Field.LP)
-    asm.alu(Alu.AND, _R.R1, log_mask)
-    asm.alu(Alu.ADD, _R.R1, SCRATCH)
-    asm.store(_R.R1, LOG + PREFIX_SIZE, StackEnd.NO_COPY, Size.of(word_size))
-    asm.store(SCRATCH, kept, word_size)
+    if key is None:
+        asm.load(_R.R1, SCRATCH, Field.LP)
+        asm.alu(Alu.AND, _R.R1, log_mask)
+        asm.alu(Alu.ADD, _R.R1, SCRATCH)
+        asm.store(_R.R1, LOG + PREFIX_SIZE, StackEnd.NO_COPY, Size.of(word_size))
+    else:
+        asm.mov(_R.R1, SCRATCH)
+        asm.alu(Alu.ADD, _R.R1, key)
+        asm.store(_R.R1, 0, StackEnd.NO_COPY)
+    asm.store(SCRATCH, kept, size)
     asm.place(done)
     asm.load(_R.R0, SCRATCH, kept)

@@ -19,8 +19,11 @@ __all__ = ["pop_keys"]
 
 _R = Register
 
-_ADDRESS, _READ, _POSITION = 1, 9, 10
-"""The words of work: the addresses of up to 8 strings; bytes of a string that are read, the address of the next one."""
+_ADDRESS, _READ, _POSITION, _SNAPSHOT = 1, 9, 10, 14
+"""
+The words of work: the addresses of up to 8 strings; bytes of a string that are read, the address of the next one; three
+words for a snapshot.
+"""
 
 _POSITION_MASK = power_of_two(STRING_SIZE_MAX + 1) - 1
 
@@ -58,6 +61,14 @@ def pop_keys(w: Writer, table: Table) -> None:
             case KeyKind.COMM:
                 _point_to(w, _R.R1, place)
                 w.host.process_name()
+            case KeyKind.USER_STACK:
+                _clear(w, place, key.bytes)
+                w.host.pid()
+                _point_to(w, _R.R1, place)
+                asm.store(_R.R1, 0, _R.R0)
+                _point_to(w, _R.R1, place + 8)
+                asm.mov(_R.R2, key.bytes - 8)
+                w.host.user_stack(w.state.snapshot, w.work(_SNAPSHOT), w.state.log_mask, place + 8)
             case KeyKind.KERNEL_STACK:
                 _clear(w, place, key.bytes)
                 _point_to(w, _R.R1, place)

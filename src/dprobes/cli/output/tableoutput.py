@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from dprobes.cli import console
 from dprobes.cli.output.textoutput import print_lines
 from dprobes.errors import reason_of
+from dprobes.keyed.parts import NO_NAMES
 from dprobes.lazydataclass import dataclass
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
     from dprobes.engines.interface import ControlledSession
     from dprobes.keyed.contents import TableContents
+    from dprobes.keyed.parts import Names
 
 __all__ = ["TableOptions", "TableOutput", "lines_of"]
 
@@ -42,7 +44,8 @@ class TableOptions:
 class TableOutput:
     """Print the first ``count`` tables of a session."""
 
-    def __init__(self, options: TableOptions, session: ControlledSession, count: int) -> None:
+    def __init__(self, options: TableOptions, session: ControlledSession, count: int, names: Names = NO_NAMES) -> None:
+        self._names = names
         self._count = count
         self._options = options
         self._session = session
@@ -80,8 +83,9 @@ class TableOutput:
             return
         contents = self._session.tables()[: self._count]
         if self._options.prometheus is not None:
-            self._write_exposition(self._options.prometheus, contents)
-        lines = lines_of(contents, rows=self._options.rows, as_json=self._options.as_json)
+            self._write_exposition(self._options.prometheus, contents, self._names)
+        options = self._options
+        lines = lines_of(contents, rows=options.rows, as_json=options.as_json, names=self._names)
         if not lines:
             return
         if self._options.aside:
@@ -90,24 +94,26 @@ class TableOutput:
             print_lines(lines)
 
     @staticmethod
-    def _write_exposition(path: Path, contents: Sequence[TableContents]) -> None:
+    def _write_exposition(path: Path, contents: Sequence[TableContents], names: Names) -> None:
         """Replace a file as a whole: whoever reads it sees all of the old text, or all of the new one."""
         from dprobes.keyed.prometheus import exposition
 
         new = path.with_name(f".{path.name}.new")
         try:
-            new.write_text(exposition(contents), encoding="utf-8")
+            new.write_text(exposition(contents, names), encoding="utf-8")
             new.replace(path)
         except OSError as error:
             console.error(f"'{path}' cannot be written: {reason_of(error)}")
 
 
-def lines_of(contents: Sequence[TableContents], *, rows: int | None = None, as_json: bool = False) -> list[str]:
+def lines_of(
+    contents: Sequence[TableContents], *, rows: int | None = None, as_json: bool = False, names: Names = NO_NAMES
+) -> list[str]:
     """Return the lines that show tables."""
     if as_json:
         from dprobes.keyed.json import table_json_lines
 
-        return [line for each in contents for line in table_json_lines(each, rows)]
+        return [line for each in contents for line in table_json_lines(each, rows, names)]
     from dprobes.keyed.text import table_lines
 
-    return [line for each in contents for line in table_lines(each, rows)]
+    return [line for each in contents for line in table_lines(each, rows, names)]

@@ -28,6 +28,7 @@ from dprobes.cli.options import (
     verification_options,
 )
 from dprobes.cli.output.outputs import Outputs
+from dprobes.cli.output.tablenames import has_addresses, names_for
 from dprobes.cli.output.tableoutput import TableOptions, TableOutput
 from dprobes.cli.output.views import Views
 from dprobes.cli.progress import Progress
@@ -257,7 +258,8 @@ def command(
     program = loaded.program
     derived = derived_templates(program)
     source = RecordSource(1, program.name, program.name, program.major, templates=loaded.templates, derived=derived)
-    if source.may_show_addresses or stacks is not None:
+    shown_tables = loaded.program.tables
+    if source.may_show_addresses or stacks is not None or has_addresses(shown_tables):
         from dprobes.target.processimages import ProcessImages
 
         source = replace(source, images=ProcessImages())
@@ -282,11 +284,9 @@ def command(
         if top:
             progress.end()  # the table is redrawn in its place
         run = Run(compiled.program, session, outputs, scope, progress, exit_status=exit_status, filters=filters)
-        shown = len(loaded.program.tables)
-        table_options_given = TableOptions(
-            rows, interval, duration, as_json=as_json, aside=aside, prometheus=prometheus
-        )
-        tables = TableOutput(table_options_given, session, shown)
+        shown = len(shown_tables)
+        how = TableOptions(rows, interval, duration, as_json=as_json, aside=aside, prometheus=prometheus)
+        tables = TableOutput(how, session, shown, names_for(source, shown_tables))
         with views.shown(compiled.program, session), tables.shown():
             finished = run.follow(early)
         views.collect(session, compiled.architecture.word_size)

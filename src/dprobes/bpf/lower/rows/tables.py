@@ -11,8 +11,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dprobes.bpf.asm.isa import NO_OVERWRITE, Alu, Atomic, Helper, Jump, Register
-from dprobes.bpf.layout import MapName, table_map
+from dprobes.bpf.asm.isa import NO_OVERWRITE, Alu, Atomic, Helper, Jump, Register, Size
+from dprobes.bpf.layout import ENTRY_HEAD, KIND_SHIFT, Entry, MapName, table_map
+from dprobes.bpf.lower.handlerstate import KEY_HEAD, Field
 from dprobes.bpf.lower.rows.flow import invalid_opcode
 from dprobes.bpf.lower.stack import SCRATCH
 from dprobes.bpf.lower.tablekeys import pop_keys
@@ -56,6 +57,9 @@ def _tally(w: Writer, table: Table, number: int) -> None:
         asm.store(SCRATCH, w.work(0), w.stack.pop_register())
         w.stack.release()
     pop_keys(w, table)
+    if table.has_user_stack:
+        _send(w, table, number)
+        return
     prepare_value(w, table)
     again = None
     if retries(table):
@@ -72,12 +76,44 @@ def _tally(w: Writer, table: Table, number: int) -> None:
 
     def count_lost() -> None:
         asm.place(lost)
-        asm.load_value(_R.R1, MapName.TABLES_LOST, 8 * number)
-        asm.mov(_R.R2, 1)
-        asm.atomic(Atomic.ADD, _R.R1, 0, _R.R2)
+        _count_lost(w, number)
         asm.jump(done)
 
     w.defer(count_lost)
+
+
+def _send(w: Writer, table: Table, number: int) -> None:
+    """Put key and number into the ring: the reader follows the stack, and takes the number in."""
+    asm, done = w.asm, w.asm.label()
+    entry = w.state.key - KEY_HEAD
+
+    def point_to_entry() -> None:
+        asm.mov(_R.R2, SCRATCH)
+        asm.alu(Alu.ADD, _R.R2, entry)
+
+    asm.load(_R.R1, SCRATCH, w.work(0))
+    if not w.wide:
+        asm.alu(Alu.LSH, _R.R1, 32)
+        asm.alu(Alu.ARSH, _R.R1, 32)
+    point_to_entry()
+    asm.store(_R.R2, 0, Entry.TALLY << KIND_SHIFT, Size.W)
+    asm.store(_R.R2, 4, 0, Size.W)
+    asm.store(_R.R2, ENTRY_HEAD.size, number, Size.W)
+    asm.store(_R.R2, ENTRY_HEAD.size + 8, _R.R1 if table.kind.takes_value else 0)
+    asm.load(_R.R1, SCRATCH, Field.NUMBER)
+    asm.alu(Alu.ADD, _R.R1, 1)
+    asm.store(_R.R2, ENTRY_HEAD.size + 4, _R.R1, Size.W)
+    asm.mov(_R.R3, KEY_HEAD + table.key_size)
+    w.host.output()
+    asm.jump_if(Jump.JEQ, _R.R0, 0, done)
+    _count_lost(w, number)
+    asm.place(done)
+
+
+def _count_lost(w: Writer, number: int) -> None:
+    w.asm.load_value(_R.R1, MapName.TABLES_LOST, 8 * number)
+    w.asm.mov(_R.R2, 1)
+    w.asm.atomic(Atomic.ADD, _R.R1, 0, _R.R2)
 
 
 def _point_to_value(w: Writer, table: Table, number: int, lost: Label) -> None:

@@ -2,7 +2,8 @@
 The maps of keyed tables, and what they hold (``bpf.layout.MapName``, ``keyed.layout``).
 
 A hash is made with all its memory, so that a handler never waits for some, and has values for each CPU unless all
-share them or that would take too much memory.
+share them or that would take too much memory. Tables with call stacks as keys are kept by the reader of the ring, which
+follows these.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from dprobes.engines.ebpf.kernel.bpfmaps import ArrayMap, HashMap
 from dprobes.engines.linux.cpus import cpu_limit
 from dprobes.keyed.contents import TableContents, TableRow
 from dprobes.keyed.layout import merged
+from dprobes.keyed.store import TableStore
 from dprobes.rpn.tables import MEMORY_MAX
 
 if TYPE_CHECKING:
@@ -82,13 +84,18 @@ class TableMaps:
 
     def __init__(self, tables: Sequence[Table], shared: AbstractSet[int], cpus: int) -> None:
         self._tables = tables
+        self.stores: dict[int, TableStore] = {}
+        """The tables that the reader of the ring writes."""
         with contextlib.ExitStack() as stack:
-            self._maps = [
-                _Hash(table, stack, shared=number in shared)
-                if table.keys
-                else _Cells(table, stack, cpus, shared=number in shared)
-                for number, table in enumerate(tables)
-            ]
+            self._maps: dict[int, _Hash | _Cells] = {}
+            for number, table in enumerate(tables):
+                is_shared = number in shared
+                if table.has_user_stack:
+                    self.stores[number] = TableStore(table)
+                elif table.keys:
+                    self._maps[number] = _Hash(table, stack, shared=is_shared)
+                else:
+                    self._maps[number] = _Cells(table, stack, cpus, shared=is_shared)
             self._lost = stack.enter_context(ArrayMap(8 * len(tables), name="dprobes_lost"))
             _ = self._lost.words
             self._stack = stack.pop_all()
@@ -96,16 +103,20 @@ class TableMaps:
     @property
     def descriptors(self) -> Mapping[MapName, int]:
         """The descriptors by what handlers call the maps."""
-        found = {table_map(number): each.descriptor for number, each in enumerate(self._maps)}
+        found = {table_map(number): each.descriptor for number, each in self._maps.items()}
         return {**found, MapName.TABLES_LOST: self._lost.fd}
 
     def contents(self) -> tuple[TableContents, ...]:
         """Return what the tables hold."""
         lost = self._lost.words
-        return tuple(
-            TableContents(table, tuple(each.rows()), lost[number])
-            for number, (table, each) in enumerate(zip(self._tables, self._maps, strict=True))
-        )
+        found = []
+        for number, table in enumerate(self._tables):
+            if number in self.stores:
+                contents = self.stores[number].contents()
+                found.append(TableContents(table, contents.rows, contents.lost + lost[number]))
+            else:
+                found.append(TableContents(table, tuple(self._maps[number].rows()), lost[number]))
+        return tuple(found)
 
     def __enter__(self) -> Self:
         return self

@@ -125,6 +125,10 @@ class EntryReader:
                 records.append((probe, record))
                 tids.append(tid)
                 continue
+            if kind == Entry.TALLY:
+                if stacks is not None:
+                    stacks.tally(data, start, stop)
+                continue
             if kind == Entry.SNAPSHOT:
                 if stacks is not None:
                     stacks.take(data, start, stop)

@@ -202,11 +202,13 @@ class EbpfSession(ControlledRun, ReplaceableSession):
     def _stacks(self, stack: contextlib.ExitStack) -> UserStacks | None:
         """Return what follows the call stacks of programs, if a handler logs any."""
         instructions = (i for code in self._program.bodies() for i in code.instructions)
-        if not any(i.row.syntax.startswith("log ustack") for i in instructions):
+        maps = self._installed.maps.tables
+        stores = maps.stores if maps is not None else {}
+        if not stores and not any(i.row.syntax.startswith("log ustack") for i in instructions):
             return None
         from dprobes.engines.ebpf.read.userstacks import UserStacks
 
-        return stack.enter_context(contextlib.closing(UserStacks(self._job.images, self._look_at_images)))
+        return stack.enter_context(contextlib.closing(UserStacks(self._job.images, self._look_at_images, stores)))
 
     def _watch_images(self, stack: contextlib.ExitStack) -> Callable[[], None]:
         """Begin to tell what processes map if somebody wants to know; return what tells the news."""

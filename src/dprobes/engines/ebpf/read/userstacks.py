@@ -15,19 +15,22 @@ from collections import OrderedDict
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
-from dprobes.bpf.layout import SNAPSHOT, SNAPSHOT_REGISTERS
+from dprobes.bpf.layout import KEY_POSITION, SNAPSHOT, SNAPSHOT_REGISTERS, TALLY
 from dprobes.bpf.lower.ptregs import REGISTER_OFFSETS
 from dprobes.engines.linux.threadstack import COLUMNS_OF, logged_stack
 from dprobes.errors import TargetError
 from dprobes.record.codec import decode_record
 from dprobes.rpn.isa import USER_FRAMES_MAX, StackEnd, Token
+from dprobes.rpn.tables import KeyKind
 from dprobes.target.processmaps import parse_maps, read_maps
 from dprobes.target.unwind.filespace import FileSpace, MappedFiles
 from dprobes.target.unwind.processspace import ProcessSpace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from collections.abc import Mapping as MappingOf
 
+    from dprobes.keyed.store import TableStore
     from dprobes.target.processimages import ProcessImage, ProcessImages
     from dprobes.target.processmaps import Mapping
 
@@ -83,7 +86,13 @@ class UserStacks:
     ``look`` tells ``images`` what processes have mapped up to now: those that have ended are unwound by their files.
     """
 
-    def __init__(self, images: ProcessImages | None = None, look: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self,
+        images: ProcessImages | None = None,
+        look: Callable[[], None] | None = None,
+        stores: MappingOf[int, TableStore] | None = None,
+    ) -> None:
+        self._stores = stores or {}
         self._images = images
         self._look = look
         self._files = MappedFiles()
@@ -169,6 +178,24 @@ class UserStacks:
     def _forget(self, pid: int) -> None:
         if (process := self._processes.pop(pid, None)) is not None:
             process.close()
+
+    def tally(self, data: bytes, start: int, stop: int) -> None:
+        """Take the number of the TALLY entry in bytes from ``start`` to ``stop`` into its table."""
+        number, state, value = TALLY.unpack_from(data, start)
+        store = self._stores[number]
+        places = self._waiting.get(state, {})
+        stack = places.pop(KEY_POSITION, None)
+        if not places:
+            self._waiting.pop(state, None)
+        key = bytearray(data[start + TALLY.size : stop])
+        position = 0
+        for part in store.table.keys:
+            if part.kind is KeyKind.USER_STACK:
+                frames = (StackEnd.NO_COPY,) if stack is None else stack[: part.size]
+                words = b"".join(frame.to_bytes(8, sys.byteorder) for frame in frames)
+                key[position + 8 : position + part.bytes] = words.ljust(part.bytes - 8, b"\0")
+            position += part.bytes
+        store.tally(bytes(key), value)
 
     def completed(self, record: bytes) -> bytes:
         """Return a record with the stacks in it that its handler has taken snapshots for."""
