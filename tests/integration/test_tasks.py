@@ -41,7 +41,11 @@ def _tasks() -> list[Task]:
 TASKS = {task.number: task for task in _tasks()}
 
 
-def run(number: int, *, status: int = 0) -> str:
+ENGINES = ["ptrace", pytest.param("ebpf", marks=pytest.mark.skipif(os.geteuid() != 0, reason="ebpf needs root"))]
+both_engines = pytest.mark.parametrize("engine", ENGINES)
+
+
+def run(number: int, engine: str = "auto", *, status: int = 0) -> str:
     """Run the line of a task and return what it prints."""
     task = TASKS[number]
     if task.needs_root and os.geteuid() != 0:
@@ -49,9 +53,13 @@ def run(number: int, *, status: int = 0) -> str:
     command = task.words[task.words.index("--") + 1]
     if shutil.which(command) is None:
         pytest.skip(f"{command} is not installed")
-    assert task.words[0] == "dprobes"
+    assert task.words[:2] == ["dprobes", "run"]
     done = subprocess.run(
-        [sys.executable, "-m", *task.words], capture_output=True, text=True, timeout=TIMEOUT, check=False
+        [sys.executable, "-m", "dprobes", "run", "--engine", engine, *task.words[2:]],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+        check=False,
     )
     if "there is no module" in done.stderr or "is not on this machine" in done.stderr:
         pytest.skip(f"the module of task {number} is not on this machine")
@@ -104,62 +112,74 @@ def test_context_switches() -> None:
     assert numbers(r"\[sleep\]: (\d+)", run(6))[0] >= 1
 
 
-def test_arguments() -> None:
-    names = re.findall(r"getenv\((\w+)\)", run(7))
+@both_engines
+def test_arguments(engine: str) -> None:
+    names = re.findall(r"getenv\((\w+)\)", run(7, engine))
     assert {"TZ", "QUOTING_STYLE"} <= set(names)
 
 
-def test_results() -> None:
-    calls = re.findall(r"malloc\((\d+)\) = (0x[0-9a-f]+)", run(8))
+@both_engines
+def test_results(engine: str) -> None:
+    calls = re.findall(r"malloc\((\d+)\) = (0x[0-9a-f]+)", run(8, engine))
     assert len(calls) > 50
     assert all(int(block, 16) % 16 == 0 for _, block in calls)
 
 
-def test_times_of_calls() -> None:
-    assert "4 in all" in run(9)  # a row and the end, of two statements
+@both_engines
+def test_times_of_calls(engine: str) -> None:
+    assert "4 in all" in run(9, engine)  # a row and the end, of two statements
 
 
-def test_slow_calls() -> None:
-    (time,) = numbers(r"slept (\d+) ns", run(10))
+@both_engines
+def test_slow_calls(engine: str) -> None:
+    (time,) = numbers(r"slept (\d+) ns", run(10, engine))
     assert time >= 20_000_000
 
 
-def test_functions_used() -> None:
-    assert sum(numbers(r"^@_\[.*\]: (\d+)$".replace("^", "(?m)^"), run(11))) >= 10
+@both_engines
+def test_functions_used(engine: str) -> None:
+    assert sum(numbers(r"^@_\[.*\]: (\d+)$".replace("^", "(?m)^"), run(11, engine))) >= 10
 
 
-def test_names_looked_up() -> None:
-    assert re.findall(r"looks up (\S+)", run(12)) == ["localhost"]
+@both_engines
+def test_names_looked_up(engine: str) -> None:
+    assert re.findall(r"looks up (\S+)", run(12, engine)) == ["localhost"]
 
 
-def test_sql() -> None:
-    text = run(13)
+@both_engines
+def test_sql(engine: str) -> None:
+    text = run(13, engine)
     assert "\n42\n" in f"\n{text}"
     assert "select 40 + 2;" in text
 
 
-def test_bytes_hashed() -> None:
-    assert f"@bytes: {Path('/etc/passwd').stat().st_size}\n" in run(14)
+@both_engines
+def test_bytes_hashed(engine: str) -> None:
+    assert f"@bytes: {Path('/etc/passwd').stat().st_size}\n" in run(14, engine)
 
 
-def test_lines_of_a_shell() -> None:
-    assert re.findall(r"runs (.*)", run(15)) == ["echo a; echo b"]
+@both_engines
+def test_lines_of_a_shell(engine: str) -> None:
+    assert re.findall(r"runs (.*)", run(15, engine)) == ["echo a; echo b"]
 
 
 def test_changes_of_a_variable() -> None:
     assert numbers(r"now (\d+) by ", run(16))[-2:] == [1, 3]
 
 
-def test_exit_status() -> None:
-    assert numbers(r"ends with (\d+)", run(17)) == [3]
+@both_engines
+def test_exit_status(engine: str) -> None:
+    assert numbers(r"ends with (\d+)", run(17, engine)) == [3]
 
 
-def test_an_expression_at_an_instruction() -> None:
-    assert re.findall(r"\]  (0x[0-9a-f]+)$", run(18), re.MULTILINE)
+@both_engines
+def test_an_expression_at_an_instruction(engine: str) -> None:
+    assert re.findall(r"\]  (0x[0-9a-f]+)$", run(18, engine), re.MULTILINE)
 
 
-def test_call_stacks() -> None:
-    text = run(19)
+@both_engines
+def test_call_stacks(engine: str) -> None:
+    text = run(19, engine)
     assert all(size > 1024 for size in numbers(r"\]  (\d+) bytes", text))
     assert "    _IO_file_doallocate+" in text
 
@@ -168,8 +188,9 @@ def test_allocations_by_stack() -> None:
     assert len(numbers(r"(?m)^\]: (\d+)$", run(20))) == 5
 
 
-def test_allocations_that_stay() -> None:
-    assert all(size > 0 for size in numbers(r"@live\[\d+\]: (\d+)", run(21)))
+@both_engines
+def test_allocations_that_stay(engine: str) -> None:
+    assert all(size > 0 for size in numbers(r"@live\[\d+\]: (\d+)", run(21, engine)))
 
 
 def test_what_keeps_processors_busy() -> None:
