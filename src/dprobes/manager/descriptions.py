@@ -146,4 +146,14 @@ def describe_variables(inserted: InsertedProgram, first: int, last: int) -> Prog
         inserted.name,
         tuple(inserted.session.local_variables()[some]),
         tuple(tuple(values[some]) for values in inserted.session.cpu_variables()),
+        _tables_of(inserted),
     )
+
+
+def _tables_of(inserted: InsertedProgram) -> bytes | None:
+    contents = inserted.session.tables()
+    if not contents:
+        return None
+    from dprobes.keyed.codec import encode_tables
+
+    return encode_tables(contents)

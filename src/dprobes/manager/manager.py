@@ -235,7 +235,7 @@ class Manager:
         result = ManagedVariables(
             first,
             self._describe_globals(first, last) if given.wants_globals else None,
-            tuple(each for each in own if each.local or any(each.cpu)) if given.local else None,
+            tuple(each for each in own if each.local or any(each.cpu) or each.tables) if given.local else None,
         )
         if given.reset and given.wants_globals:
             for index in range(first, last + 1):

@@ -17,6 +17,8 @@ from dprobes.resolve.probestate import ProbeState  # noqa: TC001 - the schema lo
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from dprobes.keyed.view import KeyedTable
+
 __all__ = [
     "GlobalValues",
     "InsertedPrograms",
@@ -200,11 +202,23 @@ class GlobalValues:
 
 @dataclass(frozen=True, slots=True)
 class ProgramVariables:
-    """Hold the variables that a program has for itself; ``cpu`` has a list for each CPU."""
+    """
+    Hold the variables that a program has for itself; ``cpu`` has a list for each CPU.
+
+    ``tables`` are its keyed tables as bytes (``keyed.codec``), None if it has none.
+    """
 
     name: str
     local: tuple[int, ...] = field(metadata=wire("locals"))
     cpu: tuple[tuple[int, ...], ...]
+    tables: bytes | None = field(default=None, metadata=LEFT_OUT)
+
+    def keyed_tables(self) -> dict[str, KeyedTable]:
+        """Return the keyed tables by their names."""
+        from dprobes.keyed.codec import decode_tables
+        from dprobes.keyed.view import KeyedTable
+
+        return {each.table.name: KeyedTable(each) for each in decode_tables(self.tables or bytes(4))}
 
 
 @dataclass(frozen=True, slots=True)

@@ -458,3 +458,17 @@ def test_a_program_is_replaced_while_it_is_hit(sandbox: Sandbox, target: Service
     assert sandbox.probes("svc")[0]["state"] == "ACTIVE"
     sandbox("dprobes remove --all")
     target.end()
+
+
+def test_getvars_shows_keyed_tables(sandbox: Sandbox, target: Service, engine: str) -> None:
+    source = sandbox.write(
+        "tables.rpn",
+        f'name = "{target.library}"\ntable = calls, count, comm\noffset = write_file\ntally calls\nabort\n',
+    )
+    sandbox(f"dprobes insert {source} -p {target.pid} --engine {engine}")
+    target.call("write_file", 7)
+    with open(f"/proc/{target.pid}/comm", encoding="ascii") as file:
+        name = file.read().strip()
+    await_true(lambda: f"@calls[{name}]: 7\n" in sandbox("dprobes getvars"), "the hits")
+    shown = json.loads(sandbox("dprobes getvars --json"))["programs"]
+    assert shown[0]["tables"] == [{"table": "calls", "kind": "count", "keys": [name], "value": 7}]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from dprobes.cli.managed import client, name_option, one_of, print_json
-from dprobes.cli.output.textoutput import print_line, print_table
+from dprobes.cli.output.textoutput import print_line, print_lines, print_table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,7 +36,7 @@ def command(
     as_json: bool,
 ) -> int:
     """
-    Print the global variables, and the local and CPU variables of inserted programs.
+    Print the global variables, and the local and CPU variables and keyed tables of inserted programs.
 
     All programs of the manager share one array of global variables, which outlives programs. Each CPU has its own CPU
     variables; the last column is their sum.
@@ -54,10 +54,22 @@ def command(
     if reset:
         return 0
     if as_json:
-        print_json(result.answer)
+        print_json(_with_tables(result))
         return 0
     _print(result)
     return 0
+
+
+def _with_tables(result: ManagedVariables) -> dict[str, Any]:
+    """Return the answer with the rows of keyed tables as objects."""
+    answer = dict(result.answer)
+    programs = [dict(each) for each in answer.get("programs") or ()]
+    for shown, program in zip(programs, result.programs, strict=True):
+        if program.tables is not None:
+            shown["tables"] = [row for table in program.keyed_tables().values() for row in table.to_dicts()]
+    if "programs" in answer:
+        answer["programs"] = programs
+    return answer
 
 
 def _span(text: str) -> tuple[int, int]:
@@ -85,6 +97,9 @@ def _print(result: ManagedVariables) -> None:
             ]
             header = ("variable", *(f"cpu {n}" for n in range(len(program.cpu))), "sum")
             print_table(header, rows, f"CPU variables of {program.name}")
+        if program.tables is not None:
+            print_line(f"tables of {program.name}")
+            print_lines(line for table in program.keyed_tables().values() for line in str(table).split("\n"))
 
 
 def _variables(title: str, kind: str, first: int, values: Sequence[int]) -> None:
