@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from dprobes.engines.linux.procfs import process_field
 from dprobes.manager.paths import socket_address
 from integration.ebpf.kernel import require_bpf, require_initial_namespace
 from integration.ebpf.objects import await_gone, kernel_objects
@@ -467,8 +468,7 @@ def test_getvars_shows_keyed_tables(sandbox: Sandbox, target: Service, engine: s
     )
     sandbox(f"dprobes insert {source} -p {target.pid} --engine {engine}")
     target.call("write_file", 7)
-    with open(f"/proc/{target.pid}/comm", encoding="ascii") as file:
-        name = file.read().strip()
+    name = process_field(target.pid, "Name")
     await_true(lambda: f"@calls[{name}]: 7\n" in sandbox("dprobes getvars"), "the hits")
     shown = json.loads(sandbox("dprobes getvars --json"))["programs"]
     assert shown[0]["tables"] == [{"table": "calls", "kind": "count", "keys": [name], "value": 7}]
