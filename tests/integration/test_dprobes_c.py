@@ -71,7 +71,7 @@ def test_functions_loops_and_variables(engine: str) -> None:
 def test_tables_are_kept_where_the_hit_is(engine: str) -> None:
     text = "libc.so.6:abs(int n) { @[n < 0] = count(); @sum += n * n; }"
     lines = printed(text, "--engine", engine)
-    assert sorted(lines) == ["@_[0]: 3", "@_[1]: 2", "@sum: 10"]
+    assert sorted(lines) == ["@[0]: 3", "@[1]: 2", "@sum: 10"]
 
 
 def test_values_have_names_in_json() -> None:

@@ -8,6 +8,7 @@ from dprobes.diagnostics import Note
 from dprobes.dpc import tree, typed, typedstatement
 from dprobes.dpc.ctype import Enumeration, Integer, Pointer
 from dprobes.lazydataclass import dataclass
+from dprobes.rpn.tables import UNNAMED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,7 +23,6 @@ __all__ = ["KINDS", "KeyedTable", "TableTyper", "Tables"]
 KINDS = {"count": 0, "sum": 1, "min": 1, "max": 1, "avg": 1, "stats": 1, "hist": 1, "lhist": 4, "last": 1}
 """What a table may keep, and how many arguments that takes."""
 
-_UNNAMED = "_"
 _KEYS_MAX = 8
 _KEY_STRING = 64
 _SUMS = {"+": 1, "-": -1}
@@ -57,11 +57,11 @@ class Tables:
 
     def find(self, name: str) -> KeyedTable | None:
         """Return the table of a name, if it was used already."""
-        return self._tables.get(name or _UNNAMED)
+        return self._tables.get(name or UNNAMED)
 
     def used(self, name: str, kind: str, keys: tuple[str, ...], unit: str, span: Span) -> KeyedTable:
         """Return the table of a name, made by its first use; report a use that does not fit that."""
-        table = KeyedTable(name or _UNNAMED, kind, keys, unit, span)
+        table = KeyedTable(name or UNNAMED, kind, keys, unit, span)
         known = self._tables.setdefault(table.name, table)
         if (known.kind, known.keys) != (table.kind, table.keys):
             first = Note(f"here it is '{known.kind}' by {_shown(known.keys)}", known.span)
@@ -101,13 +101,13 @@ class TableTyper:
         """Return what ``delete(@name[keys])`` does."""
         kinds, keys = self._keys(target)
         self._check(target, kinds)
-        return typedstatement.Untally(target.name or _UNNAMED, keys, target.span)
+        return typedstatement.Untally(target.name or UNNAMED, keys, target.span)
 
     def value(self, access: tree.TableAccess) -> typed.TableValue:
         """Return what a table has under its keys."""
         kinds, keys = self._keys(access)
         self._check(access, kinds)
-        return typed.TableValue(access.name or _UNNAMED, keys, self._values.types.long)
+        return typed.TableValue(access.name or UNNAMED, keys, self._values.types.long)
 
     def _check(self, access: tree.TableAccess, kinds: tuple[str, ...]) -> None:
         known = self._tables.find(access.name)

@@ -20,7 +20,7 @@ from dprobes.keyed.layout import buckets_of, shown_value
 from dprobes.keyed.parts import NO_NAMES, Names, parts_of
 from dprobes.keyed.quantities import QUANTILES, bucket_label, estimated_quantile, quantity
 from dprobes.rpn.arithmetic import signed
-from dprobes.rpn.tables import KeyKind, TableKind
+from dprobes.rpn.tables import UNNAMED, KeyKind, TableKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -44,12 +44,12 @@ def ordered_rows(contents: TableContents, rows: int | None = None) -> list[Table
 
 def table_lines(contents: TableContents, rows: int | None = None, names: Names = NO_NAMES) -> Iterator[str]:
     """Iterate over the lines of a table; ``rows`` is how many rows are shown, ``names`` names addresses."""
-    table = contents.table
+    table, name = contents.table, _shown_name(contents.table)
     shown = ordered_rows(contents, rows)
     if (hidden := len(contents.rows) - len(shown)) > 0:
-        yield f"@{table.name}: {hidden} rows with smaller values are not shown"
+        yield f"{name}: {hidden} rows with smaller values are not shown"
     for row in shown:
-        head = f"@{table.name}{_key_text(table, row, names)}:"
+        head = f"{name}{_key_text(table, row, names)}:"
         if buckets := buckets_of(table):
             yield from head.split("\n")
             labels = [bucket_label(table, bucket) for bucket in buckets]
@@ -60,7 +60,11 @@ def table_lines(contents: TableContents, rows: int | None = None, names: Names =
             yield from f"{head} {value_text(table, row.cells)}".split("\n")
     if contents.lost:
         values = f"{contents.lost} value{'s' if contents.lost > 1 else ''}"
-        yield f"@{table.name}: {values} found no room: there are {table.capacity} keys already ('room =')"
+        yield f"{name}: {values} found no room: there are {table.capacity} keys already ('room =')"
+
+
+def _shown_name(table: Table) -> str:
+    return "@" if table.name == UNNAMED else f"@{table.name}"
 
 
 def value_text(table: Table, cells: Sequence[int]) -> str:

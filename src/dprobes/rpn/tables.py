@@ -30,6 +30,7 @@ __all__ = [
     "STRING_SIZE",
     "STRING_SIZE_MAX",
     "TABLES_MAX",
+    "UNNAMED",
     "Key",
     "KeyKind",
     "Range",
@@ -41,6 +42,9 @@ __all__ = [
 
 TABLES_MAX, KEYS_MAX = 64, 8
 """How many tables a program may have, and a table keys."""
+
+UNNAMED = "_"
+"""The name of the table that needs none: it is shown as "@"."""
 
 ROOM, ROOM_MAX = 4096, 1 << 20
 """How many keys a table has room for where it does not say, and at most."""
