@@ -34,6 +34,9 @@ def compile_programs(build: Builder) -> None:
         build(name)
     for name in ("ondemand.c", "threads.c"):
         build(name, "-pthread")
+    for kind in ("-DSTACKS", "-DTAILS"):
+        build("entered.c", "-O2", kind)
+    build("threadvariables.c")
     for i386 in (False, True):
         for kind in ("-pie", "-no-pie", "-static"):
             build("hotloop.c", kind, i386=i386)
@@ -45,6 +48,10 @@ RUNS = (
     "test_runs.py::test_an_instruction_that_faults_leaves_no_record[pointer]",
     "test_runs.py::test_a_process_is_probed_with_the_children_that_it_has_and_gets",
     "test_runs.py::test_a_probepoint_that_ended_leaves_no_breakpoint[maxhits]",
+    "../test_entries.py::test_recursion_threads_longjmp_and_coroutines[ebpf]",
+    "../test_entries.py::test_functions_that_end_by_tail_calls[ebpf]",
+    "../test_entries.py::test_a_child_has_not_seen_what_its_parent_has_entered[ebpf]",
+    "../test_thread_variables.py::test_each_thread_counts_for_itself[ebpf]",
 )
 MORE_RUNS = (
     *(name for name in RUNS if "argument" not in name),

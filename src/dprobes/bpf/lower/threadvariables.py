@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["give_variables", "point_to_variables", "uses_variables"]
 
-_KEY = -328
-"""Where on the stack the key of the thread is put."""
+_KEY = -120
+"""Where on the stack the key of the thread is put: not far down, because callbacks share the stack."""
 
 _EXISTS = -17
 """What the kernel answers if a key is there already (-EEXIST)."""
