@@ -27,7 +27,10 @@ from dprobes.vm.translate import Translator
 from ebpf_backend import EbpfRunner, is_applicable, loop_forms
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from case_format import Case, ContextLine, Target
+    from dprobes.bpf.lower import LoopForm
     from dprobes.dpc.programemitter import Compilation
     from dprobes.extensions import View
     from dprobes.rpn.program import Program
@@ -76,16 +79,18 @@ def check_translated_case(case: Case, target: Target) -> None:
     _compare(case, target, image, looked_at, machine.outcome(), machine)
 
 
-def check_compiled_case(case: Case, target: Target) -> None:
-    """Do the same with the handler compiled to eBPF, in each form that loops may have on this kernel."""
+def check_compiled_case(
+    case: Case, target: Target, runner_of: Callable[..., EbpfRunner] = EbpfRunner, forms: Sequence[LoopForm] = ()
+) -> None:
+    """Do the same with the handler compiled to eBPF, in each form that loops may have on this kernel, or in some."""
     program, _ = compile_case(case, target)
     assert program is not None
     processor = architecture(target.architecture)
     image = encode(program, processor)
-    for loops in loop_forms():
+    for loops in forms or loop_forms():
         context = context_of(case, target)
         point = prepare(program, 0, context)
-        with EbpfRunner(image, processor, context, loops) as runner:
+        with runner_of(image, processor, context, loops) as runner:
             for _ in range(case.hits):
                 outcome, state = runner.run(image.handlers[0], point)
         _compare(case, target, image, context, outcome, state)

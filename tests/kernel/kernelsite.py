@@ -9,18 +9,26 @@ from __future__ import annotations
 import ctypes
 import os
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from case_format import Target, parse_case
+from case_interpreter import check_compiled_case, compile_case, is_compiled_case
 from differential import Demand, program_agrees
+from dprobes.arch import architecture
 from dprobes.bpf.asm.isa import Register as BpfRegister
 from dprobes.bpf.lower import Placement, Request
 from dprobes.bpf.lower.kernelhost import KernelHost
 from dprobes.engines.ebpf.attach.handlers import load_handler
 from dprobes.engines.ebpf.kernel.kernellinks import attach_kernel, kernel_attach_type
+from dprobes.rpn.isa import OperandKind
 from dprobes.target.kernel.runningkernel import RunningKernel
-from ebpf_backend import EbpfRunner, Stage, loop_forms, memory_of, write_name, write_words
+from ebpf_backend import EbpfRunner, NotMappableError, Stage, loop_forms, memory_of, write_name, write_words
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from case_format import Case
     from dprobes.arch import Register
     from dprobes.bpf.lower import Lowered
     from dprobes.engines.ebpf.kernel.bpfmaps import ArrayMap
@@ -28,7 +36,7 @@ if TYPE_CHECKING:
     from dprobes.rpn.isa import Row
     from dprobes.testing import FakeContext
 
-__all__ = ["agreed"]
+__all__ = ["agreed", "agreed_cases"]
 
 FUNCTION = "process_vm_rw"
 """It has six arguments in registers, and refuses all flags, its last one of these, before it does anything."""
@@ -74,9 +82,12 @@ class KernelSite(Stage):
 class _SiteRunner(EbpfRunner):
     """Run handlers as programs on a kprobe at a site."""
 
-    def __init__(self, site: KernelSite, *arguments: Any, request: Request, **options: Any) -> None:
+    def __init__(
+        self, site: KernelSite, *arguments: Any, request: Request, are_made_up: bool = False, **options: Any
+    ) -> None:
         context: FakeContext = arguments[2]
-        super().__init__(*arguments, request=request, host=_host_of(context), **options)
+        host = _host_of(context)
+        super().__init__(*arguments, request=request, host=_nobody(context, host) if are_made_up else host, **options)
         self._site = site
         self._links: list[Descriptors] = []
 
@@ -121,6 +132,34 @@ def _host_of(context: FakeContext) -> type[KernelHost]:
     return SiteHost
 
 
+def _nobody(context: FakeContext, base: type[KernelHost]) -> type[KernelHost]:
+    """Return a host that makes up who is hit, too."""
+
+    class NobodyHost(base):  # type: ignore[misc, valid-type]
+        def _answer(self, name: str) -> None:
+            self._asm.mov(BpfRegister.R0, context.ids[name])
+
+        def pid(self) -> None:
+            self._answer("pid")
+
+        def tid(self) -> None:
+            self._answer("tid")
+
+        def uid(self) -> None:
+            self._answer("uid")
+
+        def cpu(self) -> None:
+            self._answer("cpu")
+
+        def global_pid(self) -> None:
+            self._answer("pid")
+
+        def global_tid(self) -> None:
+            self._answer("tid")
+
+    return NobodyHost
+
+
 def agreed(start: int, rounds: int) -> dict[str, int]:
     """Compare random programs with the interpreter, in the guest; return how many were specified, by their kind."""
     site = KernelSite()
@@ -131,3 +170,42 @@ def agreed(start: int, rounds: int) -> dict[str, int]:
         for kind in count:
             count[kind] += program_agrees(seed, "x86_64", kind, demand, site, is_extreme=seed % 3 == 0)
     return count
+
+
+def agreed_cases(paths: Sequence[str]) -> tuple[int, list[str]]:
+    """Run the cases in files at the function, in the guest; return how many there were, and those that differ."""
+    site = KernelSite()
+    target = Target("x86_64", 8, "little")
+    count, differing = 0, []
+    for path in paths:
+        case = parse_case(Path(path), path)
+        if target not in case.targets or not _is_possible(case, target):
+            continue
+        request = Request(probe=2, in_kernel=True, placement=Placement.KPROBE, link=site.address)
+        runner = partial(_SiteRunner, site, sleepable=False, request=request, are_made_up=True)
+        count += 1
+        try:
+            check_compiled_case(case, target, runner, loop_forms()[:1])
+        except NotMappableError:
+            count -= 1
+        except AssertionError as error:
+            differing.append(f"{path}: {error}")
+    return count, differing
+
+
+def _is_possible(case: Case, target: Target) -> bool:
+    """Return whether a case asks for nothing that cannot be chosen at the function: its flags have to be some."""
+    if not is_compiled_case(case, target):
+        return False
+    program, _ = compile_case(case, target)
+    assert program is not None
+    allows = KernelDemand(sleepable=False).allows
+    x86 = architecture("x86_64")
+    for code in program.bodies():
+        for instruction in code.instructions:
+            operand = instruction.operand
+            is_register = instruction.row.operand_kind is OperandKind.REGISTER and isinstance(operand, (int, str))
+            register = x86.register(operand) if is_register else None  # type: ignore[arg-type]
+            if not allows(instruction.row, register) or (register is not None and register.name in ("r9", "eip")):
+                return False
+    return True

@@ -21,8 +21,8 @@ __all__ = ["differing_ways"]
 
 LIST = Path("/sys/kernel/debug/kprobes/list")
 BATCH = 60
-PATIENCE = 20.0
-"""Seconds in which the kernel has made jumps of the kprobes that can be some: it waits a little, and works in parts."""
+PATIENCE = 90.0
+"""Seconds in which the kernel makes the jumps: it waits until all tasks have been elsewhere, perhaps twice."""
 
 
 def _kernel_ways() -> dict[int, str]:
@@ -84,8 +84,9 @@ def differing_ways(seed: int, count: int, optimization: int = 1) -> tuple[dict[s
 
 
 def _functions(kernel: RunningKernel) -> list[KernelSymbol]:
-    end = kernel.symbol("_etext", "").address
-    return [s for s in kernel.symbols.all() if s.is_code and not s.module and kernel.base_of("") < s.address < end]
+    """Return the kernel's functions, without what is only space before them (``__pfx_``)."""
+    start, end = kernel.base_of(""), kernel.symbol("_etext", "").address
+    return [s for s in kernel.symbols.matching("[!_]*", "") if start < s.address < end]
 
 
 def _settled(expected: dict[int, str]) -> dict[int, str]:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def test_what_is_said_of_random_instructions_is_what_the_kernel_does(guest: Guest) -> None:
-    counts, differing, _ = guest.call(differing_ways, 1, 100, timeout=280)
+    counts, differing, _ = guest.call(differing_ways, 1, 80, timeout=280)
     assert differing == []
     assert min(counts[way] for way in ("FTRACE", "OPTIMIZED", "")) >= 8, counts
 

@@ -16,7 +16,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dprobes.errors import TargetError
 from dprobes.target.instructions import decode
 
 if TYPE_CHECKING:
@@ -221,10 +220,8 @@ class KprobeWays:
         return (start, end) if start is not None and end is not None else (0, 0)
 
     def _address(self, name: str) -> int | None:
-        try:
-            return self._kernel.symbol(name, "").address
-        except TargetError:
-            return None
+        found = self._kernel.symbols.find(name, "")
+        return found[0].address if found else None
 
 
 _LANDING_PADS = (bytes.fromhex("f30f1efa"), bytes.fromhex("660f1f00"))
