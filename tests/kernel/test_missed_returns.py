@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import signal
 from typing import TYPE_CHECKING
 
 import pytest
 
 from guests.initramfs import PYTHON
+from kernel.modulecalls import load
 
 if TYPE_CHECKING:
     from guests.guest import Guest
@@ -59,3 +61,42 @@ def test_returns_for_which_there_is_no_room_are_counted(guest: Guest) -> None:
 def test_functions_with_one_link_miss_returns_together(guest: Guest) -> None:
     summary = run(guest, 'offset = "pipe_rea*"\nreturn = yes\nminor = 1\nexit\n')
     assert "ran no handler" in summary
+
+
+WAIT = f"""
+import fcntl, os, struct, sys, threading
+if not os.path.exists("/dev/net/tun"):
+    os.makedirs("/dev/net", exist_ok=True)
+    os.mknod("/dev/net/tun", 0o600 | 0x2000, os.makedev(10, 200))
+tunnel = os.open("/dev/net/tun", os.O_RDWR)
+fcntl.ioctl(tunnel, 0x400454CA, struct.pack("16sH22x", b"asleep", 0x1001))
+for _ in range({SLEEPERS}):
+    threading.Thread(target=os.read, args=(tunnel, 100)).start()
+def is_asleep(task):
+    return "tun_" in open(f"/proc/self/task/{{task}}/wchan").read()
+while sum(map(is_asleep, os.listdir("/proc/self/task"))) < {SLEEPERS}:
+    pass
+print("asleep", flush=True)
+"""
+"""Let threads wait for packets, of which there are none."""
+
+
+def test_returns_in_a_module_that_is_loaded_later_are_counted_as_well(guest: Guest) -> None:
+    path = guest.put_module("tun")
+    guest.put("/tmp/wait.py", WAIT)
+    source = "name = tun\nmodtype = kmod\nmajor = 7\noffset = tun_chr_read_iter\nreturn = yes\nminor = 1\nexit\n"
+    guest.put("/tmp/returns.rpn", source)
+    run = guest.start_dprobes("run", "/tmp/returns.rpn", "--format", "csv", "-o", "/tmp/out")
+    run.await_output("active when it is")
+    guest.call(load, path)
+    run.await_output("has been loaded")
+    waiting = guest.start([str(PYTHON), "-S", "-E", "/tmp/wait.py"])
+    waiting.await_output("asleep")
+    waiting.kill()
+    waiting.wait()
+    run.signal(signal.SIGINT)
+    said = run.completed().stderr
+    (row,) = re.findall(r"^7,1 .*?tun_chr_read_iter.*? +(\d+) ", said, re.MULTILINE)
+    (missed,) = re.findall(r"(\d+) hits of tun_chr_read_iter \(return\) ran no handler", said)
+    assert int(row) == SLEEPERS, said
+    assert SLEEPERS - ROOM <= int(missed) < SLEEPERS, said

@@ -18,7 +18,7 @@ from dprobes.engines.linux.bpfcalls import program_info
 from dprobes.engines.linux.linkinfo import LINK_INFO, MISSED, MISSED_MANY, missed_hits
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from dprobes.engines.ebpf.attach.sitelinks import Group
     from dprobes.engines.ebpf.kernel.features import Features
@@ -45,15 +45,29 @@ class KernelMisses:
             return links
         with self._lock:
             self._programs.setdefault(group.program, probes)
-        if Feature.LINK_MISSED not in self._features or group.placement.is_trampoline:
+        count = self._count_of(links, group)
+        if count is None:
             return links
-        are_many = group.placement in _MANY
-        offset = self._features.types.member_offset(LINK_INFO, MISSED_MANY if are_many else MISSED)
-        owners = [probes] if are_many else [(probe,) for probe in probes]
-        watched = _WatchedLinks(links, owners, offset, self)
+        owners = [probes] if group.placement in _MANY else [(probe,) for probe in probes]
+        watched = _WatchedLinks(links, owners, count, self)
         with self._lock:
             self._links.add(watched)
         return watched
+
+    def _count_of(self, links: Descriptors, group: Group) -> Callable[[Sequence[int]], Sequence[int]] | None:
+        """Return what tells how many hits each of some links has missed, by descriptors; None if nothing does."""
+        if group.placement.is_trampoline:
+            return None
+        if Feature.LINK_MISSED in self._features:
+            member = MISSED_MANY if group.placement in _MANY else MISSED
+            offset = self._features.types.member_offset(LINK_INFO, member)
+            return lambda descriptors: [missed_hits(each, offset) for each in descriptors]
+        if group.sites[0][1].anchor:
+            from dprobes.engines.ebpf.inkernel.waitingprobes import WaitingLinks
+
+            assert isinstance(links, WaitingLinks), "what has an anchor waits for its module"
+            return lambda _: links.missed()
+        return None
 
     def settle(self, links: _WatchedLinks) -> None:
         """Note what links have missed that are about to be closed."""
@@ -85,22 +99,22 @@ class _WatchedLinks(Descriptors):
     """The descriptors of ``links``, which tell what they have missed before they are closed; each is of ``probes``."""
 
     def __init__(
-        self, links: Descriptors, probes: Sequence[tuple[int, ...]], offset: int, misses: KernelMisses
+        self,
+        links: Descriptors,
+        probes: Sequence[tuple[int, ...]],
+        count: Callable[[Sequence[int]], Sequence[int]],
+        misses: KernelMisses,
     ) -> None:
         descriptors = links.detach()
         super().__init__(descriptors)
         self._owner = links
         self._links = dict(zip(probes, descriptors, strict=True))
-        self._offset = offset
+        self._count = count
         self._misses = misses
-
-    def missed_by(self, probes: tuple[int, ...]) -> int:
-        """Return how many hits the link of some probepoints has missed, 0 if there is none."""
-        return missed_hits(self._links[probes], self._offset) if probes in self._links else 0
 
     def missed(self) -> Counter[tuple[int, ...]]:
         """Return how many hits were missed, by the probepoints of a link."""
-        return Counter({probes: self.missed_by(probes) for probes in self._links})
+        return Counter(dict(zip(self._links, self._count([*self._links.values()]), strict=True)))
 
     def close(self) -> None:
         """Note what was missed, and give up the links, with what else their owner has."""

@@ -35,9 +35,10 @@ if TYPE_CHECKING:
 
     from dprobes.target.kernel.tracefs import TraceFiles
 
-__all__ = ["WaitingProbes"]
+__all__ = ["WaitingLinks", "WaitingProbes", "parse_misses"]
 
 _LINES = "kprobe_events"
+_MISSES = "kprobe_profile"
 _GROUP = re.compile(r"dprobes_(\d+)_(\d+)_\d+")
 _LINE = re.compile(r"[pr]\d*:(\S+?)/(\S+) ")
 
@@ -53,9 +54,9 @@ class WaitingProbes:
         # Objects of one process that live at the same time differ in their addresses.
         self._group = f"dprobes_{os.getpid()}_{start_time(os.getpid())}_{id(self)}"
 
-    def attach(self, program: int, places: Iterable[tuple[str, int]], *, at_return: bool) -> Descriptors:
+    def attach(self, program: int, places: Iterable[tuple[str, int]], *, at_return: bool) -> WaitingLinks:
         """Attach a program to places, each an anchor in the module with the cookie that the program gets there."""
-        links = _Links(self)
+        links = WaitingLinks(self)
         try:
             for anchor, cookie in places:
                 self._attach_one(links, program, anchor, cookie, at_return=at_return)
@@ -64,9 +65,10 @@ class WaitingProbes:
             raise
         return links
 
-    def _attach_one(self, links: _Links, program: int, anchor: str, cookie: int, *, at_return: bool) -> None:
+    def _attach_one(self, links: WaitingLinks, program: int, anchor: str, cookie: int, *, at_return: bool) -> None:
         files = self._open()
-        name = f"{self._group}/e{next(self._numbers)}"
+        # Alone it has to tell whose it is, too: the list of misses has no groups.
+        name = f"{self._group}/{self._group}_{next(self._numbers)}"
         try:
             files.append(_LINES, f"{'r' if at_return else 'p'}:{name} {self._module}:{anchor}")
             links.lines.append(name)
@@ -93,6 +95,19 @@ class WaitingProbes:
                 ) from error
             self._files = files
         return self._files
+
+    def missed(self) -> dict[str, int]:
+        """
+        Return how many hits were missed, by the names of events.
+
+        The kernel counts anew whenever it registers a kprobe, so what was missed before the module came is not in it.
+        """
+        if self._files is None:
+            return {}
+        try:
+            return parse_misses(self._files.read(_MISSES))
+        except OSError:
+            return {}
 
     def remove(self, lines: list[str]) -> None:
         """Take away lines whose events are closed."""
@@ -125,7 +140,7 @@ class WaitingProbes:
         )
 
 
-class _Links(Descriptors):
+class WaitingLinks(Descriptors):
     """Own the links to some lines, and the ``lines``."""
 
     def __init__(self, owner: WaitingProbes) -> None:
@@ -133,11 +148,27 @@ class _Links(Descriptors):
         self._owner = owner
         self.lines: list[str] = []
 
+    def missed(self) -> list[int]:
+        """Return how many hits each kprobe has missed, also those for which no return could be awaited."""
+        missed = self._owner.missed()
+        return [missed.get(line.partition("/")[2], 0) for line in self.lines]
+
     def close(self) -> None:
         """Remove the kprobes."""
         super().close()
         lines, self.lines = self.lines, []
         self._owner.remove(lines)
+
+
+def parse_misses(text: str) -> dict[str, int]:
+    """
+    Return how many hits were missed, by the names of events.
+
+    A line is ``EVENT HITS MISSES`` (``probes_profile_seq_show`` in kernel/trace/trace_kprobe.c); misses of a return
+    probe have those in them for which no return could be awaited.
+    """
+    rows = (line.split() for line in text.splitlines())
+    return {row[0]: int(row[2]) for row in rows if len(row) == 3}
 
 
 def _remove_leftovers(files: TraceFiles) -> None:
