@@ -133,3 +133,15 @@ def test_a_compiled_program_carries_the_symbols_of_arguments(
     printed = [[int(n) for n in line.split()] for line in re.findall(r"^many (.*)$", done.stdout, re.MULTILINE)]
     assert len(printed) == 9
     assert [list(struct.unpack("<2q", log)) for log in logs] == printed
+
+
+def test_one_line_of_c_prints_what_the_program_prints(
+    usdt: Callable[..., Path], engine: list[str], tmp_path: Path
+) -> None:
+    program, output = usdt("-O2"), tmp_path / "records"
+    line = f'usdt "{program}":demo:many(a, b) {{ printf("many %d %d", a, b); }}'
+    command = [*DPROBES, "run", *engine, "-o", str(output), "-e", line, "--", str(program), "9"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    printed = re.findall(r"^many -?\d+ -?\d+$", done.stdout, re.MULTILINE)
+    assert len(printed) == 9
+    assert re.findall(r"many -?\d+ -?\d+$", output.read_text(), re.MULTILINE) == printed

@@ -12,13 +12,17 @@ import pytest
 
 from dprobes.diagnostics import Diagnostics
 from dprobes.engines.ebpf.engine import EbpfEngine
+from dprobes.engines.ebpf.kernel import links
 from dprobes.engines.ebpf.kernel.features import Feature, Features
 from dprobes.engines.interface import Job, RecordBatch, Scope
+from dprobes.engines.linux import perfcalls
 from dprobes.resolve.resolution import resolve
 from dprobes.rpn.pipeline import CompileOptions, parse_source
 from dprobes.source import SourceFile
+from dprobes.target.elf.file import ElfFile
 from dprobes.target.location import Module
-from integration.ebpf.kernel import require_bpf, require_initial_namespace
+from dprobes.target.usdt import usdt_sites
+from integration.ebpf.kernel import has_begun, require_bpf, require_initial_namespace
 from integration.support import await_line, await_true, load_bias, read_memory, read_result, running, symbols_of
 
 if TYPE_CHECKING:
@@ -78,3 +82,34 @@ def test_it_is_lowered_whenever_dprobes_is_killed(usdt: Callable[..., Path], run
             client.kill()
             read_result(client, output)
             await_true(partial(is_raised, target.pid, program, 0), "a lowered semaphore")
+
+
+def test_a_probe_with_a_number_at_the_same_place_is_in_the_way(usdt: Callable[..., Path], run: Runner) -> None:
+    """The kernel has one uprobe for both, which has a semaphore or has none."""
+    program = usdt("-O2")
+    site = next(site for site in usdt_sites(ElfFile.open(program)) if site.name == "guarded")
+    plain = f'name = "{program}"\noffset = {site.offset}\nminor = 1\nexit\n'
+    with running(program, "wait", stdin=subprocess.PIPE) as target:
+        await_line(target)
+        first, _ = run.start(plain, [], ["--engine", "ebpf"])
+        await_true(lambda: has_begun(first.pid), "the run")
+        second = run(f'name = "{program}"\n{GUARDED}', ["-p", str(target.pid)], ["--engine", "ebpf"])
+        assert second.status != 0
+        assert (
+            f"the kernel refuses the probepoint at {site.offset:#x} in '{program}', which the semaphore of a USDT "
+            "probe guards\nhint: another tracer may have a probe at the same place that does not raise the semaphore: "
+            "the kernel takes both only if they agree; --engine ptrace does not ask it\n"
+        ) in second.stderr
+        first.kill()
+
+
+def test_a_kernel_that_cannot_raise_it_is_told_from_one_that_cannot_place_the_breakpoint() -> None:
+    unit = perfcalls.ProbeUnit(1, 0)
+    with pytest.raises(OSError, match="not supported") as caught:
+        perfcalls.open_uprobe(unit, "/bin/true", 0x1000, counter=0x4000)
+    error = links._uprobe_error(caught.value, "/bin/true", [0x1000], counts=True)
+    assert (
+        error.message
+        == "this kernel cannot raise the semaphore of the USDT probe of the probepoint at 0x1000 in '/bin/true'"
+    )
+    assert error.hint == "use --engine ptrace"

@@ -205,3 +205,41 @@ def _is_hit(target: subprocess.Popen[str], output: Path) -> bool:
     _say(target, "call")
     await_line(target)
     return output.exists() and output.stat().st_size > 0
+
+
+LIBRARY = """#define _SDT_HAS_SEMAPHORES 1
+#include <sys/sdt.h>
+unsigned short libd_hit_semaphore __attribute__((section(".probes")));
+int guarded(int n)
+{
+    if (*(volatile unsigned short *)&libd_hit_semaphore)
+        DTRACE_PROBE1(libd, hit, n);
+    return *(volatile unsigned short *)&libd_hit_semaphore;
+}
+"""
+
+HOST = """#include <dlfcn.h>
+#include <stdio.h>
+int main(int argc, char **argv)
+{
+    for (int n = 0; n < 4; n++) {
+        void *library = dlopen(argv[argc - 1], RTLD_NOW);
+        printf("%d ", ((int (*)(int))dlsym(library, "guarded"))(n));
+        dlclose(library);
+    }
+    return 0;
+}
+"""
+
+
+def test_libraries_that_come_and_go_have_it_raised_each_time(
+    headers: Path, run: Runner, engine: list[str], tmp_path: Path
+) -> None:
+    library, host = tmp_path / "libd.so", tmp_path / "host"
+    compiler = ["gcc", "-O2", "-isystem", str(headers), "-x", "c", "-"]
+    subprocess.run([*compiler, "-shared", "-fPIC", "-o", str(library)], input=LIBRARY, text=True, check=True)
+    subprocess.run([*compiler, "-o", str(host), "-ldl"], input=HOST, text=True, check=True)
+    text = f'name = "{library}"\noffset = usdt:libd:hit\nminor = 1\npush usdt, 1\nlog 1\nexit\n'
+    result = run(text, ["--", str(host), str(library)], engine)
+    assert result.stdout == "1 1 1 1 "
+    assert result.words() == [[0], [1], [2], [3]]

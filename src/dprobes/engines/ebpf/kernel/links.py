@@ -177,6 +177,11 @@ def _uprobe_error(
                 f"the kernel does not permit to attach uprobes to '{path}'",
                 hint="run as root, or with the capabilities CAP_BPF and CAP_PERFMON",
             )
+        case errno.EOPNOTSUPP if counts:
+            return NotSupportedError(
+                f"this kernel cannot raise the semaphore of the USDT probe of {what} in '{path}'",
+                hint="use --engine ptrace",
+            )
         case number if number in (_ENOTSUPP, errno.EOPNOTSUPP):
             return NotSupportedError(
                 f"the kernel cannot execute the instruction of {what} in '{path}' out of line",
