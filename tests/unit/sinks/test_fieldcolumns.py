@@ -122,7 +122,7 @@ def test_there_are_columns_of_most_fields(field: str) -> None:
 
 
 def test_values_beyond_the_most_are_counted_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_VALUES_MAX", 5)
+    monkeypatch.setattr(module, "VALUES_MAX", 5)
     numbers = [1, 2, 3, 1, 4, 5, 6, 2, 7, 6]
     result, each = aggregates("pid"), aggregates("pid")
     for start in (0, 5):

@@ -211,7 +211,9 @@ def test_the_examples_need_no_interpreter(name: str, monkeypatch: pytest.MonkeyP
         text = path.read_text(encoding="utf-8")
         fields = dict.fromkeys(re.findall(r"push tp, ([\w.]+)", text), 0x1000)
         memory = {0x1000: bytes(8)}
-        context = FakeContext(name, registers=registers, memory=memory, symbols=symbols, traced_fields=fields)
+        context = FakeContext(
+            name, registers=registers, memory=memory, symbols=symbols, traced_fields=fields, entry={"time": 0}
+        )
         context.arguments = parse_arguments("8@$0x1000 8@$0x1000", context.architecture)
         context.map_memory(0, bytes(64))
         program, image = encoded(text, context)
