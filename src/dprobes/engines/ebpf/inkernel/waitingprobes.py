@@ -7,6 +7,9 @@ all lines when a module comes (``trace_kprobe_module_callback`` in kernel/trace/
 relocated and before its parameters are set and its ``init`` is called; when it goes, the kprobes are dead until it
 comes again.
 
+To close the link to a tracepoint takes the kernel 30 to 60 ms, and not less if many are closed at the same time; to
+take a line away then, 1 ms, in a write of its own or in one with others (6.1 and 6.12 in an emulated machine).
+
 A line is no descriptor: it stays when its writer is killed. So another process (``guard``) takes away the lines of this
 one then, and whoever starts later those that were left even so: the name of a group says whose it is.
 """
