@@ -209,6 +209,8 @@ def test_the_examples_need_no_interpreter(name: str, monkeypatch: pytest.MonkeyP
         registers = dict.fromkeys(("edi", "esi", "edx"), 0x1000)
         symbols = {"last_command_exit_value": 0x1000}
         text = path.read_text(encoding="utf-8")
+        if name == "i386" and ":s64" in text:
+            continue  # a word of 32 bits has no such type: INVALID_OPERAND
         fields = dict.fromkeys(re.findall(r"push tp, ([\w.]+)", text), 0x1000)
         memory = {0x1000: bytes(8)}
         context = FakeContext(
