@@ -178,6 +178,9 @@ def _host_of(context: FakeContext) -> type[Host]:
             word_size = context.architecture.word_size if key is None else 8
             write_words(self._asm, context.frames_in_program, word_size)
 
+        def override_return(self) -> None:
+            """Let the function run: only the kernel's own can be skipped, in a program for a kprobe."""
+
         def stop_process(self) -> None:
             """Let the puppet go on: what comes of the stop is for other tests."""
 
