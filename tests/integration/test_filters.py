@@ -11,6 +11,7 @@ import pytest
 
 import dprobes
 from integration.ebpf.insessions import on_demand
+from integration.ebpf.kernel import require_bpf, require_initial_namespace
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -66,6 +67,33 @@ def test_numbers_are_compared_as_their_types_say(path: Path, engine: str) -> Non
         assert found == [3, 4, 6, 9, 10, 11]
         assert session.counts()[0, 0].hits == 12
         assert session.counts()[0, 0].records == 6
+
+
+OPENED = (
+    "name = vmlinux\nmodtype = tracepoint\noffset = syscall:openat\n    push 100\n    push tp, filename\n    log str\n"
+)
+
+
+@needs_root
+def test_fields_of_a_system_call_are_compared(run: Runner) -> None:
+    require_bpf()
+    require_initial_namespace()
+    files = ["/etc/passwd", "/dev/null", "/etc/group", "/etc/passwd"]
+    text = 'str(filename) startswith "/etc/" and not str(filename) contains "ld.so" and comm == "cat" and flags:u8 == 0'
+    result = run(OPENED, ["--", "cat", *files], ["--engine", "ebpf", "--filter", text])
+    assert names_of(result) == [name for name in files if name.startswith("/etc/")]
+    assert result.counts[0].hits > len(names_of(result))
+
+
+def test_a_call_that_took_long_makes_a_record(run: Runner) -> None:
+    command = ["--", sys.executable, "-c", "import time\nfor n in (0, 30, 0, 40):\n    time.sleep(n / 1000)"]
+    source = 'name = "libc.so.6"\noffset = clock_nanosleep\nreturn = yes\n    push elapsed\n    log 1\n'
+    slow = run(source, command, ["--engine", "ptrace", "--filter", "elapsed >= 25ms"])
+    assert len(slow.records) >= 2
+    assert all(elapsed >= 25_000_000 for (elapsed,) in slow.words())
+    fast = run(source, command, ["--engine", "ptrace", "--filter", "elapsed < 25ms"])
+    assert all(elapsed < 25_000_000 for (elapsed,) in fast.words())
+    assert slow.counts[0].hits == fast.counts[0].hits == 4
 
 
 def test_a_wrong_filter_is_shown_before_anything_is_inserted(run: Runner, path: Path) -> None:

@@ -56,6 +56,20 @@ def test_strings_of_programs_are_read(guest: Guest) -> None:
     assert any(b"/tmp/calls.py" in data_of(record) for record in records)
 
 
+def test_filters_compare_strings_of_programs_and_of_the_kernel(guest: Guest) -> None:
+    program = "offset = do_sys_openat2\nminor = 1\npush 100\npush r, arg1\nlog str\nexit\n"
+    text = 'str(arg1) startswith "/tmp/calls" and comm startswith "python" and str(arg1, 30) contains ".py"'
+    records = run(guest, program, "--filter", text, calls="path.exists('/') or open('/x')", count=1)
+    assert {data_of(record)[3:] for record in records} == {b"/tmp/calls.py"}
+    banner = (
+        'offset = __x64_sys_getppid\nminor = 1\npush linux_banner\nmatch strn, "Linux version"\nlog b, 1\n'
+        'push linux_banner\nmatch str, "Linux version"\nlog b, 1\npush comm\nlog 2\nexit\n'
+    )
+    (record,) = run(guest, banner, count=1)
+    assert data_of(record)[:2] == b"\0\1"
+    assert data_of(record)[2:].rstrip(b"\0") == record["name"].encode()
+
+
 def test_data_of_the_kernel_is_named_by_symbols(guest: Guest) -> None:
     program = "offset = __x64_sys_getppid\nminor = 1\npush 13\npush linux_banner\nlog str\nexit\n"
     (record,) = run(guest, program, count=1)
