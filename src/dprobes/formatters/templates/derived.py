@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from dprobes.arch import architecture
 from dprobes.escapes import escaped
 from dprobes.rpn.effects import stack_effect
-from dprobes.rpn.isa import Flow, Group
+from dprobes.rpn.isa import PROCESS_NAME_SIZE, Flow, Group
 from dprobes.rpn.needs import sets_codes
 from dprobes.rpn.program import Expression
 
@@ -156,7 +156,7 @@ class _Walk:
             ends = set(self._ends())
         except _UnknownError:
             return None
-        return _joined(ends.pop()) if len(ends) == 1 else None
+        return _joined(_with_names(ends.pop(), self._processor.word_size)) if len(ends) == 1 else None
 
     def _ends(self) -> Iterator[tuple[str, ...]]:
         """Give what was logged at each end of the handler that leaves a record."""
@@ -246,8 +246,8 @@ def _pushed(instruction: Instruction, popped: list[str], count: int) -> list[str
             name = f"usdt{operand}"
         case ["push", _], str():  # a register or a field
             name = operand
-        case ["push", "task"], None:
-            name = "task"
+        case ["push", ("task" | "comm") as word], None:
+            name = word
     before, _, after = (part.split() for part in row.effect.partition("--"))
     results = [_REPEATED.sub("", each) for each in after]
     if name is None and len(results) == count:
@@ -310,6 +310,17 @@ def _item(form: str | None, popped: list[str]) -> list[str]:
     if form.endswith(_DUMP) and _CONSTANT.fullmatch(popped[-1]) and int(popped[-1]) <= _SHORT_MAX:
         form = form.replace(_DUMP, "%*02bx")
     return [form.format(_shown(_plain(popped[0])) if popped else "")]
+
+
+def _with_names(logged: tuple[str, ...], word_size: int) -> tuple[str, ...]:
+    """Return what was logged, where the cells of a process name that are side by side are one string."""
+    cells = tuple(_number(f"comm.{n}", "n") for n in range(PROCESS_NAME_SIZE // word_size))
+    found: list[str] = []
+    for each in logged:
+        found.append(each)
+        if tuple(found[-len(cells) :]) == cells:
+            found[-len(cells) :] = [f'comm="%.{PROCESS_NAME_SIZE}s"']
+    return tuple(found)
 
 
 def _joined(logged: tuple[str, ...]) -> str:

@@ -45,6 +45,8 @@ def derived(handler: str, more: str = "", size: int = 8) -> str | None:
         ("push r, rip; log 1; push r, rip; log d, 1; push r, rip; log w, 1; exit", "rip=%na rip=%da rip=%wx"),
         ("push pid; push tid; push uid; push procid; log 4; exit", "cpu=%nv uid=%nv tid=%nv pid=%nv"),
         ("push task; log 1; push time; log 1; push wid; log 1; exit", "task=%nv time=%nu bits=%nv"),
+        ("push comm; log 2; push pid; push comm; log 3; exit", 'comm=\\"%.16s\\" comm=\\"%.16s\\" pid=%nv'),
+        ("push comm; log 1; exit", "comm.0=%nv"),
         ("push lv, 0; push gv, 1; push cv, 2; log 3; exit", "cv2=%nv gv1=%nv lv0=%nv"),
         ("push tv, 3; log 1; push 0; push 2; log tv; exit", "tv3=%nv tv=%*v"),
         ("push 5; log 1; exit", "value=%nv"),
