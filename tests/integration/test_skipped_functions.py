@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from typing import TYPE_CHECKING
 
@@ -103,3 +104,17 @@ def test_the_ebpf_engine_names_the_engine_that_can_skip(build: Builder, run: Run
     result = run(source, ["--", str(program)], ["--allow-write", "--engine", "ebpf"])
     assert "'skip' needs returning at once from functions of programs, which the ebpf engine lacks\n" in result.stderr
     assert "hint: use --engine ptrace with -c COMMAND or -p PID\n" in result.stderr
+
+
+def test_where_there_is_no_return_address_the_function_is_executed_and_that_is_said(
+    build: Builder, run: Runner
+) -> None:
+    program = build("badstack.c", "-no-pie")
+    result = run(
+        "name = badstack\noffset = target\nminor = 1\nlogonfault = yes\npush 1\nskip\n",
+        ["--", str(program)],
+        ["--allow-write"],
+    )
+    assert result.stdout == "fault\n"
+    said = r"warning: 'skip' was not carried out in process \d+: its return address cannot be used\n"
+    assert re.search(said, result.stderr), result.stderr
