@@ -30,6 +30,7 @@ from sinks import sinks
 from starting import starting
 from table import Measurement, print_table
 from tables import tables
+from tracefiles import trace_files
 from workloads import workloads
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ EBPF: Sections = {
     "start": starting,
     "many": many_places,
     "drain": draining,
+    "tracefiles": trace_files,
     "endurance": endurance,
     "manager": managing,
     "workloads": workloads,

@@ -169,6 +169,8 @@ class PackedRecords(Sequence[tuple[int, bytes]]):
     def __getitem__(self, index: int | slice) -> tuple[int, bytes] | Self:
         if isinstance(index, slice):
             numbers = range(self._count)[index]
+            if len(numbers) == self._count and numbers.step == 1:
+                return self
             if not numbers:
                 return type(self)(0, self.first, {})
             planes = {place: plane[index] for place, plane in self.planes.items()}

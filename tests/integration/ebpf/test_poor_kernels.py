@@ -20,6 +20,7 @@ from dprobes.engines.linux.bpfcalls import Program, load_program
 from dprobes.engines.linux.mapcalls import create_map
 from dprobes.errors import EngineError, NotSupportedError
 from dprobes.record.codec import decode_record
+from dprobes.record.layout import Item, LogRecord
 from dprobes.resolve.resolution import resolve
 from dprobes.rpn.pipeline import CompileOptions, parse_source
 from dprobes.source import SourceFile
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from integration.support import Builder
 
 TICK = "name = hotloop\noffset = tick\nminor = 1\npush r, arg0\nlog 1\nexit\n"
+SLEEPING = TICK.replace("push r, arg0", "push r, esp\npush mem, u64")
 SUM = """name = hotloop
 jmpmax = 1000
 offset = tick
@@ -66,11 +68,18 @@ def _bpf() -> None:
 @dataclass
 class Outcome:
     counts: tuple[Counts, ...]
-    logs: list[bytes]
+    records: list[LogRecord]
     notices: list[str]
 
+    @property
+    def logs(self) -> list[bytes]:
+        return [record.data for record in self.records]
 
-def run(source: str, command: tuple[str, ...], *missing: Feature) -> Outcome:
+
+ITEMS = Item.MAJOR | Item.MINOR
+
+
+def run(source: str, command: tuple[str, ...], *missing: Feature, items: Item = ITEMS) -> Outcome:
     """Run a program on a command, on a kernel without some features; nothing may be left open."""
     engine = EbpfEngine(features=Features(overrides=dict.fromkeys(missing, False)))
     program = parse_source(SourceFile("test.rpn", source), Diagnostics(), CompileOptions())
@@ -78,11 +87,11 @@ def run(source: str, command: tuple[str, ...], *missing: Feature) -> Outcome:
     before = descriptors()
     logs, notices = [], []
     try:
-        with engine.run(Job(program, Scope(command=command), resolved=resolved)) as session:
+        with engine.run(Job(program, Scope(command=command), items, resolved)) as session:
             for event in session.events():
                 match event:
                     case RecordBatch(records):
-                        logs += [decode_record(record).data for _, record in records]
+                        logs += [decode_record(record) for _, record in records]
                     case Notice():
                         notices.append(event.message)
                     case Finished(counts):
@@ -90,6 +99,30 @@ def run(source: str, command: tuple[str, ...], *missing: Feature) -> Outcome:
     finally:
         assert descriptors() == before
     return Outcome(found, logs, notices)
+
+
+@pytest.mark.parametrize(
+    "missing",
+    [(), (Feature.FIND_VMA,), (Feature.SLEEPABLE_UPROBE,), (Feature.FIND_VMA, Feature.UPROBE_MULTI)],
+    ids=lambda missing: "+".join(feature.name for feature in missing) or "none",
+)
+@pytest.mark.parametrize(
+    "source", [TICK, TICK.replace("push r, arg0", "push r, esp\npush mem, u64")], ids=["", "sleeps"]
+)
+def test_records_say_who_was_hit_however_the_kernel_is_asked(
+    build: Builder, source: str, missing: tuple[Feature, ...]
+) -> None:
+    program = build("hotloop.c")
+    items = ITEMS | Item.PID | Item.TID | Item.UID | Item.PROCESS_NAME | Item.CPU | Item.TIME
+    found = run(source, (str(program), "20"), *missing, items=items)
+    assert len(found.records) == 20
+    assert {record.process_name for record in found.records} == {"hotloop"}
+    assert {record.uid for record in found.records} == {os.getuid()}
+    (pid,) = {record.pid for record in found.records}
+    assert {record.tid for record in found.records} == {pid}
+    assert pid not in (None, os.getpid())
+    times = [record.time or 0 for record in found.records]
+    assert times == sorted(times)
 
 
 @pytest.mark.parametrize(

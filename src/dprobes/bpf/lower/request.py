@@ -28,6 +28,7 @@ __all__ = [
     "Placement",
     "Request",
     "Tables",
+    "TaskLayout",
     "VmaLayout",
     "Watched",
 ]
@@ -85,6 +86,21 @@ class NestingLayout:
 
 
 @dataclass(frozen=True, slots=True)
+class TaskLayout:
+    """
+    Say where ``task_struct`` has what records say of a thread, in bytes.
+
+    ``cred`` leads to a structure that has the real user id at ``uid``. The ids are those of the initial namespaces.
+    """
+
+    tid: int
+    pid: int
+    name: int
+    cred: int
+    uid: int
+
+
+@dataclass(frozen=True, slots=True)
 class Abilities:
     """
     Hold what the kernel offers.
@@ -92,7 +108,8 @@ class Abilities:
     ``iterator`` are the BTF ids of bpf_iter_num_new, _next and _destroy, which LoopForm.ITERATOR needs. ``vma`` is
     there if programs can find out what is mapped at an address. ``function_ip`` says that a program knows at a
     URETPROBE which function returns, ``nesting`` how it knows which returns are awaited. ``overrides_returns`` says
-    that a program at a KPROBE can let a function return.
+    that a program at a KPROBE can let a function return. With ``task`` a program reads of the thread what it would
+    otherwise ask of a helper for each.
     """
 
     loops: LoopForm = LoopForm.MAY_GOTO
@@ -104,6 +121,7 @@ class Abilities:
     function_ip: bool = True
     overrides_returns: bool = False
     nesting: NestingLayout | None = None
+    task: TaskLayout | None = None
 
 
 class Placement(enum.Enum):

@@ -15,6 +15,7 @@ from dprobes.bpf.lower.request import KeptEntry, Placement
 from dprobes.engines.ebpf.attach.parts import ALONE_MAX, Part
 from dprobes.engines.ebpf.attach.siteplan import Site
 from dprobes.engines.ebpf.kernel.features import Feature
+from dprobes.engines.ebpf.kernel.taskfields import task_layout
 from dprobes.record.layout import Item
 from dprobes.resolve.probestate import ProbeState
 from dprobes.resolve.usdtprobes import arguments_used
@@ -76,6 +77,8 @@ class HandlerCompiler:
     ) -> None:
         self._program = program
         self._numbers = numbers
+        if items & (Item.PID | Item.TID | Item.UID | Item.PROCESS_NAME):
+            request = replace(request, abilities=replace(request.abilities, task=task_layout(features)))
         self._request = request
         self._items = items
         self._has_multi = Feature.UPROBE_MULTI in features

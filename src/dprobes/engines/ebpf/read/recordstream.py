@@ -37,7 +37,8 @@ _TURN = 0.1
 _BUSY_TIME = 0.05
 """Seconds after the last record during which the ring is looked at again and again."""
 
-_BUSY_SLEEP = 0.002
+_BUSY_SLEEP = 0.005
+"""Seconds between two looks then: what comes in them is looked at together, and has room in the ring."""
 
 
 class RecordStream:
