@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING
 from dprobes.bpf.asm.assembler import Assembler
 from dprobes.bpf.asm.isa import Helper, Register, Size
 from dprobes.bpf.lower.request import TaskLayout
+from dprobes.engines.ebpf.kernel.bootcache import KeptAnswers
 from dprobes.engines.ebpf.kernel.features import Feature
 from dprobes.engines.ebpf.kernel.loader import load
 from dprobes.engines.linux.bpfcalls import ProgramFlag, ProgramType
 from dprobes.errors import DprobesError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from dprobes.engines.ebpf.kernel.features import Features
     from dprobes.engines.ebpf.kernel.kerneltypes import KernelTypes
 
@@ -39,12 +42,20 @@ def _layout(types: KernelTypes) -> TaskLayout:
 
 
 def _is_readable(features: Features) -> bool:
-    """Return whether the verifier lets programs of both kinds read these fields."""
+    """Return whether the verifier lets programs of both kinds read these fields; that is known until the next boot."""
     kinds = [ProgramFlag.NONE]
     if Feature.SLEEPABLE_UPROBE in features:
         kinds.append(ProgramFlag.SLEEPABLE)
+    kept, key = KeptAnswers("task-fields"), f"readable by {len(kinds)}"
+    if (known := kept.get(key)) is None:
+        known = int(_are_loaded(features.types, kinds))
+        kept.add(key, known)
+    return bool(known)
+
+
+def _are_loaded(types: KernelTypes, kinds: Iterable[ProgramFlag]) -> bool:
     try:
-        task = _layout(features.types)
+        task = _layout(types)
         for flags in kinds:
             os.close(load(_reader(task).assemble(), {}, ProgramType.KPROBE, flags=flags))
     except (DprobesError, OSError):
