@@ -48,6 +48,7 @@ class Handler:
     what: str
     rpn: str
     bpftrace: str
+    header: str = "vars = 1"
 
 
 HANDLERS = (
@@ -62,6 +63,26 @@ HANDLERS = (
         "50 instructions, a number kept",
         "push r, arg0\n" + "".join(f"push {n}\n{word}\n" for n, word, _ in 5 * ARITHMETIC) + "pop lv, 0\nabort",
         "$x = arg0; " + "".join(f"$x = $x {sign} {n}; " for n, _, sign in 5 * ARITHMETIC) + "@ = $x;",
+    ),
+    Handler(
+        "counted by 64 keys",
+        "push r, arg0\npush 63\nand\ntally t\nabort",
+        "@[arg0 & 63] = count();",
+        "table = t, count, word",
+    ),
+    Handler("a histogram", "push r, arg0\ntally t\nabort", "@ = hist(arg0);", "table = t, hist"),
+    Handler(
+        "64 histograms",
+        "push r, arg0\npush 63\nand\npush r, arg0\ntally t\nabort",
+        "@[arg0 & 63] = hist(arg0);",
+        "table = t, hist, word",
+    ),
+    Handler("counted by thread name", "tally t\nabort", "@[comm] = count();", "table = t, count, comm"),
+    Handler(
+        "counted by a string of 30",
+        "push r, arg1\ntally t\nabort",
+        "@[str(arg1, 40)] = count();",
+        "table = t, count, str[40]",
     ),
 )
 
@@ -100,7 +121,7 @@ class _Costs:
                 self._note("dprobes", EMPTY, [program])
             for handler in HANDLERS:
                 source = self._directory / "hit.rpn"
-                source.write_text(f'name = "{self._loop.path}"\nvars = 1\noffset = called\n{handler.rpn}\n')
+                source.write_text(f'name = "{self._loop.path}"\n{handler.header}\noffset = called\n{handler.rpn}\n')
                 self._trace("dprobes", handler.what, dprobes(source, "-o", str(self._directory / "records")))
             self.after = min(self.after, self._loop.calls(TURNS // 10))
             if has_bpftrace():
