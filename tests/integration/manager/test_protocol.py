@@ -198,6 +198,7 @@ def test_what_is_answered_is_what_is_documented(
     assert set(inserted["program"]) | {"ppdf", "selected"} == set(program)
     variables = ask(manager, "getvars", **{"local": True, "global": True})
     own = {f"programs[].{name}" for name in variables["programs"][0]}
+    own |= {"programs[].tables"}  # which only programs with tables have
     assert set(variables) | own == set(documented(section("getvars"), "result"))
     (added,) = ask(manager, "add-target", target=str(tmp_path / "log"))["targets"]
     assert {"targets", *(f"targets[].{name}" for name in added)} == set(documented(section("add-target"), "result"))
