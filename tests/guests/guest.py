@@ -288,6 +288,14 @@ class Guest:
         yield
         self._emulator.command("cont")
 
+    def interrupt(self) -> None:
+        """Raise a non-maskable interrupt, which nobody expects."""
+        self._emulator.command("inject-nmi")
+
+    def press_power_button(self) -> None:
+        """Press the power button: it wakes up a machine that sleeps, if the module ``button`` is loaded."""
+        self._emulator.command("system_powerdown")
+
     def check_health(self) -> None:
         """Raise ``GuestError`` if the kernel has warned since it booted."""
         if int(self.get("/proc/sys/kernel/tainted")) & _TAINT_WARN:
