@@ -66,7 +66,8 @@ class Demand:
 def random_demand(random: Random) -> Demand:
     """Return a demand of any kind: in the kernel's loop forms, at every placement, with some or all items."""
     items = random.choice((Item(0), ~(Item.WIDE | Item.STACK_TRACE), Item(random.randrange(1 << 16))))
-    placement = random.choice((Placement.BREAKPOINT, *Placement))
+    # How trampolines and system calls find the entry of their call is not made up here.
+    placement = random.choice((Placement.BREAKPOINT, *(each for each in Placement if not _finds_calls(each))))
     return Demand(
         random.choice((loop_forms()[0], *loop_forms())),
         random.random() < 0.7,
@@ -81,6 +82,10 @@ def random_demand(random: Random) -> Demand:
         ),
         keeps_stack=random.random() < 0.3,
     )
+
+
+def _finds_calls(placement: Placement) -> bool:
+    return placement.is_trampoline or placement is Placement.TRACEPOINT
 
 
 def extreme(program: Program, random: Random) -> Program:
