@@ -49,6 +49,7 @@ class Handler:
     rpn: str
     bpftrace: str
     header: str = "vars = 1"
+    is_deep: bool = False
 
 
 HANDLERS = (
@@ -84,6 +85,7 @@ HANDLERS = (
         "@[str(arg1, 40)] = count();",
         "table = t, count, str[40]",
     ),
+    Handler("a call stack of 20 frames", "log ustack\nexit", "@[ustack] = count();", "logmax = 2048", is_deep=True),
 )
 
 
@@ -122,34 +124,45 @@ class _Costs:
             for handler in HANDLERS:
                 source = self._directory / "hit.rpn"
                 source.write_text(f'name = "{self._loop.path}"\n{handler.header}\noffset = called\n{handler.rpn}\n')
-                self._trace("dprobes", handler.what, dprobes(source, "-o", str(self._directory / "records")))
+                command = dprobes(source, "-o", str(self._directory / "records"))
+                self._trace("dprobes", handler.what, command, is_deep=handler.is_deep)
             self.after = min(self.after, self._loop.calls(TURNS // 10))
             if has_bpftrace():
-                for what, action in ((EMPTY, ""), *((handler.what, handler.bpftrace) for handler in HANDLERS)):
-                    self._trace("bpftrace", what, bpftrace(self._loop.probe, action), BUFFERS)
+                for handler in (Handler(EMPTY, "", ""), *HANDLERS):
+                    command = bpftrace(self._loop.probe, handler.bpftrace)
+                    self._trace("bpftrace", handler.what, command, BUFFERS, is_deep=handler.is_deep)
 
-    def _trace(self, who: str, what: str, command: list[str], environment: Mapping[str, str] | None = None) -> None:
+    def _trace(
+        self,
+        who: str,
+        what: str,
+        command: list[str],
+        environment: Mapping[str, str] | None = None,
+        *,
+        is_deep: bool = False,
+    ) -> None:
         with Tracer(command, self._directory, environment=environment) as tracer:
             self._loop.wait_until_armed()
             programs = [open_program(number) for number in tracer.uprobe_programs()]
             try:
-                self._note(who, what, programs)
+                self._note(who, what, programs, is_deep=is_deep)
             finally:
                 for program in programs:
                     os.close(program)
 
-    def _note(self, who: str, what: str, programs: list[int]) -> None:
-        measured = _Cost(self._loop.calls(HITS, BATCHES), self._program_time(programs))
+    def _note(self, who: str, what: str, programs: list[int], *, is_deep: bool = False) -> None:
+        hit = self._loop.calls(HITS, BATCHES, is_deep=is_deep)
+        measured = _Cost(hit, self._program_time(programs, is_deep=is_deep))
         self.costs.setdefault((who, what), measured).note(measured)
 
-    def _program_time(self, programs: list[int]) -> float | None:
+    def _program_time(self, programs: list[int], *, is_deep: bool) -> float | None:
         """Return the nanoseconds of a run of the programs as the kernel counts them, the best of some batches."""
         times = []
         statistics = enable_statistics()
         try:
             for _ in range(BATCHES):
                 before = _run_times(programs)
-                self._loop.calls(HITS // 4)
+                self._loop.calls(HITS // 4, is_deep=is_deep)
                 after = _run_times(programs)
                 if after[1] > before[1]:
                     times.append((after[0] - before[0]) / (after[1] - before[1]))

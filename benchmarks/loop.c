@@ -1,9 +1,11 @@
 /*
  * loop COUNT           the paper's loop (dec, nop, jnz), COUNT times
  * loop COUNT calls     calls of a function, COUNT times
+ * loop COUNT deep      the same, from 16 functions that have called each other: with those that called main, and called
+ *                      itself, a stack of 20 or 21 frames
  * loop SECONDS armed   calls of the function until a call is as slow as a probe makes it, or the seconds have passed
  *
- * The first two print nanoseconds per iteration, measured in here, so that nobody's start-up counts: those of all (LOOP)
+ * All but the last one print nanoseconds per iteration, measured in here, so that nobody's start-up counts: those of all (LOOP)
  * and those of the fastest tenth in a row (BEST), which other work on the machine disturbs less. The last one prints
  * the time of CLOCK_MONOTONIC in nanoseconds (ARMED).
  */
@@ -51,6 +53,15 @@ static const char text[] = "a string of thirty characters.";
 
 enum { BATCHES = 10, SLOW = 250, SLOW_IN_A_ROW = 500 };
 
+static __attribute__((noinline)) int call_from(int depth, int count)
+{
+	if (depth)
+		return call_from(depth - 1, count) + 1;
+	for (int i = 0; i < count; i++)
+		called(i, text, 3, 4);
+	return 0;
+}
+
 static int wait_for_probe(double seconds)
 {
 	double start = now(), first = start;
@@ -82,8 +93,7 @@ int main(int argc, char **argv)
 		double before = now();
 		int n = count - done < batch ? count - done : batch;
 		if (argc > 2)
-			for (int i = 0; i < n; i++)
-				called(i, text, 3, 4);
+			call_from(strcmp(argv[2], "deep") ? 0 : 15, n);
 		else
 			run_loop(n);
 		if ((now() - before) / n < best)

@@ -210,12 +210,15 @@ class Loop:
 
     def __init__(self, directory: Path) -> None:
         self.path = directory / "bench_loop"
-        subprocess.run(["gcc", "-O1", "-o", self.path, HERE / "loop.c"], check=True)
+        subprocess.run(
+            ["gcc", "-O1", "-fno-omit-frame-pointer", "-fno-optimize-sibling-calls", "-o", self.path, HERE / "loop.c"],
+            check=True,
+        )
         self.probe = f"uprobe:{self.path}:called"
 
-    def calls(self, count: int, rounds: int = 1) -> float:
+    def calls(self, count: int, rounds: int = 1, *, is_deep: bool = False) -> float:
         """Return the nanoseconds of a call of ``called``, the best of some rounds, on a CPU of its own."""
-        return min(self._best(str(count), "calls") for _ in range(rounds))
+        return min(self._best(str(count), "deep" if is_deep else "calls") for _ in range(rounds))
 
     def turns(self, count: int, rounds: int = 1) -> float:
         """Return the nanoseconds of a turn of the paper's loop, measured likewise."""
