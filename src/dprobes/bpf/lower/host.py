@@ -300,12 +300,13 @@ class Host:
         """
         Write what is to become the call stack of the program to R1, R2 bytes; R0 is R2. Takes R1-R5 and R9.
 
-        The entry that it is found by is put together at ``area`` of the state; ``work`` are three words for that. R1
+        The entry that it is found by is put together at ``area`` of the state; ``work`` are four words for that. R1
         is where LP is, behind a prefix, or with ``key`` that place of the state, for 8-byte words.
         """
         from dprobes.bpf.lower.snapshot import write_snapshot
 
-        write_snapshot(self._asm, self, area, work, log_mask, self._word_size, key)
+        layout = self._request.abilities.stack
+        write_snapshot(self._asm, self, area, work, log_mask, self._word_size, key, layout)
 
     def user_registers(self, nobody: Label, to: Callable[[Register], None]) -> None:
         """

@@ -27,6 +27,7 @@ __all__ = [
     "NestingLayout",
     "Placement",
     "Request",
+    "StackLayout",
     "Tables",
     "TaskLayout",
     "VmaLayout",
@@ -101,15 +102,29 @@ class TaskLayout:
 
 
 @dataclass(frozen=True, slots=True)
+class StackLayout:
+    """
+    Say where the kernel has what tells the end of a stack, in bytes from the start of the structure.
+
+    ``mm`` and ``base``, the register for thread-local data, are members of ``task_struct``; ``bottom`` of ``mm_struct``
+    is where the first stack of a process begins.
+    """
+
+    mm: int
+    base: int
+    bottom: int
+
+
+@dataclass(frozen=True, slots=True)
 class Abilities:
     """
     Hold what the kernel offers.
 
     ``iterator`` are the BTF ids of bpf_iter_num_new, _next and _destroy, which LoopForm.ITERATOR needs. ``vma`` is
     there if programs can find out what is mapped at an address. ``function_ip`` says that a program knows at a
-    URETPROBE which function returns, ``nesting`` how it knows which returns are awaited. ``overrides_returns`` says
-    that a program at a KPROBE can let a function return. With ``task`` a program reads of the thread what it would
-    otherwise ask of a helper for each.
+    URETPROBE which function returns, ``nesting`` how it knows which returns are awaited, ``stack`` how it
+    knows where stacks end. ``overrides_returns`` says that a program at a KPROBE can let a function return. With
+    ``task`` a program reads of the thread what it would otherwise ask of a helper for each.
     """
 
     loops: LoopForm = LoopForm.MAY_GOTO
@@ -122,6 +137,7 @@ class Abilities:
     overrides_returns: bool = False
     nesting: NestingLayout | None = None
     task: TaskLayout | None = None
+    stack: StackLayout | None = None
 
 
 class Placement(enum.Enum):

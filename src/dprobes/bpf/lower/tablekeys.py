@@ -21,7 +21,7 @@ _R = Register
 
 _ADDRESS, _READ, _POSITION, _SNAPSHOT = 1, 9, 10, 14
 """
-The words of work: the addresses of up to 8 strings; bytes of a string that are read, the address of the next one; three
+The words of work: the addresses of up to 8 strings; bytes of a string that are read, the address of the next one; four
 words for a snapshot.
 """
 

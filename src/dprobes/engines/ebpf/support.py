@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 from typing import TYPE_CHECKING
 
-from dprobes.bpf.lower.request import Abilities, LoopForm, NestingLayout, VmaLayout
+from dprobes.bpf.lower.request import Abilities, LoopForm, NestingLayout, StackLayout, VmaLayout
 from dprobes.engines.capabilities import Capability
 from dprobes.engines.ebpf.attach.scope import is_initial_namespace
 from dprobes.engines.ebpf.kernel.features import Feature, Features
@@ -113,7 +113,30 @@ def abilities_of(features: Features, program: Program) -> Abilities:
         function_ip=Feature.FUNC_IP in features,
         overrides_returns=skips,
         nesting=_nesting_layout(features) if _asks_for_entries(program) else None,
+        stack=_stack_layout(features) if _asks_for_stacks(program) else None,
     )
+
+
+def _asks_for_stacks(program: Program) -> bool:
+    """Return whether handlers copy stacks of programs."""
+    instructions = (i for code in program.bodies() for i in code.instructions)
+    return any(i.row.syntax.startswith("log ustack") for i in instructions) or any(
+        table.has_user_stack for table in program.tables
+    )
+
+
+def _stack_layout(features: Features) -> StackLayout | None:
+    if Feature.BTF not in features:
+        return None
+    types = features.types
+    try:
+        return StackLayout(
+            mm=types.member_offset("task_struct", "mm"),
+            base=types.member_offset("task_struct", "thread") + types.member_offset("thread_struct", "fsbase"),
+            bottom=types.member_offset("mm_struct", "start_stack"),
+        )
+    except TargetError:
+        return None
 
 
 def _asks_for_entries(program: Program) -> bool:

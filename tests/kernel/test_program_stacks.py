@@ -1,0 +1,25 @@
+"""The call stacks of programs, and the names in them, on other kernels: a frame for each call."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from guests.guest import Guest
+    from integration.support import Builder
+
+SOURCE = 'name = "/tmp/callstacks"\nlogmax = 2048\nmajor = 1\noffset = here\nminor = 1\nlog ustack\nexit\n'
+
+
+def test_each_call_is_a_frame_with_its_name(guest: Guest, build: Builder) -> None:
+    guest.put("/tmp/callstacks", build("callstacks.c", "-O1", "-pthread", "-fno-optimize-sibling-calls"))
+    guest.put("/tmp/stacks.rpn", SOURCE)
+    options = ("--engine", "ebpf", "--stacks", "folded")
+    done = guest.dprobes("run", "/tmp/stacks.rpn", *options, "--", "/tmp/callstacks")
+    stacks = [line.rpartition(" ")[0].split(";") for line in done.stdout.splitlines() if line.startswith("callstacks;")]
+    below = ["callstacks", "_start", "__libc_start_main", "__libc_start_call_main", "main"]
+    for depth in range(60):
+        assert [*below, *["down"] * (depth + 1), "here"] in stacks
+    (thread,) = (stack for stack in stacks if "work" in stack)
+    assert thread[-12:] == ["work", *["down"] * 10, "here"]
+    assert len([stack for stack in stacks if "handle" in stack]) == 2
