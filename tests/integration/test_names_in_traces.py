@@ -140,6 +140,21 @@ def test_fields_and_samples_have_names_in_every_format(build: Builder, tmp_path:
     away = carried_away(trace, tmp_path / "away.dpt")
     for name in ("text", "dprobes", "csv"):
         assert dprobes("log", away, "--format", name).count("at=here [callstacks]") >= 66
+    counted = dprobes("log", away, "--count", "at").splitlines()
+    assert [line.split() for line in counted] == [["at", "count", "share"], ["here", "[callstacks]", "69", "100.0%"]]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_addresses_are_counted_by_their_names(build: Builder, tmp_path: Path, engine: str) -> None:
+    program, text = build("callstacks.c", *FLAGS), tmp_path / "count.rpn"
+    text.write_text(STACKS.replace("callstacks", f'"{program}"').replace("log ustack", "push r, rip\nlog 1"))
+    run = ("run", text, "--engine", engine)
+    expected = ["here", "[callstacks]", "69", "100.0%"]
+    assert expected in [line.split() for line in dprobes(*run, "--count", "rip", "--", program).splitlines()]
+    trace = tmp_path / "count.dpt"
+    dprobes(*run, "-o", trace, "--", program)
+    away = carried_away(trace, tmp_path / "away.dpt")
+    assert expected in [line.split() for line in dprobes("log", away, "--count", "rip").splitlines()]
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -85,7 +85,7 @@ class AddressSymboliser:
     def name_of(self, address: int, record: LogRecord, place: Place | None) -> str | None:
         """Return ``symbol+0x4 [module]`` or ``module+offset in its file``; None if nothing is known of the address."""
         if place is not None and address == record.ip and names_itself(place):
-            return f"{place.symbol} [{place.module}]"
+            return f"{place.symbol} [{_file_name(place)}]"
         found = self.code_name(address, record, place)
         return None if found is None else found.text
 
@@ -154,7 +154,7 @@ class AddressSymboliser:
             make_room(self._loaded, PROCESSES_MAX)
             self._loaded[bias] = {}
         name_of = partial(self._demangler.name_of, is_trusted=self._own_is_trusted)
-        return _kept(self._loaded[bias], address, lambda: _name_in(module, place.module, address - bias, name_of))
+        return _kept(self._loaded[bias], address, lambda: _name_in(module, _file_name(place), address - bias, name_of))
 
     def _own_module(self, place: Place) -> Module | None:
         """Return the source's module, if this machine has a file of the same build."""
@@ -176,8 +176,13 @@ def names_itself(place: Place) -> bool:
 def _name_of_place(place: Place) -> CodeName:
     match = _PLACE.fullmatch(place.symbol)
     if match is None:
-        return CodeName(place.symbol, 0, place.module)
-    return CodeName(match["name"], int(match["distance"] or "0", 16), place.module)
+        return CodeName(place.symbol, 0, _file_name(place))
+    return CodeName(match["name"], int(match["distance"] or "0", 16), _file_name(place))
+
+
+def _file_name(place: Place) -> str:
+    """Return the name of a module's file, which a program may give with its directory."""
+    return place.module.rpartition("/")[2] or place.module
 
 
 def _file_of_build(name: str, source: RecordSource) -> Module | None:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import re
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
 from dprobes.errors import FormatError
 from dprobes.escapes import escaped
+from dprobes.formatters.templates.extraction import placeholders
 from dprobes.formatters.templates.fields import FieldKind, decode_fields, fields_of
+from dprobes.formatters.templates.model import Conversion
 from dprobes.formatters.templates.program import ProgramTemplates
 from dprobes.record.layout import Item
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from dprobes.formatters.addressnames import Symboliser
     from dprobes.formatters.templates import Template
     from dprobes.formatters.templates.fields import Field
     from dprobes.formatters.templates.values import Value
@@ -64,12 +67,13 @@ class FieldValues:
     A name is one of HEADER_FIELDS, ``word_size``, ``stack_trace`` (1 or 0), ``host``, ``program``, ``module``,
     ``symbol``, ``function``, a field of a template, be it written or derived from the handler, ``word0`` (the first
     word of the data), or ``item0`` (the first item, where the data describes itself). ``host`` is the name of the
-    machine that the records are of.
+    machine that the records are of. With ``symboliser`` the text of what a template prints by name is that name.
     """
 
-    def __init__(self, source: RecordSource, host: str = "") -> None:
+    def __init__(self, source: RecordSource, host: str = "", symboliser: Symboliser | None = None) -> None:
         self._program, self._host = source.name, host
         self._templates = ProgramTemplates.of_source(source)
+        self._symboliser = symboliser
 
     def check(self, name: str, *, is_number: bool = False) -> None:
         """
@@ -99,7 +103,24 @@ class FieldValues:
 
     def text(self, record: LogRecord, place: Place, name: str) -> str:
         """Return the value of a field for people, on one line."""
-        return text_of(name, self.find(record, place, name))
+        value = self.find(record, place, name)
+        if isinstance(value, int) and name in self._named:
+            found = self._symboliser.name_of(value, record, place) if self._symboliser is not None else None
+            return f"{value:#x}" if found is None else escaped(found)
+        return text_of(name, value)
+
+    def is_named(self, name: str) -> bool:
+        """Return whether a template prints a field by the name of the address."""
+        return name in self._named
+
+    @cached_property
+    def _named(self) -> frozenset[str]:
+        return frozenset(
+            field.name
+            for template in self._templates.all()
+            for field, part in zip(fields_of(template, 8), placeholders(template), strict=True)
+            if part.conversion is Conversion.ADDRESS and field.name not in (*HEADER_FIELDS, *PLACE_FIELDS)
+        )
 
     def find(self, record: LogRecord, place: Place, name: str) -> Value:
         """Return the value of a field; None if this record has none of that name."""

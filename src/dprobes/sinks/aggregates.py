@@ -7,6 +7,7 @@ from collections import Counter
 from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
+from dprobes.formatters.addressnames import AddressSymboliser
 from dprobes.formatters.fieldvalues import FieldValues, text_of
 from dprobes.formatters.templates.values import Fault
 from dprobes.keyed.layout import bucket_of
@@ -72,11 +73,11 @@ class Aggregates:
 
     def create_event(self, source: RecordSource) -> None:
         """Know a program; raise ``FormatError`` if its records can have none of the fields that are asked for."""
-        self.create_event_of(source, os.uname().nodename)
+        self.create_event_of(source, os.uname().nodename, AddressSymboliser(source, live=True))
 
-    def create_event_of(self, source: RecordSource, host: str) -> None:
-        """Know a program whose records are of another machine; raises as ``create_event``."""
-        self._fields[source.number] = values = FieldValues(source, host)
+    def create_event_of(self, source: RecordSource, host: str, symboliser: AddressSymboliser | None = None) -> None:
+        """Know a program whose records may be of another machine; raises as ``create_event``."""
+        self._fields[source.number] = values = FieldValues(source, host, symboliser)
         self._check(values)
 
     def check(self, source: RecordSource) -> None:

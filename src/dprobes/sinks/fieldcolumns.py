@@ -80,6 +80,8 @@ class FieldColumns:
 
     def values(self, name: str) -> Column:
         """Return the column of a field; raise ``NoColumnError`` if there is none."""
+        if self._fields.is_named(name):
+            raise NoColumnError  # the name depends on the process
         if name in HEADER_FIELDS:
             return self._chosen(self._item(name))  # type: ignore[no-any-return]
         if name in PLACE_FIELDS:

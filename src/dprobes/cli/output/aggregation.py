@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.cli.output.textoutput import print_line, print_table
 from dprobes.errors import FormatError
+from dprobes.formatters.addressnames import AddressSymboliser
 from dprobes.formatters.fieldvalues import HEADER_FIELDS
 from dprobes.formatters.templates.collection import templates_of
 from dprobes.keyed.quantities import power_bucket_label
@@ -19,6 +20,7 @@ from dprobes.sinks.fieldcolumns import columns_of_packed, columns_of_rows
 from dprobes.sinks.interface import Batch
 from dprobes.trace.columns import PackedRows
 from dprobes.trace.content import LostRecords
+from dprobes.trace.writer import boot_id
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -73,6 +75,7 @@ def aggregate_traces(
     sources: dict[TraceProgram, RecordSource] = {}
     refusals: list[FormatError] = []
     lost: Counter[str] = Counter()
+    own = boot_id()
     for each in found:
         program = each.program
         if isinstance(each, LostRecords):
@@ -85,7 +88,9 @@ def aggregate_traces(
                 source = replace(source, templates=templates.over(templates_of(source.templates)))
             sources[program] = source
             try:
-                aggregates.create_event_of(source, program.origin.host)
+                is_live = bool(own) and program.origin.boot_id == own
+                symboliser = AddressSymboliser(source, live=is_live, carried=program.names)
+                aggregates.create_event_of(source, program.origin.host, symboliser)
             except FormatError as error:
                 refusals.append(error)
         for rows, mask in selection.masked(each):

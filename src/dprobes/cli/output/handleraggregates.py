@@ -125,6 +125,8 @@ class HandlerAggregates:
         record = LogRecord(program.major, definition.minor)
         tallies: list[_Tally] = []
         for view, fields in enumerate(self._counted):
+            if named := [field for field in fields if self._values.is_named(field)]:
+                raise NotAtTheHitError(f"'{named[0]}' is shown by its name, which depends on the process")
             found = [self._source_of(field, record, words) for field in fields]
             sources = tuple(dict.fromkeys(each for each in found if each is not None))
             if len(sources) > KEYS_MAX:

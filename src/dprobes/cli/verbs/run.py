@@ -44,6 +44,7 @@ from dprobes.engines.options import EngineOptions
 from dprobes.engines.registry import engine_row
 from dprobes.formatters import FORMATS
 from dprobes.formatters.templates.derived import derived_templates
+from dprobes.record.layout import Item
 from dprobes.record.origin import RecordSource
 from dprobes.resolve.spaces import Space, space_of
 
@@ -263,6 +264,8 @@ def command(
         from dprobes.target.processimages import ProcessImages
 
         source = replace(source, images=ProcessImages())
+        if counted:
+            items |= Item.PID | Item.PROCESS_NAME | Item.TIME  # whose address it is
     views.check(source)
     carries = output is not None or bool(targets)
     program = views.at_the_hit(program, source, carries=carries, verbose=verbose)
