@@ -133,7 +133,7 @@ class ParquetSink:
             self._begun = time.monotonic()
             self._count = self._size = 0
             try:
-                self._trace = TraceFileSink(str(self._journal.path))
+                self._trace = TraceFileSink(str(self._journal.path), is_safe=True)
                 for source in self._active.values():
                     self._trace.create_event(source)
             except BaseException:

@@ -111,8 +111,9 @@ def test_a_run_writes_what_json_says(run: Runner, build: Builder, tmp_path: Path
         directory, f"select {listed}, lower(hex(data)), n, low, missing, problems from {{}} order by monotonic"
     )
     for row, record in zip(rows, result.records, strict=True):
-        fields = record.get("fields", {"n": None, "low": None, "missing": None})
-        problems = [{"field": "missing", "problem": "missing", "address": None}] if "fields" in record else None
+        has_template = record["minor"] == 3  # the fields of the other one are those of its handler
+        fields = record["fields"] if has_template else {"n": None, "low": None, "missing": None}
+        problems = [{"field": "missing", "problem": "missing", "address": None}] if has_template else None
         assert row == (*(record[name] for name in header), record["data"], *fields.values(), problems)
     assert sorted(row[12 + 1] for row in rows if row[1] == 3) == list(range(50))
     table = ds.dataset(directory, partitioning="hive").to_table()

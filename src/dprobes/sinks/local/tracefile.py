@@ -34,12 +34,13 @@ class TraceFileSink:
     Append to a trace file, which gets the places of probepoints with their first record, and names for addresses.
 
     One with a name in .dptz is compressed. In others records that come one by one are put together, for a twentieth of
-    a second; a thread of ours writes them then, should no more come.
+    a second; a thread of ours writes them then, should no more come. Not so if records that were taken have to be in
+    the file (``is_safe``).
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, *, is_safe: bool = False) -> None:
         compress = compression_of(path)
-        self._holds = compress is None
+        self._holds = compress is None and not is_safe
         self._writer = TraceFileWriter(Path(path), compress=compress, hold=_HOLD if self._holds else 0)
         self._lock = threading.Lock()
         """Held by the thread that has the sink, and by that which writes what was held."""
