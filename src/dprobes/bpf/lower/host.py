@@ -393,7 +393,10 @@ class Host:
         self._asm.call(Helper.KTIME_GET_NS)
 
     def process_name(self) -> None:
-        """Write ``NAME_SIZE`` bytes with the name of the thread to R1."""
+        """Write ``NAME_SIZE`` bytes with the name of the thread to R1, zeros behind it."""
+        # Kernels have left what is behind the name as it was (seen with Linux 6.1).
+        for position in range(0, NAME_SIZE, 8):
+            self._asm.store(Register.R1, position, 0)
         self._asm.mov(Register.R2, NAME_SIZE)
         self._asm.call(Helper.GET_CURRENT_COMM)
 
