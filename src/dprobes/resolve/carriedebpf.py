@@ -11,7 +11,7 @@ from dprobes.bpf.lower import Abilities, LoopForm, Placement, Request, lower
 from dprobes.errors import NotSupportedError
 from dprobes.ppdf.model import EbpfCode, EbpfMap
 from dprobes.record.layout import Item
-from dprobes.resolve.kernelplaces import KERNEL_CODE
+from dprobes.resolve.kernelmodule import KERNEL_CODE
 from dprobes.resolve.spaces import Space, space_of
 from dprobes.rpn.encoder import encode
 from dprobes.rpn.needs import entry_instructions, shared_tables, traced_fields, usdt_arguments

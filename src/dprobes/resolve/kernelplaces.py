@@ -9,12 +9,12 @@ tells, the kernel alone checks that a breakpoint would stand at the start of an 
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dprobes.diagnostics import Note
 from dprobes.errors import TargetError
 from dprobes.lazydataclass import dataclass
+from dprobes.resolve.kernelmodule import KernelModule, PushedSymbols, UnplacedSymbols
 from dprobes.resolve.probepoints import LeftOutProbe, ProbedCode, ProbeKind, Probepoint
 from dprobes.resolve.probestate import ProbeState
 from dprobes.resolve.pushedsymbols import pushed_symbols
@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from dprobes.target.kernel.runningkernel import RunningKernel
 
 __all__ = [
-    "KERNEL_CODE",
-    "KernelModule",
     "ResolvedKernel",
     "kernel_module_of",
     "module_named_by",
@@ -53,61 +51,8 @@ _BITS = 64
 _END = "_etext"
 """The symbol behind the last function of the kernel."""
 
-KERNEL_CODE = 1 << 63, (1 << 64) - 1
-"""The addresses of all that is the kernel's and its modules', the last one excluded."""
-
 _CHANGED = "the kernel replaces this instruction when it loads the module"
 _TAKEN = "it is the place of another probe definition"
-
-
-@dataclass(frozen=True, slots=True)
-class KernelModule:
-    """The kernel, or a module of it, that a program names: a space with symbols. ``name`` is "" for the kernel."""
-
-    kernel: RunningKernel
-    name: str
-
-    @property
-    def path(self) -> Path:
-        """What takes the place of a file's name in messages and records."""
-        return Path(self.name or KERNEL_NAMES[0])
-
-    @property
-    def word_size(self) -> int:
-        """How many bytes an address has."""
-        return _BITS // 8
-
-    @property
-    def base(self) -> int:
-        """The address that offsets count from."""
-        return self.kernel.base_of(self.name)
-
-    def check(self) -> None:
-        """Raise ``TargetError`` if the kernel does not show where the module is."""
-        self.kernel.base_of(self.name)
-
-    @property
-    def code(self) -> tuple[int, int]:
-        """The addresses of the module, or of all that is the kernel's; the last one is excluded."""
-        if not self.name:
-            return KERNEL_CODE
-        module = self.kernel.modules[self.name]
-        return module.address, module.address + module.size
-
-    @property
-    def is_loaded(self) -> bool:
-        """Whether it is in memory; else addresses are made up from its file."""
-        return self.kernel.is_loaded
-
-    def address_of(self, symbol: str) -> int:
-        """Return the address of a symbol; raise ``TargetError`` if there is none, or one for each CPU."""
-        address = self.kernel.symbol(symbol, self.name).address
-        if not self.name and self.kernel.is_per_cpu(address):
-            raise TargetError(
-                f"each CPU has a copy of '{symbol}', with an address of its own",
-                hint=f"'push {symbol}' gives the address of the copy of the CPU that was hit",
-            )
-        return address
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,52 +89,6 @@ class ResolvedKernel:
     def events(self) -> tuple[Probepoint, ...]:
         """The watchpoints, samplers and tracepoints."""
         return tuple(probe for probe in self.probepoints if not probe.is_in_code)
-
-
-@dataclass(frozen=True, slots=True)
-class _PushedSymbols:
-    """The symbols of the kernel as handlers push them: those of which each CPU has a copy are among them."""
-
-    module: KernelModule
-
-    @property
-    def path(self) -> Path:
-        """What takes the place of a file's name in messages."""
-        return self.module.path
-
-    @property
-    def word_size(self) -> int:
-        """How many bytes an address has."""
-        return self.module.word_size
-
-    def address_of(self, symbol: str) -> int:
-        """Return the address of a symbol; raise ``TargetError`` if there is none."""
-        return self.module.kernel.symbol(symbol, self.module.name).address
-
-
-@dataclass(frozen=True, slots=True)
-class _UnplacedSymbols:
-    """The symbols of a module that is not loaded: nobody knows their addresses yet."""
-
-    module: KernelModule
-
-    @property
-    def path(self) -> Path:
-        """What takes the place of a file's name in messages."""
-        return self.module.path
-
-    @property
-    def word_size(self) -> int:
-        """How many bytes an address has."""
-        return self.module.word_size
-
-    def address_of(self, symbol: str) -> int:
-        """Raise ``TargetError``, which says whether the module has the symbol at all."""
-        self.module.address_of(symbol)
-        raise TargetError(
-            f"'{symbol}' has no address before the module '{self.module.name}' is loaded",
-            hint="load the module first, or start from what a register points to",
-        )
 
 
 def module_named_by(program: Program) -> str:
@@ -245,7 +144,7 @@ def resolve_kernel(
     samplers = resolve_samplers(program, str(module.path))
     tracepoints = resolve_tracepoints(program, str(module.path), diagnostics) if with_tracepoints else ()
     symbols = pushed_symbols(
-        program, _PushedSymbols(module) if module.is_loaded else _UnplacedSymbols(module), diagnostics
+        program, PushedSymbols(module) if module.is_loaded else UnplacedSymbols(module), diagnostics
     )
     image = encode(program, architecture)
     return ResolvedKernel(

@@ -22,7 +22,8 @@ from dprobes.ppdf.container import MAGIC, SECTION_MAX, SIZE_MAX
 from dprobes.ppdf.model import Ppdf
 from dprobes.ppdf.reader import decode
 from dprobes.ppdf.writer import encode
-from dprobes.resolve.kernelplaces import KernelModule, resolve_kernel
+from dprobes.resolve.kernelmodule import KernelModule
+from dprobes.resolve.kernelplaces import resolve_kernel
 from dprobes.resolve.resolution import resolve
 from dprobes.rpn import isa
 from dprobes.rpn.isa import rows_by_syntax

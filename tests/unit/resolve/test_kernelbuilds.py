@@ -14,7 +14,8 @@ from dprobes.ppdf.reader import decode
 from dprobes.ppdf.writer import encode
 from dprobes.resolve import kernelbuilds
 from dprobes.resolve.kernelbuilds import kernel_here
-from dprobes.resolve.kernelplaces import KernelModule, resolve_kernel
+from dprobes.resolve.kernelmodule import KernelModule
+from dprobes.resolve.kernelplaces import resolve_kernel
 from dprobes.resolve.localmodule import resolve_here
 from dprobes.resolve.portable import build_ppdf
 from dprobes.rpn.pipeline import parse_source

@@ -19,7 +19,7 @@ from dprobes.engines.ebpf.attach.perfevents import events_in_kernel
 from dprobes.engines.interface import Notice, StateEvent
 from dprobes.engines.linux.uevents import KernelEvents
 from dprobes.errors import DprobesError
-from dprobes.resolve.kernelplaces import KernelModule
+from dprobes.resolve.kernelmodule import KernelModule
 from dprobes.resolve.probestate import ProbeState
 from dprobes.resolve.pushedsymbols import pushed_symbols
 from dprobes.resolve.samplers import resolve_samplers
