@@ -43,6 +43,10 @@ _FRESH = 1.0
 """Seconds for which mappings count as those that a process has."""
 
 _MAPS_MAX = 16 << 20
+
+_CUT = frozenset((StackEnd.NO_TABLE, StackEnd.BAD_TABLE, StackEnd.UNREADABLE))
+"""Why a stack ends that has more frames."""
+
 _PREFIX_SIZE = 3
 _WORDS = struct.Struct(f"={SNAPSHOT_REGISTERS}Q")
 
@@ -134,10 +138,14 @@ class UserStacks:
             if time.monotonic() - process.looked > _FRESH:
                 process.space.forget()
                 process.looked = time.monotonic()
-            return tuple(logged_stack(process.space, registers, USER_FRAMES_MAX))
+            stack = tuple(logged_stack(process.space, registers, USER_FRAMES_MAX))
+            if stack[-1] not in _CUT or process.space.is_alive():
+                return stack
+            # It has ended meanwhile: its tables could not be read to the end.
         except (TargetError, OSError):
-            self._forget(pid)
-            return self._follow_ended(pid, word_size, registers, copy)
+            pass
+        self._forget(pid)
+        return self._follow_ended(pid, word_size, registers, copy)
 
     def _follow_ended(
         self, pid: int, word_size: Literal[4, 8], registers: dict[int, int], copy: bytes
