@@ -18,7 +18,8 @@ from dprobes.formatters.templates.model import Conversion
 from dprobes.record.codec import decode_record, flag_word
 from dprobes.record.items import KERNEL_STACK, USER_STACK
 from dprobes.record.layout import Item
-from dprobes.record.packed import PROBE_SIZE, PackedBytes, PackedPlaces
+from dprobes.record.packed import PROBE_SIZE
+from dprobes.record.packedparts import PackedBytes, PackedPlaces
 from dprobes.rpn.isa import StackEnd
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from dprobes.formatters.templates.values import Fault
 from dprobes.keyed.layout import bucket_of
 from dprobes.lazydataclass import dataclass
 from dprobes.record.codec import decode_record
-from dprobes.record.packed import PackedPlaces
+from dprobes.record.packedparts import PackedPlaces
 from dprobes.sinks.fieldcolumns import FieldColumns, NoColumnError, Shown, columns_of_packed
 
 if TYPE_CHECKING:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Protocol, Self
 
 from dprobes.formatters import FORMATS
 from dprobes.lazydataclass import dataclass
-from dprobes.record.packed import PackedBytes, PackedPlaces, PackedRecords
+from dprobes.record.packed import PackedRecords
+from dprobes.record.packedparts import PackedBytes, PackedPlaces
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

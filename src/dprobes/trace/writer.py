@@ -6,16 +6,15 @@ A writer with a size limit begins a new file when half of it is full, and keeps 
 
 from __future__ import annotations
 
-import contextlib
 import platform
 import time
 from collections import Counter
 from dataclasses import field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from dprobes.errors import SinkError
 from dprobes.lazydataclass import dataclass
+from dprobes.record.boot import boot_id
 from dprobes.record.clock import WallClock
 from dprobes.record.packed import PackedRecords
 from dprobes.trace.framefile import FrameFile, older_part
@@ -33,13 +32,14 @@ from dprobes.trace.packedblock import joined, packed, packed_frame, size_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
     from dprobes.keyed.contents import TableContents
     from dprobes.trace.content import PlaceEntry
 
     Names = Callable[[bool], dict[str, Any] | None]
 
-__all__ = ["TraceFileWriter", "boot_id", "older_part"]
+__all__ = ["TraceFileWriter", "older_part"]
 
 _FRAME_BYTES = 1 << 20
 """Records that take more are written in several frames."""
@@ -410,10 +410,3 @@ def _program_frame(number: int, program: _Program) -> bytes:
             hint="most of it are templates",
         )
     return frame
-
-
-def boot_id() -> str:
-    """Return what tells this start of the machine from others; nothing if the kernel does not say."""
-    with contextlib.suppress(OSError):
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    return ""

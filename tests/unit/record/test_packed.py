@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from dprobes.errors import FormatError
 from dprobes.record.codec import decode_record, encode_record
 from dprobes.record.layout import FIXED_ITEMS, Item, LogRecord
-from dprobes.record.packed import NAME_SPACE, PackedBytes, PackedPlaces, PackedRecords
+from dprobes.record.packed import NAME_SPACE, PackedRecords
+from dprobes.record.packedparts import PackedBytes, PackedPlaces
 from dprobes.record.probeinfo import Place
 from record_strategies import records
 

@@ -14,13 +14,13 @@ from dprobes.formatters.fieldvalues import HEADER_FIELDS
 from dprobes.formatters.templates.collection import templates_of
 from dprobes.keyed.quantities import power_bucket_label
 from dprobes.keyed.text import bar_lines
+from dprobes.record.boot import boot_id
 from dprobes.record.layout import Item
 from dprobes.sinks.aggregates import Aggregates
 from dprobes.sinks.fieldcolumns import columns_of_packed, columns_of_rows
 from dprobes.sinks.interface import Batch
 from dprobes.trace.columns import PackedRows
 from dprobes.trace.content import LostRecords
-from dprobes.trace.writer import boot_id
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

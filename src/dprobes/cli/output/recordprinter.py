@@ -11,9 +11,9 @@ from dprobes.cli.templateoption import say_problems
 from dprobes.errors import FormatError
 from dprobes.formatters import WITHOUT_TEMPLATES, Formatter, formatter
 from dprobes.formatters.terminalcolumns import columns_of
+from dprobes.record.boot import boot_id
 from dprobes.sinks.local import stream
 from dprobes.trace.content import LostRecords
-from dprobes.trace.writer import boot_id
 
 if TYPE_CHECKING:
     from collections import Counter

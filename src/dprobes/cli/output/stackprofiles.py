@@ -64,10 +64,10 @@ def profile_traces(found: Iterable[TraceRecord | LostRecords], options: StacksOp
 
 
 def _collect(found: Iterable[TraceRecord | LostRecords], weight: str | None) -> tuple[StackCollector, Counter[str]]:
+    from dprobes.record.boot import boot_id
     from dprobes.sinks.interface import Batch
     from dprobes.sinks.stacks.collector import StackCollector
     from dprobes.trace.content import LostRecords
-    from dprobes.trace.writer import boot_id
 
     collector = StackCollector(weight)
     sources: dict[TraceProgram, RecordSource | None] = {}

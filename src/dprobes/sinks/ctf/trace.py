@@ -18,15 +18,16 @@ import shutil
 import uuid
 from datetime import UTC, datetime
 from operator import itemgetter
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dprobes.record.boot import BOOT_ID
 from dprobes.sinks.ctf.classes import EventClass
 from dprobes.sinks.ctf.metadata import STREAM_CLASS, STREAM_CLASS_WITHOUT_CPU, Metadata
 from dprobes.sinks.ctf.packets import Stream
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from dprobes.record.origin import RecordSource
     from dprobes.sinks.ctf.classes import HeaderItems
@@ -37,7 +38,6 @@ __all__ = ["Events", "Trace"]
 Events = list[tuple[int, bytes]]
 """Events with their times."""
 
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _TIME = itemgetter(0)
 
 
@@ -139,6 +139,6 @@ def _new_directory(parent: Path) -> Path:
 def _clock_uuid() -> uuid.UUID:
     """Return what identifies CLOCK_MONOTONIC, which begins anew with the machine."""
     try:
-        return uuid.UUID(os.fsdecode(_BOOT_ID.read_bytes()).strip())
+        return uuid.UUID(os.fsdecode(BOOT_ID.read_bytes()).strip())
     except (OSError, ValueError):
         return uuid.uuid4()

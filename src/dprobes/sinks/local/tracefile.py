@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.errors import SinkError
 from dprobes.formatters.recordednames import RecordedNames
-from dprobes.record.packed import PackedPlaces
+from dprobes.record.packedparts import PackedPlaces
 from dprobes.trace.content import PlaceEntry
 from dprobes.trace.filenames import compression_of
 from dprobes.trace.names import NameRegister

@@ -13,14 +13,13 @@ import mmap
 import os
 import stat
 import uuid
-from pathlib import Path
 
 from dprobes.errors import SinkError, reason_of
+from dprobes.record.boot import BOOT_ID
 from dprobes.sinks.perfetto.messages import trace_uuid
 
 __all__ = ["PerfettoFile"]
 
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _PACKET = 0x0A
 """The key of a packet: field 1, with a length."""
 
@@ -116,6 +115,6 @@ def _end_of_packets(data: mmap.mmap, position: int) -> int:
 def _boot_id() -> uuid.UUID:
     """Return what identifies this run of the machine; nothing does where there is no /proc."""
     try:
-        return uuid.UUID(_BOOT_ID.read_text().strip())
+        return uuid.UUID(BOOT_ID.read_text().strip())
     except (OSError, ValueError):
         return uuid.uuid4()

@@ -12,9 +12,9 @@ import os
 import threading
 from pathlib import Path
 
-__all__ = ["KeptAnswers"]
+from dprobes.record.boot import BOOT_ID
 
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+__all__ = ["KeptAnswers"]
 
 
 class KeptAnswers:
@@ -50,7 +50,7 @@ class KeptAnswers:
         if self._known is None:
             self._known = {}
             with contextlib.suppress(OSError, ValueError):
-                self._boot = _BOOT_ID.read_text().strip()
+                self._boot = BOOT_ID.read_text().strip()
                 if self._path.stat().st_uid == os.geteuid():
                     boot, *lines = self._path.read_text().splitlines()
                     if boot == self._boot:

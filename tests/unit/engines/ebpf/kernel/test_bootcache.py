@@ -27,7 +27,7 @@ def test_another_boot_knows_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     KeptAnswers("numbers", tmp_path).add("x", 1)
     other = tmp_path / "boot_id"
     other.write_text("another\n")
-    monkeypatch.setattr(bootcache, "_BOOT_ID", other)
+    monkeypatch.setattr(bootcache, "BOOT_ID", other)
     assert KeptAnswers("numbers", tmp_path).get("x") is None
 
 

@@ -1,0 +1,96 @@
+"""Packed records without what is not wanted of them: their bytes alone, or their places alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Self, overload
+
+from dprobes.record.packed import NAME_SPACE, PROBE_SIZE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dprobes.record.packed import PackedRecords
+    from dprobes.record.probeinfo import Place
+
+__all__ = ["PackedBytes", "PackedPlaces"]
+
+
+class PackedBytes(Sequence[bytes]):
+    """Give packed records without their probepoints."""
+
+    __slots__ = ("_known", "packed")
+
+    def __init__(self, packed: PackedRecords) -> None:
+        self.packed = packed
+        self._known: list[bytes] | None = None
+
+    def __len__(self) -> int:
+        return len(self.packed)
+
+    @overload
+    def __getitem__(self, index: int) -> bytes: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Self: ...
+
+    def __getitem__(self, index: int | slice) -> bytes | Self:
+        if isinstance(index, slice):
+            return type(self)(self.packed[index])
+        return self._all()[index]
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self._all())
+
+    def _all(self) -> list[bytes]:
+        if self._known is None:
+            self._known = list(self.packed.encoded())
+        return self._known
+
+    @property
+    def size(self) -> int:
+        """How many bytes the records take."""
+        packed = self.packed
+        size = (packed.row_size - PROBE_SIZE) * len(packed)
+        match packed.names():
+            case None:
+                return size
+            case bytes() as name:
+                return size - (NAME_SPACE - 1 - len(name)) * len(packed)
+            case names:
+                return size - (NAME_SPACE - 1) * len(packed) + sum(map(len, names))
+
+
+class PackedPlaces(Sequence["Place"]):
+    """Give the place of each of some packed records; ``table`` has those of probepoints."""
+
+    __slots__ = ("packed", "table")
+
+    def __init__(self, packed: PackedRecords, table: Sequence[Place]) -> None:
+        self.packed = packed
+        self.table = table
+
+    def __len__(self) -> int:
+        return len(self.packed)
+
+    @overload
+    def __getitem__(self, index: int) -> Place: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Self: ...
+
+    def __getitem__(self, index: int | slice) -> Place | Self:
+        if isinstance(index, slice):
+            return type(self)(self.packed[index], self.table)
+        return self.table[self.packed[index][0]]
+
+    def __iter__(self) -> Iterator[Place]:
+        probes, table = self.packed.probes(), self.table
+        if isinstance(probes, int):
+            return iter([table[probes]] * len(self.packed))
+        return iter([table[probe] for probe in probes])
+
+    def distinct(self) -> list[Place]:
+        """Return the places that occur."""
+        probes = self.packed.probes()
+        return [self.table[probe] for probe in ({probes} if isinstance(probes, int) else set(probes))]
