@@ -162,6 +162,13 @@ class OperatorTyper:
             raise self.wrong(span, f"nothing can be converted to '{type_}'")
         return typed.Convert(value, type_)
 
+    def checked_size(self, value: Value, span: Span) -> Value:
+        """Return a value of which each number fits into a cell; report one that is larger."""
+        if (size_of(value.type) or 0) > self._types.word_size:
+            bits = 8 * self._types.word_size
+            raise self.wrong(span, f"'{value.type}' does not fit into the {bits}-bit words of this module")
+        return value
+
     def moved(self, pointer: Value, count: Value, target: CType, span: Span, *, back: bool = False) -> Value:
         """Return an address so many elements on, as a word."""
         word = self._types.word

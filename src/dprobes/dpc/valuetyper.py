@@ -78,7 +78,8 @@ class ValueTyper:
 
     def value(self, expression: tree.Expression) -> Value:
         """Return the value of an expression; of an array it is the address of its first element."""
-        return folded(self._value(expression))
+        value = folded(self._value(expression))
+        return self.operators.checked_size(value, expression.span)
 
     def condition(self, expression: tree.Expression) -> Value:
         """Return a value that can be tested."""
