@@ -183,5 +183,7 @@ def test_no_verb_prints_what_disturbs_a_line_or_a_terminal(hostile: Hostile, san
     checked(f"dprobes list {missing}", fails=True)
     checked("dprobes doctor", fails=None)
     checked("dprobes completion bash")
+    checked(f"dprobes examples {harm}", fails=True)
+    checked(f"dprobes systemd install --directory {missing}/{harm}", fails=None)
     assert checked.verbs == set(VERBS)
     assert "FORGED" in checked.said  # the names were there

@@ -87,7 +87,7 @@ def test_sample_5_calls_a_procedure(run: Runner) -> None:
 
 def test_the_log_str_snippet_logs_the_string_that_ecx_points_to(run: Runner) -> None:
     result = run("man-logstr-snippet.rpn", "testapp")
-    assert [r["items"] for r in result.records] == [[{"type": "string", "value": "a string that ECX points to"}]]
+    assert [r["fields"] for r in result.records] == [{"ecx": "a string that ECX points to"}]
 
 
 @pytest.mark.parametrize(

@@ -62,16 +62,15 @@ def look_at(handler: str) -> str:
 
 def test_strings_across_pages_and_at_the_end_of_a_page_are_read(build: Builder, run: Runner) -> None:
     result = run.command(look_at("push 6\npush r, arg0\nlog mrf\n"), build("memory.c"))
-    items = [r["items"][0] for r in result.records]
-    assert [i["type"] for i in items][:3] == ["memory", "memory", "fault"], items
-    assert bytes.fromhex(items[0]["value"]) == b"across"
-    assert bytes.fromhex(items[1]["value"]) == b"ending"
+    across, ending, fault, *_ = (r["fields"]["arg0"] for r in result.records)
+    assert (bytes(across), bytes(ending)) == (b"across", b"ending")
+    assert fault.keys() == {"fault"}
 
 
 def test_unreadable_memory_is_a_fault_item_with_its_address(build: Builder, run: Runner) -> None:
     result = run.command(look_at("push 6\npush r, arg0\nlog mrf\n"), build("memory.c"))
     pages = int(result.stdout.split()[0])
-    assert result.records[2]["items"][0] == {"type": "fault", "value": hex(pages + 2 * 4096)}
+    assert result.records[2]["fields"]["arg0"] == {"fault": hex(pages + 2 * 4096)}
 
 
 def test_code_under_a_breakpoint_reads_as_in_the_file(build: Builder, run: Runner) -> None:
@@ -79,7 +78,7 @@ def test_code_under_a_breakpoint_reads_as_in_the_file(build: Builder, run: Runne
     result = run.command(look_at("push 16\npush look\nlog mrf\n"), program)
     data = program.read_bytes()
     start = symbols_of(program)["look"]  # the executable segment of a small PIE is mapped 1:1
-    assert [bytes.fromhex(r["items"][0]["value"]) for r in result.records] == [data[start : start + 16]] * 4
+    assert [bytes(r["fields"]["look"]) for r in result.records] == [data[start : start + 16]] * 4
 
 
 @pytest.mark.parametrize("kind", ["-pie", "-no-pie"])

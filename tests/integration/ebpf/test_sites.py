@@ -244,5 +244,5 @@ def test_host_names_are_seen_wherever_they_are_looked_up(build: Builder, run: Ru
 
         await_true(are_seen, "the name")
         result = run.end(client, output)
-    seen = {(record["pid"], item["value"]) for record in result.records for item in record["items"]}
+    seen = {(record["pid"], value) for record in result.records for value in record["fields"].values()}
     assert {(inside.pid, "127.0.0.77"), (outside.pid, "127.0.0.77")} <= seen
