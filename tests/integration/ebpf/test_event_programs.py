@@ -32,6 +32,7 @@ from dprobes.engines.ebpf.attach.mapperprograms import (
     fork_program,
     leave_program,
 )
+from dprobes.engines.ebpf.attach.tablemaps import TableMaps, zeros_size
 from dprobes.engines.ebpf.kernel.bpfmaps import ArrayMap, HashMap
 from dprobes.engines.ebpf.kernel.features import Feature, Features
 from dprobes.engines.ebpf.kernel.kerneltypes import KernelTypes
@@ -47,10 +48,11 @@ from integration.ebpf.kernel import require_bpf
 from random_programs import RandomPrograms, random_context
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from dprobes.arch import Register
     from dprobes.rpn.isa import Row
+    from dprobes.rpn.tables import Table
 
 PROGRAMS = 40
 EVERYTHING = ~(Item.WIDE | Item.STACK_TRACE)
@@ -95,12 +97,19 @@ def is_allowed(row: Row, register: Register | None) -> bool:
     return is_supported(row, register, Abilities())
 
 
-def is_taken(lowered: Lowered, maps: dict[MapName, int]) -> bool:
+def is_taken(lowered: Lowered, maps: dict[MapName, int], tables: Sequence[Table]) -> bool:
     """Return whether the kernel takes a handler as the program of an event; it must not want to sleep."""
     assert not lowered.sleepable
-    with ArrayMap(lowered.state.size, 64) as scratch:
+    with (
+        ArrayMap(lowered.state.size, 64) as scratch,
+        ArrayMap(max(64, zeros_size(tables))) as zeros,
+        TableMaps(tables, frozenset(), 64) if tables else contextlib.nullcontext() as of_tables,
+    ):
+        own = {MapName.SCRATCH: scratch.fd, MapName.ZEROS: zeros.fd}
+        if of_tables is not None:
+            own |= of_tables.descriptors
         try:
-            os.close(load(lowered.assembled, {**maps, MapName.SCRATCH: scratch.fd}, ProgramType.PERF_EVENT))
+            os.close(load(lowered.assembled, {**maps, **own}, ProgramType.PERF_EVENT))
         except OSError:
             return False
     return True
@@ -143,7 +152,7 @@ def test_handlers_of_events(maps: dict[MapName, int], name: str, kind: str) -> N
         program = programs.wild() if kind == "wild" else programs.defined()
         image = encode(program, target)
         point = prepare(program, 0, random_context(Random(seed), target))
-        if not is_taken(lower(image, target, image.handlers[0], point, request_of(random)), maps):
+        if not is_taken(lower(image, target, image.handlers[0], point, request_of(random)), maps, image.tables):
             refused.append(seed)
     assert refused == []
 
@@ -156,7 +165,7 @@ def test_handlers_for_both_word_sizes(maps: dict[MapName, int]) -> None:
         point = prepare(program, 0, random_context(Random(seed), narrow))
         request = replace(request_of(Random(seed)), module=None, watched=None)
         forms = [(encode(program, target), target) for target in (wide, narrow)]
-        if not is_taken(lower_for_word_sizes(forms, 0, point, request), maps):
+        if not is_taken(lower_for_word_sizes(forms, 0, point, request), maps, forms[0][0].tables):
             refused.append(seed)
     assert refused == []
 
