@@ -28,6 +28,8 @@ from dprobes.dpc.statementparser import StatementParser
 from dprobes.dpc.token import Token, TokenKind, TokenStream
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from dprobes.diagnostics import Diagnostics
     from dprobes.preprocessor import Preprocessed
 
@@ -48,6 +50,9 @@ _ELSEWHERE = {
     "watchpoint": "watch w MODULE:variable",
 }
 """What bpftrace calls points, and what is written here."""
+
+_OF_MODULES, _OF_PROBES = ("major", "jmpmax"), ("maxhits", "passcount", "minor", "opcode")
+"""The attributes of a ``module`` statement, and of a probe; each is a number."""
 
 _POINT_WORDS = ("inline", "usdt", "watch", "sample", "tracepoint", "syscall", "kmod", "begin", "end", "every")
 
@@ -116,11 +121,11 @@ class _ProgramParser:
             raise cursor.wrong(f"expected the name of a module, found {cursor.peek().described}")
         attributes = []
         while cursor.accept(","):
-            attributes.append(self._attribute())
+            attributes.append(self._attribute(_OF_MODULES))
         cursor.expect(";", "behind the module")
         return word.text.strip('"'), tuple(attributes)
 
-    def _attribute(self) -> programtree.Attribute:
+    def _attribute(self, known: Sequence[str]) -> programtree.Attribute:
         cursor = self._cursor
         name = cursor.expect_name("the name of an attribute")
         value: int | str | None = None
@@ -128,7 +133,12 @@ class _ProgramParser:
             value = int(self._number(cursor.take()))
         elif cursor.peek().kind is TokenKind.STRING:
             value = string_value(cursor.take().text)
-        return programtree.Attribute(name.text, value, cursor.span_from(name))
+        span = cursor.span_from(name)
+        if name.text not in known:
+            raise cursor.wrong(f"there is no attribute '{name.text}'", span, f"there are {', '.join(known)}")
+        if not isinstance(value, int):
+            raise cursor.wrong(f"'{name.text}' needs a number", span, f"write '{name.text} 5'")
+        return programtree.Attribute(name.text, value, span)
 
     def _number(self, token: Token) -> int:
         from dprobes.dpc.expressionparser import number_of
@@ -159,7 +169,7 @@ class _ProgramParser:
         attributes: list[programtree.Attribute] = []
         if cursor.accept("["):
             while True:
-                attributes.append(self._attribute())
+                attributes.append(self._attribute(_OF_PROBES))
                 if not cursor.accept(","):
                     break
             cursor.expect("]", "behind the attributes")
@@ -193,6 +203,9 @@ class _ProgramParser:
         for kind in (programtree.PointKind.INLINE, programtree.PointKind.USDT):
             if self._is_keyword(kind.value):
                 cursor.take()
+                if kind is programtree.PointKind.INLINE:
+                    hint = "write its instructions: MODULE:FUNCTION+OFFSET of the function that it was inlined into"
+                    raise cursor.wrong("places of inlined functions are not found", cursor.tokens.span(first), hint)
                 return self._in_code(first, kind, None, self._place("a place in a module"))
         if self._is_keyword("tracepoint"):
             cursor.take()
