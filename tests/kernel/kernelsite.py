@@ -204,6 +204,8 @@ def _is_possible(case: Case, target: Target) -> bool:
     for code in program.bodies():
         for instruction in code.instructions:
             operand = instruction.operand
+            if instruction.row.syntax == "exit <code>" and operand:
+                return False  # the current task, which is this very process, would be stopped
             is_register = instruction.row.operand_kind is OperandKind.REGISTER and isinstance(operand, (int, str))
             register = x86.register(operand) if is_register else None  # type: ignore[arg-type]
             if not allows(instruction.row, register) or (register is not None and register.name in ("r9", "eip")):

@@ -23,7 +23,7 @@ def test_some_programs_do_the_same(guest: Guest) -> None:
 
 
 PARTS = 8
-"""In how many guests the cases run."""
+"""In how many guests the cases run, for each kernel."""
 
 
 @pytest.mark.parametrize("part", range(PARTS))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dprobes.engines.hits.records import Header
     from dprobes.vm import Outcome, Point
 
-__all__ = ["Handled", "HandlerRunner", "hands_over", "skipping"]
+__all__ = ["Handled", "HandlerRunner", "diverts", "hands_over", "skipping"]
 
 ProgramT = TypeVar("ProgramT", bound=HandledProgram)
 
@@ -40,12 +40,17 @@ class Handled(NamedTuple, Generic[ProgramT]):
     is_skipped: bool = False
 
 
-def hands_over(handled: Iterable[Handled[ProgramT]]) -> bool:
-    """Return whether a handler wants the process to be handed to the debugger, or its core."""
+def diverts(handled: Iterable[Handled[ProgramT]]) -> bool:
+    """Return whether a handler wants anything but that the thread goes on as without the probe: see what follows."""
     for _, outcome, *_ in handled:  # noqa: SIM110 - a generator costs as much as the rest of a hit's bookkeeping
-        if outcome is not None and outcome.exit_code in HANDING_OVER:
+        if outcome is not None and (outcome.ending is Ending.SKIP or outcome.exit_code in HANDING_OVER):
             return True
     return False
+
+
+def hands_over(handled: Iterable[Handled[ProgramT]]) -> bool:
+    """Return whether a handler wants the process to be handed to the debugger, or its core."""
+    return any(each.outcome is not None and each.outcome.exit_code in HANDING_OVER for each in handled)
 
 
 def skipping(handled: Iterable[Handled[ProgramT]]) -> Handled[ProgramT] | None:

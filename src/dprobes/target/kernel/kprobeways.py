@@ -63,12 +63,30 @@ class KprobeWay(enum.Enum):
     """ftrace calls the handler: no exception is raised."""
     JUMP = "jump"
     """A jump leads to the handler: no exception is raised."""
+    JUMP_SINCE = "jump or breakpoint"
+    """A jump leads to the handler where the kernel moves instructions of groups: see ``_Moves``."""
     EMULATED = "breakpoint, emulated"
     """The kernel does what the instruction would do."""
     MOVED = "breakpoint, moved"
     """A copy of the instruction is executed, and jumps back; a preemptible kernel lets it run into a breakpoint."""
+    MOVED_SINCE = "breakpoint, moved or stepped"
+    """A copy is executed, and jumps back where the kernel moves instructions of groups: see ``_Moves``."""
     STEPPED = "breakpoint, stepped"
     """A copy of the instruction is executed, and runs into another breakpoint."""
+
+
+class _Moves(enum.IntEnum):
+    """
+    Whether a kernel lets copies of an instruction jump back.
+
+    Those of opcode groups 2 to 5 (shifts, ``not``, ``neg``, ``mul``, ``div``, ``inc``, ``dec``) do since "x86/kprobes:
+    Boost more instructions from grp2/3/4/5" (Linux 6.10). Nothing that a program may ask the kernel tells whether it
+    has that.
+    """
+
+    NEVER = 0
+    SINCE = 1
+    ALWAYS = 2
 
 
 class KprobeWays:
@@ -105,11 +123,15 @@ class KprobeWays:
         # At the landing pad before it, a kprobe is put there.
         if place is not None and each.address in (place, instructions[0].address):
             return KprobeWay.FTRACE
-        if targets is not None and self._may_jump(instructions, number, end, targets, place):
-            return KprobeWay.JUMP
+        if targets is not None:
+            match self._may_jump(instructions, number, end, targets, place):
+                case _Moves.ALWAYS:
+                    return KprobeWay.JUMP
+                case _Moves.SINCE:
+                    return KprobeWay.JUMP_SINCE
         if _is_emulated(each.raw):
             return KprobeWay.EMULATED
-        return KprobeWay.MOVED if self._can_move(each) else KprobeWay.STEPPED
+        return _WAYS_OF_COPIES[self._moves(each)]
 
     def _ftrace_place(self, function: KernelSymbol) -> int | None:
         """Return where ftrace changes a function; None if it does not."""
@@ -141,25 +163,24 @@ class KprobeWays:
         end: int,
         targets: Sequence[int],
         place: int | None,
-    ) -> bool:
+    ) -> _Moves:
         address = instructions[number].address
         if end - address < _JUMP or self._entry_code[0] <= address < self._entry_code[1]:
-            return False
+            return _Moves.NEVER
         # Behind the first byte, which has the breakpoint at first, to the end of the jump's distance.
         at = bisect_left(targets, address + 1)
         if at < len(targets) and targets[at] <= address + _JUMP:
-            return False
-        behind = number
+            return _Moves.NEVER
+        behind, moves = number, _Moves.ALWAYS
         while behind < len(instructions) and instructions[behind].address < address + _JUMP:
-            if not self._can_move(instructions[behind]):
-                return False
+            moves = min(moves, self._moves(instructions[behind]))
             behind += 1
         last = instructions[behind - 1].address + instructions[behind - 1].length - 1
         is_of_ftrace = place is not None and address <= place <= last
-        return not is_of_ftrace and not self._is_reserved(address, last)
+        return _Moves.NEVER if is_of_ftrace or self._is_reserved(address, last) else moves
 
-    def _can_move(self, instruction: DecodedInstruction) -> bool:
-        return instruction.address not in self._exceptions and _can_boost(instruction.raw)
+    def _moves(self, instruction: DecodedInstruction) -> _Moves:
+        return _Moves.NEVER if instruction.address in self._exceptions else _boost(instruction.raw)
 
     def _is_reserved(self, first: int, last: int) -> bool:
         """Return whether somebody else changes bytes of a range: jump labels, static calls."""
@@ -299,31 +320,42 @@ _TWO_BYTES = (
 """Whether copies of instructions may jump back, by the opcode byte behind 0f (``twobyte_is_boostable`` in core.c)."""
 
 
-def _can_boost(raw: bytes) -> bool:
+def _boost(raw: bytes) -> _Moves:
     """Return whether a copy of an instruction may jump back behind the original (``can_boost``)."""
     prefixes, bare = _opcode(raw)
     if not bare:
-        return False
+        return _Moves.NEVER
     first = bare[0]
     if first == 0x0F:
-        return len(bare) > 1 and _TWO_BYTES[bare[1]] == "1"
+        return _Moves.ALWAYS if len(bare) > 1 and _TWO_BYTES[bare[1]] == "1" else _Moves.NEVER
     if any(prefix in _NEVER_MOVED for prefix in prefixes):
-        return False
+        return _Moves.NEVER
     if (
-        first in (0x62, 0x9A, 0xC4, 0xC5, 0xD6, 0xEB)
+        first in (0x62, 0x9A, 0xC4, 0xC5, 0xD6, 0xE8, 0xE9, 0xEB)
         or 0x70 <= first <= 0x7F
         or 0xCC <= first <= 0xCE
         or 0xD8 <= first <= 0xDF
+        or 0xE0 <= first <= 0xE3
+        or 0xF0 <= first <= 0xF4
     ):
-        return False
-    if 0xE0 <= first <= 0xE3 or first in (0xE8, 0xE9) or 0xF0 <= first <= 0xF4:
-        return False
-    if first in (0xC0, 0xC1) or 0xD0 <= first <= 0xD3:
-        return _register(bare) != 6
-    if first in (0xF6, 0xF7):
-        return _register(bare) != 1
-    if first == 0xFE:
-        return _register(bare) in (0, 1)
-    if first == 0xFF:
-        return _register(bare) in (0, 1, 4)
-    return True
+        return _Moves.NEVER
+    if first == 0xFF and _register(bare) == 4:
+        return _Moves.ALWAYS
+    if (since := _GROUPS.get(first)) is not None:
+        return _Moves.SINCE if _register(bare) in since else _Moves.NEVER
+    return _Moves.ALWAYS
+
+
+_SHIFTS, _MATHS, _STEPS = frozenset(range(8)) - {6}, frozenset(range(8)) - {1}, frozenset({0, 1})
+_GROUPS = {
+    **dict.fromkeys((0xC0, 0xC1, 0xD0, 0xD1, 0xD2, 0xD3), _SHIFTS),
+    **dict.fromkeys((0xF6, 0xF7), _MATHS),
+    **dict.fromkeys((0xFE, 0xFF), _STEPS),
+}
+"""The opcodes of groups 2 to 5, and the middle fields of ModRM of which copies may jump back."""
+
+_WAYS_OF_COPIES = {
+    _Moves.ALWAYS: KprobeWay.MOVED,
+    _Moves.SINCE: KprobeWay.MOVED_SINCE,
+    _Moves.NEVER: KprobeWay.STEPPED,
+}

@@ -10,7 +10,7 @@ from dprobes.target.kernel.runningkernel import RunningKernel
 BASE = 0xFFFFFFFF81000000
 THUNK = b"%x T __x86_indirect_thunk_rax\n" % (BASE + 0x1000)
 
-FTRACE, JUMP, EMULATED, MOVED, STEPPED = KprobeWay
+FTRACE, JUMP, JUMP_SINCE, EMULATED, MOVED, MOVED_SINCE, STEPPED = KprobeWay
 
 
 class Kernel(RunningKernel):
@@ -74,6 +74,11 @@ def test_what_cannot_be_moved_ends_it() -> None:
     assert ways(ENTRY + MOV + "e800000000" + RET)[1:] == [MOVED, EMULATED, EMULATED]
 
 
+def test_what_only_newer_kernels_move_makes_a_jump_there() -> None:
+    # inc gs:[rip]
+    assert ways(ENTRY + "65ff0500000000" + MOV + MOV + RET)[1:3] == [JUMP_SINCE, JUMP]
+
+
 def test_an_indirect_jump_forbids_it_in_code_without_thunks() -> None:
     code = ENTRY + MOV + MOV + "ffe0"
     assert ways(code) == [FTRACE, JUMP, JUMP, EMULATED]
@@ -94,6 +99,11 @@ def test_how_what_is_under_a_breakpoint_is_executed() -> None:
         ("0f01f8", STEPPED),
         ("660f3a0fc008", STEPPED),
         ("2e4889e5", STEPPED),
+        ("48d1e0", MOVED_SINCE),
+        ("48d1f0", STEPPED),
+        ("48f7d8", MOVED_SINCE),
+        ("65ff0500000000", MOVED_SINCE),
+        ("ff20", MOVED),
     ):
         assert ways(ENTRY + code + RET, optimizes=False)[1] is way, code
 

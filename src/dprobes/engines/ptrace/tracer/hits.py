@@ -11,7 +11,7 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING
 
-from dprobes.engines.hits.handlerruns import HandlerRunner, hands_over, skipping
+from dprobes.engines.hits.handlerruns import HandlerRunner, diverts, hands_over, skipping
 from dprobes.engines.hits.lifecycle import AFTER, HitEvent, HitState
 from dprobes.engines.hits.probes import CORE_DUMP
 from dprobes.engines.linux import ptracecalls
@@ -217,18 +217,7 @@ class HitHandler:
             # Whatever ends the run here, the thread must not go on behind the breakpoint.
             ptracecalls.set_registers(thread.tid, self._registers)
             raise
-        if hands_over(handled):
-            # The records come first, then the probepoint goes, and the instruction is not carried out by us.
-            ptracecalls.set_registers(thread.tid, self._registers)
-            self._counter.count_at_once(thread, handled)
-            # Should the thread go on under our eyes, it comes by once more: that will be no other hit.
-            hit.follow(HitEvent.COUNTED_EARLY if breakpoint_.is_needed else HitEvent.COMPLETED)
-            self._go_on(thread)
-            return
-        if (skip := skipping(handled)) is not None and self._leave_early(thread, skip):
-            hit.written = None
-            hit.follow(HitEvent.COMPLETED)
-            self._counter.count(thread, handled)
+        if diverts(handled) and self._divert(thread, breakpoint_, handled):
             self._go_on(thread)
             return
         completion = self._complete(thread, breakpoint_, handled)
@@ -256,6 +245,23 @@ class HitHandler:
             self._leave(thread, breakpoint_)
         if completion.resumable:
             self._go_on(thread, completion.signal)
+
+    def _divert(self, thread: Thread, breakpoint_: Breakpoint, handled: tuple[Handled, ...]) -> bool:
+        """Do what handlers want instead of the probed instruction; return False if it is to be carried out after all."""
+        hit = thread.hit
+        if hands_over(handled):
+            # The records come first, then the probepoint goes, and the instruction is not carried out by us.
+            ptracecalls.set_registers(thread.tid, self._registers)
+            self._counter.count_at_once(thread, handled)
+            # Should the thread go on under our eyes, it comes by once more: that will be no other hit.
+            hit.follow(HitEvent.COUNTED_EARLY if breakpoint_.is_needed else HitEvent.COMPLETED)
+            return True
+        if (skip := skipping(handled)) is not None and self._leave_early(thread, skip):
+            hit.written = None
+            hit.follow(HitEvent.COMPLETED)
+            self._counter.count(thread, handled)
+            return True
+        return False
 
     def _leave_early(self, thread: Thread, skip: Handled) -> bool:
         """Let a thread return at once from the function that it enters; say if that cannot be, and return False."""
