@@ -42,7 +42,8 @@ class Handled(NamedTuple, Generic[ProgramT]):
 
 def diverts(handled: Iterable[Handled[ProgramT]]) -> bool:
     """Return whether a handler wants anything but that the thread goes on as without the probe: see what follows."""
-    for _, outcome, *_ in handled:  # noqa: SIM110 - a generator costs as much as the rest of a hit's bookkeeping
+    # A loop: a generator costs as much as the rest of the bookkeeping of a hit.
+    for _, outcome, *_ in handled:
         if outcome is not None and (outcome.ending is Ending.SKIP or outcome.exit_code in HANDING_OVER):
             return True
     return False

@@ -247,7 +247,7 @@ class HitHandler:
             self._go_on(thread, completion.signal)
 
     def _divert(self, thread: Thread, breakpoint_: Breakpoint, handled: tuple[Handled, ...]) -> bool:
-        """Do what handlers want instead of the probed instruction; return False if it is to be carried out after all."""
+        """Do what handlers want instead of the probed instruction; return False if that is carried out after all."""
         hit = thread.hit
         if hands_over(handled):
             # The records come first, then the probepoint goes, and the instruction is not carried out by us.
