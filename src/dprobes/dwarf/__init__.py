@@ -1,0 +1,1 @@
+"""Debug information (DWARF 4 and 5): what is read when a program is built, and never at a hit."""
