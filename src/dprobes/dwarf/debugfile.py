@@ -1,0 +1,217 @@
+"""
+A file with debug information: its sections, its units, and the file that it shares entries with.
+
+Units are found by following their headers; nothing reads all entries. Whatever the bytes are, nothing but
+``TargetError`` comes out.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from functools import cached_property
+from itertools import chain
+from typing import TYPE_CHECKING, NoReturn
+
+from dprobes.dwarf.abbreviations import read_shapes
+from dprobes.dwarf.aranges import unit_covering, units_listed
+from dprobes.dwarf.bytenumbers import text_at
+from dprobes.dwarf.entries import UNREADABLE
+from dprobes.dwarf.numbers import At, UnitKind
+from dprobes.dwarf.ranges import covers
+from dprobes.dwarf.sections import has_debug_information, section_bytes
+from dprobes.dwarf.units import Unit, unit_end
+from dprobes.errors import TargetError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+    from dprobes.dwarf.abbreviations import EntryShape, FormSizes
+    from dprobes.dwarf.entries import Entry, EntryUnit
+    from dprobes.dwarf.sections import SectionBytes
+    from dprobes.target.elf.file import ElfFile
+
+__all__ = ["DebugFile", "debug_file_of"]
+
+_UNITS_MAX = 1 << 18
+"""Units of a file; a kernel has some thousands, a browser some tens of thousands."""
+
+
+def debug_file_of(module: ElfFile, directory: Path | None = None) -> DebugFile | None:
+    """
+    Return the debug information of a module: its own, or that of its separate debug file; None if there is none.
+
+    ``directory`` is where separate files are installed.
+    """
+    from dprobes.target.elf.debugfiles import DEBUG_DIRECTORY, find_debug_file
+
+    if has_debug_information(module):
+        return DebugFile(module, directory)
+    found = find_debug_file(module, directory or DEBUG_DIRECTORY)
+    return DebugFile(found, directory) if found is not None and has_debug_information(found) else None
+
+
+class DebugFile:
+    """The debug information that is in one file."""
+
+    def __init__(self, elf: ElfFile, directory: Path | None = None) -> None:
+        self.elf = elf
+        self.order = elf.byte_order
+        self._directory = directory
+        self._sections: dict[str, SectionBytes] = {}
+        self._shapes: dict[tuple[int, FormSizes], Mapping[int, EntryShape]] = {}
+        self._units: dict[tuple[bool, int], Unit] = {}
+        self._starts: list[int] = [0]
+        """Where the units begin that were passed so far, and where the next one does."""
+
+    def malformed(self, detail: str) -> NoReturn:
+        """Raise the error that says that the debug information is not well-formed."""
+        raise TargetError(
+            f"'{self.elf.path}' has malformed debug information: {detail}",
+            hint="declare what the program needs: then nothing is read of it",
+        )
+
+    def section(self, name: str) -> SectionBytes:
+        """Return a section, decompressed; an empty one if there is none."""
+        found = self._sections.get(name)
+        if found is None:
+            found = self._sections[name] = section_bytes(self.elf, name)
+        return found
+
+    @cached_property
+    def alternate(self) -> DebugFile:
+        """The file of entries that several files share (dwz); raise ``TargetError`` if it is not there."""
+        from dprobes.dwarf.alternatefile import find_alternate_file
+
+        return DebugFile(find_alternate_file(self.elf, self._directory), self._directory)
+
+    # Units
+
+    def units(self) -> Iterator[Unit]:
+        """Give all units of ``.debug_info`` in order."""
+        offset = 0
+        size = self.section(".debug_info").size
+        number = 0
+        while offset < size:
+            yield self.unit_at(offset)
+            number += 1
+            offset = self._start_of(number)
+
+    def _start_of(self, number: int) -> int:
+        """Return where a unit begins by its number; the end of the section behind the last one."""
+        section, starts = self.section(".debug_info"), self._starts
+        while len(starts) <= number and starts[-1] < section.size:
+            self._pass(section, starts)
+        return starts[number] if number < len(starts) else section.size
+
+    def _pass(self, section: SectionBytes, starts: list[int]) -> None:
+        try:
+            starts.append(unit_end(section, starts[-1], self.order))
+        except UNREADABLE:
+            self.malformed(f"the unit at {starts[-1]:#x} cannot be understood")
+        if len(starts) > _UNITS_MAX:
+            self.malformed(f"there are more than {_UNITS_MAX} units")
+
+    def unit_at(self, offset: int, *, is_types: bool = False) -> Unit:
+        """Return the unit that begins at an offset of ``.debug_info``, or ``.debug_types``."""
+        found = self._units.get((is_types, offset))
+        if found is None:
+            section = self.section(".debug_types" if is_types else ".debug_info")
+            try:
+                found = Unit(self, section, offset, is_types=is_types)
+            except UNREADABLE:
+                self.malformed(f"the unit at {offset:#x} cannot be understood")
+            self._units[is_types, offset] = found
+        return found
+
+    def unit_of(self, offset: int) -> Unit:
+        """Return the unit that has an entry at an offset of ``.debug_info``."""
+        section, starts = self.section(".debug_info"), self._starts
+        if not 0 <= offset < section.size:
+            self.malformed(f"there is no entry at {offset:#x}")
+        while starts[-1] <= offset:
+            self._pass(section, starts)
+        return self.unit_at(starts[bisect_right(starts, offset) - 1])
+
+    def entry_at(self, offset: int) -> Entry:
+        """Return the entry at an offset of ``.debug_info``."""
+        return self.unit_of(offset).entry(offset)
+
+    def unit_covering(self, address: int) -> Unit | None:
+        """Return the unit of the code or data at a link address; None if no unit covers it."""
+        aranges = self.section(".debug_aranges")
+        try:
+            found = unit_covering(aranges, self.elf.struct_prefix, address)
+        except UNREADABLE:
+            self.malformed("its table of address ranges cannot be understood")
+        if found is not None:
+            return self.unit_at(found)
+        listed = units_listed(aranges, self.elf.struct_prefix)
+        for unit in self.units():  # compilers may leave the table out
+            if unit.offset not in listed and unit.kind in (UnitKind.COMPILE, UnitKind.SKELETON):
+                root = unit.root
+                if (root.has(At.LOW_PC) or root.has(At.RANGES)) and covers(root, address):
+                    return unit
+        return None
+
+    def type_of_signature(self, signature: int) -> Entry:
+        """Return the type that has a unit of its own."""
+        unit = self._type_units.get(signature)
+        if unit is None:
+            self.malformed(f"there is no type with the signature {signature:#x}")
+        return unit.entry(unit.offset + unit.type_offset)
+
+    def type_units(self) -> Iterator[Unit]:
+        """Give all units of ``.debug_types``, where DWARF 4 has types with signatures."""
+        section, offset = self.section(".debug_types"), 0
+        while offset < section.size:
+            unit = self.unit_at(offset, is_types=True)
+            yield unit
+            offset = unit.end
+
+    @cached_property
+    def _type_units(self) -> Mapping[int, Unit]:
+        units = chain(self.units(), self.type_units())
+        return {u.signature: u for u in units if u.signature is not None and u.kind == UnitKind.TYPE}
+
+    # What units and entries ask for
+
+    def shapes_at(self, offset: int, sizes: FormSizes) -> Mapping[int, EntryShape]:
+        """Return the shapes of entries at an offset of their section."""
+        key = (offset, sizes)
+        if key not in self._shapes:
+            try:
+                self._shapes[key] = read_shapes(self.section(".debug_abbrev"), offset, sizes)
+            except UNREADABLE:
+                self.malformed(f"the shapes of entries at {offset:#x} cannot be understood")
+        return self._shapes[key]
+
+    def text_at(self, name: str, offset: int) -> str:
+        """Return a text of a section."""
+        section = self.section(name)
+        try:
+            return text_at(section.data, section.start + offset, section.end)[0]
+        except UNREADABLE:
+            self.malformed(f"there is no text at {offset:#x} of {name}")
+
+    def indexed_text(self, unit: EntryUnit, index: int) -> str:
+        """Return a text of a unit by its number."""
+        size = unit.sizes.offset
+        base = unit.base(At.STR_OFFSETS_BASE)
+        if base is None:
+            # Without one, as in split debug information: behind the header of the only table.
+            base = 2 * size if unit.sizes.version >= 5 else 0
+        return self.text_at(".debug_str", self._number(".debug_str_offsets", base + index * size, size))
+
+    def indexed_address(self, unit: EntryUnit, index: int) -> int:
+        """Return a link address of a unit by its number."""
+        base = unit.base(At.ADDR_BASE, At.GNU_ADDR_BASE)
+        if base is None:
+            self.malformed(f"the unit at {unit.offset:#x} has no addresses by their numbers")
+        return self._number(".debug_addr", base + index * unit.sizes.address, unit.sizes.address)
+
+    def _number(self, name: str, offset: int, size: int) -> int:
+        section = self.section(name)
+        if not 0 <= offset <= section.size - size:
+            self.malformed(f"there is nothing at {offset:#x} of {name}")
+        return int.from_bytes(section.data[section.start + offset : section.start + offset + size], self.order)

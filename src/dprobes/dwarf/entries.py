@@ -1,0 +1,373 @@
+"""
+Entries of debug information (DIEs): what they are, their attributes by class, and the entries in them.
+
+An attribute is read when it is asked for. Whatever the bytes are, nothing but ``TargetError`` comes out, and no chain
+of references is followed without end.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NoReturn, Protocol
+
+from dprobes.dwarf.abbreviations import skip_entry
+from dprobes.dwarf.bytenumbers import unsigned_at
+from dprobes.dwarf.forms import (
+    ALTERNATE_REFERENCES,
+    CONSTANTS,
+    INDEXED_ADDRESSES,
+    INDEXED_TEXTS,
+    UNIT_REFERENCES,
+    read_value,
+)
+from dprobes.dwarf.numbers import At, Form
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from dprobes.dwarf.abbreviations import EntryShape, FormSizes
+    from dprobes.dwarf.forms import RawValue
+    from dprobes.dwarf.sections import SectionBytes
+    from dprobes.target.elf.file import ElfFile
+
+__all__ = ["ORIGINS_MAX", "UNREADABLE", "Entry", "EntryFile", "EntryUnit"]
+
+UNREADABLE = (IndexError, ValueError, KeyError, OverflowError)
+"""What reading bytes that are not as they should be raises."""
+
+ORIGINS_MAX = 16
+"""Entries of a chain of origins; compilers make three."""
+
+_DEPTH_MAX = 512
+"""How deep entries are in each other."""
+
+
+class EntryFile(Protocol):
+    """What entries ask of their file."""
+
+    @property
+    def elf(self) -> ElfFile:
+        """The file that the sections are in."""
+
+    @property
+    def alternate(self) -> EntryFile:
+        """The file of entries that several files share (dwz); raise ``TargetError`` if it is not there."""
+
+    def malformed(self, detail: str) -> NoReturn:
+        """Raise the error that says that the debug information is not well-formed."""
+
+    def section(self, name: str) -> SectionBytes:
+        """Return a section, decompressed; an empty one if there is none."""
+
+    def shapes_at(self, offset: int, sizes: FormSizes) -> Mapping[int, EntryShape]:
+        """Return the shapes of entries at an offset of their section."""
+
+    def entry_at(self, offset: int) -> Entry:
+        """Return the entry at an offset of ``.debug_info``."""
+
+    def type_of_signature(self, signature: int) -> Entry:
+        """Return the type that has a unit of its own."""
+
+    def text_at(self, name: str, offset: int) -> str:
+        """Return a text of a section."""
+
+    def indexed_text(self, unit: EntryUnit, index: int) -> str:
+        """Return a text of a unit by its number."""
+
+    def indexed_address(self, unit: EntryUnit, index: int) -> int:
+        """Return a link address of a unit by its number."""
+
+
+class EntryUnit(Protocol):
+    """What entries, and those who read them, ask of their unit; ``end`` is the offset behind it in its section."""
+
+    file: EntryFile
+    section: SectionBytes
+    offset: int
+    end: int
+    sizes: FormSizes
+
+    @property
+    def shapes(self) -> Mapping[int, EntryShape]:
+        """The shapes of its entries by their codes."""
+
+    @property
+    def root(self) -> Entry:
+        """The entry that all others are in."""
+
+    @property
+    def is_split(self) -> bool:
+        """Whether it is the part of split debug information that is in a file of its own."""
+
+    @property
+    def low_pc(self) -> int:
+        """What the addresses of its ranges and lists count from."""
+
+    def entry(self, offset: int) -> Entry:
+        """Return the entry at an offset of the section; raise ``TargetError`` if there is none."""
+
+    def entry_or_end(self, offset: int) -> Entry | None:
+        """Return the entry at an offset of the section; None if the end of the children of one is there."""
+
+    def base(self, attribute: int, gnu_attribute: int | None = None) -> int | None:
+        """Return where the unit's part of a section begins."""
+
+
+class Entry:
+    """
+    An entry at ``offset`` of the section of its unit; ``tag`` is what it is.
+
+    Attributes are numbers of ``At``. One that is missing, or of another class than the one that is asked for, is None.
+    """
+
+    __slots__ = ("_attributes", "_position", "offset", "shape", "unit")
+
+    def __init__(self, unit: EntryUnit, offset: int, shape: EntryShape, position: int) -> None:
+        self.unit = unit
+        self.offset = offset
+        self.shape = shape
+        self._position = position
+        self._attributes: Mapping[int, tuple[int, RawValue]] | None = None
+
+    @classmethod
+    def at(cls, unit: EntryUnit, offset: int) -> Entry | None:
+        """Return the entry at an offset; None if the end of the children of one is there."""
+        try:
+            code, position = unsigned_at(unit.section.data, unit.section.start + offset)
+            return cls(unit, offset, unit.shapes[code], position) if code else None
+        except UNREADABLE:
+            unit.file.malformed(f"the entry at {offset:#x} cannot be understood")
+
+    def __repr__(self) -> str:
+        return f"Entry({self.unit!r}, {self.offset:#x}, tag {self.tag:#x})"
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, Entry)
+            and self.offset == other.offset
+            and (self.unit is other.unit or self.unit.section is other.unit.section)
+        )
+
+    def __hash__(self) -> int:
+        return hash(self.offset)
+
+    @property
+    def tag(self) -> int:
+        """What the entry is: a number of ``Tag``."""
+        return self.shape.tag
+
+    # Attributes
+
+    @property
+    def attributes(self) -> Mapping[int, tuple[int, RawValue]]:
+        """Form and value of each attribute as they are in the bytes."""
+        if self._attributes is None:
+            unit, position = self.unit, self._position
+            data, end = unit.section.data, unit.section.start + unit.end
+            found: dict[int, tuple[int, RawValue]] = {}
+            try:
+                for attribute, form, value in self.shape.attributes:
+                    own, raw, position = read_value(data, position, end, unit.sizes, form, value)
+                    found.setdefault(attribute, (own, raw))
+            except UNREADABLE:
+                unit.file.malformed(f"the entry at {self.offset:#x} cannot be understood")
+            if position > end:
+                unit.file.malformed(f"the entry at {self.offset:#x} ends outside of its unit")
+            self._attributes = found
+        return self._attributes
+
+    def has(self, attribute: int) -> bool:
+        """Return whether the entry has an attribute."""
+        return self.shape.has(attribute)
+
+    def number(self, attribute: int) -> int | None:
+        """Return a constant; of the forms ``data1`` to ``data8``, which have no sign, an unsigned one."""
+        form, value = self.attributes.get(attribute, (0, 0))
+        return value if form in CONSTANTS and isinstance(value, int) else None
+
+    def signed(self, attribute: int) -> int | None:
+        """Return a constant; of forms that have no sign as a signed number of their size."""
+        form, value = self.attributes.get(attribute, (0, 0))
+        if form not in CONSTANTS or not isinstance(value, int):
+            return None
+        if form in (Form.SDATA, Form.UDATA, Form.IMPLICIT_CONST):
+            return value
+        bits = 8 * (self.unit.sizes.of(form) or 0)
+        return value - (1 << bits) if value >> (bits - 1) else value
+
+    def flag(self, attribute: int) -> bool:
+        """Return whether a flag is set."""
+        form, value = self.attributes.get(attribute, (0, 0))
+        return form == Form.FLAG_PRESENT or (form == Form.FLAG and value != 0)
+
+    def block(self, attribute: int) -> bytes | None:
+        """Return an expression, or another block of bytes."""
+        value = self.attributes.get(attribute, (0, 0))[1]
+        return value if isinstance(value, bytes) else None
+
+    def offset_in_section(self, attribute: int) -> int | None:
+        """Return a place in another section; before DWARF 4 it is a constant of 4 or 8 bytes."""
+        form, value = self.attributes.get(attribute, (0, 0))
+        is_old = self.unit.sizes.version < 4 and form in (Form.DATA4, Form.DATA8)
+        return value if (form == Form.SEC_OFFSET or is_old) and isinstance(value, int) else None
+
+    def index_in_lists(self, attribute: int) -> int | None:
+        """Return the number of a list of ranges or locations of the unit."""
+        form, value = self.attributes.get(attribute, (0, 0))
+        return value if form in (Form.RNGLISTX, Form.LOCLISTX) and isinstance(value, int) else None
+
+    def text(self, attribute: int) -> str | None:
+        """Return a text."""
+        form, value = self.attributes.get(attribute, (0, 0))
+        if isinstance(value, str):
+            return value
+        file = self.unit.file
+        if not isinstance(value, int):
+            return None
+        if form in INDEXED_TEXTS:
+            return file.indexed_text(self.unit, value)
+        match form:
+            case Form.STRP:
+                return file.text_at(".debug_str", value)
+            case Form.LINE_STRP:
+                return file.text_at(".debug_line_str", value)
+            case Form.STRP_SUP | Form.GNU_STRP_ALT:
+                return file.alternate.text_at(".debug_str", value)
+        return None
+
+    def address(self, attribute: int) -> int | None:
+        """Return a link address."""
+        form, value = self.attributes.get(attribute, (0, 0))
+        if not isinstance(value, int):
+            return None
+        if form == Form.ADDR:
+            return value
+        return self.unit.file.indexed_address(self.unit, value) if form in INDEXED_ADDRESSES else None
+
+    def reference(self, attribute: int) -> Entry | None:
+        """Return another entry."""
+        form, value = self.attributes.get(attribute, (0, 0))
+        if not isinstance(value, int) or not form:
+            return None
+        unit = self.unit
+        if form in UNIT_REFERENCES:
+            return unit.entry(unit.offset + value)
+        if form == Form.REF_ADDR:
+            return unit.file.entry_at(value)
+        if form in ALTERNATE_REFERENCES:
+            return unit.file.alternate.entry_at(value)
+        return unit.file.type_of_signature(value) if form == Form.REF_SIG8 else None
+
+    # What several attributes say together
+
+    @property
+    def name(self) -> str | None:
+        """Its name; that of its origin or specification if it has none itself."""
+        for entry in self.origins():
+            if entry.has(At.NAME):
+                return entry.text(At.NAME)
+        return None
+
+    @property
+    def linker_name(self) -> str | None:
+        """The name of its symbol, where that is not its name: of C++ and Rust."""
+        for entry in self.origins():
+            found = entry.text(At.LINKAGE_NAME) or entry.text(At.MIPS_LINKAGE_NAME)
+            if found is not None:
+                return found
+        return None
+
+    def origins(self) -> Iterator[Entry]:
+        """Give the entry, and those that complete it: its abstract origin, its specification, and theirs."""
+        entry: Entry | None = self
+        for _ in range(ORIGINS_MAX):
+            if entry is None:
+                return
+            yield entry
+            following = entry.reference(At.ABSTRACT_ORIGIN)
+            entry = following if following is not None else entry.reference(At.SPECIFICATION)
+        if entry is not None:
+            self.unit.file.malformed(f"the origins of the entry at {self.offset:#x} do not end")
+
+    @property
+    def origin(self) -> Entry:
+        """The last of its origins: two entries with the same one are about the same thing."""
+        last = self
+        for last in self.origins():  # noqa: B007 - the last one
+            pass
+        return last
+
+    @property
+    def type(self) -> Entry | None:
+        """Its type; that of its origin if it has none itself; None for void, or if it has none."""
+        for entry in self.origins():
+            if entry.has(At.TYPE):
+                return entry.reference(At.TYPE)
+        return None
+
+    # Entries in it
+
+    @property
+    def has_children(self) -> bool:
+        """Whether there may be entries in it."""
+        return self.shape.has_children
+
+    def children(self) -> Iterator[Entry]:
+        """Give the entries in it."""
+        if not self.shape.has_children:
+            return
+        unit = self.unit
+        position = self._end()
+        while position < unit.end:
+            child = unit.entry_or_end(position)
+            if child is None:
+                return
+            yield child
+            position = child.following()
+
+    def following(self) -> int:
+        """Return the offset behind the entry and all entries in it."""
+        end = self._end()
+        if not self.shape.has_children:
+            return end
+        if (place := self._sibling()) is not None and end < place <= self.unit.end:
+            return place
+        return self._behind_children(end)
+
+    def _sibling(self) -> int | None:
+        shape, unit = self.shape, self.unit
+        if shape.sibling is None or shape.sibling_form not in UNIT_REFERENCES:
+            return None
+        try:
+            place = self._position + shape.sibling
+            _, raw, _ = read_value(unit.section.data, place, unit.end, unit.sizes, shape.sibling_form, 0)
+        except UNREADABLE:
+            return None
+        return unit.offset + raw if isinstance(raw, int) else None
+
+    def _end(self) -> int:
+        try:
+            end = skip_entry(self.unit.section.data, self._position, self.shape, self.unit.sizes)
+        except UNREADABLE:
+            self.unit.file.malformed(f"the entry at {self.offset:#x} cannot be understood")
+        return end - self.unit.section.start
+
+    def _behind_children(self, offset: int) -> int:
+        unit = self.unit
+        data, start, shapes, sizes = unit.section.data, unit.section.start, unit.shapes, unit.sizes
+        position, end, depth = start + offset, start + unit.end, 1
+        try:
+            while depth:
+                code, position = unsigned_at(data, position)
+                if not code:
+                    depth -= 1
+                else:
+                    shape = shapes[code]
+                    position = skip_entry(data, position, shape, sizes)
+                    depth += shape.has_children
+                if position >= end or depth > _DEPTH_MAX:
+                    break
+        except UNREADABLE:
+            unit.file.malformed(f"what is in the entry at {self.offset:#x} cannot be understood")
+        if position > end or depth > _DEPTH_MAX:
+            unit.file.malformed(f"what is in the entry at {self.offset:#x} does not end")
+        return position - start

@@ -1,0 +1,134 @@
+"""
+The sections of a file with debug information, as they were before a linker compressed them.
+
+::
+
+    SHF_COMPRESSED   u32 kind (1: zlib, 2: zstd) | [u32 in 64-bit files] | word size | word alignment | data
+    .zdebug_*        "ZLIB" | u64 size, big-endian | data
+
+Rules: System V ABI, "Section Compression"; GNU as, ``--compress-debug-sections=zlib-gnu``. A section that is not
+compressed is not copied: the bytes of its file are used where they are.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, NamedTuple
+
+from dprobes.errors import TargetError
+
+if TYPE_CHECKING:
+    from dprobes.target.elf.contents import FileBytes
+    from dprobes.target.elf.file import ElfFile
+    from dprobes.target.elf.headers import Section
+
+__all__ = ["NO_SECTION", "SectionBytes", "has_debug_information", "section_bytes"]
+
+_COMPRESSED = 0x800
+_ZLIB, _ZSTD = 1, 2
+
+_INFLATED_MAX = 1 << 30
+"""Bytes of a section, decompressed: ten times those of a large library."""
+
+_RATIO_MAX = 200
+"""How many bytes one compressed byte may become: real sections stay below 20."""
+
+
+class SectionBytes(NamedTuple):
+    """A section: the bytes from ``start`` to ``end`` (excluded) of ``data``."""
+
+    data: FileBytes
+    start: int
+    end: int
+
+    @property
+    def size(self) -> int:
+        """How many bytes there are."""
+        return self.end - self.start
+
+
+NO_SECTION = SectionBytes(b"", 0, 0)
+"""A section that a file does not have."""
+
+
+def has_debug_information(elf: ElfFile) -> bool:
+    """Return whether a file has entries of debug information."""
+    return _section(elf, ".debug_info") is not None
+
+
+def section_bytes(elf: ElfFile, name: str) -> SectionBytes:
+    """Return a section of a file; an empty one if there is none; raise ``TargetError`` if it cannot be decompressed."""
+    section = _section(elf, name)
+    if section is None:
+        return NO_SECTION
+    data = elf.data
+    start, end = section.offset, section.offset + section.size
+    if end > len(data) or not hasattr(data, "find"):
+        elf.malformed(f"section '{section.name}' lies outside the file")
+    if section.flags & _COMPRESSED:
+        return _whole(_decompressed(elf, section))
+    if section.name.startswith(".zdebug"):
+        head = bytes(data[start : start + 12])
+        if head[:4] != b"ZLIB" or len(head) < 12:
+            elf.malformed(f"section '{section.name}' does not begin as a compressed one")
+        return _whole(_inflated(elf, section, start + 12, int.from_bytes(head[4:], "big")))
+    return SectionBytes(data, start, end)  # type: ignore[arg-type] # known pieces are no debug information
+
+
+def _whole(data: bytes) -> SectionBytes:
+    return SectionBytes(data, 0, len(data))
+
+
+def _section(elf: ElfFile, name: str) -> Section | None:
+    names = (name, name.replace(".debug", ".zdebug", 1))
+    return next((each for each in elf.sections if each.name in names and each.in_file), None)
+
+
+def _decompressed(elf: ElfFile, section: Section) -> bytes:
+    header = struct.Struct(f"{elf.struct_prefix}I4xQQ" if elf.word_size == 8 else f"{elf.struct_prefix}III")
+    if section.size < header.size:
+        elf.malformed(f"section '{section.name}' is too short to be compressed")
+    kind, size, _ = header.unpack(elf.data[section.offset : section.offset + header.size])
+    place = section.offset + header.size
+    if kind == _ZLIB:
+        return _inflated(elf, section, place, size)
+    if kind != _ZSTD:
+        raise TargetError(f"section '{section.name}' of '{elf.path}' is compressed in a way that is not known ({kind})")
+    _check_size(elf, section, size)
+    return _unpacked(elf, section, bytes(elf.data[place : section.offset + section.size]), size)
+
+
+def _check_size(elf: ElfFile, section: Section, size: int) -> None:
+    if size > min(_INFLATED_MAX, _RATIO_MAX * section.size):
+        elf.malformed(f"section '{section.name}' says that its {section.size} bytes become {size}")
+
+
+def _inflated(elf: ElfFile, section: Section, place: int, size: int) -> bytes:
+    import zlib
+
+    _check_size(elf, section, size)
+    machine = zlib.decompressobj()
+    try:
+        data = machine.decompress(bytes(elf.data[place : section.offset + section.size]), max(size, 1))
+    except zlib.error:
+        data = b""
+    if len(data) != size:
+        elf.malformed(f"section '{section.name}' cannot be decompressed")
+    return data
+
+
+def _unpacked(elf: ElfFile, section: Section, data: bytes, size: int) -> bytes:
+    try:
+        import zstandard
+    except ImportError:
+        raise TargetError(
+            f"section '{section.name}' of '{elf.path}' is compressed with zstd",
+            hint="pip install 'dprobes[zstd]'",
+        ) from None
+    try:
+        found = zstandard.ZstdDecompressor().decompressobj().decompress(data)[:size]
+    except zstandard.ZstdError:
+        found = b""
+    if len(found) != size:
+        elf.malformed(f"section '{section.name}' cannot be decompressed")
+    return found

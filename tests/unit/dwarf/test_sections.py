@@ -1,0 +1,87 @@
+# ruff: noqa: SIM300 - expected == actual
+from __future__ import annotations
+
+import struct
+import zlib
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dprobes.dwarf.sections import NO_SECTION, has_debug_information, section_bytes
+from dprobes.errors import TargetError
+from dprobes.target.elf.file import ElfFile
+from unit.dwarf.conftest import compiled
+from unit.target.conftest import Toolbox
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def contents(path: Path, name: str) -> bytes:
+    found = section_bytes(ElfFile.open(path), name)
+    return bytes(found.data[found.start : found.end])
+
+
+@pytest.mark.parametrize("name", ["d5-zlib", "d5-zlib-gnu"])
+def test_a_compressed_section_is_what_objcopy_makes_of_it(programs: Path, tmp_path: Path, name: str) -> None:
+    path = compiled(programs, name)
+    assert has_debug_information(ElfFile.open(path))
+    Toolbox(tmp_path).run("objcopy", "--decompress-debug-sections", path, "plain")
+    for section in (".debug_info", ".debug_str", ".debug_abbrev"):
+        assert contents(tmp_path / "plain", section) == contents(path, section)
+        assert section_bytes(ElfFile.open(path), section).size > 100
+
+
+def test_a_section_that_is_not_there_is_empty(program: Path) -> None:
+    assert NO_SECTION == section_bytes(ElfFile.open(program), ".debug_nothing")
+
+
+def with_size(program: Path, size: int, kind: int = 1) -> ElfFile:
+    """Return the file with another header before the compressed bytes of ``.debug_info``."""
+    data = bytearray(program.read_bytes())
+    section = next(s for s in ElfFile.open(program).sections if s.name == ".debug_info")
+    struct.pack_into("<I4xQ", data, section.offset, kind, size)
+    return ElfFile.of_bytes(program, bytes(data))
+
+
+def test_a_section_that_would_become_huge_is_an_error(programs: Path) -> None:
+    path = compiled(programs, "d5-zlib")
+    size = next(s for s in ElfFile.open(path).sections if s.name == ".debug_info").size
+    with pytest.raises(TargetError) as caught:
+        section_bytes(with_size(path, 3 << 30), ".debug_info")
+    message = f"'{path}' is a malformed ELF file: section '.debug_info' says that its {size} bytes become {3 << 30}"
+    assert message == caught.value.message
+
+
+def test_a_section_with_another_size_than_its_header_says_is_an_error(programs: Path) -> None:
+    path = compiled(programs, "d5-zlib")
+    with pytest.raises(TargetError) as caught:
+        section_bytes(with_size(path, 1 << 12), ".debug_info")
+    assert f"'{path}' is a malformed ELF file: section '.debug_info' cannot be decompressed" == caught.value.message
+
+
+def test_an_unknown_compression_is_an_error(programs: Path) -> None:
+    path = compiled(programs, "d5-zlib")
+    with pytest.raises(TargetError) as caught:
+        section_bytes(with_size(path, 1 << 12, kind=9), ".debug_info")
+    assert f"section '.debug_info' of '{path}' is compressed in a way that is not known (9)" == caught.value.message
+
+
+def test_zstd_is_decompressed_where_its_package_is(programs: Path) -> None:
+    zstandard = pytest.importorskip("zstandard")
+    path = compiled(programs, "d5-zlib")
+    elf = ElfFile.open(path)
+    plain = contents(path, ".debug_info")
+    section = next(s for s in elf.sections if s.name == ".debug_info")
+    packed = zstandard.ZstdCompressor(level=19).compress(plain)
+    room = section.size - 24
+    data = bytearray(path.read_bytes())
+    if len(packed) > room:  # it may need more room than zlib: then it stands for a part of the section
+        plain = plain[: len(plain) // 4]
+        packed = zstandard.ZstdCompressor(level=19).compress(plain)
+    assert len(packed) <= room
+    struct.pack_into("<I4xQQ", data, section.offset, 2, len(plain), 1)
+    data[section.offset + 24 : section.offset + 24 + room] = packed + bytes(room - len(packed))
+    found = section_bytes(ElfFile.of_bytes(path, bytes(data)), ".debug_info")
+    assert plain == bytes(found.data[found.start : found.end])
+    assert zlib.crc32(plain) == zlib.crc32(found.data)
