@@ -11,6 +11,7 @@ from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dprobes.api.sourcefile import C_SUFFIX, parse_c, parse_program
 from dprobes.diagnostics import Diagnostics
 from dprobes.errors import FormatError
 from dprobes.lazydataclass import dataclass
@@ -26,13 +27,7 @@ if TYPE_CHECKING:
     from dprobes.source import SourceFile
     from dprobes.target.location import SymbolProvider
 
-C_SUFFIX = ".dpc"
-"""How the names of files in DProbes C end."""
-
-_TEMPLATE_FILE = "program.fmt"
-
 __all__ = [
-    "C_SUFFIX",
     "CompiledProgram",
     "compile_file",
     "compile_program",
@@ -42,7 +37,6 @@ __all__ = [
     "load_c_source",
     "load_ppdf",
     "load_program",
-    "parse_program",
     "read_compiled",
 ]
 
@@ -54,6 +48,7 @@ class CompiledProgram:
 
     ``diagnostics`` are warnings and notes about it. ``ppdf`` is what was read from a ``.ppdf`` file, or built for
     certain modules, else None. ``templates`` maps the names of the template files that go with it to their bytes.
+    ``companions`` are the programs for other modules that were written with it, and share its variables and tables.
     """
 
     program: Program
@@ -62,6 +57,7 @@ class CompiledProgram:
     allow_write: bool = False
     ppdf: Ppdf | None = None
     templates: Mapping[str, bytes] = field(default_factory=dict)
+    companions: tuple[Program, ...] = ()
 
     @property
     def name(self) -> str:
@@ -232,32 +228,23 @@ def load_program(
     """
     Read a program, be it a text or compiled, and keep the definitions of certain groups and types.
 
-    ``module`` is that of probes in DProbes C that name none.
+    ``module`` is that of probes in DProbes C that name none. A source for several modules has companions.
     Nothing but its form is checked: its module is not looked for. Raise an error of ours if that is wrong.
     """
     if is_compiled(path):
         loaded = load_ppdf(path, verify_build_id=verify_build_id, verify_opcodes=verify_opcodes)
         return replace(loaded, program=select(loaded.program, groups, types), allow_write=options.allow_write)
-    diagnostics = Diagnostics()
-    program, templates = parse_program(path, diagnostics, options, module=module)
-    program = select(program, groups, types)
-    program = program if verify_opcodes else without_opcodes(program)
-    return CompiledProgram(program, FileSymbols(symbols), diagnostics, options.allow_write, templates=templates)
+    if path.suffix == C_SUFFIX:
+        from dprobes.preprocessor import read_source
 
-
-def parse_program(
-    path: Path, diagnostics: Diagnostics, options: CompileOptions, *, module: str = ""
-) -> tuple[Program, Mapping[str, bytes]]:
-    """
-    Return the program in a source file of either language, and the templates that it has of its own.
-
-    ``module`` is that of probes in DProbes C that name none. Raise ``SourceError`` if it has errors of form.
-    """
-    if path.suffix != C_SUFFIX:
-        return parse_file(path, diagnostics, options), {}
-    from dprobes.preprocessor import read_source
-
-    return _parse_c(read_source(path), diagnostics, options, module)
+        loaded = load_c_source(read_source(path), options, symbols=symbols, module=module)
+    else:
+        diagnostics = Diagnostics()
+        program = parse_file(path, diagnostics, options)
+        loaded = CompiledProgram(program, FileSymbols(symbols), diagnostics, options.allow_write)
+    chosen = [select(program, groups, types) for program in (loaded.program, *loaded.companions)]
+    first, *others = chosen if verify_opcodes else map(without_opcodes, chosen)
+    return replace(loaded, program=first, companions=tuple(others))
 
 
 def load_c_source(
@@ -265,21 +252,11 @@ def load_c_source(
 ) -> CompiledProgram:
     """Compile a source in DProbes C; ``module`` is that of probes that name none. Else as ``load_program``."""
     diagnostics = Diagnostics()
-    program, templates = _parse_c(source, diagnostics, options, module)
-    return CompiledProgram(program, FileSymbols(symbols), diagnostics, options.allow_write, templates=templates)
-
-
-def _parse_c(
-    source: SourceFile, diagnostics: Diagnostics, options: CompileOptions, module: str
-) -> tuple[Program, Mapping[str, bytes]]:
-    from dprobes.dpc.pipeline import compile_source as compile_c
-    from dprobes.formatters.templates.directory import DIRECTORY_FILE
-
-    compiled = compile_c(source, diagnostics, options, module=module)
-    if not compiled.templates:
-        return compiled.program, {}
-    listed = f"{compiled.program.major} {_TEMPLATE_FILE}\n"
-    return compiled.program, {DIRECTORY_FILE: listed.encode(), _TEMPLATE_FILE: compiled.templates.encode()}
+    (first, *others), templates = parse_c(source, diagnostics, options, module)
+    symbols_of = FileSymbols(symbols)
+    return CompiledProgram(
+        first, symbols_of, diagnostics, options.allow_write, templates=templates, companions=tuple(others)
+    )
 
 
 def is_compiled(path: Path) -> bool:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from dprobes.api.compiledprogram import CompiledProgram
     from dprobes.engines.interface import Scope
 
-__all__ = ["Compiled", "compile_program", "is_compiled", "load_program", "module_of"]
+__all__ = ["Compiled", "compile_programs", "is_compiled", "load_program", "module_of"]
 
 
 def load_program(
@@ -68,21 +68,28 @@ def module_of(scope: Scope) -> str:
     return ""
 
 
-def compile_program(
+def compile_programs(
     path: Path,
     options: CompileOptions,
     *,
     symbols: Path | None = None,
     pid: int | None = None,
     architecture_name: str | None = None,
-) -> Compiled:
-    """Load a program, find its module, and resolve its probes; raise an error of ours with everything that is wrong."""
+) -> list[Compiled]:
+    """
+    Load a program, find its module, and resolve its probes; raise an error of ours with everything that is wrong.
+
+    One in DProbes C is several, one for each module; their diagnostics are the same.
+    """
     loaded = load_program(path, options, symbols=symbols)
-    return resolve_here(
-        loaded.program,
-        loaded.diagnostics,
-        allow_write=options.allow_write,
-        symbols=loaded.symbols,
-        pid=pid,
-        architecture_name=architecture_name,
-    )
+    return [
+        resolve_here(
+            program,
+            loaded.diagnostics,
+            allow_write=options.allow_write,
+            symbols=loaded.symbols,
+            pid=pid,
+            architecture_name=architecture_name,
+        )
+        for program in (loaded.program, *loaded.companions)
+    ]

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dprobes.diagnostics import Note
 from dprobes.dpc.parser import parse
-from dprobes.dpc.programemitter import ProgramEmitter
+from dprobes.dpc.programemitter import KERNEL_KINDS, ProgramEmitter
 from dprobes.dpc.programtyper import ProgramTyper
 
 if TYPE_CHECKING:
@@ -17,7 +18,9 @@ if TYPE_CHECKING:
 
     from dprobes.diagnostics import Diagnostics
     from dprobes.dpc.programemitter import Compilation
+    from dprobes.dpc.programtree import ProgramTree
     from dprobes.preprocessor import Preprocessed
+    from dprobes.source import Span
 
 __all__ = ["compile_text"]
 
@@ -37,8 +40,7 @@ def compile_text(
     8. There is a compilation for each module. Raise ``SourceError`` if the program is wrong.
     """
     program = parse(text, diagnostics)
-    named = next((point.module for probe in program.probes for point in probe.points if point.module), "")
-    word_size = word_size_of(program.module or named or module)
+    word_size = _word_size(program, module, word_size_of, diagnostics)
     typer = ProgramTyper(program, word_size, diagnostics, allow_write=allow_write)
     typer.declare()
     functions = [made for function in program.functions if (made := typer.function(function)) is not None]
@@ -48,3 +50,19 @@ def compile_text(
     compilations = emitter.compilations()
     diagnostics.raise_if_errors()
     return compilations
+
+
+def _word_size(program: ProgramTree, module: str, word_size_of: Callable[[str], int], diagnostics: Diagnostics) -> int:
+    """Return the size of a word of the modules of a program, which is one: what they share has one form."""
+    sizes: dict[int, tuple[str, Span]] = {}
+    for probe in program.probes:
+        for point in probe.points:
+            name = point.module or program.module or module
+            if name and point.kind not in KERNEL_KINDS:
+                sizes.setdefault(word_size_of(name), (name, point.span))
+    if len(sizes) > 1:
+        (size, (first, span)), (other, (second, place)) = list(sizes.items())[:2]
+        notes = (Note(f"'{first}' has words of {size} bytes", span),)
+        hint = "what modules of one program share has one form: write two programs"
+        diagnostics.error(place, f"'{second}' has words of {other} bytes", notes=notes, hint=hint)
+    return next(iter(sizes), 8)

@@ -1,4 +1,4 @@
-"""A source in DProbes C as a program like any other, and its templates."""
+"""A source in DProbes C as programs like any other, one for each module, and their templates."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dprobes.errors import TargetError
 
 if TYPE_CHECKING:
     from dprobes.diagnostics import Diagnostics
+    from dprobes.dpc.programemitter import Compilation
     from dprobes.rpn.pipeline import CompileOptions
     from dprobes.rpn.program import Program
     from dprobes.source import SourceFile
@@ -16,11 +17,24 @@ __all__ = ["CompiledSource", "compile_source"]
 
 
 class CompiledSource(NamedTuple):
-    """A program, its RPN source, and the text of the file of its templates; that is empty if it prints nothing."""
+    """
+    A program for each module, in the order in which the source names them, and the RPN source of each.
 
-    program: Program
-    rpn: str
+    They share their variables and tables. ``templates`` is the text of the file of their templates, empty if they print
+    nothing.
+    """
+
+    programs: tuple[Program, ...]
+    sources: tuple[str, ...]
     templates: str
+
+    @property
+    def rpn(self) -> str:
+        """The RPN sources as one text, with a line before each if there are several."""
+        if len(self.sources) == 1:
+            return self.sources[0]
+        count = len(self.sources)
+        return "\n".join(f"// program {number} of {count}\n{text}" for number, text in enumerate(self.sources, 1))
 
 
 def compile_source(
@@ -29,7 +43,7 @@ def compile_source(
     """
     Compile a source; ``module`` is that of points that name none.
 
-    Raise ``SourceError`` if it is wrong. A program for the modules of several names is wrong, too.
+    Raise ``SourceError`` if it is wrong.
     """
     from dprobes.dpc.compiler import compile_text
     from dprobes.preprocessor import preprocess
@@ -40,16 +54,22 @@ def compile_source(
     )
     diagnostics.raise_if_errors()
     found = compile_text(text, diagnostics, module=module, word_size_of=_word_size_of, allow_write=options.allow_write)
-    if len(found) != 1:
-        names = ", ".join(f"'{each.module}'" for each in found)
-        message = f"the probes of a program are in one module, not in {names}" if found else "there is no probe"
-        diagnostics.error(text.span(0, 0), message)
-        diagnostics.raise_if_errors()
-    (compilation,) = found
-    program = parse(compilation.preprocessed(), diagnostics)
+    if not found:
+        diagnostics.error(text.span(0, 0), "there is no probe")
+    programs = [parse(compilation.preprocessed(), diagnostics) for compilation in found]
     diagnostics.raise_if_errors()
-    assert program is not None
-    return CompiledSource(program, compilation.source, compilation.template_file if compilation.templates else "")
+    return CompiledSource(
+        tuple(program for program in programs if program is not None),
+        tuple(compilation.source for compilation in found),
+        _templates_of(found),
+    )
+
+
+def _templates_of(found: list[Compilation]) -> str:
+    from dprobes.dpc.programemitter import template_file
+
+    templates = {minor: text for compilation in found for minor, text in compilation.templates.items()}
+    return template_file(found[0].major, templates) if templates else ""
 
 
 def _word_size_of(module: str) -> int:

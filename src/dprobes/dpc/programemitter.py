@@ -21,7 +21,10 @@ if TYPE_CHECKING:
     from dprobes.dpc.typetable import TypeTable
     from dprobes.preprocessor import Preprocessed
 
-__all__ = ["Compilation", "ProgramEmitter"]
+__all__ = ["KERNEL_KINDS", "Compilation", "ProgramEmitter", "template_file"]
+
+KERNEL_KINDS = (programtree.PointKind.TRACEPOINT, programtree.PointKind.SYSTEM_CALL)
+"""Points that are in no module."""
 
 _JMPMAX = 10_000
 """How many jumps a hit may take: loops are bounded by it."""
@@ -59,10 +62,15 @@ class Compilation:
     @property
     def template_file(self) -> str:
         """The text of the file of its templates."""
-        lines = [f"major = {self.major}"]
-        for minor, text in sorted(self.templates.items()):
-            lines += ["", f"minor = {minor}", *(f"fmt = {_quoted(line)}" for line in text.split("\n"))]
-        return "\n".join((*lines, ""))
+        return template_file(self.major, self.templates)
+
+
+def template_file(major: int, templates: Mapping[int, str]) -> str:
+    """Return the text of a file of templates by their minor codes."""
+    lines = [f"major = {major}"]
+    for minor, text in sorted(templates.items()):
+        lines += ["", f"minor = {minor}", *(f"fmt = {_quoted(line)}" for line in text.split("\n"))]
+    return "\n".join((*lines, ""))
 
 
 class ProgramEmitter:
@@ -85,6 +93,8 @@ class ProgramEmitter:
         self._word_size = word_size
         self._diagnostics = diagnostics
         self._module = program.module or module
+        self._minor = 0
+        """The first minor code that no probe has: all modules have the templates in common."""
         self._procedures = {each.signature.name: f"f{n}_{each.signature.name}" for n, each in enumerate(functions)}
 
     def compilations(self) -> list[Compilation]:
@@ -96,7 +106,7 @@ class ProgramEmitter:
         return [self._compilation(module) for module in modules]
 
     def _module_of(self, point: programtree.Point) -> str:
-        if point.kind in (programtree.PointKind.TRACEPOINT, programtree.PointKind.SYSTEM_CALL):
+        if point.kind in KERNEL_KINDS:
             return "kernel tracepoint"
         if point.module == "kernel":
             return "kernel kernel"
@@ -137,17 +147,17 @@ class ProgramEmitter:
                 w.header(table.statement)
         w.header(f"jmpmax = {self._attribute(self._program.attributes, 'jmpmax') or _JMPMAX}")
         templates: dict[int, str] = {}
-        minor = 0
         for each in self._probes:
             points = [point for point in each.probe.points if self._module_of(point) == module]
             if not points:
                 continue
             own = self._attribute(each.probe.attributes, "minor")
-            first = own if isinstance(own, int) else minor
+            first = own if isinstance(own, int) else self._minor
             templates |= self._templates(each, first)
             for point in points:
                 self._definition(w, each, point, first)
-            minor = max(minor, first + max((each.paths.number_of(end) for end in each.paths.ends), default=0) + 1)
+            last = first + max((each.paths.number_of(end) for end in each.paths.ends), default=0)
+            self._minor = max(self._minor, last + 1)
         for function in self._functions:
             self._procedure(w, function)
         assert isinstance(major, int)

@@ -177,17 +177,19 @@ class Prepared:
 
         ``images`` are told what processes map.
         """
+        return self.engine.run(self.job(items, globals_, images))
+
+    def job(self, items: Item, globals_: GlobalVariables | None = None, images: ProcessImages | None = None) -> Job:
+        """Return what the engine is to run."""
         owner = self._insertion
-        return self.engine.run(
-            Job(
-                self.compiled.program,
-                owner.scope,
-                items,
-                self.compiled.resolved,
-                self.compiled.kernel,
-                globals_,
-                owner.replaces,
-                owner.beside,
-                images,
-            )
+        return Job(
+            self.compiled.program,
+            owner.scope,
+            items,
+            self.compiled.resolved,
+            self.compiled.kernel,
+            globals_,
+            owner.replaces,
+            owner.beside,
+            images,
         )

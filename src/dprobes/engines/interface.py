@@ -228,6 +228,8 @@ class Job:
     offset that both have runs the handler of exactly one of them. If entering the new session fails, the old one goes
     on; else its ``events`` come to their end. ``beside`` are other sessions of the same owner: one of them may follow
     the process in scope already, in a way that lets nobody else do so. ``images`` are to be told what processes map.
+    ``principal`` is a session of the same engine whose variables and tables this one uses instead of its own: both were
+    written as one. ``companions`` are the programs of all that share them, this one included.
     """
 
     program: Program
@@ -239,6 +241,8 @@ class Job:
     replaces: ControlledSession | None = None
     beside: tuple[ControlledSession, ...] = ()
     images: ProcessImages | None = None
+    principal: ControlledSession | None = None
+    companions: tuple[Program, ...] = ()
 
 
 class Session(Protocol):

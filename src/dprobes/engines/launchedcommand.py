@@ -27,14 +27,16 @@ class LaunchedCommand:
     Hold a command from the first program that is inserted for it to its end; any thread may use it.
 
     There is no process before ``scope`` is asked for, and none after ``close`` unless the command was let go.
+    ``output`` is the descriptor that it gets as its standard output, by default ours.
     """
 
-    def __init__(self, words: Sequence[str], *, follow: bool) -> None:
+    def __init__(self, words: Sequence[str], *, follow: bool, output: int | None = None) -> None:
         self._words = list(words)
         self._follow = follow
+        self._output = output
         self._command: Command | None = None
         self._has_begun = False
-        self._status: int | None = None
+        self._wait_status: int | None = None
         self._changing = threading.Lock()
 
     @property
@@ -57,7 +59,7 @@ class LaunchedCommand:
             if self._command is None:
                 from dprobes.engines.linux.processcalls import allow_tracer
 
-                self._command = Command(self._words, allow_tracer)
+                self._command = Command(self._words, allow_tracer, self._output)
             path = os.path.abspath(shutil.which(self.name) or self.name)
             return Scope(self._command.pid, follow=self._follow, program=path)
 
@@ -85,11 +87,18 @@ class LaunchedCommand:
     @property
     def exit_status(self) -> int | None:
         """Its exit status, negative for a signal; None as long as there is none."""
+        status = self.wait_status
+        return None if status is None else os.waitstatus_to_exitcode(status)
+
+    @property
+    def wait_status(self) -> int | None:
+        """Its wait status; None as long as there is none."""
         with self._changing:
-            if self._status is None and self._has_begun and self._command is not None and self._ended(self._command):
+            is_known = self._wait_status is not None or not self._has_begun
+            if not is_known and self._command is not None and self._ended(self._command):
                 with contextlib.suppress(ChildProcessError):
-                    self._status = os.waitstatus_to_exitcode(self._command.wait())
-            return self._status
+                    self._wait_status = self._command.wait()
+            return self._wait_status
 
     def _ended(self, command: Command) -> bool:
         try:

@@ -89,10 +89,10 @@ class EngineRow:
     NAME=FILE, ``summary`` what the engine does with it. ``capabilities`` is what it can where it works at all; some
     kernels let one do more. ``how_to_ask`` is the hint for those whose program needs it; None if it does not probe what
     runs. ``is_tracer`` says that it traces the processes in scope, which only one can at a time, ``waits_for_modules``
-    that a user is told of a module that is not there yet. ``options`` is the dataclass of options of its own; those in
-    ``demands`` cannot be ignored by another engine, and are named there as users write them. ``doctor`` returns
-    ``Finding``s. ``place_notes`` says what the engine does at instructions, ``code_listing`` how it compiles a program
-    (``show``).
+    that a user is told of a module that is not there yet, ``shares_variables`` that its sessions can use the variables
+    and tables of others. ``options`` is the dataclass of options of its own; those in ``demands`` cannot be ignored by
+    another engine, and are named there as users write them. ``doctor`` returns ``Finding``s. ``place_notes`` says what
+    the engine does at instructions, ``code_listing`` how it compiles a program (``show``).
     """
 
     name: str
@@ -104,6 +104,7 @@ class EngineRow:
     how_to_ask: str | None = None
     is_tracer: bool = False
     waits_for_modules: bool = False
+    shares_variables: bool = False
     candidacy: Candidacy | None = None
     options: str | None = None
     demands: Mapping[str, str] = field(default_factory=dict)
@@ -174,6 +175,7 @@ _PTRACE = EngineRow(
     how_to_ask="use --engine ptrace with -c COMMAND or -p PID",
     is_tracer=True,
     waits_for_modules=True,
+    shares_variables=True,
     candidacy=Candidacy(
         cost=10,
         better_at={
@@ -201,6 +203,7 @@ _EBPF = EngineRow(
         Capability.USER_STACK,
     },
     how_to_ask="use --engine ebpf",
+    shares_variables=True,
     candidacy=Candidacy(
         cost=1,
         usual_reason="handlers run in the kernel, and nothing in the program needs ptrace",

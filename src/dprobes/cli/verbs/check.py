@@ -10,7 +10,7 @@ from dprobes.arch import ARCHITECTURE_NAMES
 from dprobes.cli import console
 from dprobes.cli.options import PROGRAM, compile_options, program_options, symbols_option
 from dprobes.cli.progress import Progress
-from dprobes.cli.resolvedprogram import compile_program
+from dprobes.cli.resolvedprogram import compile_programs
 from dprobes.cli.templateoption import TEMPLATE_SUFFIX, check_program_templates, check_templates, templates_option
 from dprobes.diagnostics import Severity
 from dprobes.engines.choice import note_unsupported
@@ -52,10 +52,11 @@ def command(
         return check_templates(file)
     options = compile_options(defines, includes, cpp, allow_write=allow_write)
     with Progress("checking the program"):
-        compiled = compile_program(file, options, symbols=symbols, architecture_name=arch)
-    note_unsupported(compiled)
-    if templates is not None:
-        check_program_templates(templates, compiled.program, compiled.diagnostics)
-    if text := compiled.render(*Severity):
+        found = compile_programs(file, options, symbols=symbols, architecture_name=arch)
+    for compiled in found:
+        note_unsupported(compiled)
+        if templates is not None:
+            check_program_templates(templates, compiled.program, compiled.diagnostics)
+    if text := found[0].render(*Severity):
         console.write(text)
     return 0

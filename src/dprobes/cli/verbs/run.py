@@ -38,6 +38,7 @@ from dprobes.cli.scopeoptions import scope_of, scope_options, words_of
 from dprobes.cli.shippedexamples import example_templates
 from dprobes.cli.templateoption import note_addresses, printed_items, say_problems, templates_option
 from dprobes.diagnostics import Severity
+from dprobes.engines.companions import joined_program, prepared_companions
 from dprobes.engines.ebpf.options import RING_SIZE
 from dprobes.engines.insertion import insertion
 from dprobes.engines.options import EngineOptions
@@ -53,6 +54,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from dprobes.cli.output.stackprofiles import StacksOptions
+    from dprobes.engines.companions import PreparedCompanions
+    from dprobes.engines.insertion import Prepared
 
 __all__ = ["command"]
 
@@ -256,7 +259,8 @@ def command(
     items |= printed_items(loaded.templates)
     if space_of(loaded.program) is not Space.KERNEL:  # whose addresses are the same for all processes
         note_addresses(loaded.templates, items)
-    program = loaded.program
+    programs = (loaded.program, *loaded.companions)
+    program = joined_program(programs)
     derived = derived_templates(program)
     source = RecordSource(1, program.name, program.name, program.major, templates=loaded.templates, derived=derived)
     shown_tables = loaded.program.tables
@@ -268,8 +272,12 @@ def command(
             items |= Item.PID | Item.PROCESS_NAME | Item.TIME  # whose address it is
     views.check(source)
     carries = output is not None or bool(targets)
-    program = views.at_the_hit(program, source, carries=carries, verbose=verbose)
-    prepared = where.prepare(program, loaded.diagnostics, loaded.symbols, filters=filters)
+    prepared: Prepared | PreparedCompanions
+    if loaded.companions:
+        prepared = prepared_companions(where, programs, loaded.diagnostics, loaded.symbols, filters)
+    else:
+        program = views.at_the_hit(program, source, carries=carries, verbose=verbose)
+        prepared = where.prepare(program, loaded.diagnostics, loaded.symbols, filters=filters)
     compiled = prepared.compiled
     engine = prepared.engine.name
     progress.end()

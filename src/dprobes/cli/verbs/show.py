@@ -13,7 +13,7 @@ from dprobes.cli.output.handlercode import Disassembly
 from dprobes.cli.output.summary import left_out_lines, place_of
 from dprobes.cli.output.textoutput import print_lines
 from dprobes.cli.progress import Progress
-from dprobes.cli.resolvedprogram import Compiled, compile_program, is_compiled, load_program
+from dprobes.cli.resolvedprogram import Compiled, compile_programs, is_compiled, load_program
 from dprobes.diagnostics import Severity
 from dprobes.resolve.probepoints import ProbeKind
 from dprobes.rpn.printer import print_header
@@ -69,15 +69,18 @@ def command(
         print_lines(ppdf_listing(loaded.ppdf, arch, as_bpf=as_bpf))
         return 0
     with Progress("looking for the probepoints"):
-        compiled = compile_program(file, options, symbols=symbols, pid=pid, architecture_name=arch)
-    if text := compiled.render(Severity.WARNING, Severity.NOTE):
+        found = compile_programs(file, options, symbols=symbols, pid=pid, architecture_name=arch)
+    if text := found[0].render(Severity.WARNING, Severity.NOTE):
         console.write(text)
-    if as_bpf:
-        from dprobes.engines.registry import code_listing
+    for number, compiled in enumerate(found):
+        if number:
+            print_lines([""])
+        if as_bpf:
+            from dprobes.engines.registry import code_listing
 
-        print_lines(code_listing(compiled))
-        return 0
-    print_lines(listing(compiled))
+            print_lines(code_listing(compiled))
+        else:
+            print_lines(listing(compiled))
     return 0
 
 

@@ -116,6 +116,9 @@ class PtraceSession:
             job.images,
         )
         self._conversation: Conversation | None = None
+        self._principal = job.principal if isinstance(job.principal, PtraceSession) else None
+        if self._principal is not None:
+            self._run.counters.borrow(self._principal._run.counters)  # noqa: SLF001 - another of these
 
     @property
     def probes(self) -> Sequence[Probepoint]:
@@ -149,6 +152,8 @@ class PtraceSession:
         if self.globals is not None:
             self.globals.check(self._job.program.gvars)
         if not self._join():
+            if self._principal is not None:
+                raise EngineError("the process ended before all was inserted")
             self._begin()
         return self
 
@@ -321,6 +326,7 @@ class PtraceSession:
             everywhere=self._run.answers.everywhere(),
             tables=tuple(replace(table, span=None) for table in program.tables),
             wants_images=self._job.images is not None,
+            principal=-1 if self._principal is None else self._principal._run.number,  # noqa: SLF001
         )
 
     def _on_end(self, conversation: Conversation, end: Done | Ended) -> Iterator[Event]:

@@ -120,6 +120,11 @@ class SharedCounters:
         self._local_resets = self._cells[end : end + local_count]
         self._cpu_resets = self._cells[end + local_count : self._first_table]
         self._resets = self._cells[_MADE]
+        self._principal: SharedCounters | None = None
+
+    def borrow(self, principal: SharedCounters) -> None:
+        """Use the variables of another program."""
+        self._principal, self.variables = principal, principal.variables
 
     @classmethod
     def new(cls, local_count: int, cpu_count: int, tables: Sequence[Table] = ()) -> Self:
@@ -138,6 +143,8 @@ class SharedCounters:
 
     def tables(self) -> tuple[TableContents, ...]:
         """Return what the keyed tables hold."""
+        if self._principal is not None:
+            return self._principal.tables()
         if not self._tables:
             return ()
         from dprobes.keyed.store import TableReader
@@ -163,6 +170,9 @@ class SharedCounters:
 
     def ask_for_reset(self, first: int = 0, last: int | None = None) -> None:
         """Let the variables with the indices from ``first`` to ``last`` be zero from now on, as far as anybody sees."""
+        if self._principal is not None:
+            self._principal.ask_for_reset(first, last)
+            return
         some = slice(first, None if last is None else last + 1)
         with self._lock:
             number = self._cells[_ASKED] + 1
@@ -173,6 +183,9 @@ class SharedCounters:
 
     def reset_if_asked(self) -> None:
         """Set variables to zero if somebody wants that; only between two handlers."""
+        if self._principal is not None:
+            self._principal.reset_if_asked()
+            return
         asked = self._cells[_ASKED]
         if asked != self._resets:
             for values in (self.variables.local, *self.variables.by_cpu):
@@ -183,10 +196,14 @@ class SharedCounters:
 
     def local_variables(self) -> list[int]:
         """Return the local variables, as they are or are about to be."""
+        if self._principal is not None:
+            return self._principal.local_variables()
         return self._shown(self.variables.local)
 
     def cpu_variables(self) -> list[list[int]]:
         """Return the CPU variables of each CPU, as they are or are about to be."""
+        if self._principal is not None:
+            return self._principal.cpu_variables()
         return [self._shown(values) for values in self.variables.by_cpu]
 
     def _shown(self, values: MutableSequence[int]) -> list[int]:

@@ -103,6 +103,8 @@ class Start:
     """The share of a CPU that hits may take; None: as much as they do."""
     globals: int = -1
     """The descriptor of the global variables, if others have them, too."""
+    principal: int = -1
+    """The number of the program whose variables and tables this one uses instead of its own."""
     everywhere: dict[int, Sites | str] = field(default_factory=dict)
     """What is watched in every process, whatever that maps, by word size; a text is why it cannot be."""
     tables: tuple[Table, ...] = ()

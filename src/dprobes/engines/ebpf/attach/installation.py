@@ -29,6 +29,7 @@ from dprobes.engines.overhead import budget_of
 from dprobes.errors import DprobesError, EngineError
 from dprobes.resolve.probepoints import ProbeKind
 from dprobes.resolve.probestate import ProbeState
+from dprobes.rpn.needs import shared_tables
 from dprobes.target.kernel.tracedfields import entry_of
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ class Installation:
         found: Findings,
         scope: Filter,
         namespace: tuple[int, int] | None,
+        principal: SharedMaps | None = None,
     ) -> None:
         features = self._features = settings.features
         self._program = job.program
@@ -88,6 +90,7 @@ class Installation:
         tables = Tables(state_count(), cpus, 2 * self.bank_size)
         request = replace(
             basic_request(features, self._program),
+            shared_tables=frozenset().union(*map(shared_tables, job.companions or (job.program,))),
             filter=scope,
             tables=tables,
             namespace=namespace,
@@ -117,6 +120,7 @@ class Installation:
             shared.descriptor if shared is not None else None,
             program.tables,
             request.shared_tables,
+            principal,
         )  # fmt: skip
         if job.replaces is not None:
             self.maps.set_switch_over(SwitchOver.NOT_OURS)

@@ -107,9 +107,10 @@ class SharedMaps:
         shared_globals: int | None = None,
         tables: Sequence[Table] = (),
         shared_tables: AbstractSet[int] = frozenset(),
+        principal: SharedMaps | None = None,
     ) -> None:
         """
-        Make the maps.
+        Make the maps; those of variables and tables are the ``principal``'s if there is one, which lives longer.
 
         ``shared_globals`` is the descriptor of the global variables, where others have them, too. ``tables`` are the
         program's keyed tables, of which all CPUs share some (``Request.shared_tables``).
@@ -126,28 +127,39 @@ class SharedMaps:
                 table_size = PROBE_ENTRY_SIZE * power_of_two(sizes.probes)
                 self._probes = stack.enter_context(ArrayMap(table_size, name="dprobes_probes"))
                 self._status = stack.enter_context(ArrayMap(STATUS_SIZE, name="dprobes_status"))
-                self._locals = stack.enter_context(ArrayMap(8 * power_of_two(sizes.locals), name="dprobes_lv"))
+                self._locals: ArrayMap = (
+                    stack.enter_context(ArrayMap(8 * power_of_two(sizes.locals), name="dprobes_lv"))
+                    if principal is None
+                    else principal._locals  # noqa: SLF001 - another of these
+                )
                 self._globals = stack.enter_context(ArrayMap(8 * power_of_two(sizes.globals), name="dprobes_gv"))
                 per_cpu = 8 * power_of_two(sizes.cpu_variables) * sizes.cpus
                 self._own: list[tuple[MapName, int]] = []
                 zeros = 0
                 self.tables: TableMaps | None = None
-                if tables:
+                if principal is not None:
+                    self.tables, self._own = principal.tables, list(principal._common)  # noqa: SLF001
+                elif tables:
                     from dprobes.engines.ebpf.attach.tablemaps import TableMaps, zeros_size
 
                     zeros = zeros_size(tables)
                     self.tables = stack.enter_context(TableMaps(tables, shared_tables, sizes.cpus))
-                if sizes.thread_variables:
+                if sizes.thread_variables and principal is None:
                     size = 8 * power_of_two(sizes.thread_variables)
                     room = max(_THREADS_MIN, min(_THREADS, _THREADS_SIZE // size))
                     variables = stack.enter_context(HashMap(8, size, room, "dprobes_tv", preallocated=True))
                     zeros = max(zeros, size)
                     self._own.append((MapName.THREAD_VARIABLES, variables.fd))
-                if zeros:
+                if zeros and principal is None:
                     self._own.append((MapName.ZEROS, stack.enter_context(ArrayMap(zeros, name="dprobes_zeros")).fd))
+                self._common: tuple[tuple[MapName, int], ...] = tuple(self._own)
                 samples = SAMPLE_SIZE * sizes.cpus if sizes.for_events else SAMPLE_SIZE
                 self._samples = stack.enter_context(ArrayMap(samples, name="dprobes_samples"))
-                self._cpu = stack.enter_context(ArrayMap(per_cpu, name="dprobes_cv"))
+                self._cpu: ArrayMap = stack.enter_context(
+                    ArrayMap(per_cpu, name="dprobes_cv")
+                    if principal is None
+                    else contextlib.nullcontext(principal._cpu)  # noqa: SLF001
+                )
                 # Mapping one takes a descriptor as well; what can be read at all can be read to the end.
                 for each, count in ((self._locals, sizes.locals), (self._cpu, sizes.cpu_variables)):
                     if count:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import struct
+import threading
 from typing import TYPE_CHECKING, Self
 
 from dprobes.bpf.layout import MapName, table_map
@@ -79,6 +80,24 @@ class _Cells:
             yield TableRow(b"", merged(self._table, used))
 
 
+class _SharedStore(TableStore):
+    """A table that several sessions write, each in a thread of its own."""
+
+    def __init__(self, table: Table) -> None:
+        super().__init__(table)
+        self._lock = threading.Lock()
+
+    def tally(self, key: bytes, value: int = 0) -> None:
+        """Take a signed number in."""
+        with self._lock:
+            super().tally(key, value)
+
+    def delete(self, key: bytes) -> None:
+        """Take a key out, if it is there."""
+        with self._lock:
+            super().delete(key)
+
+
 class TableMaps:
     """Own the maps of the tables of a program; ``cpus`` is what handlers mask the number of a CPU by, plus 1."""
 
@@ -91,7 +110,7 @@ class TableMaps:
             for number, table in enumerate(tables):
                 is_shared = number in shared
                 if table.has_user_stack:
-                    self.stores[number] = TableStore(table)
+                    self.stores[number] = _SharedStore(table)
                 elif table.keys:
                     self._maps[number] = _Hash(table, stack, shared=is_shared)
                 else:

@@ -132,7 +132,9 @@ class EbpfSession(ControlledRun, ReplaceableSession):
                 stack.enter_context(Descriptors(file.descriptors))
                 self._left_out += file.plan.left_out
             namespace = pid_namespace_of(scope) if self._settings.pid_namespace else None
-            installed = Installation(self._settings, self._job, found, filter_of(scope), namespace)
+            principal = self._job.principal
+            common = principal._installed.maps if isinstance(principal, EbpfSession) else None  # noqa: SLF001
+            installed = Installation(self._settings, self._job, found, filter_of(scope), namespace, common)
             self._installation = installed
             self._tables = TableWatch(self._program, installed)
             stack.callback(installed.close)

@@ -71,7 +71,8 @@ class Inserter:
             pids = {message.pid}
         spaces = [space for space in self._threads.spaces() if not pids.isdisjoint(space.pids)]
         try:
-            program = prepared(message, None, self._connection, self._modules, spaces)
+            principal = self._programs.numbered(message.start.principal)
+            program = prepared(message, None, self._connection, self._modules, spaces, principal)
         except EngineError as error:
             self._connection.send(NotInserted(number, error.message))
             return
@@ -135,18 +136,21 @@ def prepared(
     connection: Connection,
     modules: ModuleBreakpoints,
     spaces: Iterable[AddressSpace],
+    principal: InsertedProgram | None = None,
 ) -> InsertedProgram:
     """
     Return the program of a message, which knows what it has in all files that are mapped now.
 
-    Raise ``EngineError`` if it cannot be made.
+    ``principal`` has its variables and tables. Raise ``EngineError`` if it cannot be made.
     """
     try:
         counters = connection.open(message.start.counters)
     except OSError as error:
         reason = reason_of(error)
         raise EngineError(f"the tracer cannot share memory with dprobes: {reason}") from error
-    program = InsertedProgram.of(replace(message.start, counters=counters), former)
+    if principal is None and message.start.principal >= 0:
+        raise EngineError("the program whose variables it uses has ended")
+    program = InsertedProgram.of(replace(message.start, counters=counters), former, principal)
     if not modules.complete(program, message.known, spaces):
         raise EngineError("dprobes was stopped, and could not be asked about the program's files")
     return program

@@ -76,18 +76,23 @@ class InsertedProgram:
     """How many variables each thread has."""
     keyed_tables: Sequence[TableStore] = ()
     wants_images: bool = False
+    principal: InsertedProgram | None = None
+    """The program whose variables and tables it uses."""
     known: dict[FileKey, Sites] = field(default_factory=dict)
     handlers: dict[int, Handlers] = field(default_factory=dict)
     probes: dict[int, Probe] = field(default_factory=dict)
     _removed: set[int] = field(default_factory=set)
 
     @classmethod
-    def of(cls, start: Start, former: InsertedProgram | None = None) -> InsertedProgram:
+    def of(
+        cls, start: Start, former: InsertedProgram | None = None, principal: InsertedProgram | None = None
+    ) -> InsertedProgram:
         """
         Return the program that a message describes, before it has probepoints.
 
         One that takes the place of a ``former`` one has its processes and its place in the order, and its global
-        variables if they are its own. Raise ``EngineError`` if one of its extensions cannot be loaded.
+        variables if they are its own. One with a ``principal`` uses the variables and tables of that. Raise
+        ``EngineError`` if one of its extensions cannot be loaded.
         """
         local_count, global_count, cpu_count, thread_count = start.variables
         extensions: dict[str, Extension] = {}
@@ -103,8 +108,11 @@ class InsertedProgram:
             kept = [] if former is None else list(former.global_variables[:global_count])
             cells = kept + [0] * (global_count - len(kept))
         counters = SharedCounters(start.counters, local_count, cpu_count, start.tables)
-        stores: list[TableStore] = []
-        if start.tables:
+        stores: Sequence[TableStore] = []
+        if principal is not None:
+            counters.borrow(principal.counters)
+            stores = principal.keyed_tables
+        elif start.tables:
             from dprobes.keyed.store import TableStore
 
             stores = [TableStore(*each) for each in zip(start.tables, counters.table_memory(), strict=True)]
@@ -128,6 +136,7 @@ class InsertedProgram:
             thread_count,
             stores,
             start.wants_images,
+            principal,
         )
 
     def enter(self, sites: Sites, file: tuple[int, int], warn: Callable[[str, str | None], None]) -> list[Probe]:

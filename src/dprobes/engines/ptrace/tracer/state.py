@@ -205,6 +205,7 @@ class Thread:
 
     def variables_for(self, program: InsertedProgram) -> list[int]:
         """Return the variables that a program has for it."""
+        program = program.principal or program
         if program not in self.variables:
             self.variables[program] = [0] * program.thread_count
         return self.variables[program]

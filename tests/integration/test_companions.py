@@ -1,0 +1,117 @@
+"""Programs in DProbes C for several modules: one run, whose variables, tables and records are common to all."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from integration.support import TIMEOUT
+
+ENGINES = ["ptrace", pytest.param("ebpf", marks=pytest.mark.skipif(os.geteuid() != 0, reason="ebpf needs root"))]
+TARGET = """
+import ctypes
+libc, zlib = ctypes.CDLL(None), ctypes.CDLL("libz.so.1")
+for number in range(5):
+    libc.abs(number - 2)
+    zlib.zlibVersion()
+"""
+PROGRAM = """
+static long calls; global long sum; thread long mine; percpu long here;
+libc.so.6:abs(int x) {
+    calls++; sum += x; mine++; here += 1;
+    @calls[comm] = count(); @sum = sum(x);
+    printf("abs %d", x);
+}
+libz.so.1:zlibVersion {
+    @calls[comm] = count(); mine++;
+    printf("calls=%d sum=%d mine=%d seen=%d", calls, sum, mine, @sum);
+}
+"""
+
+
+def dprobes(*arguments: str, status: int = 0) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "dprobes", *arguments], capture_output=True, text=True, timeout=TIMEOUT, check=False
+    )
+    assert done.returncode == status, done.stderr
+    return done
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_modules_share_variables_and_tables(engine: str, tmp_path: Path) -> None:
+    program = tmp_path / "both.dpc"
+    program.write_text(PROGRAM)
+    done = dprobes("run", str(program), "--engine", engine, "--", sys.executable, "-S", "-c", TARGET)
+    lines = [line.split("]  ")[-1] for line in done.stdout.splitlines()]
+    expected, total = [], 0
+    for number in range(5):
+        total += number - 2
+        expected.append(f"abs {number - 2}")
+        expected.append(f"calls={number + 1} sum={total} mine={2 * (number + 1)} seen={total}")
+    # In the order in which they happened, though two sessions have given them out.
+    assert lines[:10] == expected
+    assert sorted(lines[10:]) == [f"@calls[{Path(sys.executable).resolve().name[:15]}]: 10", "@sum: 0"] or sorted(
+        lines[10:]
+    ) == [f"@calls[{Path(sys.executable).name[:15]}]: 10", "@sum: 0"]
+    # One summary, with what happened in each module.
+    summary = done.stderr.splitlines()
+    assert sum("probe " in line and "place" in line for line in summary) == 1
+    hits = {line.split()[1]: line.split()[4] for line in summary if line.startswith("0,")}
+    assert hits == {"abs": "5", "zlibVersion": "5"}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_exit_status_is_that_of_the_command(engine: str) -> None:
+    text = "libc.so.6:abs { } libz.so.1:zlibVersion { }"
+    for command, status in (("import sys; sys.exit(3)", 3), ("import os; os.kill(os.getpid(), 9)", 137)):
+        words = ("--", sys.executable, "-S", "-c", command)
+        dprobes("run", "-e", text, "--engine", engine, "--exit-status", *words, status=status)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="tracepoints need root")
+def test_system_calls_and_functions_are_one_program() -> None:
+    text = """
+    static long opened;
+    libc.so.6:abs(int x) { printf("opened=%d", opened) }
+    syscall openat when (startswith(str(filename), "/dev/full")) { opened++; }
+    """
+    command = 'import ctypes, os; f = ctypes.CDLL(None); os.open("/dev/full", 0); os.open("/dev/full", 0); f.abs(1)'
+    done = dprobes("run", "-e", text, "--format", "json", "--", sys.executable, "-S", "-c", command)
+    records = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [record["fields"] for record in records if record["symbol"] == "abs"] == [{"opened": 2}]
+
+
+def test_an_error_in_one_module_is_shown_before_anything_runs(tmp_path: Path) -> None:
+    text = 'libc.so.6:abs { printf("x") } libz.so.1:no_such_function { printf("y") }'
+    mark = tmp_path / "ran"
+    done = dprobes("run", "-e", text, "--", "touch", str(mark), status=2)
+    assert done.stderr.startswith("-e:1:31: error: ")
+    assert "no_such_function" in done.stderr
+    assert not mark.exists()
+
+
+def test_one_engine_runs_all() -> None:
+    # Nothing in the second program needs ptrace, but the first one does.
+    text = 'libc.so.6:abs(int x) when (x == 2) { printf("%d", reg("fr0") != 0 || 1); } libz.so.1:zlibVersion { }'
+    done = dprobes("run", "-e", text, "-v", "--", sys.executable, "-S", "-c", TARGET)
+    assert "engine: ptrace" in done.stderr or "ptrace" in done.stderr
+    assert done.stdout.rstrip().endswith("1")
+
+
+def test_verbs_know_of_all_modules(tmp_path: Path) -> None:
+    program = tmp_path / "both.dpc"
+    program.write_text(PROGRAM)
+    assert dprobes("check", str(program)).stderr == ""
+    shown = dprobes("show", str(program)).stdout
+    assert [line for line in shown.splitlines() if line.startswith("name = ")] == [
+        'name = "libc.so.6"',
+        'name = "libz.so.1"',
+    ]
+    emitted = dprobes("build", "--emit", "rpn", str(program)).stdout
+    assert "// program 1 of 2\n" in emitted
+    assert "\n// program 2 of 2\n" in emitted
