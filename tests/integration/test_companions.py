@@ -55,9 +55,7 @@ def test_modules_share_variables_and_tables(engine: str, tmp_path: Path) -> None
         expected.append(f"calls={number + 1} sum={total} mine={2 * (number + 1)} seen={total}")
     # In the order in which they happened, though two sessions have given them out.
     assert lines[:10] == expected
-    assert sorted(lines[10:]) == [f"@calls[{Path(sys.executable).resolve().name[:15]}]: 10", "@sum: 0"] or sorted(
-        lines[10:]
-    ) == [f"@calls[{Path(sys.executable).name[:15]}]: 10", "@sum: 0"]
+    assert sorted(lines[10:]) == [f"@calls[{Path(sys.executable).name}]: 10", "@sum: 0"]
     # One summary, with what happened in each module.
     summary = done.stderr.splitlines()
     assert sum("probe " in line and "place" in line for line in summary) == 1
@@ -97,10 +95,10 @@ def test_an_error_in_one_module_is_shown_before_anything_runs(tmp_path: Path) ->
 
 def test_one_engine_runs_all() -> None:
     # Nothing in the second program needs ptrace, but the first one does.
-    text = 'libc.so.6:abs(int x) when (x == 2) { printf("%d", reg("fr0") != 0 || 1); } libz.so.1:zlibVersion { }'
+    text = 'libc.so.6:abs(int x) when (x == 99) { core() } libz.so.1:zlibVersion { printf("zlib") }'
     done = dprobes("run", "-e", text, "-v", "--", sys.executable, "-S", "-c", TARGET)
-    assert "engine: ptrace" in done.stderr or "ptrace" in done.stderr
-    assert done.stdout.rstrip().endswith("1")
+    assert "engine ptrace" in done.stderr.replace("'", "")
+    assert len(done.stdout.splitlines()) == 5
 
 
 def test_verbs_know_of_all_modules(tmp_path: Path) -> None:

@@ -1,53 +1,27 @@
-"""
-Programs for several modules that were written as one: they share variables and tables, and have one session.
-
-Each has a session of its own, by the same engine; the others use the variables and tables of the first one, the
-principal. A thread for each hands its events on; probepoints and definitions are numbered through.
-"""
+"""Programs for several modules that were written as one: where their probepoints are, and the engine for all."""
 
 from __future__ import annotations
 
-import contextlib
-import queue
-import threading
-import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from dprobes.diagnostics import Diagnostics
-from dprobes.engines.interface import Begun, Counts, Finished, Pause, RecordBatch, StateEvent
-from dprobes.engines.launchedcommand import LaunchedCommand
+from dprobes.engines.companionsession import CompanionSession
 from dprobes.engines.registry import candidates, engine_row
-from dprobes.engines.sharedglobals import GlobalVariables
 from dprobes.errors import DprobesError, EngineError
-from dprobes.record.codec import time_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Sequence
 
     from dprobes.engines.insertion import Insertion, Prepared
-    from dprobes.engines.interface import ControlledSession, Engine, Event, Job
-    from dprobes.keyed.contents import TableContents
+    from dprobes.engines.interface import Engine
     from dprobes.record.layout import Item
     from dprobes.resolve.localmodule import Compiled
-    from dprobes.resolve.probepoints import LeftOutProbe, Probepoint
     from dprobes.rpn.program import Program
     from dprobes.target.location import SymbolProvider
     from dprobes.target.processimages import ProcessImages
 
-__all__ = ["CompanionSession", "PreparedCompanions", "joined_program", "prepared_companions"]
-
-_WAITING = 64
-"""Events that may wait to be given out, of all sessions."""
-
-_BEGINNING = 20.0
-"""Seconds that an insertion may take until what is there has been probed."""
-
-_TOGETHER = 0.1
-"""Seconds for which a session is waited for that may have records of the same time."""
-
-_LOOK = 0.005
-"""Seconds between two looks whether the command has ended."""
+__all__ = ["PreparedCompanions", "joined_program", "prepared_companions"]
 
 
 def joined_program(programs: Sequence[Program]) -> Program:
@@ -69,13 +43,13 @@ def prepared_companions(
     Raise an error of ours if something is wrong with one, or no engine can run all of them.
     """
     found, error = _prepared(where, programs, diagnostics, symbols, filters)
-    engines = {} if found is None else {each.engine.name: each for each in found.members}
-    if len(engines) > 1:
-        # Only where the engine was to be chosen: one has to do for all.
-        weighed = [row.name for row in candidates() if row.name in engines]
-        for name in weighed:
+    reasons = {} if found is None else {each.engine.name: each.reason for each in found.members}
+    if len(reasons) > 1:
+        # Only where the engine was to be chosen: one has to do for all, best the one that only some need.
+        for name in [row.name for row in reversed(candidates()) if row.name in reasons]:
             found, error = _prepared(replace(where, engine=name), programs, diagnostics, symbols, filters)
             if found is not None:
+                found.reason = reasons[name]
                 break
     if found is None:
         assert error is not None
@@ -113,6 +87,8 @@ class PreparedCompanions:
     def __init__(self, members: Sequence[Prepared], diagnostics: Diagnostics) -> None:
         self.members = members
         self._diagnostics = diagnostics
+        self.reason = next((each.reason for each in members if each.reason), members[0].reason)
+        """Why ``auto`` takes the engine that it takes; None if the engine was named."""
 
     @property
     def compiled(self) -> Compiled:
@@ -126,331 +102,7 @@ class PreparedCompanions:
         """The engine that runs all of them."""
         return self.members[0].engine
 
-    @property
-    def reason(self) -> str | None:
-        """Why ``auto`` takes the engine that it takes; None if the engine was named."""
-        return next((each.reason for each in self.members if each.reason), self.members[0].reason)
-
     def session(self, items: Item, images: ProcessImages | None = None) -> CompanionSession:
         """Return the session, which inserts the programs when it is entered; records carry the header items."""
         jobs = [each.job(items, None, images) for each in self.members]
         return CompanionSession([each.engine for each in self.members], jobs)
-
-
-class _Numbers:
-    """The numbers of probepoints that several sessions have: one list, which only grows."""
-
-    def __init__(self, programs: Sequence[Program]) -> None:
-        self.probes: list[Probepoint] = []
-        self._of: list[list[int]] = [[] for _ in programs]
-        self._owners: list[tuple[int, int]] = []
-        self._lock = threading.Lock()
-        self._first: list[int] = []
-        count = 0
-        for program in programs:
-            self._first.append(count)
-            count += len(program.definitions)
-
-    def definition(self, member: int, number: int) -> int:
-        """Return the number of a definition of a program among those of all."""
-        return self._first[member] + number
-
-    def look(self, sessions: Sequence[ControlledSession]) -> None:
-        """Give numbers to the probepoints that are new."""
-        with self._lock:
-            for member, session in enumerate(sessions):
-                own = self._of[member]
-                for probe in session.probes[len(own) :]:
-                    own.append(len(self.probes))
-                    self._owners.append((member, len(own) - 1))
-                    self.probes.append(replace(probe, number=self.definition(member, probe.number)))
-
-    def number(self, member: int, probe: int) -> int:
-        """Return the number of a probepoint of a session."""
-        return self._of[member][probe]
-
-    def owner(self, probe: int) -> tuple[int, int]:
-        """Return the session of a probepoint, and its number there."""
-        return self._owners[probe]
-
-    def placed(self, members: Sequence[Sequence[Counts]]) -> tuple[Counts, ...]:
-        """Return counts in the order of ``probes``."""
-        counts = [Counts() for _ in self.probes]
-        for member, own in enumerate(members):
-            for probe, each in enumerate(own[: len(self._of[member])]):
-                counts[self._of[member][probe]] = each
-        return tuple(counts)
-
-
-class CompanionSession:
-    """
-    The session of programs that share their variables and tables (``interface.ControlledSession``).
-
-    ``ready`` is called when all is inserted, before a command begins.
-    """
-
-    def __init__(self, engines: Sequence[Engine], jobs: Sequence[Job]) -> None:
-        self._engines = engines
-        self._jobs = jobs
-        self._programs = tuple(job.program for job in jobs)
-        self._numbers = _Numbers(self._programs)
-        self._sessions: list[ControlledSession] = []
-        self._threads: list[threading.Thread] = []
-        self._queue: queue.Queue[tuple[int, Event | BaseException | None]] = queue.Queue(_WAITING)
-        self._early: list[tuple[int, Event]] = []
-        self._open = 0
-        """How many sessions give out events still."""
-        self._stack = contextlib.ExitStack()
-        self._command: LaunchedCommand | None = None
-        self._is_stopping = False
-        self._error: BaseException | None = None
-        self.ready: Callable[[], None] = lambda: None
-
-    # Start and end
-
-    def __enter__(self) -> Self:
-        scope = self._jobs[0].scope
-        with self._stack as stack:
-            if scope.command:
-                command = LaunchedCommand(scope.command, follow=scope.follow, output=scope.output)
-                stack.callback(command.close)
-                self._command = command
-                scope = command.scope()
-            shared = None
-            if count := max(program.gvars for program in self._programs):
-                shared = stack.enter_context(GlobalVariables(count))
-            stack.callback(self._leave)
-            for number, (engine, job) in enumerate(zip(self._engines, self._jobs, strict=True)):
-                principal = self._sessions[0] if self._sessions else None
-                own = replace(job, scope=scope, globals=shared, beside=tuple(self._sessions), principal=principal)
-                session = engine.run(replace(own, companions=self._programs))
-                session.__enter__()
-                self._sessions.append(session)
-                self._follow(number)
-            self.ready()
-            if self._command is not None:
-                self._command.go()
-            self._stack = stack.pop_all()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._stack.close()
-
-    def _leave(self) -> None:
-        """Remove everything, the principal last."""
-        self.stop()
-        while self._open:
-            self._take(self._queue.get())
-        for thread in self._threads:
-            thread.join()
-        while self._sessions:
-            self._sessions.pop().__exit__(None, None, None)
-
-    def _follow(self, number: int) -> None:
-        """Begin to hand on the events of a session, and wait until all is probed that is in its scope now."""
-        thread = threading.Thread(target=self._hand_on, args=(number,), name=f"companion {number}", daemon=True)
-        self._threads.append(thread)
-        self._open += 1
-        thread.start()
-        until = time.monotonic() + _BEGINNING
-        while (rest := until - time.monotonic()) > 0:
-            try:
-                member, event = self._queue.get(timeout=rest)
-            except queue.Empty:
-                return
-            if (taken := self._take((member, event))) is None:
-                if member == number:
-                    return
-            elif isinstance(taken, Begun) and member == number:
-                return
-            else:
-                self._early.append((member, taken))
-
-    def _take(self, item: tuple[int, Event | BaseException | None]) -> Event | None:
-        """Return an event that came; None of the end of a session. Raise the error that has ended one."""
-        match item:
-            case _, None:
-                self._open -= 1
-                return None
-            case _, BaseException() as error if not self._is_stopping:
-                raise error
-            case _, BaseException():
-                return Pause()
-            case _, event:
-                return event
-
-    def _hand_on(self, number: int) -> None:
-        try:
-            for event in self._sessions[number].events():
-                self._queue.put((number, event))
-        except BaseException as error:  # noqa: BLE001 - who reads the events shall raise it
-            self._queue.put((number, error))
-        finally:
-            self._queue.put((number, None))
-
-    # What happens
-
-    def events(self) -> Iterator[Event]:
-        """Iterate over what happens until ``Finished``."""
-        finished: dict[int, Finished] = {}
-        waiting = [*((number, each) for number, each in self._early if not isinstance(each, Begun))]
-        yield from self._given(waiting, finished)
-        yield Begun()
-        while self._open:
-            item = self._queue.get()
-            if isinstance(item[1], RecordBatch):
-                records, others = self._gathered(item[0], item[1])
-                yield RecordBatch(records)
-                yield from self._given(others, finished)
-            elif (event := self._take(item)) is not None:
-                yield from self._given([(item[0], event)], finished)
-        if self._error is not None and not self._is_stopping:
-            raise self._error
-        status = self._status_of_command()
-        counts = self._numbers.placed([finished[n].counts if n in finished else () for n in range(len(self._sessions))])
-        yield Finished(counts, status, any(each.cut_short for each in finished.values()))
-
-    def _gathered(self, member: int, batch: RecordBatch) -> tuple[list[tuple[int, bytes]], list[tuple[int, Event]]]:
-        """
-        Return records with those that others have of about the same time, in the order of their times.
-
-        What else came meanwhile is returned as well.
-        """
-        records = self._numbered(member, batch)
-        others: list[tuple[int, Event]] = []
-        quiet: set[int] = set()
-        until, is_asked = time.monotonic() + _TOGETHER, False
-        while len(quiet) < self._open and (rest := until - time.monotonic()) > 0:
-            try:
-                item = self._queue.get(timeout=rest if is_asked else 0)
-            except queue.Empty:
-                if is_asked:
-                    break
-                # What came by itself is taken. Whoever has nothing more from now on says so.
-                quiet, is_asked = set(), True
-                self.wake()
-                continue
-            match item:
-                case number, RecordBatch() as more:
-                    records += self._numbered(number, more)
-                case number, Pause():
-                    quiet.add(number)
-                case number, None:
-                    self._open -= 1
-                    quiet.discard(number)
-                case _, BaseException() as error:
-                    self._error = self._error or error
-                case number, event:
-                    others.append((number, event))
-        return sorted(records, key=lambda each: time_of(each[1]) or 0), others
-
-    def _numbered(self, member: int, batch: RecordBatch) -> list[tuple[int, bytes]]:
-        self._numbers.look(self._sessions)
-        return [(self._numbers.number(member, probe), data) for probe, data in batch.records]
-
-    def _given(self, events: Sequence[tuple[int, Event]], finished: dict[int, Finished]) -> Iterator[Event]:
-        for member, event in events:
-            self._numbers.look(self._sessions)
-            match event:
-                case RecordBatch():
-                    yield RecordBatch(self._numbered(member, event))
-                case StateEvent(probes):
-                    yield replace(event, probes=tuple(self._numbers.number(member, probe) for probe in probes))
-                case Finished():
-                    finished[member] = event
-                case Begun():
-                    pass
-                case _:
-                    yield event
-
-    def _status_of_command(self) -> int | None:
-        """Wait for the end of the command, unless the run was ended before, and return its wait status."""
-        command = self._command
-        if command is None:
-            return None
-        while not self._is_stopping and command.has_begun and command.exit_status is None:
-            time.sleep(_LOOK)
-        return command.wait_status
-
-    def stop(self) -> None:
-        """Ask for the end; ``events`` goes on until ``Finished``."""
-        self._is_stopping = True
-        for session in self._sessions:
-            session.stop()
-
-    def hurry(self) -> bool:
-        """Give up the records that are still to be given out after the end; see ``Session``."""
-        gained = [session.hurry() for session in self._sessions]
-        return any(gained)
-
-    def wake(self) -> None:
-        """Have ``events`` look at once what has come."""
-        for session in self._sessions:
-            session.wake()
-
-    # What others look at
-
-    @property
-    def probes(self) -> Sequence[Probepoint]:
-        """The probepoints of all; their definitions are numbered through."""
-        self._numbers.look(self._sessions)
-        return self._numbers.probes
-
-    @property
-    def is_debugging(self) -> bool:
-        """Whether a debugger runs for a process that was handed over."""
-        return any(session.is_debugging for session in self._sessions)
-
-    @property
-    def tracer(self) -> int | None:
-        """The process that traces those in scope."""
-        return next((each.tracer for each in self._sessions if each.tracer is not None), None)
-
-    @property
-    def left_out(self) -> Sequence[LeftOutProbe]:
-        """What matches a pattern and has no probepoint."""
-        return [
-            replace(each, number=self._numbers.definition(member, each.number))
-            for member, session in enumerate(self._sessions)
-            for each in session.left_out
-        ]
-
-    @property
-    def mapped_files(self) -> dict[str, str]:
-        """The names of files that processes mapped as code."""
-        found: dict[str, str] = {}
-        for session in self._sessions:
-            found |= session.mapped_files
-        return found
-
-    def counts(self) -> tuple[Counts, ...]:
-        """Return what happened so far, in the order of ``probes``."""
-        self._numbers.look(self._sessions)
-        return self._numbers.placed([session.counts() for session in self._sessions])
-
-    def remove(self, probes: Sequence[int]) -> None:
-        """Remove probepoints; ``events`` reports them as REMOVED."""
-        count = len(self.probes)
-        for probe in probes:
-            if not 0 <= probe < count:
-                raise IndexError(f"there is no probepoint {probe}: there are {count}")
-        for member, session in enumerate(self._sessions):
-            own = [number for owner, number in map(self._numbers.owner, probes) if owner == member]
-            if own:
-                session.remove(own)
-
-    def local_variables(self) -> list[int]:
-        """Return the local variables, which all share."""
-        return self._sessions[0].local_variables()
-
-    def cpu_variables(self) -> list[list[int]]:
-        """Return the CPU variables, which all share, a list for each CPU."""
-        return self._sessions[0].cpu_variables()
-
-    def tables(self) -> tuple[TableContents, ...]:
-        """Return what the keyed tables hold, which all share."""
-        return self._sessions[0].tables()
-
-    def reset_variables(self, first: int = 0, last: int | None = None) -> None:
-        """Set local and CPU variables with the indices from ``first`` to ``last``, by default all, to zero."""
-        self._sessions[0].reset_variables(first, last)

@@ -38,7 +38,6 @@ from dprobes.cli.scopeoptions import scope_of, scope_options, words_of
 from dprobes.cli.shippedexamples import example_templates
 from dprobes.cli.templateoption import note_addresses, printed_items, say_problems, templates_option
 from dprobes.diagnostics import Severity
-from dprobes.engines.companions import joined_program, prepared_companions
 from dprobes.engines.ebpf.options import RING_SIZE
 from dprobes.engines.insertion import insertion
 from dprobes.engines.options import EngineOptions
@@ -259,8 +258,12 @@ def command(
     items |= printed_items(loaded.templates)
     if space_of(loaded.program) is not Space.KERNEL:  # whose addresses are the same for all processes
         note_addresses(loaded.templates, items)
-    programs = (loaded.program, *loaded.companions)
-    program = joined_program(programs)
+    program = loaded.program
+    if loaded.companions:
+        from dprobes.engines.companions import joined_program, prepared_companions
+
+        programs = (program, *loaded.companions)
+        program = joined_program(programs)
     derived = derived_templates(program)
     source = RecordSource(1, program.name, program.name, program.major, templates=loaded.templates, derived=derived)
     shown_tables = loaded.program.tables
