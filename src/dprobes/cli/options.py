@@ -30,6 +30,7 @@ __all__ = [
     "symbols_option",
     "table_options",
     "verification_options",
+    "word_of_program",
 ]
 
 PROGRAM_FILE = click.Path(path_type=Path)
@@ -44,7 +45,9 @@ class _Program(click.Path):
         super().__init__(path_type=Path)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the path of the file."""
+        """Return the path of the file; ``word_of_program`` keeps it as it was written."""
+        if ctx is not None:
+            ctx.meta[_WORD] = str(value)
         path = Path(os.fsdecode(super().convert(value, param, ctx)))
         if "/" in str(value) or str(value) == "-" or os.path.lexists(path):
             return path
@@ -54,6 +57,13 @@ class _Program(click.Path):
 
 
 PROGRAM = _Program()
+
+_WORD = "dprobes.program"
+
+
+def word_of_program() -> str:
+    """Return the word of the command line that ``PROGRAM`` took: that of a command where the program is a text."""
+    return str(click.get_current_context().meta[_WORD])
 
 
 def program_options(function: Callable[..., Any]) -> Callable[..., Any]:

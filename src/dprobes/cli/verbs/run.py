@@ -26,6 +26,7 @@ from dprobes.cli.options import (
     symbols_option,
     table_options,
     verification_options,
+    word_of_program,
 )
 from dprobes.cli.output.outputs import Outputs
 from dprobes.cli.output.tablenames import has_addresses, names_for
@@ -208,7 +209,7 @@ def command(
     before continue.
     """  # fmt: skip
     if text is not None and file is not None:
-        file, arguments = None, (str(file), *arguments)
+        file, arguments = None, (word_of_program(), *arguments)
     if text is None and file is None:
         raise click.UsageError("name the file of a program, or give its text with -e TEXT")
     scope = scope_of(command_line, arguments, pid, cgroup, user, follow=follow)
