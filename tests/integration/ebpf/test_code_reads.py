@@ -34,3 +34,9 @@ def test_who_reads_no_code_is_told_nothing(build: Builder, run: Runner, handler:
     source = f"name = jumps\noffset = at_load\nminor = 1\n{handler}\nexit\n"
     result = run.command(source, build("jumps.c"), 4, 1, options=("--engine", "ebpf"))
     assert WARNING not in result.stderr
+
+
+def test_the_place_of_a_return_has_no_breakpoint(build: Builder, run: Runner) -> None:
+    source = f"name = jumps\noffset = do_load\nreturn = yes\nminor = 1\n{READS}\nexit\n"
+    result = run.command(source, build("jumps.c"), 4, 1, options=("--engine", "ebpf"))
+    assert WARNING not in result.stderr

@@ -108,9 +108,13 @@ def _in_code(request: Request, definition: ProbeDefinition) -> Placement:
 
 
 def _warn_of_breakpoints(program: Program, architecture: Architecture, diagnostics: Diagnostics) -> None:
-    """Warn of handlers that may read the code at their own place, where the kernel's breakpoint is to be seen."""
+    """
+    Warn of handlers that may read the code at their own place, where the kernel's breakpoint is to be seen.
+
+    The place of a return is behind a call, where none is.
+    """
     for definition in program.definitions:
-        if definition.watchpoint is not None or isinstance(definition.location, Sampler):
+        if definition.watchpoint is not None or definition.at_return or isinstance(definition.location, Sampler):
             continue
         instructions = definition.handler.instructions
         reads = any(i.row.syntax in ("log mrf", "log str") or i.row.syntax.startswith("push mem") for i in instructions)

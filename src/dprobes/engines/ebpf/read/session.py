@@ -422,6 +422,7 @@ class EbpfSession(ControlledRun, ReplaceableSession):
         with self._changing:
             unheard = installed.expired()  # with no room in the ring for the entry, or still in it
             installed.detach()
+        self._look_at_images()  # tables may name addresses of processes that made no record
         yield from (*installed.happened(), *installed.kernel.notices())
         patience: float | None = time.monotonic() + _PATIENCE
         for each in self._stream.rest():
