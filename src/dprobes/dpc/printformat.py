@@ -73,7 +73,7 @@ def placeholder(conversion: Conversion, type_: CType, form: Form) -> str | None:
         case StackType():
             return "%*k" if letter in "ksv" else None
         case Array():
-            return f"%*{conversion.layout}h" if letter in "hv" else None
+            return f"%*{conversion.layout}{'h' if letter == 'v' else letter}" if letter in "hvs" else None
         case Integer() | Enumeration() | Pointer():
             if conversion.letter not in _NUMBERS:
                 return None

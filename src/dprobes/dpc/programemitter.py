@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import field
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,8 @@ KERNEL_KINDS = (programtree.PointKind.TRACEPOINT, programtree.PointKind.SYSTEM_C
 """Points that are in no module."""
 
 _JMPMAX = 10_000
+
+_SLASHED = re.compile(r'(?P<name>[^"*?\[]*/[^"*?\[]*?)(?P<offset>(?:[+-](?:0x[0-9a-fA-F]+|[0-9]+))?)\Z')
 """How many jumps a hit may take: loops are bounded by it."""
 
 
@@ -216,7 +219,13 @@ def _placed(point: programtree.Point, types: TypeTable) -> list[str]:
             return [f"offset = syscall:{point.place}"]
         case programtree.PointKind.USDT:
             return [f"offset = usdt:{point.place}"]
-    return [f"offset = {point.place}"]
+    return [f"offset = {_symbol(point.place)}"]
+
+
+def _symbol(place: str) -> str:
+    """Return a place in a module as RPN has it: a name with a slash, as in Go, in quotes."""
+    match = _SLASHED.match(place)
+    return place if match is None else f'"{match["name"]}"{match["offset"]}'
 
 
 def _collect(statement: typedstatement.Statement | None, templates: dict[int, str]) -> None:

@@ -59,7 +59,7 @@ _TOKEN = re.compile(
                         |[\[\](){}.&*+\-~!/%<>^|?:;=,])""",
     re.VERBOSE,
 )
-_PLACE_WORD = re.compile(r'(?:"[^"\n]*")?[^\s(){},;"]*')
+_PLACE_WORD = re.compile(r'(?:"[^"\n]*"|[^\s(){},;"])*')
 _KINDS = {kind.value: kind for kind in TokenKind}
 
 
