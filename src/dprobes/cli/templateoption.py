@@ -30,7 +30,8 @@ __all__ = [
 TEMPLATE_SUFFIX = ".fmt"
 """How the names of template files end, by convention."""
 
-_NEEDED = Item.PID | Item.IP
+_NEEDED = Item.PID
+"""What names need in a run, in which it is known what the processes map."""
 
 
 def templates_option(help_: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -119,7 +120,7 @@ def printed_items(files: Mapping[str, bytes]) -> Item:
 
 def note_addresses(files: Mapping[str, bytes], items: Item) -> None:
     """Say what records with certain items lack for the names of the addresses that their templates print."""
-    if not files or items & _NEEDED == _NEEDED:
+    if not files or items & _NEEDED:
         return
     from dprobes.formatters.templates.carried import name_addresses
     from dprobes.formatters.templates.collection import templates_of
