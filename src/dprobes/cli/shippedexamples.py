@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["SUFFIX", "Example", "all_examples", "example_directory", "example_templates", "find_example"]
+__all__ = ["SUFFIXES", "Example", "all_examples", "example_directory", "example_templates", "find_example"]
 
-SUFFIX = ".rpn"
+SUFFIXES = (".rpn", ".dpc")
+"""Of programs in RPN, which have templates in a directory of their own, and in DProbes C, which print themselves."""
+
 _TEMPLATES = "templates"
 
 
@@ -27,7 +29,7 @@ class Example(NamedTuple):
 def example_directory() -> Path | None:
     """Return the directory of the examples; None if this installation has none."""
     for root in (Path(__file__).parents[3], Path(sys.prefix) / "share" / "dprobes"):
-        if (root / "examples" / f"malloc{SUFFIX}").is_file():
+        if (root / "examples" / "malloc.rpn").is_file():
             return root / "examples"
     return None
 
@@ -37,14 +39,14 @@ def find_example(name: str) -> Path | None:
     directory = example_directory()
     if directory is None or "/" in name:
         return None
-    path = directory / f"{name.removesuffix(SUFFIX)}{SUFFIX}"
-    return path if path.is_file() else None
+    names = (name,) if name.endswith(SUFFIXES) else tuple(f"{name}{suffix}" for suffix in SUFFIXES)
+    return next((path for each in names if (path := directory / each).is_file()), None)
 
 
 def example_templates(path: Path) -> Path | None:
-    """Return the directory of templates of the examples if ``path`` is one of their files."""
+    """Return the directory of templates of the examples in RPN if ``path`` is one of their files."""
     directory = example_directory()
-    if directory is None or path.parent != directory:
+    if directory is None or path.parent != directory or path.suffix != ".rpn":
         return None
     return directory / _TEMPLATES
 
@@ -52,8 +54,9 @@ def example_templates(path: Path) -> Path | None:
 def all_examples() -> Iterator[Example]:
     """Return the examples in the order of their names."""
     directory = example_directory()
-    for path in sorted(directory.glob(f"*{SUFFIX}"), key=lambda path: path.stem) if directory is not None else ():
-        yield Example(path.name.removesuffix(SUFFIX), path, _summary(path.read_text(encoding="utf-8")))
+    paths = () if directory is None else (path for path in directory.iterdir() if path.suffix in SUFFIXES)
+    for path in sorted(paths, key=lambda path: path.stem):
+        yield Example(path.stem, path, _summary(path.read_text(encoding="utf-8")))
 
 
 def _summary(text: str) -> str:

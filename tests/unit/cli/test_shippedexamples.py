@@ -18,7 +18,9 @@ EXAMPLES = Path(__file__).parents[3] / "examples"
 
 def test_each_example_says_what_it_shows() -> None:
     found = {example.name: example for example in all_examples()}
-    assert set(found) == {path.stem for path in EXAMPLES.glob("*.rpn")}
+    programs = [*EXAMPLES.glob("*.rpn"), *EXAMPLES.glob("*.dpc")]
+    assert set(found) == {path.stem for path in programs}
+    assert len(found) == len(programs)  # names are unique, whatever the language
     assert found["malloc"].summary == "How much memory does a program ask for?"
     assert found["bash-lines"].summary == "The lines typed into a shell"
     assert found["kill-calls"].summary.startswith("Who calls kill(2), for whom, and what is on the stack")
@@ -27,10 +29,13 @@ def test_each_example_says_what_it_shows() -> None:
 
 def test_an_example_is_found_by_its_name() -> None:
     assert find_example("malloc") == find_example("malloc.rpn") == EXAMPLES / "malloc.rpn"
+    assert find_example("leaks") == find_example("leaks.dpc") == EXAMPLES / "leaks.dpc"
+    assert find_example("leaks.rpn") is None
     assert find_example("no-such-example") is None
     assert find_example("../examples/malloc") is None
     assert example_templates(EXAMPLES / "malloc.rpn") == EXAMPLES / "templates"
     assert example_templates(Path("malloc.rpn")) is None
+    assert example_templates(EXAMPLES / "leaks.dpc") is None  # what it prints is in the program
 
 
 def test_a_wheel_installs_them_below_the_prefix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,3 +66,13 @@ def test_a_name_of_neither_is_the_error_of_a_missing_file(
     monkeypatch.chdir(tmp_path)
     assert run(["check", "mallocs"]) == 2
     assert capsys.readouterr().err == "error: cannot read 'mallocs': no such file or directory\n"
+
+
+def test_the_word_behind_a_text_is_the_command_as_it_was_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = {"./no-such-command": "'./no-such-command' does not exist", "leaks": "command 'leaks' is not found"}
+    for word, message in said.items():  # not without its directory, and not the example of the name
+        assert run(["run", "-e", "libc.so.6:abs { @ = count() }", "--engine", "ptrace", "--", word]) == 1
+        assert f"error: {message}\n" in capsys.readouterr().err

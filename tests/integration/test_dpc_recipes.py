@@ -1,0 +1,464 @@
+"""The recipes in DProbes C on real programs: each engine says what is known of the program otherwise."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from integration.support import NOBODY, TIMEOUT, as_nobody, await_true
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
+PYTHON = "/usr/bin/python3"
+DPROBES = [sys.executable, "-m", "dprobes"]
+RECIPES = sorted(path.stem for path in EXAMPLES.glob("*.dpc"))
+
+_HEADER = re.compile(r"\d\d:\d\d:\d\d\.\d{6}  [^\[\n]+\[\d+\]  (?:ip=0x\w+  )?(.*)")
+
+
+@pytest.fixture(params=["ptrace", "ebpf"])
+def engine(request: pytest.FixtureRequest) -> str:
+    """Return the name of an engine: what a recipe prints is the same with each."""
+    if request.param == "ebpf" and os.geteuid() != 0:
+        pytest.skip("ebpf needs root")
+    return str(request.param)
+
+
+def needs(*programs: str) -> None:
+    for each in programs:
+        if shutil.which(each) is None:
+            pytest.skip(f"{each} is not installed")
+
+
+def run(recipe: str, engine: str, *arguments: str, status: int = 0) -> subprocess.CompletedProcess[str]:
+    """Run a recipe by its name, as a user does."""
+    command = [*DPROBES, "run", recipe, "--engine", engine, *arguments]
+    # Our lines are written at once; those of the command must be, too, or ours would stand within them.
+    environment = {**os.environ, "LC_ALL": "C", "PYTHONUNBUFFERED": "1"}
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=3 * TIMEOUT, check=False, cwd=EXAMPLES.parent, env=environment
+    )
+    assert done.returncode == status, done.stderr
+    assert "warning" not in done.stderr, done.stderr
+    return done
+
+
+def records(done: subprocess.CompletedProcess[str]) -> list[str]:
+    """Return what records say, without the header of their lines."""
+    return _HEADER.findall(done.stdout)
+
+
+def rows(done: subprocess.CompletedProcess[str], table: str) -> dict[str, str]:
+    """Return a table: its rows by their keys."""
+    return dict(re.findall(rf"^@{table}\[(.*)\]: (.*)$", done.stdout, re.MULTILINE))
+
+
+def compiled(directory: Path, source: str, *options: str) -> Path:
+    needs("gcc")
+    path = directory / "program.c"
+    path.write_text(textwrap.dedent(source))
+    program = directory / "program"
+    subprocess.run(["gcc", *options, "-o", program, path], check=True)
+    return program
+
+
+def python(code: str) -> list[str]:
+    if not Path(PYTHON).exists():
+        pytest.skip("there is no /usr/bin/python3")
+    return [PYTHON, "-S", "-c", textwrap.dedent(code)]
+
+
+def test_each_recipe_says_what_it_does_how_to_run_it_and_what_it_prints() -> None:
+    assert len(RECIPES) >= 15
+    for recipe in RECIPES:
+        lines = (EXAMPLES / f"{recipe}.dpc").read_text().splitlines()
+        comment = lines[: next(number for number, line in enumerate(lines) if line[:2] != "//")]
+        assert re.search(rf"^//   dprobes run {recipe}( |$)", "\n".join(comment), re.MULTILINE), recipe
+        assert any(line.startswith("// ") and "prints" in line for line in comment), recipe
+        assert len(lines) <= 45, recipe
+
+
+def test_each_recipe_has_codes_of_its_own() -> None:
+    codes = [re.findall(r", major (\d+);", (EXAMPLES / f"{recipe}.dpc").read_text()) for recipe in RECIPES]
+    assert all(len(found) == 1 for found in codes)
+    assert len({found[0] for found in codes}) == len(RECIPES)
+
+
+def test_files_opened(engine: str) -> None:
+    code = """
+    import os
+    os.write(1, b"OPENED %d\\n" % os.open("/etc/hostname", 0))
+    try: os.open("/nowhere", 0)
+    except OSError: pass
+    """
+    done = run("library-opens", engine, "--", *python(code))
+    (descriptor,) = re.findall(r"^OPENED (\d+)$", done.stdout, re.MULTILINE)
+    found = [re.sub(r", after \d+ us", "", each) for each in records(done)]
+    assert found[-2:] == [f"/etc/hostname = {descriptor}", "/nowhere = -1"]
+
+
+def test_commands_run(engine: str, tmp_path: Path) -> None:
+    needs("strace", "wc")
+    command = ["sh", "-c", "ls -l / | wc -l; /bin/true; true"]
+    traced = tmp_path / "strace"
+    subprocess.run(["strace", "-f", "-e", "execve", "-o", traced, *command], check=True, capture_output=True)
+    calls = re.findall(r'execve\("(.*?)", \["[^"]*"(?:, "(.*?)")?(?:, "(.*?)")?.*\]', traced.read_text())
+    expected = [" ".join(filter(None, call)) for call in calls[1:]]  # the first one is that of strace itself
+    found = records(run("commands", engine, "--", *command))
+    assert len(expected) >= 3
+    assert sorted(found) == sorted(expected)
+
+
+def test_slow_calls_of_a_function(engine: str) -> None:
+    code = "import time\ntime.sleep(0.3)\ntime.sleep(0.001)\ntime.sleep(0.3)"
+    done = run("slow-function", engine, "-D", "SLOW=250ms", "--", *python(code))
+    found = [re.fullmatch(r"(\d+) us, called from (.*)", each) for each in records(done)]
+    assert [match is not None and int(match[1]) >= 290_000 for match in found] == [True, True]
+    assert all(match is not None and "python3" in match[2] for match in found)
+    assert "\n3 in all" in done.stdout
+
+
+LEAKING = """
+    #include <stdlib.h>
+    void *keep[100];
+    __attribute__((noinline)) void *buffer(int n) { return malloc(n); }
+    __attribute__((noinline)) void leaky(int i) { keep[i] = buffer(100); }
+    __attribute__((noinline)) void tidy(int i) { free(buffer(200 + i)); }
+    int main(void) { for (int i = 0; i < 10; i++) { leaky(i); tidy(i); } return 0; }
+"""
+
+
+def test_leaks_by_stack(engine: str, tmp_path: Path) -> None:
+    program = compiled(tmp_path, LEAKING, "-O1", "-fno-omit-frame-pointer", "-fno-optimize-sibling-calls")
+    done = run("leaks", engine, "--", str(program))
+    found = {re.sub(r"\+0x\w+ \[program\]", "", key): value for key, value in rows(done, "bytes").items()}
+    assert found == {"buffer, leaky, main": "1000", "buffer, tidy, main": "0"}
+    assert list(rows(done, "size").values()) == ["100"] * 10
+
+
+def test_heap_use_by_call_site(engine: str, tmp_path: Path) -> None:
+    program = compiled(tmp_path, LEAKING, "-O1")
+    done = run("heap-by-caller", engine, "--", str(program))
+    ((place, total),) = rows(done, "bytes").items()
+    assert (place.split("+")[0], total) == ("buffer", str(10 * 100 + sum(range(200, 210))))
+    assert rows(done, "sizes")[place] == "count 20, average 152.25, total 3045, min 100, max 209"
+
+
+WAITING = """
+    #include <pthread.h>
+    #include <stdio.h>
+    #include <unistd.h>
+    static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+    static pthread_barrier_t barrier;
+    static void *worker(void *unused) {
+        for (int i = 0; i < 3; i++) {
+            pthread_barrier_wait(&barrier);
+            pthread_mutex_lock(&mutex);
+            pthread_mutex_unlock(&mutex);
+            pthread_barrier_wait(&barrier);
+        }
+        return unused;
+    }
+    int main(void) {
+        pthread_t thread;
+        pthread_barrier_init(&barrier, 0, 2);
+        pthread_create(&thread, 0, worker, 0);
+        printf("HELD BY %d\\n", (int)gettid());
+        for (int i = 0; i < 3; i++) {
+            pthread_mutex_lock(&mutex);
+            pthread_barrier_wait(&barrier);
+            usleep(300000);
+            pthread_mutex_unlock(&mutex);
+            pthread_barrier_wait(&barrier);
+        }
+        return pthread_join(thread, 0);
+    }
+"""
+
+
+def test_lock_contention(engine: str, tmp_path: Path) -> None:
+    program = compiled(tmp_path, WAITING, "-O1", "-pthread", "-D_GNU_SOURCE")
+    done = run("lock-waits", engine, "--", str(program))
+    ((key, count),) = rows(done, "contended").items()
+    place, owner = key.split(", ")
+    assert (place.split("+")[0], count) == ("worker", "3")
+    assert f"HELD BY {owner}\n" in done.stdout
+    assert int(re.findall(r"^@quick: (\d+)$", done.stdout, re.MULTILINE)[0]) >= 3  # and those of libraries
+
+
+def test_python_functions_and_garbage(engine: str) -> None:
+    notes = subprocess.run(["readelf", "-n", PYTHON], capture_output=True, text=True, check=False).stdout
+    if "function__return" not in notes:
+        pytest.skip("python3 was built without USDT probes (--with-dtrace)")
+    code = """
+    import gc
+    gc.disable()
+    class Loop: pass
+    def work(n):
+        loop = Loop(); loop.self = loop
+        return n if n == 0 else work(n - 1)
+    [work(3) for _ in range(5)]
+    gc.enable()
+    print("freed", gc.collect())
+    """
+    done = run("python-functions", engine, "-D", f"PYTHON={Path(PYTHON).resolve()}", "--", *python(code))
+    assert rows(done, "calls")["work, <string>"] == "20"
+    (freed,) = re.findall(r"^freed (\d+)$", done.stdout, re.MULTILINE)
+    assert int(freed) >= 20
+    found = [re.findall(r"gc of generation (\d) took \d+ us, and freed (\d+)", each) for each in records(done)]
+    assert [("2", freed)] in found
+
+
+def test_sql_of_sqlite(engine: str) -> None:
+    code = """
+    import os, sqlite3
+    database = sqlite3.connect(":memory:", isolation_level=None)
+    database.set_trace_callback(lambda text: os.write(1, f"TRACE {text}\\n".encode()))
+    database.execute("create table t (n integer)")
+    for n in range(COUNT):
+        database.execute("insert into t values (?)", (n,))
+    print("ROWS", len(database.execute("select n from t where n > 0").fetchall()))
+    """
+    results = []
+    for count in (3, 13):
+        done = run("sqlite-queries", engine, "--", *python(code.replace("COUNT", str(count))))
+        if not records(done):
+            pytest.skip("this python3 has another sqlite")
+        traced = [re.sub(r"\(\d+\)", "(?)", text) for text in re.findall(r"^TRACE (.*)$", done.stdout, re.MULTILINE)]
+        # What the library asks itself is prepared as well, but not traced.
+        assert [text for text in dict.fromkeys(records(done)) if "sqlite_" not in text] == list(dict.fromkeys(traced))
+        assert f"\nROWS {count - 1}\n" in done.stdout
+        results.append({int(code): int(count) for code, count in rows(done, "results").items()})
+    # Ten more rows, and ten more statements that end.
+    assert {code: results[1][code] - results[0][code] for code in (100, 101)} == {100: 10, 101: 10}
+
+
+def test_sql_of_postgres(engine: str, tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root to become the user of a database")
+    needs("postgres", "initdb", "setpriv")
+    postgres, initdb = (str(Path(str(shutil.which(name))).resolve()) for name in ("postgres", "initdb"))
+    notes = subprocess.run(["readelf", "-n", postgres], capture_output=True, text=True, check=False).stdout
+    if "query__done" not in notes:
+        pytest.skip("postgres was built without USDT probes (--enable-dtrace)")
+    directory = Path(tempfile.mkdtemp(prefix="dprobes-postgres-"))  # pytest's own is root's alone
+    try:
+        os.chown(directory, NOBODY, NOBODY)
+        subprocess.run(
+            [initdb, "-D", str(directory / "data"), "-A", "trust", "-U", "postgres", "--no-sync"],
+            check=True, capture_output=True, timeout=5 * TIMEOUT, cwd=directory, **as_nobody(),
+        )  # fmt: skip
+        queries = tmp_path / "queries"
+        queries.write_text("select 40+2 as answer;\nselect pg_sleep(0.1);\n")
+        user = f"setpriv --reuid={NOBODY} --regid={NOBODY} --clear-groups"
+        command = f"{user} {postgres} --single -D {directory}/data postgres < {queries}"
+        done = run("postgres-queries", engine, "-D", f"POSTGRES={postgres}", "--", "sh", "-c", command)
+        assert 'answer = "42"' in done.stdout
+        found = [re.fullmatch(r"(\d+) us: (.*?);?(?:\\n)?", each) for each in records(done)]
+        assert [match and match[2] for match in found] == ["select 40+2 as answer", "select pg_sleep(0.1)"]
+        assert found[1] is not None
+        assert int(found[1][1]) >= 100_000
+    finally:
+        shutil.rmtree(directory)
+
+
+def test_plaintext_of_tls(engine: str, tmp_path: Path) -> None:
+    needs("openssl")
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost", "-days", "2",
+         "-keyout", tmp_path / "key", "-out", tmp_path / "certificate"],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    code = f"""
+    import ssl
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain("{tmp_path}/certificate", "{tmp_path}/key")
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client.check_hostname, client.verify_mode = False, ssl.CERT_NONE
+    up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
+    one, other = client.wrap_bio(down, up), server.wrap_bio(up, down, server_side=True)
+    for _ in range(4):
+        for end in (one, other):
+            try: end.do_handshake()
+            except ssl.SSLWantReadError: pass
+    one.write(b"GET / HTTP/1.1")
+    print(other.read(100))
+    other.write(b"x" * 300)
+    print(len(one.read(1000)))
+    """
+    done = run("tls-plaintext", engine, "--", *python(code))
+    assert records(done) == [
+        "sends 14: GET / HTTP/1.1",
+        "receives 14: GET / HTTP/1.1",
+        f"sends 300: {'x' * 200}",
+        f"receives 300: {'x' * 200}",
+    ]
+    assert "\n@sent: 314\n" in done.stdout
+    assert "\n@received: 314\n" in done.stdout
+
+
+def test_name_lookups(engine: str) -> None:
+    code = """
+    import socket
+    for name in ("localhost", "no.such.host.invalid"):
+        try: socket.getaddrinfo(name, 80); print("RESULT", name, 0)
+        except socket.gaierror as error: print("RESULT", name, error.errno)
+    """
+    done = run("dns-lookups", engine, "--", *python(code))
+    results = re.findall(r"^RESULT (\S+) (-?\d+)$", done.stdout, re.MULTILINE)
+    found = [re.fullmatch(r"(\S+): (-?\d+) after \d+ us", each) for each in records(done)]
+    assert [match and (match[1], match[2]) for match in found] == results
+    assert [name for name, _ in results] == ["localhost", "no.such.host.invalid"]
+    assert results[0][1] == "0"
+    assert results[1][1] != "0"
+
+
+def test_signals(engine: str) -> None:
+    code = """
+    import os, signal
+    seen = []
+    signal.signal(signal.SIGUSR1, lambda number, _: seen.append(number))
+    signal.signal(signal.SIGUSR2, lambda number, _: seen.append(number))
+    os.kill(os.getpid(), signal.SIGUSR1)
+    os.kill(os.getpid(), signal.SIGUSR1)
+    signal.raise_signal(signal.SIGUSR2)
+    print("SELF", os.getpid(), seen)
+    """
+    done = run("signals", engine, "--", *python(code))
+    ((self, seen),) = re.findall(r"^SELF (\d+) (.*)$", done.stdout, re.MULTILINE)
+    assert seen == "[10, 10, 12]"
+    found = records(done)
+    assert [each for each in found if "handles" not in each] == [*[f"sends 10 to {self}"] * 2, "raises 12"]
+    assert {"handles 10", "handles 12"} <= {each.split(" by ")[0] for each in found}
+    assert rows(done, "sent") == {"12": "1", "10": "2"}
+
+
+def test_redis_commands(engine: str, tmp_path: Path) -> None:
+    needs("redis-cli")
+    # Debian has the server's program, under another name, in the package of the tools.
+    program = shutil.which("redis-server") or shutil.which("redis-check-rdb")
+    assert program is not None
+    server, address = tmp_path / "redis-server", tmp_path / "socket"
+    server.symlink_to(program)
+    command = [str(server), "--port", "0", "--unixsocket", str(address), "--save", "", "--dir", str(tmp_path)]
+    client = ["redis-cli", "-s", str(address)]
+    words = [*DPROBES, "run", "redis-commands", "--engine", engine, "-D", f"SERVER={Path(program).resolve()}"]
+    process = subprocess.Popen(
+        [*words, "--", *command, "--loglevel", "warning"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        await_true(lambda: address.exists() or process.poll() is not None, "the server's socket", TIMEOUT)
+        for number in range(3):
+            subprocess.run([*client, "SET", f"user:{number}", "x"], check=True, capture_output=True)
+        subprocess.run([*client, "GET", "user:1"], check=True, capture_output=True)
+        statistics = subprocess.run([*client, "INFO", "commandstats"], check=True, capture_output=True, text=True)
+        subprocess.run([*client, "SHUTDOWN", "NOSAVE"], check=False, capture_output=True)
+        output, messages = process.communicate(timeout=TIMEOUT)
+    finally:
+        process.kill()
+    assert process.returncode == 0, messages
+    done = subprocess.CompletedProcess(words, 0, output, messages)
+    expected = {name.upper(): calls for name, calls in re.findall(r"cmdstat_(\w+):calls=(\d+)", statistics.stdout)}
+    found = rows(done, "commands")
+    assert {name: found[name] for name in ("SET", "GET")} == expected == {"SET": "3", "GET": "1"}
+    said = [re.sub(r", \d+ us$", "", each) for each in records(done)]
+    assert said[:4] == [*(f"SET user:{number}" for number in range(3)), "GET user:1"]
+
+
+SERVER = """
+package main
+
+import (
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+)
+
+func main() {
+	mux := http.NewServeMux()
+	served := 0
+	mux.HandleFunc("/users/", func(w http.ResponseWriter, r *http.Request) { served++ })
+	server := httptest.NewServer(mux)
+	for i := 0; i < 3; i++ {
+		if r, err := http.Get(fmt.Sprintf("%s/users/%d?x=1", server.URL, i)); err == nil {
+			r.Body.Close()
+		}
+	}
+	if r, err := http.Post(server.URL+"/none", "text/plain", nil); err == nil {
+		fmt.Println("SERVED", served, r.StatusCode)
+	}
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def go_server(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    needs("go")
+    directory = tmp_path_factory.mktemp("go")
+    (directory / "server.go").write_text(SERVER)
+    environment = {**os.environ, "GOFLAGS": "-mod=mod", "GO111MODULE": "off"}
+    subprocess.run(
+        ["go", "build", "-o", "server", "server.go"], check=True, cwd=directory, env=environment, capture_output=True
+    )
+    return directory / "server"
+
+
+def test_requests_to_a_go_server(engine: str, go_server: Path) -> None:
+    done = run("go-requests", engine, "-D", f"SERVER={go_server}", "--", str(go_server))
+    assert "SERVED 3 404\n" in done.stdout
+    assert records(done) == ["GET /users/0", "GET /users/1", "GET /users/2", "POST /none"]
+
+
+BRANCHING = """
+    #include <stdio.h>
+    static int small, even;
+    __attribute__((noinline)) int classify(int n) {
+        if (n < 10)
+            small++;
+        if (n % 2 == 0)
+            even++;
+        return n;
+    }
+    int main(void) {
+        for (int n = 0; n < 37; n++) classify(n);
+        printf("COUNTS %d %d\\n", small, even);
+        return 0;
+    }
+"""
+
+
+def test_branches_of_a_function(engine: str, tmp_path: Path) -> None:
+    needs("gdb")
+    program = compiled(tmp_path, BRANCHING, "-O0", "-g")
+    source = (tmp_path / "program.c").read_text().splitlines()
+    lines = [number for number, text in enumerate(source, 1) if "++;" in text]
+    script = [word for line in lines[:2] for word in ("-ex", f"info line {line}")]
+    told = subprocess.run(["gdb", "-nx", "-batch", *script, program], capture_output=True, text=True, check=True).stdout
+    places = [f"classify+{offset}" for offset in re.findall(r"starts at address \w+ <classify\+(\d+)>", told)]
+    assert len(places) == 2
+    done = run("branches", engine, "-D", f"PROGRAM={program}", "-D", f"PLACES={', '.join(places)}", "--", str(program))
+    ((small, even),) = re.findall(r"^COUNTS (\d+) (\d+)$", done.stdout, re.MULTILINE)
+    found = {int(re.findall(r"\+0x(\w+)", place)[0], 16): count for place, count in rows(done, "").items()}
+    assert found == {int(place.split("+")[1]): count for place, count in zip(places, (small, even), strict=True)}
+
+
+def test_a_variable_of_a_live_program_is_changed(engine: str) -> None:
+    needs("bash")
+    script = "echo first; for n in 1 2; do echo $n; done"
+    command = ["--allow-write", "--", "bash", "--norc", "-c", script]
+    if engine == "ebpf":
+        done = run("feature-flag", engine, *command, status=2)
+        assert "error: 'pop mem, u32' needs writing memory, which the ebpf engine lacks\n" in done.stderr
+        return
+    done = run("feature-flag", engine, *command)
+    traced = subprocess.run(["bash", "--norc", "-xc", script], capture_output=True, text=True, check=True).stderr
+    assert records(done) == ["was 0, is 1"]
+    assert re.findall(r"^\+ .*$", done.stderr, re.MULTILINE) == traced.splitlines()
