@@ -40,7 +40,7 @@ def event_line(time: int, name: str, *scopes: Mapping[str, str]) -> str:
     return f"[{time // 10**9}.{time % 10**9:09}] {platform.node()} {name}: {shown}"
 
 
-def text_of(value: int | str | bytes | tuple[int, ...], base: int = 10) -> str:
+def text_of(value: object, base: int = 10) -> str:
     """Return a value as babeltrace2 shows it."""
     match value:
         case int():
@@ -49,8 +49,10 @@ def text_of(value: int | str | bytes | tuple[int, ...], base: int = 10) -> str:
             return '"' + "".join(_ESCAPES.get(c, c) for c in value) + '"'
         case bytes():
             return text_of(tuple(value), 16)
-    numbers = ", ".join(f"[{n}] = {text_of(one, base)}" for n, one in enumerate(value))
-    return f"[ {numbers} ]" if numbers else "[ ]"
+        case tuple():
+            values = ", ".join(f"[{n}] = {text_of(one, base)}" for n, one in enumerate(value))
+            return f"[ {values} ]" if values else "[ ]"
+    raise TypeError(value)
 
 
 def _babeltrace(*arguments: str | Path) -> subprocess.CompletedProcess[str]:

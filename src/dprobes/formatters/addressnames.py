@@ -82,6 +82,11 @@ class AddressSymboliser:
         self._kernel = KernelNames()
         self._kernel_places: dict[int, LocatedCode | None] = {}
 
+    def know(self, source: RecordSource) -> None:
+        """Know more of the program: the files that it is in."""
+        self._source = source
+        self._own_is_known = self._own is not None
+
     def name_of(self, address: int, record: LogRecord, place: Place | None) -> str | None:
         """Return ``symbol+0x4 [module]`` or ``module+offset in its file``; None if nothing is known of the address."""
         if place is not None and address == record.ip and names_itself(place):

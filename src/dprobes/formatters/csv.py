@@ -13,6 +13,7 @@ import io
 from typing import TYPE_CHECKING
 
 from dprobes.escapes import escaped
+from dprobes.formatters.addressfields import function_of
 from dprobes.formatters.json import PLACES_MAX, address_text
 from dprobes.formatters.templates.renderer import render
 from dprobes.formatters.walltime import wall_time
@@ -30,6 +31,9 @@ COLUMNS = (
     "major", "minor", "cpu", "pid", "tid", "uid", "name", "cs", "ip", "ss", "sp", "word_size", "time", "wall_time",
     "host", "program", "module", "symbol", "function", "at_return", "placed", "stack_trace", "data", "text",
 )  # fmt: skip
+
+_FUNCTION = COLUMNS.index("function") - COLUMNS.index("host")
+"""Where the function is among the columns that tell of the place."""
 
 
 class CsvFormatter:
@@ -77,7 +81,7 @@ class CsvFormatter:
                 record.word_size,
                 record.time,
                 wall_time(record.time, self.wall_offset),
-                *(self._known.get(place) or self._know(place)),
+                *self._of_place(record, place),
                 1 if record.is_stack_trace else None,
                 record.data.hex(),
                 text,
@@ -85,8 +89,15 @@ class CsvFormatter:
         )
         return self._line.getvalue()[:-1]
 
+    def _of_place(self, record: LogRecord, place: Place) -> tuple[object, ...]:
+        known = self._known.get(place) or self._know(place)
+        if place.is_code:
+            return known
+        function = escaped(function_of(record, place, self._symboliser))
+        return (*known[:_FUNCTION], function, *known[_FUNCTION + 1 :])
+
     def _know(self, place: Place) -> tuple[object, ...]:
-        """Return the columns that are the same in all records of a place."""
+        """Return the columns that are the same in all records of a place of code."""
         if len(self._known) >= PLACES_MAX:
             self._known.clear()
         at_return = 1 if place.at_return else None

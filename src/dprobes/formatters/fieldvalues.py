@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 from dprobes.errors import FormatError
 from dprobes.escapes import escaped
-from dprobes.formatters.templates.extraction import placeholders
+from dprobes.formatters.addressfields import address_fields, code_names, function_of
 from dprobes.formatters.templates.fields import FieldKind, decode_fields, fields_of
-from dprobes.formatters.templates.model import Conversion
 from dprobes.formatters.templates.program import ProgramTemplates
 from dprobes.record.layout import Item
 
@@ -67,7 +66,8 @@ class FieldValues:
     A name is one of HEADER_FIELDS, ``word_size``, ``stack_trace`` (1 or 0), ``host``, ``program``, ``module``,
     ``symbol``, ``function``, a field of a template, be it written or derived from the handler, ``word0`` (the first
     word of the data), or ``item0`` (the first item, where the data describes itself). ``host`` is the name of the
-    machine that the records are of. With ``symboliser`` the text of what a template prints by name is that name.
+    machine that the records are of. With ``symboliser`` the text of what a template prints by name is that name, and
+    ``function`` is known of samples and accesses, too.
     """
 
     def __init__(self, source: RecordSource, host: str = "", symboliser: Symboliser | None = None) -> None:
@@ -104,29 +104,33 @@ class FieldValues:
     def text(self, record: LogRecord, place: Place, name: str) -> str:
         """Return the value of a field for people, on one line."""
         value = self.find(record, place, name)
-        if isinstance(value, int) and name in self._named:
-            found = self._symboliser.name_of(value, record, place) if self._symboliser is not None else None
-            return f"{value:#x}" if found is None else escaped(found)
-        return text_of(name, value)
+        if self._symboliser is not None and name in self._named:
+            found = code_names(value, record, place, self._symboliser, is_stack=self._named[name])
+            if found is not None:
+                return escaped(found if isinstance(found, str) else "; ".join(found))
+        return f"{value:#x}" if name in self._named and isinstance(value, int) else text_of(name, value)
 
     def is_named(self, name: str) -> bool:
         """Return whether a template prints a field by the name of the address."""
         return name in self._named
 
     @cached_property
-    def _named(self) -> frozenset[str]:
-        return frozenset(
-            field.name
+    def _named(self) -> dict[str, bool]:
+        """The fields that are shown by the names of their addresses, and whether each is a call stack."""
+        return {
+            name: each.is_stack
             for template in self._templates.all()
-            for field, part in zip(fields_of(template, 8), placeholders(template), strict=True)
-            if part.conversion is Conversion.ADDRESS and field.name not in (*HEADER_FIELDS, *PLACE_FIELDS)
-        )
+            for each in address_fields(template, 8)
+            if (name := fields_of(template, 8)[each.position].name) not in (*HEADER_FIELDS, *PLACE_FIELDS)
+        }
 
     def find(self, record: LogRecord, place: Place, name: str) -> Value:
         """Return the value of a field; None if this record has none of that name."""
         if name in HEADER_FIELDS:
             value: Value = getattr(record, "process_name" if name == "name" else name)
             return value
+        if name == "function" and not place.is_code:
+            return function_of(record, place, self._symboliser) or None
         if name in PLACE_FIELDS:
             return self.of_place(place, name)
         template = self._templates.of(record)
@@ -143,7 +147,7 @@ class FieldValues:
 
     @staticmethod
     def of_place(place: Place, name: str) -> str | None:
-        """Return a field of PLACE_FIELDS."""
+        """Return a field of PLACE_FIELDS; each record of what is no code has a function of its own."""
         return (place.routine if name == "function" else str(getattr(place, name))) or None
 
     def of_program(self, name: str) -> str | None:

@@ -6,7 +6,8 @@ at_return placed data``. Numbers are numbers, ``time`` is CLOCK_MONOTONIC in nan
 day. Many readers keep numbers as double floating-point ones, which are exact up to 2**53 only: so addresses are text,
 ``"0x7f0000001234"``, also those of fields and faults, and any number of the data that is greater is a text, too, in
 decimal. Names are the same strings in all formats, with escapes for what cannot be printed. ``data`` is hexadecimal.
-``function`` is the function that the probepoint is in, as far as it is known; ``at_return`` is there, and true, at its
+``function`` is the function that the probepoint is in, or where a sampler or a watchpoint hit, as far as it is known;
+``at_return`` is there, and true, at its
 return; ``placed`` (a file offset) is there where the breakpoint is not at the place that was written.
 
 Of data that has a template ``desc`` is its description, ``fields`` has the values by their names, and ``rest``, in
@@ -22,6 +23,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dprobes.escapes import escaped, json_text
+from dprobes.formatters.addressfields import function_of
 from dprobes.formatters.templates.extraction import placeholders
 from dprobes.formatters.templates.fields import Fault, FieldKind, decode_fields, fields_of
 from dprobes.formatters.templates.model import Conversion
@@ -109,6 +111,8 @@ class JsonFormatter:
         }
         known = self._known.get(place)
         line |= self._know(place) if known is None else known
+        if not place.is_code:
+            line["function"] = escaped(function_of(record, place, self._symboliser)) or None
         line["data"] = record.data.hex()
         if record.is_stack_trace:
             line["stack_trace"] = True
@@ -171,9 +175,8 @@ class JsonFormatter:
             return self._code(address, record, place)
         if address in STACK_ENDS:
             return {"end": STACK_ENDS[StackEnd(address)]}
-        found = self._symboliser.code_name(address - 1, record, place) if self._symboliser is not None else None
-        name = {} if found is None else {"name": escaped(found._replace(distance=found.distance + 1).text)}
-        return {"address": address_text(address)} | name
+        found = self._symboliser.caller_name(address, record, place) if self._symboliser is not None else None
+        return {"address": address_text(address)} | ({} if found is None else {"name": escaped(found.text)})
 
 
 def _value(field: Field, value: Value) -> Any:

@@ -18,6 +18,7 @@ from dprobes.manager.insertedprogram import InsertedProgram
 from dprobes.manager.sharedfiles import HeldFiles, SharingSymbols
 from dprobes.record.origin import RecordSource
 from dprobes.rpn.groups import select, without_opcodes
+from dprobes.rpn.program import ModuleType
 from dprobes.target.carriedsymbols import CarriedSymbols, OtherBuild
 from dprobes.target.processimages import ProcessImages
 
@@ -123,7 +124,8 @@ class Inserter:
             templates=request.ppdf.templates,
             derived=derived,
         )
-        if source.may_show_addresses:
+        is_anywhere = program.modtype is ModuleType.USER and any(not each.is_in_code for each in program.definitions)
+        if source.may_show_addresses or is_anywhere:
             source = replace(source, images=ProcessImages())
         session = prepared.session(request.items, self._globals, source.images)
         session.__enter__()

@@ -225,6 +225,11 @@ class ProbeDefinition:
     at_return: bool = False
     spans: Mapping[str, Span] = field(default_factory=dict, compare=False, repr=False)
 
+    @property
+    def is_in_code(self) -> bool:
+        """Whether hits are at the instruction that it names: not so of samples, accesses and tracepoints."""
+        return self.watchpoint is None and not isinstance(self.location, Sampler | Tracepoint)
+
     def span(self, keyword: str) -> Span | None:
         """Return the place of a header statement, or of the definition's first one."""
         return self.spans.get(keyword) or next(iter(self.spans.values()), None)

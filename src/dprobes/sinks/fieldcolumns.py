@@ -78,12 +78,18 @@ class FieldColumns:
         known = {probe: text(self._place(probe)) for probe in set(probes)}
         return [known[probe] for probe in probes]
 
+    def _are_in_code(self) -> bool:
+        probes = {self._probes} if isinstance(self._probes, int) else set(self._probes)
+        return all(self._place(probe).is_code for probe in probes)
+
     def values(self, name: str) -> Column:
         """Return the column of a field; raise ``NoColumnError`` if there is none."""
         if self._fields.is_named(name):
             raise NoColumnError  # the name depends on the process
         if name in HEADER_FIELDS:
             return self._chosen(self._item(name))  # type: ignore[no-any-return]
+        if name == "function" and not self._are_in_code():
+            raise NoColumnError  # each record has one of its own
         if name in PLACE_FIELDS:
             return self.of_place(lambda place: self._fields.of_place(place, name))
         match self._in_templates(name):

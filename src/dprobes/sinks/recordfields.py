@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.escapes import escaped
+from dprobes.formatters.addressfields import code_names_of, function_of
+from dprobes.formatters.addressnames import AddressSymboliser
 from dprobes.formatters.templates.fields import Fault, FieldKind, decode_fields, fields_of
 from dprobes.formatters.templates.program import ProgramTemplates
 from dprobes.record.codec import decode_record
@@ -18,45 +20,64 @@ if TYPE_CHECKING:
     from dprobes.record.origin import RecordSource
     from dprobes.record.probeinfo import Place
 
-__all__ = ["FieldReader", "KnownRecord", "place_items", "value_text"]
+__all__ = ["FieldReader", "KnownRecord", "names_text", "place_items", "value_text"]
 
 _NUMBERS = ("major", "minor", "cpu", "pid", "tid", "uid")
 _ADDRESSES = ("cs", "ip", "ss", "sp")
 
 
 class KnownRecord(NamedTuple):
-    """Hold a record, the items of its header as strings, and the fields that its template or its handler names."""
+    """
+    Hold a record, the items of its header as strings, and the fields that its template or its handler names.
+
+    ``names`` are those of the fields' addresses, by fields of their own. ``function`` is where a sampler or a
+    watchpoint hit, as far as somebody knows; of other places ``place_items`` tells.
+    """
 
     record: LogRecord
     items: Sequence[tuple[str, str]]
     fields: Sequence[tuple[Field, Value]]
+    names: Sequence[tuple[str, str | tuple[str, ...]]] = ()
+    function: str = ""
 
 
 class FieldReader:
-    """Read the records of programs with their templates."""
+    """Read the records of programs with their templates; addresses are named while their processes may still run."""
 
     def __init__(self) -> None:
         self._templates: dict[int, ProgramTemplates] = {}
+        self._symbolisers: dict[int, AddressSymboliser] = {}
         self._fields: dict[tuple[Template, int], tuple[Field, ...]] = {}
 
     def create_event(self, source: RecordSource) -> None:
         """Know a program, or more of it."""
         self._templates[source.number] = ProgramTemplates.of_source(source)
+        if source.number not in self._symbolisers:
+            self._symbolisers[source.number] = AddressSymboliser(source, live=True)
+        self._symbolisers[source.number].know(source)
 
     def destroy_event(self, source: RecordSource) -> None:
         """Forget a program."""
         self._templates.pop(source.number, None)
+        self._symbolisers.pop(source.number, None)
         self._fields.clear()
 
     def read(self, source: RecordSource, data: bytes, place: Place) -> KnownRecord:
         """Return what is known of a record; raise ``FormatError`` if it is none."""
         record = decode_record(data, place)
         template = self._templates[source.number].of(record)
+        symboliser = self._symbolisers[source.number]
         fields: Sequence[tuple[Field, Value]] = ()
+        names: Sequence[tuple[str, str | tuple[str, ...]]] = ()
         if template is not None:
             values = decode_fields(template, record).values
             fields = list(zip(self._fields_of(template, record.word_size), values, strict=True))
-        return KnownRecord(record, _items(record), fields)
+            names = code_names_of(template, record, values, place, symboliser)
+        function = "" if place.is_code else function_of(record, place, symboliser)
+        items = _items(record)
+        if function and not place.routine:
+            items.insert(0, ("function", escaped(function)))
+        return KnownRecord(record, items, fields, names, function)
 
     def _fields_of(self, template: Template, word_size: int) -> tuple[Field, ...]:
         key = (template, word_size)
@@ -99,6 +120,11 @@ def value_text(field: Field, value: Value) -> str | None:
             return value.hex()
         case Fault() | str():
             return str(value)
+
+
+def names_text(names: str | tuple[str, ...]) -> str:
+    """Return the name of an address, or those of several, as one text."""
+    return escaped(names if isinstance(names, str) else "; ".join(names))
 
 
 def _number_text(field: Field, number: int) -> str:

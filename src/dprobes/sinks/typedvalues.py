@@ -3,13 +3,16 @@ The data of a record as named, typed values, for log targets that have types.
 
 A template names them. Without one there is ``data``, the bytes, and what of it describes itself. A field whose value
 could not be read when the record was made is replaced by ``NAME_fault``, the address where that failed; one that the
-data ended before is left out; bytes that no field takes are ``rest``.
+data ended before is left out; bytes that no field takes are ``rest``. Addresses that a template prints by name have
+their names behind all that (``formatters.addressfields``).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
+from dprobes.escapes import escaped
+from dprobes.formatters.addressfields import address_fields, code_names
 from dprobes.formatters.templates.fields import Fault, Field, FieldKind, decode_fields, fields_of
 from dprobes.lazydataclass import dataclass
 from dprobes.sinks.fixedlayout import fixed_layout
@@ -17,14 +20,16 @@ from dprobes.sinks.fixedlayout import fixed_layout
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from dprobes.formatters.addressnames import Symboliser
     from dprobes.formatters.templates import Template
     from dprobes.formatters.templates.fields import Value
     from dprobes.record.items import LogItem
     from dprobes.record.layout import ByteOrder, LogRecord
+    from dprobes.record.probeinfo import Place
 
 __all__ = ["ArgumentReader", "ArgumentValue", "Shape"]
 
-ArgumentValue = int | str | bytes | tuple[int, ...]
+ArgumentValue = int | str | bytes | tuple[int, ...] | tuple[str, ...]
 
 _BYTE_ORDERS: tuple[ByteOrder, ...] = ("little", "big")
 
@@ -47,10 +52,17 @@ class Shape:
 
 
 class ArgumentReader:
-    """Read the data of the records with one template (None: there is none) and one word size."""
+    """
+    Read the data of the records with one template (None: there is none) and one word size.
 
-    def __init__(self, template: Template | None, word_size: int) -> None:
+    ``symboliser`` names addresses.
+    """
+
+    def __init__(self, template: Template | None, word_size: int, symboliser: Symboliser | None = None) -> None:
         self._template = template
+        self._symboliser = symboliser
+        self._named = () if template is None or symboliser is None else address_fields(template, word_size)
+        self._with_names: dict[tuple[Shape, tuple[str, ...]], Shape] = {}
         self._word_size = word_size
         self._fields = fields_of(template, word_size) if template is not None else ()
         self._full = Shape(self._fields)
@@ -61,8 +73,26 @@ class ArgumentReader:
         }
         self._others: dict[tuple[str, ...], Shape] = {}
 
-    def read(self, record: LogRecord) -> tuple[Shape, Sequence[ArgumentValue]]:
+    def read(self, record: LogRecord, place: Place) -> tuple[Shape, Sequence[ArgumentValue]]:
         """Return the values in a record's data, and what they are."""
+        shape, values = self._read(record)
+        if not self._named or shape in (self._raw, self._stack_trace) or self._symboliser is None:
+            return shape, values
+        by_name = {field.name: value for field, value in zip(shape.fields, values, strict=True)}
+        names: dict[str, str | tuple[str, ...]] = {}
+        for each in self._named:
+            value = by_name.get(self._fields[each.position].name)
+            if isinstance(value, int | tuple):
+                numbers = cast("int | tuple[int, ...]", value)
+                found = code_names(numbers, record, place, self._symboliser, is_stack=each.is_stack)
+                names[each.name] = escaped(found) if isinstance(found, str) else tuple(map(escaped, found or ()))
+        key = (shape, tuple(names))
+        if (named := self._with_names.get(key)) is None:
+            more = [Field(e.name, FieldKind.STRING, 0, 10, e.is_array) for e in self._named if e.name in names]
+            named = self._with_names[key] = Shape((*shape.fields, *more))
+        return named, [*values, *names.values()]
+
+    def _read(self, record: LogRecord) -> tuple[Shape, Sequence[ArgumentValue]]:
         if record.is_stack_trace:
             return self._stack_trace, (record.data,)
         if self._template is None:

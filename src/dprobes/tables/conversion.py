@@ -20,6 +20,7 @@ from dprobes.record.items import split_items
 from dprobes.record.layout import Item, LogRecord
 from dprobes.record.packed import PackedRecords
 from dprobes.sinks.fixedlayout import fixed_layout
+from dprobes.tables.namecolumns import NameColumns
 from dprobes.tables.packedcolumns import packed_table
 from dprobes.tables.placecolumns import clean, place_columns
 from dprobes.tables.schema import HEADER_COLUMNS, Partition, field_columns, field_type, table_schema
@@ -158,6 +159,7 @@ class _Program:
         self.name = clean([program.name])[0] or ""
         self.source = program.source
         self._program = program
+        self._names = NameColumns(program)
         self._templates = ProgramTemplates.of_source(program.source)
         self._before = before  # described otherwise, and with rows of its own
         self._rows: dict[_Key, _Rows] = {}
@@ -200,7 +202,7 @@ class _Program:
         records, wall_offset, lost = PackedRecords.joined(self._waiting), self._waiting_offset, self._waiting_lost
         self._waiting, self._waiting_lost = [], {}
         for key, part, lost_before in _by_codes(records, lost):
-            table = packed_table(part, self._program, self._template(key), wall_offset, lost_before)
+            table = packed_table(part, self._program, self._names, self._template(key), wall_offset, lost_before)
             if table is None:
                 for row, (probe, record) in enumerate(part):
                     self._add(_decoded(record), probe, wall_offset, lost_before.get(row, 0))
@@ -239,7 +241,7 @@ class _Program:
         if template is None:
             columns["items"] = pa.array([_items(record) for record in rows.records], schema.field("items").type)
         else:
-            columns |= _fields(template, rows.records)
+            columns |= _fields(template, rows, self._names)
         return pa.table([columns[name] for name in schema.names], schema=schema)
 
     def _header(self, rows: _Rows) -> dict[str, pa.Array]:
@@ -259,7 +261,8 @@ class _Program:
         lost = pa.nulls(len(times), pa.uint64())
         if rows.lost:
             lost = pa.array([rows.lost.get(row) for row in range(len(times))], pa.uint64())
-        return columns | place_columns(self._program, self.source.module, rows.probes) | {"lost_before": lost}
+        columns |= place_columns(self._program, self.source.module, rows.probes)
+        return columns | self._names.functions(rows.records, rows.probes) | {"lost_before": lost}
 
 
 def _items(record: LogRecord) -> list[dict[str, str]] | None:
@@ -270,16 +273,18 @@ def _items(record: LogRecord) -> list[dict[str, str]] | None:
     return None if found is None else [{"type": item.kind, "text": item.text} for item in found]
 
 
-def _fields(template: Template, records: Sequence[LogRecord]) -> dict[str, pa.Array]:
-    """Return the columns of a template: its fields, what is wrong with them, and what is left of the data."""
+def _fields(template: Template, rows: _Rows, names: NameColumns) -> dict[str, pa.Array]:
+    """Return the columns of a template: its fields and their names, what is wrong, and what is left of the data."""
     import pyarrow as pa
 
+    records = rows.records
     columns = field_columns(template)
     values, problems, rests = _fast(template, records) or _slow(template, records)
     found = {
         name: pa.array(_shown(described, column), field_type(described))
         for (name, described), column in zip(columns, values, strict=True)
     }  # fmt: skip
+    found |= names.of_values(template, records, rows.probes, values)
     schema = table_schema(template)
     for name, column in (("problems", problems), ("rest", rests)):
         found[name] = pa.nulls(len(records), schema.field(name).type)

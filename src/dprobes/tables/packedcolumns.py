@@ -17,7 +17,7 @@ from dprobes.record.layout import Item
 from dprobes.rpn.isa import Token
 from dprobes.sinks.fixedlayout import fixed_layout, fixed_places
 from dprobes.tables.placecolumns import clean, place_columns
-from dprobes.tables.schema import HEADER_COLUMNS, field_columns, field_type, table_schema
+from dprobes.tables.schema import HEADER_COLUMNS, field_columns, field_type, name_columns, table_schema
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from dprobes.formatters.templates import Template
     from dprobes.record.packed import PackedRecords
+    from dprobes.tables.namecolumns import NameColumns
     from dprobes.trace.content import TraceProgram
 
 __all__ = ["packed_table"]
@@ -42,6 +43,7 @@ _TOKENS = bytes(byte in frozenset(Token) for byte in range(256))
 def packed_table(
     records: PackedRecords,
     program: TraceProgram,
+    names: NameColumns,
     template: Template | None,
     wall_offset: int,
     lost: Mapping[int, int],
@@ -53,7 +55,7 @@ def packed_table(
     """
     import pyarrow as pa
 
-    columns = _data_columns(records, template)
+    columns = _data_columns(records, template, names)
     times = _times(records, wall_offset)
     if columns is None or times is None:
         return None
@@ -66,6 +68,7 @@ def packed_table(
         columns |= {name: _repeated(column[0], count) for name, column in places.items()}
     else:
         columns |= place_columns(program, program.source.module, probes)
+    columns |= names.functions_of_packed(records)
     columns["time"] = times
     columns["process_name"] = _names(records)
     columns["word_size"] = _repeated(pa.scalar(8 if shape.flags & Item.WIDE else 4, pa.uint8()), count)
@@ -161,7 +164,7 @@ def _offsets(count: int, size: int) -> array[int]:
 # The data
 
 
-def _data_columns(records: PackedRecords, template: Template | None) -> dict[str, pa.Array] | None:
+def _data_columns(records: PackedRecords, template: Template | None, named: NameColumns) -> dict[str, pa.Array] | None:
     import pyarrow as pa
 
     schema = table_schema(template)
@@ -174,6 +177,7 @@ def _data_columns(records: PackedRecords, template: Template | None) -> dict[str
     names = [name for name, _ in field_columns(template)]
     others = {name: pa.nulls(count, schema.field(name).type) for name in ("problems", "rest")}
     if is_trace:
+        names += [name for name, _ in name_columns(template)]
         return others | {name: pa.nulls(count, schema.field(name).type) for name in names}
     word_size = 8 if shape.flags & Item.WIDE else 4
     layout, places = fixed_layout(template, word_size, shape.byte_order), fixed_places(template, word_size)
@@ -183,7 +187,7 @@ def _data_columns(records: PackedRecords, template: Template | None) -> dict[str
         if field.kind is FieldKind.CHARACTER:
             return None
         others[name] = _numbers(records, (shape.data + start, size), field_type(field), signed=is_signed)
-    return others
+    return others | named.of_packed(template, records, places)
 
 
 def _items(records: PackedRecords) -> list[list[dict[str, str]] | None] | None:

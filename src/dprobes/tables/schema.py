@@ -2,7 +2,8 @@
 The tables of records: which columns there are, of which types, and in which directory a file of them lies.
 
 There is one table for each program, major and minor code. All have ``HEADER_COLUMNS``, then ``DATA_COLUMN``; one with a
-template has a column for each of its fields besides, ``PROBLEMS`` and ``REST``, one without has ``ITEMS``. Directories
+template has a column for each of its fields besides, those of the names of their addresses, ``PROBLEMS`` and ``REST``,
+one without has ``ITEMS``. Directories
 are written as Hive does, so that readers know program, major and minor from a file's path.
 """
 
@@ -14,6 +15,7 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Self
 from urllib.parse import quote, unquote
 
+from dprobes.formatters.addressfields import AddressField, address_fields
 from dprobes.formatters.templates.fields import Field, FieldKind, fields_of
 
 if TYPE_CHECKING:
@@ -28,6 +30,8 @@ __all__ = [
     "field_columns",
     "field_type",
     "fixed_columns",
+    "name_columns",
+    "name_type",
     "table_schema",
 ]
 
@@ -165,6 +169,26 @@ def field_type(field: Field) -> pa.DataType:
     return pa.list_(element) if field.is_array else element
 
 
+def name_columns(template: Template) -> tuple[tuple[str, AddressField], ...]:
+    """Return the columns of the names of addresses, which are named as those of fields are."""
+    taken = {*fixed_columns(), ITEMS, PROBLEMS, REST, *(name.lower() for name, _ in field_columns(template))}
+    columns = []
+    for each in address_fields(template, _WORD):
+        name, number = each.name, 2
+        while name.lower() in taken:
+            name, number = f"{each.name}_{number}", number + 1
+        taken.add(name.lower())
+        columns.append((name, each))
+    return tuple(columns)
+
+
+def name_type(field: AddressField) -> pa.DataType:
+    """Return the type of a column of names."""
+    import pyarrow as pa
+
+    return pa.list_(pa.string()) if field.is_array else pa.string()
+
+
 def table_schema(template: Template | None) -> pa.Schema:
     """Return the columns of the files of a table; those of its path are not among them."""
     import pyarrow as pa
@@ -174,6 +198,7 @@ def table_schema(template: Template | None) -> pa.Schema:
         columns.append((ITEMS, pa.list_(pa.struct([("type", pa.string()), ("text", pa.string())]))))
     else:
         columns += [(name, field_type(field)) for name, field in field_columns(template)]
+        columns += [(name, name_type(field)) for name, field in name_columns(template)]
         problem = pa.struct([("field", pa.string()), ("problem", pa.string()), ("address", pa.uint64())])
         columns += [(PROBLEMS, pa.list_(problem)), (REST, pa.binary())]
     return pa.schema(columns)

@@ -104,6 +104,11 @@ class CarriedNames:
     def __bool__(self) -> bool:
         return bool(self._size)
 
+    @property
+    def has_changes(self) -> bool:
+        """Whether some process has executed several programs, so that names depend on the moment."""
+        return any(len(images) > 1 for images in self._images.values())
+
     def add(self, said: dict[str, Any]) -> None:
         """Take what a frame says."""
         self._known.clear()

@@ -23,7 +23,7 @@ _TEXT = "abcXYZ 0123_-+*/(){}[];:,.'%éß€😀"
 class Shown:
     """Hold a value, and how it is to be shown."""
 
-    value: int | str | bytes | tuple[int, ...]
+    value: int | str | bytes | tuple[int, ...] | tuple[str, ...]
     conversion: str
 
     @property
@@ -49,7 +49,7 @@ def random_fields(random: Random) -> list[TypedField]:
     fields = []
     for n in range(random.randrange(1, 7)):
         is_item = random.random() < 0.4
-        conversion = random.choice("duxops" + ("hc" if is_item else "c"))
+        conversion = random.choice("duxopsa" + ("hc" if is_item else "c"))
         size = "" if conversion in "sh" else random.choice("dqn" if conversion in "pa" else list(_SIZES))
         fields.append(TypedField(f"f{n}", conversion, size, is_item))
     return fields
@@ -76,6 +76,12 @@ def random_data(
         rest = random.randbytes(random.randrange(1, 9))
         data += rest
         shown["rest"] = Shown(rest, "r")
+    for field in present:  # nobody knows the names of addresses that are made up
+        value = shown[field.name].value if field.conversion == "a" and field.name in shown else None
+        if isinstance(value, int):
+            shown[f"{field.name}_name"] = Shown(f"{value:#x}", "s")
+        elif isinstance(value, tuple):
+            shown[f"{field.name}_names"] = Shown(tuple(f"{each:#x}" for each in value), "s")
     return data, shown
 
 

@@ -127,13 +127,13 @@ class HandlerAggregates:
         for view, fields in enumerate(self._counted):
             if named := [field for field in fields if self._values.is_named(field)]:
                 raise NotAtTheHitError(f"'{named[0]}' is shown by its name, which depends on the process")
-            found = [self._source_of(field, record, words) for field in fields]
+            found = [self._source_of(definition, field, record, words) for field in fields]
             sources = tuple(dict.fromkeys(each for each in found if each is not None))
             if len(sources) > KEYS_MAX:
                 raise NotAtTheHitError(f"a table has no more than {KEYS_MAX} keys")
             tallies.append(_Tally(number, view, words, sources, _count_table(f"count{view}_of_{number}", sources)))
         for view, field in enumerate(self._measured):
-            of_field = self._source_of(field, record, words)
+            of_field = self._source_of(definition, field, record, words)
             if of_field == _Item(_NAME) or (of_field is None and field in _CONSTANT):
                 raise NotAtTheHitError(f"'{field}' is no number that differs from record to record")
             # A record without the field is counted as one that has no number there.
@@ -150,7 +150,7 @@ class HandlerAggregates:
             code.append(_instruction("ros <cells>", words))
         return replace(definition, handler=Code((*code, *behind, _instruction("abort")), {}))
 
-    def _source_of(self, field: str, record: LogRecord, words: int) -> _Source:
+    def _source_of(self, definition: ProbeDefinition, field: str, record: LogRecord, words: int) -> _Source:
         """Return where the value of a field comes from in the records of a handler that logs so many words."""
         if field in HEADER_FIELDS:
             if field in _CONSTANT:
@@ -158,6 +158,8 @@ class HandlerAggregates:
             if field == _NAME or field in _PUSHES:
                 return _Item(field)
             raise NotAtTheHitError(f"no instruction pushes '{field}' as records have it")
+        if field == "function" and not definition.is_in_code:
+            raise NotAtTheHitError("samples and accesses are in any function")
         if field in _CONSTANT:
             return None
         if (numbered := NUMBERED.match(field)) is not None and numbered[1] == "item":

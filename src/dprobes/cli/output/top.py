@@ -13,7 +13,8 @@ import click
 
 from dprobes.cli.output.summary import place_of
 from dprobes.escapes import escaped
-from dprobes.formatters.fieldvalues import FieldValues, shown
+from dprobes.formatters.addressnames import AddressSymboliser
+from dprobes.formatters.fieldvalues import FieldValues
 from dprobes.record.codec import decode_record
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ class TopView:
     def create_event(self, source: RecordSource) -> None:
         """Know a program."""
         with self._lock:
-            self._fields[source.number] = FieldValues(source)
+            self._fields[source.number] = FieldValues(source, symboliser=AddressSymboliser(source, live=True))
             self._source = source
 
     def log_events(self, batch: Batch) -> None:
@@ -97,7 +98,10 @@ class TopView:
         """Return a row for each place that was hit, and while there are few also the others; the busiest first."""
         with self._lock:
             latest = list(self._last.items())
-        last = {(place.symbol, place.function, decode_record(record).minor): record for (place, _), record in latest}
+        last = {
+            (place.symbol, place.function, decode_record(record).minor): (record, place)
+            for (place, _), record in latest
+        }
         now = time.monotonic()
         counts = session.counts()
         hits: Counter[tuple[str, str]] = Counter()
@@ -110,7 +114,7 @@ class TopView:
             totals[0] += count.records
             totals[1] += count.lost
             if (record := last.get((probe.where, probe.function, probe.definition.minor))) is not None:
-                strings[key] = self._text(record)
+                strings[key] = self._text(*record)
         rates = self._rates(now, hits)
         rows = [
             Row(*key, hits[key], rates[key], records, lost, strings.get(key, ""))
@@ -127,10 +131,13 @@ class TopView:
         span = now - before
         return {key: (count - counted[key]) / span if span > 0 else 0.0 for key, count in hits.items()}
 
-    def _text(self, encoded: bytes) -> str:
+    def _text(self, encoded: bytes, place: Place) -> str:
+        """Return the values of a record, with the names of addresses, and where a sampler or a watchpoint hit."""
         assert self._source is not None
-        values = self._fields[self._source.number].data(decode_record(encoded))
-        return " ".join(f"{name}={shown(value)}" for name, value in values.items())
+        record, fields = decode_record(encoded), self._fields[self._source.number]
+        found = [f"{name}={fields.text(record, place, name)}" for name in fields.data(record)]
+        function = "" if place.routine else fields.text(record, place, "function")
+        return " ".join(([] if function in ("", "-") else [f"function={function}"]) + found)
 
     @contextmanager
     def shown(self, program: Program, session: ControlledSession) -> Iterator[None]:

@@ -58,6 +58,12 @@ class Views:
             self._top = TopView()
             self.sinks.append(self._top)
 
+    @property
+    def names_functions(self) -> bool:
+        """Whether the functions of records are counted."""
+        counted, _ = self._fields
+        return any("function" in map(str.strip, text.split(",")) for text in counted)
+
     def check(self, source: RecordSource) -> None:
         """Raise ``FormatError`` if the program's records can have none of the fields that are asked for."""
         if self._aggregates is not None:

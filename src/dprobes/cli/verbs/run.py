@@ -268,12 +268,18 @@ def command(
     derived = derived_templates(program)
     source = RecordSource(1, program.name, program.name, program.major, templates=loaded.templates, derived=derived)
     shown_tables = loaded.program.tables
-    if source.may_show_addresses or stacks is not None or has_addresses(shown_tables):
+    # Where samples and accesses are is said by their ip, in outputs that have fields.
+    is_anywhere = any(not each.is_in_code for each in program.definitions)
+    is_user = space_of(program) is not Space.KERNEL
+    names_ip = is_anywhere and is_user and (wants_all or views.names_functions or top)
+    if source.may_show_addresses or names_ip or stacks is not None or has_addresses(shown_tables):
         from dprobes.target.processimages import ProcessImages
 
         source = replace(source, images=ProcessImages())
         if counted:
             items |= Item.PID | Item.PROCESS_NAME | Item.TIME  # whose address it is
+    if is_anywhere and (views.names_functions or top):
+        items |= Item.IP | Item.PID | Item.PROCESS_NAME | Item.TIME
     views.check(source)
     carries = output is not None or bool(targets)
     prepared: Prepared | PreparedCompanions

@@ -55,9 +55,13 @@ def quoted(text: str) -> str:
 
 
 class HeaderItems:
-    """Make event contexts of records with the same items in their header as a certain one."""
+    """
+    Make event contexts of records with the same items in their header as a certain one.
 
-    def __init__(self, record: LogRecord) -> None:
+    With ``has_function`` they say in which function the hit was, for places that are no code.
+    """
+
+    def __init__(self, record: LogRecord, *, has_function: bool = False) -> None:
         names: list[str] = []
         codes = "<"
         self.declarations: list[str] = []
@@ -75,14 +79,19 @@ class HeaderItems:
             self.declarations.append("string _name;")
         if self._has_tid:
             self.declarations.append(f"{_integer(4)} _tid;")
+        self.has_function = has_function
+        if has_function:
+            self.declarations.append("string _function;")
 
-    def encode(self, record: LogRecord) -> bytes:
+    def encode(self, record: LogRecord, function: str = "") -> bytes:
         """Return the event context of a record."""
         data = self._layout.pack(*self._items(record))
         if self._has_name:
             data += escaped(record.process_name or "").encode() + b"\0"
         if self._has_tid:
             data += _LENGTH.pack(record.tid)
+        if self.has_function:
+            data += escaped(function).encode() + b"\0"
         return data
 
 
@@ -106,9 +115,9 @@ class EventClass:
         )
         self.text = f"event {{\n\tid = {number};\n{self.content}}};\n"
 
-    def encode(self, time: int, record: LogRecord, values: Sequence[ArgumentValue]) -> bytes:
+    def encode(self, time: int, record: LogRecord, values: Sequence[ArgumentValue], function: str = "") -> bytes:
         """Return the bytes of an event."""
-        start = EVENT_HEADER.pack(self.number, time) + self._header.encode(record)
+        start = EVENT_HEADER.pack(self.number, time) + self._header.encode(record, function)
         if self._numbers is not None:
             return start + self._numbers.pack(*values)
         return start + b"".join([encode(value) for encode, value in zip(self._encode, values, strict=True)])
@@ -184,6 +193,8 @@ def _numbers(fields: Sequence[Field]) -> struct.Struct | None:
 
 def _encoder(field: Field) -> Callable[[Any], bytes]:
     match field.kind:
+        case FieldKind.STRING if field.is_array:
+            return lambda strings: _LENGTH.pack(len(strings)) + b"".join(map(_string, strings))
         case FieldKind.STRING:
             return _string
         case FieldKind.BYTES:

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dprobes.errors import FormatError, SinkError, reason_of
+from dprobes.formatters.addressfields import function_of
+from dprobes.formatters.addressnames import AddressSymboliser
 from dprobes.formatters.templates.program import ProgramTemplates
 from dprobes.lazydataclass import dataclass
 from dprobes.record.codec import decode_record
@@ -34,6 +36,9 @@ __all__ = ["CtfSink", "open"]
 _DIRECTORY = "ctf"
 """Where traces are made if no directory is named."""
 
+_UNKNOWN = "?"
+"""The function of a hit that nobody can name; readers show an earlier text for an empty one."""
+
 
 def open(argument: str, options: SinkOptions) -> Sink:  # noqa: A001 - the name that all sinks have
     """Open the directory that is named, or one with a name of its own."""
@@ -45,6 +50,7 @@ def open(argument: str, options: SinkOptions) -> Sink:  # noqa: A001 - the name 
 class _Program:
     source: RecordSource
     templates: ProgramTemplates
+    symboliser: AddressSymboliser
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +90,10 @@ class CtfSink:
         known = self._programs.get(source.number)
         if known is None or (known.source.templates, known.source.derived) != (source.templates, source.derived):
             self._forget_kinds(source.number)
-            known = self._programs[source.number] = _Program(source, ProgramTemplates.of_source(source))
+            symboliser = AddressSymboliser(source, live=True)
+            known = self._programs[source.number] = _Program(source, ProgramTemplates.of_source(source), symboliser)
         known.source = source
+        known.symboliser.know(source)
         if self._trace is not None:
             self._trace.describe(source)
 
@@ -121,6 +129,7 @@ class CtfSink:
             for program in self._programs.values():
                 trace.describe(program.source)
         number, kinds = batch.source.number, self._kinds
+        symboliser = self._programs[number].symboliser
         places: dict[int, int] = {}  # by identity, since a batch has few of them, and many times
         events: dict[int | None, Events] = {}
         for encoded, place in zip(batch.records, batch.places, strict=True):
@@ -135,13 +144,14 @@ class CtfSink:
             kind = kinds.get(key)
             if kind is None:
                 kind = kinds[key] = self._new_kind(batch.source, place, record)
-            shape, values = kind.reader.read(record)
+            shape, values = kind.reader.read(record, place)
             event_class = kind.classes.get(shape)
             if event_class is None:
                 has_cpu = record.cpu is not None
                 event_class = kind.classes[shape] = trace.add_class(kind.name, kind.header, shape, has_cpu=has_cpu)
             when = time.monotonic_ns() if record.time is None else record.time
-            event = (when, event_class.encode(when, record, values))
+            function = function_of(record, place, symboliser) or _UNKNOWN if kind.header.has_function else ""
+            event = (when, event_class.encode(when, record, values, function))
             try:
                 events[record.cpu].append(event)
             except KeyError:
@@ -149,8 +159,10 @@ class CtfSink:
         trace.write(events, lost)
 
     def _new_kind(self, source: RecordSource, place: Place, record: LogRecord) -> _Kind:
-        template = self._programs[source.number].templates.find(record.major or 0, record.minor or 0)
-        return _Kind(_name_of(place), HeaderItems(record), ArgumentReader(template, record.word_size), {})
+        program = self._programs[source.number]
+        template = program.templates.find(record.major or 0, record.minor or 0)
+        header = HeaderItems(record, has_function=not place.routine and record.ip is not None)
+        return _Kind(_name_of(place), header, ArgumentReader(template, record.word_size, program.symboliser), {})
 
     def _forget_kinds(self, number: int) -> None:
         self._kinds = {key: kind for key, kind in self._kinds.items() if key[0] != number}

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.errors import FormatError, SinkError, reason_of
 from dprobes.sinks.bytesinks import refuse_binary
-from dprobes.sinks.recordfields import FieldReader, place_items, value_text
+from dprobes.sinks.recordfields import FieldReader, names_text, place_items, value_text
 from dprobes.sinks.textsinks import BatchFormatter
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class JournalSink:
     def _entry(self, batch: Batch, data: bytes, place: Place, text: str) -> bytes:
         message = text.rstrip("\r\n")
         try:
-            record, header, fields = self._fields.read(batch.source, data, place)
+            record, header, fields, names, _ = self._fields.read(batch.source, data, place)
         except FormatError:  # the text says so
             return _encoded(
                 [*_common(message, _WARNING), ("DPROBES_PROGRAM", batch.source.name), ("DPROBES_DATA", data)]
@@ -113,6 +113,7 @@ class JournalSink:
         items += [
             (f"DPROBES_FIELD_{field.name.upper()}"[:_NAME_MAX], value_text(field, value)) for field, value in fields
         ]
+        items += [(f"DPROBES_FIELD_{name.upper()}"[:_NAME_MAX], names_text(each)) for name, each in names]
         return _encoded(items)
 
     @staticmethod

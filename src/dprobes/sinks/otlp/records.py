@@ -105,9 +105,12 @@ class LogRecords:
         if place.placed is not None:
             attributes["dprobes.placed"] = place.placed
         try:
-            record, _, fields = self._fields.read(batch.source, data, place)
+            known = self._fields.read(batch.source, data, place)
         except FormatError:
             return None, {**attributes, "dprobes.data": data}  # which is a bug; it is shown as what it is
+        record, fields = known.record, known.fields
+        if known.function:
+            attributes["code.function.name"] = escaped(known.function)
         items = {
             "dprobes.major": record.major,
             "dprobes.minor": record.minor,
@@ -126,6 +129,9 @@ class LogRecords:
         for field, field_value in fields:
             if field_value is not None:
                 attributes[f"dprobes.field.{field.name}"] = _typed(field, field_value)
+        for name, names in known.names:
+            shown = escaped(names) if isinstance(names, str) else [escaped(each) for each in names]
+            attributes[f"dprobes.field.{name}"] = shown
         if not fields and record.data:
             attributes["dprobes.data"] = record.data
         wall_time = None if record.time is None else record.time + batch.wall_offset

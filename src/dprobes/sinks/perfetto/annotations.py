@@ -6,6 +6,7 @@ from functools import lru_cache
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
+from dprobes.escapes import escaped
 from dprobes.formatters.templates.fields import FieldKind
 from dprobes.sinks.perfetto import messages
 
@@ -33,11 +34,12 @@ _HEADER = (
 """The items of the header that neither the time nor the track tells."""
 
 
-def header_of(record: LogRecord) -> bytes:
-    """Return the items of a record's header under one name."""
-    return messages.dictionary_of("record", [
-        _entry(index, value) for index, value in enumerate(_items(record)) if value is not None
-    ])  # fmt: skip
+def header_of(record: LogRecord, function: str = "") -> bytes:
+    """Return the items of a record's header under one name, and where it hit if the event does not say so."""
+    entries = [_entry(index, value) for index, value in enumerate(_items(record)) if value is not None]
+    if function:
+        entries.append(messages.entry(messages.string("function", escaped(function))))
+    return messages.dictionary_of("record", entries)
 
 
 _items = attrgetter(*(name for name, _ in _HEADER))
@@ -64,8 +66,9 @@ def _annotation(field: Field, value: ArgumentValue) -> bytes:
         case bytes():
             return messages.string(field.name, value.hex(" "))
     if field.kind is FieldKind.CHARACTER:
-        return messages.string(field.name, "".join(_character(code) for code in value))
-    return messages.array(field.name, [_number("", field.kind, number) for number in value])
+        return messages.string(field.name, "".join(_character(code) for code in value if isinstance(code, int)))
+    values = [messages.string("", e) if isinstance(e, str) else _number("", field.kind, e) for e in value]
+    return messages.array(field.name, values)
 
 
 def _number(name: str, kind: FieldKind, value: int) -> bytes:

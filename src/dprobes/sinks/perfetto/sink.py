@@ -12,6 +12,8 @@ import time
 from typing import TYPE_CHECKING
 
 from dprobes.errors import FormatError, SinkError
+from dprobes.formatters.addressfields import function_of
+from dprobes.formatters.addressnames import AddressSymboliser
 from dprobes.formatters.templates.program import ProgramTemplates
 from dprobes.lazydataclass import dataclass
 from dprobes.record.codec import decode_record
@@ -46,6 +48,7 @@ def open(argument: str, options: SinkOptions) -> Sink:  # noqa: A001, ARG001 - t
 class _Program:
     source: RecordSource
     templates: ProgramTemplates
+    symboliser: AddressSymboliser
     readers: dict[tuple[int, int, int], ArgumentReader]
     """By major code, minor code and word size."""
     calls: dict[tuple[int, int], CallStack]
@@ -67,10 +70,12 @@ class PerfettoSink:
         """Know a program; what its templates say of records holds from now on."""
         known = self._programs.get(source.number)
         if known is None:
-            self._programs[source.number] = _Program(source, ProgramTemplates.of_source(source), {}, {})
+            templates, symboliser = ProgramTemplates.of_source(source), AddressSymboliser(source, live=True)
+            self._programs[source.number] = _Program(source, templates, symboliser, {}, {})
         elif (known.source.templates, known.source.derived) != (source.templates, source.derived):
             known.templates, known.readers = ProgramTemplates.of_source(source), {}
             known.source = source
+        self._programs[source.number].symboliser.know(source)
 
     def log_events(self, batch: Batch) -> None:
         """Append the records of a batch, all of them or none."""
@@ -125,8 +130,9 @@ class PerfettoSink:
         """Add the packets of a record."""
         assert record.time is not None
         track = self._tracks.of_record(out, program.source, record)
-        shape, values = self._reader(program, record).read(record)
-        annotations = [*annotations_of(shape, values), header_of(record)]
+        shape, values = self._reader(program, record).read(record, place)
+        function = "" if place.routine else function_of(record, place, program.symboliser)
+        annotations = [*annotations_of(shape, values), header_of(record, function)]
         name, category = place.function or place.symbol, place.module.rpartition("/")[2]
         kind = EventType.INSTANT
         if record.is_stack_trace:
@@ -151,7 +157,7 @@ class PerfettoSink:
         reader = program.readers.get(key)
         if reader is None:
             template = program.templates.find(key[0], key[1])
-            reader = program.readers[key] = ArgumentReader(template, record.word_size)
+            reader = program.readers[key] = ArgumentReader(template, record.word_size, program.symboliser)
         return reader
 
     @staticmethod

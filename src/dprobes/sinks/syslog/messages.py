@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.errors import FormatError
 from dprobes.escapes import escaped
-from dprobes.sinks.recordfields import FieldReader, place_items, value_text
+from dprobes.sinks.recordfields import FieldReader, names_text, place_items, value_text
 from dprobes.sinks.textsinks import BatchFormatter
 
 if TYPE_CHECKING:
@@ -97,13 +97,14 @@ class SyslogFormatter:
 
     def _message(self, batch: Batch, data: bytes, place: Place, text: str) -> bytes:
         try:
-            record, items, fields = self._fields.read(batch.source, data, place)
+            record, items, fields, names, _ = self._fields.read(batch.source, data, place)
         except FormatError:  # the text says so
             return self._put_together(_INFO, time.time_ns(), "-", "-", "", text)
         when = time.time_ns() if record.time is None else record.time + batch.wall_offset
         if self._is_old:
             return self._put_together(_INFO, when, "", "", "", text)
-        named = ((field.name[:_NAME_MAX], value_text(field, value)) for field, value in fields)
+        named = [(field.name[:_NAME_MAX], value_text(field, value)) for field, value in fields]
+        named += [(name[:_NAME_MAX], names_text(each)) for name, each in names]
         return self._put_together(
             _INFO,
             when,

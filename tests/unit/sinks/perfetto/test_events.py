@@ -237,7 +237,7 @@ def _annotation(shown: Shown) -> Any:
         case bytes() as value:
             return ("string", value.hex(" "))
         case values if shown.conversion == "c":
-            return ("string", "".join(_character(value) for value in values))
+            return ("string", "".join(_character(int(value)) for value in values))
         case values:
             return [_annotation(Shown(value, shown.conversion)) for value in values]
 
