@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
+from dprobes.dwarf.inlinednames import InlinedNames
 from dprobes.errors import TargetError
 from dprobes.formatters.kernelnames import KernelNames, is_of_kernel
 from dprobes.target.codenames import CodeName, function_at
@@ -75,7 +76,7 @@ class AddressSymboliser:
         self._live = live
         self._carried = carried
         self._demangler = Demangler()
-        self._processes = ProcessNames(source.images if source is not None else None)
+        self._processes = ProcessNames(source.images if source is not None else None, InlinedNames())
         self._loaded: OrderedDict[int, dict[int, CodeName | None]] = OrderedDict()
         self._own: Module | None = None
         self._own_is_known = self._own_is_trusted = False

@@ -171,12 +171,17 @@ class JsonFormatter:
 
     def _frame(self, number: int, address: int, record: LogRecord, place: Place) -> dict[str, Any]:
         """Return a frame of a call stack; a return address may be that of the next function: the call is before it."""
-        if not number:
-            return self._code(address, record, place)
-        if address in STACK_ENDS:
+        if number and address in STACK_ENDS:
             return {"end": STACK_ENDS[StackEnd(address)]}
-        found = self._symboliser.caller_name(address, record, place) if self._symboliser is not None else None
-        return {"address": address_text(address)} | ({} if found is None else {"name": escaped(found.text)})
+        found = None
+        if self._symboliser is not None:
+            find = self._symboliser.caller_name if number else self._symboliser.code_name
+            found = find(address, record, place)
+        inlined = {"inlined": [escaped(each) for each in found.inlined]} if found is not None and found.inlined else {}
+        if not number:
+            return self._code(address, record, place) | inlined
+        name = {} if found is None else {"name": escaped(found.text)}
+        return {"address": address_text(address)} | name | inlined
 
 
 def _value(field: Field, value: Value) -> Any:

@@ -35,7 +35,7 @@ class KernelNames:
         located = self.located(address)
         if located is None or located.function is None:
             return None
-        function, distance, module = located.name_of(address)
+        function, distance, module, _ = located.name_of(address)
         return (f"{function}+{distance:#x}" if distance else function), module
 
     def located(self, address: int) -> LocatedCode | None:

@@ -7,22 +7,36 @@ the process and without its files.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dprobes.target.location import Module
 
-__all__ = ["CodeName", "LocatedCode", "LocatedFunction", "MappedCode", "function_at", "name_in"]
+__all__ = [
+    "CodeName",
+    "InlinedCode",
+    "InliningFinder",
+    "LocatedCode",
+    "LocatedFunction",
+    "MappedCode",
+    "function_at",
+    "name_in",
+]
 
 
 class CodeName(NamedTuple):
-    """Name an address: ``distance`` is from the start of the function, of the module's file where that is empty."""
+    """
+    Name an address: ``distance`` is from the start of the function, of the module's file where that is empty.
+
+    ``inlined`` are the functions whose code is there because their calls were inlined, the innermost first.
+    """
 
     function: str
     distance: int
     module: str
+    inlined: tuple[str, ...] = ()
 
     @property
     def text(self) -> str:
@@ -43,12 +57,25 @@ class MappedCode(NamedTuple):
     build: str
 
 
-class LocatedFunction(NamedTuple):
-    """Name the bytes of a module's file from ``start`` up to ``end``."""
+class InlinedCode(NamedTuple):
+    """Name a function whose code is in another one, from byte ``start`` of the file up to ``end``."""
 
     start: int
     end: int
     name: str
+
+
+class LocatedFunction(NamedTuple):
+    """
+    Name the bytes of a module's file from ``start`` up to ``end``.
+
+    ``inlined`` are the pieces of calls in it that were inlined, each before those in it.
+    """
+
+    start: int
+    end: int
+    name: str
+    inlined: tuple[InlinedCode, ...] = ()
 
 
 class LocatedCode(NamedTuple):
@@ -73,14 +100,29 @@ def name_in(mapped: MappedCode, function: LocatedFunction | None, address: int) 
     offset = address - mapped.start + mapped.offset
     if function is None:
         return CodeName("", offset, mapped.module)
-    return CodeName(function.name, offset - function.start, mapped.module)
+    inlined = tuple(each.name for each in reversed(function.inlined) if each.start <= offset < each.end)
+    return CodeName(function.name, offset - function.start, mapped.module, inlined)
+
+
+class InliningFinder(Protocol):
+    """Find what was inlined into functions."""
+
+    def inlined_in(
+        self, module: Module, start: int, end: int, name_of: Callable[[str], str]
+    ) -> tuple[InlinedCode, ...]:
+        """Return the pieces of inlined calls in a range of bytes of a module's file, each before those in it."""
 
 
 def _unchanged(symbol: str) -> str:
     return symbol
 
 
-def function_at(module: Module, offset: int, name_of: Callable[[str], str] = _unchanged) -> LocatedFunction | None:
+def function_at(
+    module: Module,
+    offset: int,
+    name_of: Callable[[str], str] = _unchanged,
+    inlining: InliningFinder | None = None,
+) -> LocatedFunction | None:
     """
     Return the function at an offset of a module's file; of one whose size nobody knows, what is up to there.
 
@@ -95,4 +137,6 @@ def function_at(module: Module, offset: int, name_of: Callable[[str], str] = _un
     symbol = module.symbols.covering(link_address)
     size = symbol.size if symbol is not None else 0
     start = offset - distance
-    return LocatedFunction(start, max(start + size, offset + 1), name_of(name))
+    end = max(start + size, offset + 1)
+    inlined = inlining.inlined_in(module, start, end, name_of) if inlining is not None else ()
+    return LocatedFunction(start, end, name_of(name), inlined)

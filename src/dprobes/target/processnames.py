@@ -20,6 +20,7 @@ from dprobes.target.jitmaps import JitMap
 from dprobes.target.ownership import foreign_owner
 
 if TYPE_CHECKING:
+    from dprobes.target.codenames import InliningFinder
     from dprobes.target.location import Module
     from dprobes.target.processimages import ProcessImage, ProcessImages
     from dprobes.target.processmaps import Mapping
@@ -78,12 +79,16 @@ class _Look(NamedTuple):
 
 
 class ProcessNames:
-    """Find the processes that records are of; ``images`` know what those had mapped that have ended."""
+    """
+    Find the processes that records are of.
 
-    def __init__(self, images: ProcessImages | None = None) -> None:
+    ``images`` know what those had mapped that have ended, ``inlining`` what was inlined into functions.
+    """
+
+    def __init__(self, images: ProcessImages | None = None, inlining: InliningFinder | None = None) -> None:
         self._images = images
         self._processes: OrderedDict[tuple[int, str | ProcessImage], NamedProcess | None] = OrderedDict()
-        self._modules = _Modules()
+        self._modules = _Modules(inlining)
 
     def process(self, pid: int, name: str, seen: int | None) -> NamedProcess | None:
         """
@@ -207,7 +212,8 @@ class NamedProcess:
 class _Modules:
     """Keep the files that processes map, with their symbols and builds."""
 
-    def __init__(self) -> None:
+    def __init__(self, inlining: InliningFinder | None) -> None:
+        self._inlining = inlining
         self._modules: OrderedDict[tuple[int, int, str], tuple[Module | None, str]] = OrderedDict()
         self._foreign: WeakSet[Module] = WeakSet()
         """The modules of other users."""
@@ -229,7 +235,8 @@ class _Modules:
     def function_at(self, module: Module, offset: int) -> LocatedFunction | None:
         """Return the function at an offset of a module's file, with its name for people."""
         is_trusted = module not in self._foreign
-        return function_at(module, offset, partial(self._demangler.name_of, is_trusted=is_trusted))
+        name_of = partial(self._demangler.name_of, is_trusted=is_trusted)
+        return function_at(module, offset, name_of, self._inlining if is_trusted else None)
 
     def _open(self, pid: int, mapping: Mapping) -> Module | None:
         from dprobes.target.location import OWN_SYMBOLS, Module

@@ -8,7 +8,8 @@ The body of a NAMES frame, JSON; numbers of modules count from the last HEADER::
 
     {"modules":   [[number, name, build-id], ...],
      "mappings":  [[pid, since, start, end, offset, module], ...],    pid null: the kernel
-     "functions": [[module, start, end, name], ...]}                  offsets in the module's file
+     "functions": [[module, start, end, name], ...],                  offsets in the module's file
+     "inlined":   [[module, start of the function, start, end, name], ...]}   each before those in it
 
 A mapping holds from the moment ``since`` on, of CLOCK_MONOTONIC, in which the process began what it executes, to the
 next one of the process. Of the kernel each function is mapped on its own, at an offset that is its address.
@@ -21,7 +22,7 @@ from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from dprobes.target.codenames import CodeName, LocatedFunction, MappedCode, name_in
+from dprobes.target.codenames import CodeName, InlinedCode, LocatedFunction, MappedCode, name_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -63,7 +64,7 @@ class NameRegister:
             self._modules.clear()
             self._mappings.clear()
             self._functions.clear()
-        told: dict[str, list[list[Any]]] = {"modules": [], "mappings": [], "functions": []}
+        told: dict[str, list[list[Any]]] = {"modules": [], "mappings": [], "functions": [], "inlined": []}
         for each in found:
             if len(self._mappings) + len(self._functions) >= _TOLD_MAX:
                 break
@@ -83,7 +84,8 @@ class NameRegister:
             told["mappings"].append([*mapping, mapped.end, mapped.offset, number])
         if function is not None and self._functions.get((number, function.start), 0) < function.end:
             self._functions[number, function.start] = function.end
-            told["functions"].append([number, *function])
+            told["functions"].append([number, function.start, function.end, function.name])
+            told["inlined"] += ([number, function.start, *each] for each in function.inlined)
 
 
 class CarriedNames:
@@ -98,6 +100,7 @@ class CarriedNames:
         self._functions: dict[int, _Ranges[LocatedFunction]] = {}
         self._images: dict[int | None, dict[int, _Ranges[tuple[int, MappedCode]]]] = {}
         """By the process, and by the moment since when it has them: its mappings, with the numbers of modules."""
+        self._inlined: dict[tuple[int, int], list[InlinedCode]] = {}
         self._size = 0
         self._known: dict[tuple[int | None, int, int], CodeName | None] = {}
 
@@ -124,6 +127,11 @@ class CarriedNames:
             function = LocatedFunction(*_range(start, end), _text(name))
             if self._has_room():
                 self._functions.setdefault(_number(module, _NUMBER_MAX), _Ranges()).add(*function[:2], function)
+        for module, function_start, start, end, name in _rows(said, "inlined", 5):
+            inlined = InlinedCode(*_range(start, end), _text(name))
+            if self._has_room():
+                key = (_number(module, _NUMBER_MAX), _number(function_start, _ADDRESS_MAX))
+                self._inlined.setdefault(key, []).append(inlined)
 
     def _has_room(self) -> bool:
         self._size += 1
@@ -151,6 +159,8 @@ class CarriedNames:
         module, mapped = found
         functions = self._functions.get(module)
         function = functions.covering(address - mapped.start + mapped.offset) if functions is not None else None
+        if function is not None and (inlined := self._inlined.get((module, function.start))) is not None:
+            function = function._replace(inlined=tuple(inlined))
         return name_in(mapped, function, address)
 
     def _module(self, number: Any) -> tuple[str, str]:

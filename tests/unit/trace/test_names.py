@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dprobes.errors import FormatError
-from dprobes.target.codenames import CodeName, LocatedCode, LocatedFunction, MappedCode
+from dprobes.target.codenames import CodeName, InlinedCode, LocatedCode, LocatedFunction, MappedCode
 from dprobes.trace import names as module
 from dprobes.trace.frames import FrameKind, json_frame
 from dprobes.trace.names import CarriedNames, NameRegister
@@ -94,6 +94,26 @@ def test_a_process_that_executes_another_program_has_other_names() -> None:
         CodeName("malloc", 0, "libc.so.6"), CodeName("malloc", 0, "libc.so.6"),
         CodeName("open", 0, "other.so"), CodeName("open", 0, "other.so"),
     ]  # fmt: skip
+
+
+def test_inlined_calls_have_names_too() -> None:
+    parts = (
+        InlinedCode(0x2110, 0x2140, "outer"),
+        InlinedCode(0x2120, 0x2130, "inner"),
+        InlinedCode(0x2190, 0x21A0, "other"),
+    )
+    register = NameRegister()
+    body = told(register, LocatedCode(42, 5, LIBC, MALLOC._replace(inlined=parts)))
+    assert body is not None
+    assert body["inlined"] == [
+        [0, 0x2100, 0x2110, 0x2140, "outer"],
+        [0, 0x2100, 0x2120, 0x2130, "inner"],
+        [0, 0x2100, 0x2190, 0x21A0, "other"],
+    ]
+    names = carried(body)
+    found = [names.name_of(LIBC.start + 0x100 + distance, 42, None) for distance in (0, 0x12, 0x22, 0x30, 0x40)]
+    assert [name and name.inlined for name in found] == [(), ("outer",), ("inner", "outer"), ("outer",), ()]
+    assert told(register, LocatedCode(42, 5, LIBC, MALLOC._replace(inlined=parts))) is None
 
 
 ranges = st.tuples(st.integers(0, 200), st.integers(1, 60)).map(lambda pair: (pair[0], pair[0] + pair[1]))

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from dprobes.formatters.templates.model import Template, Width
     from dprobes.record.layout import LogRecord
     from dprobes.record.probeinfo import Place
+    from dprobes.target.codenames import CodeName
 
 __all__ = ["STACK_ENDS", "render"]
 
@@ -94,12 +95,19 @@ class _Names(NamedTuple):
         name = self.symboliser.name_of(address, self.record, self.place) if self.symboliser is not None else None
         return f"{address:#x}" if name is None else escaped(name)
 
-    def of_caller(self, address: int) -> str:
-        """Return the name of a return address."""
-        name = None
-        if self.symboliser is not None:
-            name = self.symboliser.caller_name(address, self.record, self.place)
-        return f"{address:#x}" if name is None else escaped(name.text)
+    def of_frame(self, number: int, address: int) -> list[str]:
+        """Return the names of a frame by its number, before it those of the calls there that were inlined."""
+        if self.symboliser is None:
+            return [f"{address:#x}"]
+        if not number:
+            name = self.symboliser.code_name(address, self.record, self.place)
+            return [*_inlined(name), self.of(address)]
+        name = self.symboliser.caller_name(address, self.record, self.place)
+        return [f"{address:#x}"] if name is None else [*_inlined(name), escaped(name.text)]
+
+
+def _inlined(name: CodeName | None) -> list[str]:
+    return [] if name is None else [f"{escaped(each)} (inlined) [{escaped(name.module)}]" for each in name.inlined]
 
 
 def _header_item(name: str, record: LogRecord, wall_offset: int) -> str:
@@ -204,8 +212,12 @@ STACK_ENDS = {
 def _stack(taken: Taken, names: _Names) -> str:
     """Return the frames of a call stack, a line for each."""
     frames = taken.value if isinstance(taken.value, tuple) else ()
-    lines = [names.of(each) for each in frames[:1]]
-    lines += [f"<{STACK_ENDS[StackEnd(each)]}>" if each in STACK_ENDS else names.of_caller(each) for each in frames[1:]]
+    lines: list[str] = []
+    for number, each in enumerate(frames):
+        if number and each in STACK_ENDS:
+            lines.append(f"<{STACK_ENDS[StackEnd(each)]}>")
+        else:
+            lines += names.of_frame(number, each)
     if isinstance(taken.value, Fault):
         lines.append(str(taken.value))
     if remarks := _remarks(taken):

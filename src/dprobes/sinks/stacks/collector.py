@@ -111,6 +111,10 @@ class StackCollector:
         return value if isinstance(value, int) and value >= 0 else None
 
 
+_INLINED = "_[i]"
+"""What follows the name of a function whose call was inlined, as ``_[k]`` that of one of the kernel."""
+
+
 def _frames(record: LogRecord, place: Place, symboliser: AddressSymboliser) -> Iterator[str]:
     """Give the names of a record's frames, the outermost first: those of the program, then those of the kernel."""
     found = {item.kind: item.value for item in record.items() if isinstance(item.value, tuple)}
@@ -124,6 +128,8 @@ def _frames(record: LogRecord, place: Place, symboliser: AddressSymboliser) -> I
             find = symboliser.caller_name if number else symboliser.code_name
             name = find(address, record, place)
             yield _function(name, is_kernel=is_of_kernel(address))
+            if name is not None:
+                yield from (f"{escaped(inlined)}{_INLINED}" for inlined in reversed(name.inlined))
 
 
 def _function(name: CodeName | None, *, is_kernel: bool) -> str:
