@@ -19,6 +19,7 @@ import pytest
 from integration.support import PATIENCE, TIMEOUT, environment
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
     from integration.support import Builder
@@ -136,3 +137,35 @@ def test_handlers_count_what_records_would_hold(engine: str, build: Builder, tmp
     found = [sorted(line for line in done.stdout.splitlines() if "|" not in line[:4]) for done in (at_hits, carried)]
     assert found[0] == found[1]
     assert any(line.startswith("[") for line in found[0])
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("i386", [False, True])
+def test_sums_by_fields_are_the_same_wherever_they_are_made(
+    engine: str, i386: bool, build: Builder, tmp_path: Path
+) -> None:
+    """At the hit, of records that are carried, and of those of a trace file; also of numbers with the highest bit."""
+    program = build("tallied.c", "-pthread", i386=i386)
+    source, trace = tmp_path / "event.rpn", tmp_path / "a.dpt"
+    source.write_text(
+        "name = tallied\noffset = event\nminor = 1\npush r, arg0\npush r, arg0\npush r, arg0\nneg\nlog 3\nexit\n"
+        "offset = event\nminor = 2\nreturn = yes\npush r, retval\npush r, retval\npush 7\nand\nlog 2\nexit\n"
+    )
+    options = ["--sum", "word0", "--sum", "word1", "--sum", "word2", "--sum", "pid", "--hist", "word1"]
+    by = ["--by", "minor,symbol", "--by", "name"]
+    run = ("run", source, "--engine", engine, "-v")
+    at_hits = dprobes(*run, *options, *by, "--", program, "300")
+    assert "dprobes: note: handlers count what records would hold; none is carried\n" in at_hits.stderr
+    carried = dprobes(*run, *options, *by, "-o", trace, "--", program, "300")
+    logged = dprobes("log", trace, *options, *by)
+    wanted = [done.stdout.splitlines() for done in (at_hits, carried, logged)]
+    sums = [sorted(_without_pids(line for line in lines if not re.match(r"[^\[]+\|", line))) for lines in wanted]
+    assert sums[0] == sums[1] == sums[2]
+    assert sum("sum of word" in line for line in sums[0]) == 3
+    assert any(len(words := line.split()) == 8 and words[0] in "12" and int(words[-1]) >> 31 for line in wanted[0])
+
+
+def _without_pids(lines: Iterable[str]) -> list[str]:
+    """Leave out the sums of process ids, which differ from run to run: their average is the least and the largest."""
+    found = ((line, line.split()) for line in lines if "sum of pid" not in line)
+    return [line for line, words in found if len(words) != 8 or len({*words[5:]}) > 1 or words[5] == "0"]

@@ -56,11 +56,16 @@ def width() -> int | None:
         return None
 
 
+def is_number(text: str) -> bool:
+    """Return whether a cell of a table is a number: decimal, perhaps with a sign or a fraction."""
+    return text.removeprefix("-").replace(".", "", 1).isdigit()
+
+
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return rows in aligned columns under a header, each on one line; a column of numbers is aligned to the right."""
     header, rows = [*map(escaped, header)], [[*map(escaped, row)] for row in rows]
     widths = [max(len(row[n]) for row in (header, *rows)) for n in range(len(header))]
-    right = [bool(rows) and all(row[n].isdigit() for row in rows) for n in range(len(header))]
+    right = [bool(rows) and all(is_number(row[n]) for row in rows) for n in range(len(header))]
     lines = []
     for row in (header, *rows):
         cells = (c.rjust(w) if r else c.ljust(w) for c, w, r in zip(row, widths, right, strict=True))

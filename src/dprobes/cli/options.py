@@ -27,6 +27,7 @@ __all__ = [
     "program_options",
     "selection_options",
     "stacks_options",
+    "sum_options",
     "symbols_option",
     "table_options",
     "verification_options",
@@ -177,6 +178,24 @@ def compile_options(
         for key, equals, value in (define.partition("=") for define in defines)
     )
     return CompileOptions(pairs, includes, external, allow_write)
+
+
+def sum_options(when: str, instead: str = "") -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return what adds the options of sums, and of what numbers are measured by, to those of counts and histograms."""
+    total = click.option(
+        "--sum",
+        "summed",
+        multiple=True,
+        metavar="FIELD",
+        help=f"{when} what the numbers of the field come to: sum, average, the least and the largest{instead}.",
+    )
+    by = click.option(
+        "--by",
+        multiple=True,
+        metavar="FIELD[,FIELD...]",
+        help="Have a histogram or sum for each combination of values of these fields, not for each place.",
+    )
+    return lambda function: total(by(function))
 
 
 def stacks_options(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -62,42 +62,51 @@ def alike(draw: st.DrawFn) -> list[tuple[int, bytes]]:
 
 
 def found_in(aggregates: Aggregates) -> object:
-    return list(aggregates.tables()), list(aggregates.histograms())
+    measures = aggregates.measures
+    return list(aggregates.tables()), sorted(measures.histograms(), key=repr), list(measures.sums())
 
 
-def aggregates(field: str) -> Aggregates:
+def aggregates(field: str, by: tuple[str, ...]) -> Aggregates:
     counted = [fields for fields in COUNTED if field in fields]
-    result = Aggregates(counted, [name for name in MEASURED if name == field])
+    measured = [name for name in MEASURED if name == field]
+    result = Aggregates(counted, measured, measured, by)
     result.create_event_of(PROGRAM, "alpha")
     return result
 
 
-def each_of(field: str, records: list[tuple[int, bytes]]) -> object:
+def each_of(field: str, by: tuple[str, ...], records: list[tuple[int, bytes]]) -> object:
     """Return what is counted record by record."""
-    result = aggregates(field)
+    result = aggregates(field, by)
     result.log_events(Batch(PROGRAM, [record for _, record in records], [PLACES[probe] for probe, _ in records], 0))
     return found_in(result)
 
 
-@given(alike(), st.sampled_from(sorted(FIELDS)))
-def test_packed_records_are_counted_as_each_of_them_is(records: list[tuple[int, bytes]], field: str) -> None:
+BY = st.sampled_from([(), (), ("pid",), ("name", "symbol"), ("word1",), ("code", "minor"), ("host",)])
+
+
+@given(alike(), st.sampled_from(sorted(FIELDS)), BY)
+def test_packed_records_are_counted_as_each_of_them_is(
+    records: list[tuple[int, bytes]], field: str, by: tuple[str, ...]
+) -> None:
     packed = PackedRecords.of_records(records)
     assert packed is not None
-    result = aggregates(field)
+    result = aggregates(field, by)
     result.log_events(Batch.of(PROGRAM, packed, PLACES, 0))
-    assert found_in(result) == each_of(field, records)
+    assert found_in(result) == each_of(field, by, records)
 
 
-@given(alike(), st.sampled_from(sorted(FIELDS)), st.data())
-def test_a_mask_and_rows_that_are_not_packed(records: list[tuple[int, bytes]], field: str, data: st.DataObject) -> None:
+@given(alike(), st.sampled_from(sorted(FIELDS)), BY, st.data())
+def test_a_mask_and_rows_that_are_not_packed(
+    records: list[tuple[int, bytes]], field: str, by: tuple[str, ...], data: st.DataObject
+) -> None:
     mask = data.draw(st.lists(st.booleans(), min_size=len(records), max_size=len(records)))
     wanted = [record for record, is_wanted in zip(records, mask, strict=True) if is_wanted]
     packed, fields = PackedRecords.of_records(records), FieldValues(PROGRAM, "alpha")
     assert packed is not None
-    result = aggregates(field)
+    result = aggregates(field, by)
     if result.log_columns(columns_of_packed(packed, PLACES.__getitem__, fields, mask)):
-        assert found_in(result) == each_of(field, wanted)
-    result = aggregates(field)
+        assert found_in(result) == each_of(field, by, wanted)
+    result = aggregates(field, by)
     block = RecordBlock(TraceProgram(PROGRAM), records_frame(1, 5, records)[12:], RECORDS_HEAD.size, 0, 5, 0)
     start, is_counted = 0, True
     for rows in rows_of(block):
@@ -105,7 +114,7 @@ def test_a_mask_and_rows_that_are_not_packed(records: list[tuple[int, bytes]], f
         start += len(rows)
         is_counted &= result.log_columns(columns_of_rows(rows, PLACES.__getitem__, fields, part))
     if is_counted:
-        assert found_in(result) == each_of(field, wanted)
+        assert found_in(result) == each_of(field, by, wanted)
 
 
 @pytest.mark.parametrize("field", ["pid", "name", "symbol", "word0", "code", "half", "host", "word_size"])
@@ -124,7 +133,7 @@ def test_there_are_columns_of_most_fields(field: str) -> None:
 def test_values_beyond_the_most_are_counted_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "VALUES_MAX", 5)
     numbers = [1, 2, 3, 1, 4, 5, 6, 2, 7, 6]
-    result, each = aggregates("pid"), aggregates("pid")
+    result, each = aggregates("pid", ()), aggregates("pid", ())
     for start in (0, 5):
         records = [(0, encode_record(LogRecord(1, 1, pid=pid))) for pid in numbers[start : start + 5]]
         packed = PackedRecords.of_records(records)

@@ -1,68 +1,56 @@
-"""``--count`` and ``--hist``: the tables that stand for records at the end."""
+"""``--count``, ``--hist`` and ``--sum``: the tables that stand for records at the end."""
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from functools import reduce
 from itertools import compress
 from typing import TYPE_CHECKING
 
 from dprobes.cli.output.textoutput import print_line, print_table
 from dprobes.errors import FormatError
 from dprobes.formatters.addressnames import AddressSymboliser
-from dprobes.formatters.fieldvalues import HEADER_FIELDS
 from dprobes.formatters.templates.collection import templates_of
 from dprobes.keyed.quantities import power_bucket_label
 from dprobes.keyed.text import bar_lines
 from dprobes.record.boot import boot_id
-from dprobes.record.layout import Item
 from dprobes.sinks.aggregates import Aggregates
 from dprobes.sinks.fieldcolumns import columns_of_packed, columns_of_rows
 from dprobes.sinks.interface import Batch
+from dprobes.sinks.measures import Sum
 from dprobes.trace.columns import PackedRows
 from dprobes.trace.content import LostRecords
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from dprobes.cli.output.wantedfields import WantedFields
     from dprobes.formatters.templates import Templates
     from dprobes.record.origin import RecordSource
     from dprobes.record.probeinfo import Place
-    from dprobes.sinks.aggregates import CountTable, Histogram
+    from dprobes.sinks.aggregates import CountTable
+    from dprobes.sinks.measures import Histogram, SumTable
     from dprobes.trace.columns import Rows
     from dprobes.trace.content import TraceProgram
     from dprobes.trace.packedblock import Block
     from dprobes.trace.selection import Selection
 
-__all__ = ["aggregates_of", "fields_of_option", "items_of_fields", "print_aggregates"]
+__all__ = ["aggregate_traces", "aggregates_of", "print_aggregates"]
 
 _ROWS = 50
 """Rows of a table that are printed; the others are summed up."""
 
 
-def aggregates_of(counted: Sequence[str], measured: Sequence[str]) -> Aggregates:
+def aggregates_of(wanted: WantedFields) -> Aggregates:
     """Return what counts as the options say."""
-    return Aggregates([fields_of_option(text) for text in counted], [text.strip() for text in measured])
-
-
-def fields_of_option(text: str) -> tuple[str, ...]:
-    """Return the fields that a ``--count`` names."""
-    return tuple(field.strip() for field in text.split(","))
-
-
-def items_of_fields(counted: Sequence[str], measured: Sequence[str]) -> Item:
-    """Return the header items that are needed for what is counted."""
-    items = Item(0)
-    for field in (*(field for text in counted for field in fields_of_option(text)), *measured):
-        items |= HEADER_FIELDS.get(field.strip(), Item(0))
-    return items
+    return Aggregates(wanted.counted, wanted.measured, wanted.summed, wanted.by)
 
 
 def aggregate_traces(
     found: Iterable[Block | LostRecords],
     selection: Selection,
-    counted: Sequence[str],
-    measured: Sequence[str],
+    wanted: WantedFields,
     templates: Templates | None = None,
 ) -> Counter[str]:
     """
@@ -71,7 +59,7 @@ def aggregate_traces(
     ``templates`` are asked before those of the programs. Raise ``FormatError`` if there are records, but none of any
     program can have one of the fields.
     """
-    aggregates = aggregates_of(counted, measured)
+    aggregates = aggregates_of(wanted)
     sources: dict[TraceProgram, RecordSource] = {}
     refusals: list[FormatError] = []
     lost: Counter[str] = Counter()
@@ -122,10 +110,18 @@ def _log_rows(aggregates: Aggregates, source: RecordSource, rows: Rows, mask: Se
 
 def print_aggregates(aggregates: Aggregates) -> None:
     """Print tables and histograms on standard output."""
-    for table in aggregates.tables():
-        _print_table(table)
-    for histogram in aggregates.histograms():
-        _print_histogram(histogram)
+    for each in aggregates.tables():
+        _print_table(each)
+    shown: Counter[str] = Counter()
+    for histogram in aggregates.measures.histograms():
+        shown[histogram.field] += 1
+        if shown[histogram.field] <= _ROWS:
+            _print_histogram(histogram)
+    for field, count in shown.items():
+        if count > _ROWS:
+            print_line(f"and {count - _ROWS} more histograms of {field}")
+    for table in aggregates.measures.sums():
+        _print_sums(table)
 
 
 def _print_table(table: CountTable) -> None:
@@ -141,8 +137,27 @@ def _print_table(table: CountTable) -> None:
     print_table((*table.fields, "count", "share"), rows)
 
 
+def _print_sums(table: SumTable) -> None:
+    rows = [(*group, *_columns_of(found)) for group, found in table.rows[:_ROWS]]
+    if len(table.rows) > _ROWS:
+        hidden = reduce(Sum.plus, (found for _, found in table.rows[_ROWS:]))
+        blank = [""] * (len(table.by) - 1)
+        rows.append((f"{len(table.rows) - _ROWS} others", *blank, *_columns_of(hidden)))
+    if rows:
+        print_table((*table.by, "count", f"sum of {table.field}", "average", "least", "largest"), rows)
+    else:
+        print_line(f"no numbers of {table.field} to sum up")
+    if table.odd:
+        print_line(f"and {table.odd} records with no number there")
+
+
+def _columns_of(found: Sum) -> tuple[str, ...]:
+    average = f"{found.total / found.numbers:.1f}".removesuffix(".0")
+    return str(found.numbers), str(found.total), average, str(found.least), str(found.largest)
+
+
 def _print_histogram(histogram: Histogram) -> None:
-    print_line(f"{histogram.field} at {histogram.place}" if histogram.place else histogram.field)
+    print_line(f"{histogram.field} {histogram.where}".rstrip())
     for line in bar_lines([(power_bucket_label(bucket), count) for bucket, count in histogram.buckets]):
         print_line(line)
     if histogram.odd:

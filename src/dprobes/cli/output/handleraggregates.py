@@ -1,41 +1,47 @@
 """
-``--count`` and ``--hist`` at the hit: a program whose handlers tally what they would have logged.
+``--count``, ``--hist`` and ``--sum`` at the hit: a program whose handlers tally what they would have logged.
 
 That is done for handlers of which each run leaves one record, whose fields are header items that instructions push, or
 words that one ``log`` takes from the stack. Which word a field is, is found out by asking for the field in records of
-random words. What tables hold in the end is counted as records of the same content would be, so that the answers are
-the same. A hit whose probed instruction faults counts, as with every table.
+random words. A sum of numbers without a sign has one more key, whether the number would be negative with one: so what
+tables sum up as signed words is known exactly. What tables hold in the end is counted as records of the same content
+would be, so that the answers are the same. A hit whose probed instruction faults counts, as with every table.
 """
 
 from __future__ import annotations
 
+import enum
 import os
 from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from dprobes.cli import console
 from dprobes.formatters.fieldvalues import HEADER_FIELDS, NUMBERED, PLACE_FIELDS, FieldValues
-from dprobes.keyed.layout import HIST_ZERO, key_parts
+from dprobes.keyed.layout import BIAS, HIST_ZERO, key_parts
 from dprobes.lazydataclass import dataclass
 from dprobes.record.layout import LogRecord
 from dprobes.record.probeinfo import Place
 from dprobes.resolve.probeplaces import places_of
 from dprobes.rpn.isa import Flow, Group, rows_by_syntax
 from dprobes.rpn.needs import sets_codes
-from dprobes.rpn.program import Code, Glob, Instruction
+from dprobes.rpn.program import Code, Expression, Glob, Instruction
 from dprobes.rpn.tables import KEYS_MAX, MEMORY_MAX, TABLES_MAX, Key, KeyKind, Table, TableKind
-from dprobes.sinks.aggregates import VALUES_MAX, place_text
+from dprobes.sinks.aggregates import VALUES_MAX
+from dprobes.sinks.measures import GROUPS_MAX, Sum, place_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from dprobes.cli.output.wantedfields import WantedFields
     from dprobes.engines.interface import ControlledSession
-    from dprobes.keyed.contents import TableContents
+    from dprobes.keyed.contents import TableRow
     from dprobes.record.origin import RecordSource
-    from dprobes.rpn.program import ProbeDefinition, Program
+    from dprobes.rpn.program import Operand, ProbeDefinition, Program
     from dprobes.sinks.aggregates import Aggregates
+    from dprobes.sinks.measures import Measures
 
-__all__ = ["HandlerAggregates", "NotAtTheHitError"]
+__all__ = ["HandlerAggregates", "NotAtTheHitError", "sum_of"]
 
 _PUSHES = {"pid": "push pid", "tid": "push tid", "uid": "push uid", "cpu": "push procid"}
 """The instructions that push a header item."""
@@ -45,6 +51,7 @@ _CONSTANT = frozenset({"major", "minor", "host", "program", "stack_trace", *PLAC
 
 _NAME = "name"
 _TRIALS = 8
+_MASK = (1 << 64) - 1
 _WORDS_MAX = 64
 
 
@@ -68,21 +75,30 @@ _Source = _Word | _Item | None
 """Where the value of a field comes from; None: it is the same in all records of a place."""
 
 
+class _What(enum.Enum):
+    COUNT, HIST, SUM = range(3)
+
+
+_KINDS = {_What.HIST: TableKind.HIST, _What.SUM: TableKind.STATS}
+
+
 @dataclass(frozen=True, slots=True)
 class _Tally:
     """
-    One table of one definition: for ``--count`` number ``view``, or ``--hist``.
+    One table of one definition, for option number ``view`` of a kind.
 
-    The handler logs so many ``words``. ``sources`` are those of the fields that differ, in the order of the keys, or
-    that of the number.
+    The handler logs so many ``words``. ``keys`` are the sources of the fields that differ, in the order of the table's
+    keys; ``value`` is that of the number, None where records have none. With ``has_sign`` there is one more key.
     """
 
     definition: int
+    what: _What
     view: int
     words: int
-    sources: tuple[_Word | _Item, ...]
+    keys: tuple[_Word | _Item, ...]
     table: Table
-    is_measured: bool = False
+    value: _Word | _Item | None = None
+    has_sign: bool = False
 
 
 class HandlerAggregates:
@@ -96,8 +112,7 @@ class HandlerAggregates:
         self,
         program: Program,
         source: RecordSource,
-        counted: Sequence[tuple[str, ...]],
-        measured: Sequence[str],
+        wanted: WantedFields,
         *,
         carries: bool = False,
     ) -> None:
@@ -106,7 +121,7 @@ class HandlerAggregates:
         if sets_codes(program):
             raise NotAtTheHitError("handlers set the codes of records")
         self._values = FieldValues(source, os.uname().nodename)
-        self._counted, self._measured = counted, measured
+        self._wanted = wanted
         self._source = source
         self.own_tables = len(program.tables)
         """How many tables the program has had before."""
@@ -124,24 +139,28 @@ class HandlerAggregates:
         before, words, behind = _around_log(definition)
         record = LogRecord(program.major, definition.minor)
         tallies: list[_Tally] = []
-        for view, fields in enumerate(self._counted):
+
+        def keys_of(fields: Sequence[str]) -> tuple[_Word | _Item, ...]:
             if named := [field for field in fields if self._values.is_named(field)]:
                 raise NotAtTheHitError(f"'{named[0]}' is shown by its name, which depends on the process")
             found = [self._source_of(definition, field, record, words) for field in fields]
-            sources = tuple(dict.fromkeys(each for each in found if each is not None))
-            if len(sources) > KEYS_MAX:
-                raise NotAtTheHitError(f"a table has no more than {KEYS_MAX} keys")
-            tallies.append(_Tally(number, view, words, sources, _count_table(f"count{view}_of_{number}", sources)))
-        for view, field in enumerate(self._measured):
-            of_field = self._source_of(definition, field, record, words)
-            if of_field == _Item(_NAME) or (of_field is None and field in _CONSTANT):
-                raise NotAtTheHitError(f"'{field}' is no number that differs from record to record")
-            # A record without the field is counted as one that has no number there.
-            kind = TableKind.HIST if of_field is not None else TableKind.COUNT
-            sources = (of_field,) if of_field is not None else ()
-            tallies.append(
-                _Tally(number, view, words, sources, Table(f"hist{view}_of_{number}", kind), is_measured=True)
-            )
+            return tuple(dict.fromkeys(each for each in found if each is not None))
+
+        for view, fields in enumerate(self._wanted.counted):
+            keys = keys_of(fields)
+            table = _table(f"count{view}_of_{number}", TableKind.COUNT, keys, VALUES_MAX)
+            tallies.append(_Tally(number, _What.COUNT, view, words, keys, table))
+        by = keys_of(self._wanted.by)
+        for what, fields in ((_What.HIST, self._wanted.measured), (_What.SUM, self._wanted.summed)):
+            for view, field in enumerate(fields):
+                value = self._source_of(definition, field, record, words)
+                if value == _Item(_NAME) or (value is None and field in _CONSTANT):
+                    raise NotAtTheHitError(f"'{field}' is no number that differs from record to record")
+                # A record without the field is counted as one that has no number there.
+                kind = TableKind.COUNT if value is None else _KINDS[what]
+                has_sign = what is _What.SUM and value is not None and not self._is_signed(field, value, record, words)
+                table = _table(f"{_KINDS[what].value}{view}_of_{number}", kind, by, GROUPS_MAX, has_sign=has_sign)
+                tallies.append(_Tally(number, what, view, words, by, table, value, has_sign))
         self._tallies += tallies
         code = [*before]
         for tally in tallies:
@@ -168,6 +187,14 @@ class HandlerAggregates:
         if len(found) > 1:
             raise NotAtTheHitError(f"'{field}' is another word in 32-bit code")
         return found.pop()
+
+    def _is_signed(self, field: str, value: _Word | _Item, record: LogRecord, words: int) -> bool:
+        """Return whether a field is a number with a sign."""
+        if isinstance(value, _Item):
+            return False
+        size = record.word_size
+        found = self._values.find(_with_words(record, [(1 << 8 * size) - 1] * words, size), Place("", ""), field)
+        return isinstance(found, int) and found < 0
 
     def _word_of(self, field: str, record: LogRecord, words: int, size: Literal[4, 8]) -> _Word | None:
         random = Random(field)  # noqa: S311 - nothing is kept secret
@@ -197,35 +224,50 @@ class HandlerAggregates:
                 continue
             definition = self.program.definitions[tally.definition]
             record = LogRecord(self.program.major, definition.minor, word_size=word_size)
-            if tally.table.kind is TableKind.HIST:
-                self._add_histogram(aggregates, tally, held, record, place)
-                continue
-            if tally.is_measured:
-                aggregates.add_odd(tally.view, place_text(place), sum(row.cells[0] for row in held.rows))
-                continue
-            fields = self._counted[tally.view]
+            fields = self._wanted.counted[tally.view] if tally.what is _What.COUNT else self._wanted.by
             for row in held.rows:
                 of_row = _with_parts(record, tally, key_parts(tally.table.keys, row.key))
-                key = tuple(self._values.text(of_row, place, field) for field in fields)
-                aggregates.add_count(tally.view, key, row.cells[0])
-            aggregates.add_others(tally.view, held.lost)
+                group = tuple(self._values.text(of_row, place, field) for field in fields)
+                if tally.what is _What.COUNT:
+                    aggregates.add_count(tally.view, group, row.cells[0])
+                else:
+                    self._add_measured(aggregates.measures, tally, row, record, group or (place_text(place),))
+            if tally.what is _What.COUNT:
+                aggregates.add_others(tally.view, held.lost)
+            elif held.lost:
+                console.warning(f"{held.lost} numbers found no room in a table: too many values of {', '.join(fields)}")
 
-    def _add_histogram(
-        self, aggregates: Aggregates, tally: _Tally, held: TableContents, record: LogRecord, place: Place
+    def _add_measured(
+        self, measures: Measures, tally: _Tally, row: TableRow, record: LogRecord, group: tuple[str, ...]
     ) -> None:
-        (source,), bits = tally.sources, 8 * record.word_size
-        is_signed = False
-        if isinstance(source, _Word):
-            ones = _with_words(record, [(1 << bits) - 1] * tally.words, record.word_size)
-            found = self._values.find(ones, place, self._measured[tally.view])
-            is_signed = isinstance(found, int) and found < 0
-        for row in held.rows:
-            for cell, count in enumerate(row.cells):
-                if count:
-                    bucket = cell - HIST_ZERO
-                    # As a number without a sign it has all bits of the word.
-                    bucket = bits if bucket < 0 and not is_signed else bucket
-                    aggregates.add_bucket(tally.view, place_text(place), bucket, count)
+        """Add what a table has under one key."""
+        bits = 8 * record.word_size
+        match tally.what, tally.value:
+            case _What.HIST, None:
+                measures.add_odd(tally.view, group, row.cells[0])
+            case _What.SUM, None:
+                measures.add_unsummed(tally.view, row.cells[0])
+            case _What.SUM, _:
+                is_negative = tally.has_sign and key_parts(tally.table.keys, row.key)[-1]
+                measures.add_sum(tally.view, group, sum_of(row.cells, 1 << bits if is_negative else 0))
+            case _What.HIST, source:
+                assert source is not None
+                field = self._wanted.measured[tally.view]
+                is_signed = self._is_signed(field, source, record, tally.words)
+                for cell, count in enumerate(row.cells):
+                    if count:
+                        bucket = cell - HIST_ZERO
+                        # As a number without a sign it has all bits of the word.
+                        bucket = bits if bucket < 0 and not is_signed else bucket
+                        measures.add_bucket(tally.view, group, bucket, count)
+
+
+def sum_of(cells: Sequence[int], offset: int) -> Sum:
+    """Return what signed numbers come to that a table has summed up, each with ``offset`` added."""
+    count, least, largest = cells[0], BIAS - 1 - cells[2], cells[3] - BIAS
+    # The sum is known but for multiples of 2**64; that of so many numbers lies between these bounds.
+    total = count * least + (cells[1] - count * least & _MASK)
+    return Sum(count, total + count * offset, least + offset, largest + offset)
 
 
 def _around_log(definition: ProbeDefinition) -> tuple[list[Instruction], int, list[Instruction]]:
@@ -252,24 +294,44 @@ def _around_log(definition: ProbeDefinition) -> tuple[list[Instruction], int, li
     return before, words, instructions[place + 1 :]
 
 
-def _count_table(name: str, sources: Sequence[_Word | _Item]) -> Table:
+def _table(name: str, kind: TableKind, sources: Sequence[_Word | _Item], room: int, *, has_sign: bool = False) -> Table:
     kinds = [KeyKind.COMM if each == _Item(_NAME) else KeyKind.WORD for each in sources]
-    table = Table(name, TableKind.COUNT, tuple(Key(kind) for kind in kinds), room=VALUES_MAX)
+    kinds += [KeyKind.WORD] * has_sign
+    if len(kinds) > KEYS_MAX:
+        raise NotAtTheHitError(f"a table has no more than {KEYS_MAX} keys")
+    if not kinds and room != VALUES_MAX:
+        return Table(name, kind)
+    table = Table(name, kind, tuple(Key(kind) for kind in kinds), room=room << has_sign)
     return table if table.memory <= MEMORY_MAX else replace(table, room=MEMORY_MAX // (table.memory // table.room))
 
 
 def _instructions_of(tally: _Tally) -> list[Instruction]:
     """Return what tallies; the logged words are on top of the stack before and behind it."""
     found: list[Instruction] = []
-    for source in tally.sources:
+    cells = 0
+
+    def push(source: _Word | _Item) -> None:
+        nonlocal cells
         if isinstance(source, _Word):
-            found.append(_instruction("push tsp, <n>", source.number + len(found)))
+            found.append(_instruction("push tsp, <n>", source.number + cells))
         elif source.name != _NAME:
             found.append(_instruction(_PUSHES[source.name]))
+        cells += source != _Item(_NAME)
+
+    for source in tally.keys:
+        push(source)
+    if tally.value is not None:
+        if tally.has_sign:
+            found.append(_instruction("push <value>", Expression(0)))
+            cells += 1
+            push(tally.value)
+            found.append(_instruction("lt"))
+            cells -= 1
+        push(tally.value)
     return [*found, _instruction("tally <table>", tally.table.name)]
 
 
-def _instruction(syntax: str, operand: int | str | None = None) -> Instruction:
+def _instruction(syntax: str, operand: Operand = None) -> Instruction:
     return Instruction(rows_by_syntax()[syntax], operand)
 
 
@@ -281,7 +343,7 @@ def _with_words(record: LogRecord, words: Sequence[int], size: Literal[4, 8]) ->
 def _with_parts(record: LogRecord, tally: _Tally, parts: Sequence[Any]) -> LogRecord:
     """Return a record that has the parts of a key in the fields that they come from."""
     words: dict[int, int] = {}
-    for source, part in zip(tally.sources, parts, strict=True):
+    for source, part in zip(tally.keys, parts, strict=False):  # behind them there may be a sign
         if isinstance(source, _Word):
             words[source.number] = part
         elif source.name == _NAME:

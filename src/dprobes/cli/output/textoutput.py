@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dprobes.cli.console import table
+from dprobes.cli.console import is_number, table
 from dprobes.escapes import escaped
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], title: str
         pad_edge=False,
     )
     for n, name in enumerate(header):
-        numeric = bool(rows) and all(row[n].isdigit() for row in rows)
+        numeric = bool(rows) and all(is_number(row[n]) for row in rows)
         # A number is not broken, nor is a word of the header.
         shown.add_column(
             escape(escaped(name)),

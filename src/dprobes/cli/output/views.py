@@ -1,4 +1,4 @@
-"""The views of a run that replace records: ``--top``, ``--count``, ``--hist`` and ``--stacks``."""
+"""The views of a run that replace records: ``--top``, ``--count``, ``--hist``, ``--sum`` and ``--stacks``."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from dprobes.cli.output.handleraggregates import HandlerAggregates
     from dprobes.cli.output.stackprofiles import StacksOptions
     from dprobes.cli.output.top import TopView
+    from dprobes.cli.output.wantedfields import WantedFields
     from dprobes.engines.interface import ControlledSession
     from dprobes.record.origin import RecordSource
     from dprobes.rpn.program import Program
@@ -28,7 +29,14 @@ class Views:
     """Hold what was asked for: ``sinks`` are to get the records, and ``items`` to be in their headers."""
 
     def __init__(
-        self, counted: Sequence[str], measured: Sequence[str], *, top: bool, stacks: StacksOptions | None = None
+        self,
+        counted: Sequence[str],
+        measured: Sequence[str],
+        summed: Sequence[str] = (),
+        by: Sequence[str] = (),
+        *,
+        top: bool,
+        stacks: StacksOptions | None = None,
     ) -> None:
         self.items = Item(0)
         self.sinks: list[Sink] = []
@@ -36,13 +44,15 @@ class Views:
         self._top: TopView | None = None
         self._stacks: StackCollector | None = None
         self._stacks_options = stacks
-        self._fields = counted, measured
         self._at_hits: HandlerAggregates | None = None
-        if counted or measured:
-            from dprobes.cli.output.aggregation import aggregates_of, items_of_fields
+        self._wanted: WantedFields | None = None
+        if counted or measured or summed or by:
+            from dprobes.cli.output.aggregation import aggregates_of
+            from dprobes.cli.output.wantedfields import WantedFields
 
-            self.items = items_of_fields(counted, measured)
-            self._aggregates = aggregates_of(counted, measured)
+            self._wanted = WantedFields.of_options(counted, measured, summed, by)
+            self.items = self._wanted.items
+            self._aggregates = aggregates_of(self._wanted)
             self.sinks.append(self._aggregates)
         if stacks is not None:
             from dprobes.cli.output.stackprofiles import check_stacks_target
@@ -61,8 +71,7 @@ class Views:
     @property
     def names_functions(self) -> bool:
         """Whether the functions of records are counted."""
-        counted, _ = self._fields
-        return any("function" in map(str.strip, text.split(",")) for text in counted)
+        return self._wanted is not None and "function" in self._wanted.all
 
     def check(self, source: RecordSource) -> None:
         """Raise ``FormatError`` if the program's records can have none of the fields that are asked for."""
@@ -75,17 +84,14 @@ class Views:
 
         ``carries`` says that somebody else gets the records; ``verbose`` has it said which way is taken.
         """
-        if self._aggregates is None:
+        if self._wanted is None:
             return program
         from dprobes.cli import console
-        from dprobes.cli.output.aggregation import fields_of_option
         from dprobes.cli.output.handleraggregates import HandlerAggregates, NotAtTheHitError
 
-        counted, measured = self._fields
-        wanted = [fields_of_option(text) for text in counted], [text.strip() for text in measured]
         carries = carries or self._top is not None or self._stacks is not None
         try:
-            self._at_hits = HandlerAggregates(program, source, *wanted, carries=carries)
+            self._at_hits = HandlerAggregates(program, source, self._wanted, carries=carries)
         except NotAtTheHitError as error:
             if verbose:
                 console.note(f"records are carried to count them: {error}")

@@ -13,9 +13,10 @@ import click
 from dprobes.cli import console
 from dprobes.cli.damage import DamageReport, skip_damaged_option
 from dprobes.cli.logtimes import TIME_FORMS, needs_bounds, parse_time
-from dprobes.cli.options import PROGRAM_FILE, stacks_options
+from dprobes.cli.options import PROGRAM_FILE, stacks_options, sum_options
 from dprobes.cli.output.recordprinter import Printer, warn_of_all
 from dprobes.cli.output.stackprofiles import stacks_of
+from dprobes.cli.output.wantedfields import WantedFields
 from dprobes.cli.progress import Progress
 from dprobes.cli.templateoption import read_templates, templates_option
 from dprobes.errors import FormatError
@@ -64,6 +65,7 @@ _INTERVAL = 0.1
 )
 @click.option("--tables", "only_tables", is_flag=True, help="Print only the keyed tables, as they were at last.")
 @click.option("--hist", "measured", multiple=True, metavar="FIELD", help="Print a histogram of the field.")
+@sum_options("Print")
 @stacks_options
 @click.option("--format", "format_name", type=click.Choice(FORMATS), default="text", show_default=True)
 @skip_damaged_option()
@@ -81,6 +83,8 @@ def command(
     counted: tuple[str, ...],
     only_tables: bool,
     measured: tuple[str, ...],
+    summed: tuple[str, ...],
+    by: tuple[str, ...],
     stacks: str | None,
     weight: str | None,
     baseline: Path | None,
@@ -101,16 +105,18 @@ def command(
     if head is not None and tail is not None:
         raise click.UsageError("--head and --tail exclude each other")
     profile = stacks_of(stacks, weight, baseline)
-    if (total or counted or measured or profile) and (follow or head is not None or tail is not None):
-        what = "--total" if total else "--count" if counted else "--hist" if measured else "--stacks"
+    wanted = WantedFields.of_options(counted, measured, summed, by)
+    if (total or wanted or profile) and (follow or head is not None or tail is not None):
+        options = {"--total": total, "--count": counted, "--hist": measured, "--sum": summed, "--stacks": True}
+        what = next(option for option, value in options.items() if value)
         raise click.UsageError(f"{what} is about all records that are there: leave out --follow, --head and --tail")
-    if total and (counted or measured or profile):
-        raise click.UsageError("--total prints nothing else: leave out --count, --hist and --stacks")
+    if total and (wanted or profile):
+        raise click.UsageError("--total prints nothing else: leave out --count, --hist, --sum and --stacks")
     if profile is not None:
         from dprobes.cli.output.stackprofiles import check_stacks_target
 
-        if counted or measured:
-            raise click.UsageError("--stacks prints nothing else: leave out --count and --hist")
+        if wanted:
+            raise click.UsageError("--stacks prints nothing else: leave out --count, --hist and --sum")
         check_stacks_target(profile.target)
     chosen: list[RowFilter] = [compile_filter(text, called="--filter") for text in filters]
     if name is not None:
@@ -132,8 +138,8 @@ def command(
             from dprobes.cli.output.stackprofiles import profile_traces
 
             warn_of_all(profile_traces(_found(selection, followers, None), profile))
-        elif counted or measured:
-            _aggregate(selection, followers, counted, measured, own_templates)
+        elif wanted:
+            _aggregate(selection, followers, wanted, own_templates)
         elif follow:
             _follow(selection, followers, paths, printer, head, tail)
         else:
@@ -266,14 +272,13 @@ def _count(selection: Selection, followers: Sequence[TraceFollower]) -> int:
 def _aggregate(
     selection: Selection,
     followers: Sequence[TraceFollower],
-    counted: Sequence[str],
-    measured: Sequence[str],
+    wanted: WantedFields,
     templates: Templates | None,
 ) -> None:
     from dprobes.cli.output.aggregation import aggregate_traces
 
     found = (each for follower in followers for each in _warned(follower.poll()))
-    warn_of_all(aggregate_traces(found, selection, counted, measured, templates))
+    warn_of_all(aggregate_traces(found, selection, wanted, templates))
 
 
 def _print_tables(followers: Sequence[TraceFollower], format_name: str) -> None:

@@ -23,6 +23,7 @@ from dprobes.cli.options import (
     program_options,
     selection_options,
     stacks_options,
+    sum_options,
     symbols_option,
     table_options,
     verification_options,
@@ -119,6 +120,7 @@ _GDB = ("gdb", "-q", "-p", "%p", "-ex", "handle SIGSTOP nostop noprint nopass")
     metavar="FIELD",
     help="At the end, print a histogram of the field, instead of records.",
 )
+@sum_options("At the end, print", ", instead of records")
 @stacks_options
 @table_options
 @click.option(
@@ -181,6 +183,8 @@ def command(
     top: bool,
     counted: tuple[str, ...],
     measured: tuple[str, ...],
+    summed: tuple[str, ...],
+    by: tuple[str, ...],
     stacks: str | None,
     weight: str | None,
     baseline: Path | None,
@@ -217,7 +221,7 @@ def command(
         raise click.UsageError("--exit-status needs a command (-c COMMAND)")
     named = [*targets, *([f"file:{output}"] if output is not None else [])]
     wants_all = not {"json", "csv"}.isdisjoint((format_name, log_format)) or has_structure(named)
-    has_view = bool(counted or measured or top or stacks)
+    has_view = bool(counted or measured or summed or top or stacks)
     if scope.command and _is_for_programs(output, format_name, targets, log_format, has_view=has_view):
         # Whoever reads records gets nothing else: what the command prints goes where our messages do.
         scope = replace(scope, output=_STANDARD_ERROR)
@@ -227,7 +231,7 @@ def command(
     if output is not None or not (targets or has_view):
         formats.add(format_name)
     items = log_items_of(log_items, is_tree=scope.is_tree, all_by_default=wants_all, for_people="text" in formats)
-    views = Views(counted, measured, top=top, stacks=_stacks_of(stacks, weight, baseline))
+    views = Views(counted, measured, summed, by, top=top, stacks=_stacks_of(stacks, weight, baseline))
     items |= views.items
     options = EngineOptions(
         allow_write=allow_write,
@@ -276,7 +280,7 @@ def command(
         from dprobes.target.processimages import ProcessImages
 
         source = replace(source, images=ProcessImages())
-        if counted:
+        if counted or by:
             items |= Item.PID | Item.PROCESS_NAME | Item.TIME  # whose address it is
     if is_anywhere and (views.names_functions or top):
         items |= Item.IP | Item.PID | Item.PROCESS_NAME | Item.TIME

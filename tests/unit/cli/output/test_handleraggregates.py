@@ -4,21 +4,31 @@ from __future__ import annotations
 
 import pytest
 
-from dprobes.cli.output.handleraggregates import HandlerAggregates, NotAtTheHitError
+from dprobes.cli.output.handleraggregates import HandlerAggregates, NotAtTheHitError, sum_of
+from dprobes.cli.output.wantedfields import WantedFields
 from dprobes.diagnostics import Diagnostics
 from dprobes.formatters.templates.derived import derived_templates
+from dprobes.keyed.store import TableStore
 from dprobes.record.origin import RecordSource
 from dprobes.rpn.pipeline import parse_source
 from dprobes.rpn.printer import print_program
+from dprobes.rpn.tables import Table, TableKind
+from dprobes.sinks.measures import Sum
 from dprobes.source import SourceFile
 
 LOGS_TWO = "offset = f\npush r, arg0\npush r, arg1\nlog 2\nexit\n"
 
 
-def aggregates(text: str, counted: tuple[str, ...] = (), measured: tuple[str, ...] = ()) -> HandlerAggregates:
+def aggregates(
+    text: str,
+    counted: tuple[str, ...] = (),
+    measured: tuple[str, ...] = (),
+    summed: tuple[str, ...] = (),
+    by: tuple[str, ...] = (),
+) -> HandlerAggregates:
     program = parse_source(SourceFile("a.rpn", f"name = a\n{text}"), Diagnostics())
     source = RecordSource(1, "a", "a", 0, derived=derived_templates(program))
-    return HandlerAggregates(program, source, [counted] if counted else [], measured)
+    return HandlerAggregates(program, source, WantedFields((counted,) if counted else (), measured, summed, by))
 
 
 def test_a_handler_tallies_instead_of_logging() -> None:
@@ -38,6 +48,55 @@ def test_a_handler_tallies_instead_of_logging() -> None:
         "    ros 2\n"
         "    abort\n"
     )
+
+
+def test_sums_and_histograms_have_the_keys_that_they_are_by() -> None:
+    program = aggregates(LOGS_TWO, (), ("arg1",), ("arg0",), ("name", "arg1")).program
+    assert print_program(program) == (
+        'name = "a"\n'
+        "table = hist0_of_0, hist, comm, word, room = 10000\n"
+        "table = stats0_of_0, stats, comm, word, word, room = 20000\n"
+        "\n"
+        "offset = f\n"
+        "    push r, arg0\n"
+        "    push r, arg1\n"
+        "    push tsp, 0\n"
+        "    push tsp, 1\n"
+        "    tally hist0_of_0\n"
+        "    push tsp, 0\n"
+        "    push 0\n"
+        "    push tsp, 3\n"
+        "    lt\n"
+        "    push tsp, 3\n"
+        "    tally stats0_of_0\n"
+        "    ros 2\n"
+        "    abort\n"
+    )
+
+
+def test_functions_of_samples_and_accesses_are_not_known_at_the_hit() -> None:
+    watch = "address = cell\nwatchpoint = w\nexit\n"
+    with pytest.raises(NotAtTheHitError) as caught:
+        aggregates(watch, ("function",))
+    assert str(caught.value) == "samples and accesses are in any function"
+    assert aggregates(watch, ("symbol",)).program.tables
+
+
+@pytest.mark.parametrize(
+    ("numbers", "bits"),
+    [([5], 64), ([0, 2**64 - 1], 64), ([2**63, 2**63 + 1], 64), ([2**62] * 7, 64), ([2**32 - 1, 2**31], 32), ([0], 32)],
+)
+def test_a_sum_is_exact_whatever_its_size(numbers: list[int], bits: int) -> None:
+    """As tables keep it of numbers of which all have the highest bit, or none."""
+    for is_high in (False, True):
+        mine = [number for number in numbers if bool(number >> bits - 1) == is_high]
+        if mine:
+            table = Table("t", TableKind.STATS)
+            store = TableStore(table)
+            for number in mine:
+                store.tally(b"", number - (is_high << bits))
+            (row,) = store.contents().rows
+            assert sum_of(row.cells, is_high << bits) == Sum(len(mine), sum(mine), min(mine), max(mine))
 
 
 @pytest.mark.parametrize(
