@@ -9,7 +9,7 @@ from dprobes.arch import architecture
 from dprobes.arch.arguments import parse_arguments
 from dprobes.diagnostics import Diagnostics
 from dprobes.dpc.compiler import compile_text
-from dprobes.errors import SourceError
+from dprobes.errors import SourceError, TargetError
 from dprobes.extensions import Extension
 from dprobes.formatters.templates.collection import templates_in
 from dprobes.formatters.templates.renderer import render
@@ -123,13 +123,35 @@ def compile_case(case: Case, target: Target) -> tuple[Program | None, Diagnostic
     return program, diagnostics
 
 
+class MadeUpPlaces:
+    """The places of a made-up module: ``work`` has a line at each second one, and calls of ``inner`` in two places."""
+
+    def of_lines(self, module: str, path: str, first: int, last: int) -> dict[int, list[str]]:
+        """Return an instruction for each even line of the file ``case.c``, two for line 8."""
+        if path != "case.c":
+            raise TargetError(f"no source file '{path}' is known to the debug information of '{module}'")
+        found = {line: [f"work+{line:#x}"] for line in range(first, last + 1) if not line % 2}
+        if 8 in found:
+            found[8].append("work+0x80")
+        if not found:
+            raise TargetError(f"line {first} of 'case.c' has no instructions", hint="the nearest is the next one")
+        return found
+
+    def of_inlined(self, module: str, function: str) -> list[str]:
+        """Return the places of ``inner``."""
+        if function != "inner":
+            raise TargetError(f"no call of '{function}' was inlined in '{module}'")
+        return ["work+0x24", "0x1234"]
+
+
 def compile_c(case: Case, target: Target, diagnostics: Diagnostics) -> Compilation:
     """Return the RPN source of a case in DProbes C; raise ``SourceError`` if it has errors."""
     text = preprocess(SourceFile("case.dpc", case.program), diagnostics)
     diagnostics.raise_if_errors()
     (compilation,) = compile_text(
-        text, diagnostics, module="case", word_size_of=lambda _module: target.word_size, allow_write=case.allow_write
-    )
+        text, diagnostics, module="case", word_size_of=lambda _module: target.word_size, allow_write=case.allow_write,
+        places=MadeUpPlaces(),
+    )  # fmt: skip
     return compilation
 
 

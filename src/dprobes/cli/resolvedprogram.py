@@ -57,12 +57,20 @@ def load_program(
 
 
 def module_of(scope: Scope) -> str:
-    """Return the program that a command or process executes, in which probes are that name no module."""
+    """
+    Return the program that a command or process executes, in which probes are that name no module.
+
+    It is a path where that leads to the very file from here, else a name: of a command that the shell would look for,
+    and of a process that sees other files.
+    """
     if scope.command:
-        return Path(scope.command[0]).name
+        command = Path(scope.command[0])
+        return str(command.absolute()) if len(command.parts) > 1 else command.name
     if scope.pid is not None:
+        link = Path(f"/proc/{scope.pid}/exe")
         try:
-            return Path(f"/proc/{scope.pid}/exe").readlink().name
+            path = link.readlink()
+            return str(path) if path.exists() and path.samefile(link) else path.name
         except OSError:
             return ""
     return ""

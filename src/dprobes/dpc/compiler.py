@@ -1,7 +1,7 @@
 """
 From the text of a program in DProbes C to RPN programs: the passes in their order.
 
-    parse  →  type, fold  →  emit
+    parse  →  find instructions  →  type, fold  →  emit
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dprobes.diagnostics import Note
+from dprobes.dpc.debugplaces import DebugPlaces, with_instructions
 from dprobes.dpc.parser import parse
 from dprobes.dpc.programemitter import KERNEL_KINDS, ProgramEmitter
 from dprobes.dpc.programtyper import ProgramTyper
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dprobes.diagnostics import Diagnostics
+    from dprobes.dpc.debugplaces import PlaceFinder
     from dprobes.dpc.programemitter import Compilation
     from dprobes.dpc.programtree import ProgramTree
     from dprobes.preprocessor import Preprocessed
@@ -32,14 +34,16 @@ def compile_text(
     module: str = "",
     word_size_of: Callable[[str], int] = lambda _module: 8,
     allow_write: bool = False,
+    places: PlaceFinder | None = None,
 ) -> list[Compilation]:
     """
     Compile a program.
 
     ``module`` is that of points that name none, and ``word_size_of`` knows how many bytes a word of a module has: 4 or
-    8. There is a compilation for each module. Raise ``SourceError`` if the program is wrong.
+    8. There is a compilation for each module. ``places`` finds instructions by debug information; what is on this machine
+    does if it is not given. Raise ``SourceError`` if the program is wrong.
     """
-    program = parse(text, diagnostics)
+    program = with_instructions(parse(text, diagnostics), module, places or DebugPlaces(), diagnostics)
     word_size = _word_size(program, module, word_size_of, diagnostics)
     typer = ProgramTyper(program, word_size, diagnostics, allow_write=allow_write)
     typer.declare()

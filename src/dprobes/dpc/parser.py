@@ -36,6 +36,11 @@ if TYPE_CHECKING:
 __all__ = ["parse"]
 
 _MODULE_END = re.compile(r'(?P<module>"[^"]*"|[^":]*?):(?!:)(?P<place>.*)\Z')
+_SOURCE_LINE = re.compile(
+    r"[^:\"]+\.(c|cc|cpp|cxx|C|c\+\+|h|hh|hpp|hxx|inl|ipp|tcc|def|rs|go|s|S|asm|y|l|m|mm|d|f|f90|pas|adb|zig|swift|cu)"
+    r":[0-9]+(-[0-9]+)?"
+)
+"""A line of a file in a usual language, without a module."""
 _FREQUENCY = re.compile(r"([0-9]+)hz\Z", re.IGNORECASE)
 _ACCESSES = ("x", "w", "rw")
 _ELSEWHERE = {
@@ -65,7 +70,7 @@ def parse(text: Preprocessed, diagnostics: Diagnostics) -> programtree.ProgramTr
 def split_place(word: str) -> tuple[str, str]:
     """Return the module, without quotes, and the place in it; the module is empty if the word names none."""
     match = _MODULE_END.match(word)
-    if match is None:
+    if match is None or _SOURCE_LINE.fullmatch(word):
         return "", word
     return match["module"].strip('"'), match["place"]
 
@@ -198,15 +203,12 @@ class _ProgramParser:
             cursor.take()
             module, place = split_place(self._place("a module of the kernel and a function").text)
             return self._made(first, programtree.PointKind.CODE, f"kmod {module}", place, at_return=at_return)
-        if at_return:
+        if at_return and not self._is_keyword(programtree.PointKind.INLINE.value):
             return self._in_code(first, programtree.PointKind.CODE, None, self._place("a function"), at_return=True)
         for kind in (programtree.PointKind.INLINE, programtree.PointKind.USDT):
             if self._is_keyword(kind.value):
                 cursor.take()
-                if kind is programtree.PointKind.INLINE:
-                    hint = "write its instructions: MODULE:FUNCTION+OFFSET of the function that it was inlined into"
-                    raise cursor.wrong("places of inlined functions are not found", cursor.tokens.span(first), hint)
-                return self._in_code(first, kind, None, self._place("a place in a module"))
+                return self._in_code(first, kind, None, self._place("a place in a module"), at_return=at_return)
         if self._is_keyword("tracepoint"):
             cursor.take()
             return self._in_code(first, programtree.PointKind.TRACEPOINT, "", self._place("SUBSYSTEM:NAME"))

@@ -78,13 +78,18 @@ class Attribute:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Points, their condition, and the block that is executed there."""
+    """
+    Points, their condition, and the block that is executed there.
+
+    ``line`` is the line of the source that the points are at, 0 if they are at none.
+    """
 
     points: tuple[Point, ...]
     attributes: tuple[Attribute, ...]
     condition: tree.Expression | None
     body: tree.Block
     span: Span
+    line: int = 0
 
 
 @dataclass(frozen=True, slots=True)

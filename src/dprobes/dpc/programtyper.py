@@ -172,6 +172,7 @@ class ProgramTyper:
         where = Surroundings(
             at_return=at_return,
             watched=watched,
+            line=probe.line,
             is_usdt=all(point.kind is programtree.PointKind.USDT for point in probe.points),
             is_traced=all(point.kind in _TRACED for point in probe.points),
             allow_write=self._allow_write,

@@ -52,6 +52,7 @@ PROVIDED = {
         *(ProvidedName(f"arg{n}", f"argument {n} of the function", register=f"arg{n}", in_functions=False)
           for n in range(6)),
         ProvidedName("watched", "the address that a watchpoint watches", in_functions=False),
+        ProvidedName("line", "the line of the source where the probe is", in_functions=False),
         ProvidedName("comm", "the name of the process: a string"),
         ProvidedName("func", "the name of the function that was hit: a string"),
         ProvidedName("probe", "the name of the place that was hit: a string"),

@@ -89,13 +89,15 @@ class Surroundings:
     Say where an expression is.
 
     At a return, ``at_return``, arguments are those of the entry. A tracepoint or system call, ``is_traced``, has fields
-    with names; a statically defined probe, ``is_usdt``, arguments of its own. ``watched`` is what a watchpoint watches.
+    with names; a statically defined probe, ``is_usdt``, arguments of its own. ``watched`` is what a watchpoint watches,
+    ``line`` the line of the source that the probe is at.
     ``allow_write`` allows assignments to what is the target's.
     """
 
     at_return: bool = False
     is_function: bool = False
     watched: str | None = None
+    line: int = 0
     is_traced: bool = False
     is_usdt: bool = False
     allow_write: bool = False

@@ -208,6 +208,10 @@ class ValueTyper:
             raise self.wrong(
                 span, f"'{name.name}' is not known in a function", "give it to the function as an argument"
             )
+        if name.name == "line":
+            if not self._where.line:
+                raise self.wrong(span, "'line' is that of a place in the source, and this is none")
+            return typed.Constant(self._where.line, INT)
         if name.name == "watched":
             if self._where.watched is None:
                 raise self.wrong(span, "'watched' is the address of a watchpoint, and this is none")

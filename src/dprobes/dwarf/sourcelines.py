@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from dprobes.dwarf.linetable import LineProgram, LineRow, LineSections
 
-__all__ = ["SourceLine", "UnitLines", "addresses_of_line"]
+__all__ = ["SourceLine", "UnitLines", "addresses_of_lines"]
 
 _NEAR_LINES = 2
 """How many lines with code are named beside one that has none."""
@@ -53,18 +53,19 @@ class UnitLines:
         return row if row is not None and not row.ends and row.line else None
 
 
-def addresses_of_line(sections: LineSections, path: str, line: int) -> list[int]:
+def addresses_of_lines(sections: LineSections, path: str, first: int, last: int) -> dict[int, list[int]]:
     """
-    Return the addresses of the instructions that begin a statement of a line, as they are linked, in order.
+    Return the link addresses of the instructions that begin a statement of lines from ``first`` to ``last``, by line.
 
     ``path`` is the name of a source file, or the last parts of its path. A statement that goes on over several rows
     begins once; a loop's line begins where it is entered, tested and continued. Where the compiler has left no
-    statement of the line, its instructions do for it: those that come behind others' instructions.
+    statement of a line, its instructions do for it: those that come behind others' instructions. An instruction that
+    several lines begin at is one of a single line that is asked for, and of several lines one of the last of them.
 
-    Raise ``TargetError`` if there is no such file, several, or none of its instructions is of that line.
+    Raise ``TargetError`` if there is no such file, several, or none of its instructions is of those lines.
     """
-    addresses: set[int] = set()
-    others: set[int] = set()
+    starts: dict[int, tuple[set[int], set[int]]] = {}  # statements, and the rest
+    owners: dict[int, int] = {}
     paths: set[str] = set()
     lines: set[int] = set()
     for program in line_programs(sections):
@@ -76,9 +77,11 @@ def addresses_of_line(sections: LineSections, path: str, line: int) -> list[int]
             if row.file in files and not row.ends and row.line:
                 paths.add(_normal(program.files[row.file]))
                 lines.add(row.line)
-                goes_on = before is not None and (before.file, before.line) == (row.file, row.line)
-                if row.line == line and not goes_on:
-                    (addresses if row.begins_statement else others).add(row.address)
+                if first <= row.line <= last:
+                    owners[row.address] = row.line
+                    if before is None or (before.file, before.line) != (row.file, row.line):
+                        statements, others = starts.setdefault(row.line, (set(), set()))
+                        (statements if row.begins_statement else others).add(row.address)
             before = None if row.ends else row
     if not lines:
         raise TargetError(f"no source file '{path}' is known to the debug information")
@@ -87,9 +90,13 @@ def addresses_of_line(sections: LineSections, path: str, line: int) -> list[int]
             f"{len(paths)} source files are named '{path}'",
             hint=f"write more of its path: {', '.join(sorted(paths))}",
         )
-    if not addresses and not others:
-        raise TargetError(f"line {line} of '{path}' has no instructions", hint=_near(lines, line))
-    return sorted(addresses or others)
+    if not starts:
+        what = f"line {first} of '{path}' has" if first == last else f"lines {first} to {last} of '{path}' have"
+        raise TargetError(f"{what} no instructions", hint=_near(lines, first))
+    found = {line: sorted(statements or others) for line, (statements, others) in sorted(starts.items())}
+    if first != last:
+        found = {line: [each for each in addresses if owners[each] == line] for line, addresses in found.items()}
+    return {line: addresses for line, addresses in found.items() if addresses}
 
 
 def _in_force(rows: Iterable[LineRow]) -> Iterator[LineRow]:

@@ -9,14 +9,20 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dprobes.dwarf.linetable import line_programs
-from dprobes.dwarf.sourcelines import SourceLine, UnitLines, addresses_of_line
+from dprobes.dwarf.sourcelines import SourceLine, UnitLines, addresses_of_lines
 from dprobes.errors import TargetError
 from unit.dwarf.linesections import SOURCE, compiled, sections_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from dprobes.dwarf.linetable import LineSections
+
 LINES = range(1, SOURCE.count("\n") + 1)
+
+
+def addresses_of_line(sections: LineSections, path: str, line: int) -> list[int]:
+    return addresses_of_lines(sections, path, line, line)[line]
 
 
 def gdb_places(program: Path) -> dict[int, set[int]]:
@@ -49,6 +55,21 @@ def test_a_loop_begins_its_line_where_it_is_entered_and_where_it_is_tested(tmp_p
     _, sections = sections_of(compiled(tmp_path, "-O0"))
     assert len(addresses_of_line(sections, "lines.c", 9)) == 2
     assert len(addresses_of_line(sections, "lines.c", 12)) == 1
+
+
+@pytest.mark.parametrize("options", ["-O0", "-O1", "-O2", "-O3"])
+def test_each_instruction_is_one_of_one_line_of_several(tmp_path: Path, options: str) -> None:
+    program = compiled(tmp_path, options)
+    _, sections = sections_of(program)
+    found = addresses_of_lines(sections, "lines.c", 8, 17)
+    assert list(found) == sorted(found)
+    assert {9, 10, 16} <= set(found) <= set(range(8, 18))
+    addresses = [address for each in found.values() for address in each]
+    assert len(addresses) == len(set(addresses)) >= 5
+    lines = [UnitLines(table) for table in line_programs(sections)]
+    for line, places in found.items():
+        for address in places:
+            assert line in {at.line for each in lines if (at := each.line_at(address)) is not None}
 
 
 def test_the_line_of_an_instruction_is_that_of_addr2line(tmp_path: Path) -> None:
@@ -93,6 +114,14 @@ def test_a_line_without_instructions_is_refused_with_its_neighbours(tmp_path: Pa
         "line 13 of 'lines.c' has no instructions",
         "the nearest lines with instructions are 12 and 14",
     )
+
+
+def test_lines_without_instructions_are_refused(tmp_path: Path) -> None:
+    _, sections = sections_of(compiled(tmp_path, "-O0"))
+    with pytest.raises(TargetError) as error:
+        addresses_of_lines(sections, "lines.c", 30, 40)
+    assert str(error.value) == "lines 30 to 40 of 'lines.c' have no instructions"
+    assert error.value.hint == "the nearest lines with instructions are 17 and 18"
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:

@@ -1,0 +1,161 @@
+"""Points at lines of the source, and where calls were inlined: each becomes points at instructions, before all else."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from dprobes.dpc.programtree import PointKind
+from dprobes.errors import TargetError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from dprobes.diagnostics import Diagnostics
+    from dprobes.dpc.programtree import Point, Probe, ProgramTree
+    from dprobes.dwarf.debugfile import DebugFile
+    from dprobes.target.location import Module
+
+__all__ = ["DebugPlaces", "PlaceFinder", "with_instructions"]
+
+_PLACES_MAX = 1024
+"""Instructions that one point stands for."""
+
+_LINES = re.compile(r"(?P<path>[^:]+):(?P<first>[0-9]{1,9})(-(?P<last>[0-9]{1,9}))?")
+
+
+class PlaceFinder(Protocol):
+    """Find instructions in a module, as places of points."""
+
+    def of_lines(self, module: str, path: str, first: int, last: int) -> Mapping[int, Sequence[str]]:
+        """Return those that begin lines, by line; raise ``TargetError`` if there are none."""
+
+    def of_inlined(self, module: str, function: str) -> Sequence[str]:
+        """Return those that begin a call that was inlined; raise ``TargetError`` if there are none."""
+
+
+def with_instructions(program: ProgramTree, module: str, finder: PlaceFinder, diagnostics: Diagnostics) -> ProgramTree:
+    """
+    Return a program without points at lines and inlined calls; a probe at several lines becomes one for each.
+
+    ``module`` is that of points that name none. What is not found is an error at its point.
+    """
+    module = program.module or module
+    probes: list[Probe] = []
+    for probe in program.probes:
+        by_line: dict[int, dict[tuple[str, str], Point]] = {}
+        others: list[Point] = []
+        for point in probe.points:
+            if point.kind is PointKind.INLINE or (point.kind is PointKind.CODE and _LINES.fullmatch(point.place)):
+                for line, place in _instructions(point, point.module or module, finder, diagnostics):
+                    found = replace(point, kind=PointKind.CODE, place=place)
+                    by_line.setdefault(line, {}).setdefault((point.module, place), found)
+            else:
+                others.append(point)
+        if others:
+            probes.append(replace(probe, points=tuple(others)))
+        probes += (replace(probe, points=tuple(found.values()), line=line) for line, found in by_line.items())
+    return replace(program, probes=tuple(probes))
+
+
+def _instructions(
+    point: Point, module: str, finder: PlaceFinder, diagnostics: Diagnostics
+) -> Iterable[tuple[int, str]]:
+    """Return the lines and places of a point's instructions; nothing if that is an error. No line is 0."""
+    lines = _LINES.fullmatch(point.place) if point.kind is PointKind.CODE else None
+    what = "a call that was inlined" if lines is None else f"a line of '{lines['path']}'"
+    if point.at_return:
+        diagnostics.error(point.span, f"{what} has no return", hint="write the function: return MODULE:FUNCTION")
+        return ()
+    if not module:
+        diagnostics.error(point.span, f"{what} is in a module", hint="write it before the place: MODULE:PLACE")
+        return ()
+    try:
+        if lines is None:
+            found = [(0, place) for place in finder.of_inlined(module, point.place)]
+        else:
+            first = int(lines["first"])
+            by_line = finder.of_lines(module, lines["path"], first, int(lines["last"] or first))
+            found = [(line, place) for line, places in by_line.items() for place in places]
+    except TargetError as error:
+        diagnostics.error(point.span, error.message, hint=error.hint)
+        return ()
+    if len(found) > _PLACES_MAX:
+        diagnostics.error(point.span, f"there are {len(found)} such instructions, more than {_PLACES_MAX}")
+        return ()
+    return found
+
+
+class DebugPlaces:
+    """Find instructions by the debug information of modules on this machine."""
+
+    def of_lines(self, module: str, path: str, first: int, last: int) -> Mapping[int, Sequence[str]]:
+        """Return those that begin lines."""
+        from dprobes.dwarf.linetable import LineSections
+        from dprobes.dwarf.sourcelines import addresses_of_lines
+
+        found, debug = _opened(module)
+        parts = [debug.section(name) for name in (".debug_line", ".debug_str", ".debug_line_str")]
+        lines, strings, line_strings = (bytes(part.data[part.start : part.end]) for part in parts)
+        sections = LineSections(lines, strings, line_strings, is_big_endian=debug.order == "big")
+        by_line = addresses_of_lines(sections, path, first, last)
+        return {line: [_place(found, address) for address in addresses] for line, addresses in by_line.items()}
+
+    def of_inlined(self, module: str, function: str) -> Sequence[str]:
+        """Return those that begin a call that was inlined."""
+        from dprobes.dwarf.inlinedcalls import inlined_calls_of
+
+        found, debug = _opened(module)
+        calls = list(inlined_calls_of(debug, function))
+        if not calls:
+            hint = None
+            if found.symbols.lookup(function):
+                hint = f"write the function itself: {module}:{function}"
+            raise TargetError(f"no call of '{function}' was inlined in '{found.path}'", hint=hint)
+        addresses = {address for call in calls if (address := call.first_address) is not None}
+        if not addresses:
+            raise TargetError(f"the calls of '{function}' that were inlined in '{found.path}' have no instructions")
+        return [_place(found, address) for address in sorted(addresses)]
+
+
+@lru_cache(maxsize=8)
+def _opened(name: str) -> tuple[Module, DebugFile]:
+    """Return a module by its name, with its debug information."""
+    from dprobes.dwarf.debugfile import debug_file_of
+    from dprobes.target.location import Module
+    from dprobes.target.modules import find_module, near_modules
+
+    path = find_module(name)
+    if path is None:
+        near = near_modules(name)
+        raise TargetError(
+            f"there is no module '{name}' on this machine", hint=f"did you mean '{near[0]}'?" if near else None
+        )
+    module = Module.load(Path(path))
+    debug = debug_file_of(module.elf)
+    if debug is None:
+        raise TargetError(
+            f"'{path}' has no debug information, and no separate file with it is installed",
+            hint="install the package with its debug information, or compile it with -g",
+        )
+    return module, debug
+
+
+def _place(module: Module, address: int) -> str:
+    """Return a link address as a function and a distance, or if that is not one place only, as an offset in the file."""
+    offset = module.file_offset(address)
+    found = module.symbol_at(offset)
+    if found is not None:
+        name, distance = found
+        try:
+            if module.address_of(name) + distance == address and _PLAIN.fullmatch(name):
+                return f"{name}+{distance:#x}" if distance else name
+        except TargetError:
+            pass  # several functions have the name
+    return f"{offset:#x}"
+
+
+_PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
