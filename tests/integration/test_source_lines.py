@@ -106,9 +106,7 @@ def test_lines_are_hit_as_often_as_gcov_counts(tmp_path: Path, engine: str) -> N
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("options", [("-O1",), ("-O2",), ("-O2", "-gdwarf-4")], ids=" ".join)
-def test_inlined_calls_are_hit_as_often_as_they_are_made(
-    tmp_path: Path, engine: str, options: tuple[str, ...]
-) -> None:
+def test_inlined_calls_are_hit_as_often_as_they_are_made(tmp_path: Path, engine: str, options: tuple[str, ...]) -> None:
     program = compiled(tmp_path, *options)
     hits = table_of(program, f'inline "{program}":twice {{ @[(long)1] = count(); }}', engine)
     # Of 40 numbers 8 are multiples of 5; and there is one call behind the loop.

@@ -40,8 +40,8 @@ def compile_text(
     Compile a program.
 
     ``module`` is that of points that name none, and ``word_size_of`` knows how many bytes a word of a module has: 4 or
-    8. There is a compilation for each module. ``places`` finds instructions by debug information; what is on this machine
-    does if it is not given. Raise ``SourceError`` if the program is wrong.
+    8. There is a compilation for each module. ``places`` finds instructions by debug information; without it, that of
+    this machine does. Raise ``SourceError`` if the program is wrong.
     """
     program = with_instructions(parse(text, diagnostics), module, places or DebugPlaces(), diagnostics)
     word_size = _word_size(program, module, word_size_of, diagnostics)

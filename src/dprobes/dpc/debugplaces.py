@@ -145,7 +145,7 @@ def _opened(name: str) -> tuple[Module, DebugFile]:
 
 
 def _place(module: Module, address: int) -> str:
-    """Return a link address as a function and a distance, or if that is not one place only, as an offset in the file."""
+    """Return a link address as a function and a distance; as an offset in the file if that may be several places."""
     offset = module.file_offset(address)
     found = module.symbol_at(offset)
     if found is not None:
