@@ -1,0 +1,49 @@
+"""What to say of a function that has no symbol because all of its calls were inlined: where."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dprobes.errors import TargetError
+
+if TYPE_CHECKING:
+    from dprobes.target.location import Module
+
+__all__ = ["told_of_inlining"]
+
+_LISTED = 4
+
+
+def told_of_inlining(module: Module, name: str, error: TargetError) -> TargetError:
+    """Return an error that says where a function was inlined; the ``error`` that there is if it was not, or is there."""
+    if module.symbols.lookup(name) or module.symbols.imports(name):
+        return error
+    try:
+        places = _places(module, name)
+    except TargetError:
+        return error  # the debug information is damaged: nothing is known of the function
+    if not places:
+        return error
+    more = f" and {len(places) - _LISTED} more" if len(places) > _LISTED else ""
+    listed = ", ".join(places[:_LISTED])
+    return TargetError(
+        f"'{name}' is no symbol of '{module.path}': its calls were inlined, at {listed}{more}",
+        hint=f"write 'offset = {places[0]}', or in DProbes C 'inline {module.path.name}:{name}' for all of them",
+    )
+
+
+def _places(module: Module, name: str) -> list[str]:
+    from dprobes.dwarf.debugfile import debug_file_of
+    from dprobes.dwarf.inlinedcalls import inlined_calls_of
+
+    debug = debug_file_of(module.elf)
+    if debug is None:
+        return []
+    addresses = {call.first_address for call in inlined_calls_of(debug, name)}
+    found = []
+    for address in sorted(each for each in addresses if each is not None):
+        symbol = module.symbol_at(module.file_offset(address))
+        if symbol is not None:
+            function, distance = symbol
+            found.append(f"{function}+{distance:#x}" if distance else function)
+    return found

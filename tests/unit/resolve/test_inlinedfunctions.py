@@ -1,0 +1,50 @@
+"""A function that is nowhere but in others is said to be there, with its places."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from dprobes.errors import TargetError
+from dprobes.resolve.inlinedfunctions import told_of_inlining
+from dprobes.target.location import Module
+
+PROGRAM = Path(__file__).parents[2] / "programs/inlined.c"
+
+
+@pytest.fixture(scope="module")
+def module(tmp_path_factory: pytest.TempPathFactory) -> Module:
+    program = tmp_path_factory.mktemp("inlined") / "inlined"
+    subprocess.run(["gcc", "-g", "-O2", PROGRAM, "-o", program], check=True)
+    return Module.load(program)
+
+
+def told(module: Module, name: str) -> TargetError:
+    with pytest.raises(TargetError) as error:
+        module.address_of(name)
+    return told_of_inlining(module, name, error.value)
+
+
+def test_the_places_of_inlined_calls_are_named(module: Module) -> None:
+    error = told(module, "inner")
+    places = error.message.partition(", at ")[2].split(", ")
+    assert error.message == f"'inner' is no symbol of '{module.path}': its calls were inlined, at {', '.join(places)}"
+    assert len(places) == 3
+    assert {place.partition("+")[0] for place in places} == {"work"}
+    assert error.hint == f"write 'offset = {places[0]}', or in DProbes C 'inline inlined:inner' for all of them"
+
+
+def test_of_many_places_some_are_named() -> None:
+    libc = Module.load(Path("/lib/x86_64-linux-gnu/libc.so.6"))
+    error = told(libc, "heap_for_ptr")
+    assert error.message.endswith(" and 7 more") or error.message.endswith(" and 8 more")
+
+
+def test_what_was_not_inlined_keeps_its_error(module: Module, tmp_path: Path) -> None:
+    assert told(module, "nothing").message == f"'{module.path}' has no symbol 'nothing'"
+    plain = tmp_path / "plain"
+    subprocess.run(["gcc", "-O2", PROGRAM, "-o", plain], check=True)
+    assert told(Module.load(plain), "inner").message == f"'{plain}' has no symbol 'inner'"
+    assert told(module, "printf").message == f"'printf' is imported by '{module.path}', not defined in it"
