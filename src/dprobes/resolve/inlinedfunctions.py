@@ -15,7 +15,7 @@ _LISTED = 4
 
 
 def told_of_inlining(module: Module, name: str, error: TargetError) -> TargetError:
-    """Return an error that says where a function was inlined; the ``error`` that there is if it was not, or is there."""
+    """Return an error that says where a function was inlined; the ``error`` that there is if it was not."""
     if module.symbols.lookup(name) or module.symbols.imports(name):
         return error
     try:
