@@ -148,7 +148,7 @@ def compile_c(case: Case, target: Target, diagnostics: Diagnostics) -> Compilati
     """Return the RPN source of a case in DProbes C; raise ``SourceError`` if it has errors."""
     text = preprocess(SourceFile("case.dpc", case.program), diagnostics)
     diagnostics.raise_if_errors()
-    (compilation,) = compile_text(
+    (compilation,), _ = compile_text(
         text, diagnostics, module="case", word_size_of=lambda _module: target.word_size, allow_write=case.allow_write,
         places=MadeUpPlaces(),
     )  # fmt: skip

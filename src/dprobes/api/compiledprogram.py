@@ -22,6 +22,7 @@ from dprobes.target.location import FileSymbols
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from dprobes.dpc.toolblock import ToolProgram
     from dprobes.ppdf.model import Ppdf
     from dprobes.rpn.program import Program
     from dprobes.source import SourceFile
@@ -48,7 +49,8 @@ class CompiledProgram:
 
     ``diagnostics`` are warnings and notes about it. ``ppdf`` is what was read from a ``.ppdf`` file, or built for
     certain modules, else None. ``templates`` maps the names of the template files that go with it to their bytes.
-    ``companions`` are the programs for other modules that were written with it, and share its variables and tables.
+    ``companions`` are the programs for other modules that were written with it, and share its variables and tables;
+    ``tool`` is what the tool executes of them.
     """
 
     program: Program
@@ -58,6 +60,7 @@ class CompiledProgram:
     ppdf: Ppdf | None = None
     templates: Mapping[str, bytes] = field(default_factory=dict)
     companions: tuple[Program, ...] = ()
+    tool: ToolProgram | None = None
 
     @property
     def name(self) -> str:
@@ -252,10 +255,10 @@ def load_c_source(
 ) -> CompiledProgram:
     """Compile a source in DProbes C; ``module`` is that of probes that name none. Else as ``load_program``."""
     diagnostics = Diagnostics()
-    (first, *others), templates = parse_c(source, diagnostics, options, module)
+    (first, *others), templates, tool = parse_c(source, diagnostics, options, module)
     symbols_of = FileSymbols(symbols)
     return CompiledProgram(
-        first, symbols_of, diagnostics, options.allow_write, templates=templates, companions=tuple(others)
+        first, symbols_of, diagnostics, options.allow_write, templates=templates, companions=tuple(others), tool=tool
     )
 
 

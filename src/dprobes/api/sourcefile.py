@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.rpn.pipeline import parse_file
 
@@ -11,11 +11,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from dprobes.diagnostics import Diagnostics
+    from dprobes.dpc.toolblock import ToolProgram
     from dprobes.rpn.pipeline import CompileOptions
     from dprobes.rpn.program import Program
     from dprobes.source import SourceFile
 
-__all__ = ["C_SUFFIX", "parse_c", "parse_program"]
+__all__ = ["C_SUFFIX", "ParsedSource", "parse_c", "parse_program"]
 
 C_SUFFIX = ".dpc"
 """How the names of files in DProbes C end."""
@@ -36,27 +37,38 @@ def parse_program(
         return parse_file(path, diagnostics, options), {}
     from dprobes.preprocessor import read_source
 
-    (first, *others), templates = parse_c(read_source(path), diagnostics, options, module)
+    source = parse_c(read_source(path), diagnostics, options, module)
+    (first, *others), templates, tool = source
+    what = ""
     if others:
-        names = ", ".join(f"'{each.name}'" for each in (first, *others))
+        what = f"for several modules: {', '.join(repr(each.name) for each in source.programs)}"
+    elif tool is not None:
+        what = f"with a block '{tool.blocks[0].block.written}', which the tool executes"
+    if what:
+        place = others[0].spans.get("name") if others else tool.blocks[0].block.span if tool is not None else None
         diagnostics.error(
-            others[0].spans.get("name"),
-            f"this is a program for several modules: {names}",
-            hint="'dprobes run' inserts it as a whole; here it has to be one program for each",
+            place, f"this is a program {what}", hint="'dprobes run' takes it as a whole; here it is one for a module"
         )
         diagnostics.raise_if_errors()
     return first, templates
 
 
-def parse_c(
-    source: SourceFile, diagnostics: Diagnostics, options: CompileOptions, module: str
-) -> tuple[tuple[Program, ...], Mapping[str, bytes]]:
-    """Return the programs in a source in DProbes C, one for each module, and the templates of all."""
+class ParsedSource(NamedTuple):
+    """The programs of a source in DProbes C, one for each module, the templates of all, and what the tool executes."""
+
+    programs: tuple[Program, ...]
+    templates: Mapping[str, bytes]
+    tool: ToolProgram | None
+
+
+def parse_c(source: SourceFile, diagnostics: Diagnostics, options: CompileOptions, module: str) -> ParsedSource:
+    """Return what is in a source in DProbes C."""
     from dprobes.dpc.pipeline import compile_source as compile_c
     from dprobes.formatters.templates.directory import DIRECTORY_FILE
 
     compiled = compile_c(source, diagnostics, options, module=module)
     if not compiled.templates:
-        return compiled.programs, {}
+        return ParsedSource(compiled.programs, {}, compiled.tool)
     listed = f"{compiled.programs[0].major} {_TEMPLATE_FILE}\n"
-    return compiled.programs, {DIRECTORY_FILE: listed.encode(), _TEMPLATE_FILE: compiled.templates.encode()}
+    templates = {DIRECTORY_FILE: listed.encode(), _TEMPLATE_FILE: compiled.templates.encode()}
+    return ParsedSource(compiled.programs, templates, compiled.tool)

@@ -6,13 +6,15 @@ From the text of a program in DProbes C to RPN programs: the passes in their ord
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.diagnostics import Note
 from dprobes.dpc.debugplaces import DebugPlaces, with_instructions
 from dprobes.dpc.parser import parse
-from dprobes.dpc.programemitter import KERNEL_KINDS, ProgramEmitter
+from dprobes.dpc.programemitter import KERNEL_KINDS, ProgramEmitter, jmpmax_of
+from dprobes.dpc.programtree import ToolBlock
 from dprobes.dpc.programtyper import ProgramTyper
+from dprobes.dpc.toolblock import ToolProgram, check_block
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,10 +23,18 @@ if TYPE_CHECKING:
     from dprobes.dpc.debugplaces import PlaceFinder
     from dprobes.dpc.programemitter import Compilation
     from dprobes.dpc.programtree import ProgramTree
+    from dprobes.dpc.typedprogram import TypedBlock, TypedFunction, TypedProbe
     from dprobes.preprocessor import Preprocessed
     from dprobes.source import Span
 
-__all__ = ["compile_text"]
+__all__ = ["CompiledText", "compile_text"]
+
+
+class CompiledText(NamedTuple):
+    """The RPN programs of a source, one for each module, and what the tool executes; None if there is nothing."""
+
+    compilations: list[Compilation]
+    tool: ToolProgram | None
 
 
 def compile_text(
@@ -35,7 +45,7 @@ def compile_text(
     word_size_of: Callable[[str], int] = lambda _module: 8,
     allow_write: bool = False,
     places: PlaceFinder | None = None,
-) -> list[Compilation]:
+) -> CompiledText:
     """
     Compile a program.
 
@@ -48,12 +58,35 @@ def compile_text(
     typer = ProgramTyper(program, word_size, diagnostics, allow_write=allow_write)
     typer.declare()
     functions = [made for function in program.functions if (made := typer.function(function)) is not None]
-    probes = [found for probe in program.probes if (found := typer.probe(probe)) is not None]
+    probes: list[TypedProbe] = []
+    blocks: list[TypedBlock] = []
+    for part in program.parts:  # the first use of a table says what it keeps
+        if isinstance(part, ToolBlock):
+            blocks.append(typer.block(part))
+        elif (probe := typer.probe(part)) is not None:
+            probes.append(probe)
+    typer.tables.check()
+    tool = _tool(program, typer, functions, blocks, word_size, diagnostics) if blocks else None
     diagnostics.raise_if_errors()
     emitter = ProgramEmitter(program, typer, functions, probes, word_size, diagnostics, module)
     compilations = emitter.compilations()
     diagnostics.raise_if_errors()
-    return compilations
+    return CompiledText(compilations, tool)
+
+
+def _tool(
+    program: ProgramTree,
+    typer: ProgramTyper,
+    functions: list[TypedFunction],
+    blocks: list[TypedBlock],
+    word_size: int,
+    diagnostics: Diagnostics,
+) -> ToolProgram:
+    by_name = {each.signature.name: each for each in functions}
+    for block in blocks:
+        check_block(block, by_name, diagnostics)
+    tables = tuple(table.name for table in typer.tables)
+    return ToolProgram(tuple(blocks), by_name, tables, word_size, jmpmax_of(program))
 
 
 def _word_size(program: ProgramTree, module: str, word_size_of: Callable[[str], int], diagnostics: Diagnostics) -> int:

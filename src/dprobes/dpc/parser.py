@@ -3,7 +3,7 @@ Programs: the ``module`` statement, declarations, functions, and points with the
 
 ::
 
-    program   = { module ";" | declaration | function | probe }
+    program   = { module ";" | declaration | function | probe | tool }
     module    = "module" PLACE { "," NAME [ NUMBER | STRING ] }
     probe     = [ "[" attribute { "," attribute } "]" ] point { "," point } [ "when" "(" expression ")" ] block
     attribute = NAME [ NUMBER | STRING ]
@@ -11,6 +11,7 @@ Programs: the ``module`` statement, declarations, functions, and points with the
               | "inline" place | "usdt" place | "tracepoint" PLACE
               | "watch" ( "x" | "w" | "rw" ) [ "(" type ")" ] PLACE | "sample" HERTZ [ MODULE ]
     place     = PLACE [ "(" parameters ")" ]
+    tool      = ( "begin" | "end" | "every" NUMBER ) block
 
 A PLACE is a word up to a blank, bracket, comma or semicolon: ``libc.so.6:malloc+8``, ``"my lib":f``, ``python3:*``.
 """
@@ -23,7 +24,6 @@ from typing import TYPE_CHECKING
 from dprobes.dpc import programtree, tree
 from dprobes.dpc.cursor import Cursor, ParseError
 from dprobes.dpc.expressionparser import string_value
-from dprobes.dpc.provided import TABLES_SHOWN
 from dprobes.dpc.statementparser import StatementParser
 from dprobes.dpc.token import Token, TokenKind, TokenStream
 
@@ -49,7 +49,7 @@ _ELSEWHERE = {
     "kprobe": "kernel:FUNCTION",
     "kretprobe": "return kernel:FUNCTION",
     "tracepoint": "tracepoint SUBSYSTEM:NAME",
-    "interval": "--interval 1s on the command line",
+    "interval": "every 1s",
     "usdt": "usdt MODULE:PROVIDER:NAME",
     "profile": "sample 99hz",
     "watchpoint": "watch w MODULE:variable",
@@ -58,6 +58,10 @@ _ELSEWHERE = {
 
 _OF_MODULES, _OF_PROBES = ("major", "jmpmax"), ("maxhits", "passcount", "minor", "opcode")
 """The attributes of a ``module`` statement, and of a probe; each is a number."""
+
+_TIME = "write every 1s"
+_PERIOD_MIN, _PERIOD_MAX = 10_000_000, 86_400_000_000_000
+"""The shortest and the longest time between two executions of a block, in nanoseconds."""
 
 _POINT_WORDS = ("inline", "usdt", "watch", "sample", "tracepoint", "syscall", "kmod", "begin", "end", "every")
 
@@ -88,12 +92,15 @@ class _ProgramParser:
         declarations: list[tree.Declaration] = []
         functions: list[programtree.Function] = []
         probes: list[programtree.Probe] = []
+        blocks: list[programtree.ToolBlock] = []
         while cursor.peek().kind is not TokenKind.END:
             try:
                 if cursor.accept(";"):
                     continue
                 if cursor.sees("module") and not cursor.sees("(", "{", distance=1):
                     module, attributes = self._module()
+                elif self._is_keyword("begin", "end", "every", "BEGIN", "END"):
+                    blocks.append(self._tool_block())
                 elif self._is_function():
                     functions.append(self._function())
                 elif self._is_declaration():
@@ -102,7 +109,7 @@ class _ProgramParser:
                     probes.append(self._probe())
             except ParseError:
                 cursor.skip_item()
-        return programtree.ProgramTree(module, attributes, declarations, functions, probes)
+        return programtree.ProgramTree(module, attributes, declarations, functions, probes, blocks)
 
     def _is_declaration(self) -> bool:
         """Return whether a declaration comes next: what begins with an unknown name is a point."""
@@ -166,6 +173,28 @@ class _ProgramParser:
         body = self._statements.block()
         return programtree.Function(name.text, type_, parameters, body, cursor.span_from(first))
 
+    def _tool_block(self) -> programtree.ToolBlock:
+        cursor = self._cursor
+        first = cursor.take()
+        if first.text in ("BEGIN", "END"):
+            raise cursor.wrong(
+                f"'{first.text}' is no place", cursor.tokens.span(first), f"write '{first.text.lower()}'"
+            )
+        period, written = 0, first.text
+        if first.text == "every":
+            number = cursor.take() if cursor.peek().kind is TokenKind.NUMBER else None
+            if number is None:
+                raise cursor.wrong(f"expected a time behind 'every', found {cursor.peek().described}", hint=_TIME)
+            span = cursor.tokens.span(number)
+            if re.fullmatch(r"[0-9]+[num]?s", number.text) is None:
+                raise cursor.wrong(f"'{number.text}' is no time", span, _TIME)
+            period, written = self._number(number), f"every {number.text}"
+            if not _PERIOD_MIN <= period <= _PERIOD_MAX:
+                raise cursor.wrong(f"'{number.text}' is not from 10ms to one day", span)
+        body = self._statements.block()
+        kind = programtree.BlockKind(first.text)
+        return programtree.ToolBlock(kind, body, cursor.span_from(first), written, period, order=first.start)
+
     # Points
 
     def _probe(self) -> programtree.Probe:
@@ -187,14 +216,14 @@ class _ProgramParser:
             condition = self._statements.expressions.expression()
             cursor.expect(")", "behind the condition")
         body = self._statements.block()
-        return programtree.Probe(tuple(points), tuple(attributes), condition, body, cursor.span_from(first))
+        return programtree.Probe(
+            tuple(points), tuple(attributes), condition, body, cursor.span_from(first), order=first.start
+        )
 
     def _point(self) -> programtree.Point:
         cursor = self._cursor
         first = cursor.peek()
         at_return = self._is_keyword("return") and bool(cursor.accept("return"))
-        if not at_return and self._is_keyword("begin", "end", "every", "BEGIN", "END"):
-            raise cursor.wrong(f"a program has no block '{first.text}'", hint=TABLES_SHOWN)
         if self._is_keyword("syscall"):
             cursor.take()
             name = self._place("the name of a system call")

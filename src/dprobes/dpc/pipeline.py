@@ -9,6 +9,7 @@ from dprobes.errors import TargetError
 if TYPE_CHECKING:
     from dprobes.diagnostics import Diagnostics
     from dprobes.dpc.programemitter import Compilation
+    from dprobes.dpc.toolblock import ToolProgram
     from dprobes.rpn.pipeline import CompileOptions
     from dprobes.rpn.program import Program
     from dprobes.source import SourceFile
@@ -21,12 +22,13 @@ class CompiledSource(NamedTuple):
     A program for each module, in the order in which the source names them, and the RPN source of each.
 
     They share their variables and tables. ``templates`` is the text of the file of their templates, empty if they print
-    nothing.
+    nothing. ``tool`` is what the tool executes, None if that is nothing.
     """
 
     programs: tuple[Program, ...]
     sources: tuple[str, ...]
     templates: str
+    tool: ToolProgram | None = None
 
     @property
     def rpn(self) -> str:
@@ -53,15 +55,19 @@ def compile_source(
         source, diagnostics, defines=options.defines, include_dirs=options.include_dirs, external=options.cpp
     )
     diagnostics.raise_if_errors()
-    found = compile_text(text, diagnostics, module=module, word_size_of=_word_size_of, allow_write=options.allow_write)
+    found, tool = compile_text(
+        text, diagnostics, module=module, word_size_of=_word_size_of, allow_write=options.allow_write
+    )
     if not found:
-        diagnostics.error(text.span(0, 0), "there is no probe")
+        hint = "'begin', 'every' and 'end' go with probes" if tool is not None else None
+        diagnostics.error(text.span(0, 0), "there is no probe", hint=hint)
     programs = [parse(compilation.preprocessed(), diagnostics) for compilation in found]
     diagnostics.raise_if_errors()
     return CompiledSource(
         tuple(program for program in programs if program is not None),
         tuple(compilation.source for compilation in found),
         _templates_of(found),
+        tool,
     )
 
 

@@ -18,11 +18,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from dprobes.diagnostics import Diagnostics
-    from dprobes.dpc.programtyper import ProgramTyper, TypedFunction, TypedProbe
+    from dprobes.dpc.programtyper import ProgramTyper
+    from dprobes.dpc.typedprogram import TypedFunction, TypedProbe
     from dprobes.dpc.typetable import TypeTable
     from dprobes.preprocessor import Preprocessed
 
-__all__ = ["KERNEL_KINDS", "Compilation", "ProgramEmitter", "template_file"]
+__all__ = ["KERNEL_KINDS", "Compilation", "ProgramEmitter", "jmpmax_of", "template_file"]
 
 KERNEL_KINDS = (programtree.PointKind.TRACEPOINT, programtree.PointKind.SYSTEM_CALL)
 """Points that are in no module."""
@@ -66,6 +67,11 @@ class Compilation:
     def template_file(self) -> str:
         """The text of the file of its templates."""
         return template_file(self.major, self.templates)
+
+
+def jmpmax_of(program: programtree.ProgramTree) -> int:
+    """Return how many jumps a hit may take."""
+    return next((int(each.value or 0) for each in program.attributes if each.name == "jmpmax"), 0) or _JMPMAX
 
 
 def template_file(major: int, templates: Mapping[int, str]) -> str:
@@ -148,7 +154,7 @@ class ProgramEmitter:
         for table in self._typer.tables:
             with w.at(table.span):
                 w.header(table.statement)
-        w.header(f"jmpmax = {self._attribute(self._program.attributes, 'jmpmax') or _JMPMAX}")
+        w.header(f"jmpmax = {jmpmax_of(self._program)}")
         templates: dict[int, str] = {}
         for each in self._probes:
             points = [point for point in each.probe.points if self._module_of(point) == module]

@@ -16,12 +16,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Attribute",
+    "BlockKind",
     "Function",
     "Parameter",
     "Point",
     "PointKind",
     "Probe",
     "ProgramTree",
+    "ToolBlock",
 ]
 
 
@@ -81,7 +83,8 @@ class Probe:
     """
     Points, their condition, and the block that is executed there.
 
-    ``line`` is the line of the source that the points are at, 0 if they are at none.
+    ``line`` is the line of the source that the points are at, 0 if they are at none; ``order`` is where among probes it
+    is written.
     """
 
     points: tuple[Point, ...]
@@ -90,6 +93,27 @@ class Probe:
     body: tree.Block
     span: Span
     line: int = 0
+    order: int = 0
+
+
+class BlockKind(enum.Enum):
+    """Say when the tool executes a block of its own."""
+
+    BEGIN = "begin"
+    EVERY = "every"
+    END = "end"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolBlock:
+    """A block that the tool executes; ``period`` is in nanoseconds, and how it is ``written`` stands in messages."""
+
+    kind: BlockKind
+    body: tree.Block
+    span: Span
+    written: str
+    period: int = 0
+    order: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,3 +136,9 @@ class ProgramTree:
     declarations: Sequence[tree.Declaration] = field(default=())
     functions: Sequence[Function] = field(default=())
     probes: Sequence[Probe] = field(default=())
+    blocks: Sequence[ToolBlock] = field(default=())
+
+    @property
+    def parts(self) -> list[Probe | ToolBlock]:
+        """Its probes and blocks in the order in which they are written."""
+        return sorted((*self.probes, *self.blocks), key=lambda each: each.order)

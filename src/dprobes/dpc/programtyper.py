@@ -12,17 +12,15 @@ from dprobes.dpc.operatortyper import TypingError
 from dprobes.dpc.scope import FunctionSignature, ModuleSymbol, Named, ProgramVariable, Scope, SlotName, Surroundings
 from dprobes.dpc.statementtyper import StatementTyper
 from dprobes.dpc.tabletyper import Tables
+from dprobes.dpc.typedprogram import TypedBlock, TypedFunction, TypedProbe
 from dprobes.dpc.typetable import TypeTable, UnknownTypeError
 from dprobes.dpc.valuetyper import ValueTyper
-from dprobes.lazydataclass import dataclass
 
 if TYPE_CHECKING:
     from dprobes.diagnostics import Diagnostics
-    from dprobes.dpc import typedstatement
     from dprobes.dpc.ctype import CType
-    from dprobes.dpc.logpaths import LogPaths
 
-__all__ = ["VARIABLE_COUNTS", "ProgramTyper", "TypedFunction", "TypedProbe"]
+__all__ = ["VARIABLE_COUNTS", "ProgramTyper"]
 
 _KINDS = {
     tree.Storage.STATIC: typed.VariableKind.LOCAL,
@@ -41,26 +39,6 @@ VARIABLE_COUNTS = {
 _TRACED = (programtree.PointKind.TRACEPOINT, programtree.PointKind.SYSTEM_CALL)
 _VARIABLES_MAX = 65536
 _PARAMETERS_MAX = 6
-
-
-@dataclass(frozen=True, slots=True)
-class TypedFunction:
-    """A function of the program with its types; ``slots`` counts the variables of its blocks."""
-
-    signature: FunctionSignature
-    body: typedstatement.Statement
-    slots: int
-
-
-@dataclass(frozen=True, slots=True)
-class TypedProbe:
-    """A probe with its types, and what it may print."""
-
-    probe: programtree.Probe
-    condition: typed.Value | None
-    body: typedstatement.Statement
-    slots: int
-    paths: LogPaths
 
 
 class ProgramTyper:
@@ -188,6 +166,14 @@ class ProgramTyper:
         body = statements.block(probe.body)
         paths = find_log_paths(body, statements.logs, self._diagnostics)
         return TypedProbe(probe, condition, body, values.slots, paths)
+
+    def block(self, block: programtree.ToolBlock) -> TypedBlock:
+        """Return a block of the tool with its types; all tables that probes use have theirs by then."""
+        where = Surroundings(is_tool=True)
+        scope = Scope(self._scope)
+        values = ValueTyper(self.types, self.functions, scope, self._diagnostics, self.tables, where)
+        statements = StatementTyper(values, self._diagnostics, is_tool=True)
+        return TypedBlock(block, statements.block(block.body), values.slots)
 
     def _declare_parameters(self, probe: programtree.Probe, scope: Scope) -> None:
         parameters = next((point.parameters for point in probe.points if point.parameters is not None), ())

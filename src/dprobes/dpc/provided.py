@@ -10,7 +10,7 @@ from dprobes.lazydataclass import dataclass
 if TYPE_CHECKING:
     from dprobes.dpc.ctype import CType
 
-__all__ = ["ACTIONS", "PROVIDED", "RESERVED_CALLS", "TABLES_SHOWN", "ProvidedName"]
+__all__ = ["ACTIONS", "PROVIDED", "RESERVED_CALLS", "TOOL_ACTIONS", "ProvidedName"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +59,10 @@ PROVIDED = {
     )
 }  # fmt: skip
 
-TABLES_SHOWN = "tables are printed at the end, and with --interval TIME meanwhile"
-"""What to do instead of printing a table."""
+TOOL_ACTIONS = ("print", "clear", "exit")
+"""What the tool does in blocks of its own."""
 
-ACTIONS = ("printf", "debugger", "crash", "core", "remove", "print", "clear", "delete", "skip")
+ACTIONS = ("printf", "debugger", "crash", "core", "remove", "delete", "skip", *TOOL_ACTIONS)
 """What is a statement only."""
 
 RESERVED_CALLS = {

@@ -91,7 +91,8 @@ class Surroundings:
     At a return, ``at_return``, arguments are those of the entry. A tracepoint or system call, ``is_traced``, has fields
     with names; a statically defined probe, ``is_usdt``, arguments of its own. ``watched`` is what a watchpoint watches,
     ``line`` the line of the source that the probe is at.
-    ``allow_write`` allows assignments to what is the target's.
+    ``allow_write`` allows assignments to what is the target's. In a function of the program, ``is_function``, and in a
+    block of the tool, ``is_tool``, there is no hit.
     """
 
     at_return: bool = False
@@ -101,6 +102,18 @@ class Surroundings:
     is_traced: bool = False
     is_usdt: bool = False
     allow_write: bool = False
+    is_tool: bool = False
+
+    @property
+    def has_hit(self) -> bool:
+        """Whether what belongs to a hit is known."""
+        return not self.is_function and not self.is_tool
+
+    def refusal(self, name: str) -> tuple[str, str]:
+        """Return what is wrong with a name that belongs to a hit, and what to do."""
+        if self.is_tool:
+            return f"'{name}' belongs to a hit, and a block of the tool has none", "keep it in a variable or a table"
+        return f"'{name}' is not known in a function", "give it to the function as an argument"
 
 
 Declared = SlotName | Named | ProgramVariable | ModuleSymbol

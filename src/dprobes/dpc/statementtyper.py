@@ -22,7 +22,7 @@ from dprobes.dpc.ctype import (
 )
 from dprobes.dpc.folder import folded
 from dprobes.dpc.printformat import Form, conversions, lines_of, placeholder
-from dprobes.dpc.provided import ACTIONS, TABLES_SHOWN
+from dprobes.dpc.provided import ACTIONS, TOOL_ACTIONS
 from dprobes.dpc.scope import Scope, SlotName
 from dprobes.dpc.typetable import UnknownTypeError
 from dprobes.dpc.valueproperties import does_something, form_of
@@ -54,12 +54,15 @@ _ENDS = {
 
 class StatementTyper:
     """
-    Type the statements of a handler, or of a function if ``result`` says what it returns.
+    Type the statements of a handler, of a function if ``result`` says what it returns, or of a block of the tool.
 
     ``logs`` counts the printf statements.
     """
 
-    def __init__(self, values: ValueTyper, diagnostics: Diagnostics, *, result: CType | None = None) -> None:
+    def __init__(
+        self, values: ValueTyper, diagnostics: Diagnostics, *, result: CType | None = None, is_tool: bool = False
+    ) -> None:
+        self._is_tool = is_tool
         self._values = values
         self._diagnostics = diagnostics
         self._result = result
@@ -184,7 +187,8 @@ class StatementTyper:
     def _return(self, value: tree.Expression | None, span: Span) -> typedstatement.Statement:
         if self._result is None:
             if value is not None:
-                raise self._values.wrong(value.span, "a probe returns no value", "write 'return;', or print it")
+                what = "a block of the tool" if self._is_tool else "a probe"
+                raise self._values.wrong(value.span, f"{what} returns no value", "write 'return;', or print it")
             return typedstatement.End(typedstatement.Ending.RETURN, span)
         if isinstance(self._result, Void):
             if value is not None:
@@ -257,6 +261,10 @@ class StatementTyper:
             if len(call.arguments) != 1 or not isinstance(table := call.arguments[0], tree.TableAccess):
                 raise self._values.wrong(call.span, "'delete' takes an entry of a table", "write delete(@name[keys])")
             return self._values.tables.removal(table)
+        if call.function in TOOL_ACTIONS:
+            return self._tool_action(call)
+        if self._is_tool:
+            raise self._values.wrong(call.span, f"'{call.function}' ends a hit, and a block of the tool has none")
         if call.function == "skip":
             return self._skip(call)
         if (end := _ENDS.get(call.function)) is not None:
@@ -265,7 +273,35 @@ class StatementTyper:
             if self._result is not None:
                 raise self._values.wrong(call.span, f"'{call.function}' ends a hit: it cannot stand in a function")
             return typedstatement.End(end, call.span)
-        raise self._values.wrong(call.span, f"'{call.function}' cannot stand here", TABLES_SHOWN)
+        raise AssertionError(call.function)
+
+    def _tool_action(self, call: tree.Call) -> typedstatement.Statement:
+        if not self._is_tool:
+            hint = "write 'end { print(@name); }': without that all tables are printed at the end"
+            if call.function == "exit":
+                hint = "set a variable, and look at it there; 'return;' ends this hit, and 'remove()' the probe"
+            message = f"'{call.function}' is for blocks of the tool: 'begin', 'every' and 'end'"
+            raise self._values.wrong(call.span, message, hint)
+        match call.function, call.arguments:
+            case "exit", []:
+                return typedstatement.Quit(call.span)
+            case "exit", _:
+                raise self._values.wrong(call.span, "'exit' takes no arguments")
+            case "clear", [tree.TableAccess(_, ()) as table]:
+                return typedstatement.Clear(self._values.tables.whole(table), call.span)
+            case "print", [tree.TableAccess(_, ()) as table]:
+                return typedstatement.Show(self._values.tables.whole(table), None, call.span)
+            case "print", [tree.TableAccess(_, ()) as table, rows]:
+                count = self._values.constant(rows)
+                if count is None:
+                    raise TypingError
+                if count < 1:
+                    raise self._values.wrong(rows.span, "'print' takes a number of rows from 1 on")
+                return typedstatement.Show(self._values.tables.whole(table), count, call.span)
+        takes = "a table, and how many rows of it" if call.function == "print" else "a table"
+        raise self._values.wrong(
+            call.span, f"'{call.function}' takes {takes}", f"write {call.function}(@name); 'printf' prints values"
+        )
 
     def _skip(self, call: tree.Call) -> typedstatement.Statement:
         if len(call.arguments) != 1:
@@ -301,7 +337,7 @@ class StatementTyper:
                 holder = placeholder(replace(conversion, letter="a"), item.type, Form.RAW)
                 items.append(item)
             else:
-                holder = placeholder(conversion, item.type, form_of(item))
+                holder = placeholder(conversion, item.type, Form.RAW if self._is_tool else form_of(item))
                 items.append(item)
             if holder is None:
                 raise self._values.wrong(

@@ -51,6 +51,8 @@ class Tables:
     def __init__(self, diagnostics: Diagnostics) -> None:
         self._diagnostics = diagnostics
         self._tables: dict[str, KeyedTable] = {}
+        self.named: list[tuple[str, Span]] = []
+        """The tables that are printed or cleared."""
 
     def __iter__(self) -> Iterator[KeyedTable]:
         return iter(self._tables.values())
@@ -58,6 +60,12 @@ class Tables:
     def find(self, name: str) -> KeyedTable | None:
         """Return the table of a name, if it was used already."""
         return self._tables.get(name or UNNAMED)
+
+    def check(self) -> None:
+        """Report the tables that are printed or cleared, and into which nothing is put."""
+        for name, span in self.named:
+            if self.find(name) is None:
+                self._diagnostics.error(span, f"nothing is put into '@{name}'")
 
     def used(self, name: str, kind: str, keys: tuple[str, ...], unit: str, span: Span) -> KeyedTable:
         """Return the table of a name, made by its first use; report a use that does not fit that."""
@@ -96,6 +104,11 @@ class TableTyper:
         table = self._tables.used(target.name, kind, kinds, "", target.span)
         number = None if kind == "count" else typed.Constant(amount, self._values.types.long)
         return typedstatement.Tally(table.name, keys, number, target.span)
+
+    def whole(self, access: tree.TableAccess) -> str:
+        """Return the name of a table that is meant as a whole; what it keeps may be written below."""
+        self._tables.named.append((access.name, access.span))
+        return access.name or UNNAMED
 
     def removal(self, target: tree.TableAccess) -> typedstatement.Untally:
         """Return what ``delete(@name[keys])`` does."""

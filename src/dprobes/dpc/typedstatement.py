@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from dprobes.source import Span
 
 __all__ = [
+    "Clear",
     "End",
     "Ending",
     "Evaluate",
@@ -19,8 +20,10 @@ __all__ = [
     "Jumping",
     "Log",
     "Loop",
+    "Quit",
     "Result",
     "Select",
+    "Show",
     "Skip",
     "Statement",
     "Steps",
@@ -66,6 +69,30 @@ class Untally:
 
     table: str
     keys: tuple[Argument, ...]
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class Show:
+    """``print`` in a block of the tool: at most ``rows`` rows of a table, all with None."""
+
+    table: str
+    rows: int | None
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class Clear:
+    """``clear`` in a block of the tool: a table without anything in it."""
+
+    table: str
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class Quit:
+    """``exit()`` in a block of the tool: the end of the run."""
+
     span: Span
 
 
@@ -175,4 +202,7 @@ class TryCatch:
     span: Span
 
 
-Statement = Evaluate | Log | Tally | Untally | Select | Loop | Switch | Steps | Jump | Result | End | Skip | TryCatch
+Statement = (
+    Evaluate | Log | Tally | Untally | Show | Clear | Quit | Select | Loop | Switch | Steps | Jump | Result | End | Skip
+    | TryCatch
+)  # fmt: skip

@@ -204,10 +204,8 @@ class ValueTyper:
         raise self.wrong(name.span, f"nothing is named '{plain}'", hint)
 
     def _provided(self, name: ProvidedName, span: Span) -> Value:
-        if self._where.is_function and not name.in_functions:
-            raise self.wrong(
-                span, f"'{name.name}' is not known in a function", "give it to the function as an argument"
-            )
+        if not self._where.has_hit and not name.in_functions:
+            raise self.wrong(span, *self._where.refusal(name.name))
         if name.name == "line":
             if not self._where.line:
                 raise self.wrong(span, "'line' is that of a place in the source, and this is none")

@@ -22,7 +22,7 @@ from dprobes.record.codec import time_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from dprobes.engines.interface import ControlledSession, Engine, Event, Job
+    from dprobes.engines.interface import Change, ControlledSession, Engine, Event, Job
     from dprobes.keyed.contents import TableContents
     from dprobes.resolve.probepoints import LeftOutProbe, Probepoint
     from dprobes.rpn.program import Program
@@ -139,6 +139,7 @@ class CompanionSession:
         """How many sessions give out events still."""
         self._stack = contextlib.ExitStack()
         self._command: LaunchedCommand | None = None
+        self._globals: GlobalVariables | None = None
         self._is_stopping = False
         self._order = _RecordOrder()
         self.ready: Callable[[], None] = lambda: None
@@ -153,19 +154,18 @@ class CompanionSession:
                 stack.callback(command.close)
                 self._command = command
                 scope = command.scope()
-            shared = None
             if count := max(program.gvars for program in self._programs):
-                shared = stack.enter_context(GlobalVariables(count))
+                self._globals = stack.enter_context(GlobalVariables(count))
             stack.callback(self._leave)
             for number, (engine, job) in enumerate(zip(self._engines, self._jobs, strict=True)):
                 principal = self._sessions[0] if self._sessions else None
-                own = replace(job, scope=scope, globals=shared, beside=tuple(self._sessions), principal=principal)
-                session = engine.run(replace(own, companions=self._programs))
+                own = replace(job, scope=scope, globals=self._globals, beside=tuple(self._sessions))
+                session = engine.run(replace(own, principal=principal, companions=self._programs))
                 session.__enter__()
                 self._sessions.append(session)
                 self._follow(number)
             self.ready()
-            if self._command is not None:
+            if self._command is not None and not self._is_stopping:
                 self._command.go()
             self._stack = stack.pop_all()
         return self
@@ -254,6 +254,8 @@ class CompanionSession:
     def _given(self, member: int, event: Event, finished: dict[int, Finished]) -> Iterator[Event]:
         self._numbers.look(self._sessions)
         match event:
+            case RecordBatch() if len(self._sessions) == 1:
+                yield RecordBatch(self._numbered(member, event))
             case RecordBatch():
                 self._order.take(self._numbered(member, event))
             case StateEvent(probes):
@@ -352,6 +354,15 @@ class CompanionSession:
     def tables(self) -> tuple[TableContents, ...]:
         """Return what the keyed tables hold, which all share."""
         return self._sessions[0].tables()
+
+    def change(self, changes: Sequence[Change]) -> None:
+        """Change local variables and tables, which all share."""
+        self._sessions[0].change(changes)
+
+    @property
+    def globals(self) -> GlobalVariables | None:
+        """The global variables, if the programs have some."""
+        return self._globals
 
     def reset_variables(self, first: int = 0, last: int | None = None) -> None:
         """Set local and CPU variables with the indices from ``first`` to ``last``, by default all, to zero."""

@@ -10,6 +10,7 @@ import enum
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
 
+from dprobes.errors import NotSupportedError
 from dprobes.escapes import escaped, escaped_lines
 from dprobes.lazydataclass import dataclass
 from dprobes.record.layout import Item
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Begun",
+    "Change",
     "ControlledSession",
     "Counts",
     "Engine",
@@ -45,6 +47,8 @@ __all__ = [
     "ScopeKind",
     "Session",
     "StateEvent",
+    "TableChange",
+    "VariableChange",
 ]
 
 
@@ -245,6 +249,28 @@ class Job:
     companions: tuple[Program, ...] = ()
 
 
+class VariableChange(NamedTuple):
+    """A new value, of 64 bits, of a local variable."""
+
+    number: int
+    value: int
+
+
+class TableChange(NamedTuple):
+    """
+    What is done to a keyed table by its number.
+
+    A signed ``value`` is taken in under a ``key``; with None the key is taken out, and without a key all keys.
+    """
+
+    table: int
+    key: bytes | None = None
+    value: int | None = None
+
+
+Change = VariableChange | TableChange
+
+
 class Session(Protocol):
     """
     Hold one run of a program; entering the context manager starts it, leaving it removes every probepoint.
@@ -316,6 +342,10 @@ class ControlledSession(Session, Protocol):
     def tables(self) -> tuple[TableContents, ...]:
         """Return what its keyed tables hold, in the order of its header."""
         return ()
+
+    def change(self, changes: Sequence[Change]) -> None:  # noqa: ARG002 - for engines that can
+        """Change local variables and tables between two handlers, and return when that is done."""
+        raise NotSupportedError("this engine does not let others change variables and tables")
 
     def reset_variables(self, first: int = 0, last: int | None = None) -> None:
         """Set its local and CPU variables with the indices from ``first`` to ``last``, by default all, to zero."""

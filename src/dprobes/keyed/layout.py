@@ -48,6 +48,7 @@ __all__ = [
     "RawPart",
     "bucket_of",
     "buckets_of",
+    "changed",
     "changes",
     "hist_bucket",
     "key_parts",
@@ -124,6 +125,20 @@ def changes(table: Table, value: int) -> Iterator[tuple[int, Change, int]]:
             yield lhist_bucket(value, table.range), Change.ADD, 1
         case TableKind.LAST:
             yield 0, Change.SET, value & _MASK
+
+
+def changed(table: Table, cells: Sequence[int], value: int) -> list[int]:
+    """Return the cells of a value that has taken a signed number in."""
+    found = list(cells)
+    for cell, change, number in changes(table, value):
+        match change:
+            case Change.ADD:
+                found[cell] = found[cell] + number & _MASK
+            case Change.GREATEST:
+                found[cell] = max(found[cell], number)
+            case Change.SET:
+                found[cell] = number
+    return found
 
 
 def merges_by_adding(table: Table, cell: int) -> bool:

@@ -11,7 +11,7 @@ Who reads needs nobody's help: a key stands there before its entry is in use, an
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from dprobes.keyed.contents import TableContents, TableRow
 from dprobes.keyed.layout import Change, changes, hist_bucket, lhist_bucket, shown_value
@@ -69,6 +69,19 @@ class TableStore(TableReader):
         super().__init__(table, cells)
         self._values: dict[bytes, int] = {}
         self._free: list[int] = []
+
+    @classmethod
+    def taken_over(cls, table: Table, cells: memoryview) -> Self:
+        """Return the store of a memory that another one has written, which does so no more."""
+        store = cls(table, cells)
+        for entry in range(cells[_USED]):
+            start = _HEAD + entry * store._stride
+            value = start + 1 + store._key_cells
+            if cells[start]:
+                store._values[cells[start + 1 : value].tobytes()] = value
+            else:
+                store._free.append(start)
+        return store
 
     def tally(self, key: bytes, value: int = 0) -> None:
         """Take a signed number in."""

@@ -132,7 +132,7 @@ def results_of_gcc(bodies: Sequence[str], directory: Path) -> list[str]:
 def compiled(text: str) -> Program:
     diagnostics = Diagnostics()
     source = preprocess(SourceFile("random.dpc", text), diagnostics)
-    (compilation,) = compile_text(source, diagnostics, module="random")
+    (compilation,), _ = compile_text(source, diagnostics, module="random")
     program = parse(compilation.preprocessed(), diagnostics)
     diagnostics.raise_if_errors()
     assert program is not None

@@ -13,7 +13,7 @@ from dprobes.keyed.parts import NO_NAMES
 from dprobes.lazydataclass import dataclass
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Container, Iterator, Sequence
     from pathlib import Path
 
     from dprobes.engines.interface import ControlledSession
@@ -42,9 +42,17 @@ class TableOptions:
 
 
 class TableOutput:
-    """Print the first ``count`` tables of a session."""
+    """Print the first ``count`` tables of a session, but those with the names in ``left_out``."""
 
-    def __init__(self, options: TableOptions, session: ControlledSession, count: int, names: Names = NO_NAMES) -> None:
+    def __init__(
+        self,
+        options: TableOptions,
+        session: ControlledSession,
+        count: int,
+        names: Names = NO_NAMES,
+        left_out: Container[str] = (),
+    ) -> None:
+        self._left_out = left_out
         self._names = names
         self._count = count
         self._options = options
@@ -84,8 +92,14 @@ class TableOutput:
         contents = self._session.tables()[: self._count]
         if self._options.prometheus is not None:
             self._write_exposition(self._options.prometheus, contents, self._names)
-        options = self._options
-        lines = lines_of(contents, rows=options.rows, as_json=options.as_json, names=self._names)
+        self._print([each for each in contents if each.table.name not in self._left_out], self._options.rows)
+
+    def show(self, number: int, rows: int | None) -> None:
+        """Print at most ``rows`` rows of a table, or as many as the command line says."""
+        self._print([self._session.tables()[number]], self._options.rows if rows is None else rows)
+
+    def _print(self, contents: Sequence[TableContents], rows: int | None) -> None:
+        lines = lines_of(contents, rows=rows, as_json=self._options.as_json, names=self._names)
         if not lines:
             return
         if self._options.aside:

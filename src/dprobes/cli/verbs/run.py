@@ -56,7 +56,6 @@ if TYPE_CHECKING:
 
     from dprobes.cli.output.stackprofiles import StacksOptions
     from dprobes.engines.companions import PreparedCompanions
-    from dprobes.engines.insertion import Prepared
 
 __all__ = ["command"]
 
@@ -264,7 +263,7 @@ def command(
     if space_of(loaded.program) is not Space.KERNEL:  # whose addresses are the same for all processes
         note_addresses(loaded.templates, items)
     program = loaded.program
-    if loaded.companions:
+    if loaded.companions or loaded.tool is not None:
         from dprobes.engines.companions import joined_program, prepared_companions
 
         programs = (program, *loaded.companions)
@@ -286,12 +285,12 @@ def command(
         items |= Item.IP | Item.PID | Item.PROCESS_NAME | Item.TIME
     views.check(source)
     carries = output is not None or bool(targets)
-    prepared: Prepared | PreparedCompanions
-    if loaded.companions:
-        prepared = prepared_companions(where, programs, loaded.diagnostics, loaded.symbols, filters)
+    joined: PreparedCompanions | None = None
+    if loaded.companions or loaded.tool is not None:
+        joined = prepared_companions(where, programs, loaded.diagnostics, loaded.symbols, filters)
     else:
         program = views.at_the_hit(program, source, carries=carries, verbose=verbose)
-        prepared = where.prepare(program, loaded.diagnostics, loaded.symbols, filters=filters)
+    prepared = joined or where.prepare(program, loaded.diagnostics, loaded.symbols, filters=filters)
     compiled = prepared.compiled
     engine = prepared.engine.name
     progress.end()
@@ -301,24 +300,38 @@ def command(
     if text := compiled.render(Severity.WARNING, *((Severity.NOTE,) if waits or compiled.kernel is not None else ())):
         console.write(text)
     progress.begin("inserting the probepoints")
+    inserted = prepared.session(items, images=source.images)
+    how = TableOptions(rows, interval, duration, as_json=as_json, aside=aside, prometheus=prometheus)
+    printed = loaded.tool.shown if loaded.tool is not None else ()
+    tables = TableOutput(how, inserted, len(shown_tables), names_for(source, shown_tables), printed)
+    blocks: ToolBlocks | None = None
+    if loaded.tool is not None:
+        from dprobes.cli.toolblocks import ToolBlocks
+        from dprobes.engines.companionsession import CompanionSession
+
+        assert isinstance(inserted, CompanionSession)
+        blocks = ToolBlocks(loaded.tool, inserted, tables, as_json=as_json, aside=aside)
+        inserted.ready = blocks.begin
     with (
         Outputs(source, output, format_name, targets, log_format or format_name, views.sinks) as outputs,
         EarlyInterrupt(deferred=not scope.command) as early,
-        prepared.session(items, images=source.images) as session,
+        inserted as session,
     ):
         if top:
             progress.end()  # the table is redrawn in its place
         run = Run(compiled.program, session, outputs, scope, progress, exit_status=exit_status, filters=filters)
-        shown = len(shown_tables)
-        how = TableOptions(rows, interval, duration, as_json=as_json, aside=aside, prometheus=prometheus)
-        tables = TableOutput(how, session, shown, names_for(source, shown_tables))
         with views.shown(compiled.program, session), tables.shown():
-            finished = run.follow(early)
+            if blocks is None:
+                finished = run.follow(early)
+            else:
+                with blocks.repeated():
+                    finished = run.follow(early)
+                blocks.end()
         views.collect(session, compiled.architecture.word_size)
         views.print()
         tables.print()
-        if shown:
-            outputs.write_tables(session.tables()[:shown])
+        if shown_tables:
+            outputs.write_tables(session.tables()[: len(shown_tables)])
         return run.conclude(finished)
 
 

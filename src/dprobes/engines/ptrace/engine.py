@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Self
@@ -17,7 +18,7 @@ from dprobes.engines.ptrace.client.answers import Answers
 from dprobes.engines.ptrace.client.conversation import Conversation, NotFollowedError
 from dprobes.engines.ptrace.client.programrun import ProgramRun
 from dprobes.engines.ptrace.sharedcounters import SharedCounters
-from dprobes.engines.ptrace.wire import Done, Ended, Remove, Start
+from dprobes.engines.ptrace.wire import ChangeRequest, Done, Ended, Remove, Start
 from dprobes.errors import EngineError, InternalError
 from dprobes.rpn.program import MANY_PLACES, calls_extensions
 from dprobes.target.location import OWN_SYMBOLS
@@ -25,7 +26,7 @@ from dprobes.target.location import OWN_SYMBOLS
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from dprobes.engines.interface import Job, Scope
+    from dprobes.engines.interface import Change, Job, Scope
     from dprobes.engines.options import EngineOptions
     from dprobes.engines.overloadnotices import OverloadNotices
     from dprobes.engines.sharedglobals import GlobalVariables
@@ -36,6 +37,12 @@ if TYPE_CHECKING:
     from dprobes.target.location import SymbolProvider
 
 __all__ = ["PtraceEngine", "PtraceSession", "engine_for"]
+
+
+_PATIENCE = 10.0
+"""Seconds that the tracer may take to change variables and tables."""
+
+_LOOK_AT_CHANGES = 0.0005
 
 
 class PtraceEngine(Engine):
@@ -116,6 +123,8 @@ class PtraceSession:
             job.images,
         )
         self._conversation: Conversation | None = None
+        self._changing = threading.Lock()
+        self._changes = 0
         self._principal = job.principal if isinstance(job.principal, PtraceSession) else None
         if self._principal is not None:
             self._run.counters.borrow(self._principal._run.counters)  # noqa: SLF001 - another of these
@@ -283,6 +292,24 @@ class PtraceSession:
     def tables(self) -> tuple[TableContents, ...]:
         """Return what its keyed tables hold; the tracer is not asked."""
         return self._run.counters.tables()
+
+    def change(self, changes: Sequence[Change]) -> None:
+        """Change local variables and tables between two handlers, and return when that is done."""
+        conversation, counters = self._conversation, self._run.counters
+        with self._changing:
+            if conversation is None or self._run.is_over:
+                counters.take_over(changes)
+                return
+            self._changes += 1
+            conversation.outbox.send(ChangeRequest(self._run.number, self._changes, tuple(changes)))
+            until = time.monotonic() + _PATIENCE
+            while counters.changes_made < self._changes:
+                if self._run.is_over:
+                    counters.take_over(changes)
+                    return
+                if time.monotonic() > until:
+                    raise EngineError("the tracer does not answer")
+                time.sleep(_LOOK_AT_CHANGES)
 
     # The conversation
 

@@ -4,7 +4,7 @@ What a run shows while it goes on: counts and variables, in memory that the trac
 The memory is a file that the client makes. So nobody has to ask the tracer, which has hits to see to, and what happened
 is known also after its end. The file holds 64-bit cells::
 
-    resets asked for | resets made | local variables | CPU variables of CPU 0 | of CPU 1 | ...
+    resets asked for | resets made | changes made | local variables | CPU variables of CPU 0 | of CPU 1 | ...
     the number of the last reset of each local variable | of each CPU variable
     the program's keyed tables (``keyed.store``)
     from the next page on: a Tally for each probepoint
@@ -19,7 +19,7 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Self, cast
 
-from dprobes.engines.interface import Counts
+from dprobes.engines.interface import Counts, TableChange, VariableChange
 from dprobes.engines.linux.cpus import cpu_limit
 from dprobes.engines.ptrace.tracer.slots import Placement
 from dprobes.lazydataclass import dataclass
@@ -27,13 +27,15 @@ from dprobes.lazydataclass import dataclass
 if TYPE_CHECKING:
     from collections.abc import MutableSequence, Sequence
 
+    from dprobes.engines.interface import Change
     from dprobes.keyed.contents import TableContents
+    from dprobes.keyed.store import TableStore
     from dprobes.rpn.tables import Table
 
-__all__ = ["SharedCounters", "Tally", "Variables"]
+__all__ = ["SharedCounters", "Tally", "Variables", "carry_out"]
 
 _CELL = 8
-_ASKED, _MADE, _FIRST_VARIABLE = 0, 1, 2
+_ASKED, _MADE, _CHANGED, _FIRST_VARIABLE = 0, 1, 2, 3
 """Cells by their number."""
 
 _ROWS = 512
@@ -89,6 +91,20 @@ class Variables:
     by_cpu: Sequence[MutableSequence[int]]
 
 
+def carry_out(changes: Sequence[Change], variables: MutableSequence[int], tables: Sequence[TableStore]) -> None:
+    """Change variables and tables."""
+    for change in changes:
+        match change:
+            case VariableChange(index, value):
+                variables[index] = value
+            case TableChange(table, None):
+                tables[table].clear()
+            case TableChange(table, bytes() as key, None):
+                tables[table].delete(key)
+            case TableChange(table, bytes() as key, int() as value):
+                tables[table].tally(key, value)
+
+
 class SharedCounters:
     """
     The memory behind ``descriptor``, which is closed with the object, for so many local and CPU variables.
@@ -121,6 +137,7 @@ class SharedCounters:
         self._cpu_resets = self._cells[end + local_count : self._first_table]
         self._resets = self._cells[_MADE]
         self._principal: SharedCounters | None = None
+        self._stores: list[TableStore] | None = None
 
     def borrow(self, principal: SharedCounters) -> None:
         """Use the variables of another program."""
@@ -193,6 +210,25 @@ class SharedCounters:
                     if number > self._resets:
                         values[index] = 0
             self._cells[_MADE] = self._resets = asked
+
+    def take_over(self, changes: Sequence[Change]) -> None:
+        """Change variables and tables that nobody else writes any more."""
+        from dprobes.keyed.store import TableStore
+
+        if self._stores is None:
+            memory = zip(self._tables, self.table_memory(), strict=True)
+            self._stores = [TableStore.taken_over(table, cells) for table, cells in memory]
+        carry_out(changes, self.variables.local, self._stores)
+
+    @property
+    def changes_made(self) -> int:
+        """How many requests to change variables and tables have been carried out."""
+        made: int = self._cells[_CHANGED]
+        return made
+
+    def note_changes(self, count: int) -> None:
+        """Say how many requests to change variables and tables have been carried out."""
+        self._cells[_CHANGED] = count
 
     def local_variables(self) -> list[int]:
         """Return the local variables, as they are or are about to be."""

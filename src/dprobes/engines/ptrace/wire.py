@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from dprobes.engines.hits.probelimits import ProbeLimits
-    from dprobes.engines.interface import HandedOver
+    from dprobes.engines.interface import Change, HandedOver
     from dprobes.engines.overload import Verdict
     from dprobes.engines.ptrace.sites import Sites
     from dprobes.engines.x86.debugregs import Watch
@@ -131,6 +131,15 @@ class Remove:
 
     program: int
     probes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeRequest:
+    """A request to change variables and tables of a program, the ``count``th; the memory that both see answers it."""
+
+    program: int
+    count: int
+    changes: tuple[Change, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from dprobes.bpf.layout import (
 from dprobes.engines.ebpf.kernel.bpfmaps import ArrayMap, HashMap, LruHashMap, OuterMap
 from dprobes.engines.ebpf.kernel.refusal import TOO_MANY_FILES
 from dprobes.engines.ebpf.kernel.ring import RingBuffer
+from dprobes.engines.interface import TableChange, VariableChange
 from dprobes.engines.linux.cpus import online_cpus
 from dprobes.errors import EngineError, reason_of
 from dprobes.lazydataclass import dataclass
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
     from dprobes.engines.ebpf.attach.tablemaps import TableMaps
     from dprobes.engines.ebpf.overload.loadmaps import LoadMaps
+    from dprobes.engines.interface import Change
     from dprobes.rpn.tables import Table
 
 __all__ = ["ProbeCounters", "SharedMaps", "Sizes", "state_count"]
@@ -336,6 +338,16 @@ class SharedMaps:
                 for start in range(0, len(words), power_of_two(count)):
                     for index in range(*some.indices(count)):
                         words[start + index] = 0
+
+    def change(self, changes: Sequence[Change]) -> None:
+        """Change local variables and tables."""
+        for change in changes:
+            match change:
+                case VariableChange(index, value):
+                    self._locals.words[index] = value
+                case TableChange():
+                    assert self.tables is not None
+                    self.tables.change(change)
 
     @property
     def unfollowed(self) -> int:

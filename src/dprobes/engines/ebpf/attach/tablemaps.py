@@ -18,7 +18,7 @@ from dprobes.bpf.lower.tablevalues import HEAD_CELLS
 from dprobes.engines.ebpf.kernel.bpfmaps import ArrayMap, HashMap
 from dprobes.engines.linux.cpus import cpu_limit
 from dprobes.keyed.contents import TableContents, TableRow
-from dprobes.keyed.layout import merged
+from dprobes.keyed.layout import changed, merged
 from dprobes.keyed.store import TableStore
 from dprobes.rpn.tables import MEMORY_MAX
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
+    from dprobes.engines.interface import TableChange
     from dprobes.rpn.tables import Table
 
 __all__ = ["TableMaps", "zeros_size"]
@@ -51,6 +52,28 @@ class _Hash:
         self._layout = struct.Struct(f"={table.value_cells}Q")
         self.descriptor = self._map.fd
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether all CPUs have one value for a key."""
+        return self._parts == 1
+
+    def tally(self, key: bytes, value: int) -> None:
+        """Take a number into the value that all CPUs share; raise ``OSError`` if there is no room."""
+        try:
+            cells = list(self._layout.unpack(self._map[key]))
+        except KeyError:
+            cells = [0] * self._table.value_cells
+        self._map[key] = self._layout.pack(*changed(self._table, cells, value))
+
+    def delete(self, key: bytes) -> None:
+        """Take a key out, if it is there."""
+        self._map.discard(key)
+
+    def clear(self) -> None:
+        """Take all keys out."""
+        for key in list(self._map):
+            self._map.discard(key)
+
     def rows(self) -> Iterator[TableRow]:
         seen: set[bytes] = set()
         for key in self._map:
@@ -72,6 +95,26 @@ class _Cells:
         self._map = stack.enter_context(ArrayMap(8 * self._stride * (1 if shared else cpus), name="dprobes_table"))
         _ = self._map.words  # mapping it takes a descriptor as well
         self.descriptor = self._map.fd
+        self.is_shared = shared
+
+    def tally(self, key: bytes, value: int) -> None:  # noqa: ARG002 - there is none
+        """Take a number into the value that all CPUs share."""
+        words, end = self._map.words, self._stride
+        for cell, number in enumerate(changed(self._table, words[HEAD_CELLS:end].tolist(), value), HEAD_CELLS):
+            words[cell] = number
+        words[0] = 1
+
+    def delete(self, key: bytes) -> None:  # noqa: ARG002
+        """Take the value out."""
+        self.clear()
+
+    def clear(self) -> None:
+        """Take the value out."""
+        words = self._map.words
+        for start in range(0, len(words), self._stride):
+            words[start] = 0
+            for cell in range(start + HEAD_CELLS, start + self._stride):
+                words[cell] = 0
 
     def rows(self) -> Iterator[TableRow]:
         words, stride = self._map.words, self._stride
@@ -115,6 +158,8 @@ class TableMaps:
                     self._maps[number] = _Hash(table, stack, shared=is_shared)
                 else:
                     self._maps[number] = _Cells(table, stack, cpus, shared=is_shared)
+            self._added: dict[int, TableStore] = {}
+            """What was put into tables here that have a value for each CPU: each is written by its CPU alone."""
             self._lost = stack.enter_context(ArrayMap(8 * len(tables), name="dprobes_lost"))
             _ = self._lost.words
             self._stack = stack.pop_all()
@@ -125,6 +170,36 @@ class TableMaps:
         found = {table_map(number): each.descriptor for number, each in self._maps.items()}
         return {**found, MapName.TABLES_LOST: self._lost.fd}
 
+    def change(self, change: TableChange) -> None:
+        """Change a table."""
+        number, key, value = change
+        stores: list[TableStore | _Hash | _Cells] = [
+            each[number] for each in (self.stores, self._maps, self._added) if number in each
+        ]
+        for store in stores:
+            if key is None:
+                store.clear()
+            elif value is None:
+                store.delete(key)
+        if key is None or value is None:
+            return
+        found = stores[0]
+        if isinstance(found, _Hash | _Cells) and not found.is_shared:
+            found = self._added.setdefault(number, TableStore(self._tables[number]))
+        try:
+            found.tally(key, value)
+        except OSError:
+            self._lost.words[number] += 1
+
+    def _rows(self, number: int) -> tuple[TableRow, ...]:
+        rows = tuple(self._maps[number].rows())
+        if number not in self._added:
+            return rows
+        table, cells = self._tables[number], dict(rows)
+        for key, more in self._added[number].contents().rows:
+            cells[key] = merged(table, [cells[key], more]) if key in cells else more
+        return tuple(TableRow(key, each) for key, each in cells.items())
+
     def contents(self) -> tuple[TableContents, ...]:
         """Return what the tables hold."""
         lost = self._lost.words
@@ -134,7 +209,7 @@ class TableMaps:
                 contents = self.stores[number].contents()
                 found.append(TableContents(table, contents.rows, contents.lost + lost[number]))
             else:
-                found.append(TableContents(table, tuple(self._maps[number].rows()), lost[number]))
+                found.append(TableContents(table, self._rows(number), lost[number]))
         return tuple(found)
 
     def __enter__(self) -> Self:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from dprobes.engines.ebpf.attach.installation import Installation
-    from dprobes.engines.interface import Counts
+    from dprobes.engines.interface import Change, Counts
     from dprobes.keyed.contents import TableContents
     from dprobes.resolve.probepoints import Probepoint
 
@@ -120,6 +120,12 @@ class Readings:
             else:
                 self._installed.maps.reset_variables(some)
 
+    def change(self, changes: Sequence[Change]) -> None:
+        """Change local variables and tables."""
+        with self._lock:
+            if not self._is_closed:
+                self._installed.maps.change(changes)
+
     def _read_counts(self) -> None:
         if not self._is_closed:
             self._counts = self._count()
@@ -183,6 +189,11 @@ class ControlledRun(ABC):
         """Set its local and CPU variables with these indices to zero; what is added at that moment may be lost."""
         if self._readings is not None:
             self._readings.reset_variables(first, last)
+
+    def change(self, changes: Sequence[Change]) -> None:
+        """Change local variables and tables; what handlers do to the same ones at that moment may be lost."""
+        if self._readings is not None:
+            self._readings.change(changes)
 
     def remove(self, probes: Sequence[int]) -> None:
         """Remove probepoints; ``events`` reports those that were there as REMOVED."""

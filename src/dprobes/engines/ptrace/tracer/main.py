@@ -43,6 +43,7 @@ from dprobes.engines.ptrace.tracer.watchpoints import DebugRegisters, Watchpoint
 from dprobes.engines.ptrace.wire import (
     Attach,
     Attached,
+    ChangeRequest,
     Done,
     End,
     Failed,
@@ -187,6 +188,9 @@ class Tracer:
                 case Remove(number, numbers):
                     if (program := self._programs.numbered(number)) is not None:
                         self._remover.remove(program.remove(numbers))
+                case ChangeRequest(number, count, changes):
+                    if (program := self._programs.numbered(number)) is not None:
+                        program.change(changes, count)
                 case Insert():
                     self._inserter.insert(message)
                 case Replace():

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from dprobes.engines.hits import handlerruns, probes
 from dprobes.engines.hits.probes import Handlers
 from dprobes.engines.hits.records import RecordBuilder
-from dprobes.engines.ptrace.sharedcounters import SharedCounters
+from dprobes.engines.ptrace.sharedcounters import SharedCounters, carry_out
 from dprobes.engines.ptrace.sites import Sites
 from dprobes.engines.ptrace.wire import End, ModuleMapped, ProbeStatus, Warned
 from dprobes.engines.sharedglobals import MappedCells
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from dprobes.engines.hits.probelimits import ProbeLimits
     from dprobes.engines.hits.programguard import ProgramGuard
+    from dprobes.engines.interface import Change
     from dprobes.engines.overload import Verdict
     from dprobes.engines.ptrace.sites import FileKey, Site, WatchSite
     from dprobes.engines.ptrace.tracer.connection import Connection
@@ -158,6 +159,11 @@ class InsertedProgram:
             if word_size not in self.handlers:
                 self.handlers[word_size] = Handlers(sites.code.image, sites.code.architecture, warn)
         return removed
+
+    def change(self, changes: Sequence[Change], count: int) -> None:
+        """Change variables and tables as the client asks; it has asked ``count`` times."""
+        carry_out(changes, self.counters.variables.local, self.keyed_tables)
+        self.counters.note_changes(count)
 
     def probe(self, number: int) -> Probe | None:
         """Return the probepoint of a site, None for one of the engine's own."""

@@ -1,0 +1,343 @@
+"""
+The meaning of blocks that the tool executes: an interpreter of their typed tree.
+
+Values are Python's numbers, as their types hold them. What blocks act on is a ``ToolHost``: variables, tables, output.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING, Protocol
+
+from dprobes.dpc import typed, typedstatement
+from dprobes.dpc.ctype import Void, size_of
+from dprobes.dpc.folder import cut
+from dprobes.rpn.arithmetic import divided
+from dprobes.rpn.isa import PROCESS_NAME_SIZE, ExceptionCode
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dprobes.dpc.toolblock import ToolProgram
+    from dprobes.dpc.typedprogram import TypedBlock
+    from dprobes.source import Span
+
+__all__ = ["ToolError", "ToolHost", "ToolInterpreter"]
+
+NAME = "dprobes"
+"""The process name in blocks of the tool."""
+
+_CALLS_MAX = 100
+"""How deep calls may be nested, as on the RPN stack of a hit."""
+
+_MASK = (1 << 64) - 1
+
+
+class ToolHost(Protocol):
+    """What blocks of the tool act on; variables and tables are those of the probes."""
+
+    def variable(self, kind: typed.VariableKind, index: int) -> int:
+        """Return the 64 bits of a variable."""
+
+    def set_variable(self, kind: typed.VariableKind, index: int, value: int) -> None:
+        """Set a variable."""
+
+    def table_value(self, table: int, key: bytes) -> int:
+        """Return the number under a key, 0 if there is nothing."""
+
+    def tally(self, table: int, key: bytes, value: int) -> None:
+        """Take a signed number into a table."""
+
+    def delete(self, table: int, key: bytes) -> None:
+        """Take a key out of a table."""
+
+    def clear(self, table: int) -> None:
+        """Take all keys out of a table."""
+
+    def show(self, table: int, rows: int | None) -> None:
+        """Print at most ``rows`` rows of a table."""
+
+    def print(self, template: str, data: bytes) -> None:
+        """Print what a template makes of the bytes of a record."""
+
+    def quit(self) -> None:
+        """Ask for the end of the run."""
+
+    def system(self, name: str) -> int:
+        """Return ``pid``, ``tid``, ``uid``, ``procid`` or ``time`` of the tool."""
+
+
+class ToolError(Exception):
+    """Report what has ended a block; ``code`` is that of the exception, and ``span`` where it came."""
+
+    def __init__(self, code: ExceptionCode, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.span: Span | None = None
+
+
+class _JumpError(Exception):
+    def __init__(self, kind: typedstatement.Jumping) -> None:
+        self.kind = kind
+
+
+class _EndError(Exception):
+    """The end of a block."""
+
+
+class _ResultError(Exception):
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+
+class ToolInterpreter:
+    """Execute the blocks of a program."""
+
+    def __init__(self, program: ToolProgram, host: ToolHost) -> None:
+        self._program = program
+        self._host = host
+        self._numbers = {name: number for number, name in enumerate(program.tables)}
+
+    def execute(self, block: TypedBlock) -> None:
+        """Execute a block; raise ``ToolError`` for what ends it before its time."""
+        with suppress(_EndError):
+            _Frame(self._program, self._host, self._numbers, block.slots, ()).execute(block.body)
+
+
+class _Frame:
+    """A block or a call of a function, with its variables; ``counts`` has the jumps that were taken."""
+
+    def __init__(
+        self,
+        program: ToolProgram,
+        host: ToolHost,
+        numbers: dict[str, int],
+        slots: int,
+        arguments: Sequence[int],
+        depth: int = 0,
+        jumps: list[int] | None = None,
+    ) -> None:
+        self._program = program
+        self._host = host
+        self._numbers = numbers
+        self._slots = [0] * slots
+        self._arguments = list(arguments)
+        self._depth = depth
+        self._jumps = [0] if jumps is None else jumps
+
+    # Statements
+
+    def execute(self, statement: typedstatement.Statement) -> None:
+        if isinstance(statement, typedstatement.Steps):
+            for each in statement.statements:
+                self.execute(each)
+            return
+        try:
+            self._execute(statement)
+        except ToolError as error:
+            error.span = error.span or statement.span
+            raise
+
+    def _execute(self, statement: typedstatement.Statement) -> None:
+        match statement:
+            case typedstatement.Evaluate(value):
+                self.value(value)
+            case typedstatement.Log(_, items, template):
+                self._host.print(template, b"".join(map(self._bytes, items)))
+            case typedstatement.Tally(table, keys, value):
+                number = 0 if value is None else self.value(value)
+                self._host.tally(self._numbers[table], self._key(keys), number)
+            case typedstatement.Untally(table, keys):
+                self._host.delete(self._numbers[table], self._key(keys))
+            case typedstatement.Show(table, rows):
+                self._host.show(self._numbers[table], rows)
+            case typedstatement.Clear(table):
+                self._host.clear(self._numbers[table])
+            case typedstatement.Quit():
+                self._host.quit()
+                raise _EndError
+            case typedstatement.Select(condition, then, otherwise):
+                if self.value(condition):
+                    self.execute(then)
+                elif otherwise is not None:
+                    self.execute(otherwise)
+            case typedstatement.Loop():
+                self._loop(statement)
+            case typedstatement.Switch():
+                self._switch(statement)
+            case typedstatement.Jump(kind):
+                raise _JumpError(kind)
+            case typedstatement.Result(value):
+                raise _ResultError(0 if value is None else self.value(value))
+            case typedstatement.TryCatch():
+                self._try(statement)
+            case _:
+                raise _EndError
+
+    def _loop(self, loop: typedstatement.Loop) -> None:
+        tests = loop.tests_first
+        while True:
+            if tests and loop.condition is not None and not self.value(loop.condition):
+                return
+            tests = True
+            try:
+                self.execute(loop.body)
+            except _JumpError as jump:
+                if jump.kind is typedstatement.Jumping.BREAK:
+                    return
+            if loop.step is not None:
+                self.value(loop.step)
+            self._jumps[0] += 1
+            if self._jumps[0] > self._program.jmpmax:
+                raise ToolError(ExceptionCode.JMP_MAX, f"more than {self._program.jmpmax} jumps")
+
+    def _switch(self, switch: typedstatement.Switch) -> None:
+        value = self.value(switch.value)
+        places = {test.value: test.position for test in switch.tests}
+        start = places.get(value, places.get(None))
+        if start is None:
+            return
+        try:
+            for each in switch.statements[start:]:
+                self.execute(each)
+        except _JumpError as jump:
+            if jump.kind is not typedstatement.Jumping.BREAK:
+                raise
+
+    def _try(self, statement: typedstatement.TryCatch) -> None:
+        try:
+            self.execute(statement.body)
+        except ToolError as error:
+            for place, value in ((statement.code, error.code), (statement.address, 0)):
+                if place is not None:
+                    self._store(place, int(value))
+            self.execute(statement.handler)
+
+    # Values
+
+    def value(self, value: typed.Value) -> int:
+        """Return a value, as its type holds it."""
+        host = self._host
+        match value:
+            case typed.Constant(number):
+                return number
+            case typed.System(name, type_):
+                return cut(host.system(name), type_)
+            case typed.Local(slot):
+                return self._slots[slot] if slot >= 0 else self._arguments[-slot - 1]
+            case typed.Variable(kind, _, type_):
+                return cut(host.variable(kind, self._index(value)), type_)
+            case typed.Arithmetic():
+                return self._arithmetic(value)
+            case typed.Negation(operand, type_, is_complement):
+                number = self.value(operand)
+                return type_.cut(~number if is_complement else -number)
+            case typed.Comparison(operator, left, right):
+                one, other = self.value(left), self.value(right)
+                return int(one == other if operator == "==" else one < other if operator == "<" else one <= other)
+            case typed.Not(operand):
+                return int(not self.value(operand))
+            case typed.Both(left, right):
+                return int(bool(self.value(left)) and bool(self.value(right)))
+            case typed.Either(left, right):
+                return int(bool(self.value(left)) or bool(self.value(right)))
+            case typed.Convert(operand, type_):
+                number = self.value(operand)
+                return 0 if isinstance(type_, Void) else cut(number, type_)
+            case typed.Assign(target, assigned):
+                return self._store(target, self.value(assigned))
+            case typed.Step(target, amount, is_postfix, type_):
+                before = self.value(target)
+                after = self._store(target, cut(before + amount, type_))
+                return before if is_postfix else after
+            case typed.Choice(condition, yes, no):
+                return self.value(yes if self.value(condition) else no)
+            case typed.Sequence(left, right):
+                self.value(left)
+                return self.value(right)
+            case typed.FunctionCall(name, arguments, type_):
+                return self._call(name, [self.value(each) for each in arguments])
+            case typed.TableValue(table, keys):
+                return host.table_value(self._numbers[table], self._key(keys))
+            case typed.CommTest(text, is_prefix):
+                return int(NAME.startswith(text) if is_prefix else text == NAME)
+        raise AssertionError(value)
+
+    def _arithmetic(self, value: typed.Arithmetic) -> int:
+        left, right, type_ = self.value(value.left), self.value(value.right), value.type
+        match value.operator:
+            case "+":
+                result = left + right
+            case "-":
+                result = left - right
+            case "*":
+                result = left * right
+            case "&":
+                result = left & right
+            case "|":
+                result = left | right
+            case "^":
+                result = left ^ right
+            case "<<":
+                result = left << right if 0 <= right < type_.bits else 0
+            case ">>":
+                result = left >> min(right & _MASK, type_.bits)
+            case operator:
+                if not right:
+                    raise ToolError(ExceptionCode.DIVIDE_BY_ZERO, "a division by zero")
+                result = divided(left, right)[operator == "%"]
+        return type_.cut(result)
+
+    def _index(self, variable: typed.Variable) -> int:
+        if variable.index is None:
+            return variable.first
+        return variable.first + self.value(variable.index)
+
+    def _store(self, target: typed.Place, value: int) -> int:
+        match target:
+            case typed.Local(slot, type_) if slot >= 0:
+                self._slots[slot] = value = cut(value, type_)
+            case typed.Local(slot, type_):
+                self._arguments[-slot - 1] = value = cut(value, type_)
+            case typed.Variable(kind, _, type_):
+                value = cut(value, type_)
+                self._host.set_variable(kind, self._index(target), value & _MASK)
+            case _:
+                raise AssertionError(target)
+        return value
+
+    def _call(self, name: str, arguments: Sequence[int]) -> int:
+        function = self._program.functions[name]
+        if self._depth >= _CALLS_MAX:
+            raise ToolError(ExceptionCode.CALL_MAX, f"more than {_CALLS_MAX} calls in each other")
+        frame = _Frame(
+            self._program, self._host, self._numbers, function.slots, arguments, self._depth + 1, self._jumps
+        )
+        try:
+            frame.execute(function.body)
+        except _ResultError as result:
+            return result.value
+        return 0
+
+    # Bytes
+
+    def _bytes(self, item: typed.Argument) -> bytes:
+        """Return the bytes that a handler would log of a value."""
+        if isinstance(item, typed.CommName):
+            return b""  # it is in the header
+        assert not isinstance(item, typed.Text | typed.Bytes | typed.StackTrace)
+        size = size_of(item.type) or self._program.word_size
+        return (self.value(item) & ((1 << 8 * size) - 1)).to_bytes(size, "little")
+
+    def _key(self, keys: Sequence[typed.Argument]) -> bytes:
+        found = []
+        for key in keys:
+            if isinstance(key, typed.CommName):
+                found.append(NAME.encode().ljust(PROCESS_NAME_SIZE, b"\0"))
+                continue
+            assert not isinstance(key, typed.Text | typed.Bytes | typed.StackTrace)
+            word = self.value(key) & ((1 << 8 * self._program.word_size) - 1)
+            found.append(word.to_bytes(8, sys.byteorder))
+        return b"".join(found)

@@ -1,0 +1,165 @@
+"""Blocks that the tool executes while a program runs: begin, every and end, with both engines."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from integration.support import TIMEOUT
+
+ENGINES = ["ptrace", pytest.param("ebpf", marks=pytest.mark.skipif(os.geteuid() != 0, reason="ebpf needs root"))]
+DPROBES = [sys.executable, "-m", "dprobes"]
+TARGET = "import ctypes; f = ctypes.CDLL(None).abs; [f(n) for n in range(4)]"
+FOREVER = "import ctypes, time; f = ctypes.CDLL(None).abs\nwhile True: f(1); time.sleep(0.005)"
+
+
+def run(text: str, engine: str, *options: str, target: str = TARGET) -> subprocess.CompletedProcess[str]:
+    words = ["run", "-e", text, "--engine", engine, *options, "--", sys.executable, "-S", "-c", target]
+    done = subprocess.run([*DPROBES, *words], capture_output=True, text=True, timeout=TIMEOUT, check=False)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_begin_comes_before_the_command_and_end_behind_it(engine: str) -> None:
+    text = """
+    static long limit, table[4]; global long shared;
+    long square(long x) { return x * x; }
+    begin { limit = square(3); shared = 40; table[2] = 5; @start = 7; @n[comm] = count(); printf("begin %s", comm); }
+    libc.so.6:abs(int x) {
+        shared++; table[x]++; @n[comm] = count();
+        if (x == 2) printf("limit=%d start=%d table=%d", limit, @start, table[2]);
+    }
+    end { printf("shared=%d table=%d,%d", shared, table[0], table[2]); }
+    """
+    lines = run(text, engine).stdout.splitlines()
+    assert lines[0] == "begin dprobes"
+    assert lines[1].endswith("limit=9 start=7 table=6")
+    assert lines[2] == "shared=44 table=1,6"
+    # What begin has put into tables is there with what handlers have.
+    assert sorted(lines[3:]) == ["@n[dprobes]: 1", f"@n[{Path(sys.executable).name}]: 4", "@start: 7"]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_tables_are_printed_and_cleared(engine: str) -> None:
+    text = """
+    libc.so.6:abs(int x) { @sum[x & 1] = sum(x); @all = hist(x); @left = count(); @max = max(x); @avg = avg(x); }
+    end {
+        @sum[1] += 10; @max = max(7); @avg = avg(94); @all = hist(100);
+        print(@sum); print(@sum, 1); printf("%d %d %d", @sum[1], @max, @avg);
+        delete(@sum[0]); print(@sum);
+        clear(@sum); clear(@all); clear(@max); clear(@avg);
+        print(@sum); print(@all); @sum[5] += 1; print(@sum);
+    }
+    """
+    lines = run(text, engine).stdout.splitlines()
+    assert sorted(lines[:2]) == ["@sum[0]: 2", "@sum[1]: 14"]
+    assert lines[2:4] == ["@sum: 1 rows with smaller values are not shown", "@sum[1]: 14"]
+    # What the program prints is not printed again at the end, but for what it does not print.
+    assert lines[4:] == ["14 7 20", "@sum[1]: 14", "@sum[5]: 1", "@left: 4"]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_every_so_often_until_exit(engine: str) -> None:
+    text = """
+    static long rounds;
+    libc.so.6:abs { @hits = count(); }
+    every 50ms {
+        if (!rounds && !@hits) return;
+        printf("round %d %d", ++rounds, @hits > 0); clear(@hits);
+        if (rounds == 3) exit();
+        printf("on");
+    }
+    end { printf("over"); }
+    """
+    done = run(text, engine, target=FOREVER.replace("while True", "for _ in range(1000)"))
+    # A round without a hit is possible on a slow machine, one too many is not.
+    lines = [line.removesuffix(" 0").removesuffix(" 1") for line in done.stdout.splitlines() if line[0] != "@"]
+    assert lines == ["round 1", "on", "round 2", "on", "round 3", "over"]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_end_comes_after_a_signal_and_after_the_duration(engine: str) -> None:
+    target = subprocess.Popen([sys.executable, "-S", "-c", FOREVER])
+    try:
+        text = 'libc.so.6:abs { @hits = count(); } begin { printf("ready") } end { printf("hits %d", @hits > 0) }'
+        words = [*DPROBES, "run", "-e", text, "--engine", engine, "-p", str(target.pid)]
+        done = subprocess.run(
+            [*words, "--duration", "0.5"], capture_output=True, text=True, timeout=TIMEOUT, check=False
+        )
+        assert done.stdout.splitlines()[:2] == ["ready", "hits 1"], done.stderr
+        for number in (signal.SIGINT, signal.SIGTERM):
+            child = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            assert child.stdout is not None
+            assert child.stdout.readline() == "ready\n"
+            time.sleep(0.5)
+            child.send_signal(number)
+            output, messages = child.communicate(timeout=TIMEOUT)
+            assert output.splitlines()[0] == "hits 1", messages
+        assert target.poll() is None
+    finally:
+        target.kill()
+        target.wait()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_exit_in_begin_lets_no_command_begin(engine: str, tmp_path: Path) -> None:
+    mark = tmp_path / "ran"
+    text = 'libc.so.6:abs { } begin { printf("no"); exit(); printf("never"); } end { printf("end"); }'
+    words = ["run", "-e", text, "--engine", engine, "--", "touch", str(mark)]
+    done = subprocess.run([*DPROBES, *words], capture_output=True, text=True, timeout=TIMEOUT, check=False)
+    assert done.stdout.splitlines() == ["no", "end"], done.stderr
+    assert not mark.exists()
+
+
+def test_what_fails_ends_the_block_and_not_the_run(tmp_path: Path) -> None:
+    program = tmp_path / "failing.dpc"
+    program.write_text(
+        "static long zero;\n"
+        "long down(long x) { return down(x + 1); }\n"
+        'libc.so.6:abs(int x) { printf("abs %d", x); }\n'
+        "begin {\n"
+        '    try { zero = 1 / zero; } catch (code) { printf("code %x", code); }\n'
+        "    zero = 5 % zero;\n"
+        "}\n"
+        "begin { while (1) { } }\n"
+        "end { down(1); }\n"
+    )
+    done = subprocess.run(
+        [*DPROBES, "run", str(program), "--engine", "ptrace", "--", sys.executable, "-S", "-c", TARGET],
+        capture_output=True, text=True, timeout=TIMEOUT, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0
+    lines = done.stdout.splitlines()
+    assert lines[0] == "code 20"
+    assert len(lines) == 5
+    assert re.findall(r"warning: .*/(failing.*)", done.stderr) == [
+        "failing.dpc:6: a division by zero has ended 'begin'",
+        "failing.dpc:8: more than 10000 jumps has ended 'begin'",
+        "failing.dpc:2: more than 100 calls in each other has ended 'end'",
+    ]
+
+
+def test_in_json_each_printf_is_an_object() -> None:
+    text = 'libc.so.6:abs(int x) { @s[x] = count(); } end { printf("a=%d\\nb", 1); print(@s, 1); }'
+    lines = run(text, "ptrace", "--format", "json").stdout.splitlines()
+    first, second = (json.loads(line) for line in lines[:2])
+    assert first == {"block": "end", "text": "a=1\nb"}
+    assert second["table"] == "s"
+
+
+def test_only_run_takes_blocks_of_the_tool(tmp_path: Path) -> None:
+    program = tmp_path / "blocks.dpc"
+    program.write_text("libc.so.6:abs { @n = count(); }\nevery 1s { print(@n); }\n")
+    done = subprocess.run([*DPROBES, "build", str(program)], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"{program}:2:1: error: this is a program with a block 'every 1s'")
+    assert not (tmp_path / "blocks.ppdf").exists()
