@@ -206,6 +206,8 @@ def _is_possible(case: Case, target: Target) -> bool:
             operand = instruction.operand
             if instruction.row.syntax == "exit <code>" and operand:
                 return False  # the current task, which is this very process, would be stopped
+            if instruction.row.syntax == "push elapsed":
+                return False  # nobody has seen the entry, whose time is to be chosen
             is_register = instruction.row.operand_kind is OperandKind.REGISTER and isinstance(operand, (int, str))
             register = x86.register(operand) if is_register else None  # type: ignore[arg-type]
             if not allows(instruction.row, register) or (register is not None and register.name in ("r9", "eip")):
