@@ -464,3 +464,48 @@ def test_a_process_that_forgets_to_close_leaves_nothing_behind(path: Path) -> No
         await_true(lambda: not is_traced(target.process.pid), "the end of the tracer")
         assert code_is_original(target.process.pid, path)
         assert target.end() == 0
+
+
+TABLES = """
+table = calls, count, word
+table = sum, sum
+table = stacks, count, ustack[3]
+offset = stepped
+push r, arg0
+tally calls
+push r, arg0
+tally sum
+tally stacks
+abort
+"""
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_tables_are_cleared_and_go_on_counting(path: Path, tmp_path: Path, engine: str) -> None:
+    source = tmp_path / "tables.rpn"
+    source.write_text(f'name = "{path}"\n{TABLES}')
+    with on_demand(path) as target:
+        with dprobes.attach(target.process.pid, engine=engine) as session:
+            inserted = session.insert(dprobes.compile_file(source))
+
+            def held() -> list[int]:
+                return [sum(number for _, number in table.items()) for table in inserted.tables().values()]
+
+            target.say("call 5")
+            await_true(lambda: held() == [5, 10, 5], "five hits in all tables")
+            inserted.clear_tables("s*")
+            assert held() == [5, 0, 0]
+            target.say("call 3")
+            await_true(lambda: held() == [8, 3, 3], "three more hits")
+            inserted.clear_tables()
+            assert held() == [0, 0, 0]
+            assert len(inserted.tables()["calls"]) == 0
+            target.say("call 2")
+            await_true(lambda: held() == [2, 1, 2], "two more hits")
+            with pytest.raises(dprobes.EngineError) as caught:
+                inserted.clear_tables("clls")
+            assert caught.value.message == "no keyed table is called 'clls'"
+            assert caught.value.hint == "there are: calls, sum, stacks"
+        inserted.clear_tables("calls")
+        assert held() == [0, 1, 2]
+        assert target.end() == 0

@@ -6,10 +6,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dprobes.engines.followedprogram import FollowedProgram
-from dprobes.engines.interface import Counts
+from dprobes.engines.interface import Counts, TableChange
 from dprobes.errors import DprobesError, EngineError
 from dprobes.lazydataclass import dataclass
 from dprobes.resolve.probeplaces import places_of
+from dprobes.rpn.tables import tables_matching
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -156,6 +157,14 @@ class InsertedProgram:
         from dprobes.keyed.view import KeyedTable
 
         return {each.table.name: KeyedTable(each) for each in self.session.tables()}
+
+    def clear_tables(self, pattern: str = "*") -> None:
+        """
+        Empty the keyed tables whose names match a pattern, by default all of them; they go on counting.
+
+        Raise ``EngineError`` if there is none of such a name.
+        """
+        self.session.change([TableChange(number) for number in tables_matching(pattern, self.program.tables)])
 
     def reset_variables(self, first: int = 0, last: int | None = None) -> None:
         """Set its local and per-CPU variables with the indices from ``first`` to ``last``, by default all, to zero."""

@@ -53,7 +53,7 @@ from dprobes.manager.schema import decode, encode
 from dprobes.record.layout import Item
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from dprobes.manager.paths import ManagerPaths
     from dprobes.sinks.target import TargetStatus
@@ -254,13 +254,15 @@ class ManagerClient:
         wants_globals: bool = True,
         index: tuple[int, int] | None = None,
         resets: bool = False,
+        clears: Sequence[str] = (),
     ) -> ManagedVariables:
         """
         Return local, per-CPU and global variables; ``name`` limits the former to the programs of this name.
 
-        ``index`` is the first and the last index that are meant. With ``resets`` they are zero from then on.
+        ``index`` is the first and the last index that are meant. With ``resets`` they are zero from then on. Keyed
+        tables whose names match one of the patterns ``clears`` are empty from then on.
         """
-        arguments = GetvarsArguments(name, wants_locals, wants_globals, index, resets)
+        arguments = GetvarsArguments(name, wants_locals, wants_globals, index, resets, tuple(clears))
         return decode(ManagedVariables, self._ask("getvars", arguments))
 
     def global_variables(self) -> list[int]:

@@ -15,8 +15,10 @@ import time
 from typing import TYPE_CHECKING, Any, Self
 
 from dprobes.engines.followedprogram import GONE, settled_counts
+from dprobes.engines.interface import TableChange
 from dprobes.engines.sharedglobals import GlobalVariables
 from dprobes.errors import ManagerError
+from dprobes.globs import compile_glob
 from dprobes.manager.arguments import check_format, insertion
 from dprobes.manager.descriptions import describe_program, describe_variables
 from dprobes.manager.inserter import Inserter
@@ -45,7 +47,7 @@ from dprobes.manager.schema import decode_arguments, encode
 from dprobes.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
     from dprobes.engines.interface import Notice
@@ -243,7 +245,24 @@ class Manager:
         if given.reset:
             for inserted in chosen:
                 inserted.session.reset_variables(first, last)
+        self._clear_tables(given.clear, chosen)
         return result
+
+    @staticmethod
+    def _clear_tables(patterns: Sequence[str], chosen: Sequence[InsertedProgram]) -> None:
+        """Empty tables of programs; raise ``ManagerError`` before that if none has a name that a pattern matches."""
+        for pattern in patterns:
+            matches = compile_glob(pattern).match
+            if not any(matches(table.name) for inserted in chosen for table in inserted.program.tables):
+                names = dict.fromkeys(table.name for inserted in chosen for table in inserted.program.tables)
+                hint = f"there are: {', '.join(names)}" if names else "no program that is meant has any"
+                raise ManagerError(f"no keyed table is called '{pattern}'", hint=hint)
+        for inserted in chosen:
+            for pattern in patterns:
+                matches = compile_glob(pattern).match
+                tables = inserted.program.tables
+                cleared = [TableChange(number) for number, table in enumerate(tables) if matches(table.name)]
+                inserted.session.change(cleared)
 
     def _describe_globals(self, first: int, last: int) -> GlobalValues:
         """Return as many of the global variables as a program has asked for, or as hold something."""

@@ -91,6 +91,7 @@ class GetvarsArguments:
     wants_globals: bool = field(default=False, metadata=wire("global"))
     index: Range | None = None
     reset: bool = False
+    clear: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,8 @@ import enum
 from dataclasses import field
 from typing import TYPE_CHECKING
 
+from dprobes.errors import EngineError
+from dprobes.globs import compile_glob
 from dprobes.lazydataclass import dataclass
 from dprobes.rpn.isa import KERNEL_FRAMES_MAX, PROCESS_NAME_SIZE, USER_FRAMES_MAX
 
@@ -38,6 +40,7 @@ __all__ = [
     "TableKind",
     "Unit",
     "table_of",
+    "tables_matching",
 ]
 
 TABLES_MAX, KEYS_MAX = 64, 8
@@ -226,6 +229,18 @@ class Table:
         if self.unit is not Unit.NONE:
             parts.append(f"unit = {self.unit.value}")
         return ", ".join(parts)
+
+
+def tables_matching(pattern: str, tables: Sequence[Table]) -> list[int]:
+    """Return the numbers of the tables whose names match a pattern; raise ``EngineError`` if none does."""
+    matches = compile_glob(pattern).match
+    found = [number for number, table in enumerate(tables) if matches(table.name)]
+    if not found:
+        names = ", ".join(table.name for table in tables)
+        raise EngineError(
+            f"no keyed table is called '{pattern}'", hint=f"there are: {names}" if names else "the program has none"
+        )
+    return found
 
 
 def table_of(operand: object, tables: Sequence[Table]) -> Table | None:

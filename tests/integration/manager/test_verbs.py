@@ -354,3 +354,27 @@ def test_a_command_is_started_with_the_program_in_it(
     await_true(lambda: sandbox.counts("svc") == {1: 9, 2: 1}, "the hits of the command")
     await_true(lambda: sandbox.json("dprobes query --json")["programs"][0]["ended"], "the end of the program")
     assert text == ""
+
+
+def test_tables_are_cleared_by_their_names(sandbox: Sandbox, target: Service, engine: str) -> None:
+    text = f'name = "{target.library}"\ntable = hits, count\ntable = more, count\n'
+    source = sandbox.write("tables.rpn", f"{text}offset = write_file\ntally hits\ntally more\nabort\n")
+    sandbox(f"dprobes insert {source} --engine {engine} -p {target.pid} --as svc")
+
+    def held() -> list[int]:
+        found = sandbox.json("dprobes getvars --json --name svc")["programs"][0]["tables"]
+        return [sum(row["value"] for row in found if row["table"] == name) for name in ("hits", "more")]
+
+    target.call("write_file", 5)
+    await_true(lambda: held() == [5, 5], "five hits")
+    assert sandbox("dprobes getvars --clear hits") == ""
+    assert held() == [0, 5]
+    target.call("write_file", 2)
+    await_true(lambda: held() == [2, 7], "two more hits")
+    assert sandbox.refused("dprobes getvars --name svc --clear hits --clear his") == (
+        "dprobes: error: no keyed table is called 'his'\nhint: there are: hits, more\n"
+    )
+    assert held() == [2, 7]
+    sandbox("dprobes getvars --name svc --clear '*'")
+    assert held() == [0, 0]
+    assert "--clear is about keyed tables" in sandbox.refused("dprobes getvars --clear hits --reset", 2)

@@ -25,6 +25,13 @@ __all__ = ["command"]
 @click.option("--local", "wants_locals", is_flag=True, help="Only local and CPU variables.")
 @click.option("--global", "wants_globals", is_flag=True, help="Only global variables.")
 @click.option("--reset", is_flag=True, help="Set them to zero instead of printing them.")
+@click.option(
+    "--clear",
+    "clears",
+    multiple=True,
+    metavar="TABLE",
+    help="Empty the keyed tables of this name, or of names that match a pattern, instead of printing: '*' is all.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print them as JSON.")
 def command(
     name: str | None,
@@ -33,6 +40,7 @@ def command(
     wants_locals: bool,
     wants_globals: bool,
     reset: bool,
+    clears: tuple[str, ...],
     as_json: bool,
 ) -> int:
     """
@@ -42,16 +50,19 @@ def command(
     variables; the last column is their sum.
     """
     one_of(name, everything=everything)
+    if clears and (reset or wants_globals or span is not None):
+        raise click.UsageError("--clear is about keyed tables: leave out --reset, --global and --index")
     both = wants_locals == wants_globals
     with client() as manager:
         result = manager.variables(
             name,
             wants_locals=both or wants_locals,
-            wants_globals=wants_globals or (both and name is None),
+            wants_globals=wants_globals or (both and name is None and not clears),
             index=None if span is None else _span(span),
             resets=reset,
+            clears=clears,
         )
-    if reset:
+    if reset or clears:
         return 0
     if as_json:
         print_json(_with_tables(result))

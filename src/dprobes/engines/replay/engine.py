@@ -200,6 +200,19 @@ class ReplaySession(interface.ControlledSession):
         """Return what the keyed tables hold."""
         return tuple(store.contents() for store in self._tables)
 
+    def change(self, changes: Sequence[interface.Change]) -> None:
+        """Change local variables and tables."""
+        for change in changes:
+            match change:
+                case interface.VariableChange(index, value):
+                    self._locals[index] = value
+                case interface.TableChange(table, None):
+                    self._tables[table].clear()
+                case interface.TableChange(table, bytes() as key, None):
+                    self._tables[table].delete(key)
+                case interface.TableChange(table, bytes() as key, int() as value):
+                    self._tables[table].tally(key, value)
+
     def reset_variables(self, first: int = 0, last: int | None = None) -> None:
         """Set local and CPU variables to zero."""
         for cells in (self._locals, *self._of_cpus):

@@ -181,6 +181,8 @@ class TableMaps:
                 store.clear()
             elif value is None:
                 store.delete(key)
+        if key is None:
+            self._lost.words[number] = 0
         if key is None or value is None:
             return
         found = stores[0]

@@ -125,6 +125,14 @@ class Readings:
         with self._lock:
             if not self._is_closed:
                 self._installed.maps.change(changes)
+                return
+            from dprobes.engines.interface import TableChange
+            from dprobes.keyed.contents import TableContents
+
+            cleared = {each.table for each in changes if isinstance(each, TableChange) and each.key is None}
+            self._tables = tuple(
+                TableContents(each.table) if number in cleared else each for number, each in enumerate(self._tables)
+            )
 
     def _read_counts(self) -> None:
         if not self._is_closed:
