@@ -6,8 +6,6 @@ import time
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
-from dprobes.dwarf.inlinedcalls import inlined_calls_in
-from dprobes.dwarf.ranges import ranges_of
 from dprobes.errors import TargetError
 from dprobes.lazydataclass import dataclass
 from dprobes.target.codenames import InlinedCode
@@ -79,6 +77,8 @@ def _open(module: Module) -> DebugFile | None:
 def _pieces(
     file: DebugFile, module: Module, start: int, end: int, name_of: Callable[[str], str]
 ) -> Iterator[InlinedCode]:
+    from dprobes.dwarf.inlinedcalls import inlined_calls_in
+    from dprobes.dwarf.ranges import ranges_of
     from dprobes.dwarf.search import function_at
 
     link_address = module.elf.link_address(start)
