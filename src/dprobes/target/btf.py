@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import enum
 import struct
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.errors import FormatError, TargetError
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import mmap
     from collections.abc import Iterator, Sequence
 
-__all__ = ["KERNEL_BTF", "Btf", "Kind", "Member", "ValueType", "encode_functions"]
+__all__ = ["COMPOSITES", "KERNEL_BTF", "WRAPPERS", "Btf", "Kind", "Member", "ValueType", "encode_functions"]
 
 KERNEL_BTF = "/sys/kernel/btf/vmlinux"
 """Where a kernel with CONFIG_DEBUG_INFO_BTF shows its types."""
@@ -65,8 +65,10 @@ _WORDS_EACH = {Kind.STRUCT: 3, Kind.UNION: 3, Kind.ENUM: 2, Kind.FUNC_PROTO: 2, 
 _WORDS_MORE = {Kind.INT: 1, Kind.ARRAY: 3, Kind.VAR: 1, Kind.DECL_TAG: 1}
 """How many words a type of a kind has besides."""
 
-_COMPOSITES = (Kind.STRUCT, Kind.UNION)
-_WRAPPERS = (Kind.TYPEDEF, Kind.VOLATILE, Kind.CONST, Kind.RESTRICT, Kind.TYPE_TAG)
+COMPOSITES = (Kind.STRUCT, Kind.UNION)
+"""The kinds of types that have members."""
+WRAPPERS = (Kind.TYPEDEF, Kind.VOLATILE, Kind.CONST, Kind.RESTRICT, Kind.TYPE_TAG)
+"""The kinds of types that are another one but for their name or what may be done with it."""
 
 
 _SIGNED_INT = 1 << 24  # BTF_INT_SIGNED, as the word behind an INT has it
@@ -140,15 +142,9 @@ class Btf:
 
     def find(self, kind: Kind, name: str) -> int:
         """Return the id of the first type of a kind and name; raise ``TargetError`` if there is none."""
-        encoded = name.encode()
-        place = self._data.find(b"\0" + encoded + b"\0", self._strings, self._strings_end)
-        if place >= 0:
-            pattern = struct.pack("<I", place + 1 - self._strings)
-            at = self._data.find(pattern, self._types, self._types_end)
-            while at >= 0:
-                if (number := self._type_at(at - self._types)) and self._kind(number) is kind:
-                    return number
-                at = self._data.find(pattern, at + 1, self._types_end)
+        for place in self._places_of_name(name):
+            if (number := self._type_at(place)) and self._kind(number) is kind:
+                return number
         raise TargetError(f"the kernel's type information has no {kind.name} '{name}'")
 
     def member_offset(self, composite: str, path: str) -> int:
@@ -193,6 +189,64 @@ class Btf:
         places = range(prototype + _HEAD_WORDS, prototype + _HEAD_WORDS + 2 * count, 2)
         return [(self._string(self._words[at]), self._words[at + 1]) for at in places]
 
+    def result(self, function: str) -> int:
+        """Return the number of the type that a function returns, 0 for none; raise ``TargetError`` without one."""
+        return self.target(self.target(self.find(Kind.FUNC, function)))
+
+    def kind(self, number: int) -> Kind:
+        """Return the kind of a type."""
+        return self._kind(number)
+
+    def name(self, number: int) -> str:
+        """Return the name of a type, which may be empty."""
+        return self._string(self._words[self._begin(number)])
+
+    def target(self, number: int) -> int:
+        """Return the number of the type that one leads to or wraps; of a structure, union or number its size."""
+        return self._words[self._begin(number) + 2]
+
+    def array(self, number: int) -> tuple[int, int]:
+        """Return the number of the type of an array's elements, and how many there are."""
+        at = self._begin(number) + _HEAD_WORDS
+        return self._words[at], self._words[at + 2]
+
+    def members(self, number: int) -> Iterator[tuple[str, int, int, int]]:
+        """Give the members of a structure or union: name, type, first bit, and the bits of a bit field, else 0."""
+        return self._members(number)
+
+    def enumerators(self, number: int) -> Iterator[tuple[str, int]]:
+        """Give the names and values of an enumeration."""
+        start = self._begin(number)
+        info, is_wide = self._words[start + 1], self._kind(number) is Kind.ENUM64
+        size = _WORDS_EACH[self._kind(number)]
+        for at in range(start + _HEAD_WORDS, start + _HEAD_WORDS + size * (info & 0xFFFF), size):
+            value = self._words[at + 1] | (self._words[at + 2] << 32 if is_wide else 0)
+            bits = 64 if is_wide else 32
+            if info >> 31 and value >> (bits - 1):
+                value -= 1 << bits
+            yield self._string(self._words[at]), value
+
+    def enumerator(self, name: str) -> int | None:
+        """Return the value of an enumerator of any enumeration; None if there is none."""
+        for place in self._places_of_name(name):
+            number = bisect_right(self._all_starts(), place // 4)
+            if number and self._kind(number) in (Kind.ENUM, Kind.ENUM64):
+                for found, value in self.enumerators(number):
+                    if found == name:
+                        return value
+        return None
+
+    def _places_of_name(self, name: str) -> Iterator[int]:
+        """Give the bytes of the types that hold the place of a name, or by chance its number."""
+        place = self._data.find(b"\0" + name.encode() + b"\0", self._strings, self._strings_end)
+        if place < 0:
+            return
+        pattern = struct.pack("<I", place + 1 - self._strings)
+        at = self._data.find(pattern, self._types, self._types_end)
+        while at >= 0:
+            yield at - self._types
+            at = self._data.find(pattern, at + 1, self._types_end)
+
     def value_type(self, number: int) -> ValueType:
         """Return what kind of value a type's values are."""
         number = self._unwrapped(number)
@@ -207,7 +261,7 @@ class Btf:
                 return ValueType(Kind.INT, word, bool(self._words[start + _HEAD_WORDS] & _SIGNED_INT), 0)
             case Kind.ENUM | Kind.ENUM64:
                 return ValueType(Kind.INT, word, bool(self._words[start + 1] >> 31), 0)
-        return ValueType(kind, word if kind in _COMPOSITES else 0, False, 0)
+        return ValueType(kind, word if kind in COMPOSITES else 0, False, 0)
 
     def member(self, number: int, name: str) -> Member | None:
         """Return a member of a structure or union, None if it has none of that name, or is no such type."""
@@ -242,7 +296,7 @@ class Btf:
         return name or kind.name.lower()
 
     def _unwrapped(self, number: int) -> int:
-        while number and self._kind(number) in _WRAPPERS:
+        while number and self._kind(number) in WRAPPERS:
             number = self._words[self._begin(number) + 2]
         return number
 
@@ -257,7 +311,7 @@ class Btf:
 
     def _members(self, number: int) -> Iterator[tuple[str, int, int, int]]:
         number = self._unwrapped(number)
-        if not number or self._kind(number) not in _COMPOSITES:
+        if not number or self._kind(number) not in COMPOSITES:
             return
         start = self._begin(number)
         info = self._words[start + 1]

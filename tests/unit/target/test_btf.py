@@ -105,3 +105,45 @@ def test_a_kind_of_the_future_is_refused() -> None:
     changed[24 + 16 + 7] = 30  # the kind of the second type, behind the header and an INT of four words
     with pytest.raises(FormatError, match=r"^a type of BTF has the kind 30, which is unknown \(at byte 40\)$"):
         Btf(bytes(changed)).find(Kind.FUNC, "main")
+
+
+def test_types_are_taken_apart(compiled: tuple[Btf, dict[str, int]]) -> None:
+    btf, offsets = compiled
+    outer = btf.find(Kind.STRUCT, "outer")
+    members = {name: (type_, first, width) for name, type_, first, width in btf.members(outer)}
+    assert list(members) == ["c", "", "in", "b1", "b2", "next", "list"]
+    assert {members[name][1] // 8 for name in ("c", "in", "next", "list")} == {
+        offsets[name] for name in ("c", "in", "next", "list")
+    }
+    assert (members["b1"][2], members["b2"][2]) == (3, 8)
+    assert members["b2"][1] == members["b1"][1] + 3
+    assert btf.target(outer) == offsets["list"] + 3 * 4 + 4
+    element, count = btf.array(members["list"][0])
+    assert (btf.name(element), count) == ("int", 3)
+    assert btf.kind(members["next"][0]) is Kind.PTR
+    assert btf.target(members["next"][0]) == outer
+    assert btf.name(btf.result("function")) == "int"
+
+
+def encoded(kind: Kind, is_signed: bool, *values: tuple[str, int]) -> Btf:
+    """Return BTF of one enumeration; gcc 12 knows neither signs nor 64 bits of them."""
+    is_wide = kind is Kind.ENUM64
+    strings = bytearray(b"\0wide\0")
+    types = bytearray(struct.pack("<III", 1, is_signed << 31 | kind << 24 | len(values), 8))
+    for name, value in values:
+        types += struct.pack("<II", len(strings), value & 0xFFFFFFFF)
+        types += struct.pack("<I", value >> 32 & 0xFFFFFFFF) if is_wide else b""
+        strings += name.encode() + b"\0"
+    header = struct.pack("<HBBIIIII", 0xEB9F, 1, 0, 24, 0, len(types), len(types), len(strings))
+    return Btf(bytes(header + types + strings))
+
+
+@pytest.mark.parametrize("kind", [Kind.ENUM, Kind.ENUM64])
+@pytest.mark.parametrize("is_signed", [False, True])
+def test_enumerators_have_their_values(kind: Kind, is_signed: bool) -> None:
+    values = {"RED": 0, "BLUE": -5 if is_signed else 0xFFFFFFFB, "BIG": 0x123456789AB if kind is Kind.ENUM64 else 7}
+    btf = encoded(kind, is_signed, *values.items())
+    assert dict(btf.enumerators(1)) == values
+    assert {name: btf.enumerator(name) for name in values} == values
+    assert btf.enumerator("wide") is None
+    assert btf.enumerator("nothing") is None
