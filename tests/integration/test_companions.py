@@ -80,8 +80,8 @@ def test_system_calls_and_functions_are_one_program() -> None:
     """
     command = 'import ctypes, os; f = ctypes.CDLL(None); os.open("/dev/full", 0); os.open("/dev/full", 0); f.abs(1)'
     done = dprobes("run", "-e", text, "--format", "json", "--", sys.executable, "-S", "-c", command)
-    records = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [record["fields"] for record in records if record["symbol"] == "abs"] == [{"opened": 2}]
+    # Names that are not in memory yet cannot be read: those hits end without a record.
+    assert [json.loads(line)["fields"] for line in done.stdout.splitlines()] == [{"opened": 2}]
 
 
 def test_an_error_in_one_module_is_shown_before_anything_runs(tmp_path: Path) -> None:

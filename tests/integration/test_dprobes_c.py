@@ -74,6 +74,43 @@ def test_tables_are_kept_where_the_hit_is(engine: str) -> None:
     assert sorted(lines) == ["@[0]: 3", "@[1]: 2", "@sum: 10"]
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_faults_are_counted_by_line(engine: str, tmp_path: Path) -> None:
+    program = tmp_path / "faulty.dpc"
+    program.write_text("""
+        static long sum;
+        int twice(int *p) {
+            return 2 * *p;
+        }
+        libc.so.6:abs(int x) when (x != 0) {
+            if (x == -2)
+                sum += *(long *)8;
+            printf("abs %d", x);
+            sum += 7 / (x - 1);
+            if (x == 2) sum += twice((int *)16);
+            printf("never for 1 and 2");
+            try { sum = 1 / (sum - sum); } catch { }
+        }
+    """)
+    done = dprobes("run", str(program), "--engine", engine, "--", sys.executable, "-S", "-c", TARGET)
+    # Nothing of the hit that ends before it prints; of the others what they have printed until then.
+    lines = [line.split("]  ")[-1].strip() for line in done.stdout.splitlines()]
+    assert lines == ["abs -1", "never for 1 and 2", "abs 1", "abs 2"]
+    assert [line for line in done.stderr.splitlines() if "fault" in line] == [
+        f"1 fault at {program}:8: memory that is not there",
+        f"1 fault at {program}:10: a division by zero",
+        f"1 fault at {program}:11: memory that is not there",
+    ]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_loops_without_an_end_are_faults(engine: str) -> None:
+    text = 'libc.so.6:abs(int n) { if (n == 1) while (1) ; printf("%d", n); }'
+    done = dprobes("run", "-e", text, "--engine", engine, "--", sys.executable, "-S", "-c", TARGET)
+    assert [line.split()[-1] for line in done.stdout.splitlines()] == ["-2", "-1", "0", "2"]
+    assert "1 fault at -e:1: more jumps than jmpmax allows\n" in done.stderr
+
+
 def test_values_have_names_in_json() -> None:
     text = 'module "libc.so.6", major 7; abs(int n) when (n == 1) { printf("value=%d of %s", n, comm); }'
     done = dprobes("run", "-e", text, "--format", "json", "--", sys.executable, "-S", "-c", TARGET)
@@ -102,6 +139,7 @@ def test_a_program_is_compiled_for_other_machines(tmp_path: Path) -> None:
     assert dprobes("check", str(program)).stderr == ""
     rpn = dprobes("build", str(program), "--emit", "rpn").stdout
     assert '    // printf("abs %d", n)\n' in rpn
+    assert dprobes("build", str(program), "--dump", "tree").stdout.startswith("ProgramTree\n")
     dprobes("build", str(program), "-o", str(built))
     done = dprobes("run", str(built), "--", sys.executable, "-S", "-c", TARGET)
     assert done.stdout.endswith("abs 2\n")

@@ -16,6 +16,7 @@ from dprobes.cli.output.summary import summary
 from dprobes.engines.interface import Begun, Finished, Notice, Pause, RecordBatch, StateEvent
 from dprobes.escapes import escaped
 from dprobes.resolve.probestate import ProbeState
+from dprobes.rpn.tables import FAULTS
 from dprobes.target.modules import advice_on_name
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from dprobes.cli.interrupts import EarlyInterrupt
     from dprobes.cli.output.outputs import Outputs
     from dprobes.cli.progress import Progress
-    from dprobes.engines.interface import Counts, Event, Scope, Session
+    from dprobes.engines.interface import ControlledSession, Counts, Event, Scope
     from dprobes.rpn.program import Program
 
 __all__ = ["Run"]
@@ -50,7 +51,7 @@ class Run:
     def __init__(
         self,
         program: Program,
-        session: Session,
+        session: ControlledSession,
         outputs: Outputs,
         scope: Scope,
         progress: Progress,
@@ -211,6 +212,11 @@ class Run:
         if finished is None:
             return 1
         console.write(summary(self._program, self._session, finished.counts, console.width()))
+        if any(table.name == FAULTS for table in self._program.tables):
+            from dprobes.cli.output.faults import fault_lines
+
+            if text := "\n".join(fault_lines(self._program, self._session.tables())):
+                console.write(text)
         if self._filters and any(count.hits for count in finished.counts):
             console.write(_filtered_line(self._filters))
         if finished.cut_short:

@@ -45,15 +45,19 @@ def compile_text(
     word_size_of: Callable[[str], int] = lambda _module: 8,
     allow_write: bool = False,
     places: PlaceFinder | None = None,
+    note: Callable[[str, object], None] = lambda _name, _made: None,
 ) -> CompiledText:
     """
     Compile a program.
 
     ``module`` is that of points that name none, and ``word_size_of`` knows how many bytes a word of a module has: 4 or
     8. There is a compilation for each module. ``places`` finds instructions by debug information; without it, that of
-    this machine does. Raise ``SourceError`` if the program is wrong.
+    this machine does. ``note`` is told what passes have made (``dump``). Raise ``SourceError`` if the program is wrong.
     """
-    program = with_instructions(parse(text, diagnostics), module, places or DebugPlaces(), diagnostics)
+    program = parse(text, diagnostics)
+    note("tree", program)
+    program = with_instructions(program, module, places or DebugPlaces(), diagnostics)
+    note("places", program)
     word_size = _word_size(program, module, word_size_of, diagnostics)
     typer = ProgramTyper(program, word_size, diagnostics, allow_write=allow_write)
     typer.declare()
@@ -67,6 +71,7 @@ def compile_text(
             probes.append(probe)
     typer.tables.check()
     tool = _tool(program, typer, functions, blocks, word_size, diagnostics) if blocks else None
+    note("typed", [*functions, *probes, *blocks])
     diagnostics.raise_if_errors()
     emitter = ProgramEmitter(program, typer, functions, probes, word_size, diagnostics, module)
     compilations = emitter.compilations()

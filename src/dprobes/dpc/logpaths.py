@@ -7,6 +7,7 @@ a handler that does not know its way beforehand keeps the number of the sequence
 
 from __future__ import annotations
 
+from dataclasses import field
 from typing import TYPE_CHECKING
 
 from dprobes.dpc import typedstatement
@@ -28,12 +29,13 @@ class LogPaths:
     """
     The sequences of a handler: those that its hits may end with, and those that may lead to each ``printf``.
 
-    ``logs`` is how many ``printf`` the handler has.
+    ``logs`` is how many ``printf`` the handler has; ``at`` has the sequences that may lead to a statement, by its id.
     """
 
     logs: int
     ends: frozenset[Sequence]
     before: dict[int, frozenset[Sequence]]
+    at: dict[int, frozenset[Sequence]] = field(default_factory=dict)
 
     def number_of(self, sequence: Sequence) -> int:
         """Return the number of a sequence, 0 for the empty one."""
@@ -60,12 +62,14 @@ class _Walk:
         self._diagnostics = diagnostics
         self.before: dict[int, set[Sequence]] = {}
         self.ends: set[Sequence] = set()
+        self.at: dict[int, set[Sequence]] = {}
         self._breaks: list[set[Sequence]] = []
         self._continues: list[set[Sequence]] = []
 
     def through(self, statement: typedstatement.Statement, given: set[Sequence]) -> set[Sequence]:
         if not given:
             return given
+        self.at.setdefault(id(statement), set()).update(given)
         match statement:
             case typedstatement.Log(number):
                 known = self.before.setdefault(number, set())
@@ -151,4 +155,5 @@ def find_log_paths(body: typedstatement.Statement, logs: int, diagnostics: Diagn
         first = next(_logs_in(body))
         diagnostics.error(first.span, f"there are more than {_SEQUENCES_MAX} ways through the printf of this probe")
         ends = set()
-    return LogPaths(logs, frozenset(ends), {number: frozenset(each) for number, each in walk.before.items()})
+    before = {number: frozenset(each) for number, each in walk.before.items()}
+    return LogPaths(logs, frozenset(ends), before, {key: frozenset(each) for key, each in walk.at.items()})

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from dprobes.rpn.program import Program
     from dprobes.source import SourceFile
 
-__all__ = ["CompiledSource", "compile_source"]
+__all__ = ["CompiledSource", "compile_source", "dump_lines"]
 
 
 class CompiledSource(NamedTuple):
@@ -69,6 +69,41 @@ def compile_source(
         _templates_of(found),
         tool,
     )
+
+
+def dump_lines(source: SourceFile, diagnostics: Diagnostics, options: CompileOptions, name: str) -> list[str]:
+    """
+    Return what the pass called ``name`` makes of a source, as lines (``dump.PASSES``).
+
+    Raise ``SourceError`` if the source is so wrong that the pass has made nothing.
+    """
+    from dprobes.dpc.compiler import compile_text
+    from dprobes.dpc.dump import Passes, token_lines, tree_lines
+    from dprobes.errors import SourceError
+    from dprobes.preprocessor import preprocess
+
+    text = preprocess(
+        source, diagnostics, defines=options.defines, include_dirs=options.include_dirs, external=options.cpp
+    )
+    diagnostics.raise_if_errors()
+    if name == "source":
+        return text.text.splitlines()
+    if name == "tokens":
+        lines = list(token_lines(text, diagnostics))
+        diagnostics.raise_if_errors()
+        return lines
+    passes = Passes()
+    try:
+        found, _ = compile_text(
+            text, diagnostics, word_size_of=_word_size_of, allow_write=options.allow_write, note=passes.note
+        )
+    except SourceError:
+        if name not in passes.found or name == "typed":
+            raise
+        return list(tree_lines(passes.found[name]))
+    if name == "rpn":
+        return CompiledSource((), tuple(each.source for each in found), "").rpn.splitlines()
+    return list(tree_lines(passes.found[name]))
 
 
 def _templates_of(found: list[Compilation]) -> str:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import re
-from dataclasses import field
+from dataclasses import field, replace
 from typing import TYPE_CHECKING
 
 from dprobes.dpc import programtree, typedstatement
 from dprobes.dpc.ctype import Void, size_of
+from dprobes.dpc.faultemitter import fault_sequences
 from dprobes.dpc.programtyper import VARIABLE_COUNTS
 from dprobes.dpc.statementemitter import StatementEmitter
 from dprobes.dpc.valueemitter import ValueEmitter
 from dprobes.dpc.writer import Line, Writer
 from dprobes.lazydataclass import dataclass
+from dprobes.rpn.tables import FAULTS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -104,6 +106,7 @@ class ProgramEmitter:
         self._module = program.module or module
         self._minor = 0
         """The first minor code that no probe has: all modules have the templates in common."""
+        self._has_faults = False
         self._procedures = {each.signature.name: f"f{n}_{each.signature.name}" for n, each in enumerate(functions)}
 
     def compilations(self) -> list[Compilation]:
@@ -112,7 +115,15 @@ class ProgramEmitter:
         for each in self._probes:
             for point in each.probe.points:
                 modules[self._module_of(point)] = None
-        return [self._compilation(module) for module in modules]
+        found = [self._compilation(module) for module in modules]
+        return [self._with_faults(each) for each in found] if self._has_faults else found
+
+    def _with_faults(self, compilation: Compilation) -> Compilation:
+        """Return a program with the table of exceptions, which is its last one, in its header."""
+        lines = list(compilation.lines)
+        place = next(number for number, line in enumerate(lines) if line.text.startswith("jmpmax"))
+        lines.insert(place, Line(f"table = {FAULTS}, count, word, word", None))
+        return replace(compilation, lines=tuple(lines))
 
     def _module_of(self, point: programtree.Point) -> str:
         if point.kind in KERNEL_KINDS:
@@ -165,7 +176,7 @@ class ProgramEmitter:
             templates |= self._templates(each, first)
             for point in points:
                 self._definition(w, each, point, first)
-            last = first + max((each.paths.number_of(end) for end in each.paths.ends), default=0)
+            last = first + max((each.paths.number_of(end) for end in self._sequences(each)), default=0)
             self._minor = max(self._minor, last + 1)
         for function in self._functions:
             self._procedure(w, function)
@@ -176,11 +187,15 @@ class ProgramEmitter:
         templates: dict[int, str] = {}
         _collect(each.body, templates)
         found = {}
-        for end in each.paths.ends:
+        for end in self._sequences(each):
             if end:
                 number = each.paths.number_of(end) if each.paths.logs > 1 else 0
                 found[minor + number] = "\n".join(templates[log] for log in end)
         return found
+
+    def _sequences(self, each: TypedProbe) -> frozenset[tuple[int, ...]]:
+        """Return the sequences of printf that a hit may end with, be it by an exception."""
+        return each.paths.ends | fault_sequences(each.paths, each.body)
 
     def _definition(self, w: Writer, each: TypedProbe, point: programtree.Point, minor: int) -> None:
         with w.at(point.span):
@@ -197,7 +212,9 @@ class ProgramEmitter:
         w.depth = 0
         values = ValueEmitter(w, self._word_size, self._procedures)
         emitter = StatementEmitter(w, values, each.slots, paths=each.paths, minor=minor, word_size=self._word_size)
-        emitter.handler(each.condition, each.body)
+        place = point.span if each.probe.condition is None else each.probe.condition.span
+        emitter.handler(each.condition, each.body, place)
+        self._has_faults = self._has_faults or (emitter.faults is not None and emitter.faults.has_labels)
 
     def _procedure(self, w: Writer, function: TypedFunction) -> None:
         signature = function.signature

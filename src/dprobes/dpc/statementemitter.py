@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.dpc import typed, typedstatement
 from dprobes.dpc.ctype import UNSIGNED_LONG_LONG, size_of
+from dprobes.dpc.faultemitter import FaultExits
 from dprobes.dpc.folder import integer_of
 from dprobes.dpc.valueproperties import is_item
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from dprobes.dpc.logpaths import LogPaths
     from dprobes.dpc.valueemitter import ValueEmitter
     from dprobes.dpc.writer import Writer
+    from dprobes.source import Span
 
 __all__ = ["StatementEmitter"]
 
@@ -49,14 +51,17 @@ class StatementEmitter:
         self._result = result
         self._word_size = word_size
         self._trail = slots if paths is not None and not paths.is_known else None
+        self.faults = None if paths is None else FaultExits(writer, paths, self._push_trail)
         self._breaks: list[str] = []
         self._continues: list[str] = []
 
-    def handler(self, condition: typed.Value | None, body: typedstatement.Statement) -> None:
-        """Write a handler with its end."""
+    def handler(self, condition: typed.Value | None, body: typedstatement.Statement, place: Span) -> None:
+        """Write a handler with its end; ``place`` is where the condition is written."""
         w = self._w
+        assert self.faults is not None
         if condition is not None:
             otherwise = w.new_label()
+            self.faults.guard_condition(condition, place)
             self._values.branch(condition, otherwise, when=False)
         self._make_room()
         self.statement(body)
@@ -65,6 +70,7 @@ class StatementEmitter:
         if condition is not None:
             w.label(otherwise)
             w.op("abort")
+        self.faults.write()
 
     def function(self, body: typedstatement.Statement) -> None:
         """Write the body of a function."""
@@ -88,6 +94,8 @@ class StatementEmitter:
     def statement(self, statement: typedstatement.Statement) -> None:
         """Write a statement."""
         w = self._w
+        if self.faults is not None and not isinstance(statement, typedstatement.Steps):
+            self.faults.guard(statement, statement.span)
         match statement:
             case typedstatement.Steps(statements):
                 for each in statements:
@@ -155,6 +163,9 @@ class StatementEmitter:
             w.label(silent)
             w.op("abort")
             w.depth -= 1
+
+    def _push_trail(self) -> None:
+        self._values.exact(self._trail_cell())
 
     def _trail_cell(self) -> typed.Local:
         assert self._trail is not None

@@ -69,6 +69,8 @@ class Tables:
 
     def used(self, name: str, kind: str, keys: tuple[str, ...], unit: str, span: Span) -> KeyedTable:
         """Return the table of a name, made by its first use; report a use that does not fit that."""
+        if name.startswith("__"):
+            self._diagnostics.error(span, f"'@{name}' is no name for a table: '__' begins those of dprobes")
         table = KeyedTable(name or UNNAMED, kind, keys, unit, span)
         known = self._tables.setdefault(table.name, table)
         if (known.kind, known.keys) != (table.kind, table.keys):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from dprobes.dpc.typedprogram import TypedBlock, TypedFunction
     from dprobes.source import Span
 
-__all__ = ["ToolProgram", "check_block", "statements_in"]
+__all__ = ["ToolProgram", "check_block"]
 
 _SYSTEM = ("pid", "tid", "uid", "procid", "time")
 _ELSEWHERE = {
@@ -48,28 +48,9 @@ class ToolProgram:
         return frozenset(
             statement.table
             for block in self.blocks
-            for statement in statements_in(block.body)
+            for statement in typedstatement.statements_in(block.body)
             if isinstance(statement, typedstatement.Show)
         )
-
-
-def statements_in(statement: typedstatement.Statement | None) -> Iterator[typedstatement.Statement]:
-    """Iterate over a statement and all in it."""
-    if statement is None:
-        return
-    yield statement
-    match statement:
-        case typedstatement.Steps(statements) | typedstatement.Switch(_, statements):
-            for each in statements:
-                yield from statements_in(each)
-        case typedstatement.Select(_, then, otherwise):
-            yield from statements_in(then)
-            yield from statements_in(otherwise)
-        case typedstatement.Loop(_, _, body):
-            yield from statements_in(body)
-        case typedstatement.TryCatch(body, _, _, handler):
-            yield from statements_in(body)
-            yield from statements_in(handler)
 
 
 def check_block(block: TypedBlock, functions: Mapping[str, TypedFunction], diagnostics: Diagnostics) -> None:
@@ -82,7 +63,7 @@ def check_block(block: TypedBlock, functions: Mapping[str, TypedFunction], diagn
 def _problems(
     body: typedstatement.Statement, functions: Mapping[str, TypedFunction], seen: set[str]
 ) -> Iterator[tuple[Span, str]]:
-    for statement in statements_in(body):
+    for statement in typedstatement.statements_in(body):
         if isinstance(statement, typedstatement.Steps):
             continue
         for value in _values(statement):

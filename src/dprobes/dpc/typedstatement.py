@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from dprobes.lazydataclass import dataclass
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from dprobes.dpc.typed import Argument, Local, Value
     from dprobes.source import Span
 
@@ -32,6 +34,7 @@ __all__ = [
     "Test",
     "TryCatch",
     "Untally",
+    "statements_in",
 ]
 
 
@@ -206,3 +209,22 @@ Statement = (
     Evaluate | Log | Tally | Untally | Show | Clear | Quit | Select | Loop | Switch | Steps | Jump | Result | End | Skip
     | TryCatch
 )  # fmt: skip
+
+
+def statements_in(statement: Statement | None) -> Iterator[Statement]:
+    """Iterate over a statement and all in it."""
+    if statement is None:
+        return
+    yield statement
+    match statement:
+        case Steps(statements) | Switch(_, statements):
+            for each in statements:
+                yield from statements_in(each)
+        case Select(_, then, otherwise):
+            yield from statements_in(then)
+            yield from statements_in(otherwise)
+        case Loop(_, _, body):
+            yield from statements_in(body)
+        case TryCatch(body, _, _, handler):
+            yield from statements_in(body)
+            yield from statements_in(handler)

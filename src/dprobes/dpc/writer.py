@@ -34,6 +34,8 @@ class Writer:
         self._labels = 0
         self._span: Span | None = None
         self._handlers: list[str] = []
+        self._guard = ""
+        """The label that exceptions lead to for certain, outside of ``catching``."""
 
     @contextmanager
     def at(self, span: Span) -> Iterator[None]:
@@ -48,6 +50,19 @@ class Writer:
         """Write an instruction that makes the stack so many cells deeper."""
         self.lines.append(Line(f"    {text}", self._span))
         self.depth += effect
+        if text.startswith("sx ") or text == "ux":
+            self._guard = ""
+
+    @property
+    def is_catching(self) -> bool:
+        """Whether exceptions lead to a ``catch`` here."""
+        return bool(self._handlers)
+
+    def guard(self, label: str) -> None:
+        """Let exceptions lead to a label, if they do not yet, until something else is said."""
+        if self._guard != label:
+            self.op(f"sx {label}")
+            self._guard = label
 
     def comment(self, text: str) -> None:
         """Write a comment."""
@@ -65,6 +80,7 @@ class Writer:
     def label(self, name: str) -> None:
         """Put a label here."""
         self.lines.append(Line(f"{name}:", self._span))
+        self._guard = ""
 
     def number(self, value: int) -> None:
         """Push a number."""

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BUCKETS_MAX",
+    "FAULTS",
     "HIST_BUCKETS",
     "KEYS_MAX",
     "KEY_SIZE_MAX",
@@ -45,6 +46,9 @@ __all__ = [
 
 TABLES_MAX, KEYS_MAX = 64, 8
 """How many tables a program may have, and a table keys."""
+
+FAULTS = "__faults"
+"""The table of a program in DProbes C in which handlers count the exceptions that have ended them."""
 
 UNNAMED = "_"
 """The name of the table that needs none: it is shown as "@"."""

@@ -32,6 +32,9 @@ __all__ = ["command"]
 
 SUFFIX = ".ppdf"
 
+DUMPS = ("source", "tokens", "tree", "places", "typed", "rpn")
+"""The passes of the compiler (``dpc.dump.PASSES``)."""
+
 
 @click.command("build")
 @click.argument("file", type=PROGRAM)
@@ -47,8 +50,15 @@ SUFFIX = ".ppdf"
     help="Compile for the build of the module, or for the kernel, in this file; may be given several times.",
 )  # fmt: skip
 @click.option(
-    "--emit", "emitted", type=click.Choice(("rpn",)), help="Print the program as RPN source, and build nothing."
+    "--emit",
+    "emitted",
+    type=click.Choice(("rpn", "bpf")),
+    help="Print the program as RPN source, or as eBPF for this kernel, and build nothing.",
 )
+@click.option(
+    "--dump", "dumped", metavar="PASS", type=click.Choice(DUMPS),
+    help=f"Print what a pass of the compiler of DProbes C makes of FILE, and build nothing: {', '.join(DUMPS)}."
+)  # fmt: skip
 @program_options
 @symbols_option
 @templates_option("Put the templates that its records need into OUT; they are in this directory.")
@@ -57,6 +67,7 @@ def command(
     output: Path | None,
     modules: tuple[Path, ...],
     emitted: str | None,
+    dumped: str | None,
     defines: tuple[str, ...],
     includes: tuple[Path, ...],
     cpp: str | None,
@@ -87,6 +98,17 @@ def command(
         raise click.UsageError(f"'{output}' is the program itself; name another file with -o")
     diagnostics = Diagnostics()
     options = compile_options(defines, includes, cpp, allow_write=allow_write)
+    if dumped is not None:
+        print_lines(_dump(file, diagnostics, options, dumped))
+        return 0
+    if emitted == "bpf":
+        from dprobes.cli.resolvedprogram import compile_programs
+        from dprobes.engines.registry import code_listing
+
+        for number, compiled in enumerate(compile_programs(file, options, symbols=symbols)):
+            print_lines([""] if number else [])
+            print_lines(code_listing(compiled))
+        return 0
     if emitted is not None:
         print_lines(_rpn_source(file, diagnostics, options).splitlines())
         return 0
@@ -101,6 +123,16 @@ def command(
     _write(output, encode(ppdf))
     console.note(f"'{output}' {_purpose(ppdf)}")
     return 0
+
+
+def _dump(file: Path, diagnostics: Diagnostics, options: CompileOptions, name: str) -> list[str]:
+    """Return what a pass makes of a program in DProbes C."""
+    from dprobes.dpc.pipeline import dump_lines
+    from dprobes.preprocessor import read_source
+
+    if file.suffix != C_SUFFIX:
+        raise click.UsageError(f"--dump is for programs in DProbes C, whose names end in {C_SUFFIX}")
+    return dump_lines(read_source(file), diagnostics, options, name)
 
 
 def _rpn_source(file: Path, diagnostics: Diagnostics, options: CompileOptions) -> str:

@@ -49,6 +49,7 @@ from dprobes.formatters.templates.derived import derived_templates
 from dprobes.record.layout import Item
 from dprobes.record.origin import RecordSource
 from dprobes.resolve.spaces import Space, space_of
+from dprobes.rpn.tables import FAULTS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -270,12 +271,12 @@ def command(
         program = joined_program(programs)
     derived = derived_templates(program)
     source = RecordSource(1, program.name, program.name, program.major, templates=loaded.templates, derived=derived)
-    shown_tables = loaded.program.tables
+    tables_shown = tuple(table for table in loaded.program.tables if table.name != FAULTS)
     # Where samples and accesses are is said by their ip, in outputs that have fields.
     is_anywhere = any(not each.is_in_code for each in program.definitions)
     is_user = space_of(program) is not Space.KERNEL
     names_ip = is_anywhere and is_user and (wants_all or views.names_functions or top)
-    if source.may_show_addresses or names_ip or stacks is not None or has_addresses(shown_tables):
+    if source.may_show_addresses or names_ip or stacks is not None or has_addresses(tables_shown):
         from dprobes.target.processimages import ProcessImages
 
         source = replace(source, images=ProcessImages())
@@ -303,7 +304,7 @@ def command(
     inserted = prepared.session(items, images=source.images)
     how = TableOptions(rows, interval, duration, as_json=as_json, aside=aside, prometheus=prometheus)
     printed = loaded.tool.shown if loaded.tool is not None else ()
-    tables = TableOutput(how, inserted, len(shown_tables), names_for(source, shown_tables), printed)
+    tables = TableOutput(how, inserted, len(tables_shown), names_for(source, tables_shown), printed)
     blocks: ToolBlocks | None = None
     if loaded.tool is not None:
         from dprobes.cli.toolblocks import ToolBlocks
@@ -330,8 +331,8 @@ def command(
         views.collect(session, compiled.architecture.word_size)
         views.print()
         tables.print()
-        if shown_tables:
-            outputs.write_tables(session.tables()[: len(shown_tables)])
+        if tables_shown:
+            outputs.write_tables(session.tables()[: len(tables_shown)])
         return run.conclude(finished)
 
 
