@@ -32,6 +32,7 @@ VERBS = {
     "list": "List what there is to probe: functions, tracepoints, a process's modules.",
     "locate": "Print the values of 'offset =' and 'opcode =' for a place in a module.",
     "build": "Compile a probe program for machines that have neither its source nor its module's symbols.",
+    "convert": "Convert a script of bpftrace to DProbes C.",
     "insert": "Insert a probe program in the background, through the probe manager.",
     "apply": "Insert a compiled probe program (PPDF) in the background.",
     "remove": "Remove inserted programs, or single probepoints.",

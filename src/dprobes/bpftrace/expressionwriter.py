@@ -1,0 +1,319 @@
+"""Expressions of a script as DProbes C has them. What has no like is reported, and written as 0."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from dprobes.bpftrace import tree
+from dprobes.bpftrace.mapuse import AGGREGATIONS, Kept
+from dprobes.bpftrace.place import PlaceKind
+from dprobes.bpftrace.value import ATOM, CONDITIONAL, PRECEDENCE, PREFIX, Form, Value
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from dprobes.bpftrace.mapuse import MapUses
+    from dprobes.bpftrace.place import Place
+    from dprobes.diagnostics import Diagnostics
+    from dprobes.source import Span
+
+__all__ = ["ExpressionWriter", "variable_name"]
+
+_SAME = frozenset({"pid", "tid", "uid", "cpu", "nsecs"})
+_ARGUMENT = re.compile(r"arg([0-9]+)")
+_ARGUMENTS_MAX = 6
+_ABSENT_NAMES = {
+    "gid": "the group of a process", "cgroup": "the cgroup of a process", "curtask": "the kernel's task",
+    "rand": "random numbers", "cpid": "the process of the command", "username": "names of users",
+    "numaid": "NUMA nodes", "jiffies": "jiffies", "ctx": "the context of the BPF program", "ncpus": "counts of CPUs",
+}  # fmt: skip
+_CONSTANTS = {
+    "TASK_RUNNING": 0, "TASK_INTERRUPTIBLE": 1, "TASK_UNINTERRUPTIBLE": 2, "AF_UNIX": 1, "AF_INET": 2, "AF_INET6": 10,
+    "IPPROTO_TCP": 6, "IPPROTO_UDP": 17, "TCP_ESTABLISHED": 1, "TCP_SYN_SENT": 2, "TCP_SYN_RECV": 3, "TCP_FIN_WAIT1": 4,
+    "TCP_FIN_WAIT2": 5, "TCP_TIME_WAIT": 6, "TCP_CLOSE": 7, "TCP_CLOSE_WAIT": 8, "TCP_LAST_ACK": 9, "TCP_LISTEN": 10,
+}  # fmt: skip
+"""Constants of headers that programs are compiled with as well: they never change (include/uapi/linux, sched.h)."""
+
+_NAME_HINTS = {"cgroup": "run it with --cgroup PATH", "cpid": "run it on a command: -- COMMAND", "username": "use uid"}
+_ABSENT_CALLS = {
+    "kaddr": "addresses of the kernel's variables", "uaddr": "addresses by their names", "cgroupid": "cgroups",
+    "ntop": "network addresses as text", "strftime": "times as text", "macaddr": "network addresses as text",
+    "path": "paths of files of the kernel", "strerror": "names of errors", "pton": "network addresses",
+    "bswap": "bytes in another order", "strcontains": "strings within strings", "len": "lengths",
+    "skboutput": "packets",
+}  # fmt: skip
+_CALL_HINTS = {
+    "uaddr": "declare the variable, extern int NAME, and write &NAME",
+    "cgroupid": "run it with --cgroup PATH",
+    "strerror": "print the number with %e",
+}
+_TYPES = {
+    "int8": "signed char", "int16": "short", "int32": "int", "int64": "long", "uint8": "unsigned char",
+    "uint16": "unsigned short", "uint32": "unsigned int", "uint64": "unsigned long", "bool": "_Bool",
+}  # fmt: skip
+_REGISTERS = {
+    name: f"r{name}" for name in ("ax", "bx", "cx", "dx", "si", "di", "bp", "sp", "ip")
+} | {f"r{number}": f"r{number}" for number in range(8, 16)}  # fmt: skip
+_WORDS = """
+    pid tid uid cpu nsecs elapsed pc sp retval watched comm func probe arg0 arg1 arg2 arg3 arg4 arg5 args reg str
+    mem sym ustack kstack startswith printf debugger crash core remove print clear delete skip count sum min max
+    avg stats hist lhist last module return if else while do for switch case default break continue try catch when
+    static global percpu thread extern typedef struct union enum sizeof int long short char unsigned signed void
+    const volatile goto float double begin end every usdt watch sample tracepoint syscall kmod inline
+"""
+_RESERVED = frozenset(_WORDS.split())
+_NOTHING = Value("0")
+
+
+def variable_name(name: str) -> str:
+    """Return the name that a variable has in DProbes C."""
+    return f"{name}_" if name in _RESERVED else name
+
+
+class ExpressionWriter:
+    """Write the expressions of a probe at ``places``; ``variables`` are those that stand for a string or symbol."""
+
+    def __init__(
+        self,
+        places: Sequence[Place],
+        maps: MapUses,
+        arrays: Mapping[str, int],
+        structures: frozenset[str],
+        constants: frozenset[str],
+        diagnostics: Diagnostics,
+    ) -> None:
+        self._places = places
+        self._kinds = {place.kind for place in places}
+        self._maps = maps
+        self._arrays = arrays
+        self._structures = structures
+        self._constants = constants
+        self._diagnostics = diagnostics
+        self.variables: dict[str, Value] = {}
+
+    def value(self, expression: tree.Expression) -> Value:
+        """Return the value of an expression."""
+        match expression:
+            case tree.Number(value):
+                return Value(str(value))
+            case tree.String(text):
+                return Value(f'"{text}"', form=Form.LITERAL)
+            case tree.Name(name):
+                return self._name(name, expression.span)
+            case tree.Variable(name):
+                return self.variables.get(name) or Value(variable_name(name))
+            case tree.Parameter(name):
+                return self._parameter(name, expression.span)
+            case tree.Map():
+                return self._map(expression)
+            case tree.Call():
+                return self._call(expression)
+            case tree.Field():
+                return self._field(expression)
+            case tree.Index(base, index):
+                return Value(f"{self.number(base, ATOM)}[{self.number(index)}]")
+            case tree.Unary(operator, operand):
+                inner = self.number(operand, PREFIX)
+                return Value(f"{operator}{' ' if inner[0] == operator else ''}{inner}", PREFIX)
+            case tree.Step():
+                return self.wrong(expression.span, f"'{expression.operator}' is a statement", "write it on its own")
+            case tree.Binary():
+                return self._binary(expression)
+            case tree.Conditional(condition, then, otherwise):
+                return self._conditional(condition, then, otherwise)
+            case tree.Cast(type_, operand):
+                return self._cast(type_, operand, expression.span)
+            case tree.SizeOf(type_):
+                return Value(f"sizeof({self._type(type_, expression.span)})")
+            case tree.Tuple():
+                return self.wrong(expression.span, "tuples have no like in DProbes C", "as keys, write them one by one")
+
+    def number(self, expression: tree.Expression, precedence: int = 0) -> str:
+        """Return the text of a number, as an operand of something that binds so strongly."""
+        value = self.value(expression)
+        if value.form not in (Form.NUMBER, Form.SYMBOL):
+            return self.wrong(expression.span, f"{value.form.value} is no number in DProbes C").text
+        return Value(value.number, value.precedence).within(precedence)
+
+    def wrong(self, span: Span, message: str, hint: str | None = None) -> Value:
+        """Report what has no like."""
+        self._diagnostics.error(span, message, hint=hint)
+        return _NOTHING
+
+    def note(self, span: Span, message: str) -> None:
+        """Say what is not quite the same."""
+        self._diagnostics.note(span, message)
+
+    def table(self, map_: tree.Map) -> str:
+        """Return a table with its keys; a text in quotes among them becomes part of its name."""
+        name, keys = map_.name, list[str]()
+        flat = [part for key in map_.keys for part in (key.values if isinstance(key, tree.Tuple) else (key,))]
+        for key in flat:
+            value = self.value(key)
+            if value.form is Form.LITERAL:
+                name = "_".join(filter(None, (name, re.sub(r"\W+", "_", value.text.strip('"')))))
+            elif value.form is Form.BYTES:
+                self.wrong(key.span, "bytes are no key of a table", "use str(p, n)")
+            else:
+                keys.append(value.key)
+        return f"@{name}" + (f"[{', '.join(keys)}]" if keys else "")
+
+    def _name(self, name: str, span: Span) -> Value:
+        if name in _SAME or name in self._constants:
+            return Value(name)
+        match = _ARGUMENT.fullmatch(name)
+        if match is not None and int(match[1]) < _ARGUMENTS_MAX:
+            return Value(name)
+        match name:
+            case "comm":
+                return Value("comm", form=Form.TEXT)
+            case "func" | "probe":
+                return self._own_name(name, span)
+            case "retval":
+                return Value("(long)retval", PREFIX)
+            case "elapsed":
+                self.note(span, "'elapsed' counts from another moment here: from the start of the machine")
+                return Value("nsecs")
+            case "kstack" | "ustack":
+                return Value(f"{name}()", form=Form.STACK)
+            case "args":
+                return self.wrong(span, "'args' is no value", "write args.FIELD")
+        if name in _CONSTANTS:
+            return Value(str(_CONSTANTS[name]))
+        if name in _ABSENT_NAMES:
+            message = f"'{name}' has no like in DProbes C: {_ABSENT_NAMES[name]}"
+            return self.wrong(span, message, _NAME_HINTS.get(name))
+        hint = f"define it in the script: #define {name} 1"
+        return self.wrong(span, f"'{name}' is not known; it may be a constant of a header of the kernel", hint)
+
+    def _own_name(self, name: str, span: Span) -> Value:
+        """Return the name of the place that was hit: by its address, where that is one of the function."""
+        if self._kinds <= {PlaceKind.ENTRY, PlaceKind.OTHER}:
+            return Value(name, form=Form.SYMBOL)
+        if len(self._places) == 1 and "*" not in self._places[0].written:
+            place = self._places[0]
+            return Value(f'"{place.written if name == "probe" else place.function}"', form=Form.LITERAL)
+        return self.wrong(span, f"'{name}' is not known here for several places", "write a probe for each")
+
+    def _parameter(self, name: str, span: Span) -> Value:
+        if name == "$#":
+            return self.wrong(span, "the number of parameters has no like in DProbes C")
+        self.note(span, f"'{name}' is a macro now: run it with -D ARG{name[1:]}=VALUE")
+        return Value(f"ARG{name[1:]}")
+
+    def _map(self, map_: tree.Map) -> Value:
+        match self._maps.kept.get(map_.name):
+            case Kept.SYMBOL:
+                return Value(self.table(map_), form=Form.SYMBOL)
+            case Kept.NAMES if len(map_.keys) == 1:
+                self.note(map_.span, f"a table keeps no names: the key of '@{map_.name}' is taken instead of its name")
+                return self.value(map_.keys[0])
+            case None:
+                return self.wrong(map_.span, f"nothing is put into '@{map_.name}'")
+            case Kept.NUMBER:
+                return Value(self.table(map_))
+        return _NOTHING  # where it is assigned, it has been reported
+
+    def _field(self, field: tree.Field) -> Value:
+        if not isinstance(field.base, tree.Name) or field.base.name != "args":
+            return Value(f"{self.number(field.base, ATOM)}{'->' if field.is_arrow else '.'}{field.name}")
+        if PlaceKind.CALL_RETURN in self._kinds and field.name == "ret":
+            return Value("(long)retval", PREFIX)
+        if not self._kinds & {PlaceKind.CALL_ENTRY, PlaceKind.CALL_RETURN, PlaceKind.TRACEPOINT}:
+            return self.wrong(field.span, "only tracepoints and system calls have fields", "write arg0, arg1 …")
+        if field.name in self._arrays:
+            size = self._arrays[field.name]
+            return Value(f"str(args.{field.name}{f', {size}' if size else ''})", form=Form.TEXT)
+        return Value(f"args.{field.name}")
+
+    def _binary(self, binary: tree.Binary) -> Value:
+        precedence = PRECEDENCE[binary.operator]
+        if binary.operator in ("==", "!="):
+            left, right = self.value(binary.left), self.value(binary.right)
+            if Form.LITERAL in (left.form, right.form) and Form.TEXT in (left.form, right.form):
+                return Value(f"{left.text} {binary.operator} {right.text}", precedence)
+            if not {left.form, right.form} <= {Form.NUMBER, Form.SYMBOL}:
+                return self.wrong(binary.span, "only a string and a text in quotes can be compared")
+            sides = [Value(each.number, each.precedence) for each in (left, right)]
+            return Value(
+                f"{sides[0].within(precedence)} {binary.operator} {sides[1].within(precedence + 1)}", precedence
+            )
+        left_text, right_text = self.number(binary.left, precedence), self.number(binary.right, precedence + 1)
+        return Value(f"{left_text} {binary.operator} {right_text}", precedence)
+
+    def _conditional(self, condition: tree.Expression, then: tree.Expression, otherwise: tree.Expression) -> Value:
+        test, one, other = self.number(condition, CONDITIONAL + 1), self.value(then), self.value(otherwise)
+        for value, expression in ((one, then), (other, otherwise)):
+            if value.form is not Form.NUMBER:
+                return self.wrong(expression.span, f"{value.form.value} cannot be chosen by a condition", "use 'if'")
+        return Value(f"{test} ? {one.within(CONDITIONAL)} : {other.within(CONDITIONAL)}", CONDITIONAL)
+
+    def _cast(self, type_: str, operand: tree.Expression, span: Span) -> Value:
+        written = self._type(type_, span)
+        inner = self.value(operand)
+        if inner.form is not Form.NUMBER:
+            return self.wrong(span, f"{inner.form.value} cannot be cast")
+        return Value(f"({written}){inner.within(PREFIX)}", PREFIX, type=written if "*" in written else "")
+
+    def _type(self, type_: str, span: Span) -> str:
+        words = type_.removesuffix("*").rstrip(" *").split()
+        stars = type_.count("*")
+        if len(words) == 1 and words[0].removesuffix("_t") in _TYPES:
+            words = [_TYPES[words[0].removesuffix("_t")]]
+        elif words[0] in ("struct", "union", "enum"):
+            if f"{words[0]} {words[1]}" not in self._structures:
+                self.wrong(
+                    span, f"'{words[0]} {words[1]}' is not declared in the script",
+                    "declare it with the fields that are used: its place in memory counts",
+                )  # fmt: skip
+        elif len(words) == 1 and f"struct {words[0]}" in self._structures:
+            words = ["struct", *words]
+        return " ".join(words) + (f" {'*' * stars}" if stars else "")
+
+    def _call(self, call: tree.Call) -> Value:
+        match call.function, call.arguments:
+            case "str", [pointer, *rest] if len(rest) <= 1:
+                return self._string(pointer, rest, call.span)
+            case "buf", [pointer, size]:
+                return Value(f"mem({self.number(pointer)}, {self.number(size)})", form=Form.BYTES)
+            case "ksym" | "usym" | "sym", [address]:
+                value = self.value(address)
+                return Value(value.number, value.precedence, Form.SYMBOL)
+            case "kstack" | "ustack" as name, arguments:
+                frames = [self.number(each) for each in arguments if not isinstance(each, tree.Name)]
+                return Value(f"{name}({', '.join(frames[:1])})", form=Form.STACK)
+            case "reg", [tree.String(name)] if name in _REGISTERS:
+                return Value(f'reg("{_REGISTERS[name]}")')
+            case "strncmp", [one, other, tree.Number(size)]:
+                return self._comparison(one, other, size, call.span)
+            case "nsecs", _:
+                return Value("nsecs")
+            case name, _ if name in AGGREGATIONS:
+                return self.wrong(call.span, f"'{name}' is what a map keeps", f"write @name = {name}(…)")
+            case name, _ if name in _ABSENT_CALLS:
+                message = f"'{name}' has no like in DProbes C: {_ABSENT_CALLS[name]}"
+                return self.wrong(call.span, message, _CALL_HINTS.get(name))
+        return self.wrong(call.span, f"'{call.function}' cannot be called so in DProbes C")
+
+    def _string(self, pointer: tree.Expression, rest: Sequence[tree.Expression], span: Span) -> Value:
+        inner = self.value(pointer)
+        if inner.form is Form.TEXT:
+            return inner
+        if inner.form is not Form.NUMBER or isinstance(pointer, tree.Parameter):
+            return self.wrong(span, "only what is at an address becomes a string")
+        size = "".join(f", {self.number(each)}" for each in rest)
+        text = inner.text.removeprefix("(long)") if inner.text == "(long)retval" else inner.text
+        return Value(f"str({text}{size})", form=Form.TEXT)
+
+    def _comparison(self, one: tree.Expression, other: tree.Expression, size: int, span: Span) -> Value:
+        """Return 0 for strings that begin alike, as strncmp does."""
+        left, right = self.value(one), self.value(other)
+        if left.form is Form.LITERAL:
+            left, right = right, left
+        if left.form is not Form.TEXT or right.form is not Form.LITERAL:
+            return self.wrong(span, "only a string and a text in quotes can be compared")
+        text = right.text.strip('"')
+        if size > len(text):
+            return Value(f"{left.text} != {right.text}", PRECEDENCE["!="])
+        return Value(f'!startswith({left.text}, "{text[:size]}")', PREFIX)

@@ -1,0 +1,118 @@
+"""What the maps of a script keep, by all that is assigned to them: tables of DProbes C keep numbers."""
+
+from __future__ import annotations
+
+import enum
+from typing import TYPE_CHECKING
+
+from dprobes.bpftrace import tree
+from dprobes.bpftrace.expressionparser import parts_of
+from dprobes.lazydataclass import dataclass
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+__all__ = ["AGGREGATIONS", "Kept", "MapUses", "expressions_of", "statements_of"]
+
+AGGREGATIONS = {"count": 0, "sum": 1, "min": 1, "max": 1, "avg": 1, "stats": 1, "hist": 1, "lhist": 4}
+"""What bpftrace can keep in a map besides a value, and of how many arguments."""
+
+_SYMBOLS = frozenset({"ksym", "usym", "sym"})
+_TEXTS = frozenset({"str", "strftime", "ntop", "buf", "path"})
+_STACKS = frozenset({"kstack", "ustack"})
+
+
+class Kept(enum.Enum):
+    """Say what a map keeps: ``NAMES`` are strings in quotes, a dictionary."""
+
+    NUMBER = "numbers"
+    SYMBOL = "symbols"
+    NAMES = "names"
+    TEXT = "strings"
+    STACK = "call stacks"
+    TUPLE = "tuples"
+
+
+@dataclass(frozen=True, slots=True)
+class MapUses:
+    """The maps of a script by their names, and which probes, by their numbers, put something into them."""
+
+    kept: Mapping[str, Kept]
+    makers: Mapping[str, Sequence[int]]
+
+    @classmethod
+    def of(cls, script: tree.Script) -> MapUses:
+        """Return what a script does with its maps."""
+        kept: dict[str, Kept] = {}
+        makers: dict[str, list[int]] = {}
+        for number, probe in enumerate(script.probes):
+            strings: dict[str, Kept] = {}
+            for statement in statements_of(probe.body):
+                match statement:
+                    case tree.Assignment(tree.Variable(name), _, value):
+                        strings[name] = _kept_by(value, strings)
+                    case tree.Assignment(tree.Map(name), _, value):
+                        found = _kept_by(value, strings)
+                        if kept.get(name, Kept.NUMBER) is Kept.NUMBER:
+                            kept[name] = found
+                        makers.setdefault(name, []).append(number)
+                    case tree.Do(tree.Step(_, tree.Map(name))):
+                        kept.setdefault(name, Kept.NUMBER)
+                        makers.setdefault(name, []).append(number)
+        return cls(kept, makers)
+
+
+def statements_of(body: Sequence[tree.Statement]) -> Iterator[tree.Statement]:
+    """Return the statements of a block and of all blocks in it."""
+    for statement in body:
+        yield statement
+        match statement:
+            case tree.If(_, then, otherwise):
+                yield from statements_of(then)
+                yield from statements_of(otherwise)
+            case tree.While(_, inner) | tree.Unroll(_, inner):
+                yield from statements_of(inner)
+
+
+def expressions_of(probe: tree.Probe) -> Iterator[tree.Expression]:
+    """Return all expressions of a probe, with those that they are made of, but for maps that are assigned to."""
+    if probe.condition is not None:
+        yield from parts_of(probe.condition)
+    for statement in statements_of(probe.body):
+        match statement:
+            case tree.Assignment(tree.Map(_, keys), operator, value) as assignment:
+                if operator:
+                    yield assignment.target
+                for each in (*keys, value):
+                    yield from parts_of(each)
+            case tree.Assignment(_, _, value):
+                yield from parts_of(value)
+            case tree.Do(expression):
+                yield from parts_of(expression)
+            case tree.If(condition) | tree.While(condition):
+                yield from parts_of(condition)
+
+
+def _kept_by(value: tree.Expression, strings: Mapping[str, Kept]) -> Kept:
+    match value:
+        case tree.String():
+            return Kept.NAMES
+        case tree.Tuple():
+            return Kept.TUPLE
+        case tree.Name("func" | "probe"):
+            return Kept.SYMBOL
+        case tree.Name("comm" | "username"):
+            return Kept.TEXT
+        case tree.Name(name) if name in _STACKS:
+            return Kept.STACK
+        case tree.Variable(name):
+            return strings.get(name, Kept.NUMBER)
+        case tree.Call(function) if function in _SYMBOLS:
+            return Kept.SYMBOL
+        case tree.Call(function) if function in _TEXTS:
+            return Kept.TEXT
+        case tree.Call(function) if function in _STACKS:
+            return Kept.STACK
+        case tree.Conditional(_, then, _):
+            return _kept_by(then, strings)
+    return Kept.NUMBER

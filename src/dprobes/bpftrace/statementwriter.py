@@ -1,0 +1,219 @@
+"""Statements of a script as DProbes C has them. What has no like is reported and left out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dprobes.bpftrace import tree
+from dprobes.bpftrace.expressionwriter import variable_name
+from dprobes.bpftrace.mapuse import AGGREGATIONS, Kept, statements_of
+from dprobes.bpftrace.printwriter import PrintWriter
+from dprobes.bpftrace.value import Form
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from dprobes.bpftrace.expressionwriter import ExpressionWriter
+    from dprobes.bpftrace.mapuse import MapUses
+
+__all__ = ["StatementWriter"]
+
+_ABSENT = {
+    "exit": ("a hit cannot end the run", "run it with --duration, or write [maxhits 1] before the probe"),
+    "clear": ("tables are not cleared at a hit", None),
+    "zero": ("tables are not cleared at a hit", None),
+    "system": ("a hit cannot run commands", None),
+    "cat": ("a hit cannot print files", None),
+    "signal": ("a hit cannot send signals", "hand the process to a debugger with debugger()"),
+}
+_UNROLLED_MAX = 20
+
+
+class StatementWriter:
+    """Write the statements of a probe's block."""
+
+    def __init__(self, values: ExpressionWriter, maps: MapUses) -> None:
+        self._values = values
+        self._maps = maps
+        self._declared: set[str] = set()
+        self._loops = 0
+
+    def block(self, body: Sequence[tree.Statement]) -> list[str]:
+        """Return the lines of a block; what is assigned first within a block of its own is declared before."""
+        outer = {s.target.name for s in body if isinstance(s, tree.Assignment) and isinstance(s.target, tree.Variable)}
+        inner: list[str] = []
+        for statement in statements_of(body):
+            match statement:
+                case tree.Assignment(tree.Variable(name), _, value) if name not in outer and name not in inner:
+                    if self._is_number(value):
+                        inner.append(name)
+        first = self._first_uses(body, outer)
+        hoisted = [*inner, *sorted(outer - first)]
+        self._declared |= {name for name in hoisted if name not in self._values.variables}
+        lines = [f"long {variable_name(name)} = 0;" for name in hoisted]
+        return [*lines, *self._statements(body)]
+
+    def _first_uses(self, body: Sequence[tree.Statement], outer: set[str]) -> set[str]:
+        """Return the variables whose first assignment is a statement of the block itself."""
+        first: set[str] = set()
+        nested: set[str] = set()
+        for statement in body:
+            if isinstance(statement, tree.Assignment) and isinstance(statement.target, tree.Variable):
+                if statement.target.name not in nested:
+                    first.add(statement.target.name)
+            else:
+                for each in statements_of([statement]):
+                    if isinstance(each, tree.Assignment) and isinstance(each.target, tree.Variable):
+                        nested.add(each.target.name)
+        return first & outer
+
+    def _is_number(self, value: tree.Expression) -> bool:
+        match value:
+            case tree.String() | tree.Name("comm" | "func" | "probe" | "kstack" | "ustack"):
+                return False
+            case tree.Call("str" | "buf" | "ksym" | "usym" | "kstack" | "ustack"):
+                return False
+            case tree.Variable(name):
+                return name not in self._values.variables
+        return True
+
+    def _statements(self, body: Sequence[tree.Statement]) -> list[str]:
+        lines: list[str] = []
+        printed = PrintWriter(self._values)
+        for statement in body:
+            match statement:
+                case tree.Do(tree.Call("printf") as call):
+                    line = printed.add(call)
+                    if line is not None:
+                        lines.append(line)
+                    continue
+                case tree.Do(tree.Call("join", arguments) as call) if arguments:
+                    lines += printed.join(call)
+                    continue
+                case tree.Do(tree.Call("time")):
+                    self._values.note(statement.span, "'time' is left out: the lines of records begin with the time")
+                    continue
+            if (line := printed.flush()) is not None:
+                lines.append(line)
+            lines += self._statement(statement)
+        if (line := printed.flush()) is not None:
+            lines.append(line)
+        return lines
+
+    def _statement(self, statement: tree.Statement) -> Iterator[str]:
+        values = self._values
+        match statement:
+            case tree.Assignment(tree.Variable() as target, operator, value):
+                yield from self._variable(target, operator, value)
+            case tree.Assignment(tree.Map() as target, operator, value):
+                yield from self._map(target, operator, value)
+            case tree.Do(tree.Call() as call):
+                yield from self._call(call)
+            case tree.Do(tree.Step(operator, tree.Map() as target)):
+                yield f"{values.table(target)}{operator};" if operator == "++" else f"{values.table(target)} -= 1;"
+            case tree.Do(tree.Step(operator, tree.Variable(name))):
+                yield f"{variable_name(name)}{operator};"
+            case tree.Do(expression):
+                values.wrong(expression.span, "this expression does nothing")
+            case tree.If(condition, then, otherwise):
+                yield f"if ({values.number(condition)}) {{"
+                yield from self._indented(then)
+                if otherwise:
+                    yield "} else {"
+                    yield from self._indented(otherwise)
+                yield "}"
+            case tree.While(condition, body):
+                yield f"while ({values.number(condition)}) {{"
+                yield from self._indented(body)
+                yield "}"
+            case tree.Unroll(tree.Number(count), body) if 1 <= count <= _UNROLLED_MAX and _prints(body):
+                for _ in range(count):
+                    yield from self._statements(body)
+            case tree.Unroll(count, body):
+                self._loops += 1
+                turn = f"turn{self._loops}"
+                yield f"for (int {turn} = 0; {turn} < {values.number(count, 10)}; {turn}++) {{"
+                yield from self._indented(body)
+                yield "}"
+            case tree.Jump(word):
+                yield f"{word};"
+
+    def _indented(self, body: Sequence[tree.Statement]) -> list[str]:
+        return [f"    {line}" for line in self._statements(body)]
+
+    def _variable(self, target: tree.Variable, operator: str, value: tree.Expression) -> Iterator[str]:
+        values = self._values
+        found = values.value(value)
+        if found.form is not Form.NUMBER:
+            known = values.variables.get(target.name)
+            if operator or target.name in self._declared or (known is not None and known != found):
+                hint = "use another variable for each"
+                values.wrong(
+                    target.span, f"'${target.name}' stands for {found.form.value}, and for something else", hint
+                )
+            values.variables[target.name] = found
+            return
+        name = variable_name(target.name)
+        if target.name in values.variables:
+            values.wrong(target.span, f"'${target.name}' stands for a string or symbol, and for something else")
+        elif target.name in self._declared or operator:
+            yield f"{name} {operator}= {found.text};"
+        else:
+            self._declared.add(target.name)
+            type_ = found.type or "long "
+            yield f"{type_}{name} = {found.text};"
+
+    def _map(self, target: tree.Map, operator: str, value: tree.Expression) -> Iterator[str]:
+        values = self._values
+        table = values.table(target)
+        if operator not in ("", "+", "-"):
+            values.wrong(target.span, f"a table has no '{operator}='", "write '=', '+=' or '-='")
+        match value:
+            case tree.Call(function, arguments) if function in AGGREGATIONS and not operator:
+                if len(arguments) != AGGREGATIONS[function]:
+                    values.wrong(value.span, f"'{function}' takes {AGGREGATIONS[function]} values in DProbes C")
+                    return
+                yield f"{table} = {function}({', '.join(values.number(each) for each in arguments)});"
+                return
+        kept = self._maps.kept[target.name]
+        if kept not in (Kept.NUMBER, Kept.SYMBOL):
+            hint = "keep the pointer, and write str() where it is printed" if kept is Kept.TEXT else None
+            values.wrong(value.span, f"a table keeps numbers, not {kept.value}", hint)
+            return
+        yield f"{table} {operator}= {values.number(value)};"
+
+    def _call(self, call: tree.Call) -> Iterator[str]:
+        values = self._values
+        match call.function, call.arguments:
+            case "delete", [tree.Map() as map_]:
+                yield f"delete({values.table(map_)});"
+            case "delete", [tree.Map(name, ()) as map_, *keys]:
+                yield f"delete({values.table(tree.Map(name, tuple(keys), map_.span))});"
+            case "override", [value]:
+                values.note(call.span, "'skip' needs --allow-write")
+                yield f"skip({values.number(value)});"
+            case "print", [value] if not isinstance(value, tree.Map):
+                yield from filter(None, [PrintWriter(values).add(_printed(value, values.value(value).form, call))])
+            case "print", _:
+                values.wrong(
+                    call.span, "tables are not printed at a hit", "they are printed at the end, and with --interval"
+                )
+            case name, _ if name in _ABSENT:
+                message, hint = _ABSENT[name]
+                values.wrong(call.span, message, hint)
+            case _:
+                values.value(call)  # which says what is wrong
+
+
+def _printed(value: tree.Expression, form: Form, call: tree.Call) -> tree.Call:
+    """Return a ``printf`` of a value."""
+    letter = "d" if form is Form.NUMBER else "s"
+    return tree.Call("printf", (tree.String(f"%{letter}\\n", call.span), value), call.span)
+
+
+def _prints(body: Sequence[tree.Statement]) -> bool:
+    return any(isinstance(each, tree.Do) and _is_print(each.expression) for each in statements_of(body))
+
+
+def _is_print(expression: tree.Expression) -> bool:
+    return isinstance(expression, tree.Call) and expression.function == "printf"

@@ -1,0 +1,59 @@
+"""bpftrace's tools for tracepoints, converted, beside bpftrace itself on the same command: both print the same."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from guests.guest import Guest
+
+TOOLS = Path("/usr/sbin")
+pytestmark = pytest.mark.machine(programs=("bpftrace",), memory=1000)
+
+
+def side_by_side(guest: Guest, tool: str, command: str) -> tuple[str, str]:
+    """Run a tool and what it becomes on one run of a command; return what each prints."""
+    if not (TOOLS / f"{tool}.bt").exists():
+        pytest.skip("the tools of bpftrace are not installed")
+    guest.put("/tmp/tool.bt", (TOOLS / f"{tool}.bt").read_text())
+    guest.dprobes("convert", "/tmp/tool.bt", "-o", "/tmp/tool.dpc")
+    peer = ("bpftrace", "-o", "/tmp/theirs", "-c", command, "/tmp/tool.bt")
+    guest.dprobes("run", "/tmp/tool.dpc", "--engine", "ebpf", "-o", "/tmp/ours", "--", *peer)
+    return guest.run("cat /tmp/theirs").stdout, guest.run("cat /tmp/ours").stdout
+
+
+def lines_of(text: str, word: str) -> list[str]:
+    """Return the lines with a word, without the time that they may begin with, and with single blanks."""
+    lines = (re.sub(r"^\d\d:\d\d:\d\d(?:\.\d+)?  ", "", line) for line in text.splitlines())
+    return sorted(" ".join(line.split()) for line in lines if word in line)
+
+
+def test_opensnoop(guest: Guest) -> None:
+    theirs, ours = side_by_side(guest, "opensnoop", "/bin/cat /proc/version /nowhere")
+    expected = lines_of(theirs, " cat ")
+    assert any(line.endswith(" -1 2 /nowhere") for line in expected)
+    assert lines_of(ours, " cat ") == expected
+
+
+def test_killsnoop(guest: Guest) -> None:
+    guest.put("/tmp/kills", "kill -0 $$\nkill -0 $PPID\n")
+    theirs, ours = side_by_side(guest, "killsnoop", "/bin/sh /tmp/kills")
+    expected = lines_of(theirs, " sh ")
+    assert len(expected) == 2
+    assert lines_of(ours, " sh ") == expected
+
+
+def test_execsnoop(guest: Guest) -> None:
+    guest.put("/tmp/starts", "/bin/cat /proc/version /proc/uptime\n/bin/cat /proc/version\n")
+    theirs, ours = side_by_side(guest, "execsnoop", "/bin/sh /tmp/starts")
+    # The times before the process have another beginning.
+    expected = re.findall(r"\d+ /bin/cat .*", "\n".join(lines_of(theirs, "/bin/cat")))
+    assert [line.split(" ", 1)[1] for line in expected] == [
+        "/bin/cat /proc/version /proc/uptime",
+        "/bin/cat /proc/version",
+    ]
+    assert re.findall(r"\d+ /bin/cat .*", "\n".join(lines_of(ours, "/bin/cat"))) == expected

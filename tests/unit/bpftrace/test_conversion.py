@@ -1,0 +1,278 @@
+"""Scripts of bpftrace, and the programs in DProbes C that they become; what has no like, with its place."""
+
+from __future__ import annotations
+
+import random
+import textwrap
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dprobes.bpftrace.conversion import Conversion, convert
+from dprobes.diagnostics import Diagnostics
+from dprobes.errors import SourceError
+from dprobes.source import SourceFile
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+
+class Known:
+    """A machine with one library, three tracepoints, and an array in one of them."""
+
+    def library(self, name: str) -> str:
+        return {"libc": "libc.so.6"}.get(name, name)
+
+    def tracepoints(self, subsystem: str, pattern: str) -> Sequence[str]:
+        known = {"sched": ("sched_switch", "sched_wakeup"), "syscalls": ("sys_enter_execve", "sys_enter_execveat")}
+        return [name for name in known.get(subsystem, ()) if name.startswith(pattern.rstrip("*"))]
+
+    def arrays(self, subsystem: str, name: str) -> Mapping[str, int]:
+        return {"prev_comm": 16, "filename": 0} if (subsystem, name) == ("sched", "sched_switch") else {}
+
+
+def converted(script: str) -> Conversion:
+    return convert(SourceFile("s.bt", textwrap.dedent(script).strip()), Known(), Diagnostics())
+
+
+def said_of(script: str) -> str:
+    """Return what is said of a script, be it an error or not."""
+    diagnostics = Diagnostics()
+    try:
+        convert(SourceFile("s.bt", textwrap.dedent(script).strip()), Known(), diagnostics)
+    except SourceError as error:
+        return "\n".join(each.render() for each in error.diagnostics)
+    return diagnostics.render()
+
+
+@pytest.mark.parametrize(
+    ("script", "place"),
+    [
+        ("uprobe:/bin/bash:readline { @ = count() }", "/bin/bash:readline"),
+        ("u:libc:malloc { @ = count() }", "libc.so.6:malloc"),
+        ("uretprobe:libc:malloc { @ = count() }", "return libc.so.6:malloc"),
+        ("uprobe:libc:malloc+8 { @ = count() }", "libc.so.6:malloc+8"),
+        ("uprobe:libc:str* { @ = count() }", "libc.so.6:str*"),
+        ('uprobe:./go:"main.(*T).f" { @ = count() }', './go:"main.(*T).f"'),
+        ("usdt:/bin/py:python:gc__start { @ = count() }", "usdt /bin/py:python:gc__start"),
+        ("kprobe:vfs_read { @ = count() }", "kernel:vfs_read"),
+        ("kr:vfs_read { @ = count() }", "return kernel:vfs_read"),
+        ("kprobe:ext4:ext4_sync_fs { @ = count() }", "kmod ext4:ext4_sync_fs"),
+        ("t:sched:sched_switch { @ = count() }", "tracepoint sched:sched_switch"),
+        ("tracepoint:sched:* { @ = count() }", "tracepoint sched:sched_switch,\ntracepoint sched:sched_wakeup"),
+        ("tracepoint:syscalls:sys_enter_openat { @ = count() }", "syscall openat"),
+        ("tracepoint:syscalls:sys_exit_newstat { @ = count() }", "return syscall stat"),
+        ("tracepoint:syscalls:sys_enter_exec* { @ = count() }", "syscall execve,\nsyscall execveat"),
+        ("profile:hz:99 { @ = count() }", "sample 99hz"),
+        ("profile:ms:10 { @ = count() }", "sample 100hz"),
+        ("watchpoint:0x1000:4:rw { @ = count() }", "watch rw (int)0x1000"),
+        ("kprobe:a, kprobe:b /pid == 1/ { @ = count() }", "kernel:a,\nkernel:b when (pid == 1)"),
+    ],
+)
+def test_places(script: str, place: str) -> None:
+    assert converted(script).text == f"{place} {{\n    @ = count();\n}}\n"
+
+
+@pytest.mark.parametrize(
+    ("statement", "line"),
+    [
+        ('printf("%d %s\\n", pid, comm);', 'printf("%d %s", pid, comm);'),
+        ('printf("a "); printf("%-8lld|\\n", arg0)', 'printf("a %-8d|", arg0);'),
+        ('printf("%s called\\n", func)', 'printf("%a called", pc);'),
+        ('printf("%s\\n", usym(arg1))', 'printf("%a", arg1);'),
+        ('printf("100%% of %s\\n", ustack(3))', 'printf("100%% of %k", ustack(3));'),
+        ('printf("%r\\n", buf(arg1, 8))', 'printf("%s", mem(arg1, 8));'),
+        ('$s = str(arg0); printf("%s\\n", $s)', 'printf("%s", str(arg0));'),
+        ("@[comm, arg0] = sum(arg1 * 2 + 1)", "@[comm, arg0] = sum(arg1 * 2 + 1);"),
+        ("@x[func] = lhist(arg1, 0, 100, 10)", "@x[func] = lhist(arg1, 0, 100, 10);"),
+        ('@["read", tid] = max(arg0)', "@read[tid] = max(arg0);"),
+        ("@[(pid, tid)] = count()", "@[pid, tid] = count();"),
+        ("@x[tid] = nsecs; delete(@x, tid)", "@x[tid] = nsecs;\n    delete(@x[tid]);"),
+        ("@ = hist((arg0 + arg1) * arg2)", "@ = hist((arg0 + arg1) * arg2);"),
+        ("@ = hist(arg0 - (arg1 - arg2))", "@ = hist(arg0 - (arg1 - arg2));"),
+        ("@ = hist(-(-arg0))", "@ = hist(- -arg0);"),
+        ("@x++", "@x++;"),
+        ("@x--", "@x -= 1;"),
+        ("@x += 1e3", "@x += 1000;"),
+        ("@x = 0x10 + 010 + 1_000us", "@x = 16 + 8 + 1000000;"),
+        ("$pid = (int32)arg0; @x = $pid", "long pid_ = (int)arg0;\n    @x = pid_;"),
+        ("if (arg0) { $n = 1 } else if (arg1) { $n = 2 } @x = $n",
+         ("long n = 0;\n    if (arg0) {\n        n = 1;\n    } else {\n"
+         "        if (arg1) {\n            n = 2;\n        }\n"
+         "    }\n    @x = n;")),
+        ("unroll(2) { @x++ }", "for (int turn1 = 0; turn1 < 2; turn1++) {\n        @x++;\n    }"),
+        ('unroll(2) { printf("x\\n") }', 'printf("x");\n    printf("x");'),
+        ("while (arg0 > 1) { @x++ ; break }", "while (arg0 > 1) {\n        @x++;\n        break;\n    }"),
+        ('if (comm == "bash" && strncmp(str(arg0), "/etc", 4) == 0) { return }',
+         'if (comm == "bash" && !startswith(str(arg0), "/etc") == 0) {\n        return;\n    }'),
+        ("@x = AF_INET ? reg(\"di\") : sizeof(uint32)", '@x = 2 ? reg("rdi") : sizeof(unsigned int);'),
+        ("@name[tid] = func; @[@name[tid]] = count()", "@name[tid] = pc;\n    @[sym(@name[tid])] = count();"),
+        ("override(5)", "skip(5);"),
+    ],
+)  # fmt: skip
+def test_statements(statement: str, line: str) -> None:
+    assert converted(f"kprobe:f {{ {statement} }}").text == f"kernel:f {{\n    {line}\n}}\n"
+
+
+@pytest.mark.parametrize(
+    ("script", "text"),
+    [
+        ("tracepoint:sched:sched_switch { @[args->prev_comm] = sum(args.prev_pid) }",
+         "tracepoint sched:sched_switch {\n    @[str(args.prev_comm, 16)] = sum(args.prev_pid);\n}\n"),
+        ('tracepoint:sched:sched_switch { printf("%s\\n", args.filename) }',
+         'tracepoint sched:sched_switch {\n    printf("%s", str(args.filename));\n}\n'),
+        ("tracepoint:syscalls:sys_exit_read /args->ret > 0/ { @ = hist(args->ret) }",
+         "return syscall read when ((long)retval > 0) {\n    @ = hist((long)retval);\n}\n"),
+        ('ur:/bin/bash:readline { printf("%s\\n", str(retval)) }',
+         'return /bin/bash:readline {\n    printf("%s", str(retval));\n}\n'),
+        ('ur:libc:a, ur:libc:b { printf("%s\\n", func) }',
+         'return libc.so.6:a {\n    printf("a");\n}\nreturn libc.so.6:b {\n    printf("b");\n}\n'),
+        (("#define LIMIT 8\n#ifndef BPFTRACE_HAVE_BTF\nstruct no { };\n#endif\nstruct s { int a; struct s *next; };\n"
+         "kprobe:f { $s = (struct s *)arg0; @[$s->next->a] = count() /* how often */ }"),
+         ("#define LIMIT 8\nstruct s { int a; struct s *next; };\n\n"
+         "kernel:f {\n    struct s *s = (struct s *)arg0;\n    @[s->next->a] = count();\n}\n")),
+        # What is read is put in before.
+        ("kretprobe:f /@start[tid]/ { @ = hist(nsecs - @start[tid]) }\nkprobe:f { @start[tid] = nsecs }",
+         ("kernel:f {\n    @start[tid] = nsecs;\n}\nreturn kernel:f when (@start[tid]) {\n"
+         "    @ = hist(nsecs - @start[tid]);\n}\n")),
+        ("BEGIN { @cap[0] = \"CHOWN\"; printf(\"caps\\n\") } kprobe:f { printf(\"%-9s|\\n\", @cap[arg1]) }",
+         'kernel:f {\n    printf("%-9d|", arg1);\n}\n'),
+        ("t:syscalls:sys_enter_execve { printf(\"%d \", pid); join(args->argv) }",
+         ("syscall execve {\n    char **words1 = (char **)args.argv;\n"
+         '    if (!words1[1]) printf("%d %s", pid, words1[0]);\n'
+         '    else if (!words1[2]) printf("%d %s %s", pid, words1[0], words1[1]);\n'
+         '    else if (!words1[3]) printf("%d %s %s %s", pid, words1[0], words1[1], words1[2]);\n'
+         '    else if (!words1[4]) printf("%d %s %s %s %s", pid, words1[0], words1[1], words1[2], words1[3]);\n'
+         '    else if (!words1[5]) printf("%d %s %s %s %s %s", pid, words1[0], words1[1], words1[2], words1[3],'
+         " words1[4]);\n"
+         '    else printf("%d %s %s %s %s %s %s", pid, words1[0], words1[1], words1[2], words1[3], words1[4],'
+         " words1[5]);\n"
+         "}\n")),
+    ],
+)  # fmt: skip
+def test_programs(script: str, text: str) -> None:
+    assert converted(script).text == text
+
+
+def test_blocks_of_the_tool_become_options() -> None:
+    script = """
+    BEGIN { printf("begins\\n"); }
+    kprobe:f { @ = count(); }
+    interval:s:2 { time("%H:%M:%S "); print(@); clear(@); }
+    interval:ms:1500 { exit(); }
+    END { print(@, 10); clear(@); }
+    """
+    assert converted(script).options == ("--interval 2s", "--duration 1500ms", "--rows 10")
+    assert said_of(script) == (
+        "s.bt:1:1: note: what the block 'BEGIN' prints or clears is left out: records say what they are\n"
+        '    BEGIN { printf("begins\\n"); }\n    ^~~~~\n'
+        "s.bt:3:1: note: what the block 'interval' prints or clears is left out: --interval prints tables as they are\n"
+        '    interval:s:2 { time("%H:%M:%S "); print(@); clear(@); }\n    ^~~~~~~~~~~~\n'
+        "s.bt:5:1: note: what the block 'END' prints or clears is left out: tables are printed at the end\n"
+        "    END { print(@, 10); clear(@); }\n    ^~~"
+    )
+
+
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        ("software:faults:1 { }",
+         ("s.bt:1:1: error: 'software:faults:1' has no like in DProbes C: events of the kernel are no probepoints\n"
+         "    software:faults:1 { }\n    ^~~~~~~~~~~~~~~~~")),
+        ("kprobe:f { @[curtask] = count() }",
+         ("s.bt:1:14: error: 'curtask' has no like in DProbes C: the kernel's task\n"
+         "    kprobe:f { @[curtask] = count() }\n                 ^~~~~~~")),
+        ("kprobe:f { @[cgroup] = count() }",
+         ("s.bt:1:14: error: 'cgroup' has no like in DProbes C: the cgroup of a process\n"
+         "    kprobe:f { @[cgroup] = count() }\n                 ^~~~~~\nhint: run it with --cgroup PATH")),
+        ("kprobe:f { $s = (struct sock *)arg0; @ = sum($s->x) }",
+         ("s.bt:1:17: error: 'struct sock' is not declared in the script\n"
+         "    kprobe:f { $s = (struct sock *)arg0; @ = sum($s->x) }\n                    ^~~~~~~~~~~~~~~~~~~\n"
+         "hint: declare it with the fields that are used: its place in memory counts")),
+        ("kprobe:f { @n[tid] = str(arg0) }",
+         ("s.bt:1:22: error: a table keeps numbers, not strings\n"
+         "    kprobe:f { @n[tid] = str(arg0) }\n                         ^~~~~~~~~\n"
+         "hint: keep the pointer, and write str() where it is printed")),
+        ("kprobe:f { exit() }",
+         ("s.bt:1:12: error: a hit cannot end the run\n    kprobe:f { exit() }\n               ^~~~~~\n"
+         "hint: run it with --duration, or write [maxhits 1] before the probe")),
+        ("kprobe:f { printf(\"%d %d\\n\", 1) }",
+         ("s.bt:1:12: error: there is no value for '%d'\n"
+         "    kprobe:f { printf(\"%d %d\\n\", 1) }\n               ^~~~~~~~~~~~~~~~~~~~")),
+        ("kprobe:f { @x = ntop(arg0) }",
+         ("s.bt:1:17: error: a table keeps numbers, not strings\n"
+         "    kprobe:f { @x = ntop(arg0) }\n                    ^~~~~~~~~~\n"
+         "hint: keep the pointer, and write str() where it is printed")),
+        ("kprobe:f { if (FOO) { @x++ } }",
+         ("s.bt:1:16: error: 'FOO' is not known; it may be a constant of a header of the kernel\n"
+         "    kprobe:f { if (FOO) { @x++ } }\n                   ^~~\nhint: define it in the script: #define FOO 1")),
+        ("BEGIN { @x = 1 } kprobe:f { }",
+         ("s.bt:1:9: error: only printing of tables is converted in a block 'BEGIN'\n"
+         "    BEGIN { @x = 1 } kprobe:f { }\n            ^~~~~~\n"
+         "hint: tables are printed at the end, and with --interval TIME")),
+        ("BEGIN { }", "error: there is no probe in the script but those of the tool itself (BEGIN, END, interval)"),
+        ("kprobe:f { @x = $y = 1; @a[1 = 2 } kprobe:g { 08z; }",
+         ("s.bt:1:20: error: expected ';' behind a statement, found '='\n"
+         "    kprobe:f { @x = $y = 1; @a[1 = 2 } kprobe:g { 08z; }\n                       ^\n"
+         "s.bt:1:30: error: expected ']' behind the values, found '='\n"
+         "    kprobe:f { @x = $y = 1; @a[1 = 2 } kprobe:g { 08z; }\n                                 ^\n"
+         "s.bt:1:47: error: '08z' is no number\n"
+         "    kprobe:f { @x = $y = 1; @a[1 = 2 } kprobe:g { 08z; }\n"
+         "                                                  ^~~")),
+        ("tracepoint:nothing:x* { }",
+         ("s.bt:1:1: error: no tracepoint of this machine matches 'tracepoint:nothing:x*'\n"
+         "    tracepoint:nothing:x* { }\n    ^~~~~~~~~~~~~~~~~~~~~")),
+    ],
+)  # fmt: skip
+def test_what_has_no_like_is_said_with_its_place(script: str, message: str) -> None:
+    assert said_of(script) == message
+
+
+def test_what_differs_is_noted() -> None:
+    assert said_of('#include <linux/sched.h>\nkprobe:f { @[$1] = sum(elapsed); printf("%d", arg0) }') == (
+        "s.bt:1:1: note: the header <linux/sched.h> is not read: what is used of it has to be declared\n"
+        "    #include <linux/sched.h>\n    ^~~~~~~~~~~~~~~~~~~~~~~~\n"
+        "s.bt:2:14: note: '$1' is a macro now: run it with -D ARG1=VALUE\n"
+        '    kprobe:f { @[$1] = sum(elapsed); printf("%d", arg0) }\n                 ^~\n'
+        "s.bt:2:24: note: 'elapsed' counts from another moment here: from the start of the machine\n"
+        '    kprobe:f { @[$1] = sum(elapsed); printf("%d", arg0) }\n                           ^~~~~~~'
+    )
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "kprobe:f { @ = sum(" + "(" * 5000 + "1" + ")" * 5000 + ") }",
+        "kprobe:f { @ = sum(1" + " + 1" * 5000 + ") }",
+        "kprobe:f { @ = sum($x" + "->x" * 5000 + ") }",
+        "kprobe:f { @ = sum(" + "-" * 5000 + "1) }",
+        "kprobe:f { " + "if (1) {" * 5000,
+        "kprobe:f { if (1) { }" + " else if (1) { }" * 5000 + "}",
+        "kprobe:f { @ = sum(" + "1 ? " * 5000 + "1) }",
+    ],
+)
+def test_what_is_nested_too_deeply_is_an_error(script: str) -> None:
+    with pytest.raises(SourceError) as caught:
+        converted(script)
+    assert "levels" in caught.value.diagnostics[0].message
+
+
+_WORDS = r"""
+kprobe:f uprobe:/bin/a:b tracepoint:sched:sched_switch interval:s:1 BEGIN END / { } ( ) [ ] ; , @ @x $v $1 =
++= ++ -- + - * / % ? : . -> args->x args.prev_comm pid comm func retval str( printf("%d %s\n", hist( lhist(
+count() "text" 1 0x 1e9 1e99 if else while unroll(2) return delete(@x) print(@x) clear(@x) (struct s *) struct
+s { int a; }; sizeof( #define #if #endif #ifdef /* */ // ustack usym( (uint8) ! ~ && || == time( join( exit()
+é
+"""
+PIECES = (*_WORDS.split(), "\0", "\u2028")
+
+
+def test_any_text_is_converted_or_refused() -> None:
+    choose = random.Random(15)
+    for _ in range(3000):
+        pieces = choose.choices(PIECES, k=choose.randrange(1, 30))
+        script = choose.choice(("", "kprobe:f { ", "kprobe:f /")) + " ".join(pieces) + choose.choice(("", " }", "\n"))
+        try:
+            converted(script)
+        except SourceError as error:
+            assert error.diagnostics  # noqa: PT017 - what else may be raised ends the test
