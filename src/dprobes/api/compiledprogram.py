@@ -22,6 +22,7 @@ from dprobes.target.location import FileSymbols
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from dprobes.dpc.modulefiles import ModuleFiles
     from dprobes.dpc.toolblock import ToolProgram
     from dprobes.ppdf.model import Ppdf
     from dprobes.rpn.program import Program
@@ -227,11 +228,13 @@ def load_program(
     verify_build_id: bool = True,
     verify_opcodes: bool = True,
     module: str = "",
+    files: ModuleFiles | None = None,
 ) -> CompiledProgram:
     """
     Read a program, be it a text or compiled, and keep the definitions of certain groups and types.
 
-    ``module`` is that of probes in DProbes C that name none. A source for several modules has companions.
+    ``module`` is that of probes in DProbes C that name none, ``files`` finds the files of modules for them. A source
+    for several modules has companions.
     Nothing but its form is checked: its module is not looked for. Raise an error of ours if that is wrong.
     """
     if is_compiled(path):
@@ -240,7 +243,7 @@ def load_program(
     if path.suffix == C_SUFFIX:
         from dprobes.preprocessor import read_source
 
-        loaded = load_c_source(read_source(path), options, symbols=symbols, module=module)
+        loaded = load_c_source(read_source(path), options, symbols=symbols, module=module, files=files)
     else:
         diagnostics = Diagnostics()
         program = parse_file(path, diagnostics, options)
@@ -251,11 +254,16 @@ def load_program(
 
 
 def load_c_source(
-    source: SourceFile, options: CompileOptions, *, symbols: Path | None = None, module: str = ""
+    source: SourceFile,
+    options: CompileOptions,
+    *,
+    symbols: Path | None = None,
+    module: str = "",
+    files: ModuleFiles | None = None,
 ) -> CompiledProgram:
     """Compile a source in DProbes C; ``module`` is that of probes that name none. Else as ``load_program``."""
     diagnostics = Diagnostics()
-    (first, *others), templates, tool = parse_c(source, diagnostics, options, module)
+    (first, *others), templates, tool = parse_c(source, diagnostics, options, module, files)
     symbols_of = FileSymbols(symbols)
     return CompiledProgram(
         first, symbols_of, diagnostics, options.allow_write, templates=templates, companions=tuple(others), tool=tool

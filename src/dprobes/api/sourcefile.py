@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from dprobes.diagnostics import Diagnostics
+    from dprobes.dpc.modulefiles import ModuleFiles
     from dprobes.dpc.toolblock import ToolProgram
     from dprobes.rpn.pipeline import CompileOptions
     from dprobes.rpn.program import Program
@@ -25,19 +26,24 @@ _TEMPLATE_FILE = "program.fmt"
 
 
 def parse_program(
-    path: Path, diagnostics: Diagnostics, options: CompileOptions, *, module: str = ""
+    path: Path,
+    diagnostics: Diagnostics,
+    options: CompileOptions,
+    *,
+    module: str = "",
+    files: ModuleFiles | None = None,
 ) -> tuple[Program, Mapping[str, bytes]]:
     """
     Return the program in a source file of either language, and the templates that it has of its own.
 
-    ``module`` is that of probes in DProbes C that name none. Raise ``SourceError`` if it has errors of form, or is for
-    several modules.
+    ``module`` is that of probes in DProbes C that name none, ``files`` finds the files of modules for them. Raise
+    ``SourceError`` if it has errors of form, or is for several modules.
     """
     if path.suffix != C_SUFFIX:
         return parse_file(path, diagnostics, options), {}
     from dprobes.preprocessor import read_source
 
-    source = parse_c(read_source(path), diagnostics, options, module)
+    source = parse_c(read_source(path), diagnostics, options, module, files)
     (first, *others), templates, tool = source
     what = ""
     if others:
@@ -61,12 +67,18 @@ class ParsedSource(NamedTuple):
     tool: ToolProgram | None
 
 
-def parse_c(source: SourceFile, diagnostics: Diagnostics, options: CompileOptions, module: str) -> ParsedSource:
+def parse_c(
+    source: SourceFile,
+    diagnostics: Diagnostics,
+    options: CompileOptions,
+    module: str,
+    files: ModuleFiles | None = None,
+) -> ParsedSource:
     """Return what is in a source in DProbes C."""
     from dprobes.dpc.pipeline import compile_source as compile_c
     from dprobes.formatters.templates.directory import DIRECTORY_FILE
 
-    compiled = compile_c(source, diagnostics, options, module=module)
+    compiled = compile_c(source, diagnostics, options, module=module, files=files)
     if not compiled.templates:
         return ParsedSource(compiled.programs, {}, compiled.tool)
     listed = f"{compiled.programs[0].major} {_TEMPLATE_FILE}\n"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dprobes.api.sourcefile import parse_program
+from dprobes.api.sourcefile import C_SUFFIX, parse_program
 from dprobes.formatters.templates.carried import carried_templates
 from dprobes.ppdf.writer import encode
 from dprobes.resolve.localmodule import open_named_module
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from dprobes.diagnostics import Diagnostics
+    from dprobes.dpc.modulefiles import ModuleFiles
     from dprobes.engines.insertion import Vantage
     from dprobes.rpn.pipeline import CompileOptions
 
@@ -35,7 +36,7 @@ def compiled_here(
 
     ``templates`` is the directory of its templates.
     """
-    program, own_templates = parse_program(file, diagnostics, options)
+    program, own_templates = parse_program(file, diagnostics, options, files=_files(file, symbols, vantage))
     module = None
     if space_of(program) is Space.MODULE:
         module = find_module(program.name, pid=vantage.tid, command=vantage.command)
@@ -51,3 +52,11 @@ def compiled_here(
         templates=carried_templates(templates, program, diagnostics) if templates is not None else own_templates,
     )
     return encode(ppdf)
+
+
+def _files(file: Path, symbols: Path | None, vantage: Vantage) -> ModuleFiles | None:
+    if file.suffix != C_SUFFIX:
+        return None
+    from dprobes.dpc.modulefiles import ModuleFiles
+
+    return ModuleFiles(vantage.tid, vantage.command, symbols)

@@ -9,6 +9,7 @@ import click
 
 from dprobes.api import compiledprogram
 from dprobes.api.compiledprogram import is_compiled
+from dprobes.api.sourcefile import C_SUFFIX
 from dprobes.resolve.localmodule import Compiled, resolve_here
 from dprobes.rpn.pipeline import CompileOptions
 
@@ -16,9 +17,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dprobes.api.compiledprogram import CompiledProgram
+    from dprobes.dpc.modulefiles import ModuleFiles
     from dprobes.engines.interface import Scope
 
-__all__ = ["Compiled", "compile_programs", "is_compiled", "load_program", "module_of"]
+__all__ = ["Compiled", "compile_programs", "files_of", "is_compiled", "load_program", "module_of"]
 
 
 def load_program(
@@ -31,6 +33,7 @@ def load_program(
     verify_build_id: bool = True,
     verify_opcodes: bool = True,
     module: str = "",
+    files: ModuleFiles | None = None,
 ) -> CompiledProgram:
     """
     Read a program, and keep the definitions of certain groups and types; raise an error of ours if it is wrong.
@@ -41,7 +44,8 @@ def load_program(
     if isinstance(path, str):
         from dprobes.source import SourceFile
 
-        return compiledprogram.load_c_source(SourceFile("-e", path), options, symbols=symbols, module=module)
+        source = SourceFile("-e", path)
+        return compiledprogram.load_c_source(source, options, symbols=symbols, module=module, files=files)
     if is_compiled(path) and (symbols is not None or options != CompileOptions(allow_write=options.allow_write)):
         raise click.UsageError(f"'{path}' is compiled: -D, -I, --cpp and --sym are for the text of a program")
     return compiledprogram.load_program(
@@ -53,6 +57,7 @@ def load_program(
         verify_build_id=verify_build_id,
         verify_opcodes=verify_opcodes,
         module=module,
+        files=files,
     )
 
 
@@ -76,6 +81,18 @@ def module_of(scope: Scope) -> str:
     return ""
 
 
+def files_of(
+    path: Path | str, symbols: Path | None, scope: Scope | None = None, pid: int | None = None
+) -> ModuleFiles | None:
+    """Return what finds the files of modules for a program in DProbes C, or None for another program."""
+    if isinstance(path, Path) and path.suffix != C_SUFFIX:
+        return None
+    from dprobes.dpc.modulefiles import ModuleFiles
+
+    command = scope.command[0] if scope is not None and scope.command else None
+    return ModuleFiles(pid if scope is None else scope.pid, command, symbols)
+
+
 def compile_programs(
     path: Path,
     options: CompileOptions,
@@ -89,7 +106,7 @@ def compile_programs(
 
     One in DProbes C is several, one for each module; their diagnostics are the same.
     """
-    loaded = load_program(path, options, symbols=symbols)
+    loaded = load_program(path, options, symbols=symbols, files=files_of(path, symbols, pid=pid))
     return [
         resolve_here(
             program,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from dprobes.diagnostics import Note
 from dprobes.dpc.debugplaces import DebugPlaces, with_instructions
 from dprobes.dpc.parser import parse
+from dprobes.dpc.probedmodules import ProbedModules
 from dprobes.dpc.programemitter import KERNEL_KINDS, ProgramEmitter, jmpmax_of
 from dprobes.dpc.programtree import ToolBlock
 from dprobes.dpc.programtyper import ProgramTyper
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dprobes.diagnostics import Diagnostics
+    from dprobes.dpc.debugmodule import DebugModule
     from dprobes.dpc.debugplaces import PlaceFinder
     from dprobes.dpc.programemitter import Compilation
     from dprobes.dpc.programtree import ProgramTree
@@ -43,6 +45,7 @@ def compile_text(
     *,
     module: str = "",
     word_size_of: Callable[[str], int] = lambda _module: 8,
+    debug_module_of: Callable[[str], DebugModule | None] = lambda _module: None,
     allow_write: bool = False,
     places: PlaceFinder | None = None,
     note: Callable[[str, object], None] = lambda _name, _made: None,
@@ -51,15 +54,18 @@ def compile_text(
     Compile a program.
 
     ``module`` is that of points that name none, and ``word_size_of`` knows how many bytes a word of a module has: 4 or
-    8. There is a compilation for each module. ``places`` finds instructions by debug information; without it, that of
-    this machine does. ``note`` is told what passes have made (``dump``). Raise ``SourceError`` if the program is wrong.
+    8; ``debug_module_of`` what its debug information says. There is a compilation for each module. ``places`` finds
+    instructions by debug information; without it, that of this machine does. ``note`` is told what passes have made
+    (``dump``). Raise ``SourceError`` if the program is wrong.
     """
     program = parse(text, diagnostics)
     note("tree", program)
     program = with_instructions(program, module, places or DebugPlaces(), diagnostics)
     note("places", program)
     word_size = _word_size(program, module, word_size_of, diagnostics)
-    typer = ProgramTyper(program, word_size, diagnostics, allow_write=allow_write)
+    typer = ProgramTyper(
+        program, word_size, diagnostics, ProbedModules(program, module, debug_module_of), allow_write=allow_write
+    )
     typer.declare()
     functions = [made for function in program.functions if (made := typer.function(function)) is not None]
     probes: list[TypedProbe] = []
@@ -67,8 +73,8 @@ def compile_text(
     for part in program.parts:  # the first use of a table says what it keeps
         if isinstance(part, ToolBlock):
             blocks.append(typer.block(part))
-        elif (probe := typer.probe(part)) is not None:
-            probes.append(probe)
+        else:
+            probes += typer.probes(part)
     typer.tables.check()
     tool = _tool(program, typer, functions, blocks, word_size, diagnostics) if blocks else None
     note("typed", [*functions, *probes, *blocks])

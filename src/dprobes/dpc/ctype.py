@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from dprobes.lazydataclass import dataclass
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 __all__ = [
     "BOOL",
@@ -27,6 +27,7 @@ __all__ = [
     "Array",
     "CType",
     "Enumeration",
+    "Floating",
     "Integer",
     "Member",
     "Pointer",
@@ -42,6 +43,9 @@ __all__ = [
     "size_of",
     "unsigned_of",
 ]
+
+_UNNAMED_MAX = 16
+"""How deep unnamed structures are looked for in each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +81,17 @@ class Integer:
     def holds(self, value: int) -> bool:
         """Return whether a number is one of this type."""
         return self.cut(value) == value
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Floating:
+    """A type of floating-point numbers: it has a size, and no values that anything is done with."""
+
+    name: str
+    size: int
 
     def __str__(self) -> str:
         return self.name
@@ -122,7 +137,8 @@ class Member:
     A member of a structure or union.
 
     ``offset`` is in bytes. Of a bit field ``bits`` is the width and ``shift`` how many lower bits of the unit of its
-    type at ``offset`` are not in it; of other members ``bits`` is None.
+    type at ``offset`` are not in it; of other members ``bits`` is None. ``unit`` is that of a bit field whose bits are
+    not all in one of its type.
     """
 
     name: str
@@ -130,35 +146,78 @@ class Member:
     offset: int
     bits: int | None = None
     shift: int = 0
+    unit: Integer | None = None
 
 
-@dataclass(eq=False)
 class Record:
-    """A structure or union; ``members`` is None until it is defined."""
+    """
+    A structure or union; ``members`` is None until it is defined.
 
-    tag: str
-    is_union: bool = False
-    members: tuple[Member, ...] | None = None
-    size: int = 0
-    alignment: int = 1
+    ``definition`` defines it when somebody asks for its members or its size.
+    """
 
-    def member(self, name: str) -> Member | None:
+    __slots__ = ("_alignment", "_definition", "_members", "_size", "is_union", "tag")
+
+    def __init__(self, tag: str, *, is_union: bool = False, definition: Callable[[Record], None] | None = None) -> None:
+        self.tag = tag
+        self.is_union = is_union
+        self._definition = definition
+        self._members: tuple[Member, ...] | None = None
+        self._size = 0
+        self._alignment = 1
+
+    def define(self, members: Sequence[Member], size: int, alignment: int) -> None:
+        """Say what is in it."""
+        self._definition = None
+        self._members, self._size, self._alignment = tuple(members), size, alignment
+
+    @property
+    def is_defined(self) -> bool:
+        """Whether its members are known without asking for them."""
+        return self._members is not None
+
+    def _ask(self) -> None:
+        definition, self._definition = self._definition, None
+        if definition is not None:
+            definition(self)
+
+    @property
+    def members(self) -> tuple[Member, ...] | None:
+        """Its members in order; None if they are not known."""
+        self._ask()
+        return self._members
+
+    @property
+    def size(self) -> int:
+        """Its size in bytes."""
+        self._ask()
+        return self._size
+
+    @property
+    def alignment(self) -> int:
+        """Its alignment in bytes."""
+        self._ask()
+        return self._alignment
+
+    def member(self, name: str, depth: int = 0) -> Member | None:
         """Return a member by its name, also one of an unnamed structure in it (C17 6.7.2.1, 13)."""
         for member in self.members or ():
             if member.name == name:
                 return member
-            if not member.name and isinstance(member.type, Record) and (inner := member.type.member(name)) is not None:
-                return Member(name, inner.type, member.offset + inner.offset, inner.bits, inner.shift)
+            if member.name or not isinstance(member.type, Record) or depth > _UNNAMED_MAX:
+                continue
+            if (inner := member.type.member(name, depth + 1)) is not None:
+                return Member(name, inner.type, member.offset + inner.offset, inner.bits, inner.shift, inner.unit)
         return None
 
-    def member_names(self) -> list[str]:
+    def member_names(self, depth: int = 0) -> list[str]:
         """Return the names that ``member`` knows."""
         names = []
         for member in self.members or ():
             if member.name:
                 names.append(member.name)
-            elif isinstance(member.type, Record):
-                names += member.type.member_names()
+            elif isinstance(member.type, Record) and depth <= _UNNAMED_MAX:
+                names += member.type.member_names(depth + 1)
         return names
 
     def __str__(self) -> str:
@@ -186,7 +245,7 @@ class Stack:
         return "call stack"
 
 
-CType = Void | Integer | Enumeration | Pointer | Array | Record | String | Stack
+CType = Void | Integer | Floating | Enumeration | Pointer | Array | Record | String | Stack
 
 VOID = Void()
 BOOL = Integer("_Bool", 1, is_signed=False, rank=0, is_bool=True)
@@ -231,21 +290,21 @@ def unsigned_of(type_: Integer) -> Integer:
 def size_of(type_: CType) -> int | None:
     """Return the size of a type in bytes; None of one that has none."""
     match type_:
-        case Integer(size=size) | Pointer(size=size):
+        case Integer(size=size) | Pointer(size=size) | Floating(size=size):
             return size
         case Enumeration(base=base):
             return base.size
         case Array(element, count) if count is not None and (each := size_of(element)) is not None:
             return each * count
-        case Record(members=members, size=size) if members is not None:
-            return size
+        case Record() if type_.members is not None:
+            return type_.size
     return None
 
 
 def alignment_of(type_: CType, word_size: int) -> int:
     """Return the alignment of a type as a member (System V ABI for i386 and x86-64, "Scalar Types")."""
     match type_:
-        case Integer(size=size):
+        case Integer(size=size) | Floating(size=size):
             return min(size, word_size)  # a long long of i386 is aligned to 4 bytes
         case Enumeration(base=base):
             return base.size
@@ -253,8 +312,8 @@ def alignment_of(type_: CType, word_size: int) -> int:
             return size
         case Array(element):
             return alignment_of(element, word_size)
-        case Record(alignment=alignment):
-            return alignment
+        case Record():
+            return type_.alignment
     return 1
 
 
@@ -287,6 +346,4 @@ def laid_out(record: Record, members: Sequence[tuple[str, CType, int | None]], w
                 alignment = max(alignment, align // 8)
             position += bits
         end = max(end, position)
-    record.members = tuple(placed)
-    record.alignment = alignment
-    record.size = -(-end // (8 * alignment)) * alignment
+    record.define(placed, -(-end // (8 * alignment)) * alignment, alignment)

@@ -118,7 +118,9 @@ class _ProgramParser:
     def _is_function(self) -> bool:
         """Return whether ``type name(`` comes next."""
         cursor = self._cursor
-        if cursor.sees(*_POINT_WORDS, "return", "module") or not self._declarations.begins_declaration():
+        if cursor.sees(*_POINT_WORDS, "return", "module") or cursor.sees("when", distance=1):
+            return False
+        if not self._declarations.begins_declaration():
             return False
         distance = 0
         while cursor.peek(distance).kind is TokenKind.NAME or cursor.sees("*", distance=distance):

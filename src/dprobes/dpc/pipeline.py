@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from dprobes.errors import TargetError
-
 if TYPE_CHECKING:
     from dprobes.diagnostics import Diagnostics
+    from dprobes.dpc.modulefiles import ModuleFiles
     from dprobes.dpc.programemitter import Compilation
     from dprobes.dpc.toolblock import ToolProgram
     from dprobes.rpn.pipeline import CompileOptions
@@ -40,14 +39,20 @@ class CompiledSource(NamedTuple):
 
 
 def compile_source(
-    source: SourceFile, diagnostics: Diagnostics, options: CompileOptions, *, module: str = ""
+    source: SourceFile,
+    diagnostics: Diagnostics,
+    options: CompileOptions,
+    *,
+    module: str = "",
+    files: ModuleFiles | None = None,
 ) -> CompiledSource:
     """
-    Compile a source; ``module`` is that of points that name none.
+    Compile a source; ``module`` is that of points that name none, ``files`` finds those of modules.
 
     Raise ``SourceError`` if it is wrong.
     """
     from dprobes.dpc.compiler import compile_text
+    from dprobes.dpc.modulefiles import ModuleFiles
     from dprobes.preprocessor import preprocess
     from dprobes.rpn.parser import parse
 
@@ -55,8 +60,14 @@ def compile_source(
         source, diagnostics, defines=options.defines, include_dirs=options.include_dirs, external=options.cpp
     )
     diagnostics.raise_if_errors()
+    files = files or ModuleFiles()
     found, tool = compile_text(
-        text, diagnostics, module=module, word_size_of=_word_size_of, allow_write=options.allow_write
+        text,
+        diagnostics,
+        module=module,
+        word_size_of=files.word_size_of,
+        debug_module_of=files.debug_module_of,
+        allow_write=options.allow_write,
     )
     if not found:
         hint = "'begin', 'every' and 'end' go with probes" if tool is not None else None
@@ -71,14 +82,21 @@ def compile_source(
     )
 
 
-def dump_lines(source: SourceFile, diagnostics: Diagnostics, options: CompileOptions, name: str) -> list[str]:
+def dump_lines(
+    source: SourceFile,
+    diagnostics: Diagnostics,
+    options: CompileOptions,
+    name: str,
+    files: ModuleFiles | None = None,
+) -> list[str]:
     """
     Return what the pass called ``name`` makes of a source, as lines (``dump.PASSES``).
 
-    Raise ``SourceError`` if the source is so wrong that the pass has made nothing.
+    ``files`` finds those of modules. Raise ``SourceError`` if the source is so wrong that the pass has made nothing.
     """
     from dprobes.dpc.compiler import compile_text
     from dprobes.dpc.dump import Passes, token_lines, tree_lines
+    from dprobes.dpc.modulefiles import ModuleFiles
     from dprobes.errors import SourceError
     from dprobes.preprocessor import preprocess
 
@@ -93,9 +111,15 @@ def dump_lines(source: SourceFile, diagnostics: Diagnostics, options: CompileOpt
         diagnostics.raise_if_errors()
         return lines
     passes = Passes()
+    files = files or ModuleFiles()
     try:
         found, _ = compile_text(
-            text, diagnostics, word_size_of=_word_size_of, allow_write=options.allow_write, note=passes.note
+            text,
+            diagnostics,
+            word_size_of=files.word_size_of,
+            debug_module_of=files.debug_module_of,
+            allow_write=options.allow_write,
+            note=passes.note,
         )
     except SourceError:
         if name not in passes.found or name == "typed":
@@ -111,15 +135,3 @@ def _templates_of(found: list[Compilation]) -> str:
 
     templates = {minor: text for compilation in found for minor, text in compilation.templates.items()}
     return template_file(found[0].major, templates) if templates else ""
-
-
-def _word_size_of(module: str) -> int:
-    """Return the size of a word of a module, in bytes; that of 64-bit programs if it is not on this machine."""
-    from dprobes.target.elf.file import ElfFile
-    from dprobes.target.modules import find_module
-
-    try:
-        path = find_module(module)
-        return ElfFile.open(path).word_size if path is not None else 8
-    except TargetError:
-        return 8

@@ -113,7 +113,7 @@ class ProgramEmitter:
         """Return the programs in the order in which their modules are named."""
         modules: dict[str, None] = {}
         for each in self._probes:
-            for point in each.probe.points:
+            for point in each.at:
                 modules[self._module_of(point)] = None
         found = [self._compilation(module) for module in modules]
         return [self._with_faults(each) for each in found] if self._has_faults else found
@@ -146,7 +146,7 @@ class ProgramEmitter:
 
     def _compilation(self, module: str) -> Compilation:
         w = Writer()
-        place = next(point.span for each in self._probes for point in each.probe.points)
+        place = next(point.span for each in self._probes for point in each.at)
         name, modtype = module, ""
         if module.startswith("kernel "):
             name, modtype = "vmlinux", module.removeprefix("kernel ")
@@ -168,7 +168,7 @@ class ProgramEmitter:
         w.header(f"jmpmax = {jmpmax_of(self._program)}")
         templates: dict[int, str] = {}
         for each in self._probes:
-            points = [point for point in each.probe.points if self._module_of(point) == module]
+            points = [point for point in each.at if self._module_of(point) == module]
             if not points:
                 continue
             own = self._attribute(each.probe.attributes, "minor")

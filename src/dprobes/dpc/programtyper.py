@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dprobes.diagnostics import Note
@@ -15,10 +16,13 @@ from dprobes.dpc.tabletyper import Tables
 from dprobes.dpc.typedprogram import TypedBlock, TypedFunction, TypedProbe
 from dprobes.dpc.typetable import TypeTable, UnknownTypeError
 from dprobes.dpc.valuetyper import ValueTyper
+from dprobes.errors import TargetError
 
 if TYPE_CHECKING:
     from dprobes.diagnostics import Diagnostics
     from dprobes.dpc.ctype import CType
+    from dprobes.dpc.probedmodules import ProbedModules
+    from dprobes.dpc.scope import PlaceNames
 
 __all__ = ["VARIABLE_COUNTS", "ProgramTyper"]
 
@@ -42,10 +46,16 @@ _PARAMETERS_MAX = 6
 
 
 class ProgramTyper:
-    """Type the parts of a program."""
+    """Type the parts of a program that probes ``modules``."""
 
     def __init__(
-        self, program: programtree.ProgramTree, word_size: int, diagnostics: Diagnostics, *, allow_write: bool
+        self,
+        program: programtree.ProgramTree,
+        word_size: int,
+        diagnostics: Diagnostics,
+        modules: ProbedModules,
+        *,
+        allow_write: bool,
     ) -> None:
         self._program = program
         self._diagnostics = diagnostics
@@ -54,7 +64,8 @@ class ProgramTyper:
         self.functions: dict[str, FunctionSignature] = {}
         self.tables = Tables(diagnostics)
         self.counts = dict.fromkeys(typed.VariableKind, 0)
-        self.types = TypeTable(word_size, diagnostics, self._constant)
+        self._modules = modules
+        self.types = TypeTable(word_size, diagnostics, self._constant, modules.first)
 
     def _constant(self, expression: tree.Expression) -> int | None:
         return ValueTyper(
@@ -133,27 +144,45 @@ class ProgramTyper:
         for number, (parameter, type_) in enumerate(zip(function.parameters, signature.parameters, strict=True)):
             if scope.add(parameter.name, SlotName(-number - 1, type_, parameter.span)) is not None:
                 self._diagnostics.error(parameter.span, f"there are two parameters '{parameter.name}'")
-        where = Surroundings(is_function=True, allow_write=self._allow_write)
+        where = Surroundings(is_function=True, allow_write=self._allow_write, names=self._modules.names_of_all())
         values = ValueTyper(self.types, self.functions, scope, self._diagnostics, self.tables, where)
         statements = StatementTyper(values, self._diagnostics, result=signature.type)
         body = statements.block(function.body)
         return TypedFunction(signature, body, values.slots)
 
-    def probe(self, probe: programtree.Probe) -> TypedProbe | None:
-        """Return a probe with its types; None if what it is cannot be told."""
-        scope = Scope(self._scope)
+    def probes(self, probe: programtree.Probe) -> list[TypedProbe]:
+        """Return a probe with its types, once for all points where they are the same; none if it is wrong."""
         at_return = any(point.at_return for point in probe.points)
         if at_return and not all(point.at_return for point in probe.points):
             self._diagnostics.error(probe.points[0].span, "entries and returns cannot share a block")
-        self._declare_parameters(probe, scope)
+        found: list[TypedProbe] = []
+        for point in probe.points:
+            names = self._modules.names_at(point)
+            typed_probe = self._probe(probe, point, names)
+            if typed_probe is None:
+                return []
+            if names is None or not names.was_asked or self._diagnostics.has_errors:
+                # No point differs from others.
+                return [replace(typed_probe, at=probe.points)]
+            same = next((n for n, each in enumerate(found) if _is_same(each, typed_probe)), None)
+            if same is None:
+                found.append(typed_probe)
+            else:
+                found[same] = replace(found[same], at=(*found[same].at, point))
+        return found
+
+    def _probe(self, probe: programtree.Probe, point: programtree.Point, names: PlaceNames | None) -> TypedProbe | None:
+        scope = Scope(self._scope)
+        self._declare_parameters(probe, scope, names)
         watched = next((point.place for point in probe.points if point.kind is programtree.PointKind.WATCH), None)
         where = Surroundings(
-            at_return=at_return,
+            at_return=any(point.at_return for point in probe.points),
             watched=watched,
             line=probe.line,
             is_usdt=all(point.kind is programtree.PointKind.USDT for point in probe.points),
             is_traced=all(point.kind in _TRACED for point in probe.points),
             allow_write=self._allow_write,
+            names=names,
         )
         values = ValueTyper(self.types, self.functions, scope, self._diagnostics, self.tables, where)
         condition = None
@@ -165,7 +194,7 @@ class ProgramTyper:
         statements = StatementTyper(values, self._diagnostics)
         body = statements.block(probe.body)
         paths = find_log_paths(body, statements.logs, self._diagnostics)
-        return TypedProbe(probe, condition, body, values.slots, paths)
+        return TypedProbe(probe, (point,), condition, body, values.slots, paths)
 
     def block(self, block: programtree.ToolBlock) -> TypedBlock:
         """Return a block of the tool with its types; all tables that probes use have theirs by then."""
@@ -175,18 +204,41 @@ class ProgramTyper:
         statements = StatementTyper(values, self._diagnostics, is_tool=True)
         return TypedBlock(block, statements.block(block.body), values.slots)
 
-    def _declare_parameters(self, probe: programtree.Probe, scope: Scope) -> None:
+    def _declare_parameters(self, probe: programtree.Probe, scope: Scope, names: PlaceNames | None) -> None:
         parameters = next((point.parameters for point in probe.points if point.parameters is not None), ())
         for number, parameter in enumerate(parameters or ()):
-            if number >= _PARAMETERS_MAX:
-                self._diagnostics.error(parameter.span, "only the first 6 parameters are known: they are in registers")
-                return
             try:
-                type_ = self.types.word if parameter.type is None else self.types.of(parameter.type)
+                type_ = self._type_of_parameter(number, parameter, names)
             except UnknownTypeError:
                 continue
-            if not is_scalar(type_):
+            if type_ is None:
+                self._diagnostics.error(parameter.span, "only the first 6 parameters are known: they are in registers")
+                return
+            is_declared = parameter.type is not None
+            if is_declared and not is_scalar(type_):
                 self._diagnostics.error(parameter.span, f"a parameter is a number or a pointer, not '{type_}'")
                 continue
-            if parameter.name and scope.add(parameter.name, Named(number, type_, parameter.span)) is not None:
+            meaning = Named(number, type_, parameter.span, is_declared)
+            if parameter.name and scope.add(parameter.name, meaning) is not None:
                 self._diagnostics.error(parameter.span, f"there are two parameters '{parameter.name}'")
+
+    def _type_of_parameter(
+        self, number: int, parameter: programtree.Parameter, names: PlaceNames | None
+    ) -> CType | None:
+        """Return the type that is written, or else that of the debug information, or else a word; None of a seventh."""
+        if parameter.type is None and names is not None:
+            try:
+                known = names.parameter_type(number)
+            except TargetError as error:
+                self._diagnostics.error(parameter.span, error.message, hint=error.hint)
+                raise UnknownTypeError from None
+            if known is not None:
+                return known
+        if number >= _PARAMETERS_MAX and (names is None or names.parameter_type(number) is None):
+            return None
+        return self.types.word if parameter.type is None else self.types.of(parameter.type)
+
+
+def _is_same(one: TypedProbe, other: TypedProbe) -> bool:
+    """Return whether the same is done at points of one probe."""
+    return (one.condition, one.body, one.slots) == (other.condition, other.body, other.slots)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from dprobes.lazydataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dprobes.dpc.ctype import CType
-    from dprobes.dpc.typed import VariableKind
+    from dprobes.dpc.ctype import CType, Member
+    from dprobes.dpc.debugvalues import Scattered
+    from dprobes.dpc.typed import Value, VariableKind
     from dprobes.source import Span
 
 __all__ = [
@@ -18,7 +19,9 @@ __all__ = [
     "FunctionSignature",
     "Meaning",
     "ModuleSymbol",
+    "ModuleVariable",
     "Named",
+    "PlaceNames",
     "ProgramVariable",
     "Scope",
     "SlotName",
@@ -38,11 +41,16 @@ class SlotName:
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A parameter of a probe: the argument of that number."""
+    """
+    A parameter of a probe: the argument of that number.
+
+    ``is_declared`` says that its type is written in the program.
+    """
 
     argument: int
     type: CType
     span: Span
+    is_declared: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +72,14 @@ class ModuleSymbol:
     name: str
     type: CType
     span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleVariable:
+    """A variable, parameter or constant of the module that its debug information describes."""
+
+    value: Value | Scattered
+    type: CType
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +108,7 @@ class Surroundings:
     with names; a statically defined probe, ``is_usdt``, arguments of its own. ``watched`` is what a watchpoint watches,
     ``line`` the line of the source that the probe is at.
     ``allow_write`` allows assignments to what is the target's. In a function of the program, ``is_function``, and in a
-    block of the tool, ``is_tool``, there is no hit.
+    block of the tool, ``is_tool``, there is no hit. ``names`` knows the names of the place in the module.
     """
 
     at_return: bool = False
@@ -103,6 +119,7 @@ class Surroundings:
     is_usdt: bool = False
     allow_write: bool = False
     is_tool: bool = False
+    names: PlaceNames | None = None
 
     @property
     def has_hit(self) -> bool:
@@ -116,10 +133,34 @@ class Surroundings:
         return f"'{name}' is not known in a function", "give it to the function as an argument"
 
 
+class PlaceNames(Protocol):
+    """What names mean at a place in a module, by its debug information; ``TargetError`` if that is damaged."""
+
+    @property
+    def was_asked(self) -> bool:
+        """Whether anything was asked: then the same text may mean something else at another place."""
+
+    @property
+    def result(self) -> CType | None:
+        """The type of what the function returns; None if it is not known, or none."""
+
+    def parameter_type(self, number: int) -> CType | None:
+        """Return the type of a parameter of the function; None if it is not known."""
+
+    def parameter(self, number: int, type_: CType) -> ModuleVariable | None:
+        """Return a parameter, as of a type; None if there is none; ``NotKnownError`` if it has no value there."""
+
+    def find(self, name: str) -> ModuleVariable | None:
+        """Return what has a name there; None if there is nothing; ``NotKnownError`` if it has no value there."""
+
+    def member_of(self, scattered: Scattered, member: Member) -> Value | Scattered:
+        """Return a member of a structure that is not in memory; ``NotKnownError`` if it has no value there."""
+
+
 Declared = SlotName | Named | ProgramVariable | ModuleSymbol
 """What a declaration gives a name."""
 
-Meaning = Declared | TracedField
+Meaning = Declared | TracedField | ModuleVariable
 
 
 class Scope:

@@ -25,9 +25,10 @@ class TypedFunction:
 
 @dataclass(frozen=True, slots=True)
 class TypedProbe:
-    """A probe with its types, and what it may print."""
+    """A probe with its types ``at`` some of its points, and what it may print."""
 
     probe: programtree.Probe
+    at: tuple[programtree.Point, ...]
     condition: typed.Value | None
     body: typedstatement.Statement
     slots: int

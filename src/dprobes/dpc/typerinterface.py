@@ -8,11 +8,12 @@ if TYPE_CHECKING:
     from dprobes.dpc import tree
     from dprobes.dpc.ctype import CType
     from dprobes.dpc.operatortyper import OperatorTyper, TypingError
-    from dprobes.dpc.typed import Argument, Value
+    from dprobes.dpc.scope import Scope
+    from dprobes.dpc.typed import Argument, Place, Value
     from dprobes.dpc.typetable import TypeTable
     from dprobes.source import Span
 
-__all__ = ["ExpressionTyper", "TextTyper"]
+__all__ = ["ExpressionTyper", "PlaceTyper", "TextTyper"]
 
 
 class TextTyper(Protocol):
@@ -39,3 +40,12 @@ class ExpressionTyper(Protocol):
 
     def wrong(self, span: Span, message: str, hint: str | None = None) -> TypingError:
         """Report an error and return what leaves what is being typed."""
+
+
+class PlaceTyper(ExpressionTyper, Protocol):
+    """Type places, too; ``scope`` has the names of the block."""
+
+    scope: Scope
+
+    def decayed(self, place: Place, span: Span) -> Value:
+        """Return the value of a place; of an array the address of its first element."""

@@ -23,6 +23,7 @@ from dprobes.dpc.ctype import (
     size_of,
 )
 from dprobes.dpc.declarationparser import NAMED_TYPES
+from dprobes.errors import TargetError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from dprobes.diagnostics import Diagnostics
     from dprobes.dpc import tree
     from dprobes.dpc.ctype import CType
+    from dprobes.dpc.debugmodule import DebugModule
     from dprobes.source import Span
 
 __all__ = ["TypeTable", "UnknownTypeError"]
@@ -45,13 +47,21 @@ class TypeTable:
     """
     The types that a program knows, for a word of 4 or 8 bytes.
 
-    ``constant`` evaluates dimensions and enumerators; it reports what is no constant and returns None.
+    ``constant`` evaluates dimensions and enumerators; it reports what is no constant and returns None. Names that the
+    program does not declare are those of ``module``.
     """
 
     def __init__(
-        self, word_size: int, diagnostics: Diagnostics, constant: Callable[[tree.Expression], int | None]
+        self,
+        word_size: int,
+        diagnostics: Diagnostics,
+        constant: Callable[[tree.Expression], int | None],
+        module: DebugModule | None = None,
     ) -> None:
         self.word_size = word_size
+        self._module = module
+        if module is not None:
+            module.declared = self._declared_record
         self._diagnostics = diagnostics
         self._constant = constant
         self._records: dict[tuple[str, str], Record] = {}
@@ -144,26 +154,57 @@ class TypeTable:
             case ["long", "long"]:
                 return UNSIGNED_LONG_LONG if is_unsigned else LONG_LONG
         written = " ".join(specifier.words)
+        if len(specifier.words) == 1 and (known := self._of_module("", written, specifier.span)) is not None:
+            return known
         hint = did_you_mean(written, [*self._typedefs, *NAMED_TYPES])
         self._diagnostics.error(
             specifier.span, f"there is no type '{written}'", hint=hint or "declare it with 'typedef'"
         )
         raise UnknownTypeError
 
+    def _declared_record(self, kind: str, tag: str) -> Record | None:
+        """Return a structure or union whose members the program has declared."""
+        found = self._records.get((kind, tag))
+        return found if found is not None and found.is_defined else None
+
+    def named_in_module(self, name: str, span: Span) -> CType | None:
+        """Return the type of a name that the program does not declare; None if there is none."""
+        return self._named(name) or self._of_module("", name, span)
+
+    def _of_module(self, kind: str, name: str, span: Span) -> CType | None:
+        """Return a type of the module by its name, or by ``struct``, ``union`` or ``enum`` and its tag."""
+        try:
+            types = None if self._module is None else self._module.types
+            if types is None:
+                return None
+            return types.tagged(kind, name) if kind else types.named(name)
+        except TargetError as error:
+            self._diagnostics.error(span, error.message, hint=error.hint)
+            raise UnknownTypeError from None
+
     def _record(self, specifier: tree.Specifier) -> Record:
         key = (specifier.kind, specifier.tag)
         record = self._records.get(key) if specifier.tag else None
         if record is None:
-            record = Record(specifier.tag, is_union=specifier.kind == "union")
+            definition = None if not specifier.tag or self._module is None else self._define_as_in_module
+            record = Record(specifier.tag, is_union=specifier.kind == "union", definition=definition)
             if specifier.tag:
                 self._records[key] = record
         if specifier.members is None:
             return record
-        if record.members is not None:
+        if record.is_defined:
             self._diagnostics.error(specifier.span, f"'{record}' is defined twice")
             raise UnknownTypeError
         laid_out(record, list(self._members(specifier.members)), self.word_size)
         return record
+
+    def _define_as_in_module(self, record: Record) -> None:
+        """Give a structure the members that it has in the module, if it is there."""
+        assert self._module is not None
+        types = self._module.types
+        found = None if types is None else types.tagged("union" if record.is_union else "struct", record.tag)
+        if isinstance(found, Record) and found is not record and (members := found.members) is not None:
+            record.define(members, found.size, found.alignment)
 
     def _members(self, declarations: tuple[tree.Declaration, ...]) -> list[tuple[str, CType, int | None]]:
         found: list[tuple[str, CType, int | None]] = []
@@ -209,6 +250,9 @@ class TypeTable:
         if specifier.enumerators is None:
             known = self._enumerations.get(specifier.tag)
             if known is None:
+                found = self._of_module("enum", specifier.tag, specifier.span)
+                if isinstance(found, Enumeration):
+                    return found
                 self._diagnostics.error(specifier.span, f"there is no 'enum {specifier.tag}'")
                 raise UnknownTypeError
             return known
@@ -223,7 +267,7 @@ class TypeTable:
             values[each.name] = self.enumerators[each.name] = following
             following += 1
         base = INT if any(value < 0 for value in values.values()) else UNSIGNED
-        found = Enumeration(specifier.tag, base, values)
+        made = Enumeration(specifier.tag, base, values)
         if specifier.tag:
-            self._enumerations[specifier.tag] = found
-        return found
+            self._enumerations[specifier.tag] = made
+        return made

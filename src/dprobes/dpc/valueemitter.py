@@ -13,6 +13,7 @@ from dprobes.dpc.arithmeticemitter import OPERATIONS, emit_arithmetic
 from dprobes.dpc.ctype import Void, size_of
 from dprobes.dpc.folder import integer_of
 from dprobes.dpc.placeemitter import INSTRUCTIONS, PlaceEmitter
+from dprobes.dpc.symboloperand import symbol_operand
 from dprobes.dpc.typed import (
     Arithmetic,
     Assign,
@@ -79,7 +80,7 @@ class ValueEmitter:
             case Constant(number):
                 w.number(number)
             case Symbol(name):
-                w.op(f"push {name}", 1)
+                w.op(f"push {symbol_operand(name)}", 1)
             case Register(name, type_, at_entry):
                 w.op(f"push {'entry' if at_entry else 'r'}, {name}", 1)
                 self.cut(type_)

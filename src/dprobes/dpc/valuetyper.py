@@ -9,9 +9,9 @@ from dprobes.dpc import tree, typed
 from dprobes.dpc.calltyper import CallTyper
 from dprobes.dpc.ctype import (
     INT,
-    UNSIGNED,
     Array,
     Enumeration,
+    Floating,
     Integer,
     Pointer,
     Record,
@@ -19,9 +19,10 @@ from dprobes.dpc.ctype import (
     is_scalar,
 )
 from dprobes.dpc.folder import folded
+from dprobes.dpc.nametyper import NameTyper
 from dprobes.dpc.operatortyper import OperatorTyper, TypingError
-from dprobes.dpc.provided import PROVIDED, RESERVED_CALLS, ProvidedName
-from dprobes.dpc.scope import ModuleSymbol, Named, ProgramVariable, Scope, SlotName, Surroundings, TracedField
+from dprobes.dpc.provided import PROVIDED
+from dprobes.dpc.scope import ProgramVariable, Scope, Surroundings
 from dprobes.dpc.tabletyper import TableTyper
 from dprobes.dpc.typetable import UnknownTypeError
 from dprobes.dpc.valueproperties import steady
@@ -31,16 +32,13 @@ if TYPE_CHECKING:
 
     from dprobes.diagnostics import Diagnostics
     from dprobes.dpc.ctype import CType
-    from dprobes.dpc.scope import FunctionSignature, Meaning
+    from dprobes.dpc.scope import FunctionSignature
     from dprobes.dpc.tabletyper import Tables
     from dprobes.dpc.typed import Place, Value
     from dprobes.dpc.typetable import TypeTable
     from dprobes.source import Span
 
 __all__ = ["TypingError", "ValueTyper"]
-
-_RETURNED = "ret"
-"""The field of a system call's end that has what it returns."""
 
 
 class ValueTyper:
@@ -62,6 +60,7 @@ class ValueTyper:
         self.tables = TableTyper(self, self.calls, tables)
         self._diagnostics = diagnostics
         self.operators = OperatorTyper(types, diagnostics)
+        self.names = NameTyper(self, functions, where)
         self._where = where
         self.slots = 0
         """How many variables on the RPN stack there are."""
@@ -107,19 +106,21 @@ class ValueTyper:
                 hint = "strings are compared with str(p), and printed by printf"
                 raise self.wrong(expression.span, "a string is no value", hint)
             case tree.Name():
-                return self._named(expression)
+                return self.names.value(expression)
             case tree.Unary("&", operand):
                 return self._address(operand, expression.span)
             case tree.Unary("!", operand):
                 return typed.Not(self.condition(operand), INT)
             case tree.Unary("*"):
-                return self._decayed(self._place_of_memory(expression), expression.span)
+                return self.decayed(self._place_of_memory(expression), expression.span)
             case tree.Unary(operator, operand):
                 return self.operators.unary(operator, self.value(operand), operand.span)
             case tree.MemberAccess(tree.Name("args"), field) if self._where.is_traced:
                 return typed.System(f"tp, {field}", self.types.long)
+            case tree.MemberAccess() if (part := self.names.part(expression)) is not None:
+                return self.names.whole(part, expression.span)
             case tree.Index() | tree.MemberAccess():
-                return self._decayed(self.place(expression), expression.span)
+                return self.decayed(self.place(expression), expression.span)
             case tree.Increment(amount, operand, is_postfix):
                 first, target = steady(self._writable(operand), self._kept)
                 stride = self.operators.stride(target.type, operand.span)
@@ -157,75 +158,7 @@ class ValueTyper:
         except UnknownTypeError:
             raise TypingError from None
 
-    def _named(self, name: tree.Name) -> Value:
-        match meaning := self._meaning(name):
-            case SlotName(slot, type_):
-                return typed.Local(slot, type_)
-            case Named(argument, type_):
-                return self._argument(argument, type_)
-            case ProgramVariable(is_array=True):
-                raise self.wrong(name.span, f"'{name.name}' is an array: use one of its elements")
-            case ProgramVariable(kind, first, _, type_):
-                return typed.Variable(kind, first, type_)
-            case ModuleSymbol(symbol, type_):
-                return self._decayed(typed.Memory(self._symbol(symbol), type_), name.span)
-            case TracedField(field):
-                return typed.System(f"tp, {field}", self.types.long)
-            case int(number):
-                return typed.Constant(number, INT if INT.holds(number) else UNSIGNED)
-            case ProvidedName():
-                return self._provided(meaning, name.span)
-
-    def _symbol(self, name: str) -> typed.Symbol:
-        return typed.Symbol(name, self.types.word)
-
-    def _argument(self, number: int, type_: CType) -> Value:
-        word = self.types.word
-        if self._where.is_usdt:
-            return folded(typed.Convert(typed.System(f"usdt, {number + 1}", word), type_))
-        return folded(typed.Convert(typed.Register(f"arg{number}", word, at_entry=self._where.at_return), type_))
-
-    def _meaning(self, name: tree.Name) -> Meaning | ProvidedName | int:
-        if (found := self.scope.find(name.name)) is not None:
-            return found
-        if (enumerator := self.types.enumerators.get(name.name)) is not None:
-            return enumerator
-        if (provided := PROVIDED.get(name.name)) is not None and not (
-            self._where.is_traced and provided.is_of_function
-        ):
-            return provided
-        if self._where.is_traced and name.name not in RESERVED_CALLS and not name.name.startswith("::"):
-            return TracedField(_RETURNED if name.name == "retval" and self._where.at_return else name.name)
-        if name.name in RESERVED_CALLS or name.name in self._functions:
-            raise self.wrong(name.span, f"'{name.name}' is a function: call it")
-        plain = name.name.removeprefix("::")
-        hint = did_you_mean(plain, [*self.scope.names(), *self.types.enumerators, *PROVIDED])
-        hint = hint or f"for a variable of the module, declare it: extern int {plain};"
-        raise self.wrong(name.span, f"nothing is named '{plain}'", hint)
-
-    def _provided(self, name: ProvidedName, span: Span) -> Value:
-        if not self._where.has_hit and not name.in_functions:
-            raise self.wrong(span, *self._where.refusal(name.name))
-        if name.name == "line":
-            if not self._where.line:
-                raise self.wrong(span, "'line' is that of a place in the source, and this is none")
-            return typed.Constant(self._where.line, INT)
-        if name.name == "watched":
-            if self._where.watched is None:
-                raise self.wrong(span, "'watched' is the address of a watchpoint, and this is none")
-            return self._symbol(self._where.watched)
-        if name.is_at_return and not self._where.at_return:
-            raise self.wrong(span, f"'{name.name}' is known at a return only", "write 'return' before the place")
-        if name.name.startswith("arg"):
-            return self._argument(int(name.name[3:]), self.types.word)
-        type_ = name.type or self.types.word
-        if name.register:
-            return typed.Register(name.register, type_)
-        if not name.pushed:
-            raise self.wrong(span, f"'{name.name}' is a string: print it, compare it, or use it as a key")
-        return typed.System(name.pushed, type_)
-
-    def _decayed(self, place: Place, span: Span) -> Value:
+    def decayed(self, place: Place, span: Span) -> Value:
         """Return the value of a place; of an array the address of its first element."""
         if isinstance(place, typed.Memory):
             if isinstance(place.type, Array):
@@ -234,6 +167,9 @@ class ValueTyper:
                 raise self.wrong(span, f"a whole '{place.type}' is no value: use its members")
             if isinstance(place.type, Void):
                 raise self.wrong(span, "what a 'void *' points to has no type: convert the pointer first")
+            if isinstance(place.type, Floating):
+                hint = "its bytes can be logged: mem(&x, sizeof x)"
+                raise self.wrong(span, f"there is no floating-point arithmetic: this is '{place.type}'", hint)
         return place
 
     # Places
@@ -244,9 +180,9 @@ class ValueTyper:
             case tree.Unary("*") | tree.Index() | tree.MemberAccess():
                 return self._place_of_memory(expression)
             case tree.Name():
-                if isinstance(meaning := self._meaning(expression), ModuleSymbol):
-                    return typed.Memory(self._symbol(meaning.name), meaning.type)
-                value = self._named(expression)
+                if (memory := self.names.memory(expression)) is not None:
+                    return memory
+                value = self.names.value(expression)
             case tree.Call("reg"):
                 value = self.calls.call(expression)
             case _:
@@ -314,7 +250,8 @@ class ValueTyper:
         moved = self._offset(address, member.offset)
         if member.bits is None:
             return typed.Memory(moved, member.type)
-        return typed.BitField(typed.Memory(moved, member.type), member.bits, member.shift, member.type)
+        unit = typed.Memory(moved, member.unit or member.type)
+        return typed.BitField(unit, member.bits, member.shift, member.type)
 
     def _check_members(self, type_: CType, span: Span) -> None:
         if not isinstance(type_, Record):
@@ -348,7 +285,9 @@ class ValueTyper:
             plain = operand.name.removeprefix("::")
             if plain == operand.name and operand.name in PROVIDED:
                 raise self.wrong(span, f"'{operand.name}' has no address")
-            return typed.Convert(self._symbol(plain), self.types.pointer_to(Void()))
+            if (memory := self.names.memory_of_module(operand)) is not None:
+                return folded(typed.Convert(memory.address, self.types.pointer_to(memory.type)))
+            return typed.Convert(self.names.symbol(plain), self.types.pointer_to(Void()))
         place = self.place(operand)
         if not isinstance(place, typed.Memory):
             raise self.wrong(span, "only what is in the target's memory has an address")
@@ -371,10 +310,12 @@ class ValueTyper:
         return typed.Local(self.slots - 1, value.type)
 
     def _sizeof(self, expression: tree.SizeOf) -> Value:
-        if isinstance(expression.operand, tree.TypeName):
-            type_ = self._type(expression.operand)
+        operand = expression.operand
+        if isinstance(operand, tree.TypeName):
+            type_ = self._type(operand)
         else:
-            type_ = self._type_of(expression.operand)
+            named = self._type_named(operand) if isinstance(operand, tree.Name) else None
+            type_ = self._type_of(operand) if named is None else named
         if not expression.member:
             return typed.Constant(self.operators.size(type_, expression.span), self.types.word)
         offset = 0
@@ -386,14 +327,25 @@ class ValueTyper:
             offset, type_ = offset + member.offset, member.type
         return typed.Constant(offset, self.types.word)
 
+    def _type_named(self, name: tree.Name) -> CType | None:
+        """Return the type of the module that a name is, if it is nothing else."""
+        if self.scope.find(name.name) is not None or name.name in PROVIDED:
+            return None
+        try:
+            return self.types.named_in_module(name.name, name.span)
+        except UnknownTypeError:
+            raise TypingError from None
+
     def _type_of(self, expression: tree.Expression) -> CType:
         """Return the type of an expression, whose arrays are arrays."""
         if isinstance(expression, tree.Unary) and expression.operator == "*":
             return self._place_of_memory(expression).type
+        if isinstance(expression, tree.MemberAccess) and (part := self.names.part(expression)) is not None:
+            return part.type
         if isinstance(expression, tree.Index | tree.MemberAccess):
             return self.place(expression).type
-        if isinstance(expression, tree.Name) and isinstance(meaning := self._meaning(expression), ModuleSymbol):
-            return meaning.type
+        if isinstance(expression, tree.Name) and (memory := self.names.memory(expression)) is not None:
+            return memory.type
         return self.value(expression).type
 
 

@@ -78,6 +78,11 @@ class DebugFile:
             found = self._sections[name] = section_bytes(self.elf, name)
         return found
 
+    @property
+    def has_alternate(self) -> bool:
+        """Whether there is a file of entries that several files share."""
+        return self.section(".gnu_debugaltlink").size > 0
+
     @cached_property
     def alternate(self) -> DebugFile:
         """The file of entries that several files share (dwz); raise ``TargetError`` if it is not there."""

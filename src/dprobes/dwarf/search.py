@@ -84,6 +84,8 @@ class _Search:
         self._tags = tags
         self._places = places
         self._spaces = _SPACES if is_c else _SPACES | _CLASSES
+        if Tag.ENUMERATOR in self._tags:
+            self._spaces |= {Tag.ENUMERATION_TYPE}
 
     def in_entry(self, parent: Entry, depth: int) -> Iterator[Entry]:
         """Give what is found among the entries in one."""
@@ -113,7 +115,7 @@ def _units_with(file: DebugFile, raw: bytes) -> Iterator[tuple[Unit, Sequence[in
     offsets = _text_offsets(file.section(".debug_str"), raw)
     found: dict[int, list[int]] = {}
     needles = [raw + b"\0", *(_packed(file, offset) for offset in offsets)]
-    if file.section(".gnu_debugaltlink").size:
+    if file.has_alternate:
         needles += [_packed(file, offset) for offset in _text_offsets(file.alternate.section(".debug_str"), raw)]
     for needle in needles:
         for place in _places(file.section(".debug_info"), needle):

@@ -18,12 +18,14 @@ from dprobes.cli.progress import Progress
 from dprobes.cli.resolvedprogram import is_compiled
 from dprobes.cli.templateoption import templates_option
 from dprobes.diagnostics import Diagnostics, Severity
+from dprobes.errors import TargetError
 from dprobes.resolve.spaces import Space, space_of
 from dprobes.rpn.program import ModuleType
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from dprobes.dpc.modulefiles import ModuleFiles
     from dprobes.ppdf.model import Ppdf
     from dprobes.rpn.pipeline import CompileOptions
     from dprobes.rpn.program import Program
@@ -99,7 +101,7 @@ def command(
     diagnostics = Diagnostics()
     options = compile_options(defines, includes, cpp, allow_write=allow_write)
     if dumped is not None:
-        print_lines(_dump(file, diagnostics, options, dumped))
+        print_lines(_dump(file, diagnostics, options, dumped, _files(file, symbols, modules)))
         return 0
     if emitted == "bpf":
         from dprobes.cli.resolvedprogram import compile_programs
@@ -110,9 +112,11 @@ def command(
             print_lines(code_listing(compiled))
         return 0
     if emitted is not None:
-        print_lines(_rpn_source(file, diagnostics, options).splitlines())
+        print_lines(_rpn_source(file, diagnostics, options, symbols, modules).splitlines())
         return 0
-    program, own_templates = parse_program(file, diagnostics, options)
+    program, own_templates = parse_program(file, diagnostics, options, files=_files(file, symbols, modules))
+    if file.suffix == C_SUFFIX and len(modules) > 1:
+        _check_same(file, options, symbols, modules)
     found = modules or module_here(program, "name its file with --for FILE")
     _doubt_names(program, found, diagnostics)
     files = carried_templates(templates, program, diagnostics) if templates is not None else own_templates
@@ -125,17 +129,42 @@ def command(
     return 0
 
 
-def _dump(file: Path, diagnostics: Diagnostics, options: CompileOptions, name: str) -> list[str]:
+def _dump(
+    file: Path, diagnostics: Diagnostics, options: CompileOptions, name: str, files: ModuleFiles | None
+) -> list[str]:
     """Return what a pass makes of a program in DProbes C."""
     from dprobes.dpc.pipeline import dump_lines
     from dprobes.preprocessor import read_source
 
     if file.suffix != C_SUFFIX:
         raise click.UsageError(f"--dump is for programs in DProbes C, whose names end in {C_SUFFIX}")
-    return dump_lines(read_source(file), diagnostics, options, name)
+    return dump_lines(read_source(file), diagnostics, options, name, files)
 
 
-def _rpn_source(file: Path, diagnostics: Diagnostics, options: CompileOptions) -> str:
+def _files(file: Path, symbols: Path | None, modules: Sequence[Path]) -> ModuleFiles | None:
+    """Return what finds the file of the module for a program in DProbes C: the first of ``modules``, if any."""
+    if file.suffix != C_SUFFIX:
+        return None
+    from dprobes.dpc.modulefiles import ModuleFiles
+
+    return ModuleFiles(symbols=symbols, path=next(iter(modules), None))
+
+
+def _check_same(file: Path, options: CompileOptions, symbols: Path | None, modules: Sequence[Path]) -> None:
+    """Raise an error if a program reads something else in one build of its module than in another."""
+    first, *others = [_rpn_source(file, Diagnostics(), options, symbols, (module,)) for module in modules]
+    for module, source in zip(modules[1:], others, strict=True):
+        if source != first:
+            raise TargetError(
+                f"'{file}' becomes another program for '{module}' than for '{modules[0]}': "
+                "their types or variables differ",
+                hint="build a file for each of them",
+            )
+
+
+def _rpn_source(
+    file: Path, diagnostics: Diagnostics, options: CompileOptions, symbols: Path | None, modules: Sequence[Path]
+) -> str:
     """Return a program as RPN source; that of DProbes C has its lines as comments."""
     if file.suffix != C_SUFFIX:
         from dprobes.rpn.printer import print_program
@@ -144,7 +173,8 @@ def _rpn_source(file: Path, diagnostics: Diagnostics, options: CompileOptions) -
     from dprobes.dpc.pipeline import compile_source
     from dprobes.preprocessor import read_source
 
-    return compile_source(read_source(file), diagnostics, options).rpn
+    files = _files(file, symbols, modules)
+    return compile_source(read_source(file), diagnostics, options, files=files).rpn
 
 
 def _purpose(ppdf: Ppdf) -> str:

@@ -34,7 +34,7 @@ from dprobes.cli.output.tablenames import has_addresses, names_for
 from dprobes.cli.output.tableoutput import TableOptions, TableOutput
 from dprobes.cli.output.views import Views
 from dprobes.cli.progress import Progress
-from dprobes.cli.resolvedprogram import load_program, module_of
+from dprobes.cli.resolvedprogram import files_of, load_program, module_of
 from dprobes.cli.runfollower import Run
 from dprobes.cli.scopeoptions import scope_of, scope_options, words_of
 from dprobes.cli.shippedexamples import example_templates
@@ -253,6 +253,7 @@ def command(
         verify_build_id=not dont_verify_build_id,
         verify_opcodes=not dont_verify_opcodes,
         module=module_of(scope),
+        files=files_of(file if file is not None else text or "", symbols, scope),
     )
     if (directory := templates or (example_templates(file) if file is not None else None)) is not None:
         loaded = loaded.with_templates(directory)

@@ -180,6 +180,21 @@ class ElfSymbols:
         assert symbol is not None
         return symbol
 
+    def starting(self, address: int) -> list[Symbol]:
+        """Return the defined symbols with a link address; of an object file, whose symbols have none, nothing."""
+        if self._elf.type == "rel":
+            return []
+        needle = address.to_bytes(self._elf.word_size, self._elf.byte_order)
+        table, value = self._table.tobytes(), 8 if self._wide else 4
+        found = []
+        position = table.find(needle)
+        while position >= 0:
+            index, place = divmod(position, self._entry.size)
+            if place == value and (symbol := self._defined(index)) is not None and symbol.address == address:
+                found.append(symbol)
+            position = table.find(needle, position + 1)
+        return found
+
     def _rows(self) -> Iterator[tuple[int, int, int, int, int, int]]:
         """Give name offset, info, other, section, value and size of every symbol."""
         if self._wide:

@@ -1,0 +1,65 @@
+"""The files of the modules that a program is compiled for, and what they say to it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dprobes.errors import TargetError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from dprobes.dpc.debugmodule import DebugModule
+    from dprobes.target.elf.file import ElfFile
+
+__all__ = ["ModuleFiles"]
+
+
+class ModuleFiles:
+    """
+    Find the files of modules by their names.
+
+    ``pid`` and ``command`` are where a module is looked for first, ``symbols`` is a file with symbols (``--sym``). All
+    modules are the file ``path``, if it is given.
+    """
+
+    def __init__(
+        self,
+        pid: int | None = None,
+        command: str | None = None,
+        symbols: Path | None = None,
+        path: Path | None = None,
+    ) -> None:
+        self._path = path
+        self._pid = pid
+        self._command = command
+        self._symbols = symbols
+        self._files: dict[str, ElfFile | None] = {}
+        self._modules: dict[str, DebugModule | None] = {}
+
+    def word_size_of(self, module: str) -> int:
+        """Return the size of a word of a module, in bytes; that of 64-bit programs if it is not on this machine."""
+        elf = self._file_of(module)
+        return 8 if elf is None else elf.word_size
+
+    def debug_module_of(self, module: str) -> DebugModule | None:
+        """Return what debug information says of a module; None if it is not on this machine, or the kernel's."""
+        from dprobes.dpc.debugmodule import DebugModule
+        from dprobes.target.location import FileSymbols
+
+        if module not in self._modules:
+            elf = self._file_of(module)
+            self._modules[module] = None if elf is None else DebugModule(elf, FileSymbols(self._symbols))
+        return self._modules[module]
+
+    def _file_of(self, module: str) -> ElfFile | None:
+        from dprobes.target.elf.file import ElfFile
+        from dprobes.target.modules import find_module
+
+        if module not in self._files:
+            try:
+                path = self._path or find_module(module, pid=self._pid, command=self._command)
+                self._files[module] = None if path is None else ElfFile.open(path)
+            except TargetError:
+                self._files[module] = None
+        return self._files[module]

@@ -1,0 +1,130 @@
+"""
+Lists of locations: which expression says where a variable is, at which instructions (DWARF 5, 2.6.2 and 7.29).
+
+::
+
+    .debug_loc        (word begin, word end, u16 size, expression)*; begin of all ones: end is the new base; 0 0 ends
+    .debug_loclists   (u8 kind | operands | size, expression)*; kind 0 ends
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from dprobes.dwarf.bytenumbers import unsigned_at
+from dprobes.dwarf.entries import UNREADABLE
+from dprobes.dwarf.numbers import At
+from dprobes.dwarf.ranges import list_offset
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dprobes.dwarf.entries import Entry, EntryUnit
+
+__all__ = ["ListedExpression", "listed_expressions"]
+
+_ENTRIES_MAX = 1 << 14
+
+
+class ListedExpression(NamedTuple):
+    """An expression that holds at the link addresses from ``start`` to ``end`` (excluded); None: elsewhere."""
+
+    start: int | None
+    end: int
+    expression: bytes
+
+
+def listed_expressions(entry: Entry, attribute: int) -> Sequence[ListedExpression] | None:
+    """Return the list that an attribute refers to; None if it refers to none; raise ``TargetError`` if unreadable."""
+    unit = entry.unit
+    place = entry.offset_in_section(attribute)
+    try:
+        if place is None and (index := entry.index_in_lists(attribute)) is not None:
+            place = list_offset(unit, ".debug_loclists", At.LOCLISTS_BASE, index)
+        if place is None:
+            return None
+        return _old_list(unit, place) if unit.sizes.version < 5 else _new_list(unit, place)
+    except UNREADABLE:
+        unit.file.malformed(f"the locations of the entry at {entry.offset:#x} cannot be understood")
+
+
+def _old_list(unit: EntryUnit, place: int) -> Sequence[ListedExpression]:
+    section, size, order = unit.file.section(".debug_loc"), unit.sizes.address, unit.sizes.order
+    data, position, base = section.data, section.start + place, unit.low_pc
+    ones = (1 << 8 * size) - 1
+    found: list[ListedExpression] = []
+    while len(found) < _ENTRIES_MAX:
+        if position + 2 * size > section.end:
+            raise IndexError("a list outside of its section")
+        begin = int.from_bytes(data[position : position + size], order)
+        end = int.from_bytes(data[position + size : position + 2 * size], order)
+        position += 2 * size
+        if begin == ones:
+            base = end
+        elif not begin and not end:
+            break
+        else:
+            length = int.from_bytes(data[position : position + 2], order)
+            position += 2
+            found.append(ListedExpression(base + begin, base + end, _block(data[position : position + length], length)))
+            position += length
+    return found
+
+
+def _new_list(unit: EntryUnit, place: int) -> Sequence[ListedExpression]:
+    section, size, order, file = unit.file.section(".debug_loclists"), unit.sizes.address, unit.sizes.order, unit.file
+    data, position, base = section.data, section.start + place, unit.low_pc
+    found: list[ListedExpression] = []
+    while len(found) < _ENTRIES_MAX:
+        if position >= section.end:
+            raise IndexError("a list outside of its section")
+        kind = data[position]
+        position += 1
+        begin: int | None = None
+        end = 0
+        match kind:
+            case 0:  # end_of_list
+                break
+            case 1:  # base_addressx
+                index, position = unsigned_at(data, position)
+                base = file.indexed_address(unit, index)
+                continue
+            case 2 | 3:  # startx_endx, startx_length
+                index, position = unsigned_at(data, position)
+                second, position = unsigned_at(data, position)
+                begin = file.indexed_address(unit, index)
+                end = begin + second if kind == 3 else file.indexed_address(unit, second)
+            case 4:  # offset_pair
+                begin, position = unsigned_at(data, position)
+                end, position = unsigned_at(data, position)
+                begin, end = base + begin, base + end
+            case 5:  # default_location
+                pass
+            case 6:  # base_address
+                base = int.from_bytes(data[position : position + size], order)
+                position += size
+                continue
+            case 7:  # start_end
+                begin = int.from_bytes(data[position : position + size], order)
+                end = int.from_bytes(data[position + size : position + 2 * size], order)
+                position += 2 * size
+            case 8:  # start_length
+                begin = int.from_bytes(data[position : position + size], order)
+                length, position = unsigned_at(data, position + size)
+                end = begin + length
+            case 9:  # GNU_view_pair: which of several states of one instruction
+                _, position = unsigned_at(data, position)
+                _, position = unsigned_at(data, position)
+                continue
+            case _:
+                raise ValueError(f"a location of kind {kind}")
+        length, position = unsigned_at(data, position)
+        found.append(ListedExpression(begin, end, _block(data[position : position + length], length)))
+        position += length
+    return found
+
+
+def _block(data: bytes, length: int) -> bytes:
+    if len(data) < length:
+        raise IndexError("an expression outside of its section")
+    return bytes(data)
