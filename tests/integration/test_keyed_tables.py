@@ -110,6 +110,44 @@ def test_a_time_and_an_interval(build: Builder, tmp_path: Path) -> None:
     assert counts[0] > 0
 
 
+@pytest.mark.parametrize("log_format", ["text", "json", "csv"])
+def test_log_targets_get_the_tables_in_formats_that_have_a_form_for_them(
+    build: Builder, tmp_path: Path, log_format: str
+) -> None:
+    source, path = tmp_path / "kinds.rpn", tmp_path / "out"
+    source.write_text(KINDS)
+    options = ["--log-target", f"file:{path}", "--log-format", log_format]
+    command = [sys.executable, "-m", "dprobes", "run", source, "--engine", "ptrace", "--format", "json", *options]
+    done = subprocess.run(
+        [*map(str, command), "--", str(build("tallied.c", "-pthread")), "200", "1"],
+        check=True, capture_output=True, text=True, timeout=TIMEOUT, env=environment(),
+    )  # fmt: skip
+    rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    content = path.read_text()
+    match log_format:
+        case "json":
+            assert [json.loads(line) for line in content.splitlines()] == rows
+        case "text":
+            for key, value in values([row for row in rows if row["table"] == "counts"]).items():
+                assert f"@counts[{key}]: {value}\n" in content
+        case _:
+            assert content == ""
+
+
+def test_targets_get_the_tables_at_each_interval(build: Builder, tmp_path: Path) -> None:
+    source, path = tmp_path / "hits.rpn", tmp_path / "x.json"
+    source.write_text("name = tallied\ntable = hits, count\noffset = event\ntally hits\nabort\n")
+    options = ["--log-target", f"file:{path}", "--log-format", "json", "--interval", "300ms", "--duration", "2s"]
+    with subprocess.Popen([build("tallied.c", "-pthread"), "1000000000", "1"], stdout=subprocess.DEVNULL) as target:
+        try:
+            run("ptrace", source, *options, "-p", target.pid)
+        finally:
+            target.kill()
+    counts = [json.loads(line)["value"] for line in path.read_text().splitlines()]
+    assert len(counts) >= 3
+    assert counts == sorted(counts)
+
+
 def test_a_trace_file_and_prometheus_get_the_tables(build: Builder, tmp_path: Path) -> None:
     source, trace, text = tmp_path / "kinds.rpn", tmp_path / "x.dpt", tmp_path / "x.prom"
     source.write_text(KINDS.replace("    abort", "    exit"))

@@ -186,3 +186,33 @@ def test_what_shows_no_addresses_has_no_names(build: Builder, tmp_path: Path) ->
     await_true(lambda: has_stacks(trace, 66), "all records")
     ended(client)
     assert FrameKind.NAMES not in frames_of(trace)
+
+
+TABLES = """
+table = stacks, count, ustack[3]
+table = callers, count, address
+offset = here
+    tally stacks
+    push r, rip
+    tally callers
+    abort
+"""
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("option", ["-o", "--log-target"])
+def test_another_machine_shows_the_names_of_keys_of_tables(
+    build: Builder, tmp_path: Path, engine: str, option: str
+) -> None:
+    program, text, trace = tmp_path / "callstacks", tmp_path / "tables.rpn", tmp_path / "tables.dpt"
+    shutil.copy(build("callstacks.c", *FLAGS), program)
+    text.write_text(f'name = "{program}"\n{TABLES}')
+    printed = dprobes("run", text, "--engine", engine, option, trace, "--", program)
+    program.unlink()
+    away = dprobes("log", carried_away(trace, tmp_path / "away.dpt"), "--tables")
+    assert "@callers[here [callstacks]]: 69\n" in away
+    assert re.search(r"@stacks\[\n +here \[callstacks\]\n +down\+0x[0-9a-f]+ \[callstacks\]\n", away)
+    assert "0x" not in re.sub(r"\+0x[0-9a-f]+ \[", "[", away)
+    assert all(line in printed for line in away.splitlines())
+    bare = dprobes("log", carried_away(trace, tmp_path / "bare.dpt", with_names=False), "--tables")
+    assert re.search(r"@callers\[0x[0-9a-f]+\]: 69\n", bare)

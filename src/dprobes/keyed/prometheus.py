@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from dprobes.keyed.contents import TableContents, TableRow
     from dprobes.rpn.tables import Table
 
-__all__ = ["exposition"]
+__all__ = ["exposition", "labels_of"]
 
 _LABELS = {KeyKind.COMM: "comm", KeyKind.USER_STACK: "stack", KeyKind.KERNEL_STACK: "kernel_stack"}
 _UNITS = {Unit.NONE: ("", 1), Unit.BYTES: ("_bytes", 1), Unit.NANOSECONDS: ("_seconds", 1_000_000_000)}
@@ -97,12 +97,19 @@ def _scaled(value: int, divisor: int) -> str:
 def _labels(table: Table, row: TableRow, names: Names) -> str:
     if not table.keys:
         return ""
-    found: list[str] = []
-    for number, (key, part) in enumerate(zip(table.keys, parts_of(table, row.key, names), strict=True)):
-        name = _LABELS.get(key.kind, f"key{number}")
-        if any(label.startswith(f"{name}=") for label in found):
-            name = f"{name}{number}"
-        text = ";".join(reversed(part)) if isinstance(part, list) else str(part)
+    found = []
+    for name, text in labels_of(table, row, names).items():
         escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
         found.append(f'{name}="{escaped}"')
     return f"{{{','.join(found)}}}"
+
+
+def labels_of(table: Table, row: TableRow, names: Names) -> dict[str, str]:
+    """Return the parts of a key by the names of their labels."""
+    found: dict[str, str] = {}
+    for number, (key, part) in enumerate(zip(table.keys, parts_of(table, row.key, names), strict=True)):
+        name = _LABELS.get(key.kind, f"key{number}")
+        if name in found:
+            name = f"{name}{number}"
+        found[name] = ";".join(reversed(part)) if isinstance(part, list) else str(part)
+    return found

@@ -18,9 +18,10 @@ from dprobes.sinks.interface import Batch, bytes_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from dprobes.keyed.contents import TableContents
     from dprobes.record.origin import RecordSource
 
-__all__ = ["BYTES_MAX", "RECORDS_MAX", "Created", "Destroyed", "Message", "RecordQueue"]
+__all__ = ["BYTES_MAX", "RECORDS_MAX", "Created", "Destroyed", "Message", "RecordQueue", "Tables"]
 
 RECORDS_MAX = 1 << 16
 """Records that wait for a target at most."""
@@ -43,7 +44,15 @@ class Destroyed:
     source: RecordSource
 
 
-Message = Batch | Created | Destroyed
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """Hold what the keyed tables of a program hold at a moment."""
+
+    source: RecordSource
+    contents: Sequence[TableContents]
+
+
+Message = Batch | Created | Destroyed | Tables
 
 
 class RecordQueue:
@@ -100,6 +109,17 @@ class RecordQueue:
             if isinstance(message, Destroyed) and (lost := self._lost_before.pop(message.source.number, 0)):
                 self._messages.append(Batch(message.source, (), (), wall_offset(), lost))
             self._messages.append(message)
+
+    def put_tables(self, tables: Tables) -> None:
+        """Add tables, in the place of earlier ones of the program that still wait."""
+        if self.is_given_up:
+            return
+        # The first message may be on its way.
+        for at in range(len(self._messages) - 1, 0, -1):
+            message = self._messages[at]
+            if isinstance(message, Tables) and message.source.number == tables.source.number:
+                del self._messages[at]
+        self._messages.append(tables)
 
     def first(self, count: int) -> Message:
         """

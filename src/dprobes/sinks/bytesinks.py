@@ -39,11 +39,13 @@ def byte_sink(
     encoding: str = "utf-8",
     goes_on: bool = False,
     columns: TerminalColumns | None = None,
+    has_tables: bool = True,
 ) -> Sink:
-    """Return the sink that writes to an outlet what the options say; ``goes_on`` and ``columns`` as in ``TextSink``."""
+    """Return the sink that writes to an outlet what the options say; all else as in ``TextSink``."""
     if options.format_name == "binary":
         return _FrameSink(outlet)
-    return TextSink(_Lines(outlet, line_end, encoding), options.format_name, goes_on=goes_on, columns=columns)
+    lines = _Lines(outlet, line_end, encoding)
+    return TextSink(lines, options.format_name, goes_on=goes_on, columns=columns, has_tables=has_tables)
 
 
 def refuse_binary(target: str, options: SinkOptions) -> None:

@@ -92,7 +92,8 @@ class Sink(Protocol):
     where that is without harm, and goes on with what is there where it is not. One that may wait for long should have a
     method ``abort`` as well: it is called by another thread when nobody waits any more, and lets what waits fail. One
     that gets things done within a call, as by several requests, should show that by an attribute ``steps``, a growing
-    number; it gets more records at once.
+    number; it gets more records at once. One that takes keyed tables has a method ``log_tables(source, contents)``,
+    which gets all tables of a program (``keyed.contents``) at its end, and from time to time if that was asked for.
     """
 
     def create_event(self, source: RecordSource) -> None:

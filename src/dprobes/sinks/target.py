@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING
 
 from dprobes.errors import FormatError, RecordsRefusedError, SinkError, reason_of
 from dprobes.lazydataclass import dataclass
-from dprobes.sinks.backlog import Created, Destroyed, RecordQueue
+from dprobes.sinks.backlog import Created, Destroyed, RecordQueue, Tables
 from dprobes.sinks.interface import Batch
 from dprobes.sinks.pace import Pace, Problems
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
+    from dprobes.keyed.contents import TableContents
     from dprobes.record.origin import RecordSource
     from dprobes.sinks.backlog import Message
     from dprobes.sinks.interface import Sink
@@ -81,6 +82,7 @@ class LogTarget:
         self._open = open_sink
         self._on_problem = on_problem
         self._sink: Sink | None = open_sink()  # what is wrong at once is an error of who asked for it
+        self._takes_tables = hasattr(self._sink, "log_tables")
         self._active: dict[int, RecordSource] = {}
         """What the sink was told of, or would be if it were open; the thread's own."""
         self._queue = RecordQueue()
@@ -124,6 +126,13 @@ class LogTarget:
         with self._changed:
             self._queue.put(batch)
             self._changed.notify_all()
+
+    def put_tables(self, source: RecordSource, contents: Sequence[TableContents]) -> None:
+        """Queue what keyed tables hold, if the sink takes that; of a program that has to wait only the latest."""
+        if self.takes(source) and self._takes_tables:
+            with self._changed:
+                self._queue.put_tables(Tables(source, contents))
+                self._changed.notify_all()
 
     def _tell(self, messages: list[Created] | list[Destroyed]) -> None:
         with self._changed:
@@ -248,6 +257,11 @@ class LogTarget:
                 except RecordsRefusedError as error:
                     refusal = error
                 self._pace.took(count, time.monotonic() - begun)
+            case Tables(source, contents):
+                try:
+                    sink.log_tables(source, contents)  # type: ignore[attr-defined] # asked for in the beginning
+                except RecordsRefusedError as error:
+                    refusal = error
             case Created(source):
                 self._active[source.number] = source
                 sink.create_event(source)

@@ -11,6 +11,7 @@ from dprobes.sinks.target import LogTarget, TargetStatus
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from dprobes.keyed.contents import TableContents
     from dprobes.record.origin import RecordSource
     from dprobes.sinks.interface import Batch, SinkOptions
     from dprobes.sinks.kinds import LogTargetName
@@ -123,6 +124,12 @@ class LogTargets:
         with self._lock:
             for target in self._targets.values():
                 target.put(batch)
+
+    def log_tables(self, source: RecordSource, contents: Sequence[TableContents]) -> None:
+        """Hand over what the keyed tables of a program hold."""
+        with self._lock:
+            for target in self._targets.values():
+                target.put_tables(source, contents)
 
     def destroy_event(self, source: RecordSource) -> None:
         """Say that no more records of a program will come."""

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from dprobes.formatters import Formatter
     from dprobes.formatters.terminalcolumns import TerminalColumns
+    from dprobes.keyed.contents import TableContents
     from dprobes.record.origin import RecordSource
     from dprobes.record.probeinfo import Place
     from dprobes.sinks.interface import Batch
@@ -119,15 +120,24 @@ class TextSink:
     """
     Write formatted records to an outlet.
 
-    ``goes_on`` says that there are records in it already. ``columns`` are its own if it is a terminal.
+    ``goes_on`` says that there are records in it already. ``columns`` are its own if it is a terminal. Without
+    ``has_tables`` keyed tables are left to others.
     """
 
     def __init__(
-        self, outlet: Outlet, format_name: str, *, goes_on: bool = False, columns: TerminalColumns | None = None
+        self,
+        outlet: Outlet,
+        format_name: str,
+        *,
+        goes_on: bool = False,
+        columns: TerminalColumns | None = None,
+        has_tables: bool = True,
     ) -> None:
         self._outlet = outlet
         self.abort = getattr(outlet, "abort", None)
         self._has_heading = goes_on
+        self._format_name = format_name
+        self._has_tables = has_tables
         self._formatter = BatchFormatter(format_name, columns=columns)
 
     def create_event(self, source: RecordSource) -> None:
@@ -148,6 +158,26 @@ class TextSink:
             self._has_heading = True
             return
         self._outlet.write(strings)
+
+    def log_tables(self, source: RecordSource, contents: Sequence[TableContents]) -> None:
+        """Write keyed tables, in the formats that have a form for them."""
+        if not self._has_tables:
+            return
+        from dprobes.formatters.tablenames import names_for
+
+        names = names_for(source, [each.table for each in contents])
+        lines: list[str] = []
+        match self._format_name:
+            case "text":
+                from dprobes.keyed.text import table_lines
+
+                lines = [line for each in contents for line in table_lines(each, names=names)]
+            case "json":
+                from dprobes.keyed.json import table_json_lines
+
+                lines = [line for each in contents for line in table_json_lines(each, names=names)]
+        if lines:
+            self._outlet.write(["\n".join(map(escaped, lines))])
 
     def destroy_event(self, source: RecordSource) -> None:
         """Forget a program."""

@@ -202,9 +202,7 @@ class TraceFileWriter:
         for number in self._ended:
             self._announce(number)
         self._announce(program)
-        if names is not None and (said := names(self._has_names)) is not None:
-            self._add(json_frame(FrameKind.NAMES, said))
-            self._has_names = self._batch.has_names = True
+        self._tell(names)
         if self._hold:
             self._keep(program, records)
         else:
@@ -214,12 +212,18 @@ class TraceFileWriter:
         self._programs[program].lost -= len(records)
         return False
 
-    def append_tables(self, program: int, tables: Sequence[TableContents]) -> bool:
-        """Append what the keyed tables of a program hold now; return whether that was possible."""
+    def _tell(self, names: Names | None) -> None:
+        if names is not None and (said := names(self._has_names)) is not None:
+            self._add(json_frame(FrameKind.NAMES, said))
+            self._has_names = self._batch.has_names = True
+
+    def append_tables(self, program: int, tables: Sequence[TableContents], names: Names | None = None) -> bool:
+        """Append what the keyed tables of a program hold now; return whether that was possible; ``names`` as there."""
         from dprobes.keyed.codec import encode_tables
 
         self._settle()
         self._announce(program)
+        self._tell(names)
         head = RECORDS_HEAD.pack(program, time.monotonic_ns())
         self._add(binary_frame(FrameKind.TABLES, head + encode_tables(tables)))
         return self.flush()

@@ -20,15 +20,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dprobes.errors import RecordsRefusedError, SinkError
+from dprobes.keyed.contents import TableContents, TableRow
 from dprobes.record.codec import encode_record
 from dprobes.record.layout import LogRecord
 from dprobes.record.origin import RecordSource
 from dprobes.record.probeinfo import Place
+from dprobes.rpn.tables import Table, TableKind
 from dprobes.sinks.interface import Batch, SinkOptions
 from dprobes.sinks.kinds import parse_target
-from dprobes.sinks.otlp.sink import endpoint_of
+from dprobes.sinks.otlp.sink import endpoint_of, metrics_endpoint_of
 from dprobes.sinks.target import LogTarget
-from integration.support import TIMEOUT, Builder, Runner, await_true
+from integration.support import DPROBES, TIMEOUT, Builder, Runner, await_true, environment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -70,6 +72,7 @@ class Collector:
     def __init__(self, port: int = 0, context: ssl.SSLContext | None = None) -> None:
         self.records: list[dict[str, Any]] = []
         self.resources: list[dict[str, Any]] = []
+        self.metrics: list[Any] = []
         self.requests: list[tuple[str, dict[str, str]]] = []
         self.answers: list[tuple[int, dict[str, str]]] = []
         self.connections: list[socket.socket] = []
@@ -115,6 +118,9 @@ class Collector:
         )
 
         self.requests.append((handler.path, {name.lower(): value for name, value in handler.headers.items()}))
+        if handler.path == "/v1/metrics":
+            self.answer_metrics(handler, body)
+            return
         groups = ExportLogsServiceRequest.FromString(body).resource_logs
         records = [record for group in groups for scope in group.scope_logs for record in scope.log_records]
         if self.answers:
@@ -137,6 +143,18 @@ class Collector:
                 handler.send_header(name, value)
             handler.end_headers()
             handler.wfile.write(data)
+
+    def answer_metrics(self, handler: BaseHTTPRequestHandler, body: bytes) -> None:
+        from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+
+        status, headers = self.answers.pop(0) if self.answers else (200, {})
+        if status == 200:
+            groups = ExportMetricsServiceRequest.FromString(body).resource_metrics
+            self.metrics += [m for group in groups for scope in group.scope_metrics for m in scope.metrics]
+        handler.send_response(status)
+        for name, value in {"Content-Length": "0", **headers}.items():
+            handler.send_header(name, value)
+        handler.end_headers()
 
     def numbers(self) -> list[int]:
         return sorted(record["attributes"]["dprobes.field.n"] for record in self.records)
@@ -536,3 +554,97 @@ def test_a_run_without_a_collector_ends_and_counts(run: Runner, build: Builder, 
     assert "export" not in result.stderr  # what the SDK itself would print
     assert "cannot be reached: connection refused" in result.stderr
     assert "has lost 50 records" in result.stderr
+
+
+TABLES = """
+name = tallied
+table = calls, count, word
+table = sizes, hist, unit = bytes
+table = all, stats, word
+table = least, min
+offset = event
+    push 3
+    tally calls
+    push r, arg0
+    tally sizes
+    push 3
+    push r, arg0
+    tally all
+    push r, arg0
+    tally least
+    abort
+"""
+
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="not root")
+
+
+@pytest.mark.parametrize("engine", ["ptrace", pytest.param("ebpf", marks=needs_root)])
+def test_tables_are_metrics(collector: Collector, build: Builder, tmp_path: Path, engine: str) -> None:
+    source = tmp_path / "tables.rpn"
+    source.write_text(TABLES)
+    target = f"otlp:http://127.0.0.1:{collector.port}"
+    command = ["run", source, "--engine", engine, "--log-target", target, "--format", "json"]
+    done = subprocess.run(
+        [*DPROBES, *map(str, command), "--", str(build("tallied.c", "-pthread")), "300"],
+        capture_output=True, text=True, timeout=TIMEOUT, check=True, env=environment(),
+    )  # fmt: skip
+    rows = {row["table"]: row for line in done.stdout.splitlines() if line[0] == "{" for row in [json.loads(line)]}
+    found = {metric.name: metric for metric in collector.metrics}
+    assert sorted(found) == [
+        "dprobes.all.count", "dprobes.all.max", "dprobes.all.min", "dprobes.all.sum", "dprobes.calls",
+        "dprobes.least", "dprobes.sizes",
+    ]  # fmt: skip
+    (calls,) = found["dprobes.calls"].sum.data_points
+    assert (calls.as_int, attributes_of(calls.attributes)) == (300, {"dprobes.program": "tallied", "key0": "3"})
+    assert found["dprobes.calls"].sum.is_monotonic
+    assert calls.start_time_unix_nano < calls.time_unix_nano
+    all_ = rows["all"]
+    numbers = [
+        found["dprobes.all.count"].sum.data_points[0].as_int,
+        found["dprobes.all.sum"].sum.data_points[0].as_int,
+        found["dprobes.all.min"].gauge.data_points[0].as_int,
+        found["dprobes.all.max"].gauge.data_points[0].as_int,
+    ]
+    assert numbers == [all_["count"], all_["sum"], all_["min"], all_["max"]]
+    assert found["dprobes.least"].gauge.data_points[0].as_int == all_["min"] == rows["least"]["value"]
+    (sizes,) = found["dprobes.sizes"].histogram.data_points
+    assert (found["dprobes.sizes"].unit, sizes.count) == ("By", 300)
+    assert len(sizes.bucket_counts) == len(sizes.explicit_bounds) + 1
+    counted = {(low, high): number for low, high, number in rows["sizes"]["buckets"]}
+    edges = [None, *sizes.explicit_bounds, None]
+    for low, high, number in zip(edges, edges[1:], sizes.bucket_counts, strict=False):
+        if low is not None and high is not None:
+            assert counted.get((int(low) + 1, int(high) + 1), 0) == number
+    assert sum(sizes.bucket_counts) == 300
+
+
+def test_tables_come_again_if_the_collector_is_busy_and_not_if_it_refuses_them(collector: Collector) -> None:
+    source = RecordSource(3, "app", "app", 1)
+    told: list[str] = []
+    table = TableContents(Table("hits", TableKind.COUNT), (TableRow(b"", (5,)),), 2)
+    target = LogTarget("otlp", lambda: opened(collector.port), on_problem=told.append)
+    collector.answers = [(503, {"Retry-After": "0"}), (200, {}), (400, {})]
+    target.create([source])
+    target.put_tables(source, [table])
+    await_true(lambda: len(collector.metrics) == 2, "the tables")
+    assert [metric.name for metric in collector.metrics] == ["dprobes.hits", "dprobes.hits.lost"]
+    assert [metric.sum.data_points[0].as_int for metric in collector.metrics] == [5, 2]
+    target.put_tables(source, [table])
+    await_true(lambda: any("has rejected tables: 400" in each for each in told), "the refusal")
+    target.close()
+    assert len(collector.metrics) == 2
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "metrics"),
+    [
+        ("http://h:1/v1/logs", "http://h:1/v1/metrics"),
+        ("http://h/x/v1/logs", "http://h/x/v1/metrics"),
+        ("http://h/x", None),
+    ],
+)
+def test_metrics_go_beside_log_records(endpoint: str, metrics: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert metrics_endpoint_of(endpoint) == metrics
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", "http://m/1")
+    assert metrics_endpoint_of(endpoint) == "http://m/1"

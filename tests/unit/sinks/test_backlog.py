@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dprobes.sinks.backlog import Created, Destroyed, Message, RecordQueue
+from dprobes.record.origin import RecordSource
+from dprobes.sinks.backlog import Created, Destroyed, Message, RecordQueue, Tables
 from dprobes.sinks.interface import Batch
 from unit.sinks.records import OTHER, PLACE, SOURCE, batch, record
 
@@ -186,3 +187,20 @@ def test_every_record_is_taken_lost_or_waiting(steps: list[tuple[str, int]]) -> 
     assert sent == taken + queue.lost
     assert said + sum(queue._lost_before.values()) == queue.lost
     assert queue._bytes == 0
+
+
+def test_only_the_latest_tables_of_a_program_wait() -> None:
+    queue = RecordQueue()
+    one, other = RecordSource(1, "one"), RecordSource(2, "other")
+    sent = [Tables(one, []), Tables(one, []), Tables(other, []), Tables(one, [])]
+    for each in sent:
+        queue.put_tables(each)
+    found = []
+    while queue:
+        found.append(queue.first(10))
+        assert queue.take(found[-1], 0)
+    # The first one may have been on its way already.
+    assert [id(each) for each in found] == [id(sent[0]), id(sent[2]), id(sent[3])]
+    queue.give_up()
+    queue.put_tables(sent[0])
+    assert not queue

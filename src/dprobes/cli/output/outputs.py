@@ -132,8 +132,14 @@ class Outputs:
         self._lost += lost
         return lost
 
+    def send_tables(self, contents: Sequence[TableContents]) -> None:
+        """Hand what keyed tables hold to log targets; any thread may."""
+        if self._targets is not None:
+            self._targets.log_tables(self._source, contents)
+
     def write_tables(self, contents: Sequence[TableContents]) -> None:
-        """Write what keyed tables hold to a trace file, if there is one."""
+        """Write what keyed tables hold to a trace file, if there is one, and hand it to log targets."""
+        self.send_tables(contents)
         from dprobes.sinks.local.tracefile import TraceFileSink
 
         for sink in tuple(self._direct):

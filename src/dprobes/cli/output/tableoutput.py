@@ -13,7 +13,7 @@ from dprobes.keyed.parts import NO_NAMES
 from dprobes.lazydataclass import dataclass
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterator, Sequence
+    from collections.abc import Callable, Container, Iterator, Sequence
     from pathlib import Path
 
     from dprobes.engines.interface import ControlledSession
@@ -58,6 +58,8 @@ class TableOutput:
         self._options = options
         self._session = session
         self._over = threading.Event()
+        self.also: Callable[[Sequence[TableContents]], None] | None = None
+        """What gets the tables besides every so many seconds."""
 
     @contextlib.contextmanager
     def shown(self) -> Iterator[None]:
@@ -80,6 +82,8 @@ class TableOutput:
         while not self._over.wait(seconds):
             with contextlib.suppress(BrokenPipeError):
                 self.print()
+            if self.also is not None and self._count:
+                self.also(self._session.tables()[: self._count])
 
     def _end(self, seconds: float) -> None:
         if not self._over.wait(seconds):

@@ -287,12 +287,20 @@ def _print_tables(followers: Sequence[TraceFollower], format_name: str) -> None:
         return
     from dprobes.cli.output.tableoutput import lines_of
     from dprobes.cli.output.textoutput import print_lines
+    from dprobes.formatters.tablenames import names_for
+    from dprobes.record.boot import boot_id
+
+    own = boot_id()
 
     for follower in followers:
         for _ in follower.poll():
             pass
         for found in follower.tables():
-            if lines := lines_of(found.contents, as_json=format_name == "json"):
+            program = found.program
+            is_live = bool(own) and program.origin.boot_id == own
+            tables = [each.table for each in found.contents]
+            names = names_for(program.source, tables, live=is_live, carried=program.names)
+            if lines := lines_of(found.contents, as_json=format_name == "json", names=names):
                 print_lines(lines)
 
 

@@ -30,7 +30,6 @@ from dprobes.cli.options import (
     word_of_program,
 )
 from dprobes.cli.output.outputs import Outputs
-from dprobes.cli.output.tablenames import has_addresses, names_for
 from dprobes.cli.output.tableoutput import TableOptions, TableOutput
 from dprobes.cli.output.views import Views
 from dprobes.cli.progress import Progress
@@ -45,6 +44,7 @@ from dprobes.engines.insertion import insertion
 from dprobes.engines.options import EngineOptions
 from dprobes.engines.registry import engine_row
 from dprobes.formatters import FORMATS
+from dprobes.formatters.tablenames import has_addresses, names_for
 from dprobes.formatters.templates.derived import derived_templates
 from dprobes.record.layout import Item
 from dprobes.record.origin import RecordSource
@@ -319,6 +319,7 @@ def command(
         EarlyInterrupt(deferred=not scope.command) as early,
         inserted as session,
     ):
+        tables.also = outputs.send_tables
         if top:
             progress.end()  # the table is redrawn in its place
         run = Run(compiled.program, session, outputs, scope, progress, exit_status=exit_status, filters=filters)

@@ -35,7 +35,8 @@ def open(argument: str, options: SinkOptions) -> Sink:  # noqa: A001 - the name 
     """Open standard output as a log target."""
     if argument:
         raise SinkError(f"log target 'console' takes no argument, found '{argument}'")
-    return byte_sink(ConsoleOutlet(), options, columns=columns_of(sys.stdout))
+    # Tables go to standard output anyway.
+    return byte_sink(ConsoleOutlet(), options, columns=columns_of(sys.stdout), has_tables=False)
 
 
 class ConsoleOutlet:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.errors import SinkError
 from dprobes.formatters.recordednames import RecordedNames
+from dprobes.formatters.tablenames import ProcessAddresses, names_for
 from dprobes.record.packedparts import PackedPlaces
 from dprobes.trace.content import PlaceEntry
 from dprobes.trace.filenames import compression_of
@@ -109,7 +110,10 @@ class TraceFileSink:
     def log_tables(self, source: RecordSource, contents: Sequence[TableContents]) -> None:
         """Append what the keyed tables of a program hold."""
         with self._lock:
-            if not self._writer.append_tables(self._numbers[source.number], contents):
+            names = names_for(source, [each.table for each in contents])
+            located = names.located(contents) if isinstance(names, ProcessAddresses) else []
+            number = self._numbers[source.number]
+            if not self._writer.append_tables(number, contents, self._register.telling(located)):
                 raise self._failure()
 
     def _packed(self, number: int, batch: Batch) -> Sequence[tuple[int, bytes]] | None:

@@ -17,10 +17,12 @@ from dprobes.errors import SinkError, reason_of
 from dprobes.lazydataclass import dataclass
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import requests
+    from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
     from opentelemetry.sdk._logs import ReadableLogRecord
+    from opentelemetry.sdk.metrics.export import MetricsData
 
 __all__ = ["Answer", "CollectorClient", "request_timeout"]
 
@@ -92,13 +94,26 @@ class CollectorClient:
 
         self.endpoint = endpoint
         self._session = _session()
+        self._metrics: OTLPMetricExporter | None = None
         self._exporter = OTLPLogExporter(endpoint=endpoint, session=self._session, timeout=request_timeout())
 
     def send(self, records: Sequence[ReadableLogRecord]) -> Answer:
         """Send log records in one request; raise ``SinkError`` if there is no answer."""
+        return self._answer(lambda: self._exporter.export(records))
+
+    def send_metrics(self, data: MetricsData, endpoint: str) -> Answer:
+        """Send metrics to another URL of the collector; raise as ``send``."""
+        if self._metrics is None:
+            from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+
+            self._metrics = OTLPMetricExporter(endpoint=endpoint, session=self._session, timeout=request_timeout())
+        exporter = self._metrics
+        return self._answer(lambda: exporter.export(data))
+
+    def _answer(self, export: Callable[[], object]) -> Answer:
         memory = self._session.memory
         memory.response = memory.error = None
-        self._exporter.export(records)
+        export()
         response, error = memory.response, memory.error
         if response is None and error is None:
             return Answer(0, "the exporter cannot send these records")

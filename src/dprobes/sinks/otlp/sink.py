@@ -9,24 +9,28 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import time
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from dprobes.errors import RecordsRefusedError, SinkError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from opentelemetry.sdk._logs import ReadableLogRecord
 
+    from dprobes.keyed.contents import TableContents
     from dprobes.record.origin import RecordSource
     from dprobes.sinks.interface import Batch, Sink, SinkOptions
     from dprobes.sinks.otlp.delivery import Piece
 
-__all__ = ["OtlpSink", "endpoint_of", "open"]
+__all__ = ["OtlpSink", "endpoint_of", "metrics_endpoint_of", "open"]
 
 _LIBRARY = "opentelemetry.exporter.otlp.proto.http"
 _PATH = "/v1/logs"
+_METRICS_PATH = "/v1/metrics"
+_METRICS_ENVIRONMENT = "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT"
 _ENVIRONMENT = ("OTEL_EXPORTER_OTLP_LOGS_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 
 _BYTES_MAX = 1 << 20
@@ -64,6 +68,13 @@ def endpoint_of(argument: str) -> str:
     return url if parts.path not in ("", "/") or (specific and not argument) else url.rstrip("/") + _PATH
 
 
+def metrics_endpoint_of(endpoint: str) -> str | None:
+    """Return the URL that metrics go to, beside that of log records; None if nobody says which."""
+    if named := os.environ.get(_METRICS_ENVIRONMENT):
+        return named
+    return endpoint.removesuffix(_PATH) + _METRICS_PATH if endpoint.endswith(_PATH) else None
+
+
 class OtlpSink:
     """
     Send batches to a collector; records are taken when it has confirmed them.
@@ -79,6 +90,8 @@ class OtlpSink:
         self._records = LogRecords(format_name)
         self._client = CollectorClient(endpoint)
         self._experience = Experience()
+        self._since: dict[int, int] = {}
+        """When each program was announced."""
 
     @property
     def steps(self) -> int:
@@ -88,10 +101,31 @@ class OtlpSink:
     def create_event(self, source: RecordSource) -> None:
         """Know a program, or more of it."""
         self._records.create_event(source)
+        self._since.setdefault(source.number, time.time_ns())
 
     def destroy_event(self, source: RecordSource) -> None:
         """Forget a program."""
         self._records.destroy_event(source)
+        self._since.pop(source.number, None)
+
+    def log_tables(self, source: RecordSource, contents: Sequence[TableContents]) -> None:
+        """Send keyed tables as metrics, if there is a URL for these."""
+        endpoint = metrics_endpoint_of(self._client.endpoint)
+        if endpoint is None:
+            return
+        from dprobes.formatters.tablenames import names_for
+        from dprobes.sinks.otlp.metrics import TableMetrics
+        from dprobes.sinks.otlp.records import resource
+
+        names = names_for(source, [each.table for each in contents])
+        since = self._since.get(source.number, 0)
+        for data in TableMetrics(resource()).of_tables(source, contents, names, since):
+            answer = self._client.send_metrics(data, endpoint)
+            self._experience.steps += 1
+            if answer.is_refusal:
+                raise RecordsRefusedError(f"'{endpoint}' has rejected tables: {answer.reason}", lost=0)
+            if not answer.is_success:
+                raise SinkError(f"'{endpoint}' answers {answer.reason}", wait=answer.wait or 0.0)
 
     def log_events(self, batch: Batch) -> None:
         """Send the records of a batch, and before them how many were lost."""

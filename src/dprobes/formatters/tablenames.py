@@ -1,0 +1,97 @@
+"""Names for the addresses in keyed tables: of processes that ran, also of those that have ended, and of the kernel."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dprobes.keyed.layout import key_parts
+from dprobes.keyed.parts import NO_NAMES, STACK_ENDS
+from dprobes.record.layout import LogRecord
+from dprobes.rpn.tables import KeyKind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from dprobes.formatters.addressnames import AddressSymboliser
+    from dprobes.keyed.contents import TableContents
+    from dprobes.keyed.parts import Names
+    from dprobes.record.origin import RecordSource
+    from dprobes.rpn.tables import Table
+    from dprobes.target.codenames import LocatedCode
+    from dprobes.target.processimages import ProcessImages
+    from dprobes.trace.names import CarriedNames
+
+__all__ = ["ProcessAddresses", "has_addresses", "names_for"]
+
+_KINDS = (KeyKind.ADDRESS, KeyKind.USER_STACK, KeyKind.KERNEL_STACK)
+
+
+def has_addresses(tables: Sequence[Table]) -> bool:
+    """Return whether keys of tables have names."""
+    return any(key.kind in _KINDS for table in tables for key in table.keys)
+
+
+def names_for(
+    source: RecordSource, tables: Sequence[Table], *, live: bool = True, carried: CarriedNames | None = None
+) -> Names:
+    """
+    Return what names the addresses in tables; nothing where there are none.
+
+    With ``live`` they are of processes of this machine; ``carried`` are the names that their trace file has.
+    """
+    if not has_addresses(tables):
+        return NO_NAMES
+    from dprobes.formatters.addressnames import AddressSymboliser
+
+    symboliser = AddressSymboliser(source, live=live, carried=carried)
+    return ProcessAddresses(symboliser, source.images if carried is None else carried)
+
+
+class ProcessAddresses:
+    """
+    Name addresses of what the processes of a run map (``keyed.parts.Names``).
+
+    An address without a process is named by any of them that has code there: the program that is probed is mostly one.
+    """
+
+    def __init__(self, symboliser: AddressSymboliser, images: ProcessImages | CarriedNames | None) -> None:
+        self._symboliser = symboliser
+        self._images = images
+
+    def name_of(self, address: int, pid: int | None) -> str | None:
+        """Return the name of an address in a process, or in any one."""
+        return self._symboliser.name_of(address, self._record(address, pid), None)
+
+    def located(self, contents: Sequence[TableContents]) -> list[LocatedCode]:
+        """Return where the addresses in keys are that can be located."""
+        found: dict[int, LocatedCode] = {}
+        for address, pid in dict.fromkeys(each for table in contents for each in _addresses(table)):
+            located = self._symboliser.located(address, self._record(address, pid), None)
+            if located is not None:
+                found[id(located)] = located
+        return list(found.values())
+
+    def _record(self, address: int, pid: int | None) -> LogRecord:
+        if pid is None and self._images is not None:
+            pid = self._images.any_covering(address)
+        return LogRecord(pid=pid)
+
+
+def _addresses(contents: TableContents) -> Iterator[tuple[int, int | None]]:
+    """Give the addresses in the keys of a table as they are named, each with its process if the key says it."""
+    keys = contents.table.keys
+    if not has_addresses([contents.table]):
+        return
+    for row in contents.rows:
+        for key, part in zip(keys, key_parts(keys, row.key), strict=True):
+            match key.kind, part:
+                case KeyKind.ADDRESS, int():
+                    yield part, None
+                case KeyKind.USER_STACK, tuple() if part:
+                    yield from ((address, part[0]) for address in _frames(part[1:]))
+                case KeyKind.KERNEL_STACK, tuple():
+                    yield from ((address, None) for address in _frames(part))
+
+
+def _frames(stack: Sequence[int]) -> Iterator[int]:
+    return (address - (number > 0) for number, address in enumerate(stack) if address not in STACK_ENDS)
