@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from dprobes.bpftrace import tree
 from dprobes.bpftrace.directives import read_directives
 from dprobes.bpftrace.expressionwriter import ExpressionWriter
-from dprobes.bpftrace.mapuse import Kept, MapUses, expressions_of, statements_of
+from dprobes.bpftrace.mapuse import Kept, MapUses, expressions_of
 from dprobes.bpftrace.parser import parse
 from dprobes.bpftrace.place import LONG_NAMES, PlaceKind, places_of
 from dprobes.bpftrace.statementwriter import StatementWriter
@@ -26,12 +26,8 @@ __all__ = ["Conversion", "convert"]
 _STRUCTURE = re.compile(r"\b(struct|union|enum)\s+(\w+)\s*\{")
 _MACRO = re.compile(r"#\s*define\s+(\w+)")
 _OF_TOOL = ("BEGIN", "END", "interval")
-_LEFT_OUT = {
-    "BEGIN": "records say what they are",
-    "END": "tables are printed at the end",
-    "interval": "--interval prints tables as they are",
-}
-_UNITS = {"s": "s", "ms": "ms", "us": "us", "ns": "ns"}
+_UNITS = ("s", "ms", "us")
+_RATE_MAX, _DIGITS_MAX = 100, 9
 
 
 class Conversion(NamedTuple):
@@ -51,7 +47,9 @@ def convert(source: SourceFile, machine: Machine, diagnostics: Diagnostics) -> C
         diagnostics.note(span, f"the header {header} is not read: what is used of it has to be declared")
     probes = converter.probes()
     diagnostics.raise_if_errors()
-    if not probes:
+    if not any(
+        LONG_NAMES.get(each.points[0].parts[0], each.points[0].parts[0]) not in _OF_TOOL for each in script.probes
+    ):
         diagnostics.error(None, "there is no probe in the script but those of the tool itself (BEGIN, END, interval)")
         diagnostics.raise_if_errors()
     head = [*directives.macros, *script.structures]
@@ -78,10 +76,10 @@ class _Converter:
         for number in self._order():
             probe = self._script.probes[number]
             kind = LONG_NAMES.get(probe.points[0].parts[0], probe.points[0].parts[0])
-            if kind in _OF_TOOL:
-                self._of_tool(kind, probe)
-            else:
+            if kind not in _OF_TOOL:
                 found += self._probes(probe)
+            elif (block := self._of_tool(kind, probe)) is not None:
+                found.append(block)
         return found
 
     def _order(self) -> list[int]:
@@ -118,44 +116,33 @@ class _Converter:
         values = ExpressionWriter(places, self._maps, arrays, self._structures, self._constants, self._diagnostics)
         condition = f" when ({values.number(probe.condition)})" if probe.condition is not None else ""
         lines = StatementWriter(values, self._maps).block(probe.body)
+        self.options += [each for each in values.options if each not in self.options]
         where = ",\n".join(place.text for place in places)
         return "\n".join([f"{where}{condition} {{", *(f"    {line}" for line in lines), "}"])
 
-    def _of_tool(self, kind: str, probe: tree.Probe) -> None:
-        """Look at a block that runs in the tool: what it prints is left out, or is done by an option."""
-        left_out = False
-        for statement in statements_of(probe.body):
-            match statement:
-                case tree.Do(tree.Call("printf" | "time" | "clear" | "zero" | "delete")):
-                    left_out = True
-                case tree.Do(tree.Call("print", [tree.Map(), *rest])):
-                    if kind == "interval":
-                        self._option(f"--interval {self._time(probe)}")
-                    if rest and isinstance(rest[0], tree.Number):
-                        self._option(f"--rows {rest[0].value}")
-                case tree.Do(tree.Call("exit", _)) if kind == "interval":
-                    self._option(f"--duration {self._time(probe)}")
-                case tree.Assignment(tree.Map(name), "", tree.String()) if self._maps.kept[name] is Kept.NAMES:
-                    pass
-                case _:
-                    hint = "tables are printed at the end, and with --interval TIME"
-                    message = f"only printing of tables is converted in a block '{kind}'"
-                    self._diagnostics.error(statement.span, message, hint=hint)
-        if left_out:
-            said = _LEFT_OUT[kind]
-            self._diagnostics.note(
-                probe.points[0].span, f"what the block '{kind}' prints or clears is left out: {said}"
-            )
+    def _of_tool(self, kind: str, probe: tree.Probe) -> str | None:
+        """Return a block of the tool; None if nothing is left of it."""
+        word = {"BEGIN": "begin", "END": "end"}.get(kind) or f"every {self._time(probe)}"
+        kept = tuple(each for each in probe.body if not self._is_name(each))
+        values = ExpressionWriter((), self._maps, {}, self._structures, self._constants, self._diagnostics)
+        lines = StatementWriter(values, self._maps, in_tool=True).block(kept)
+        self.options += [each for each in values.options if each not in self.options]
+        return "\n".join([f"{word} {{", *(f"    {line}" for line in lines), "}"]) if lines else None
 
-    def _option(self, option: str) -> None:
-        if option not in self.options:
-            self.options.append(option)
+    def _is_name(self, statement: tree.Statement) -> bool:
+        """Return whether a statement is about a dictionary of names, which no table keeps."""
+        match statement:
+            case tree.Assignment(tree.Map(name), "", tree.String()):
+                return self._maps.kept[name] is Kept.NAMES
+            case tree.Do(tree.Call("clear" | "zero" | "print", [tree.Map(name), *_])):
+                return self._maps.kept.get(name) is Kept.NAMES
+        return False
 
     def _time(self, probe: tree.Probe) -> str:
         match probe.points[0].parts:
-            case (_, "hz", number) if number.isdigit() and int(number):
-                return f"{1000 // int(number) or 1}ms"
-            case (_, unit, number) if unit in _UNITS and number.isdigit():
-                return f"{number}{_UNITS[unit]}"
+            case (_, "hz", number) if number.isdigit() and 1 <= int(number) <= _RATE_MAX:
+                return f"{1000 // int(number)}ms"
+            case (_, unit, number) if unit in _UNITS and number.isdigit() and len(number) <= _DIGITS_MAX:
+                return f"{int(number)}{unit}"
         self._diagnostics.error(probe.points[0].span, "this is no time", hint="write interval:s:1")
         return "1s"

@@ -91,6 +91,8 @@ class ExpressionWriter:
         self._constants = constants
         self._diagnostics = diagnostics
         self.variables: dict[str, Value] = {}
+        self.options: list[str] = []
+        """What the program is to be run with."""
 
     def value(self, expression: tree.Expression) -> Value:
         """Return the value of an expression."""
@@ -199,7 +201,8 @@ class ExpressionWriter:
     def _parameter(self, name: str, span: Span) -> Value:
         if name == "$#":
             return self.wrong(span, "the number of parameters has no like in DProbes C")
-        self.note(span, f"'{name}' is a macro now: run it with -D ARG{name[1:]}=VALUE")
+        if (option := f"-D ARG{name[1:]}=VALUE") not in self.options:
+            self.options.append(option)
         return Value(f"ARG{name[1:]}")
 
     def _map(self, map_: tree.Map) -> Value:

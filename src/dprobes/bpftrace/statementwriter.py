@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["StatementWriter"]
 
 _ABSENT = {
-    "exit": ("a hit cannot end the run", "run it with --duration, or write [maxhits 1] before the probe"),
+    "exit": ("a hit cannot end the run", "end it in an interval, or write [maxhits 1] before the probe"),
     "clear": ("tables are not cleared at a hit", None),
     "zero": ("tables are not cleared at a hit", None),
     "system": ("a hit cannot run commands", None),
@@ -30,12 +30,13 @@ _UNROLLED_MAX = 20
 
 
 class StatementWriter:
-    """Write the statements of a probe's block."""
+    """Write the statements of a probe's block, or of one that is executed by the tool itself (``in_tool``)."""
 
-    def __init__(self, values: ExpressionWriter, maps: MapUses) -> None:
+    def __init__(self, values: ExpressionWriter, maps: MapUses, *, in_tool: bool = False) -> None:
         self._values = values
         self._maps = maps
         self._declared: set[str] = set()
+        self._in_tool = in_tool
         self._loops = 0
 
     def block(self, body: Sequence[tree.Statement]) -> list[str]:
@@ -190,14 +191,19 @@ class StatementWriter:
             case "delete", [tree.Map(name, ()) as map_, *keys]:
                 yield f"delete({values.table(tree.Map(name, tuple(keys), map_.span))});"
             case "override", [value]:
-                values.note(call.span, "'skip' needs --allow-write")
-                yield f"skip({values.number(value)});"
+                number = values.number(value)
+                values.options.append("--allow-write")
+                yield f"skip({number});"
             case "print", [value] if not isinstance(value, tree.Map):
                 yield from filter(None, [PrintWriter(values).add(_printed(value, values.value(value).form, call))])
+            case "exit", _ if self._in_tool:
+                yield "exit();"
+            case "clear" | "zero", [tree.Map(_, ()) as map_] if self._in_tool:
+                yield f"clear({values.table(map_)});"
+            case "print", [tree.Map(_, ()) as map_, *rows] if self._in_tool:
+                yield f"print({', '.join([values.table(map_), *(values.number(each) for each in rows[:1])])});"
             case "print", _:
-                values.wrong(
-                    call.span, "tables are not printed at a hit", "they are printed at the end, and with --interval"
-                )
+                values.wrong(call.span, "tables are not printed at a hit", "print them in an interval")
             case name, _ if name in _ABSENT:
                 message, hint = _ABSENT[name]
                 values.wrong(call.span, message, hint)

@@ -11,22 +11,22 @@ if TYPE_CHECKING:
 
     import pytest
 
-SCRIPT = "uprobe:/bin/sh:f /pid > 1/ { @[comm] = count(); }\ninterval:s:1 { print(@); }\n"
-PROGRAM = "/bin/sh:f when (pid > 1) {\n    @[comm] = count();\n}\n"
+SCRIPT = "uprobe:/bin/sh:f /pid > $1/ { @[comm] = count(); }\n"
+PROGRAM = "/bin/sh:f when (pid > ARG1) {\n    @[comm] = count();\n}\n"
 
 
 def test_a_script_is_printed_as_a_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script = tmp_path / "s.bt"
     script.write_text(SCRIPT)
     assert run(["convert", str(script)]) == 0
-    head = f"// Converted from {script} of bpftrace\n//   dprobes run FILE.dpc --interval 1s\n"
+    head = f"// Converted from {script} of bpftrace\n//   dprobes run FILE.dpc -D ARG1=VALUE\n"
     assert capsys.readouterr() == (head + PROGRAM, "")
 
 
 def test_a_text_is_written_to_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     program = tmp_path / "s.dpc"
     assert run(["convert", "-e", SCRIPT, "-o", str(program)]) == 0
-    head = "// Converted from a script of bpftrace\n//   dprobes run s.dpc --interval 1s\n"
+    head = "// Converted from a script of bpftrace\n//   dprobes run s.dpc -D ARG1=VALUE\n"
     assert program.read_text() == head + PROGRAM
     assert capsys.readouterr() == ("", "")
     missing = tmp_path / "no" / "s.dpc"
