@@ -89,8 +89,10 @@ class ModuleNames:
             return None
         type_ = self._types.of_variable(described)
         machine = self._module.machine(at_entry=False)
-        if self._module.symbol_address(name) is None:
-            return ModuleVariable(value_at(location_at(described, frame_at(None, 0, None)), type_, machine), type_)
+        location = location_at(described, frame_at(None, 0, None))
+        has_symbol = self._module.symbol_address(name) is not None
+        if not has_symbol or (isinstance(location, Unavailable) and described.has(At.LOCATION)):
+            return ModuleVariable(value_at(location, type_, machine), type_)
         return ModuleVariable(typed.Memory(typed.Symbol(name, machine.word), type_), type_)
 
     def _files(self) -> Iterator[DebugFile]:

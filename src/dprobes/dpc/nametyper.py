@@ -108,7 +108,8 @@ class NameTyper:
         record = whole.type
         member = record.member(access.name) if isinstance(record, Record) else None
         if member is None or self._where.names is None:
-            raise self._values.wrong(access.span, f"'{record}' has no member '{access.name}'")
+            hint = did_you_mean(access.name, record.member_names()) if isinstance(record, Record) else None
+            raise self._values.wrong(access.span, f"'{record}' has no member '{access.name}'", hint)
         names = self._where.names
         value = self._asked(access.span, access.name, lambda: names.member_of(whole, member))
         return ModuleVariable(value, member.type)
