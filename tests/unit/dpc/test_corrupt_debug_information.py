@@ -53,4 +53,4 @@ def test_damaged_debug_information_ends_in_an_error(tmp_path: Path, flags: str) 
             except (SourceError, TargetError):
                 failed += 1
     assert failed > MUTANTS
-    assert succeeded > MUTANTS
+    assert succeeded > MUTANTS // 4
