@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import subprocess
 import sys
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ import pytest
 import dprobes
 from integration.ebpf.insessions import on_demand
 from integration.ebpf.kernel import require_bpf, require_initial_namespace
+from integration.support import TIMEOUT, environment
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -106,3 +108,44 @@ def test_a_wrong_filter_is_shown_before_anything_is_inserted(run: Runner, path: 
         "                  ^~~~~\n"
         "hint: did you mean 'comm'?\n"
     )
+
+
+@ENGINES
+def test_records_are_filtered_as_hits_are(build: Builder, tmp_path: Path, engine: str) -> None:
+    """The same condition selects as many records of a trace file as it lets hits make."""
+    program, source = build("tallied.c", "-pthread"), tmp_path / "event.rpn"
+    source.write_text(
+        "name = tallied\noffset = event\nminor = 1\npush r, arg0\npush 100\npush r, arg1\nlog str\nlog 1\nexit\n"
+        "offset = event\nminor = 2\nreturn = yes\npush r, retval\nlog 1\nexit\n"
+    )
+
+    def ran(*arguments: object) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "dprobes", *map(str, arguments)]
+        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=TIMEOUT, env=environment())
+        assert done.returncode == 0, done.stderr
+        return done
+
+    def total(path: Path, condition: str) -> int:
+        return int(ran("log", path, "--total", "--filter", condition).stdout)
+
+    target = ("--engine", engine, "--", program, 300)
+    everything = tmp_path / "all.dpt"
+    ran("run", source, "-o", everything, *target)
+    for number, (at_hit, of_records) in enumerate(
+        [
+            ("minor == 1 and arg0 > 1K", "minor == 1 and arg0 > 1K"),
+            ("minor == 2 and retval:s64 < 0", "minor == 2 and retval < 0"),
+            ("minor == 2 and retval:u8 in (0, 7)", "retval:u8 in (0, 7)"),
+            ('minor == 1 and str(arg1) startswith "a"', 'arg1 startswith "a"'),
+        ]
+    ):
+        filtered = tmp_path / f"{number}.dpt"
+        ran("run", source, "-o", filtered, "--filter", at_hit, *target)
+        count = total(filtered, "major == 0")
+        assert 0 < count < 300
+        assert total(everything, of_records) == count
+    command = [sys.executable, "-m", "dprobes", "log", str(everything), "--filter", "arg0 == 1 and retvl == 1"]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=TIMEOUT, env=environment())
+    assert done.returncode == 2
+    assert "records have no field 'retvl'" in done.stderr
+    assert "hint: did you mean 'retval'?" in done.stderr

@@ -30,11 +30,13 @@ from dprobes.filters.tree import (
 )
 from dprobes.globs import compile_glob
 from dprobes.trace.columns import ITEM_COLUMNS, TEXT_COLUMNS
+from dprobes.trace.fieldfilter import field_comparison, field_membership
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from dprobes.trace.columns import Column, Rows
+    from dprobes.trace.fieldfilter import DataColumns
 
     RowFilter = Callable[[Rows], "Mask"]
 
@@ -47,21 +49,40 @@ Mask = bool | list[bool]
 """For each row whether it is wanted; one value if that is the same for all."""
 
 
-def compile_filter(text: str, *, called: str = "filter") -> RowFilter:
-    """Return a filter as a function; raise ``SourceError``, in which the text is named ``called``."""
+def compile_filter(text: str, *, called: str = "filter", data: DataColumns | None = None) -> RowFilter:
+    """
+    Return a filter as a function; raise ``SourceError``, in which the text is named ``called``.
+
+    With ``data`` a name that no item has is that of a field of records' data.
+    """
     condition = parse(text, called=called)
     for value in values_of(condition):
-        _check_value(value)
-    return _compiled(condition)
+        _check_value(value, has_data=data is not None)
+        if data is not None and isinstance(value, Name) and _is_field(value):
+            data.note(value)
+    wants = _compiled(condition, data)
+    if data is None:
+        return wants
 
+    def seen(rows: Rows) -> Mask:
+        data.see(rows)
+        return wants(rows)
+
+    return seen
+
+
+_FUNCTION = "function"
+"""The item that each record of a sampler or a watchpoint has of its own, as far as somebody names addresses."""
 
 _ALIASES = {"comm": "name"}
 """Names that filters at hits have for an item, as users of other tools do."""
 
 
-def _check_value(value: Value) -> None:
+def _check_value(value: Value, *, has_data: bool) -> None:
     """Raise ``SourceError`` for a value that records do not have."""
     match value:
+        case Name() if has_data and _is_field(value):
+            pass
         case Name(name, span, None):
             if _ALIASES.get(name, name) not in FILTER_NAMES:
                 hint = did_you_mean(name, FILTER_NAMES) or f"there are {', '.join(FILTER_NAMES)}; strings are in quotes"
@@ -70,8 +91,11 @@ def _check_value(value: Value) -> None:
             fail(span, f"'{name}' has no other type: items are numbers without a sign", f"leave out ':{known}'")
         case Memory(_, _, span) | StringAt(_, _, span):
             fail(span, "records have no memory", "'dprobes run --filter' looks at it while the program runs")
-        case Number(number, span) if number < 0:
-            fail(span, "no item is negative")
+
+
+def _is_field(name: Name) -> bool:
+    """Return whether a name is of data, or has a type as only data has."""
+    return _column(name) not in FILTER_NAMES
 
 
 def all_of(filters: Iterable[RowFilter]) -> RowFilter:
@@ -112,16 +136,22 @@ def time_filter(since: int | None, until: int | None) -> RowFilter:
 # Conditions
 
 
-def _compiled(condition: Condition) -> RowFilter:
+def _compiled(condition: Condition, data: DataColumns | None) -> RowFilter:
     match condition:
         case And(conditions):
-            return _joined([_compiled(each) for each in conditions], stops_at=False)
+            return _joined([_compiled(each, data) for each in conditions], stops_at=False)
         case Or(conditions):
-            return _joined([_compiled(each) for each in conditions], stops_at=True)
+            return _joined([_compiled(each, data) for each in conditions], stops_at=True)
         case Not(inner):
-            return _negated(_compiled(inner))
+            return _negated(_compiled(inner, data))
+        case Membership(Name() as name) if data is not None and (_is_field(name) or name.name == _FUNCTION):
+            return field_membership(condition, data)
         case Membership():
             return _membership(condition)
+        case Comparison(left, _, right) if data is not None and any(
+            isinstance(each, Name) and (_is_field(each) or each.name == _FUNCTION) for each in (left, right)
+        ):
+            return field_comparison(condition, data, _COMPARE)
         case Comparison():
             return _comparison(condition)
 
@@ -307,6 +337,8 @@ def _constant_for(name: Name, value: Value) -> int | str:
         case Name():
             fail(value.span, f"'{value.name}' is not a value", "an item can be compared with another one by ==, <, ...")
     assert isinstance(value, Number), "records have nothing else, as was checked"
+    if value.value < 0:
+        fail(value.span, "no item is negative")
     return value.value
 
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from dprobes.formatters.templates import Templates
+    from dprobes.sinks.recorddata import RecordData
     from dprobes.trace.content import Damage, TraceRecord
     from dprobes.trace.filter import RowFilter
     from dprobes.trace.packedblock import Block
@@ -99,8 +100,8 @@ def command(
     Several files are merged by time.
 
     A condition compares major, minor, cpu, pid, tid, uid, cs, ip, ss, sp, word_size, time, stack_trace, name (of the
-    process), module, program, symbol, function or host with ==, !=, <, <=, >, >=, =~ "pattern*", !~ or in (1, 2); and,
-    or, not and parentheses combine comparisons.
+    process), module, program, symbol, function, host, or fields of the data (arg0, word0, ...) with ==, !=, <, <=, >,
+    >=, =~ "pattern*", !~, startswith, contains or in (1, 2); and, or, not and parentheses combine comparisons.
     """
     if head is not None and tail is not None:
         raise click.UsageError("--head and --tail exclude each other")
@@ -118,7 +119,8 @@ def command(
         if wanted:
             raise click.UsageError("--stacks prints nothing else: leave out --count, --hist and --sum")
         check_stacks_target(profile.target)
-    chosen: list[RowFilter] = [compile_filter(text, called="--filter") for text in filters]
+    data = _record_data() if filters else None
+    chosen: list[RowFilter] = [compile_filter(text, called="--filter", data=data) for text in filters]
     if name is not None:
         chosen.append(program_filter(name))
     paths = _paths(files, follow=follow)
@@ -148,6 +150,8 @@ def command(
                 printer.print(found if head is None else _first(found, head))
             if only_tables or not (chosen or head is not None or tail is not None):
                 _print_tables(followers, format_name)
+        if data is not None:
+            data.check()
     except KeyboardInterrupt:
         pass
     finally:
@@ -155,6 +159,12 @@ def command(
             follower.close()
         report.finish()
     return 0
+
+
+def _record_data() -> RecordData:
+    from dprobes.sinks.recorddata import RecordData
+
+    return RecordData()
 
 
 def _paths(files: Sequence[Path], *, follow: bool) -> list[Path]:
