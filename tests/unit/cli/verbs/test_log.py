@@ -232,6 +232,7 @@ def test_options_that_make_no_sense_are_refused(trace: Path, log: Said, options:
 def test_a_wrong_filter_is_shown_with_its_place(trace: Path, log: Said) -> None:
     assert log(trace, "--filter", "pidd == 1", status=2) == ""
     assert log.error == (
+        "dprobes: warning: 3 records of 'service' were lost here\n"
         "--filter:1:1: error: records have no field 'pidd'\n    pidd == 1\n    ^~~~\nhint: did you mean 'pid'?\n"
     )
 
