@@ -37,3 +37,34 @@ def test_returns_know_their_entry(guest: Guest) -> None:
     assert "@got[1]: 7" in lines
     (slowest,) = [line for line in lines if line.startswith("@ns: ")]
     assert slowest != "@ns: 0"
+
+
+def test_types_are_those_of_the_kernel(guest: Guest) -> None:
+    guest.run("echo hello > /tmp/hello.txt")
+    text = """
+    kernel:vfs_open(path) when (startswith(str(path->dentry->d_name.name), "hello")) {
+        @opened[str(path->dentry->d_name.name), path->dentry->d_inode->i_size] = count();
+    }
+    return kernel:vfs_read when (comm == "cat" && retval > 0) { @bytes = sum(retval); @asked = max(count); }
+    tracepoint sched:sched_process_exec { @[((struct task_struct *)args.p)->tgid == pid] = count(); }
+    """
+    done = guest.dprobes("run", "--overhead", "off", "-e", text, "--", "sh", "-c", "cat /tmp/hello.txt; echo end")
+    lines = done.stdout.splitlines()
+    assert "@opened[hello.txt, 6]: 1" in lines
+    assert "@[1]: 2" in lines
+    (read,) = [int(line.partition(": ")[2]) for line in lines if line.startswith("@bytes: ")]
+    assert read >= 6
+    (asked,) = [int(line.partition(": ")[2]) for line in lines if line.startswith("@asked: ")]
+    assert asked >= 4096
+
+
+def test_what_the_kernel_has_not_is_refused(guest: Guest) -> None:
+    text = "kernel:vfs_open(path) { @[path->dentri] = count(); }"
+    done = guest.dprobes("run", "-e", text, "--", "true", check=False)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[:4] == [
+        "-e:1:27: error: 'struct path' has no member 'dentri'",
+        f"    {text}",
+        "                              ^~~~~~~~~~~~",
+        "hint: did you mean 'dentry'?",
+    ]

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dprobes.diagnostics import Diagnostics
-    from dprobes.dpc.debugmodule import DebugModule
     from dprobes.dpc.debugplaces import PlaceFinder
     from dprobes.dpc.programemitter import Compilation
     from dprobes.dpc.programtree import ProgramTree
+    from dprobes.dpc.scope import ProbedModule
     from dprobes.dpc.typedprogram import TypedBlock, TypedFunction, TypedProbe
     from dprobes.preprocessor import Preprocessed
     from dprobes.source import Span
@@ -45,7 +45,7 @@ def compile_text(
     *,
     module: str = "",
     word_size_of: Callable[[str], int] = lambda _module: 8,
-    debug_module_of: Callable[[str], DebugModule | None] = lambda _module: None,
+    module_of: Callable[[str], ProbedModule | None] = lambda _module: None,
     allow_write: bool = False,
     places: PlaceFinder | None = None,
     note: Callable[[str, object], None] = lambda _name, _made: None,
@@ -54,7 +54,7 @@ def compile_text(
     Compile a program.
 
     ``module`` is that of points that name none, and ``word_size_of`` knows how many bytes a word of a module has: 4 or
-    8; ``debug_module_of`` what its debug information says. There is a compilation for each module. ``places`` finds
+    8; ``module_of`` what describes it. There is a compilation for each module. ``places`` finds
     instructions by debug information; without it, that of this machine does. ``note`` is told what passes have made
     (``dump``). Raise ``SourceError`` if the program is wrong.
     """
@@ -64,7 +64,7 @@ def compile_text(
     note("places", program)
     word_size = _word_size(program, module, word_size_of, diagnostics)
     typer = ProgramTyper(
-        program, word_size, diagnostics, ProbedModules(program, module, debug_module_of), allow_write=allow_write
+        program, word_size, diagnostics, ProbedModules(program, module, module_of), allow_write=allow_write
     )
     typer.declare()
     functions = [made for function in program.functions if (made := typer.function(function)) is not None]

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from dprobes.dwarf.debugfile import DebugFile
     from dprobes.dwarf.entries import Entry
 
-__all__ = ["DebugTypes"]
+__all__ = ["DebugTypes", "plain_name"]
 
 _CHAIN_MAX = 64
 """Types that lead to each other without a structure: pointers to arrays of pointers …"""
@@ -154,7 +154,7 @@ class DebugTypes:
 
     def _base(self, entry: Entry) -> CType:
         size, encoding = entry.number(At.BYTE_SIZE) or 0, entry.number(At.ENCODING)
-        name = _plain(entry.name or "")
+        name = plain_name(entry.name or "")
         if encoding in _FLOATS:
             return Floating(name, size)
         if encoding == Encoding.BOOLEAN and size == 1:
@@ -274,7 +274,7 @@ def _count(subrange: Entry) -> int | None:
     return count if 0 <= count <= _COUNT_MAX else None
 
 
-def _plain(name: str) -> str:
+def plain_name(name: str) -> str:
     """Return the name of a type of C as it is usually written: ``unsigned long`` for ``long unsigned int``."""
     words = name.split()
     if "unsigned" in words:

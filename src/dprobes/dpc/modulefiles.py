@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dprobes.dpc.probedmodules import KERNEL
 from dprobes.errors import TargetError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from dprobes.dpc.debugmodule import DebugModule
+    from dprobes.dpc.scope import ProbedModule
+    from dprobes.target.btf import Btf
     from dprobes.target.elf.file import ElfFile
 
 __all__ = ["ModuleFiles"]
@@ -35,22 +37,29 @@ class ModuleFiles:
         self._command = command
         self._symbols = symbols
         self._files: dict[str, ElfFile | None] = {}
-        self._modules: dict[str, DebugModule | None] = {}
+        self._modules: dict[str, ProbedModule | None] = {}
 
     def word_size_of(self, module: str) -> int:
         """Return the size of a word of a module, in bytes; that of 64-bit programs if it is not on this machine."""
         elf = self._file_of(module)
         return 8 if elf is None else elf.word_size
 
-    def debug_module_of(self, module: str) -> DebugModule | None:
-        """Return what debug information says of a module; None if it is not on this machine, or the kernel's."""
+    def module_of(self, module: str) -> ProbedModule | None:
+        """Return what describes a module; None if it is not on this machine."""
+        if module not in self._modules:
+            self._modules[module] = self._described(module)
+        return self._modules[module]
+
+    def _described(self, module: str) -> ProbedModule | None:
+        if module == KERNEL:
+            from dprobes.dpc.btfnames import BtfModule
+
+            return BtfModule(_kernel_btf)
         from dprobes.dpc.debugmodule import DebugModule
         from dprobes.target.location import FileSymbols
 
-        if module not in self._modules:
-            elf = self._file_of(module)
-            self._modules[module] = None if elf is None else DebugModule(elf, FileSymbols(self._symbols))
-        return self._modules[module]
+        elf = self._file_of(module)
+        return None if elf is None else DebugModule(elf, FileSymbols(self._symbols))
 
     def _file_of(self, module: str) -> ElfFile | None:
         from dprobes.target.elf.file import ElfFile
@@ -63,3 +72,16 @@ class ModuleFiles:
             except TargetError:
                 self._files[module] = None
         return self._files[module]
+
+
+def _kernel_btf() -> Btf | None:
+    """Return the types of the running kernel; None if it shows none."""
+    from pathlib import Path
+
+    from dprobes.errors import FormatError
+    from dprobes.target.btf import KERNEL_BTF, Btf
+
+    try:
+        return Btf(Path(KERNEL_BTF).read_bytes())
+    except (OSError, FormatError):
+        return None

@@ -154,6 +154,8 @@ class NameTyper:
             self._where.is_traced and provided.is_of_function
         ):
             return provided
+        if self._where.is_traced and name.name.isupper() and (constant := self._of_module(name)) is not None:
+            return constant  # an enumerator of the kernel: fields have small letters
         if self._where.is_traced and name.name not in RESERVED_CALLS and not name.name.startswith("::"):
             return TracedField(_RETURNED if name.name == "retval" and self._where.at_return else name.name)
         if (variable := self._of_module(name)) is not None:

@@ -66,7 +66,7 @@ def compile_source(
         diagnostics,
         module=module,
         word_size_of=files.word_size_of,
-        debug_module_of=files.debug_module_of,
+        module_of=files.module_of,
         allow_write=options.allow_write,
     )
     if not found:
@@ -117,7 +117,7 @@ def dump_lines(
             text,
             diagnostics,
             word_size_of=files.word_size_of,
-            debug_module_of=files.debug_module_of,
+            module_of=files.module_of,
             allow_write=options.allow_write,
             note=passes.note,
         )

@@ -1,4 +1,4 @@
-"""The modules that a program probes, and what names mean at its points by their debug information."""
+"""The modules that a program probes, and what names mean at its points by what describes them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from dprobes.dpc.programtree import PointKind
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dprobes.dpc.debugmodule import DebugModule
-    from dprobes.dpc.debugnames import LateNames
     from dprobes.dpc.programtree import Point, ProgramTree
+    from dprobes.dpc.scope import PlaceNames, ProbedModule
 
-__all__ = ["ProbedModules"]
+__all__ = ["KERNEL", "ProbedModules"]
+
+KERNEL = "kernel"
+"""What the kernel is called before the colon of a place; its modules use its types."""
 
 _OF_KERNEL = (PointKind.TRACEPOINT, PointKind.SYSTEM_CALL)
 
@@ -22,38 +24,33 @@ class ProbedModules:
     """
     The modules of a program; ``module`` is that of points that name none.
 
-    ``debug_module_of`` knows what the debug information of a module says.
+    ``module_of`` knows what describes a module: debug information, or the kernel's BTF.
     """
 
-    def __init__(self, program: ProgramTree, module: str, debug_module_of: Callable[[str], DebugModule | None]) -> None:
+    def __init__(self, program: ProgramTree, module: str, module_of: Callable[[str], ProbedModule | None]) -> None:
         self._default = program.module or module
-        self._debug_module_of = debug_module_of
-        points = [point for probe in program.probes for point in probe.points if point.kind not in _OF_KERNEL]
-        self._names = list(dict.fromkeys(point.module or self._default for point in points))
+        self._module_of = module_of
+        points = [point for probe in program.probes for point in probe.points]
+        self._names = list(dict.fromkeys(map(self._name_of, points)))
+
+    def _name_of(self, point: Point) -> str:
+        return KERNEL if point.kind in _OF_KERNEL else point.module or self._default
 
     @property
-    def first(self) -> DebugModule | None:
+    def first(self) -> ProbedModule | None:
         """The module whose types a program may name: the one that is probed first."""
         return self._of(self._names[0]) if self._names else None
 
-    def _of(self, name: str) -> DebugModule | None:
-        return self._debug_module_of(name) if name and not name.startswith(("kernel", "kmod ")) else None
+    def _of(self, name: str) -> ProbedModule | None:
+        return self._module_of(KERNEL if name.startswith("kmod ") else name) if name else None
 
-    def names_at(self, point: Point) -> LateNames | None:
+    def names_at(self, point: Point) -> PlaceNames | None:
         """Return what names mean at a point."""
-        if point.kind in _OF_KERNEL:
-            return None
-        module = self._of(point.module or self._default)
+        module = self._of(self._name_of(point))
         place = point.place if point.kind is PointKind.CODE else None
-        return None if module is None else _late_names(module, place, at_return=point.at_return)
+        return None if module is None else module.names_at(place, at_return=point.at_return)
 
-    def names_of_all(self) -> LateNames | None:
+    def names_of_all(self) -> PlaceNames | None:
         """Return what names mean in the functions of a program: nothing, if it probes several modules."""
         module = self.first if len(self._names) == 1 else None
-        return None if module is None else _late_names(module, None, at_return=False)
-
-
-def _late_names(module: DebugModule, place: str | None, *, at_return: bool) -> LateNames:
-    from dprobes.dpc.debugnames import LateNames
-
-    return LateNames(module, place, at_return=at_return)
+        return None if module is None else module.names_at(None, at_return=False)

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Protocol
 from dprobes.lazydataclass import dataclass
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-    from dprobes.dpc.ctype import CType, Member
+    from dprobes.dpc.ctype import CType, Member, Record
     from dprobes.dpc.debugvalues import Scattered
     from dprobes.dpc.typed import Value, VariableKind
     from dprobes.source import Span
@@ -21,7 +21,9 @@ __all__ = [
     "ModuleSymbol",
     "ModuleVariable",
     "Named",
+    "NamedTypes",
     "PlaceNames",
+    "ProbedModule",
     "ProgramVariable",
     "Scope",
     "SlotName",
@@ -131,6 +133,32 @@ class Surroundings:
         if self.is_tool:
             return f"'{name}' belongs to a hit, and a block of the tool has none", "keep it in a variable or a table"
         return f"'{name}' is not known in a function", "give it to the function as an argument"
+
+
+class NamedTypes(Protocol):
+    """The types of a module by their names; ``TargetError`` if what describes them is damaged."""
+
+    def named(self, name: str) -> CType | None:
+        """Return the type that has a name of its own: that of a ``typedef``, or in C++ a class."""
+
+    def tagged(self, kind: str, tag: str) -> CType | None:
+        """Return a structure, union or enumeration by its tag."""
+
+    def enumerator(self, name: str) -> int | None:
+        """Return the value of an enumerator."""
+
+
+class ProbedModule(Protocol):
+    """A module that is probed: ``declared`` are the structures that the program itself defines, by kind and tag."""
+
+    declared: Callable[[str, str], Record | None]
+
+    @property
+    def types(self) -> NamedTypes | None:
+        """The types; None if nothing describes them."""
+
+    def names_at(self, place: str | None, *, at_return: bool) -> PlaceNames:
+        """Return what names mean at a place in the code; without one, anywhere."""
 
 
 class PlaceNames(Protocol):

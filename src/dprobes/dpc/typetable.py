@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from dprobes.diagnostics import Diagnostics
     from dprobes.dpc import tree
     from dprobes.dpc.ctype import CType
-    from dprobes.dpc.debugmodule import DebugModule
+    from dprobes.dpc.scope import ProbedModule
     from dprobes.source import Span
 
 __all__ = ["TypeTable", "UnknownTypeError"]
@@ -56,7 +56,7 @@ class TypeTable:
         word_size: int,
         diagnostics: Diagnostics,
         constant: Callable[[tree.Expression], int | None],
-        module: DebugModule | None = None,
+        module: ProbedModule | None = None,
     ) -> None:
         self.word_size = word_size
         self._module = module

@@ -324,7 +324,7 @@ class Btf:
 
     def _string(self, offset: int) -> str:
         start = self._strings + offset
-        return self._data[start : self._data.find(b"\0", start)].decode()
+        return self._data[start : self._data.find(b"\0", start)].decode("utf-8", "replace")
 
     def _kind(self, number: int) -> Kind:
         return Kind(self._words[self._begin(number) + 1] >> 24 & 0x1F)
