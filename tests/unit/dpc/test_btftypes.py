@@ -18,7 +18,6 @@ from dprobes.target.btf import Btf
 from dprobes.target.elf.file import ElfFile
 
 if TYPE_CHECKING:
-
     from dprobes.dpc.ctype import CType
 
 # gcc 12 writes the dimensions of arrays of arrays in the wrong order: here they are equal.
