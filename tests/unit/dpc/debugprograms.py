@@ -37,7 +37,7 @@ def rpn_of(elf: ElfFile, text: str) -> str:
     diagnostics = Diagnostics()
     module = DebugModule(elf)
     source = preprocess(SourceFile("a.dpc", text), diagnostics)
-    found = compile_text(source, diagnostics, module="own", debug_module_of=lambda _name: module)
+    found = compile_text(source, diagnostics, module="own", module_of=lambda _name: module)
     return "\n".join(each.source for each in found.compilations)
 
 
