@@ -271,6 +271,36 @@ def test_variables_of_the_module_have_their_types(build: Builder) -> None:
     assert others == ["9", "packet-6", "1", "32"]
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_enumerations_are_printed_by_their_names(build: Builder, engine: str) -> None:
+    program = build("variables.c", "-O2", *FLAGS, name="variables-O2")
+    text = 'walked { printf("%s %v %8s|%d", from->state, from->next->state, wanted, wanted); }'
+    assert printed(program, text, "--engine", engine) == ["IDLE FAILED     BUSY|7", "IDLE FAILED   FAILED|-3"]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("level", ["-O0", "-O2"])
+def test_a_structure_is_printed_whole(build: Builder, level: str, engine: str) -> None:
+    program = build("variables.c", level, *FLAGS, name=f"variables{level}")
+    text = 'return make when (number == 4) { printf("made %S, %s", *retval->next, retval->name); }'
+    (line,) = printed(program, text, "--engine", engine)
+    word = 3 | (~3 & 0xFFFFFFFF) << 32
+    assert line == (
+        "made {next=0x0, state=IDLE, kind=3, length=111, delta=-22, at={x=3, y=-3}, "
+        f'name="packet-3", word={word}, low=3, high={~3 & 0xFFFFFFFF}, '
+        "values=[-300, -297, -294, -291, -288], is_last=0}, packet-4"
+    )
+    (first, *_) = printed(program, 'distance { printf("%S %S", from, to); }', "--engine", engine)
+    assert first == "{x=0, y=2} {x=3, y=-3}"
+
+
+def test_only_structures_are_printed_whole(build: Builder) -> None:
+    program = build("variables.c", "-O2", *FLAGS, name="variables-O2")
+    done = dprobes("run", "-e", 'walked { printf("%S", from); }', "--", str(program), status=2)
+    assert done.stderr.startswith("-e:1:23: error: '%S' prints a structure, not 'struct packet *'\n")
+    assert done.stderr.endswith("hint: write '*' before it\n")
+
+
 def test_sizes_and_offsets_of_the_modules_types(build: Builder) -> None:
     program = build("variables.c", "-O2", *FLAGS, name="variables-O2")
     text = """

@@ -86,6 +86,15 @@ class NameTyper:
                 return None
         return value if isinstance(value, typed.Memory) else None
 
+    def type_of(self, name: tree.Name) -> CType | None:
+        """Return the type of what is in memory or of a structure in registers; None of other names."""
+        meaning = self.meaning(name)
+        found = self._parameter(meaning, name.span) if isinstance(meaning, Named) else meaning
+        if isinstance(found, ModuleVariable) and isinstance(found.value, Scattered):
+            return found.type
+        memory = self.memory(name)
+        return None if memory is None else memory.type
+
     def memory_of_module(self, name: tree.Name) -> typed.Memory | None:
         """Return the place in memory of a variable that debug information describes; None if there is none."""
         found = self._of_module(name)

@@ -24,6 +24,9 @@ _CONVERSION = re.compile(r"%(?:(?P<percent>%)|(?P<flags>[-0+ #]*)(?P<width>[0-9]
                          r"(?:hh|h|ll|l|z|t|j|L|q)?(?P<letter>[A-Za-z]))")  # fmt: skip
 _SIZES = {1: "b", 2: "w", 4: "d", 8: "q"}
 _NUMBERS = "diuxXocpavbe"
+_NAMES_MAX = 256
+"""Names of an enumeration that a record knows; others are shown by their numbers."""
+
 _TEMPLATE_LETTERS = {"i": "d", "X": "x", "b": "x"}
 
 
@@ -74,6 +77,8 @@ def placeholder(conversion: Conversion, type_: CType, form: Form) -> str | None:
             return "%*k" if letter in "ksv" else None
         case Array():
             return f"%*{conversion.layout}{'h' if letter == 'v' else letter}" if letter in "hvs" else None
+        case Enumeration() if conversion.letter in "sv" and type_.values:
+            return _named(conversion, type_, form)
         case Integer() | Enumeration() | Pointer():
             if conversion.letter not in _NUMBERS:
                 return None
@@ -83,6 +88,17 @@ def placeholder(conversion: Conversion, type_: CType, form: Form) -> str | None:
             size = "n" if form is Form.WORD else _SIZES[integer.size]
             return f"%{'' if form is Form.RAW else '*'}{conversion.layout}{size}{letter}"
     return None
+
+
+def _named(conversion: Conversion, type_: Enumeration, form: Form) -> str:
+    """Return the place-holder that shows a number by the name that an enumeration gives it."""
+    size = "n" if form is Form.WORD else _SIZES[type_.base.size]
+    width = conversion.layout.partition(".")[0].lstrip("0")
+    signed = Integer("", type_.base.size, is_signed=True, rank=0)  # as the place-holder takes the number
+    if form is Form.WORD:
+        signed = type_.base
+    names = ",".join(f"{name}={signed.cut(value)}" for name, value in list(type_.values.items())[:_NAMES_MAX])
+    return f"%{'' if form is Form.RAW else '*'}{width}{size}E{{{names}}}"
 
 
 def lines_of(text: str, places: list[tuple[Conversion, str]]) -> list[str]:

@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dprobes.dpc import tree, typed, typedstatement
 from dprobes.dpc.ctype import (
-    INT,
     Array,
     Enumeration,
     Integer,
-    Pointer,
-    Record,
-    Stack,
-    String,
     Void,
     is_scalar,
     promoted,
-    size_of,
 )
 from dprobes.dpc.folder import folded
-from dprobes.dpc.printformat import Form, conversions, lines_of, placeholder
+from dprobes.dpc.printtyper import PrintTyper
 from dprobes.dpc.provided import ACTIONS, TOOL_ACTIONS
 from dprobes.dpc.scope import Scope, SlotName
 from dprobes.dpc.typetable import UnknownTypeError
-from dprobes.dpc.valueproperties import does_something, form_of
+from dprobes.dpc.valueproperties import does_something
 from dprobes.dpc.valuetyper import TypingError
 
 if TYPE_CHECKING:
@@ -36,13 +29,7 @@ if TYPE_CHECKING:
     from dprobes.dpc.valuetyper import ValueTyper
     from dprobes.source import Span
 
-__all__ = ["STRING_LIMIT", "StatementTyper"]
-
-STRING_LIMIT = 128
-"""Bytes of a string that ``str(p)`` takes where a program does not say."""
-
-_UNSIGNED = "uxXo"
-"""Conversions that show a negative number by its bits."""
+__all__ = ["StatementTyper"]
 
 _ENDS = {
     "debugger": typedstatement.Ending.DEBUGGER,
@@ -66,6 +53,7 @@ class StatementTyper:
         self._values = values
         self._diagnostics = diagnostics
         self._result = result
+        self._prints = PrintTyper(values, is_tool=is_tool)
         self.logs = 0
         self._loops = 0
         self._switches = 0
@@ -256,7 +244,11 @@ class StatementTyper:
 
     def _action(self, call: tree.Call) -> typedstatement.Statement:
         if call.function == "printf":
-            return self._printf(call)
+            if self._result is not None:
+                raise self._values.wrong(call.span, "'printf' makes a record: it cannot stand in a function")
+            log = self._prints.log(call, self.logs + 1)
+            self.logs += 1
+            return log
         if call.function == "delete":
             if len(call.arguments) != 1 or not isinstance(table := call.arguments[0], tree.TableAccess):
                 raise self._values.wrong(call.span, "'delete' takes an entry of a table", "write delete(@name[keys])")
@@ -311,80 +303,3 @@ class StatementTyper:
         self._values.check_write(call.span)
         value = self._values.value(call.arguments[0])
         return typedstatement.Skip(self._values.converted(value, self._values.types.word, call.span), call.span)
-
-    def _printf(self, call: tree.Call) -> typedstatement.Statement:
-        if self._result is not None:
-            raise self._values.wrong(call.span, "'printf' makes a record: it cannot stand in a function")
-        if not call.arguments or not isinstance(format_ := call.arguments[0], tree.StringLiteral):
-            raise self._values.wrong(call.span, "'printf' takes a format in quotes, then what it prints")
-        found, wrong = conversions(format_.value)
-        if wrong is not None:
-            raise self._values.wrong(
-                format_.span, f"'{format_.value[wrong : wrong + 4]}' is no conversion", "write %% for a percent sign"
-            )
-        arguments = call.arguments[1:]
-        if len(found) != len(arguments):
-            raise self._values.wrong(
-                call.span, f"the format has {len(found)} conversions, and there are {len(arguments)} values"
-            )
-        places, items = [], []
-        for conversion, expression in zip(found, arguments, strict=True):
-            item = self._printed(expression, conversion.letter)
-            holder = None
-            if isinstance(item, typed.CommName):
-                holder = "%{name}" if conversion.letter in "sv" else None
-            elif _is_place(expression) and conversion.letter in "sv":
-                holder = placeholder(replace(conversion, letter="a"), item.type, Form.RAW)
-                items.append(item)
-            else:
-                holder = placeholder(conversion, item.type, Form.RAW if self._is_tool else form_of(item))
-                items.append(item)
-            if holder is None:
-                raise self._values.wrong(
-                    expression.span, f"'%{conversion.letter}' does not print '{item.type}'", _fitting(item.type)
-                )
-            places.append((conversion, holder))
-        self.logs += 1
-        return typedstatement.Log(self.logs, tuple(items), "\n".join(lines_of(format_.value, places)), call.span)
-
-    def _is_string(self, type_: CType) -> bool:
-        """Return whether ``%s`` takes a value for the address of a string; a parameter without a type is a word."""
-        if isinstance(type_, Pointer):
-            return size_of(type_.target) in (None, 1)
-        return type_ == self._values.types.word
-
-    def _printed(self, expression: tree.Expression, letter: str) -> typed.Argument:
-        text = self._values.calls.text(expression, limit=STRING_LIMIT)
-        if text is not None:
-            return text
-        value = self._values.value(expression)
-        if letter == "s" and self._is_string(value.type):
-            return typed.Text(folded(typed.Convert(value, self._values.types.word)), STRING_LIMIT, String(STRING_LIMIT))
-        if isinstance(value.type, Void | Record):
-            raise self._values.wrong(expression.span, f"'{value.type}' cannot be printed")
-        if (
-            letter in _UNSIGNED
-            and isinstance(value.type, Integer)
-            and value.type.is_signed
-            and value.type.size < INT.size
-        ):
-            return typed.Convert(value, INT)  # which has bits of the sign that show
-        return value
-
-
-def _is_place(expression: tree.Expression) -> bool:
-    """Return whether an expression is the name of the place that was hit."""
-    return isinstance(expression, tree.Name) and expression.name in ("func", "probe")
-
-
-def _fitting(type_: CType) -> str:
-    match type_:
-        case String():
-            return "a string is printed by %s"
-        case Stack():
-            return "a call stack is printed by %k"
-        case Array():
-            return "bytes are printed by %h"
-        case Pointer():
-            return "a pointer is printed by %p, as a name by %a; the string that it points to by str(p)"
-    return "a number is printed by %d, %u, %x, %o, %c, %p, %a, %e or %v"

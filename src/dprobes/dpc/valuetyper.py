@@ -237,7 +237,7 @@ class ValueTyper:
                 raise self.wrong(base.span, f"'->' needs a pointer to a structure, not '{pointer.type}'")
             record, address = pointer.type.target, pointer
         else:
-            self._check_members(self._type_of(base), base.span)
+            self._check_members(self.type_of(base), base.span)
             place = self.place(base)
             assert isinstance(place, typed.Memory)
             record, address = place.type, place.address
@@ -315,7 +315,7 @@ class ValueTyper:
             type_ = self._type(operand)
         else:
             named = self._type_named(operand) if isinstance(operand, tree.Name) else None
-            type_ = self._type_of(operand) if named is None else named
+            type_ = self.type_of(operand) if named is None else named
         if not expression.member:
             return typed.Constant(self.operators.size(type_, expression.span), self.types.word)
         offset = 0
@@ -336,7 +336,7 @@ class ValueTyper:
         except UnknownTypeError:
             raise TypingError from None
 
-    def _type_of(self, expression: tree.Expression) -> CType:
+    def type_of(self, expression: tree.Expression) -> CType:
         """Return the type of an expression, whose arrays are arrays."""
         if isinstance(expression, tree.Unary) and expression.operator == "*":
             return self._place_of_memory(expression).type
@@ -344,8 +344,8 @@ class ValueTyper:
             return part.type
         if isinstance(expression, tree.Index | tree.MemberAccess):
             return self.place(expression).type
-        if isinstance(expression, tree.Name) and (memory := self.names.memory(expression)) is not None:
-            return memory.type
+        if isinstance(expression, tree.Name) and (type_ := self.names.type_of(expression)) is not None:
+            return type_
         return self.value(expression).type
 
 

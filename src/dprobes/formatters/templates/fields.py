@@ -59,6 +59,7 @@ _KINDS = {
     Conversion.REST: (FieldKind.BYTES, 16),
     Conversion.VALUE: (FieldKind.UNSIGNED, 10),
     Conversion.STACK: (FieldKind.ADDRESS, 16),
+    Conversion.ENUMERATION: (FieldKind.SIGNED, 10),
 }
 
 

@@ -29,11 +29,12 @@ class Conversion(enum.Enum):
     ERROR = "e"
     VALUE = "v"
     STACK = "k"
+    ENUMERATION = "E"
 
     @property
     def is_signed(self) -> bool:
         """Whether numbers have a sign."""
-        return self in (Conversion.SIGNED, Conversion.ERROR)
+        return self in (Conversion.SIGNED, Conversion.ERROR, Conversion.ENUMERATION)
 
 
 HEADER_ITEMS = {
@@ -75,7 +76,8 @@ class Placeholder:
     Take data, and print it.
 
     ``size`` is that of one number in bytes: None for the record's word, 0 for no number. With ``is_item`` the
-    data is one prefixed item, else raw bytes. ``span`` is where it is written.
+    data is one prefixed item, else raw bytes. ``span`` is where it is written. ``names`` are those of the numbers of an
+    enumeration.
     """
 
     conversion: Conversion
@@ -84,6 +86,7 @@ class Placeholder:
     width: Width = Width()
     precision: int | None = None
     span: Span | None = None
+    names: tuple[tuple[int, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

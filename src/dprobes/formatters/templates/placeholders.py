@@ -4,13 +4,15 @@ The string of a ``fmt`` statement to the parts of a template's line.
 ::
 
     %[*][-][0][width][.precision][b|w|d|q|n]c      c = d u x o c s p a e v, with * also h k
+    %[*][-][width][b|w|d|q|n]E{NAME=number,...}
     %r     %*r     %+N     %[-][width]{item}     %%
 
-A letter ``d`` is a size if one of ``d u x o c s p a h v`` follows at once, and the conversion otherwise.
+A letter ``d`` is a size if one of ``d u x o c s p a h v``, or ``E{``, follows at once, and the conversion otherwise.
 """
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.diagnostics import did_you_mean
@@ -37,7 +39,7 @@ _SIZES = {"b": 1, "w": 2, "d": 4, "q": 8, "n": None}
 
 _NUMBERS = "duxo"
 _ADDRESSES = "pa"
-_CONVERSIONS = "duxocspahevk"
+_CONVERSIONS = "duxocspahevkE"
 _BEHIND_SIZE = "duxocspahv"
 """Before which conversions a letter d is a size: before others it is a conversion itself."""
 
@@ -50,6 +52,8 @@ _FROM_C = {
     "*": "for an item '*' comes first: '%*8d'",
 }
 """What to write for what C has."""
+
+_NAMED = re.compile(r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)=(?P<number>-?[0-9]{1,20})\Z")
 
 WIDTH_MAX = 80
 PRECISION_MAX = 80
@@ -212,7 +216,30 @@ def _placeholder(reader: _Reader) -> Part | str:
         raise _WrongError(reader.span(size_at, size_end), message)
     elif conversion is Conversion.CHARACTER and is_item and not has_size:
         size = 1
-    return Placeholder(conversion, size, is_item, width, precision, reader.since(start))
+    names = _names(reader, start) if conversion is Conversion.ENUMERATION else ()
+    return Placeholder(conversion, size, is_item, width, precision, reader.since(start), names)
+
+
+def _names(reader: _Reader, start: int) -> tuple[tuple[int, str], ...]:
+    """Return the numbers of an enumeration with their names."""
+    hint = "write the names: '%dE{IDLE=0,BUSY=7}'"
+    if not reader.takes("{"):
+        raise _WrongError(reader.since(start), "conversion 'E' prints the name of a number", hint)
+    at = reader.position
+    text = ""
+    while not reader.at_end and reader.peek() != "}":
+        text += reader.take()
+    if reader.at_end:
+        raise _WrongError(reader.since(start), "'E{' without its '}'")
+    span = reader.since(at)
+    reader.take()
+    found = []
+    for each in text.split(","):
+        match = _NAMED.match(each)
+        if match is None:
+            raise _WrongError(span, f"expected NAME=number, found '{each}'", hint)
+        found.append((int(match["number"]), match["name"]))
+    return tuple(found)
 
 
 def _check_bare_item(reader: _Reader, start: int, letter: str, what: str, hint: str, *, is_item: bool) -> None:
@@ -272,7 +299,12 @@ def _size(reader: _Reader, *, is_item: bool) -> tuple[int | None, bool]:
     letter, after = reader.peek(), reader.peek(1)
     if not letter or letter not in _SIZES:
         return None, False
-    if letter == "d" and (not after or after not in _BEHIND_SIZE or (after == "h" and not is_item)):
+    begins_names = after + reader.peek(2) == "E{"
+    if (
+        letter == "d"
+        and not begins_names
+        and (not after or after not in _BEHIND_SIZE or (after == "h" and not is_item))
+    ):
         return None, False
     reader.take()
     return _SIZES[letter], True

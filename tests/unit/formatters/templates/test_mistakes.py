@@ -23,7 +23,8 @@ if TYPE_CHECKING:
         ("%f", 9, 1, "unknown conversion 'f'",
          "there are no floating-point numbers; '%qx' prints the bits of a double"),
         ("%8*d", 10, 1, "unknown conversion '*'", "for an item '*' comes first: '%*8d'"),
-        ("%y", 9, 1, "unknown conversion 'y'", "conversions are d u x o c s p a h e v k r; '%%' prints a percent sign"),
+        ("%y", 9, 1, "unknown conversion 'y'",
+         "conversions are d u x o c s p a h e v k E r; '%%' prints a percent sign"),
         ("100%", 11, 1, "a place-holder without its conversion at the end of the text", "'%%' prints a percent sign"),
         ("%-08", 8, 4, "a place-holder without its conversion at the end of the text", None),
         ("%b", 8, 2, "a place-holder without its conversion at the end of the text", None),
@@ -48,6 +49,10 @@ if TYPE_CHECKING:
         ("%*bh", 8, 4, "'%*h' takes no width, precision or size", None),
         ("%k", 8, 2, "'k' lists the addresses of an item", "write '%*k'"),
         ("%*8k", 8, 4, "'%*k' takes no width, precision or size", None),
+        ("%E", 8, 2, "conversion 'E' prints the name of a number", "write the names: '%dE{IDLE=0,BUSY=7}'"),
+        ("%dE{A=1", 8, 7, "'E{' without its '}'", None),
+        ("%dE{A=1,B}", 12, 5, "expected NAME=number, found 'B'", "write the names: '%dE{IDLE=0,BUSY=7}'"),
+        ("%.4dE{A=1}", 9, 2, "conversion 'E' takes no precision", None),
         ("%.4v", 9, 2, "conversion 'v' takes no precision", None),
         ("%08v", 9, 2, "flag '0' is for numbers", None),
         ("%*8r", 8, 4, "'%*r' takes no width, precision or size", None),
@@ -86,7 +91,7 @@ def test_strings_may_go_on_and_their_mistakes_are_found_there() -> None:
     text = 'major = 1\nminor = 1\nfmt = "a%"  "d"\n      "b%y"\n'
     assert problems(("templates.lst", "1 t.fmt"), ("t.fmt", text)) == (
         "t.fmt:4:10: error: unknown conversion 'y'\n          \"b%y\"\n             ^\n"
-        "hint: conversions are d u x o c s p a h e v k r; '%%' prints a percent sign"
+        "hint: conversions are d u x o c s p a h e v k E r; '%%' prints a percent sign"
     )
 
 
@@ -283,7 +288,7 @@ def test_a_directory_on_disk(tmp_path: Path) -> None:
     templates = Templates.from_directory(tmp_path)
     assert templates.diagnostics.render() == (
         f"{tmp_path}/t.fmt:3:9: error: unknown conversion 'y'\n    fmt = \"%y\"\n            ^\n"
-        "hint: conversions are d u x o c s p a h e v k r; '%%' prints a percent sign\n"
+        "hint: conversions are d u x o c s p a h e v k E r; '%%' prints a percent sign\n"
         f"{tmp_path}/templates.lst:2:3: error: there is no file '{tmp_path}/u.fmt'\n    2 u.fmt\n      ^~~~~"
     )
 
