@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dprobes.dpc.ctype import Record
-from dprobes.dpc.debugmodule import DebugModule
-from dprobes.dpc.debugnames import LateNames
+from dprobes.dpc.debugnames import DescribedModule, LateNames
 from dprobes.dpc.debugvalues import NotKnownError, Scattered
 from dprobes.target.elf.file import ElfFile
 from integration.support import TIMEOUT, Builder
@@ -125,7 +124,7 @@ class Comparison:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.module = DebugModule(ElfFile.open(path))
+        self.module = DescribedModule(ElfFile.open(path))
         self.reasons: Counter[str] = Counter()
         self.strange: list[tuple[Any, ...]] = []
         self.wanted: dict[int, list[tuple[str, int]]] = {}

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from dprobes.dpc.ctype import Record
-    from dprobes.dpc.debugnames import LateNames
     from dprobes.dwarf.debugfile import DebugFile
     from dprobes.dwarf.entries import Entry
     from dprobes.target.elf.file import ElfFile
@@ -58,12 +57,6 @@ class DebugModule:
         if self.file is None:
             return None
         return DebugTypes(self.file, self.elf.word_size, self.declared)
-
-    def names_at(self, place: str | None, *, at_return: bool) -> LateNames:
-        """Return what names mean at a place that is written as for ``address_of``; without one, anywhere."""
-        from dprobes.dpc.debugnames import LateNames
-
-        return LateNames(self, place, at_return=at_return)
 
     @cached_property
     def _module(self) -> Module:

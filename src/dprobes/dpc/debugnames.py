@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from dprobes.dpc import typed
 from dprobes.dpc.argumentplaces import argument_places
 from dprobes.dpc.ctype import INT, UNSIGNED, VOID, Void, is_scalar
+from dprobes.dpc.debugmodule import DebugModule
 from dprobes.dpc.debugvalues import NotKnownError, Part, Scattered, part_of, value_at
 from dprobes.dpc.folder import folded
 from dprobes.dpc.scope import ModuleVariable
@@ -27,14 +28,13 @@ if TYPE_CHECKING:
 
     from dprobes.dpc.argumentplaces import ArgumentPlace
     from dprobes.dpc.ctype import CType, Member
-    from dprobes.dpc.debugmodule import DebugModule
     from dprobes.dpc.debugtypes import DebugTypes
     from dprobes.dpc.debugvalues import Machine
     from dprobes.dwarf.debugfile import DebugFile
     from dprobes.dwarf.entries import Entry
     from dprobes.dwarf.locationtree import Location
 
-__all__ = ["LateNames", "ModuleNames", "ProbeNames"]
+__all__ = ["DescribedModule", "LateNames", "ModuleNames", "ProbeNames"]
 
 _BLOCKS = frozenset((Tag.LEXICAL_BLOCK, Tag.INLINED_SUBROUTINE))
 _VARIABLES = frozenset((Tag.FORMAL_PARAMETER, Tag.VARIABLE))
@@ -340,3 +340,11 @@ class LateNames:
         """Return a member of a structure that is not in memory."""
         assert self._names is not None
         return self._names.member_of(scattered, member)
+
+
+class DescribedModule(DebugModule):
+    """A module that is probed, with the names that its debug information has."""
+
+    def names_at(self, place: str | None, *, at_return: bool) -> LateNames:
+        """Return what names mean at a place that is written as for ``address_of``; without one, anywhere."""
+        return LateNames(self, place, at_return=at_return)

@@ -55,11 +55,11 @@ class ModuleFiles:
             from dprobes.dpc.btfnames import BtfModule
 
             return BtfModule(_kernel_btf)
-        from dprobes.dpc.debugmodule import DebugModule
+        from dprobes.dpc.debugnames import DescribedModule
         from dprobes.target.location import FileSymbols
 
         elf = self._file_of(module)
-        return None if elf is None else DebugModule(elf, FileSymbols(self._symbols))
+        return None if elf is None else DescribedModule(elf, FileSymbols(self._symbols))
 
     def _file_of(self, module: str) -> ElfFile | None:
         from dprobes.target.elf.file import ElfFile

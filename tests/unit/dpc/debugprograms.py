@@ -10,7 +10,7 @@ import pytest
 
 from dprobes.diagnostics import Diagnostics
 from dprobes.dpc.compiler import compile_text
-from dprobes.dpc.debugmodule import DebugModule
+from dprobes.dpc.debugnames import DescribedModule
 from dprobes.errors import SourceError
 from dprobes.preprocessor import preprocess
 from dprobes.source import SourceFile
@@ -35,7 +35,7 @@ def compiled(directory: Path, source: str, *flags: str) -> Path:
 def rpn_of(elf: ElfFile, text: str) -> str:
     """Return the RPN source of a program for a module; raise ``SourceError`` if it is wrong."""
     diagnostics = Diagnostics()
-    module = DebugModule(elf)
+    module = DescribedModule(elf)
     source = preprocess(SourceFile("a.dpc", text), diagnostics)
     found = compile_text(source, diagnostics, module="own", module_of=lambda _name: module)
     return "\n".join(each.source for each in found.compilations)
