@@ -111,3 +111,55 @@ def _value(annotation: Any) -> Any:
     if which is None:
         return [_value(entry) for entry in annotation.array_values]
     return (which.removesuffix("_value"), getattr(annotation, which))
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Hold a sample of a profile, its stack with the outermost function first."""
+
+    time: int
+    cpu: int
+    pid: int
+    tid: int
+    stack: list[str]
+    weight: int
+
+
+def read_samples(path: Path) -> tuple[dict[int, str], list[Sample]]:
+    """Return the names of threads, and the samples of a trace; what they name must have been interned before."""
+    functions: dict[int, str] = {}
+    frames: dict[int, str] = {}
+    stacks: dict[int, list[str]] = {}
+    paths: dict[int, str] = {}
+    mappings: set[int] = set()
+    threads: dict[int, str] = {}
+    processes: set[int] = set()
+    samples = []
+    clock = 0
+    for packet in packets_of(path):
+        for process in packet.process_tree.processes:
+            processes.add(process.pid)
+        for thread in packet.process_tree.threads:
+            assert thread.tgid in processes
+            threads[thread.tid] = thread.name
+        if packet.HasField("trace_packet_defaults"):
+            assert packet.sequence_flags & protos.TracePacket.SEQ_INCREMENTAL_STATE_CLEARED
+            clock = packet.trace_packet_defaults.timestamp_clock_id
+            assert packet.trace_packet_defaults.perf_sample_defaults.timebase.period == 1
+        interned = packet.interned_data
+        functions |= {each.iid: each.str.decode() for each in interned.function_names}
+        paths |= {each.iid: each.str.decode() for each in interned.mapping_paths}
+        for mapping in interned.mappings:
+            assert all(number in paths for number in mapping.path_string_ids)
+            mappings.add(mapping.iid)
+        for frame in interned.frames:
+            assert frame.mapping_id in mappings
+            frames[frame.iid] = functions[frame.function_name_id]
+        stacks |= {each.iid: [frames[number] for number in each.frame_ids] for each in interned.callstacks}
+        if packet.HasField("perf_sample"):
+            said = packet.perf_sample
+            assert packet.sequence_flags & protos.TracePacket.SEQ_NEEDS_INCREMENTAL_STATE
+            assert (clock, packet.timestamp_clock_id, said.tid in threads) == (MONOTONIC, MONOTONIC, True)
+            stack = stacks[said.callstack_iid]
+            samples.append(Sample(packet.timestamp, said.cpu, said.pid, said.tid, stack, said.timebase_count))
+    return threads, samples

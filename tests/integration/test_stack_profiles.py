@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from integration.support import DPROBES, TIMEOUT
+from perfetto_reading import read_samples
 
 if TYPE_CHECKING:
     from integration.support import Builder
 
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="the ebpf engine needs root")
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PROGRAM = "name = callstacks\nlogmax = 2048\nmajor = 1\noffset = here\nminor = 1\nlog ustack\nexit\n"
 
@@ -36,7 +38,8 @@ class Runner:
         self.source.write_text(PROGRAM)
 
     def __call__(self, *options: str, status: int = 0) -> subprocess.CompletedProcess[str]:
-        command = [*DPROBES, "run", str(self.source), "--engine", "ptrace", *options, "--", str(self._target)]
+        engine = () if "--engine" in options else ("--engine", "ptrace")
+        command = [*DPROBES, "run", str(self.source), *engine, *options, "--", str(self._target)]
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=TIMEOUT, cwd=self._directory, check=False
         )
@@ -102,8 +105,8 @@ def test_trace_files_give_the_same_profiles(run_with: Runner, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--total"], "--total prints nothing else: leave out --count, --hist and --stacks"),
-        (["--count", "pid"], "--stacks prints nothing else: leave out --count and --hist"),
+        (["--total"], "--total prints nothing else: leave out --count, --hist, --sum and --stacks"),
+        (["--count", "pid"], "--stacks prints nothing else: leave out --count, --hist and --sum"),
         (["--tail", "3"], "--stacks is about all records that are there: leave out --follow, --head and --tail"),
         (["--weight", "size"], "records have no field 'size'"),
     ],
@@ -128,7 +131,7 @@ def test_what_has_no_stack_is_said(run_with: Runner) -> None:
     [
         (
             ["--stacks", "profile.svg"],
-            "--stacks: 'profile.svg' is neither 'folded' nor a file that ends in .html, .folded or .pb.gz (for pprof)",
+            "--stacks: 'profile.svg' is neither 'folded' nor a file that ends in .html, .folded, .pb.gz or .pftrace",
         ),
         (["--weight", "word0"], "--weight is about --stacks"),
         (["--stacks", "folded", "--baseline", "stacks.rpn"], "--baseline is about flame graphs: --stacks FILE.html"),
@@ -163,3 +166,27 @@ def test_the_examples_find_what_is_busy_and_what_waits(tmp_path: Path) -> None:
             stack, _, weight = line.rpartition(" ")
             weights[function in stack] += int(weight)
         assert weights[True] >= 10, done.stdout
+
+
+@pytest.mark.parametrize("engine", ["ptrace", pytest.param("ebpf", marks=needs_root)])
+def test_a_perfetto_trace_has_each_stack_at_its_time(run_with: Runner, tmp_path: Path, engine: str) -> None:
+    """Of a run and of its records in a trace file: stacks as they are folded, in the order of the calls."""
+    done = run_with("--stacks", "run.pftrace", "--engine", engine, "--log-target", "file:run.dpt")
+    assert "the trace has 69 samples of" in done.stderr
+    log = subprocess.run(
+        [*DPROBES, "log", "run.dpt", "--stacks", "log.perfetto-trace"],
+        capture_output=True, text=True, timeout=TIMEOUT, cwd=tmp_path, check=True,
+    )  # fmt: skip
+    assert "the trace has 69 samples of" in log.stderr
+    below = ["_start", "__libc_start_main", "__libc_start_call_main", "main"]
+    found = [read_samples(tmp_path / name) for name in ("run.pftrace", "log.perfetto-trace")]
+    assert found[0] == found[1]
+    threads, samples = found[0]
+    assert len(samples) == 69
+    times = [sample.time for sample in samples]
+    assert times == sorted(times)
+    for depth, sample in enumerate(samples[:60]):
+        assert sample.stack == [*below, *["down"] * (depth + 1), "here"]
+        assert (sample.weight, threads[sample.tid]) == (1, "callstacks")
+    assert len({sample.tid for sample in samples}) == 2
+    assert len({sample.pid for sample in samples}) == 1

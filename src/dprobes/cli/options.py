@@ -206,7 +206,7 @@ def stacks_options(function: Callable[..., Any]) -> Callable[..., Any]:
                 "--stacks",
                 metavar="folded|FILE",
                 help="At the end, print call stacks folded, or write them to FILE: .html is a flame graph, .pb.gz is "
-                "for pprof, .folded is text.",
+                "for pprof, .pftrace for Perfetto, .folded is text.",
             ),
             click.option("--weight", metavar="FIELD", help="The number that a stack of --stacks weighs; by default 1."),
             click.option(

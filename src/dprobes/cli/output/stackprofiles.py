@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dprobes.sinks.stacks.profile import StackProfile
     from dprobes.trace.content import LostRecords, TraceProgram, TraceRecord
 
-__all__ = ["StacksOptions", "check_stacks_target", "profile_traces", "stacks_of", "write_profile"]
+__all__ = ["StacksOptions", "check_stacks_target", "is_perfetto", "profile_traces", "stacks_of", "write_profile"]
 
 FOLDED = "folded"
 """The value of ``--stacks`` that prints folded stacks."""
@@ -48,7 +48,7 @@ def stacks_of(target: str | None, weight: str | None, baseline: Path | None) -> 
 
 def check_stacks_target(target: str) -> None:
     """Raise ``UsageError`` if ``--stacks`` names nothing that a profile can be written to."""
-    if target != FOLDED:
+    if target != FOLDED and not is_perfetto(target):
         _writer_of(target)
 
 
@@ -58,18 +58,20 @@ def profile_traces(found: Iterable[TraceRecord | LostRecords], options: StacksOp
 
     Raise ``FormatError`` if there are records, but none of any program can have the field that stacks weigh.
     """
-    collector, lost = _collect(found, options.weight)
+    collector, lost = _collect(found, options.weight, keeps_samples=is_perfetto(options.target))
     write_profile(collector, options)
     return lost
 
 
-def _collect(found: Iterable[TraceRecord | LostRecords], weight: str | None) -> tuple[StackCollector, Counter[str]]:
+def _collect(
+    found: Iterable[TraceRecord | LostRecords], weight: str | None, *, keeps_samples: bool = False
+) -> tuple[StackCollector, Counter[str]]:
     from dprobes.record.boot import boot_id
     from dprobes.sinks.interface import Batch
     from dprobes.sinks.stacks.collector import StackCollector
     from dprobes.trace.content import LostRecords
 
-    collector = StackCollector(weight)
+    collector = StackCollector(weight, keeps_samples=keeps_samples)
     sources: dict[TraceProgram, RecordSource | None] = {}
     refusals: list[FormatError] = []
     lost: Counter[str] = Counter()
@@ -110,12 +112,33 @@ def write_profile(collector: StackCollector, options: StacksOptions) -> None:
         for line in folded_lines(profile):
             click.echo(line)
         return
+    if is_perfetto(target):
+        _write(target, _trace(collector, profile))
+        return
     data = _writer_of(target)(profile, None if baseline is None else _read(baseline, options.weight))
+    _write(target, data)
+    console.note(f"'{target}' has {profile.total} {profile.unit} in {len(profile.weights)} stacks")
+
+
+def is_perfetto(target: str) -> bool:
+    """Return whether ``--stacks`` names a Perfetto trace: samples with their times."""
+    return target.lower().endswith((".pftrace", ".perfetto-trace"))
+
+
+def _trace(collector: StackCollector, profile: StackProfile) -> bytes:
+    from dprobes.sinks.stacks.perfettosamples import perfetto_samples
+
+    if collector.left_out:
+        console.warning(f"{collector.left_out} samples found no room in the trace")
+    console.note(f"the trace has {len(collector.samples)} samples of {len(profile.weights)} stacks")
+    return perfetto_samples(collector.samples, profile.title, profile.unit, collector.wall_offset)
+
+
+def _write(target: str, data: bytes) -> None:
     try:
         Path(target).write_bytes(data)
     except OSError as error:
         raise FormatError(f"'{target}': {reason_of(error)}") from error
-    console.note(f"'{target}' has {profile.total} {profile.unit} in {len(profile.weights)} stacks")
 
 
 def _read(path: Path, weight: str | None) -> StackProfile:
@@ -143,7 +166,7 @@ def _writer_of(target: str) -> Callable[[StackProfile, StackProfile | None], byt
     if name.endswith((".pb.gz", ".pprof")):
         return _pprof
     raise click.UsageError(
-        f"--stacks: '{target}' is neither 'folded' nor a file that ends in .html, .folded or .pb.gz (for pprof)"
+        f"--stacks: '{target}' is neither 'folded' nor a file that ends in .html, .folded, .pb.gz or .pftrace"
     )
 
 

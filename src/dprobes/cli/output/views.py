@@ -55,12 +55,14 @@ class Views:
             self._aggregates = aggregates_of(self._wanted)
             self.sinks.append(self._aggregates)
         if stacks is not None:
-            from dprobes.cli.output.stackprofiles import check_stacks_target
+            from dprobes.cli.output.stackprofiles import check_stacks_target, is_perfetto
             from dprobes.sinks.stacks.collector import StackCollector
 
             check_stacks_target(stacks.target)
             self.items |= Item.PID | Item.PROCESS_NAME | Item.CS | Item.IP
-            self._stacks = StackCollector(stacks.weight)
+            if is_trace := is_perfetto(stacks.target):
+                self.items |= Item.TIME | Item.TID | Item.CPU
+            self._stacks = StackCollector(stacks.weight, keeps_samples=is_trace)
             self.sinks.append(self._stacks)
         if top:
             from dprobes.cli.output.top import TopView

@@ -12,7 +12,7 @@ from dprobes.formatters.kernelnames import is_of_kernel
 from dprobes.record.codec import decode_record
 from dprobes.record.items import KERNEL_STACK, USER_STACK
 from dprobes.rpn.isa import StackEnd
-from dprobes.sinks.stacks.profile import StackProfile
+from dprobes.sinks.stacks.profile import StackProfile, StackSample
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -24,10 +24,13 @@ if TYPE_CHECKING:
     from dprobes.target.codenames import CodeName
     from dprobes.trace.names import CarriedNames
 
-__all__ = ["StackCollector"]
+__all__ = ["SAMPLES_MAX", "StackCollector"]
 
 _STACKS_MAX = 1 << 18
 """Distinct stacks that are kept; what comes beyond them is one."""
+
+SAMPLES_MAX = 1 << 20
+"""Samples that are kept with their times."""
 
 _OTHERS = ("[other stacks]",)
 
@@ -46,15 +49,22 @@ class StackCollector:
     Weigh the stacks of records.
 
     ``weight`` is the field that a record's stack weighs, None for one each. ``without`` counts records that have no
-    stack, or no number in that field.
+    stack, or no number in that field. With ``keeps_samples`` each stack is kept with its thread and time, up to
+    SAMPLES_MAX of them; ``left_out`` counts the others.
     """
 
-    def __init__(self, weight: str | None = None) -> None:
+    def __init__(self, weight: str | None = None, *, keeps_samples: bool = False) -> None:
         self._weight = weight
         self._weights: Counter[tuple[str, ...]] = Counter()
         self._sources: dict[int, tuple[AddressSymboliser, FieldValues]] = {}
         self._title = ""
-        self.without = 0
+        self.without = self.left_out = 0
+        self.wall_offset = 0
+        """What turns the times of samples into nanoseconds since 1970."""
+        self.samples: list[StackSample] = []
+        self._keeps_samples = keeps_samples
+        self._known: dict[tuple[str, ...], tuple[str, ...]] = {}
+        """The stacks of samples, each once."""
 
     # The sink
 
@@ -75,6 +85,7 @@ class StackCollector:
     def log_events(self, batch: Batch) -> None:
         """Weigh the stacks of records."""
         symboliser, values = self._sources[batch.source.number]
+        self.wall_offset = batch.wall_offset
         for encoded, place in zip(batch.records, batch.places, strict=True):
             record = decode_record(encoded)
             weight = self._weight_of(values, record, place)
@@ -87,6 +98,18 @@ class StackCollector:
             if whole not in self._weights and len(self._weights) >= _STACKS_MAX:
                 whole = _OTHERS
             self._weights[whole] += weight
+            if self._keeps_samples:
+                self._keep(record, root, stack, weight)
+
+    def _keep(self, record: LogRecord, name: str, stack: tuple[str, ...], weight: int) -> None:
+        if len(self.samples) >= SAMPLES_MAX or (stack not in self._known and len(self._known) >= _STACKS_MAX):
+            self.left_out += 1
+            return
+        stack = self._known.setdefault(stack, stack)
+        pid = record.pid or 0
+        tid = pid if record.tid is None else record.tid
+        time = record.time if record.time is not None else self.samples[-1].time if self.samples else 0
+        self.samples.append(StackSample(time, record.cpu, pid, tid, name, stack, weight))
 
     def destroy_event(self, source: RecordSource) -> None:
         """Forget a program, but not its stacks."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.lazydataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = ["FrameNode", "StackProfile", "tree_of"]
+__all__ = ["FrameNode", "StackProfile", "StackSample", "tree_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,3 +74,15 @@ def tree_of(profile: StackProfile, baseline: StackProfile | None = None) -> Fram
                 node = node.callee(name)
                 node.before += weight
     return root
+
+
+class StackSample(NamedTuple):
+    """A stack at its time, CLOCK_MONOTONIC in nanoseconds; the outermost function is the first."""
+
+    time: int
+    cpu: int | None
+    pid: int
+    tid: int
+    name: str
+    stack: tuple[str, ...]
+    weight: int
