@@ -16,7 +16,7 @@ from dprobes.dpc.ctype import Record
 from dprobes.dpc.debugnames import DescribedModule, LateNames
 from dprobes.dpc.debugvalues import NotKnownError, Scattered
 from dprobes.target.elf.file import ElfFile
-from integration.support import TIMEOUT, Builder
+from integration.support import I386_COMPILER, TIMEOUT, Builder
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -328,3 +328,23 @@ def test_a_compiled_program_needs_no_debug_information(build: Builder, tmp_path:
     subprocess.run(["strip", "-o", str(bare), str(program)], check=True)
     done = dprobes("run", str(built), "--", str(bare))
     assert [line.split("]  ")[1] for line in done.stdout.splitlines() if "]  " in line] == ["packet-6 -19"] * 2
+
+
+@pytest.mark.parametrize("level", ["-O0", "-O2"])
+def test_classes_have_the_members_of_their_bases(build: Builder, level: str) -> None:
+    program = build("classes.cpp", level, *FLAGS, "-lstdc++", name=f"classes{level}")
+    values = "item->price, item->kind, book->pages, book->kind == BIG, book->title"
+    assert printed(program, f'shop::total {{ printf("%d %s %d %d %s", {values}); }}') == ["3 BIG 100 1 book"]
+    assert printed(program, 'shop::Book::cost { printf("%d %d", this->pages, this->price); }') == ["100 3", "100 3"]
+
+
+@pytest.mark.parametrize("level", ["-O0", "-O2"])
+def test_programs_of_32_bits(build: Builder, level: str) -> None:
+    if shutil.which(I386_COMPILER) is None:
+        pytest.skip(f"{I386_COMPILER} is not installed")
+    program = build("variables.c", level, *FLAGS, i386=True, name=f"variables32{level}")
+    lines = printed(program, 'distance { printf("%d %d %d", from.y, to.x, to.y); }')
+    assert lines == ["2 3 -3", "2 4 -4", "2 5 -5", "2 6 -6"]
+    (line, *_) = printed(program, 'walked { printf("%s %d %S", from->name, sizeof(*from), *from); }')
+    assert line.startswith("packet-6 56 {next=0x")
+    assert ', name="packet-6", word=..., low=6, high=4294967289, ' in line

@@ -143,8 +143,8 @@ class ProbeNames:
         if origin == self._function:
             return own
         whole = [child for child in origin.children() if child.tag == Tag.FORMAL_PARAMETER]
-        if not whole:
-            return own
+        if not whole or (own and not any(child.has(At.ABSTRACT_ORIGIN) for child in own)):
+            return own  # the origin only declares it
         here = {child.origin: child for child in own}
         return [here.get(child.origin, child) for child in whole] if len(whole) >= len(own) else own
 

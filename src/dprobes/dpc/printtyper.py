@@ -88,7 +88,7 @@ class PrintTyper:
             if not isinstance(type_, Record) or type_.members is None:
                 hint = "write '*' before it" if isinstance(type_, Pointer) else None
                 raise self._values.wrong(expression.span, f"'%S' prints a structure, not '{type_}'", hint)
-            expansion = expanded(expression, type_)
+            expansion = expanded(expression, type_, self._values.types.word_size)
             parts.append(expansion.format)
             values += expansion.values
         return "".join((*parts, text[position:])), tuple(values)

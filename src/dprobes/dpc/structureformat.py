@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.dpc import tree
-from dprobes.dpc.ctype import Array, Enumeration, Integer, Pointer, Record, size_of
+from dprobes.dpc.ctype import Array, Enumeration, Integer, Pointer, Record
 
 if TYPE_CHECKING:
     from dprobes.dpc.ctype import CType
@@ -41,49 +41,60 @@ def is_text(type_: CType) -> bool:
     )
 
 
-def expanded(expression: tree.Expression, record: Record) -> Expansion:
-    """Return what prints a structure; dots stand for members behind the first ``VALUES_MAX`` values."""
+def expanded(expression: tree.Expression, record: Record, word_size: int) -> Expansion:
+    """
+    Return what prints a structure.
+
+    Dots stand for members behind the first ``VALUES_MAX`` values, and for values that do not fit into a word.
+    """
     values: list[tree.Expression] = []
-    return Expansion(_record(expression, record, values, 0), tuple(values))
+    return Expansion(_Expander(word_size, values).record(expression, record, 0), tuple(values))
 
 
-def _record(expression: tree.Expression, record: Record, values: list[tree.Expression], depth: int) -> str:
-    parts: list[str] = []
-    for member in record.members or ():
-        if len(values) >= VALUES_MAX:
-            parts.append("...")
-            break
-        if member.name:
-            place = tree.MemberAccess(expression, member.name, is_arrow=False, span=expression.span)
-            parts.append(f"{member.name}={_value(place, member.type, values, depth)}")
-        elif isinstance(member.type, Record) and depth < _DEPTH_MAX:
-            # The members of an unnamed structure are members of this one.
-            parts.append(_record(expression, member.type, values, depth + 1)[1:-1])
-    return f"{{{', '.join(parts)}}}"
+class _Expander:
+    def __init__(self, word_size: int, values: list[tree.Expression]) -> None:
+        self._word_size = word_size
+        self._values = values
 
+    def record(self, expression: tree.Expression, record: Record, depth: int) -> str:
+        """Return the format of a structure."""
+        values = self._values
+        parts: list[str] = []
+        for member in record.members or ():
+            if len(values) >= VALUES_MAX:
+                parts.append("...")
+                break
+            if member.name:
+                place = tree.MemberAccess(expression, member.name, is_arrow=False, span=expression.span)
+                parts.append(f"{member.name}={self._value(place, member.type, depth)}")
+            elif isinstance(member.type, Record) and depth < _DEPTH_MAX:
+                # The members of an unnamed structure are members of this one.
+                parts.append(self.record(expression, member.type, depth + 1)[1:-1])
+        return f"{{{', '.join(parts)}}}"
 
-def _value(place: tree.Expression, type_: CType, values: list[tree.Expression], depth: int) -> str:
-    match type_:
-        case Integer(size=size) if size_of(type_):
-            values.append(place)
-            return "%d" if type_.is_signed or type_.is_bool or size < 4 else "%u"
-        case Enumeration():
-            values.append(place)
-            return "%s" if type_.values else "%d"
-        case Pointer():
-            values.append(place)
-            return "%p"
-        case Record() if depth < _DEPTH_MAX:
-            return _record(place, type_, values, depth + 1)
-        case Array() if is_text(type_) and type_.count:
-            values.append(place)
-            return '"%s"'
-        case Array(element, count) if depth < _DEPTH_MAX and count is not None:
-            parts = []
-            for number in range(min(count, _ELEMENTS_MAX)):
-                if len(values) >= VALUES_MAX:
-                    break
-                index = tree.Number(number, "", is_decimal=True, span=place.span)
-                parts.append(_value(tree.Index(place, index, place.span), element, values, depth + 1))
-            return f"[{', '.join(parts)}{', ...' if len(parts) < count else ''}]"
-    return "..."
+    def _value(self, place: tree.Expression, type_: CType, depth: int) -> str:
+        values = self._values
+        match type_:
+            case Integer(size=size) if size <= self._word_size:
+                values.append(place)
+                return "%d" if type_.is_signed or type_.is_bool or size < 4 else "%u"
+            case Enumeration() if type_.base.size <= self._word_size:
+                values.append(place)
+                return "%s" if type_.values else "%d"
+            case Pointer():
+                values.append(place)
+                return "%p"
+            case Record() if depth < _DEPTH_MAX:
+                return self.record(place, type_, depth + 1)
+            case Array() if is_text(type_) and type_.count:
+                values.append(place)
+                return '"%s"'
+            case Array(element, count) if depth < _DEPTH_MAX and count is not None:
+                parts = []
+                for number in range(min(count, _ELEMENTS_MAX)):
+                    if len(values) >= VALUES_MAX:
+                        break
+                    index = tree.Number(number, "", is_decimal=True, span=place.span)
+                    parts.append(self._value(tree.Index(place, index, place.span), element, depth + 1))
+                return f"[{', '.join(parts)}{', ...' if len(parts) < count else ''}]"
+        return "..."
