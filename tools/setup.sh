@@ -90,7 +90,7 @@ dev)
     # "pip install --group" needs pip 25.1; what is listed is the same.
     pip_install -e '.[all]' $(.venv/bin/python tools/requirements_of.py dev)
     check_imports dprobes pytest hypothesis mypy importlinter elftools \
-        serial zstandard perfetto pyarrow duckdb opentelemetry.sdk
+        serial zstandard perfetto pyarrow duckdb opentelemetry.sdk pygls
     compile_sources
     touch .venv/run.stamp .venv/dev.stamp
     ;;

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from dprobes.manager.client import ManagerClient
     from dprobes.rpn.program import Program
 
-__all__ = ["prepare", "register", "script"]
+__all__ = ["known_modules", "known_symbols", "prepare", "register", "script"]
 
 _MAX = 1000
 """How many completions a shell is given."""
@@ -288,14 +288,15 @@ def _places(ctx: click.Context, incomplete: str) -> Iterator[str]:
     """Find modules, and behind the colon the symbols of one."""
     module, colon, start = incomplete.rpartition(":")
     if colon:
-        yield from (f"{module}:{name}" for name in _symbols(module, ctx.params.get("pid"), start))
+        yield from (f"{module}:{name}" for name in known_symbols(module, ctx.params.get("pid"), start))
     elif "/" in incomplete or incomplete.startswith("."):
         yield from _files()(ctx, incomplete)
     else:
-        yield from sorted({name for name in _modules(ctx.params.get("pid")) if name.startswith(incomplete)})
+        yield from sorted({name for name in known_modules(ctx.params.get("pid")) if name.startswith(incomplete)})
 
 
-def _modules(pid: int | None) -> Iterator[str]:
+def known_modules(pid: int | None) -> Iterator[str]:
+    """Return the names of modules that a process maps, or any one, and of libraries; some come twice."""
     from dprobes.target.ldcache import read_ld_cache
     from dprobes.target.processmaps import executable_mappings, read_maps
 
@@ -307,7 +308,8 @@ def _modules(pid: int | None) -> Iterator[str]:
         yield from (library.name for library in read_ld_cache())
 
 
-def _symbols(module: str, pid: int | None, start: str) -> Iterable[str]:
+def known_symbols(module: str, pid: int | None, start: str) -> Iterable[str]:
+    """Return the symbols of a module that begin so, in order; none if there is no such module."""
     from dprobes.target.elf.file import ElfFile
     from dprobes.target.elf.symboltable import elf_symbols
     from dprobes.target.modules import find_module
@@ -319,13 +321,14 @@ def _symbols(module: str, pid: int | None, start: str) -> Iterable[str]:
     return sorted(name for name in names if name.startswith(start))
 
 
-_SOURCES = _files(".rpn")
-_PROGRAMS = _files(".rpn", ".ppdf")
+_SOURCES = _files(".rpn", ".dpc")
+_PROGRAMS = _files(".rpn", ".dpc", ".ppdf")
 
 _FUNCTIONS: dict[str, Callable[[click.Context, str], Iterable[str]]] = {
     "file": _or_examples(_PROGRAMS),
     "apply file": _files(".ppdf"),
     "build file": _or_examples(_SOURCES),
+    "convert file": _files(".bt"),
     "examples name": _examples,
     "log files": _files(".dpt", ".dptz", ".1"),
     "sql words": _files(".dpt", ".dptz", ".1", ".parquet"),

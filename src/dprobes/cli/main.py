@@ -46,6 +46,7 @@ VERBS = {
     "examples": "List the example programs that come with DProbes, or print one.",
     "systemd": "Have systemd start the probe manager when it is needed.",
     "doctor": "Print what works on this machine, and how to enable the rest.",
+    "lsp": "Serve editors as a language server.",
     "completion": "Print a shell's completion script.",
 }
 

@@ -1,0 +1,194 @@
+"""What may stand at a position: modules, functions, fields, parameters, names, instructions."""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import re
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from dprobes.cli.languageserver.analysis import is_c
+from dprobes.cli.languageserver.position import Position, position_at
+from dprobes.errors import DprobesError
+from dprobes.lazydataclass import dataclass
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+__all__ = ["Completion", "CompletionKind", "completions_at"]
+
+_MAX = 1000
+"""How many are given."""
+
+_PLACE = re.compile(r"[^\s(){},;\[\]]*\Z")
+_WORD = re.compile(r"@?\w*\Z")
+_EVENT = re.compile(r"\b(tracepoint|syscall)\s+([\w:]*)\Z")
+_REGISTER = re.compile(r'\breg\("(\w*)\Z')
+_FIELD = re.compile(r"\bargs\.(\w*)\Z")
+_DECLARED = re.compile(
+    r"\b(?:static|global|percpu|thread|extern|char|short|int|long|unsigned|signed|u?int\d+_t|[us]\d+|size_t|struct\s+\w+)"
+    r"[\s*]+([A-Za-z_]\w*)\s*(?=[=;,\[)(])"
+)
+_TABLE = re.compile(r"@[A-Za-z_]\w*")
+_POINTS = {
+    "return": "just after the return of a function", "usdt": "a statically defined probe", "watch": "a watchpoint",
+    "sample": "a sampler, as in 99hz", "tracepoint": "a tracepoint of the kernel", "syscall": "a system call",
+    "kmod": "a function of a module of the kernel", "inline": "where calls of a function were inlined",
+    "kernel": "a function of the kernel", "module": "the module of the probes below", "begin": "before it begins",
+    "every": "again and again", "end": "at the end",
+}  # fmt: skip
+_STATEMENTS = ("if", "else", "while", "do", "for", "switch", "case", "break", "continue", "return", "try", "catch")
+
+
+class CompletionKind(enum.Enum):
+    """Say what a completion is."""
+
+    MODULE = "module"
+    FUNCTION = "function"
+    FIELD = "field"
+    VARIABLE = "variable"
+    KEYWORD = "keyword"
+    EVENT = "event"
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A text that may stand there, for what was written from ``start`` on."""
+
+    text: str
+    kind: CompletionKind
+    start: int
+    doc: str = ""
+
+
+def completions_at(name: str, text: str, offset: int) -> list[Completion]:
+    """Return what may stand at an offset of a program; nothing is raised."""
+    with contextlib.suppress(DprobesError, OSError):
+        found = _in_c(text, offset) if is_c(name) else _in_rpn(text, offset)
+        return list(islice(found, _MAX))
+    return []
+
+
+def _in_c(text: str, offset: int) -> Iterator[Completion]:
+    line = text[text.rfind("\n", 0, offset) + 1 : offset]
+    position = position_at(text, offset)
+    if (match := _REGISTER.search(line)) is not None:
+        from dprobes.arch import host_architecture
+
+        names = sorted(host_architecture().register_names)
+        yield from _starting(match[1], names, CompletionKind.VARIABLE, offset)
+    elif position.is_text:
+        return
+    elif position.in_block:
+        yield from _in_block(text, line, position, offset)
+    elif (match := _EVENT.search(line)) is not None:
+        yield from _starting(match[2], _events(match[1], match[2]), CompletionKind.EVENT, offset)
+    else:
+        yield from _places(line, offset)
+
+
+def _in_block(text: str, line: str, position: Position, offset: int) -> Iterator[Completion]:
+    from dprobes.dpc.provided import ACTIONS, PROVIDED, RESERVED_CALLS
+
+    if (match := _FIELD.search(line)) is not None:
+        yield from _starting(match[1], _fields(position), CompletionKind.FIELD, offset)
+        return
+    match = _WORD.search(line)
+    word = match.group() if match is not None else ""
+    if word.startswith("@"):
+        yield from _starting(word, dict.fromkeys(_TABLE.findall(text)), CompletionKind.VARIABLE, offset, besides=word)
+        return
+    yield from _starting(word, position.parameters, CompletionKind.VARIABLE, offset, "a parameter of the function")
+    fields = _fields(position) if position.events else ()
+    yield from _starting(word, fields, CompletionKind.FIELD, offset, "a field")
+    declared = dict.fromkeys(_DECLARED.findall(text))
+    yield from _starting(word, declared, CompletionKind.VARIABLE, offset, besides=word)
+    for each in PROVIDED.values():
+        if position.is_return or not each.is_at_return:
+            yield from _starting(word, (each.name,), CompletionKind.VARIABLE, offset, each.doc)
+    for call, doc in RESERVED_CALLS.items():
+        kind = "a statement" if call in ACTIONS else doc
+        yield from _starting(word, (call,), CompletionKind.FUNCTION, offset, kind)
+    yield from _starting(word, _STATEMENTS, CompletionKind.KEYWORD, offset)
+
+
+def _places(line: str, offset: int) -> Iterator[Completion]:
+    match = _PLACE.search(line)
+    word = match.group() if match is not None else ""
+    module, colon, start = word.rpartition(":")
+    if colon:
+        yield from _starting(start, _functions(module.strip('"'), start), CompletionKind.FUNCTION, offset)
+        return
+    for keyword, doc in _POINTS.items():
+        yield from _starting(word, (keyword,), CompletionKind.KEYWORD, offset, doc)
+    from dprobes.cli.completions import known_modules
+
+    yield from _starting(word, sorted(set(known_modules(None))), CompletionKind.MODULE, offset)
+
+
+def _in_rpn(text: str, offset: int) -> Iterator[Completion]:
+    from dprobes.rpn.isa import ROWS
+    from dprobes.rpn.keywords import KEYWORDS
+
+    line = text[text.rfind("\n", 0, offset) + 1 : offset].rpartition(";")[2]
+    keyword, equals, value = line.partition("=")
+    start = value.strip().strip('"')
+    if "//" in line:
+        return
+    if equals and keyword.strip() == "name":
+        from dprobes.cli.completions import known_modules
+
+        yield from _starting(start, sorted(set(known_modules(None))), CompletionKind.MODULE, offset)
+    elif equals and keyword.strip() == "offset":
+        module = re.findall(r'^\s*name\s*=\s*"?([^"\n/]*[^"\s/])', text[:offset], re.MULTILINE)
+        yield from _starting(start, _functions(module[-1], start) if module else (), CompletionKind.FUNCTION, offset)
+    elif not equals:
+        word = line.lstrip()
+        for row in ROWS:
+            plain = row.syntax.partition(" <")[0]
+            yield from _starting(word, (plain,), CompletionKind.FUNCTION, offset, f"{row.effect}: {row.doc}")
+        for each in KEYWORDS:
+            yield from _starting(word, (each.name,), CompletionKind.KEYWORD, offset, each.doc)
+
+
+def _starting(
+    word: str, names: Iterable[str], kind: CompletionKind, offset: int, doc: str = "", *, besides: str | None = None
+) -> Iterator[Completion]:
+    for name in names:
+        if name.startswith(word) and name != besides:
+            yield Completion(name, kind, offset - len(word), doc)
+
+
+def _functions(module: str, start: str) -> Iterable[str]:
+    if module == "kernel":
+        from dprobes.target.kernel.runningkernel import RunningKernel
+
+        return sorted(symbol.name for symbol in RunningKernel().symbols.matching(f"{start}*", ""))
+    from dprobes.cli.completions import known_symbols
+
+    return known_symbols(module, None, start)
+
+
+def _events(kind: str, start: str) -> Iterable[str]:
+    if kind == "syscall":
+        from dprobes.target.kernel.systemcalls import system_calls
+
+        return sorted(system_calls())
+    from dprobes.target.kernel.tracepoints import KernelTracepoints
+
+    tracepoints = KernelTracepoints()
+    subsystem, colon, _ = start.partition(":")
+    if not colon:
+        return [f"{each}:" for each in tracepoints.subsystems()]
+    return [f"{subsystem}:{each}" for each in tracepoints.names(subsystem)]
+
+
+def _fields(position: Position) -> Iterator[str]:
+    from dprobes.cli.output.tracepointplace import describe_traced
+
+    for event in position.events:
+        with contextlib.suppress(DprobesError, OSError):
+            for line in describe_traced(event):
+                if (match := re.match(r"push tp, (\w+)", line)) is not None:
+                    yield match[1]

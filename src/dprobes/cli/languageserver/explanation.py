@@ -1,0 +1,96 @@
+"""What stands at a position, explained: names of the language; of a probe its RPN, and what a hit costs."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from dprobes.cli.languageserver.analysis import is_c, word_at
+from dprobes.errors import DprobesError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dprobes.cli.languageserver.analysis import Analysis
+    from dprobes.rpn.program import ProbeDefinition, Program
+
+__all__ = ["Explanation", "explain"]
+
+_LINES_MAX = 60
+_COSTS_MAX = 10
+
+Explanation = tuple[str, int, int]
+"""Text in Markdown, and where what it explains begins and ends."""
+
+
+def explain(analysis: Analysis, offset: int) -> Explanation | None:
+    """Return what is to be said of what stands at an offset; None if that is nothing."""
+    text = analysis.source.text
+    for program in analysis.programs:
+        for definition in program.definitions:
+            span = definition.span("offset")
+            if span is not None and span.file is analysis.source and span.start <= offset < span.end:
+                return _of_probe(program, definition), span.start, span.end
+    start, end = word_at(text, offset)
+    said = _of_c(text[start:end]) if is_c(analysis.source.name) else _of_rpn(text, start)
+    return (said, start, end) if said else None
+
+
+def _of_probe(program: Program, definition: ProbeDefinition) -> str:
+    from dprobes.rpn.printer import print_program
+
+    alone = replace(program, definitions=(definition,), procedures=())
+    lines = print_program(alone).splitlines()
+    shown = lines[:_LINES_MAX] + ([f"// and {len(lines) - _LINES_MAX} more lines"] if len(lines) > _LINES_MAX else [])
+    parts = ["```", *shown, "```"]
+    place = next((line.removeprefix("offset = ") for line in lines if line.startswith("offset = ")), "").strip('"')
+    if costs := [f"| `{name}` | {cost} |" for name, cost in islice(_costs(program, definition, place), _COSTS_MAX)]:
+        parts = ["| place | a hit |", "|---|---|", *costs, "", *parts]
+    return "\n".join(parts)
+
+
+def _costs(program: Program, definition: ProbeDefinition, place: str) -> Iterator[tuple[str, str]]:
+    """Give the functions of a probe, and what a hit at each costs."""
+    from dprobes.cli.output import inventory
+    from dprobes.resolve.spaces import Space, space_of
+    from dprobes.target.location import Module
+    from dprobes.target.modules import find_module
+
+    if not place or not definition.is_in_code or space_of(program) is not Space.MODULE or "+" in place:
+        return
+    with contextlib.suppress(DprobesError, OSError):
+        if (path := find_module(program.name)) is not None:
+            for row in inventory.function_rows(Module.load(path, None), place):
+                yield row[0], row[-1]
+
+
+def _of_c(word: str) -> str:
+    from dprobes.dpc.provided import ACTIONS, PROVIDED, RESERVED_CALLS
+
+    if word in PROVIDED:
+        return f"`{word}`: {PROVIDED[word].doc}"
+    if word in ACTIONS:
+        return f"`{word}` is a statement"
+    return f"`{word}` {RESERVED_CALLS[word]}" if word in RESERVED_CALLS else ""
+
+
+def _of_rpn(text: str, start: int) -> str:
+    from dprobes.rpn.isa import ROWS
+    from dprobes.rpn.keywords import KEYWORDS
+
+    begin = text.rfind("\n", 0, start) + 1
+    end = text.find("\n", start)
+    line = text[begin : end if end >= 0 else len(text)]
+    statement = line.partition("//")[0][: start - begin].rpartition(";")[2] + line[start - begin :].partition(";")[0]
+    word = statement.partition("//")[0].split("=")[0].strip()
+    if "=" in statement:
+        return next((f"`{each.name} =`: {each.doc}" for each in KEYWORDS if each.name == word), "")
+    # The row that has the most words of the instruction.
+    fitting = [row for row in ROWS if f"{word} ".startswith(f"{row.syntax.partition(' <')[0]} ")]
+    fitting = fitting or [row for row in ROWS if word and row.operator == word.split()[0]]
+    if not fitting:
+        return ""
+    row = max(fitting, key=lambda each: len(each.syntax.partition(" <")[0]))
+    return f"`{row.syntax}` ( {row.effect} ): {row.doc}"

@@ -1,0 +1,110 @@
+"""``dprobes lsp`` as an editor uses it: messages of the protocol on its standard input and output."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any, Self
+
+import pytest
+
+from integration.support import TIMEOUT
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytest.importorskip("pygls", reason="needs pygls: pip install 'dprobes[lsp]'")
+
+PROGRAM = 'libc.so.6:malloc(size) {\n    printf("ü𝄞 %d", siz);\n}\n'
+
+
+class Editor:
+    """A client of the protocol, with one document."""
+
+    def __init__(self, path: Path) -> None:
+        self.uri = path.as_uri()
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "dprobes", "lsp"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        self._number = 0
+
+    def __enter__(self) -> Self:
+        self.ask("initialize", {"processId": None, "rootUri": None, "capabilities": {}})
+        self.tell("initialized", {})
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        try:
+            if exception[0] is None:
+                self.ask("shutdown", None)
+                self.tell("exit", None)
+                assert self._process.wait(TIMEOUT) == 0
+        finally:
+            self._process.kill()
+            self._process.wait()
+            for stream in (self._process.stdin, self._process.stdout):
+                assert stream is not None
+                stream.close()
+
+    def tell(self, method: str, parameters: Any) -> None:
+        self._send({"method": method, "params": parameters})
+
+    def ask(self, method: str, parameters: Any) -> Any:
+        self._number += 1
+        self._send({"id": self._number, "method": method, "params": parameters})
+        return self._await(lambda message: message.get("id") == self._number)["result"]
+
+    def at(self, method: str, line: int, character: int) -> Any:
+        place = {"textDocument": {"uri": self.uri}, "position": {"line": line, "character": character}}
+        return self.ask(f"textDocument/{method}", place)
+
+    def diagnostics(self) -> list[dict[str, Any]]:
+        message = self._await(lambda message: message.get("method") == "textDocument/publishDiagnostics")
+        found: list[dict[str, Any]] = message["params"]["diagnostics"]
+        return found
+
+    def _send(self, message: dict[str, Any]) -> None:
+        assert self._process.stdin is not None
+        data = json.dumps({"jsonrpc": "2.0", **message}).encode()
+        self._process.stdin.write(b"Content-Length: %d\r\n\r\n" % len(data) + data)
+        self._process.stdin.flush()
+
+    def _await(self, is_it: Any) -> dict[str, Any]:
+        stream = self._process.stdout
+        assert stream is not None
+        while True:
+            size = 0
+            while (line := stream.readline()).strip():
+                name, _, value = line.decode().partition(":")
+                if name.lower() == "content-length":
+                    size = int(value)
+            assert size, "the server has ended"
+            message: dict[str, Any] = json.loads(stream.read(size))
+            if is_it(message):
+                return message
+
+
+def test_an_editor_is_served(tmp_path: Path) -> None:
+    path = tmp_path / "sizes.dpc"
+    document = {"uri": path.as_uri(), "languageId": "dpc", "version": 1, "text": PROGRAM}
+    with Editor(path) as editor:
+        editor.tell("textDocument/didOpen", {"textDocument": document})
+        (found,) = editor.diagnostics()
+        # Characters are counted as UTF-16, in which the clef has two.
+        assert found["range"] == {"start": {"line": 1, "character": 21}, "end": {"line": 1, "character": 24}}
+        assert found["message"].startswith("nothing is named 'siz'")
+        names = [each["label"] for each in editor.at("completion", 1, 24)]
+        assert "size" in names
+        change = {"range": found["range"], "text": "size"}
+        editor.tell(
+            "textDocument/didChange",
+            {"textDocument": {"uri": editor.uri, "version": 2}, "contentChanges": [change]},
+        )
+        assert editor.diagnostics() == []
+        hover = editor.at("hover", 0, 12)
+        assert "offset = malloc" in hover["contents"]["value"]
+        assert hover["range"]["end"] == {"line": 0, "character": 16}
+        location = editor.at("definition", 1, 22)
+        assert location["uri"] == editor.uri
+        assert location["range"]["start"] == {"line": 0, "character": 17}
