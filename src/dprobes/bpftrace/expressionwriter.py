@@ -63,6 +63,7 @@ _WORDS = """
     const volatile goto float double begin end every usdt watch sample tracepoint syscall kmod inline
 """
 _RESERVED = frozenset(_WORDS.split())
+_C_TYPE = re.compile(r"void|char|short|int|long|unsigned|signed|_?[Bb]ool|size_t|u?int\d+_t|[us](?:8|16|32|64)|__\w+")
 _NOTHING = Value("0")
 
 
@@ -85,6 +86,7 @@ class ExpressionWriter:
     ) -> None:
         self._places = places
         self._kinds = {place.kind for place in places}
+        self._knows_kernel = bool(places) and all(place.in_kernel for place in places)
         self._maps = maps
         self._arrays = arrays
         self._structures = structures
@@ -186,6 +188,8 @@ class ExpressionWriter:
         if name in _ABSENT_NAMES:
             message = f"'{name}' has no like in DProbes C: {_ABSENT_NAMES[name]}"
             return self.wrong(span, message, _NAME_HINTS.get(name))
+        if self._knows_kernel and name.isupper():
+            return Value(name)  # of an enumeration of the kernel
         hint = f"define it in the script: #define {name} 1"
         return self.wrong(span, f"'{name}' is not known; it may be a constant of a header of the kernel", hint)
 
@@ -265,14 +269,18 @@ class ExpressionWriter:
         if len(words) == 1 and words[0].removesuffix("_t") in _TYPES:
             words = [_TYPES[words[0].removesuffix("_t")]]
         elif words[0] in ("struct", "union", "enum"):
-            if f"{words[0]} {words[1]}" not in self._structures:
+            if f"{words[0]} {words[1]}" not in self._structures and not self._knows_kernel:
                 self.wrong(
                     span, f"'{words[0]} {words[1]}' is not declared in the script",
                     "declare it with the fields that are used: its place in memory counts",
                 )  # fmt: skip
-        elif len(words) == 1 and f"struct {words[0]}" in self._structures:
+        elif len(words) == 1 and (f"struct {words[0]}" in self._structures or (stars and self._is_structure(words[0]))):
             words = ["struct", *words]
         return " ".join(words) + (f" {'*' * stars}" if stars else "")
+
+    def _is_structure(self, name: str) -> bool:
+        """Return whether a name without ``struct`` is that of a structure of the kernel."""
+        return self._knows_kernel and _C_TYPE.fullmatch(name) is None
 
     def _call(self, call: tree.Call) -> Value:
         match call.function, call.arguments:

@@ -12,7 +12,7 @@ from dprobes.lazydataclass import dataclass
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-__all__ = ["AGGREGATIONS", "Kept", "MapUses", "expressions_of", "statements_of"]
+__all__ = ["AGGREGATIONS", "Kept", "MapUses", "expressions_in", "expressions_of", "statements_of"]
 
 AGGREGATIONS = {"count": 0, "sum": 1, "min": 1, "max": 1, "avg": 1, "stats": 1, "hist": 1, "lhist": 4}
 """What bpftrace can keep in a map besides a value, and of how many arguments."""
@@ -78,7 +78,12 @@ def expressions_of(probe: tree.Probe) -> Iterator[tree.Expression]:
     """Return all expressions of a probe, with those that they are made of, but for maps that are assigned to."""
     if probe.condition is not None:
         yield from parts_of(probe.condition)
-    for statement in statements_of(probe.body):
+    yield from expressions_in(probe.body)
+
+
+def expressions_in(body: Sequence[tree.Statement]) -> Iterator[tree.Expression]:
+    """Return the same of a block."""
+    for statement in statements_of(body):
         match statement:
             case tree.Assignment(tree.Map(_, keys), operator, value) as assignment:
                 if operator:

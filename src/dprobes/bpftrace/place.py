@@ -75,6 +75,11 @@ class Place:
     function: str = ""
     subsystem: str = ""
 
+    @property
+    def in_kernel(self) -> bool:
+        """Whether it is in the kernel's code, of which types are known."""
+        return self.text.removeprefix("return ").startswith(("kernel:", "kmod "))
+
 
 def places_of(point: tree.Point, machine: Machine, diagnostics: Diagnostics) -> list[Place]:
     """Return the places of a point; report one that has no like."""

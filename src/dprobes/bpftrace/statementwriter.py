@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.bpftrace import tree
 from dprobes.bpftrace.expressionwriter import variable_name
-from dprobes.bpftrace.mapuse import AGGREGATIONS, Kept, statements_of
+from dprobes.bpftrace.mapuse import AGGREGATIONS, Kept, expressions_in, statements_of
 from dprobes.bpftrace.printwriter import PrintWriter
 from dprobes.bpftrace.value import Form
 
@@ -36,6 +36,8 @@ class StatementWriter:
         self._values = values
         self._maps = maps
         self._declared: set[str] = set()
+        self._pointers: frozenset[str] = frozenset()
+        """Variables that are pointers, by what is done with them."""
         self._in_tool = in_tool
         self._loops = 0
 
@@ -49,6 +51,7 @@ class StatementWriter:
                     if self._is_number(value):
                         inner.append(name)
         first = self._first_uses(body, outer)
+        self._pointers = frozenset(_pointers_in(body))
         hoisted = [*inner, *sorted(outer - first)]
         self._declared |= {name for name in hoisted if name not in self._values.variables}
         lines = [f"long {variable_name(name)} = 0;" for name in hoisted]
@@ -155,7 +158,9 @@ class StatementWriter:
             values.variables[target.name] = found
             return
         name = variable_name(target.name)
-        if target.name in values.variables:
+        if target.name in self._pointers and not found.type and not operator and target.name not in self._declared:
+            values.variables[target.name] = found  # whose type only the compiler knows
+        elif target.name in values.variables:
             values.wrong(target.span, f"'${target.name}' stands for a string or symbol, and for something else")
         elif target.name in self._declared or operator:
             yield f"{name} {operator}= {found.text};"
@@ -223,3 +228,11 @@ def _prints(body: Sequence[tree.Statement]) -> bool:
 
 def _is_print(expression: tree.Expression) -> bool:
     return isinstance(expression, tree.Call) and expression.function == "printf"
+
+
+def _pointers_in(body: Sequence[tree.Statement]) -> Iterator[str]:
+    """Return the variables that ``->`` is applied to, or what it reads."""
+    for expression in expressions_in(body):
+        match expression:
+            case tree.Field(tree.Variable(name), _, True):
+                yield name

@@ -131,6 +131,15 @@ def test_statements(statement: str, line: str) -> None:
          "kprobe:f { $s = (struct s *)arg0; @[$s->next->a] = count() /* how often */ }"),
          ("#define LIMIT 8\nstruct s { int a; struct s *next; };\n\n"
          "kernel:f {\n    struct s *s = (struct s *)arg0;\n    @[s->next->a] = count();\n}\n")),
+        # Types and enumerators of the kernel are known to who compiles the program.
+        (
+            ("kprobe:f { $s = (struct sock *)arg0; $d = $s->a.b;"
+             " if ($d->c == TCP_ESTABLISHED2) { @[((path *)arg1)->d] = count() } }"),
+            (
+                "kernel:f {\n    struct sock *s = (struct sock *)arg0;\n    if (s->a.b->c == TCP_ESTABLISHED2) {\n"
+                "        @[((struct path *)arg1)->d] = count();\n    }\n}\n"
+            ),
+        ),
         # What is read is put in before.
         ("kretprobe:f /@start[tid]/ { @ = hist(nsecs - @start[tid]) }\nkprobe:f { @start[tid] = nsecs }",
          ("kernel:f {\n    @start[tid] = nsecs;\n}\nreturn kernel:f when (@start[tid]) {\n"
@@ -215,9 +224,9 @@ def test_what_a_program_is_run_with() -> None:
         ("kprobe:f { @[cgroup] = count() }",
          ("s.bt:1:14: error: 'cgroup' has no like in DProbes C: the cgroup of a process\n"
          "    kprobe:f { @[cgroup] = count() }\n                 ^~~~~~\nhint: run it with --cgroup PATH")),
-        ("kprobe:f { $s = (struct sock *)arg0; @ = sum($s->x) }",
-         ("s.bt:1:17: error: 'struct sock' is not declared in the script\n"
-         "    kprobe:f { $s = (struct sock *)arg0; @ = sum($s->x) }\n                    ^~~~~~~~~~~~~~~~~~~\n"
+        ("uprobe:f:g { $s = (struct sock *)arg0; @ = sum($s->x) }",
+         ("s.bt:1:19: error: 'struct sock' is not declared in the script\n"
+         "    uprobe:f:g { $s = (struct sock *)arg0; @ = sum($s->x) }\n                      ^~~~~~~~~~~~~~~~~~~\n"
          "hint: declare it with the fields that are used: its place in memory counts")),
         ("kprobe:f { @n[tid] = str(arg0) }",
          ("s.bt:1:22: error: a table keeps numbers, not strings\n"
@@ -233,9 +242,10 @@ def test_what_a_program_is_run_with() -> None:
          ("s.bt:1:17: error: a table keeps numbers, not strings\n"
          "    kprobe:f { @x = ntop(arg0) }\n                    ^~~~~~~~~~\n"
          "hint: keep the pointer, and write str() where it is printed")),
-        ("kprobe:f { if (FOO) { @x++ } }",
-         ("s.bt:1:16: error: 'FOO' is not known; it may be a constant of a header of the kernel\n"
-         "    kprobe:f { if (FOO) { @x++ } }\n                   ^~~\nhint: define it in the script: #define FOO 1")),
+        ("uprobe:f:g { if (FOO) { @x++ } }",
+         ("s.bt:1:18: error: 'FOO' is not known; it may be a constant of a header of the kernel\n"
+         "    uprobe:f:g { if (FOO) { @x++ } }\n                     ^~~\n"
+         "hint: define it in the script: #define FOO 1")),
         ("interval:s:1000000000000 { exit() } kprobe:f { }", (
          "s.bt:1:1: error: this is no time\n"
          "    interval:s:1000000000000 { exit() } kprobe:f { }\n"
