@@ -7,6 +7,8 @@ import pty
 import subprocess
 import sys
 
+import pytest
+
 SOURCE = """
 import sys, time
 from dprobes.cli.progress import Progress
@@ -43,3 +45,41 @@ def test_nothing_is_said_elsewhere() -> None:
     assert said_at_terminal(1.3, TERM="dumb") == "done\r\n"
     command = [sys.executable, "-c", SOURCE.format(seconds=1.3)]
     assert subprocess.run(command, capture_output=True, check=True, timeout=20).stderr == b"done\n"
+
+
+VERB = """
+import sys, time
+import dprobes.{module} as slow
+original = slow.{function}
+slow.{function} = lambda *a, **k: (time.sleep(1.6), original(*a, **k))[1]
+from dprobes.cli.main import run
+run({line!r})
+print("done", file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "module", "function", "what", "printed"),
+    [
+        (["list", "libc.so.6:getenv"], "target.modules", "find_module", "looking for what can be probed", "getenv"),
+        (["locate", "libc.so.6:getenv"], "target.modules", "find_module", "looking for the place", "offset = getenv"),
+        (["doctor"], "engines.registry", "rows", "trying what works here", "ptrace"),
+    ],
+)
+def test_verbs_that_look_for_something_say_so_before_what_they_have_found(
+    line: list[str], module: str, function: str, what: str, printed: str
+) -> None:
+    master, slave = pty.openpty()
+    source = VERB.format(module=module, function=function, line=line)
+    command = [sys.executable, "-c", source]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=slave, env=os.environ | {"TERM": "xterm"}) as process:
+        os.close(slave)
+        said = b""
+        while b"done\r\n" not in said:
+            said += os.read(master, 1000)
+        assert process.stdout is not None
+        assert printed in process.stdout.read().decode()
+        assert process.wait(20) == 0
+    os.close(master)
+    assert said.decode().startswith(f"\r{what} ... 1 s\x1b[K\r")
+    assert said.decode().endswith("\r\x1b[Kdone\r\n")

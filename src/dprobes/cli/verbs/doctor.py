@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dprobes.cli.output.textoutput import print_lines
+from dprobes.cli.progress import Progress
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,7 +26,8 @@ def command() -> int:
     """
     from dprobes.engines.registry import rows
 
-    findings = [finding for row in rows() for finding in row.examine()]
+    with Progress("trying what works here"):
+        findings = [finding for row in rows() for finding in row.examine()]
     for finding in findings:
         print_lines(_lines(finding))
     return 0 if all(finding.works for finding in findings if finding.essential) else 1

@@ -8,8 +8,10 @@ import click
 
 from dprobes.cli.options import PROCESS_ID, symbols_option
 from dprobes.cli.output.textoutput import print_lines, print_table
+from dprobes.cli.progress import Progress
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
 __all__ = ["command"]
@@ -34,14 +36,24 @@ def command(what: str | None, symbols: Path | None, pid: int | None) -> int:
     from dprobes.cli.output.usdtplace import USDT_HEADER, split_usdt, usdt_rows
     from dprobes.target.modules import find_module
 
+    progress = Progress.of_command()
+    progress.begin("looking for what can be probed")
+
+    def show(header: tuple[str, ...], rows: Iterable[Sequence[str]]) -> None:
+        found = list(rows)
+        progress.end()
+        print_table(header, found)
+
     if what is None:
         if pid is None:
             raise click.UsageError("name a module, or a process with -p PID")
-        print_table(inventory.MODULE_HEADER, inventory.module_rows(pid, "*"))
+        show(inventory.MODULE_HEADER, inventory.module_rows(pid, "*"))
         return 0
     if is_traced(what):
         kind, _, pattern = what.partition(":")
-        print_lines(describe_traced(what if any(c in pattern for c in "*?[") else f"{kind}:{pattern}*"))
+        lines = list(describe_traced(what if any(c in pattern for c in "*?[") else f"{kind}:{pattern}*"))
+        progress.end()
+        print_lines(lines)
         return 0
     name, _, pattern = what.partition(":")
     if (path := find_module(name, pid=pid)) is not None:
@@ -49,17 +61,17 @@ def command(what: str | None, symbols: Path | None, pid: int | None) -> int:
 
         module, usdt = Module.load(path, symbols), split_usdt(what)
         if usdt is not None:
-            print_table(USDT_HEADER, inventory.usdt_rows(module, *usdt[1:]))
+            show(USDT_HEADER, inventory.usdt_rows(module, *usdt[1:]))
             return 0
         probes = usdt_rows(module) if not pattern else []
         if pattern or not probes or any(True for _ in module.symbols.functions()):
-            print_table(inventory.FUNCTION_HEADER, inventory.function_rows(module, pattern or "*"))
+            show(inventory.FUNCTION_HEADER, inventory.function_rows(module, pattern or "*"))
         if probes:
             print_lines([""])
-            print_table(USDT_HEADER, probes)
+            show(USDT_HEADER, probes)
         return 0
     if (in_kernel := kernel_module(name)) is not None:
-        print_table(inventory.KERNEL_HEADER, inventory.kernel_rows(*in_kernel, pattern or "*"))
+        show(inventory.KERNEL_HEADER, inventory.kernel_rows(*in_kernel, pattern or "*"))
         return 0
     from dprobes.cli.verbs.locate import not_there
 

@@ -9,6 +9,7 @@ import click
 
 from dprobes.cli.options import PROCESS_ID, symbols_option
 from dprobes.cli.output.textoutput import print_lines
+from dprobes.cli.progress import Progress
 from dprobes.errors import TargetError
 
 if TYPE_CHECKING:
@@ -41,37 +42,41 @@ def command(place: str, symbols: Path | None, pid: int | None) -> int:
 
     'MODULE:usdt:PROVIDER:NAME' shows the sites of a USDT probe with their arguments; both may be patterns.
     """
+    with Progress("looking for the place"):
+        lines = _lines(place, symbols, pid)
+    print_lines(lines)
+    return 0
+
+
+def _lines(place: str, symbols: Path | None, pid: int | None) -> list[str]:
+    """Return what is said of a place."""
     from dprobes.target.modules import find_module
 
     if place.startswith(("syscall", "tracepoint")):
         from dprobes.cli.output.tracepointplace import describe_traced, is_traced
 
         if is_traced(place):
-            print_lines(list(describe_traced(place)))
-            return 0
+            return list(describe_traced(place))
     from dprobes.cli.output.usdtplace import describe_usdt, split_usdt
 
     if (usdt := split_usdt(place)) is not None:
         if (path := find_module(usdt[0], pid=pid)) is None:
             raise not_there(usdt[0], pid)
         module = _load(path, symbols)
-        print_lines([*_describe_module(module), *describe_usdt(module, *usdt[1:])])
-        return 0
+        return [*_describe_module(module), *describe_usdt(module, *usdt[1:])]
     name, expression = _split(place)
     from dprobes.cli.output.kernelplace import describe_kernel_place, is_module_file, kernel_module
 
     path = None if is_module_file(name) else find_module(name, pid=pid)
     if path is None:
         if (in_kernel := kernel_module(name)) is not None:
-            print_lines(list(describe_kernel_place(*in_kernel, expression)))
-            return 0
+            return list(describe_kernel_place(*in_kernel, expression))
         raise not_there(name, pid)
     module = _load(path, symbols)
     lines = _describe_module(module)
     if expression is not None:
         lines += _describe_place(module, expression)
-    print_lines(lines)
-    return 0
+    return lines
 
 
 def _split(place: str) -> tuple[str, Expression | None]:
