@@ -84,3 +84,19 @@ def test_flame_graphs_have_them(build: Builder, tmp_path: Path) -> None:
         if ";main;" in line
     }
     assert weights == {"work;outer_[i];inner_[i];here": 6, "work;inner_[i];here": 2}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_keys_of_tables_have_them(build: Builder, engine: str) -> None:
+    program = build("inlined.c", "-g", "-O2")
+    text = f'"{program}":here {{ @[ustack(3)] = count(); }}'
+    command = [sys.executable, "-m", "dprobes", "run", "--engine", engine, "-e", text, "--format", "json", "--"]
+    output = subprocess.run([*command, str(program)], check=True, capture_output=True, text=True).stdout
+    rows = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
+    stacks = {tuple(re.sub(r"\+0x\w+", "", frame) for frame in row["keys"][0]) for row in rows}
+    inner, outer = "inner (inlined) [inlined]", "outer (inlined) [inlined]"
+    assert stacks == {
+        ("here [inlined]", inner, "work [inlined]", "main [inlined]"),
+        ("here [inlined]", inner, outer, "work [inlined]", "main [inlined]"),
+    }
+    assert sum(row["value"] for row in rows) == HITS

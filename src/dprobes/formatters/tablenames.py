@@ -62,6 +62,11 @@ class ProcessAddresses:
         """Return the name of an address in a process, or in any one."""
         return self._symboliser.name_of(address, self._record(address, pid), None)
 
+    def inlined_at(self, address: int, pid: int | None) -> Sequence[str]:
+        """Return the names of the functions whose code is there because their calls were inlined, from the inside."""
+        name = self._symboliser.code_name(address, self._record(address, pid), None)
+        return () if name is None else name.inlined_texts
+
     def located(self, contents: Sequence[TableContents]) -> list[LocatedCode]:
         """Return where the addresses in keys are that can be located."""
         found: dict[int, LocatedCode] = {}

@@ -9,6 +9,8 @@ from dprobes.rpn.isa import StackEnd
 from dprobes.rpn.tables import KeyKind
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from dprobes.rpn.tables import Table
 
 __all__ = ["NO_NAMES", "STACK_ENDS", "Names", "Part", "parts_of"]
@@ -32,10 +34,16 @@ class Names(Protocol):
     def name_of(self, address: int, pid: int | None) -> str | None:
         """Return the name of an address in a process, or, without one, of the kernel or the probed module."""
 
+    def inlined_at(self, address: int, pid: int | None) -> Sequence[str]:
+        """Return the names of the functions whose code is there because their calls were inlined, from the inside."""
+
 
 class _NoNames:
     def name_of(self, address: int, pid: int | None) -> str | None:  # noqa: ARG002 - the protocol's
         return None
+
+    def inlined_at(self, address: int, pid: int | None) -> Sequence[str]:  # noqa: ARG002 - the protocol's
+        return ()
 
 
 NO_NAMES: Names = _NoNames()
@@ -53,16 +61,21 @@ def parts_of(table: Table, key: bytes, names: Names = NO_NAMES) -> tuple[Part, .
                 found.append(names.name_of(part, None) or hex(part))
             case KeyKind.USER_STACK, tuple():
                 pid = part[0] if part else None
-                found.append([_frame(n, address, pid, names) for n, address in enumerate(part[1:])])
+                found.append(_frames(part[1:], pid, names))
             case KeyKind.KERNEL_STACK, tuple():
-                found.append([_frame(n, address, None, names) for n, address in enumerate(part)])
+                found.append(_frames(part, None, names))
             case _, int():
                 found.append(part)
     return tuple(found)
 
 
-def _frame(number: int, address: int, pid: int | None, names: Names) -> str:
-    if address in STACK_ENDS:
-        return STACK_ENDS[StackEnd(address)]
-    # Behind the first one are return addresses, which may be those of the next function.
-    return names.name_of(address - (number > 0), pid) or hex(address)
+def _frames(stack: Sequence[int], pid: int | None, names: Names) -> list[str]:
+    found: list[str] = []
+    for number, address in enumerate(stack):
+        if address in STACK_ENDS:
+            found.append(STACK_ENDS[StackEnd(address)])
+            continue
+        # Behind the first one are return addresses, which may be those of the next function.
+        place = address - (number > 0)
+        found += (*names.inlined_at(place, pid), names.name_of(place, pid) or hex(address))
+    return found

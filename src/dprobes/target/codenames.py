@@ -46,6 +46,11 @@ class CodeName(NamedTuple):
         distance = f"+{self.distance:#x}" if self.distance else ""
         return f"{self.function}{distance} [{self.module}]"
 
+    @property
+    def inlined_texts(self) -> tuple[str, ...]:
+        """The names for people of the functions whose code is there because their calls were inlined."""
+        return tuple(f"{name} (inlined) [{self.module}]" for name in self.inlined)
+
 
 class MappedCode(NamedTuple):
     """Say that a process shows the file of a module, from byte ``offset`` on, from ``start`` up to ``end``."""

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 class Named:
     """Names 0x1000 to 0x1fff."""
 
+    def inlined_at(self, address: int, pid: int | None) -> tuple[str, ...]:
+        return (f"inner of {address:#x} (inlined) [m]",) if address == 0x77 and pid else ()
+
     def name_of(self, address: int, pid: int | None) -> str | None:
         return f"f+{address - 0x1000:#x} of {pid}" if 0x1000 <= address < 0x2000 else None
 
@@ -35,13 +38,15 @@ def test_only_the_greatest_rows() -> None:
 
 def test_frames_are_named_by_their_calls() -> None:
     """A return address belongs to the call before it."""
-    store = TableStore(Table("s", TableKind.COUNT, (Key(KeyKind.USER_STACK, 4), Key(KeyKind.ADDRESS))))
-    words = (7, 0x1000, 0x1010, 0x5000, 2, 0x1020)
+    store = TableStore(Table("s", TableKind.COUNT, (Key(KeyKind.USER_STACK, 5), Key(KeyKind.ADDRESS))))
+    words = (7, 0x1000, 0x1010, 0x78, 0x5000, 2, 0x1020)
     store.tally(b"".join(word.to_bytes(8, "little") for word in words))
     assert list(table_lines(store.contents(), names=NAMES)) == [
         "@s[",
         "    f+0x0 of 7",
         "    f+0xf of 7",
+        "    inner of 0x77 (inlined) [m]",
+        "    0x78",
         "    0x5000",
         "    [cut: no unwind table]",
         ", f+0x20 of None]: 1",

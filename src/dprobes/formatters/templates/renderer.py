@@ -107,7 +107,7 @@ class _Names(NamedTuple):
 
 
 def _inlined(name: CodeName | None) -> list[str]:
-    return [] if name is None else [f"{escaped(each)} (inlined) [{escaped(name.module)}]" for each in name.inlined]
+    return [] if name is None else [escaped(each) for each in name.inlined_texts]
 
 
 def _header_item(name: str, record: LogRecord, wall_offset: int) -> str:
