@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from debuginformation import debug_information
 from draining import draining
 from endurance import endurance
 from guestkernels import guest_kernels
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     Sections = dict[str, Callable[[Path], list[Measurement]]]
 
 PTRACE: Sections = {"ptrace": by_ptrace, "latency": latency}
-RECORDS: Sections = {"records": records, "sinks": sinks, "tables": tables}
+RECORDS: Sections = {"records": records, "sinks": sinks, "tables": tables, "types": debug_information}
 EBPF: Sections = {
     "hits": kernel_hits,
     "returns": returns,

@@ -68,6 +68,7 @@ class BtfNames:
         self._function = function
         self._at_return = at_return
         self.was_asked = False
+        self.is_entry = True
 
     @cached_property
     def _parameters(self) -> Sequence[tuple[str, CType, int | None]]:

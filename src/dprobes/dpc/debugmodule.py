@@ -29,12 +29,18 @@ if TYPE_CHECKING:
     from dprobes.target.location import Module, SymbolProvider
     from dprobes.target.unwind.fileframes import FileFrames
 
-__all__ = ["DebugModule"]
+__all__ = ["DebugModule", "is_entry_by_name"]
 
 _PLACE = re.compile(r"(?P<name>.+?)(?:\s*\+\s*(?P<distance>0[xX][0-9a-fA-F]+|[0-9]+))?\Z", re.DOTALL)
 _NUMBER = re.compile(r"0[xX][0-9a-fA-F]+\Z|[0-9]+\Z")
 _ARGUMENTS = {5: "arg0", 4: "arg1", 1: "arg2", 2: "arg3", 8: "arg4", 9: "arg5"}
 """The registers of arguments of x86-64, by DWARF's numbers."""
+
+
+def is_entry_by_name(place: str) -> bool:
+    """Return whether a place is written as a function alone."""
+    match = _PLACE.match(place)
+    return match is not None and match["distance"] is None and _NUMBER.match(place) is None
 
 
 class DebugModule:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from dprobes.dpc import typed
 from dprobes.dpc.argumentplaces import argument_places
-from dprobes.dpc.ctype import INT, UNSIGNED, VOID, Void, is_scalar
-from dprobes.dpc.debugmodule import DebugModule
+from dprobes.dpc.ctype import INT, UNSIGNED, VOID, Void, is_scalar, size_of
+from dprobes.dpc.debugmodule import DebugModule, is_entry_by_name
 from dprobes.dpc.debugvalues import NotKnownError, Part, Scattered, part_of, value_at
 from dprobes.dpc.folder import folded
 from dprobes.dpc.scope import ModuleVariable
@@ -39,6 +39,8 @@ __all__ = ["DescribedModule", "LateNames", "ModuleNames", "ProbeNames"]
 _BLOCKS = frozenset((Tag.LEXICAL_BLOCK, Tag.INLINED_SUBROUTINE))
 _VARIABLES = frozenset((Tag.FORMAL_PARAMETER, Tag.VARIABLE))
 _DEPTH_MAX = 64
+_NUMBERED = 6
+"""Arguments that have names of registers."""
 _LISTED = 3  # ranges named in a hint
 
 
@@ -244,10 +246,18 @@ class ProbeNames:
 
     def _at_entry(self, place: ArgumentPlace, type_: CType) -> typed.Value:
         """Return what an argument was at the entry of the call that has returned."""
-        if len(place.registers) != 1 or place.registers[0] is None or not is_scalar(type_):
+        number = place.registers[0] if len(place.registers) == 1 else None
+        if place.offset is not None and self._module.elf.word_size == 4:
+            number = place.offset // 4 - 1  # arguments of 32 bits have their numbers on the stack
+        if (
+            number is None
+            or number >= _NUMBERED
+            or not is_scalar(type_)
+            or (size_of(type_) or 0) > self._machine.word.size
+        ):
             hint = "keep it at the entry, in a thread variable"
             raise NotKnownError("not known any more at the return: at the entry it is in no register", hint)
-        register = typed.Register(f"arg{place.registers[0]}", self._machine.word, at_entry=True)
+        register = typed.Register(f"arg{number}", self._machine.word, at_entry=True)
         return folded(typed.Convert(register, type_))
 
     @cached_property
@@ -305,6 +315,7 @@ class LateNames:
         self._place = place
         self._at_return = at_return
         self.was_asked = False
+        self.is_entry = place is not None and is_entry_by_name(place)
 
     @cached_property
     def _names(self) -> ModuleNames | ProbeNames | None:

@@ -135,7 +135,8 @@ class NameTyper:
     def _parameter(self, meaning: Named, span: Span) -> ModuleVariable:
         """Return a parameter: where debug information has it, or else the argument of its number."""
         names, number = self._where.names, meaning.argument
-        if names is not None:
+        is_known = meaning.is_declared and number < _ARGUMENTS  # by the ABI, if the program is right
+        if names is not None and not (is_known and names.is_entry):
             found = self._asked(span, span.text, lambda: names.parameter(number, meaning.type))
             if found is not None:
                 return found

@@ -169,6 +169,10 @@ class PlaceNames(Protocol):
         """Whether anything was asked: then the same text may mean something else at another place."""
 
     @property
+    def is_entry(self) -> bool:
+        """Whether the place is written as a function: arguments are where the ABI has them."""
+
+    @property
     def result(self) -> CType | None:
         """The type of what the function returns; None if it is not known, or none."""
 
