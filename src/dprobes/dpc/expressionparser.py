@@ -90,6 +90,8 @@ class ExpressionParser:
     def __init__(self, cursor: Cursor, declarations: TypeParser) -> None:
         self._cursor = cursor
         self._declarations = declarations
+        self._colons = 0
+        """In how many constructs the parser is in which a colon follows an expression."""
 
     def expression(self) -> tree.Expression:
         """Parse an expression with commas."""
@@ -111,14 +113,22 @@ class ExpressionParser:
 
     def constant(self) -> tree.Expression:
         """Parse an expression that is to be a constant; whether it is one is for others to say."""
-        return self._conditional()
+        self._colons += 1
+        try:
+            return self._conditional()
+        finally:
+            self._colons -= 1
 
     def _conditional(self) -> tree.Expression:
         condition = self._binary(0)
         if not self._cursor.accept("?"):
             return condition
         with self._cursor:
-            yes = self.expression()
+            self._colons += 1
+            try:
+                yes = self.expression()
+            finally:
+                self._colons -= 1
             self._cursor.expect(":", "in '? :'")
             no = self._conditional()
         return tree.Conditional(condition, yes, no, condition.span.to(no.span))
@@ -187,6 +197,8 @@ class ExpressionParser:
         match token.kind:
             case TokenKind.NUMBER | TokenKind.CHARACTER:
                 return number_of(cursor, cursor.take())
+            case TokenKind.STRING | TokenKind.NAME if self._is_module():
+                return self._of_module()
             case TokenKind.STRING:
                 return self._string()
             case TokenKind.TABLE:
@@ -207,6 +219,20 @@ class ExpressionParser:
             name = cursor.expect_name("a symbol of the module")
             return tree.Name(f"::{name.text}", cursor.span_from(token))
         raise cursor.wrong(f"expected an expression, found {token.described}")
+
+    def _is_module(self) -> bool:
+        """Return whether ``MODULE:name`` comes next, without blanks."""
+        module, colon, name = (self._cursor.peek(distance) for distance in range(3))
+        is_joined = module.end == colon.start and colon.end == name.start
+        return not self._colons and colon.text == ":" and name.kind is TokenKind.NAME and is_joined
+
+    def _of_module(self) -> tree.Name:
+        cursor = self._cursor
+        first = cursor.take()
+        cursor.take()
+        name = cursor.take()
+        module = string_value(first.text) if first.kind is TokenKind.STRING else first.text
+        return tree.Name(f"::{name.text}", cursor.span_from(first), module)
 
     def arguments(self, end: str) -> tuple[tree.Expression, ...]:
         """Parse expressions between commas, and the bracket behind them."""

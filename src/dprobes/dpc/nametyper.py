@@ -179,10 +179,17 @@ class NameTyper:
 
     def _of_module(self, name: tree.Name) -> ModuleVariable | ModuleSymbol | None:
         plain = name.name.removeprefix("::")
+        if name.module and not self._is_of(name.module):
+            message = f"'{plain}' is in '{name.module}', and this handler in '{self._where.module}'"
+            raise self._values.wrong(name.span, message, "a handler reads the variables of its own module")
         if plain != name.name and isinstance(declared := self._values.scope.find(plain), ModuleSymbol):
             return declared
         names = self._where.names
         return None if names is None else self._asked(name.span, plain, lambda: names.find(name.name))
+
+    def _is_of(self, module: str) -> bool:
+        """Return whether a name means the module of the probe, be it a path."""
+        return module in (self._where.module, self._where.module.rpartition("/")[2])
 
     def _provided(self, name: ProvidedName, span: Span) -> Value:
         if not self._where.has_hit and not name.in_functions:

@@ -36,6 +36,12 @@ class ProbedModules:
     def _name_of(self, point: Point) -> str:
         return KERNEL if point.kind in _OF_KERNEL else point.module or self._default
 
+    def name_at(self, point: Point | None) -> str:
+        """Return the name of the module of a point, or of the only one; empty if there are several."""
+        if point is not None:
+            return self._name_of(point)
+        return self._names[0] if len(self._names) == 1 else ""
+
     @property
     def first(self) -> ProbedModule | None:
         """The module whose types a program may name: the one that is probed first."""

@@ -144,7 +144,12 @@ class ProgramTyper:
         for number, (parameter, type_) in enumerate(zip(function.parameters, signature.parameters, strict=True)):
             if scope.add(parameter.name, SlotName(-number - 1, type_, parameter.span)) is not None:
                 self._diagnostics.error(parameter.span, f"there are two parameters '{parameter.name}'")
-        where = Surroundings(is_function=True, allow_write=self._allow_write, names=self._modules.names_of_all())
+        where = Surroundings(
+            is_function=True,
+            allow_write=self._allow_write,
+            names=self._modules.names_of_all(),
+            module=self._modules.name_at(None),
+        )
         values = ValueTyper(self.types, self.functions, scope, self._diagnostics, self.tables, where)
         statements = StatementTyper(values, self._diagnostics, result=signature.type)
         body = statements.block(function.body)
@@ -183,6 +188,7 @@ class ProgramTyper:
             is_traced=all(point.kind in _TRACED for point in probe.points),
             allow_write=self._allow_write,
             names=names,
+            module=self._modules.name_at(point),
         )
         values = ValueTyper(self.types, self.functions, scope, self._diagnostics, self.tables, where)
         condition = None

@@ -110,7 +110,8 @@ class Surroundings:
     with names; a statically defined probe, ``is_usdt``, arguments of its own. ``watched`` is what a watchpoint watches,
     ``line`` the line of the source that the probe is at.
     ``allow_write`` allows assignments to what is the target's. In a function of the program, ``is_function``, and in a
-    block of the tool, ``is_tool``, there is no hit. ``names`` knows the names of the place in the module.
+    block of the tool, ``is_tool``, there is no hit. ``names`` knows the names of the place in
+    ``module``, which is empty if it is not known.
     """
 
     at_return: bool = False
@@ -122,6 +123,7 @@ class Surroundings:
     allow_write: bool = False
     is_tool: bool = False
     names: PlaceNames | None = None
+    module: str = ""
 
     @property
     def has_hit(self) -> bool:

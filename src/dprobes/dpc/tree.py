@@ -70,10 +70,15 @@ class StringLiteral:
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """A name: of a parameter, a variable, a value that every probe has, or a symbol of the module."""
+    """
+    A name: of a parameter, a variable, a value that every probe has, or a symbol of the module.
+
+    That begins with ``::``; ``module`` is written before it, or empty.
+    """
 
     name: str
     span: Span
+    module: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,8 +101,18 @@ def test_variables_of_the_module_are_symbols(optimized: ElfFile) -> None:
     expected = ["push hidden", "push mem, u32", "pbl 32"]
     assert expected == pushes(optimized, "static long kept; gone { kept = hidden; }")[:3]
     assert expected == pushes(optimized, "static long hidden; gone { hidden = ::hidden; }")[:3]
+    assert expected == pushes(optimized, "static long hidden; gone { hidden = own:hidden; }")[:3]
+    assert expected == pushes(optimized, 'static long hidden; gone { hidden = "own":hidden; }')[:3]
 
 
+def test_a_colon_may_be_that_of_a_choice_or_a_label(optimized: ElfFile) -> None:
+    text = "enum { own = 1 }; static long kept; gone { kept = number ? own:hidden; }"
+    assert "push hidden" in pushes(optimized, text)
+    text = "enum { own = 1 }; static long kept; gone { switch (number) { case own:kept = 9; } }"
+    assert "push 9" in pushes(optimized, text)
+
+
+ELSEWHERE = "'hidden' is in 'other', and this handler in 'own' | a handler reads the variables of its own module"
 AT_RETURN = (
     "'weight' is not known here: not known any more at the return: at the entry it is in no register"
     " | keep it at the entry, in a thread variable"
@@ -115,6 +125,7 @@ AT_RETURN = (
         ("gone { own_each; }", "'own_each' is not known here: thread-local: each thread has its own | None"),
         ("real { weight; }", "'weight' is not known here: in a register that is not for integers | None"),
         ("gone { none; }", "nothing is named 'none' | for a variable of the module, declare it: extern int none;"),
+        ("gone { other:hidden; }", ELSEWHERE),
         ("whole { pair; }", "a whole 'struct pair' is no value: use its members | None"),
         ("whole { pair.c; }", "'struct pair' has no member 'c' | None"),
         ("return real { weight; }", AT_RETURN),
