@@ -108,3 +108,22 @@ def test_an_editor_is_served(tmp_path: Path) -> None:
         location = editor.at("definition", 1, 22)
         assert location["uri"] == editor.uri
         assert location["range"]["start"] == {"line": 0, "character": 17}
+
+
+def test_the_source_of_a_function_is_found(tmp_path: Path) -> None:
+    source, program = tmp_path / "own.c", tmp_path / "own"
+    source.write_text(
+        "static int unused;\n\nint twice(int n)\n{\n    return 2 * n;\n}\nint main(void) { return twice(0); }\n"
+    )
+    subprocess.run(["gcc", "-g", "-O0", "-o", program, source], check=True)
+    path = tmp_path / "calls.dpc"
+    text = f"return {program}:twice(int n) {{ @ = sum(n) }}\nlibc.so.6:malloc {{ @ = sum(1) }}\n"
+    document = {"uri": path.as_uri(), "languageId": "dpc", "version": 1, "text": text}
+    with Editor(path) as editor:
+        editor.tell("textDocument/didOpen", {"textDocument": document})
+        assert editor.diagnostics() == []
+        place = editor.at("definition", 0, text.index("twice"))
+        assert place == {
+            "uri": source.as_uri(),
+            "range": {"start": {"line": 2, "character": 0}, "end": {"line": 2, "character": 0}},
+        }

@@ -13,6 +13,7 @@ from dprobes.cli.languageserver.analysis import Analysis, analyse
 from dprobes.cli.languageserver.completion import CompletionKind, completions_at
 from dprobes.cli.languageserver.definition import definition_of
 from dprobes.cli.languageserver.explanation import explain
+from dprobes.cli.languageserver.sourceplace import source_at
 from dprobes.diagnostics import Severity
 from dprobes.version import __version__
 
@@ -108,9 +109,12 @@ def create_server() -> LanguageServer:
 
     @server.feature(types.TEXT_DOCUMENT_DEFINITION)
     def defined(parameters: types.DefinitionParams) -> types.Location | None:
-        document = server.workspace.get_text_document(parameters.text_document.uri)
+        document, analysis = server.analysed(parameters.text_document.uri)
         offset = document.offset_at_position(parameters.position)
-        found = definition_of(_path(document.uri), document.source, offset)
+        if (source := source_at(analysis, offset)) is not None:
+            start = types.Position(source.line - 1, 0)
+            return types.Location(source.path.as_uri(), types.Range(start, start))
+        found = definition_of(analysis.source.name, document.source, offset)
         return None if found is None else types.Location(document.uri, _range(document, found.start, found.end))
 
     return server
