@@ -126,6 +126,33 @@ def test_the_module_may_be_the_command(tmp_path: Path) -> None:
     assert done.stdout.endswith("f(41) = 42\n")
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_numbers_of_64_bits_in_programs_of_32(engine: str, tmp_path: Path) -> None:
+    source, program = tmp_path / "own.c", tmp_path / "own32"
+    source.write_text("""
+        long long total = 0x100000000;
+        __attribute__((noinline)) long long f(int a, long long b, int c) { total += b * a; return total - c; }
+        static void leave(int status) { __asm__ volatile("int $0x80" : : "a"(1), "b"(status)); }
+        void _start(void) { f(3, 5000000000, 7); f(-2, 1, 0); leave(f(1, 0, 0) == 0); }
+    """)
+    options = ["-m32", "-O1", "-ffreestanding", "-nostdlib", "-static", "-fno-pic", "-fcf-protection=none"]
+    subprocess.run(["gcc", *options, "-o", str(program), str(source)], check=True)
+    text = """
+    extern long long total; static unsigned long long sum;
+    f(int a, long long b, int c) { sum += b; printf("%d %d %d %d", a, b, c, total); }
+    return f { printf("= %d of %u", (unsigned long long)reg("edx") << 32 | (unsigned)retval, sum); }
+    """
+    done = dprobes("run", "-e", text, "--engine", engine, "--", str(program))
+    assert [line.split("]  ")[-1] for line in done.stdout.splitlines()] == [
+        "3 5000000000 7 4294967296",
+        "= 19294967289 of 5000000000",
+        "-2 1 0 19294967296",
+        "= 19294967294 of 5000000001",
+        "1 0 0 19294967294",
+        "= 19294967294 of 5000000001",
+    ]
+
+
 def test_errors_are_shown_in_c() -> None:
     done = dprobes("run", "-e", 'libc.so.6:no_such_function() { printf("x") }', "--", "true", status=2)
     assert done.stderr.startswith("-e:1:1: error: ")

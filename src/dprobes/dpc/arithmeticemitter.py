@@ -33,7 +33,7 @@ def emit_arithmetic(values: CellEmitter, w: Writer, value: Arithmetic, bits: int
         if isinstance(value.right, Constant):
             values.low(value, type_.bits)
         else:
-            values.exact(value.right)
+            values.low(value.right, bits)
             values.low(value.left, type_.bits)
             w.op("shl", -1)
         values.cut(type_)
@@ -57,7 +57,7 @@ def _shift_right(values: CellEmitter, w: Writer, value: Arithmetic, bits: int) -
             w.op(f"pbl {bits - count}")
         return
     if not value.type.is_signed:
-        values.exact(value.right)
+        values.low(value.right, bits)
         values.exact(value.left)
         w.op("shr", -1)
         return
@@ -65,7 +65,7 @@ def _shift_right(values: CellEmitter, w: Writer, value: Arithmetic, bits: int) -
     values.exact(value.left)
     w.op("dup 1", 1)
     w.op(f"pbr {bits}")
-    values.exact(value.right)
+    values.low(value.right, bits)
     w.op("push tsp, 2", 1)
     w.op("push tsp, 2", 1)
     w.op("xor", -1)

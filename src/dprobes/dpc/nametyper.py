@@ -149,10 +149,9 @@ class NameTyper:
         return typed.Symbol(name, self._values.types.word)
 
     def _argument(self, number: int, type_: CType) -> Value:
-        word = self._values.types.word
         if self._where.is_usdt:
-            return folded(typed.Convert(typed.System(f"usdt, {number + 1}", word), type_))
-        return folded(typed.Convert(typed.Register(f"arg{number}", word, at_entry=self._where.at_return), type_))
+            return folded(typed.Convert(typed.System(f"usdt, {number + 1}", self._values.types.word), type_))
+        return self._values.operators.argument(number, type_, at_entry=self._where.at_return)
 
     def meaning(self, name: tree.Name) -> Meaning | ProvidedName | int:
         """Return what has a name; an enumerator is a number."""

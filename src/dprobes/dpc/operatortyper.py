@@ -163,10 +163,34 @@ class OperatorTyper:
         return typed.Convert(value, type_)
 
     def checked_size(self, value: Value, span: Span) -> Value:
-        """Return a value of which each number fits into a cell; report one that is larger."""
-        if (size_of(value.type) or 0) > self._types.word_size:
+        """Return a value that can be computed with; report a bit field of a unit that is wider than a word."""
+        if isinstance(value, typed.BitField) and self.is_wide(value.unit.type):
+            self.one_cell(value, span, "a bit field")
+        return value
+
+    def is_wide(self, type_: CType) -> bool:
+        """Return whether values of a type take two cells: 64 bits in programs with words of 32."""
+        return isinstance(type_, Integer | Enumeration) and (size_of(type_) or 0) > self._types.word_size
+
+    def width(self, type_: CType) -> int:
+        """Return how many cells a value of a type takes."""
+        return 2 if self.is_wide(type_) else 1
+
+    def argument(self, number: int, type_: CType, *, at_entry: bool) -> Value:
+        """Return the argument that begins with the word of a number."""
+        low, high = (typed.Register(f"arg{number + n}", self._types.word, at_entry=at_entry) for n in (0, 1))
+        if not self.is_wide(type_):
+            return folded(typed.Convert(low, type_))
+        wide = UNSIGNED_LONG_LONG
+        above = typed.Arithmetic("<<", typed.Convert(high, wide), typed.Constant(32, INT), wide)
+        return folded(typed.Convert(typed.Arithmetic("|", typed.Convert(low, wide), above, wide), type_))
+
+    def one_cell(self, value: Value, span: Span, what: str) -> Value:
+        """Return a value that takes one cell; report a wider one."""
+        if self.is_wide(value.type) or (isinstance(value, typed.BitField) and self.is_wide(value.unit.type)):
             bits = 8 * self._types.word_size
-            raise self.wrong(span, f"'{value.type}' does not fit into the {bits}-bit words of this module")
+            hint = "declare its words instead" if isinstance(value, typed.BitField) else "convert it: (long)x"
+            raise self.wrong(span, f"'{value.type}' is wider than {what} of a program of {bits} bits", hint)
         return value
 
     def moved(self, pointer: Value, count: Value, target: CType, span: Span, *, back: bool = False) -> Value:

@@ -6,26 +6,22 @@ from typing import TYPE_CHECKING, Protocol
 
 from dprobes.dpc.ctype import size_of
 from dprobes.dpc.folder import integer_of
-from dprobes.dpc.typed import BitField, Local, Memory, Register, Variable, VariableKind
+from dprobes.dpc.typed import BitField, Local, Memory, Register, Variable
+from dprobes.dpc.writer import INSTRUCTIONS
 
 if TYPE_CHECKING:
     from dprobes.dpc.ctype import CType
     from dprobes.dpc.typed import Place, Value
+    from dprobes.dpc.wideemitter import WideEmitter
     from dprobes.dpc.writer import Writer
 
-__all__ = ["INSTRUCTIONS", "CellEmitter", "PlaceEmitter"]
-
-INSTRUCTIONS = {
-    VariableKind.LOCAL: "lv",
-    VariableKind.GLOBAL: "gv",
-    VariableKind.PER_CPU: "cv",
-    VariableKind.THREAD: "tv",
-}
-"""How instructions name the kinds of variables."""
+__all__ = ["CellEmitter", "PlaceEmitter"]
 
 
 class CellEmitter(Protocol):
-    """Write what leaves a value in a cell."""
+    """Write what leaves a value in a cell, or in two."""
+
+    wide: WideEmitter
 
     def exact(self, value: Value) -> None:
         """Push a value, as its type holds it."""
@@ -55,7 +51,7 @@ class PlaceEmitter:
     def assign(self, target: Place, value: Value, *, is_wanted: bool) -> None:
         """Assign a value, and push it if it is wanted."""
         match target:
-            case Variable(index=None) if not is_wanted:
+            case Variable(index=None) if not is_wanted and not self._values.wide.is_wide(target.type):
                 self._values.low(value, self._integer_bits(target.type))
             case _:
                 self._values.exact(value)
@@ -69,6 +65,9 @@ class PlaceEmitter:
         """Pop the top cell into a place; with ``is_wanted`` it stays on the stack."""
         w = self._w
         keep = 0 if is_wanted else -1
+        if self._values.wide.is_wide(target.type):
+            self._values.wide.store(target, is_wanted=is_wanted)
+            return
         match target:
             case Local(slot):
                 w.op(f"{'copy' if is_wanted else 'pop'} sbp, {self._values.displacement(slot)}", keep)
@@ -115,6 +114,9 @@ class PlaceEmitter:
     def step(self, target: Place, amount: int, *, is_postfix: bool, is_wanted: bool) -> None:
         """Add to a place."""
         w = self._w
+        if self._values.wide.is_wide(target.type):
+            self._values.wide.step(target, amount, is_postfix=is_postfix, is_wanted=is_wanted)
+            return
         if isinstance(target, Variable) and amount in (1, -1) and not is_wanted:
             operation = "inc" if amount == 1 else "dec"
             if target.index is None:

@@ -63,7 +63,7 @@ class PrintTyper:
                 holder = placeholder(replace(conversion, letter="a"), item.type, Form.RAW)
                 items.append(item)
             else:
-                holder = placeholder(conversion, item.type, Form.RAW if self._is_tool else form_of(item))
+                holder = placeholder(conversion, item.type, self._form(item))
                 items.append(item)
             if holder is None:
                 raise self._values.wrong(
@@ -71,6 +71,11 @@ class PrintTyper:
                 )
             places.append((conversion, holder))
         return typedstatement.Log(number, tuple(items), "\n".join(lines_of(text, places)), call.span)
+
+    def _form(self, item: typed.Argument) -> Form:
+        """Return how an argument is logged; numbers of two cells are items of their bytes, where they are items."""
+        form = Form.RAW if self._is_tool else form_of(item)
+        return Form.BYTES if form is Form.WORD and self._values.operators.is_wide(item.type) else form
 
     def _with_members(
         self, text: str, found: Sequence[Conversion], arguments: Sequence[tree.Expression]

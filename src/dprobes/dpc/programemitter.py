@@ -12,6 +12,7 @@ from dprobes.dpc.faultemitter import fault_sequences
 from dprobes.dpc.programtyper import VARIABLE_COUNTS
 from dprobes.dpc.statementemitter import StatementEmitter
 from dprobes.dpc.valueemitter import ValueEmitter
+from dprobes.dpc.wideprocedures import procedure_lines
 from dprobes.dpc.writer import Line, Writer
 from dprobes.lazydataclass import dataclass
 from dprobes.rpn.tables import FAULTS
@@ -107,6 +108,8 @@ class ProgramEmitter:
         self._minor = 0
         """The first minor code that no probe has: all modules have the templates in common."""
         self._has_faults = False
+        self._wide: dict[str, None] = {}
+        """The procedures for wide numbers that the program at hand needs."""
         self._procedures = {each.signature.name: f"f{n}_{each.signature.name}" for n, each in enumerate(functions)}
 
     def compilations(self) -> list[Compilation]:
@@ -146,6 +149,7 @@ class ProgramEmitter:
 
     def _compilation(self, module: str) -> Compilation:
         w = Writer()
+        self._wide = {}
         place = next(point.span for each in self._probes for point in each.at)
         name, modtype = module, ""
         if module.startswith("kernel "):
@@ -180,6 +184,8 @@ class ProgramEmitter:
             self._minor = max(self._minor, last + 1)
         for function in self._functions:
             self._procedure(w, function)
+        for line in procedure_lines(self._wide):
+            w.header(line)
         assert isinstance(major, int)
         return Compilation(name, major, tuple(w.lines), templates)
 
@@ -210,7 +216,7 @@ class ProgramEmitter:
             if point.at_return:
                 w.header("return = yes")
         w.depth = 0
-        values = ValueEmitter(w, self._word_size, self._procedures)
+        values = ValueEmitter(w, self._word_size, self._procedures, used=self._wide)
         emitter = StatementEmitter(w, values, each.slots, paths=each.paths, minor=minor, word_size=self._word_size)
         place = point.span if each.probe.condition is None else each.probe.condition.span
         emitter.handler(each.condition, each.body, place)
@@ -222,8 +228,8 @@ class ProgramEmitter:
             w.header("")
             w.header(f"proc {self._procedures[signature.name]}")
         w.depth = 0
-        count = len(signature.parameters)
-        values = ValueEmitter(w, self._word_size, self._procedures, count)
+        count = sum(2 if (size_of(each) or 0) > self._word_size else 1 for each in signature.parameters)
+        values = ValueEmitter(w, self._word_size, self._procedures, count, self._wide)
         result = None if isinstance(signature.type, Void) else count
         StatementEmitter(w, values, function.slots, result=result, word_size=self._word_size).function(function.body)
         w.header("endproc")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.diagnostics import Note
 from dprobes.dpc import programtree, tree, typed
-from dprobes.dpc.ctype import Array, is_scalar
+from dprobes.dpc.ctype import Array, is_scalar, size_of
 from dprobes.dpc.logpaths import find_log_paths
 from dprobes.dpc.operatortyper import TypingError
 from dprobes.dpc.scope import FunctionSignature, ModuleSymbol, Named, ProgramVariable, Scope, SlotName, Surroundings
@@ -113,11 +113,15 @@ class ProgramTyper:
             self._diagnostics.error(declarator.value.span, message)
         count = type_.count or 0 if isinstance(type_, Array) else 1
         first = self.counts[kind]
-        self.counts[kind] += count
+        self.counts[kind] += count * self._width(element)
         if self.counts[kind] > _VARIABLES_MAX:
             self._diagnostics.error(declarator.span, f"a program has at most {_VARIABLES_MAX} {VARIABLE_COUNTS[kind]}")
             raise TypingError
         return ProgramVariable(kind, first, count, element, isinstance(type_, Array), declarator.span)
+
+    def _width(self, type_: CType) -> int:
+        """Return how many cells a value of a type takes."""
+        return 2 if (size_of(type_) or 0) > self.types.word_size else 1
 
     def _declare_function(self, function: programtree.Function) -> None:
         type_ = self.types.of(function.type)
@@ -141,8 +145,10 @@ class ProgramTyper:
         if signature is None or signature.span != function.type.declarator.span:
             return None
         scope = Scope(self._scope)
-        for number, (parameter, type_) in enumerate(zip(function.parameters, signature.parameters, strict=True)):
-            if scope.add(parameter.name, SlotName(-number - 1, type_, parameter.span)) is not None:
+        cells = 0
+        for parameter, type_ in zip(function.parameters, signature.parameters, strict=True):
+            cells += self._width(type_)  # the low word of a wide one is on top
+            if scope.add(parameter.name, SlotName(-cells, type_, parameter.span)) is not None:
                 self._diagnostics.error(parameter.span, f"there are two parameters '{parameter.name}'")
         where = Surroundings(
             is_function=True,
@@ -212,9 +218,11 @@ class ProgramTyper:
 
     def _declare_parameters(self, probe: programtree.Probe, scope: Scope, names: PlaceNames | None) -> None:
         parameters = next((point.parameters for point in probe.points if point.parameters is not None), ())
-        for number, parameter in enumerate(parameters or ()):
+        number = 0
+        for parameter in parameters or ():
+            first, number = number, number + 1
             try:
-                type_ = self._type_of_parameter(number, parameter, names)
+                type_ = self._type_of_parameter(first, parameter, names)
             except UnknownTypeError:
                 continue
             if type_ is None:
@@ -224,7 +232,11 @@ class ProgramTyper:
             if is_declared and not is_scalar(type_):
                 self._diagnostics.error(parameter.span, f"a parameter is a number or a pointer, not '{type_}'")
                 continue
-            meaning = Named(number, type_, parameter.span, is_declared)
+            number = first + self._width(type_)  # of programs of 32 bits: all are words on the stack
+            if self._width(type_) > 1 and number > _PARAMETERS_MAX:
+                self._diagnostics.error(parameter.span, "only the first 6 words of the parameters are known")
+                return
+            meaning = Named(first, type_, parameter.span, is_declared)
             if parameter.name and scope.add(parameter.name, meaning) is not None:
                 self._diagnostics.error(parameter.span, f"there are two parameters '{parameter.name}'")
 

@@ -65,7 +65,7 @@ class StatementEmitter:
             self._values.branch(condition, otherwise, when=False)
         self._make_room()
         self.statement(body)
-        if goes_on(body):
+        if typedstatement.goes_on(body):
             self._end("exit")
         if condition is not None:
             w.label(otherwise)
@@ -78,7 +78,7 @@ class StatementEmitter:
         self._w.op("restore sbp", -1)
         self._make_room()
         self.statement(body)
-        if goes_on(body):
+        if typedstatement.goes_on(body):
             self._leave()
 
     def _make_room(self) -> None:
@@ -134,7 +134,8 @@ class StatementEmitter:
                     w.comment(_shown(span.text))
                     if value is not None:
                         self._values.exact(value)
-                        w.op(f"pop sbp, {self._result}", -1)
+                        for cell in range(self._values.wide.width(value.type)):
+                            w.op(f"pop sbp, {(self._result or 0) + cell}", -1)
                     self._leave()
             case typedstatement.End(kind, span):
                 with w.at(span):
@@ -179,7 +180,7 @@ class StatementEmitter:
         with w.at(statement.span):
             self._values.branch(statement.condition, otherwise, when=False)
         self.statement(statement.then)
-        if goes_on(statement.then):
+        if typedstatement.goes_on(statement.then):
             w.op(f"jmp {end}")
         self._values.landing(otherwise)
         if statement.otherwise is not None:
@@ -218,12 +219,16 @@ class StatementEmitter:
         integer = integer_of(switch.value.type)
         with w.at(switch.span):
             self._values.exact(switch.value)
-            found = self._search(cases, default, is_signed=integer is not None and integer.is_signed)
-            w.depth -= 1
+            width = self._values.wide.width(switch.value.type)
+            if width > 1:
+                found = self._values.wide.search(cases, default)
+            else:
+                found = self._search(cases, default, is_signed=integer is not None and integer.is_signed)
+            w.depth -= width
             for stub, label in found:
                 w.label(stub)
-                w.depth += 2
-                w.drop(2)
+                w.depth += width + 1
+                w.drop(width + 1)
                 w.op(f"jmp {label}")
         self._breaks.append(end)
         for position, statement in enumerate((*switch.statements, None)):
@@ -334,9 +339,9 @@ class StatementEmitter:
             case _ if is_item(item):
                 self._log_caught(item)
             case _:
-                width = size_of(item.type) or self._word_size
+                width, cells = size_of(item.type) or self._word_size, self._values.wide.width(item.type)
                 self._values.low(item, 8 * width)
-                w.op(_LOGS.get(width if width < self._word_size else 0, "log 1"), -1)
+                w.op(_LOGS.get(width if width < self._word_size else 0, f"log {cells}"), -cells)
 
     def _log_read(self, address: typed.Value, size: Callable[[], None], instruction: str) -> None:
         """Log what is at an address; where that cannot be read, or the address not be computed, the fault."""
@@ -361,9 +366,10 @@ class StatementEmitter:
         fault, end = w.new_label(), w.new_label()
         depth = w.depth
         w.op(f"sx {fault}")
+        cells = self._values.wide.width(value.type)
         self._values.exact(value)
-        w.number(1)
-        w.op("log", -2)
+        w.number(cells)
+        w.op("log", -1 - cells)
         w.op(f"jmp {end}")
         self._log_fault(fault, end, depth)
         w.label(end)
@@ -381,18 +387,6 @@ class StatementEmitter:
         w.drop()
         w.op(f"sx {end}")
         w.op("log mrf", -2)
-
-
-def goes_on(statement: typedstatement.Statement) -> bool:
-    """Return whether control may come to the end of a statement."""
-    match statement:
-        case typedstatement.Steps(statements):
-            return all(goes_on(each) for each in statements)
-        case typedstatement.Select(_, then, otherwise):
-            return otherwise is None or goes_on(then) or goes_on(otherwise)
-        case typedstatement.Jump() | typedstatement.Result() | typedstatement.End() | typedstatement.Skip():
-            return False
-    return True
 
 
 def _shown(text: str) -> str:

@@ -204,7 +204,7 @@ class StatementTyper:
         slot = self._values.slots
         if self._values.scope.add(name, SlotName(slot, type_, span)) is not None:
             raise self._values.wrong(span, f"'{name}' is declared twice in this block")
-        self._values.slots += 1
+        self._values.slots += self._values.operators.width(type_)
         return typed.Local(slot, type_)
 
     def _declaration(self, declaration: tree.Declaration) -> typedstatement.Statement:

@@ -155,6 +155,7 @@ class TableTyper:
 
     def _number(self, expression: tree.Expression) -> Value:
         value = self._values.value(expression)
+        value = self._values.operators.one_cell(value, expression.span, "a value in a table")
         return self._values.converted(value, self._values.types.long, expression.span)
 
     def _keys(self, access: tree.TableAccess) -> tuple[tuple[str, ...], tuple[Argument, ...]]:
@@ -176,7 +177,7 @@ class TableTyper:
                 return "address", text
             case typed.Bytes():
                 raise self._values.wrong(key.span, "bytes are no key", "use str(p, n)")
-        value = self._values.value(key)
+        value = self._values.operators.one_cell(self._values.value(key), key.span, "a key")
         match value.type:
             case Pointer():
                 return "address", value

@@ -19,6 +19,7 @@ from dprobes.rpn.isa import PROCESS_NAME_SIZE, ExceptionCode
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from dprobes.dpc.ctype import CType
     from dprobes.dpc.toolblock import ToolProgram
     from dprobes.dpc.typedprogram import TypedBlock
     from dprobes.source import Span
@@ -32,6 +33,8 @@ _CALLS_MAX = 100
 """How deep calls may be nested, as on the RPN stack of a hit."""
 
 _MASK = (1 << 64) - 1
+_WIDE_BITS = 32
+_WIDE_WORD = (1 << _WIDE_BITS) - 1
 
 
 class ToolHost(Protocol):
@@ -227,6 +230,10 @@ class _Frame:
                 return cut(host.system(name), type_)
             case typed.Local(slot):
                 return self._slots[slot] if slot >= 0 else self._arguments[-slot - 1]
+            case typed.Variable(kind, _, type_) if self._is_wide(type_):
+                index = self._index(value)
+                words = [host.variable(kind, index + n) & _WIDE_WORD for n in (0, 1)]
+                return cut(words[0] | words[1] << _WIDE_BITS, type_)
             case typed.Variable(kind, _, type_):
                 return cut(host.variable(kind, self._index(value)), type_)
             case typed.Arithmetic():
@@ -258,7 +265,10 @@ class _Frame:
                 self.value(left)
                 return self.value(right)
             case typed.FunctionCall(name, arguments, type_):
-                return self._call(name, [self.value(each) for each in arguments])
+                cells: list[int] = []
+                for each in arguments:
+                    cells += [*([0] if self._is_wide(each.type) else []), self.value(each)]
+                return self._call(name, cells)
             case typed.TableValue(table, keys):
                 return host.table_value(self._numbers[table], self._key(keys))
             case typed.CommTest(text, is_prefix):
@@ -293,7 +303,11 @@ class _Frame:
     def _index(self, variable: typed.Variable) -> int:
         if variable.index is None:
             return variable.first
-        return variable.first + self.value(variable.index)
+        return variable.first + self.value(variable.index) * (2 if self._is_wide(variable.type) else 1)
+
+    def _is_wide(self, type_: CType) -> bool:
+        """Return whether a number takes two cells, the low word first."""
+        return (size_of(type_) or 0) > self._program.word_size
 
     def _store(self, target: typed.Place, value: int) -> int:
         match target:
@@ -301,6 +315,10 @@ class _Frame:
                 self._slots[slot] = value = cut(value, type_)
             case typed.Local(slot, type_):
                 self._arguments[-slot - 1] = value = cut(value, type_)
+            case typed.Variable(kind, _, type_) if self._is_wide(type_):
+                value, index = cut(value, type_), self._index(target)
+                self._host.set_variable(kind, index, value & _WIDE_WORD)
+                self._host.set_variable(kind, index + 1, value >> _WIDE_BITS & _WIDE_WORD)
             case typed.Variable(kind, _, type_):
                 value = cut(value, type_)
                 self._host.set_variable(kind, self._index(target), value & _MASK)

@@ -34,6 +34,7 @@ __all__ = [
     "Test",
     "TryCatch",
     "Untally",
+    "goes_on",
     "statements_in",
 ]
 
@@ -228,3 +229,15 @@ def statements_in(statement: Statement | None) -> Iterator[Statement]:
         case TryCatch(body, _, _, handler):
             yield from statements_in(body)
             yield from statements_in(handler)
+
+
+def goes_on(statement: Statement) -> bool:
+    """Return whether control may come to the end of a statement."""
+    match statement:
+        case Steps(statements):
+            return all(goes_on(each) for each in statements)
+        case Select(_, then, otherwise):
+            return otherwise is None or goes_on(then) or goes_on(otherwise)
+        case Jump() | Result() | End() | Skip():
+            return False
+    return True

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from dprobes.dpc.arithmeticemitter import OPERATIONS, emit_arithmetic
 from dprobes.dpc.ctype import Void, size_of
 from dprobes.dpc.folder import integer_of
-from dprobes.dpc.placeemitter import INSTRUCTIONS, PlaceEmitter
+from dprobes.dpc.placeemitter import PlaceEmitter
 from dprobes.dpc.symboloperand import symbol_operand
 from dprobes.dpc.typed import (
     Arithmetic,
@@ -44,6 +44,8 @@ from dprobes.dpc.typed import (
     Variable,
 )
 from dprobes.dpc.valueproperties import is_truth
+from dprobes.dpc.wideemitter import WideEmitter
+from dprobes.dpc.writer import INSTRUCTIONS
 from dprobes.rpn.program import quoted
 
 if TYPE_CHECKING:
@@ -60,23 +62,36 @@ class ValueEmitter:
     """
     Write values of a handler or function; ``procedures`` are the names of the program's functions in RPN.
 
-    ``parameters`` is how many a function has: they lie below its variables.
+    ``parameters`` is how many cells those of a function have: they lie below its variables. ``used`` collects the
+    procedures for wide numbers that are needed.
     """
 
-    def __init__(self, writer: Writer, word_size: int, procedures: Mapping[str, str], parameters: int = 0) -> None:
+    def __init__(
+        self,
+        writer: Writer,
+        word_size: int,
+        procedures: Mapping[str, str],
+        parameters: int = 0,
+        used: dict[str, None] | None = None,
+    ) -> None:
         self._w = writer
         self._bits = 8 * word_size
         self._word_size = word_size
         self._procedures = procedures
         self._parameters = parameters
+        self.wide = WideEmitter(self, writer, word_size, {} if used is None else used)
         self.places = PlaceEmitter(self, writer, word_size)
 
     # Exact values
 
     def exact(self, value: Value) -> None:
-        """Push a value, as its type holds it."""
+        """Push a value, as its type holds it; a wide one takes two cells."""
         w = self._w
         match value:
+            case Assign() | Step() | Choice() | Sequence() | FunctionCall():
+                self._compound(value)
+            case _ if self.wide.is_wide(value.type):
+                self.wide.push(value)
             case Constant(number):
                 w.number(number)
             case Symbol(name):
@@ -107,6 +122,8 @@ class ValueEmitter:
                     w.number(1)
                     w.op("add", -1)
                 self.cut(type_)
+            case Comparison(_, left) if self.wide.is_wide(left.type):
+                self.wide.compare(value)
             case Comparison(operator, left, right, is_signed):
                 self.exact(right)
                 self.exact(left)
@@ -117,6 +134,15 @@ class ValueEmitter:
                 self._logical(value)
             case Convert(operand, type_):
                 self._convert(operand, type_)
+            case TableValue(table, keys):
+                w.op(f"push table, {table}", 1 - self.keys(keys))
+            case TextTest() | CommTest():
+                self._differs(value)
+                w.number(1)
+                w.op("xor", -1)
+
+    def _compound(self, value: Assign | Step | Choice | Sequence | FunctionCall) -> None:
+        match value:
             case Assign(target, assigned):
                 self.places.assign(target, assigned, is_wanted=True)
             case Step(target, amount, is_postfix):
@@ -128,12 +154,6 @@ class ValueEmitter:
                 self.exact(right)
             case FunctionCall(name, arguments, type_):
                 self._call(name, arguments, type_)
-            case TableValue(table, keys):
-                w.op(f"push table, {table}", 1 - self.keys(keys))
-            case TextTest() | CommTest():
-                self._differs(value)
-                w.number(1)
-                w.op("xor", -1)
 
     def effect(self, value: Value) -> None:
         """Do what a value does, and push nothing."""
@@ -150,14 +170,21 @@ class ValueEmitter:
             case FunctionCall(name, arguments, type_):
                 self._call(name, arguments, type_)
                 if not isinstance(type_, Void):
-                    self._w.drop()
+                    self._w.drop(self.wide.width(type_))
             case _:
                 self.exact(value)
-                self._w.drop()
+                self._w.drop(self.wide.width(value.type))
 
     def low(self, value: Value, bits: int) -> None:
-        """Push a value of which only so many low bits count."""
+        """Push a value of which only so many low bits count, in one cell if they fit into that."""
+        is_wide = self.wide.is_wide(value.type)
         match value:
+            case _ if bits > self._bits:
+                self.exact(value)
+            case Constant(number) if is_wide:
+                self._w.number(number & ((1 << bits) - 1))
+            case Local(slot) if is_wide:
+                self._w.op(f"push sbp, {self.displacement(slot)}", 1)
             case Convert(operand, type_) if (target := integer_of(type_)) is not None and target.bits >= bits:
                 if target.is_bool:
                     self.exact(value)
@@ -175,6 +202,8 @@ class ValueEmitter:
                 self._w.op("neg")
             case _:
                 self.exact(value)
+                if is_wide:
+                    self.wide.drop_high()
 
     def _size(self, type_: CType) -> int:
         return size_of(type_) or self._word_size
@@ -208,6 +237,8 @@ class ValueEmitter:
         """Push the index of an element of an array."""
         assert variable.index is not None
         self.exact(variable.index)
+        if self.wide.is_wide(variable.type):
+            self._w.op("shl 1")
         if variable.first:
             self._w.number(variable.first)
             self._w.op("add", -1)
@@ -222,8 +253,14 @@ class ValueEmitter:
 
     # Operators
 
+    def _tested(self, value: Value) -> None:
+        """Push a cell that is 0 if a value is."""
+        self.exact(value)
+        if self.wide.is_wide(value.type):
+            self.wide.test()
+
     def _not(self, operand: Value) -> None:
-        self.exact(operand)
+        self._tested(operand)
         if is_truth(operand):
             self._w.number(1)
             self._w.op("xor", -1)
@@ -233,7 +270,7 @@ class ValueEmitter:
 
     def _truth(self, value: Value) -> None:
         """Push 1 for what is not 0, else 0."""
-        self.exact(value)
+        self._tested(value)
         if not is_truth(value):
             self._w.number(0)
             self._w.op("eq", -1)
@@ -254,7 +291,7 @@ class ValueEmitter:
         self.exact(yes)
         self._w.op(f"jmp {end}")
         self.landing(other)
-        self._w.depth -= 1
+        self._w.depth -= self.wide.width(yes.type)
         self.exact(no)
         self._w.label(end)
 
@@ -302,19 +339,19 @@ class ValueEmitter:
                 w.label(end)
                 return
             case Comparison("==", value, Constant(0)) | Comparison("==", Constant(0), value):
-                self.exact(value)
+                self._tested(value)
                 jump = "jz" if when else "jnz"
             case TextTest() | CommTest():
                 self._differs(condition)
                 jump = "jz" if when else "jnz"
-            case Comparison("<", value, Constant(0), True):
+            case Comparison("<", value, Constant(0), True) if not self.wide.is_wide(value.type):
                 self.exact(value)
                 jump = "jlt" if when else "jge"
-            case Comparison("<", Constant(0), value, True):
+            case Comparison("<", Constant(0), value, True) if not self.wide.is_wide(value.type):
                 self.exact(value)
                 jump = "jgt" if when else "jle"
             case _:
-                self.exact(condition)
+                self._tested(condition)
                 jump = "jnz" if when else "jz"
         w.op(f"{jump} {label}")
         w.drop()
@@ -351,8 +388,9 @@ class ValueEmitter:
     def _call(self, name: str, arguments: tuple[Value, ...], type_: CType) -> None:
         w = self._w
         if not isinstance(type_, Void):
-            w.number(0)  # for the result
+            for _ in range(self.wide.width(type_)):
+                w.number(0)  # for the result
         for argument in arguments:
             self.exact(argument)
         w.op(f"call {self._procedures[name]}")
-        w.drop(len(arguments))
+        w.drop(sum(self.wide.width(argument.type) for argument in arguments))

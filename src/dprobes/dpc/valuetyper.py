@@ -226,7 +226,7 @@ class ValueTyper:
         if isinstance(index, typed.Constant):
             if not 0 <= index.value < array.count:
                 raise self.wrong(span, f"index {index.value} is outside of the array's {array.count} elements")
-            return typed.Variable(array.kind, array.first + index.value, array.type)
+            return typed.Variable(array.kind, array.first + index.value * self.operators.width(array.type), array.type)
         return typed.Variable(array.kind, array.first, array.type, self.converted(index, self.types.word, span))
 
     def _member(self, base: tree.Expression, name: str, span: Span, *, is_arrow: bool) -> Place:

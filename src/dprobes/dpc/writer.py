@@ -5,12 +5,22 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
+from dprobes.dpc.typed import VariableKind
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from dprobes.source import Span
 
-__all__ = ["Line", "Writer"]
+__all__ = ["INSTRUCTIONS", "Line", "Writer"]
+
+INSTRUCTIONS = {
+    VariableKind.LOCAL: "lv",
+    VariableKind.GLOBAL: "gv",
+    VariableKind.PER_CPU: "cv",
+    VariableKind.THREAD: "tv",
+}
+"""How instructions name the kinds of variables."""
 
 
 class Line(NamedTuple):

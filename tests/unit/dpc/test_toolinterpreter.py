@@ -17,6 +17,7 @@ from dprobes.rpn.isa import ExceptionCode
 from dprobes.rpn.parser import parse
 from dprobes.source import SourceFile
 from dprobes.testing import FakeContext, run_handler
+from dprobes.vm import Ending
 from unit.dpc.test_against_gcc import Writer
 
 if TYPE_CHECKING:
@@ -100,16 +101,17 @@ def printed(text: str, word_size: int = 8) -> list[tuple[str, list[int]]]:
     return found
 
 
+@pytest.mark.parametrize("bits", [64, 32])
 @pytest.mark.parametrize("seed", range(ROUNDS))
-def test_statements_mean_what_they_mean_in_a_handler(seed: int) -> None:
-    writer = Writer(5000 + seed)
+def test_statements_mean_what_they_mean_in_a_handler(seed: int, bits: int) -> None:
+    writer = Writer(5000 + seed, bits)
     body = writer.declarations() + " ".join(writer.statement(3) for _ in range(4))
-    names = ", ".join(f"(long){name}" for name, _ in writer.names)
+    names = ", ".join(f"(long long){name}" for name, _ in writer.names)
     text = f'f() {{ {body} printf("%d %d %d %d %d %d", {names}); }}'
-    program, _ = compiled(f"{text} begin {{ }}")
-    outcome = run_handler(program, FakeContext())
-    ours = executed(f"f() {{ }} begin {{ {text[text.index('{') + 1 :]}")
-    if outcome.unhandled:
+    program, _ = compiled(f"{text} begin {{ }}", bits // 8)
+    outcome = run_handler(program, FakeContext("i386" if bits == 32 else "x86_64"))
+    ours = executed(f"f() {{ }} begin {{ {text[text.index('{') + 1 :]}", bits // 8)
+    if outcome.ending is Ending.ABORT:
         assert ours == [(ExceptionCode.DIVIDE_BY_ZERO, ours[0][1])]
     else:
         log = outcome.log
@@ -140,6 +142,23 @@ def test_variables_of_the_program() -> None:
     }
     """
     assert [words for _, words in printed(text)] == [[2**64 - 56, 0, 2, 2**64 - 7], [2**64 - 8]]
+
+
+def test_variables_and_functions_of_64_bits_in_programs_of_32() -> None:
+    text = """
+    static int before; static long long wide[2]; global unsigned long long common; static int after;
+    long long mix(int a, long long b, short c) { return b * a + c; }
+    f { }
+    begin {
+        before = after = 7; wide[1] = 1ll << 40; wide[before - 7] -= 2; common = mix(3, wide[1], -1);
+        printf("%d %d %u", wide[0], wide[1]++, common);
+        printf("%d %d", wide[1], (long long)(before + after));
+    }
+    """
+    assert [words for _, words in printed(text, 4)] == [
+        [2**64 - 2, 1 << 40, (3 << 40) - 1],
+        [(1 << 40) + 1, 14],
+    ]
 
 
 def test_what_the_tool_is() -> None:
