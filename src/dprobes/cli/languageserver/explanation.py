@@ -8,6 +8,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from dprobes.cli.languageserver.analysis import is_c, word_at
+from dprobes.cli.languageserver.definition import definition_of
 from dprobes.errors import DprobesError
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Explanation", "explain"]
 
-_LINES_MAX = 60
+_LINES_MAX, _LINE_MAX = 60, 200
 _COSTS_MAX = 10
 
 Explanation = tuple[str, int, int]
@@ -35,7 +36,17 @@ def explain(analysis: Analysis, offset: int) -> Explanation | None:
                 return _of_probe(program, definition), span.start, span.end
     start, end = word_at(text, offset)
     said = _of_c(text[start:end]) if is_c(analysis.source.name) else _of_rpn(text, start)
+    said = said or _declaration(analysis.source.name, text, offset)
     return (said, start, end) if said else None
+
+
+def _declaration(name: str, text: str, offset: int) -> str:
+    """Return the line that defines what stands at an offset."""
+    found = definition_of(name, text, offset)
+    if found is None:
+        return ""
+    line = text[text.rfind("\n", 0, found.start) + 1 :].partition("\n")[0].strip()
+    return f"```c\n{line[:_LINE_MAX]}\n```"
 
 
 def _of_probe(program: Program, definition: ProbeDefinition) -> str:
