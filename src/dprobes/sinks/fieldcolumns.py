@@ -12,13 +12,17 @@ from itertools import compress
 from typing import TYPE_CHECKING, Any
 
 from dprobes.formatters.fieldvalues import HEADER_FIELDS, NUMBERED, PLACE_FIELDS, names_of
+from dprobes.record.codec import decode_record
 from dprobes.record.layout import Item
 from dprobes.sinks.fixedlayout import fixed_layout, fixed_places
+from dprobes.sinks.raggedcolumns import RaggedData, steps_of
+from dprobes.trace.columns import PlainRows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from dprobes.formatters.fieldvalues import FieldValues
+    from dprobes.formatters.templates import Template
     from dprobes.record.packed import PackedRecords
     from dprobes.record.probeinfo import Place
     from dprobes.trace.columns import Rows
@@ -56,7 +60,9 @@ class FieldColumns:
         count: int,
         packed: PackedRecords | None = None,
         mask: Sequence[bool] | None = None,
+        plain: PlainRows | None = None,
     ) -> None:
+        self._plain = plain
         self._item = item
         self._place = place
         self._fields = fields
@@ -76,6 +82,8 @@ class FieldColumns:
         if isinstance(probes, int):
             return text(self._place(probes))
         known = {probe: text(self._place(probe)) for probe in set(probes)}
+        if len(set(known.values())) == 1:
+            return next(iter(known.values()))
         return [known[probe] for probe in probes]
 
     def _are_in_code(self) -> bool:
@@ -92,6 +100,8 @@ class FieldColumns:
             raise NoColumnError  # each record has one of its own
         if name in PLACE_FIELDS:
             return self.of_place(lambda place: self._fields.of_place(place, name))
+        if self._plain is not None and (column := self._ragged(self._plain, name)) is not None:
+            return self._chosen(column)  # type: ignore[no-any-return]
         match self._in_templates(name):
             case None:
                 pass
@@ -102,6 +112,50 @@ class FieldColumns:
         if name in ("word_size", "stack_trace"):
             return self._chosen(self._item(name))  # type: ignore[no-any-return]
         return self._fields.of_program(name)
+
+    def _ragged(self, rows: PlainRows, name: str) -> list[Any] | None:
+        """Return the column of a field of records of various sizes; None if no template or word is called so."""
+        if self._item("stack_trace"):
+            return None
+        count, word_size = len(rows), self._word_size
+        codes = [self._item(code) for code in ("major", "minor")]
+        majors, minors = (code if isinstance(code, list) else [code] * count for code in codes)
+        groups: dict[tuple[Any, Any], list[int]] = {}
+        for row, key in enumerate(zip(majors, minors, strict=True)):
+            groups.setdefault(key, []).append(row)
+        numbered = NUMBERED.match(name)
+        if numbered is not None and numbered[1] != "word":
+            raise NoColumnError
+
+        def find(row: int) -> Any:
+            each = rows.record(row)
+            return self._fields.find(decode_record(each.record), self._place(each.probe), name)
+
+        data = RaggedData(rows, find)
+        found: list[Any] = [None] * count
+        is_there = numbered is not None
+        for (major, minor), wanted in groups.items():
+            template, is_derived = self._template_of(major or 0, minor or 0)
+            if template is not None and name in (names := names_of(template, word_size)):
+                is_there = True
+                steps = steps_of(template, word_size)
+                if steps is None:
+                    raise NoColumnError
+                values = data.of_template(steps, names.index(name), wanted, is_whole=is_derived)
+            elif numbered is not None:
+                values = data.numbers(int(numbered[2]) * word_size, word_size, wanted)
+            else:
+                continue
+            for row, value in zip(wanted, values, strict=True):
+                found[row] = value
+        return found if is_there else None
+
+    def _template_of(self, major: int, minor: int) -> tuple[Template | None, bool]:
+        """Return the template of records, and whether it was derived from a handler."""
+        templates = self._fields.templates
+        if (written := templates.written.find(major, minor)) is not None:
+            return written, False
+        return templates.derived(self._word_size, major, minor), True
 
     def _in_templates(self, name: str) -> tuple[int, int, bool] | None:
         """Return where in the data a template has a field: place, size, whether it is signed; None if none has it."""
@@ -118,11 +172,8 @@ class FieldColumns:
         return found.pop()
 
     def _in_template_of(self, major: int, minor: int, name: str) -> tuple[int, int, bool] | None:
-        word_size, templates = self._word_size, self._fields.templates
-        template = templates.written.find(major, minor)
-        is_derived = template is None
-        if template is None:
-            template = templates.derived(word_size, major, minor)
+        word_size = self._word_size
+        template, is_derived = self._template_of(major, minor)
         if template is None or name not in (names := names_of(template, word_size)):
             return None
         places = fixed_places(template, word_size)
@@ -206,4 +257,5 @@ def columns_of_rows(
         known = {text: Shown(text) for text in set(column)}
         return [known[text] for text in column]
 
-    return FieldColumns(item, rows.probes(), place, fields, len(rows), None, mask)
+    plain = rows if isinstance(rows, PlainRows) else None
+    return FieldColumns(item, rows.probes(), place, fields, len(rows), None, mask, plain)

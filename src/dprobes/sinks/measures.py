@@ -130,16 +130,16 @@ class Measures:
                 self.add_unsummed(n, len(found) - len(there))
 
     def _log_measured(self, n: int, by: list[Any], numbers: Any, count: int) -> None:
-        if isinstance(numbers, list) and isinstance(numbers[0], int) and not any(isinstance(c, list) for c in by):
+        is_one = not any(isinstance(column, list) for column in by)
+        if is_one and isinstance(numbers, list) and set(map(type, numbers)) == {int}:
             bucket = int.bit_length if min(numbers) >= 0 else bucket_of  # the first is much faster
             self._of_group(n, self._texts(tuple(by))).update(map(bucket, numbers))
             return
-        for key, found in _counts_of([*by, numbers], count).items():
-            group, number = self._texts(key[:-1]), key[-1]
-            if isinstance(number, int):
-                self._of_group(n, group)[bucket_of(number)] += found
-            else:
-                self.add_odd(n, group, found)
+        for group, found in self._grouped(by, numbers, count):
+            there = [number for number in found if isinstance(number, int)]
+            if there:
+                self._of_group(n, group).update(map(bucket_of, there))
+            self.add_odd(n, group, len(found) - len(there))
 
     def _grouped(self, by: list[Any], numbers: Any, count: int) -> Iterator[tuple[Group, Sequence[Any]]]:
         """Give the numbers of each group."""
@@ -236,13 +236,6 @@ def place_text(place: Place) -> str:
 
 def _text_of(field: str, value: Value) -> str:
     return str(value) if isinstance(value, Shown) or not field else text_of(field, value)
-
-
-def _counts_of(columns: Sequence[Any], count: int) -> Counter[Any]:
-    """Return how often each combination of the values of columns occurs; the first ones first."""
-    if not any(isinstance(column, list) for column in columns):
-        return Counter({tuple(columns): count})
-    return Counter(zip(*(c if isinstance(c, list) else repeat(c, count) for c in columns), strict=True))
 
 
 def _numbers(value: Value) -> tuple[int, ...]:

@@ -9,6 +9,7 @@ Packed records are one ``Rows`` as they are.
 
 from __future__ import annotations
 
+import operator
 import struct
 from abc import ABC, abstractmethod
 from functools import cache, lru_cache
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from dprobes.record.packed import PackedRecords
     from dprobes.trace.packedblock import PackedBlock
 
-__all__ = ["ITEM_COLUMNS", "TEXT_COLUMNS", "Column", "PackedRows", "Rows", "rows_of"]
+__all__ = ["ITEM_COLUMNS", "TEXT_COLUMNS", "Column", "PackedRows", "PlainRows", "Rows", "rows_of"]
 
 ITEM_COLUMNS = {name: int(item) for item, name in FIXED_ITEMS} | {
     "tid": int(Item.TID),
@@ -182,7 +183,7 @@ def _name_of(name: bytes) -> str:
     return escaped(name.decode("utf-8", "surrogateescape"))
 
 
-class _PlainRows(Rows):
+class PlainRows(Rows):
     """
     Hold records of a block that stand one behind the other.
 
@@ -225,6 +226,27 @@ class _PlainRows(Rows):
         """Return the probepoints."""
         unpack, body = RECORD_HEAD.unpack_from, self.block.body
         return [unpack(body, start)[0] for start in self._starts]
+
+    def data_bounds(self) -> tuple[bytes, list[int], list[int]]:
+        """Return the bytes of the block, and where in them the data of each record starts and ends."""
+        body, starts = self.block.body, self._starts
+        at = _HEAD + header_struct(self.flags, self.byte_order).size
+        if isinstance(starts, range):
+            ends = [start + starts.step for start in starts]
+        else:
+            unpack = _ROW.unpack_from
+            ends = [start + _HEAD + unpack(body, start)[0] for start in starts]
+        data = [start + at for start in starts]
+        if self.flags & Item.PROCESS_NAME:
+            find = body.find
+            names, data = data, [find(0, start) + 1 for start in data]
+            if any(not 0 < end - start <= PROCESS_NAME_MAX + 1 for start, end in zip(names, data, strict=True)):
+                self._refuse()
+        if self.flags & Item.TID:
+            data = [start + 4 for start in data]
+        if any(map(operator.gt, data, ends)):
+            self._refuse()
+        return body, data, ends
 
     def _view(self) -> memoryview:
         assert isinstance(self._starts, range)
@@ -313,7 +335,7 @@ def _cut(block: RecordBlock) -> Iterator[Rows]:
         else:
             starts, at = _ragged(block, at)
             window = _FIRST_WINDOW
-        yield _PlainRows(block, starts, flags, byte_order)
+        yield PlainRows(block, starts, flags, byte_order)
 
 
 def _check_record(block: RecordBlock, at: int) -> None:

@@ -1,0 +1,171 @@
+"""
+Fields of records of various sizes that stand one behind the other, as those with strings do: columns without decoding.
+
+A template is walked part by part, each part for all records at once. Records in which it finds something else than
+strings and numbers (a fault in the place of a string, data that ends early) are looked at one by one.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from dprobes.formatters.templates.extraction import data_parts
+from dprobes.formatters.templates.model import Conversion, Placeholder, Skip
+from dprobes.rpn.isa import Token
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from dprobes.formatters.templates import Template
+    from dprobes.record.layout import ByteOrder
+    from dprobes.trace.columns import PlainRows
+
+__all__ = ["RaggedData", "steps_of"]
+
+_PREFIX = 3
+"""Bytes of a prefix of an item: token and length."""
+
+_CODES = {1: "b", 2: "h", 4: "i", 8: "q"}
+
+
+class _Step(NamedTuple):
+    """
+    What a part of a template takes: so many bytes (``size``), a string item, or a string up to its NUL.
+
+    ``field`` is the number of the field that it gives, None if it gives none.
+    """
+
+    kind: str
+    size: int = 0
+    field: int | None = None
+    is_signed: bool = False
+
+
+def steps_of(template: Template, word_size: int) -> list[_Step] | None:
+    """Return how a template is walked; None if it takes something else than strings and numbers."""
+    steps, field = [], 0
+    for part in data_parts(template):
+        match part:
+            case Skip(count):
+                steps.append(_Step("number", count))
+                continue
+            case Placeholder(conversion=Conversion.STRING, is_item=True):
+                steps.append(_Step("item", 0, field))
+            case Placeholder(conversion=Conversion.STRING, precision=None):
+                steps.append(_Step("text", 0, field))
+            case Placeholder(conversion=Conversion.STRING | Conversion.DUMP | Conversion.REST):
+                return None
+            case Placeholder(is_item=False):
+                steps.append(_Step("number", part.size or word_size, field, part.conversion.is_signed))
+            case _:
+                return None
+        field += 1
+    return steps
+
+
+class RaggedData:
+    """
+    The data of records that are no table; ``find`` looks at a field of a single one.
+
+    ``starts`` and ``ends`` say where in ``body`` the data of each record is.
+    """
+
+    def __init__(self, rows: PlainRows, find: Callable[[int], Any]) -> None:
+        self._find = find
+        self._order: ByteOrder = rows.byte_order
+        self.body, self.starts, self.ends = rows.data_bounds()
+
+    def numbers(self, at: int, size: int, wanted: Sequence[int]) -> list[int | None]:
+        """Return the unsigned numbers so many bytes behind the start of the data, None where it ends before."""
+        read, body = self._reader(size, is_signed=False), self.body
+        places = [(self.starts[row] + at, self.ends[row]) for row in wanted]
+        return [read(body, place)[0] if place + size <= end else None for place, end in places]
+
+    def of_template(self, steps: Sequence[_Step], field: int, wanted: Sequence[int], *, is_whole: bool) -> list[Any]:
+        """
+        Return a field of the records ``wanted``, whose template takes these steps.
+
+        With ``is_whole`` it must take all of the data.
+        """
+        rows: Sequence[int] = wanted
+        positions = [self.starts[row] for row in wanted]
+        places: list[int] = []
+        target = next(step for step in steps if step.field == field)
+        odd: set[int] = set()
+        for step in steps:
+            if step.kind == "item":
+                rows, positions, places = self._with_items(rows, positions, places, odd)
+            if step is target:
+                places = positions
+            positions = self._behind(step, positions)
+            rows, positions, places = self._within(rows, positions, places, odd)
+            if step is target and not is_whole:
+                break
+        if is_whole:
+            wrong = [n for n, row in enumerate(rows) if positions[n] != self.ends[row]]
+            rows, positions, places = _without(wrong, rows, positions, places, odd)
+        values = self._values(target, places)
+        if not odd:
+            return values
+        by_row = dict(zip(rows, values, strict=True))
+        return [self._find(row) if row in odd else by_row[row] for row in wanted]
+
+    def _with_items(
+        self, rows: Sequence[int], positions: list[int], places: list[int], odd: set[int]
+    ) -> tuple[Sequence[int], list[int], list[int]]:
+        """Leave out records in which no string item follows."""
+        body, token = self.body, Token.STRING
+        wrong = [n for n, p in enumerate(positions) if p + _PREFIX > self.ends[rows[n]] or body[p] != token]
+        return _without(wrong, rows, positions, places, odd)
+
+    def _within(
+        self, rows: Sequence[int], positions: list[int], places: list[int], odd: set[int]
+    ) -> tuple[Sequence[int], list[int], list[int]]:
+        """Leave out records that end before."""
+        ends = self.ends
+        wrong = [n for n, (row, p) in enumerate(zip(rows, positions, strict=True)) if p > ends[row]]
+        return _without(wrong, rows, positions, places, odd)
+
+    def _behind(self, step: _Step, positions: list[int]) -> list[int]:
+        body = self.body
+        match step.kind:
+            case "number":
+                size = step.size
+                return [p + size for p in positions]
+            case "item" if self._order == "little":
+                return [p + _PREFIX + (body[p + 1] | body[p + 2] << 8) for p in positions]
+            case "item":
+                return [p + _PREFIX + (body[p + 2] | body[p + 1] << 8) for p in positions]
+        find, beyond = body.find, len(body) + 1
+        ends = [find(0, p) for p in positions]
+        return [end + 1 if end >= 0 else beyond for end in ends]
+
+    def _values(self, step: _Step, places: list[int]) -> list[Any]:
+        body = self.body
+        if step.kind == "number":
+            read = self._reader(step.size, is_signed=step.is_signed)
+            return [read(body, p)[0] for p in places]
+        if step.kind == "item":
+            ends = self._behind(step, places)
+            found = [body[p + _PREFIX : end] for p, end in zip(places, ends, strict=True)]
+        else:
+            found = [body[p : body.index(0, p)] for p in places]
+        known = {data: data.partition(b"\0")[0].decode("utf-8", "backslashreplace") for data in set(found)}
+        return [known[data] for data in found]
+
+    def _reader(self, size: int, *, is_signed: bool) -> Callable[[bytes, int], tuple[int, ...]]:
+        code = _CODES[size] if is_signed else _CODES[size].upper()
+        return struct.Struct(("<" if self._order == "little" else ">") + code).unpack_from
+
+
+def _without(
+    wrong: list[int], rows: Sequence[int], positions: list[int], places: list[int], odd: set[int]
+) -> tuple[Sequence[int], list[int], list[int]]:
+    """Leave out some records, which are ``odd``."""
+    if not wrong:
+        return rows, positions, places
+    odd.update(rows[n] for n in wrong)
+    out = set(wrong)
+    left = [n for n in range(len(rows)) if n not in out]
+    return [rows[n] for n in left], [positions[n] for n in left], [places[n] for n in left] if places else places
