@@ -176,6 +176,10 @@ class Comparison:
         return "\n".join(lines)
 
 
+def _is_of_stack(value: int) -> bool:
+    return value >> 40 == 0x7F
+
+
 @pytest.mark.parametrize("level", LEVELS)
 def test_values_of_variables_are_those_of_gdb(build: Builder, tmp_path: Path, level: str) -> None:
     program = build("variables.c", level, *FLAGS, name=f"variables{level}")
@@ -191,16 +195,20 @@ def test_values_of_variables_are_those_of_gdb(build: Builder, tmp_path: Path, le
         if "  at " in line:
             place, *values = line.split("  at ")[1].split()
             first.setdefault(int(place), values)
-    equal, different = 0, []
+    equal = elsewhere = 0
+    different = []
     for offset, rows in comparison.wanted.items():
         for (name, expected), printed in zip(rows, first[offset], strict=True):
             if int(printed) & (1 << 64) - 1 == expected & (1 << 64) - 1:
                 equal += 1
+            elif _is_of_stack(int(printed)) or _is_of_stack(expected):
+                elsewhere += 1  # the stack lies elsewhere, and so does what nobody has written to yet
             else:
                 different.append((hex(offset), name, expected, printed))
     assert different == []
     assert comparison.strange == []
     assert equal >= 250, comparison.reasons
+    assert elsewhere < 20
     # gdb follows calls to their sites; statically that cannot be done.
     reasons = {"before the variables are where gdb looks", "nowhere", "known only at the entry of the function",
                "in a register that is not for integers", OUTSIDE}  # fmt: skip

@@ -95,10 +95,11 @@ class DebugModule:
         """Return the link address at which a function has its arguments where it keeps them: its second line begins."""
         from dprobes.dwarf.linetable import LineProgram, LineSections
 
-        offset = function.unit.root.offset_in_section(At.STMT_LIST)
+        unit = function.unit if function.unit.skeleton is None else function.unit.skeleton
+        offset = unit.root.offset_in_section(At.STMT_LIST)
         if offset is None:
             return entry
-        found = [function.unit.file.section(name) for name in (".debug_line", ".debug_str", ".debug_line_str")]
+        found = [unit.file.section(name) for name in (".debug_line", ".debug_str", ".debug_line_str")]
         lines, strings, line_strings = (bytes(each.data[each.start : each.end]) for each in found)
         sections = LineSections(lines, strings, line_strings, self.elf.byte_order == "big")
         seen = False

@@ -24,7 +24,7 @@ from dprobes.dwarf.ranges import covers
 from dprobes.dwarf.search import entries_named, function_at
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from dprobes.dpc.argumentplaces import ArgumentPlace
     from dprobes.dpc.ctype import CType, Member
@@ -82,7 +82,7 @@ class ModuleNames:
 
     def _variable(self, name: str) -> ModuleVariable | None:
         described = None
-        for file in self._files():
+        for file in self._file.all_files():
             for entry in entries_named(file, name, (Tag.VARIABLE,)):
                 described = entry
                 if not entry.flag(At.DECLARATION):
@@ -96,11 +96,6 @@ class ModuleNames:
         if not has_symbol or (isinstance(location, Unavailable) and described.has(At.LOCATION)):
             return ModuleVariable(value_at(location, type_, machine), type_)
         return ModuleVariable(typed.Memory(typed.Symbol(name, machine.word), type_), type_)
-
-    def _files(self) -> Iterator[DebugFile]:
-        yield self._file
-        if self._file.has_alternate:
-            yield self._file.alternate
 
 
 class ProbeNames:

@@ -79,14 +79,14 @@ class DebugTypes:
 
     # By names
 
-    def named(self, name: str, near: Entry | None = None) -> CType | None:
-        """Return the type that ``typedef`` gives a name, or in C++ a class; one of the unit of ``near`` comes first."""
-        found = self._best(name, _NAMED, near)
+    def named(self, name: str) -> CType | None:
+        """Return the type that ``typedef`` gives a name, or in C++ a class."""
+        found = self._best(name, _NAMED)
         return None if found is None else self.of(found)
 
-    def tagged(self, kind: str, tag: str, near: Entry | None = None) -> CType | None:
+    def tagged(self, kind: str, tag: str) -> CType | None:
         """Return a structure, union or enumeration by its tag."""
-        found = self._best(tag, _TAGS[kind], near)
+        found = self._best(tag, _TAGS[kind])
         return None if found is None else self.of(found)
 
     def enumerator(self, name: str) -> int | None:
@@ -94,22 +94,13 @@ class DebugTypes:
         found = next(self._search(name, (Tag.ENUMERATOR,)), None)
         return None if found is None else found.number(At.CONST_VALUE)
 
-    def _best(self, name: str, tags: tuple[int, ...], near: Entry | None) -> Entry | None:
-        first = None
-        for entry in self._search(name, tags):
-            if entry.flag(At.DECLARATION):
-                continue
-            if near is None or entry.unit is near.unit:
-                return entry
-            first = first if first is not None else entry
-            if near.unit.file is not entry.unit.file:
-                break
-        return first
+    def _best(self, name: str, tags: tuple[int, ...]) -> Entry | None:
+        """Return the first definition of a name."""
+        return next((entry for entry in self._search(name, tags) if not entry.flag(At.DECLARATION)), None)
 
     def _search(self, name: str, tags: tuple[int, ...]) -> Iterator[Entry]:
-        yield from entries_named(self._file, name, tags)
-        if self._file.has_alternate:
-            yield from entries_named(self._file.alternate, name, tags)
+        for file in self._file.all_files():
+            yield from entries_named(file, name, tags)
 
     # By entries
 
@@ -210,7 +201,7 @@ class DebugTypes:
         if entry.has(At.SIGNATURE):
             whole = entry.reference(At.SIGNATURE)
         elif entry.flag(At.DECLARATION):
-            whole = self._best(record.tag, (entry.tag,), entry) if record.tag else None
+            whole = self._best(record.tag, (entry.tag,)) if record.tag else None
         if whole is None:
             return
         members: list[Member] = []

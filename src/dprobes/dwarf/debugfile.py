@@ -36,6 +36,9 @@ __all__ = ["DebugFile", "debug_file_of"]
 _UNITS_MAX = 1 << 18
 """Units of a file; a kernel has some thousands, a browser some tens of thousands."""
 
+_OF_PROGRAM = frozenset((".debug_addr", ".debug_line", ".debug_line_str", ".debug_aranges", ".gnu_debugaltlink"))
+"""Sections that a unit has in the program, not in a file of its own."""
+
 
 def debug_file_of(module: ElfFile, directory: Path | None = None) -> DebugFile | None:
     """
@@ -52,15 +55,21 @@ def debug_file_of(module: ElfFile, directory: Path | None = None) -> DebugFile |
 
 
 class DebugFile:
-    """The debug information that is in one file."""
+    """
+    The debug information that is in one file.
 
-    def __init__(self, elf: ElfFile, directory: Path | None = None) -> None:
+    ``program`` is the one that it was put aside for: then its sections have other names, or are those of the program.
+    """
+
+    def __init__(self, elf: ElfFile, directory: Path | None = None, program: DebugFile | None = None) -> None:
         self.elf = elf
         self.order = elf.byte_order
         self._directory = directory
+        self._program = program
         self._sections: dict[str, SectionBytes] = {}
         self._shapes: dict[tuple[int, FormSizes], Mapping[int, EntryShape]] = {}
         self._units: dict[tuple[bool, int], Unit] = {}
+        self._split: dict[int, Unit] = {}
         self._starts: list[int] = [0]
         """Where the units begin that were passed so far, and where the next one does."""
 
@@ -73,9 +82,12 @@ class DebugFile:
 
     def section(self, name: str) -> SectionBytes:
         """Return a section, decompressed; an empty one if there is none."""
+        if self._program is not None and name in _OF_PROGRAM:
+            return self._program.section(name)
         found = self._sections.get(name)
         if found is None:
-            found = self._sections[name] = section_bytes(self.elf, name)
+            full_name = name if self._program is None else f"{name}.dwo"
+            found = self._sections[name] = section_bytes(self.elf, full_name)
         return found
 
     @property
@@ -89,6 +101,38 @@ class DebugFile:
         from dprobes.dwarf.alternatefile import find_alternate_file
 
         return DebugFile(find_alternate_file(self.elf, self._directory), self._directory)
+
+    def all_files(self) -> Iterator[DebugFile]:
+        """Give the file, and those that have entries of it: the one that is shared, and those of its units."""
+        yield self
+        if self.has_alternate:
+            yield self.alternate
+        for unit in self.units():
+            whole = self.whole_unit(unit)
+            if whole is not unit and isinstance(whole.file, DebugFile):
+                yield whole.file
+
+    def whole_unit(self, unit: Unit) -> Unit:
+        """Return a unit with its entries, which may be in a file of its own (``-gsplit-dwarf``)."""
+        if unit.kind != UnitKind.SKELETON:
+            return unit
+        if unit.offset not in self._split:
+            self._split[unit.offset] = self._open_split(unit)
+        return self._split[unit.offset]
+
+    def _open_split(self, skeleton: Unit) -> Unit:
+        from dprobes.dwarf.splitfile import NOT_THERE, split_files
+
+        name = skeleton.root.text(At.DWO_NAME)
+        if not name:
+            self.malformed(f"the unit at {skeleton.offset:#x} does not say in which file it is")
+        for elf in split_files(self.elf, name, skeleton.root.text(At.COMP_DIR) or "/"):
+            for unit in DebugFile(elf, program=self).units():
+                if unit.kind == UnitKind.SPLIT_COMPILE and unit.signature == skeleton.signature:
+                    unit.skeleton = skeleton
+                    return unit
+        message = f"'{self.elf.path}' has debug information in '{name}', which is not there, or of another build"
+        raise TargetError(message, hint=NOT_THERE)
 
     # Units
 

@@ -87,6 +87,10 @@ class EntryUnit(Protocol):
     sizes: FormSizes
 
     @property
+    def skeleton(self) -> EntryUnit | None:
+        """The unit in the program of a unit in a file of its own."""
+
+    @property
     def shapes(self) -> Mapping[int, EntryShape]:
         """The shapes of its entries by their codes."""
 

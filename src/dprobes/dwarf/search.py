@@ -40,7 +40,7 @@ def function_at(file: DebugFile, address: int) -> Entry | None:
     Of functions in functions it is the inner one. Parts of a function that are apart belong to it.
     """
     unit = file.unit_covering(address)
-    return None if unit is None else _function_in(unit.root, address, 0)
+    return None if unit is None else _function_in(file.whole_unit(unit).root, address, 0)
 
 
 def _function_in(parent: Entry, address: int, depth: int) -> Entry | None:
@@ -131,7 +131,7 @@ def _units_with(file: DebugFile, raw: bytes) -> Iterator[tuple[Unit, Sequence[in
 
 
 def _has_indexed_texts(unit: Unit) -> bool:
-    return unit.root.has(At.STR_OFFSETS_BASE)
+    return unit.is_split or unit.root.has(At.STR_OFFSETS_BASE)
 
 
 def _packed(file: DebugFile, offset: int) -> bytes:

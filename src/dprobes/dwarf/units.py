@@ -50,8 +50,8 @@ class Unit:
     """
     A unit of a file, at ``offset`` of its section ``.debug_info``, or ``.debug_types`` if ``is_types``.
 
-    ``sizes`` are those of forms. ``signature`` is that of its type, or for a part of split debug information the number
-    that both parts have.
+    ``skeleton`` is the unit in the program of a unit in a file of its own. ``sizes`` are those of forms. ``signature``
+    is that of its type, or for a part of split debug information the number that both parts have.
     """
 
     def __init__(self, file: EntryFile, section: SectionBytes, offset: int, *, is_types: bool = False) -> None:
@@ -60,6 +60,7 @@ class Unit:
         self.section = section
         self.offset = offset
         self.is_types = is_types
+        self.skeleton: Unit | None = None
         self.order = file.elf.byte_order
         self.end = unit_end(section, offset, self.order)
         position = section.start + offset
@@ -130,9 +131,13 @@ class Unit:
     @cached_property
     def low_pc(self) -> int:
         """What the addresses of its ranges and lists count from."""
+        if self.skeleton is not None:
+            return self.skeleton.low_pc
         return self.root.address(At.LOW_PC) or 0
 
     def base(self, attribute: int, gnu_attribute: int | None = None) -> int | None:
         """Return where the unit's part of a section begins."""
+        if self.skeleton is not None and attribute == At.ADDR_BASE:
+            return self.skeleton.base(attribute, gnu_attribute)
         found = self.root.offset_in_section(attribute)
         return found if found is not None or gnu_attribute is None else self.root.offset_in_section(gnu_attribute)

@@ -113,6 +113,7 @@ VARIANTS = {
     "d5-zlib": ("gcc", SHAPES, "-g -O2 -gz=zlib"),
     "d5-zlib-gnu": ("gcc", SHAPES, "-g -O2 -gz=zlib-gnu"),
     "d5-static": ("gcc", SHAPES, "-g -O2 -static"),
+    "d5-split": ("gcc", SHAPES, "-g -O1 -gsplit-dwarf"),
     "cxx": ("g++", CPLUSPLUS, "-g -O1"),
 }
 """Compiler, source and flags of each program."""

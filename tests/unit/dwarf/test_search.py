@@ -57,7 +57,7 @@ def test_a_function_is_found_where_no_table_says_which_unit_covers_it(programs: 
 
 
 def named(path: Path, name: str, *tags: int) -> list[Entry]:
-    return list(entries_named(read(path), name, tags))
+    return [entry for file in read(path).all_files() for entry in entries_named(file, name, tags)]
 
 
 @pytest.mark.parametrize(
