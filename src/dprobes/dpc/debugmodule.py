@@ -86,6 +86,10 @@ class DebugModule:
         found = self._module.symbols.lookup(name)
         return found[0].address if len(found) == 1 else None
 
+    def is_thread_local(self, name: str) -> bool:
+        """Return whether a symbol is that of a variable of which each thread has one."""
+        return any(symbol.kind == "tls" for symbol in self._module.symbols.lookup(name))
+
     def function_symbol(self, address: int) -> str | None:
         """Return the name of the symbol of the function at a link address."""
         found = self._module.symbols.covering(address)

@@ -81,21 +81,29 @@ class ModuleNames:
         return part_of(scattered, member, self._module.machine(at_entry=False))
 
     def _variable(self, name: str) -> ModuleVariable | None:
+        has_symbol = self._module.symbol_address(name) is not None
         described = None
         for file in self._file.all_files():
-            for entry in entries_named(file, name, (Tag.VARIABLE,)):
-                described = entry
-                if not entry.flag(At.DECLARATION):
-                    break
+            described = self._described(file, name, has_symbol=has_symbol) or described
+            if described is not None:
+                break
         if described is None:
             return None
         type_ = self._types.of_variable(described)
         machine = self._module.machine(at_entry=False)
-        location = location_at(described, frame_at(None, 0, None))
-        has_symbol = self._module.symbol_address(name) is not None
-        if not has_symbol or (isinstance(location, Unavailable) and described.has(At.LOCATION)):
+        if not has_symbol or self._module.is_thread_local(name):
+            location = location_at(described, frame_at(None, 0, None))
             return ModuleVariable(value_at(location, type_, machine), type_)
         return ModuleVariable(typed.Memory(typed.Symbol(name, machine.word), type_), type_)
+
+    def _described(self, file: DebugFile, name: str, *, has_symbol: bool) -> Entry | None:
+        """Return a variable of a file; a declaration does for one with a symbol, if it says the whole of its type."""
+        found = None
+        for entry in entries_named(file, name, (Tag.VARIABLE,)):
+            found = entry
+            if not entry.flag(At.DECLARATION) or (has_symbol and size_of(self._types.of_variable(entry)) is not None):
+                break
+        return found
 
 
 class ProbeNames:

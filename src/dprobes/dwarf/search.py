@@ -111,23 +111,41 @@ def _is_c(unit: Unit) -> bool:
 
 
 def _units_with(file: DebugFile, raw: bytes) -> Iterator[tuple[Unit, Sequence[int] | None]]:
-    """Give the units whose bytes may have a name, and where."""
+    """
+    Give the units whose bytes may have a name, and where, as they are found: whoever has enough does not search on.
+
+    A unit may come several times, with other places.
+    """
     offsets = _text_offsets(file.section(".debug_str"), raw)
-    found: dict[int, list[int]] = {}
-    needles = [raw + b"\0", *(_packed(file, offset) for offset in offsets)]
+    for offset in offsets:
+        yield from _units_at(file, _packed(file, offset))
     if file.has_alternate:
-        needles += [_packed(file, offset) for offset in _text_offsets(file.alternate.section(".debug_str"), raw)]
-    for needle in needles:
-        for place in _places(file.section(".debug_info"), needle):
-            found.setdefault(file.unit_of(place).offset, []).append(place)
-    for offset, places in found.items():
-        unit = file.unit_at(offset)
-        if not _has_indexed_texts(unit):
-            yield unit, sorted(places)
+        for offset in _text_offsets(file.alternate.section(".debug_str"), raw):
+            yield from _units_at(file, _packed(file, offset))
     if offsets and file.section(".debug_str_offsets").size:
         yield from ((unit, None) for unit in file.units() if _has_indexed_texts(unit))
     if offsets and file.section(".debug_types").size:
         yield from ((unit, None) for unit in file.type_units())
+    # Short names, and those that are used once, are in the entries. All of units with indexed texts was searched.
+    yield from _units_at(file, raw + b"\0", skip_indexed=bool(offsets))
+
+
+def _units_at(file: DebugFile, needle: bytes, *, skip_indexed: bool = True) -> Iterator[tuple[Unit, Sequence[int]]]:
+    """Give the units that have some bytes, and where; ``skip_indexed`` leaves those with indexed texts out."""
+    unit: Unit | None = None
+    places: list[int] = []
+    for place in _places(file.section(".debug_info"), needle):
+        if unit is not None and place >= unit.end:
+            yield unit, places
+            unit, places = None, []
+        if unit is None:
+            unit = file.unit_of(place)
+            if skip_indexed and _has_indexed_texts(unit):
+                unit = None
+                continue
+        places.append(place)
+    if unit is not None:
+        yield unit, places
 
 
 def _has_indexed_texts(unit: Unit) -> bool:
