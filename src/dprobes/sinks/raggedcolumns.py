@@ -7,6 +7,7 @@ strings and numbers (a fault in the place of a string, data that ends early) are
 
 from __future__ import annotations
 
+import operator
 import struct
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -110,6 +111,24 @@ class RaggedData:
             return values
         by_row = dict(zip(rows, values, strict=True))
         return [self._find(row) if row in odd else by_row[row] for row in wanted]
+
+    def fields(self, steps: Sequence[_Step], wanted: Sequence[int]) -> list[list[Any]] | None:
+        """Return all fields of records, whose template takes these steps; None if it leaves some of their data."""
+        positions = [self.starts[row] for row in wanted]
+        ends = [self.ends[row] for row in wanted]
+        found, body = [], self.body
+        for step in steps:
+            if step.kind == "item" and any(
+                p + _PREFIX > end or body[p] != Token.STRING for p, end in zip(positions, ends, strict=True)
+            ):
+                return None
+            behind = self._behind(step, positions)
+            if any(map(operator.gt, behind, ends)):
+                return None
+            if step.field is not None:
+                found.append(self._values(step, positions))
+            positions = behind
+        return found if positions == ends else None
 
     def _with_items(
         self, rows: Sequence[int], positions: list[int], places: list[int], odd: set[int]

@@ -23,8 +23,9 @@ from dprobes.sinks.fixedlayout import fixed_layout
 from dprobes.tables.namecolumns import NameColumns
 from dprobes.tables.packedcolumns import packed_table
 from dprobes.tables.placecolumns import clean, place_columns
+from dprobes.tables.plaincolumns import plain_rows, plain_table
 from dprobes.tables.schema import HEADER_COLUMNS, Partition, field_columns, field_type, table_schema
-from dprobes.trace.content import LostRecords
+from dprobes.trace.content import LostRecords, RecordBlock
 from dprobes.trace.packedblock import PackedBlock
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
     from dprobes.formatters.templates import Template
     from dprobes.formatters.templates.fields import Decoded, Field
+    from dprobes.trace.columns import PlainRows
     from dprobes.trace.content import TraceProgram
     from dprobes.trace.packedblock import Block
 
@@ -44,6 +46,9 @@ _ROWS = 1 << 17
 
 _BYTES = 64 << 20
 """Bytes of data that are held at most."""
+
+_FEW = 16
+"""Fewer records of a kind are not worth a table of their own."""
 
 _TIME_MAX = (1 << 63) - 1
 _UNICODE_MAX = 0x10FFFF
@@ -91,15 +96,22 @@ def pieces_of(
                 for program in programs.values():
                     yield from program.take()
             continue
-        for record in each:
-            known.add(_decoded(record.record), record.probe, each.wall_offset, lost_before)
-            lost_before = 0
-            count += 1
-            size += len(record.record)
-            if count >= _ROWS or size >= _BYTES:
-                count = size = 0
-                for program in programs.values():
-                    yield from program.take()
+        if isinstance(each, RecordBlock) and (rows := plain_rows(each)) is not None:
+            for part in rows:
+                known.add_plain(part, lost_before)
+                lost_before = 0
+                count += len(part)
+            size += len(each.body)
+        else:
+            for record in each:
+                known.add(_decoded(record.record), record.probe, each.wall_offset, lost_before)
+                lost_before = 0
+                count += 1
+                size += len(record.record)
+        if count >= _ROWS or size >= _BYTES:
+            count = size = 0
+            for program in programs.values():
+                yield from program.take()
         if lost_before:
             lost[known.name] = lost_before
     for program in programs.values():
@@ -195,6 +207,35 @@ class _Program:
         self._waiting.append(records)
         self._waiting_offset = wall_offset
 
+    def add_plain(self, rows: PlainRows, lost: int) -> None:
+        """Add records, column by column as far as that is possible."""
+        self._convert()
+        count = len(rows)
+        majors, minors = rows.column("major"), rows.column("minor")
+        codes = [column if isinstance(column, list) else [column] * count for column in (majors, minors)]
+        by_key: dict[_Key, list[int]] = {}
+        for row, key in enumerate(zip(*codes, strict=True)):
+            by_key.setdefault(key, []).append(row)
+        for key, wanted in by_key.items():
+            template = self._template(key)
+            lost_before = {0: min(lost, _UNSIGNED_MAX)} if lost and wanted[0] == 0 else {}
+            table = None
+            if len(wanted) >= _FEW:
+                table = plain_table(rows, wanted, self._program, self._names, template, lost_before)
+            if table is not None:
+                self._add_table(key, table)
+                continue
+            for row in wanted:
+                each = rows.record(row)
+                before = lost if row == 0 else 0
+                self._add(_decoded(each.record), each.probe, each.wall_offset, before)
+
+    def _add_table(self, key: _Key, table: pa.Table) -> None:
+        tables = self._tables.setdefault(key, [])
+        if (rows := self._rows.pop(key, None)) is not None:
+            tables.append(self._table(rows, self._template(key)))
+        tables.append(table)
+
     def _convert(self) -> None:
         """Convert the packed records that wait, column by column as far as that is possible."""
         if not self._waiting:
@@ -207,10 +248,7 @@ class _Program:
                 for row, (probe, record) in enumerate(part):
                     self._add(_decoded(record), probe, wall_offset, lost_before.get(row, 0))
                 continue
-            tables = self._tables.setdefault(key, [])
-            if (rows := self._rows.pop(key, None)) is not None:
-                tables.append(self._table(rows, self._template(key)))
-            tables.append(table)
+            self._add_table(key, table)
 
     def _template(self, key: _Key) -> Template | None:
         major, minor = key

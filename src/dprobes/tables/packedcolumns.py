@@ -47,15 +47,16 @@ def packed_table(
     template: Template | None,
     wall_offset: int,
     lost: Mapping[int, int],
+    data: dict[str, pa.Array] | None = None,
 ) -> pa.Table | None:
     """
     Return the table of records with one major and minor code; ``lost`` says how many were lost before which rows.
 
-    None if it has to be made record by record.
+    ``data`` are the columns of the data of records that are packed without. None if it has to be made record by record.
     """
     import pyarrow as pa
 
-    columns = _data_columns(records, template, names)
+    columns = _data_columns(records, template, names) if data is None else data
     times = _times(records, wall_offset)
     if columns is None or times is None:
         return None
@@ -75,7 +76,8 @@ def packed_table(
     columns["byte_order"] = _repeated(pa.scalar(shape.byte_order), count)
     columns["stack_trace"] = _repeated(pa.scalar(bool(shape.flags & Item.STACK_TRACE)), count)
     columns["lost_before"] = _sparse(lost, count)
-    columns["data"] = _binary(records, shape.data, records.row_size - shape.data)
+    if data is None:
+        columns["data"] = _binary(records, shape.data, records.row_size - shape.data)
     schema = table_schema(template)
     return pa.table([columns[name] for name in schema.names], schema=schema)
 

@@ -194,6 +194,7 @@ class PlainRows(Rows):
         super().__init__(flags, byte_order)
         self.block: RecordBlock = block
         self._starts = starts
+        self._bounds: tuple[bytes, list[int], list[int]] | None = None
         self._check()
 
     def __len__(self) -> int:
@@ -227,8 +228,17 @@ class PlainRows(Rows):
         unpack, body = RECORD_HEAD.unpack_from, self.block.body
         return [unpack(body, start)[0] for start in self._starts]
 
+    def start(self, row: int) -> int:
+        """Return where in the block a record begins, with what stands before it (``frames.RECORD_HEAD``)."""
+        return self._starts[row]
+
     def data_bounds(self) -> tuple[bytes, list[int], list[int]]:
         """Return the bytes of the block, and where in them the data of each record starts and ends."""
+        if self._bounds is None:
+            self._bounds = self._find_bounds()
+        return self._bounds
+
+    def _find_bounds(self) -> tuple[bytes, list[int], list[int]]:
         body, starts = self.block.body, self._starts
         at = _HEAD + header_struct(self.flags, self.byte_order).size
         if isinstance(starts, range):
