@@ -54,8 +54,9 @@ def test_strings_and_numbers_are_made_by_columns() -> None:
     ]
     block = block_of(records)
     program = conversion._Program(block.program, None)
-    (rows,) = plain_rows(block) or [None]
-    assert rows is not None
+    cut = plain_rows(block)
+    assert cut is not None
+    (rows,) = cut
     table = plain_table(rows, range(30), block.program, program._names, program._template((1, 1)), {})
     assert table is not None
     assert table["path"].to_pylist() == [text.decode() for text in strings] * 10
