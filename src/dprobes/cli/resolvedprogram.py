@@ -69,8 +69,8 @@ def module_of(scope: Scope) -> str:
     and of a process that sees other files.
     """
     if scope.command:
-        command = Path(scope.command[0])
-        return str(command.absolute()) if len(command.parts) > 1 else command.name
+        command = scope.command[0]
+        return str(Path(command).absolute()) if "/" in command else command
     if scope.pid is not None:
         link = Path(f"/proc/{scope.pid}/exe")
         try:

@@ -70,6 +70,10 @@ def _instructions(
     if point.at_return:
         diagnostics.error(point.span, f"{what} has no return", hint="write the function: return MODULE:FUNCTION")
         return ()
+    if point.parameters is not None:
+        hint = "use the names of the source, as the debug information has them"
+        diagnostics.error(point.span, f"{what} takes no parameters", hint=hint)
+        return ()
     if not module:
         diagnostics.error(point.span, f"{what} is in a module", hint="write it before the place: MODULE:PLACE")
         return ()

@@ -85,7 +85,8 @@ def placeholder(conversion: Conversion, type_: CType, form: Form) -> str | None:
             integer = type_.base if isinstance(type_, Enumeration) else type_
             if letter == "d" and isinstance(integer, Integer) and not integer.is_signed and integer.size < INT.size:
                 letter = "u"
-            size = "n" if form is Form.WORD else _SIZES[integer.size]
+            is_word = form is Form.WORD or (letter == "e" and integer.size == INT.size)  # of a program of 32 bits
+            size = "n" if is_word else _SIZES[integer.size]
             return f"%{'' if form is Form.RAW else '*'}{conversion.layout}{size}{letter}"
     return None
 

@@ -118,6 +118,9 @@ class PrintTyper:
             return typed.Text(folded(typed.Convert(value, self._values.types.word)), STRING_LIMIT, String(STRING_LIMIT))
         if isinstance(value.type, Void | Record):
             raise self._values.wrong(expression.span, f"'{value.type}' cannot be printed")
+        if letter == "e" and isinstance(value.type, Integer) and value.type.size == INT.size:
+            # Whatever the sign of its type, it is negative; templates have no errno of 4 bytes, but of a word.
+            return folded(typed.Convert(typed.Convert(value, INT), self._values.types.long))
         if (
             letter in _UNSIGNED
             and isinstance(value.type, Integer)

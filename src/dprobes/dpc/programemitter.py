@@ -6,6 +6,7 @@ import re
 from dataclasses import field, replace
 from typing import TYPE_CHECKING
 
+from dprobes.diagnostics import Note
 from dprobes.dpc import programtree, typedstatement
 from dprobes.dpc.ctype import Void, size_of
 from dprobes.dpc.faultemitter import fault_sequences
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from dprobes.dpc.typedprogram import TypedFunction, TypedProbe
     from dprobes.dpc.typetable import TypeTable
     from dprobes.preprocessor import Preprocessed
+    from dprobes.source import Span
 
 __all__ = ["KERNEL_KINDS", "Compilation", "ProgramEmitter", "jmpmax_of", "template_file"]
 
@@ -54,7 +56,8 @@ class Compilation:
     def preprocessed(self) -> Preprocessed:
         """Return the RPN source as a text whose places are those in C that its lines were made for."""
         from dprobes.preprocessor.textmap import TextBuilder
-        from dprobes.source import SourceFile, Span
+        from dprobes.source import SourceFile
+        from dprobes.source import Span as SourceSpan
 
         whole = SourceFile("<compiled>", self.source)
         builder = TextBuilder(whole)
@@ -62,7 +65,7 @@ class Compilation:
         for line in self.lines:
             end = position + len(line.text) + 1
             text = "" if line.text.lstrip().startswith("//") else line.text
-            builder.put(f"{text}\n", line.span or Span(whole, position, end))
+            builder.put(f"{text}\n", line.span or SourceSpan(whole, position, end))
             position = end
         return builder.build()
 
@@ -105,6 +108,8 @@ class ProgramEmitter:
         self._word_size = word_size
         self._diagnostics = diagnostics
         self._module = program.module or module
+        self._printed: dict[int, tuple[str, Span]] = {}
+        """What the records of a minor code print, and where that is written."""
         self._minor = 0
         """The first minor code that no probe has: all modules have the templates in common."""
         self._has_faults = False
@@ -177,7 +182,9 @@ class ProgramEmitter:
                 continue
             own = self._attribute(each.probe.attributes, "minor")
             first = own if isinstance(own, int) else self._minor
-            templates |= self._templates(each, first)
+            found = self._templates(each, first)
+            self._check_minors(each.probe, found)
+            templates |= found
             for point in points:
                 self._definition(w, each, point, first)
             last = first + max((each.paths.number_of(end) for end in self._sequences(each)), default=0)
@@ -188,6 +195,16 @@ class ProgramEmitter:
             w.header(line)
         assert isinstance(major, int)
         return Compilation(name, major, tuple(w.lines), templates)
+
+    def _check_minors(self, probe: programtree.Probe, templates: dict[int, str]) -> None:
+        """Report a minor code that another printf has: records of both would be shown as those of one."""
+        for minor, text in templates.items():
+            known, first = self._printed.setdefault(minor, (text, probe.span))
+            if known != text:
+                span = next((each.span for each in probe.attributes if each.name == "minor"), probe.span)
+                notes = (Note("the other one is printed here", first),)
+                message = f"minor code {minor} is that of another text: what is printed here would be shown as that"
+                self._diagnostics.error(span, message, notes=notes, hint="leave 'minor' out: each text gets its own")
 
     def _templates(self, each: TypedProbe, minor: int) -> dict[int, str]:
         templates: dict[int, str] = {}

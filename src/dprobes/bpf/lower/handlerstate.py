@@ -7,13 +7,13 @@ The state of one running handler: an element of the SCRATCH map.
       8192  fields   ``Field``, 8 bytes each
       8744  frames   64 * 32 bytes: called address | return address | saved SBP | exception handler + 1, or 0
      10792  ranges   64 * 64 bytes: what traces of a frame show: first | count of cells, local and global variables
-     14888  record   the header of a record, which ends where the log buffer begins
-     15016  log      twice the power of two above logmax
+     14888  entry    what a return knows of the entry: the time, registers
+     15240  record   the header of a record, which ends where the log buffer begins
+     15368  log      twice the power of two above logmax
       ...   trace    likewise for ex_logmax, with a record header before it
       ...   heap     blocks and data
       ...   snapshot the ring entry with a copy of the program's stack, for 'log ustack'
       ...   keys     the ring entry with a key, the key of a table, and room for a position behind it
-      ...   entry    what a return knows of the entry: the time, registers
 
 A position in the log buffer is masked to one half of it and a length to the other, so that the verifier has nothing to
 prove about their sum. Frames and cells are masked in the same way.
@@ -37,6 +37,8 @@ __all__ = [
     "FRAMES",
     "FRAME_COUNT",
     "FRAME_SIZE",
+    "KEPT",
+    "KEPT_MAX",
     "KEY_HEAD",
     "KEY_SLACK",
     "LOG",
@@ -58,8 +60,12 @@ FRAME_SIZE = 32
 FRAMES = FIELDS + 8 * 69
 RANGE_SIZE = 64
 RANGES = FRAMES + FRAME_COUNT * FRAME_SIZE
+KEPT = RANGES + FRAME_COUNT * RANGE_SIZE
+"""Where there is what a return knows of the entry: the time, 0 if nobody has seen it, and registers."""
+KEPT_MAX = 44
+"""What a program has room for on its stack as well."""
 RECORD_SPACE = 128
-LOG = RANGES + FRAME_COUNT * RANGE_SIZE + RECORD_SPACE
+LOG = KEPT + 8 * KEPT_MAX + RECORD_SPACE
 
 PREFIX_SIZE = 3
 """The bytes of a logged item's token and 16-bit length."""
@@ -196,9 +202,4 @@ class StateLayout:
     @property
     def size(self) -> int:
         """The size of a state in bytes."""
-        return -(-(self.entry + 8 * self.entry_words) // 64) * 64
-
-    @property
-    def entry(self) -> int:
-        """Where there is what a return knows of the entry: the time, 0 if nobody has seen it, and registers."""
-        return self.key + (self.keys + KEY_SLACK if self.keys else 0)
+        return -(-(self.key + (self.keys + KEY_SLACK if self.keys else 0)) // 64) * 64

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from dprobes.bpf.asm.isa import Alu, Atomic, Helper, Jump, Register, Size
 from dprobes.bpf.layout import LIMIT, MapName, ProbeField
 from dprobes.bpf.lower.callentries import SEEN, take_entry
-from dprobes.bpf.lower.handlerstate import FRAMES, RANGES, Field, Frame
+from dprobes.bpf.lower.handlerstate import FRAMES, KEPT, RANGES, Field, Frame
 from dprobes.bpf.lower.host import CONTEXT
 from dprobes.bpf.lower.request import Filter
 from dprobes.bpf.lower.scopefilter import write_filter
@@ -250,7 +250,7 @@ class Prologue:
             self._overload.begin()
         for word in range(self._w.state.entry_words):
             asm.load(_R.R1, _R.R10, SEEN - 8 * word)
-            asm.store(SCRATCH, self._w.state.entry + 8 * word, _R.R1)
+            asm.store(SCRATCH, KEPT + 8 * word, _R.R1)
         self._w.host.prepare()
         if Item.TIME in self._entries.items:
             self._w.host.time()

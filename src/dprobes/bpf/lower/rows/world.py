@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from dprobes.bpf.asm.isa import Alu, Jump, Register, Size
 from dprobes.bpf.layout import ProbeField
-from dprobes.bpf.lower.handlerstate import ABORT, Field
+from dprobes.bpf.lower.handlerstate import ABORT, KEPT, Field
 from dprobes.bpf.lower.ptregs import REGISTER_OFFSETS
 from dprobes.bpf.lower.stack import SCRATCH
 from dprobes.bpf.lower.vma import BUSY, VM_WRITE
@@ -256,7 +256,7 @@ def _push_elapsed(w: Writer, i: EncodedInstruction) -> None:
     if not _is_entered(w):
         return
     w.host.time()
-    w.asm.load(_R.R1, SCRATCH, w.state.entry)
+    w.asm.load(_R.R1, SCRATCH, KEPT)
     w.asm.alu(Alu.SUB, _R.R0, _R.R1)
     _push_answer(w, 64)
 
@@ -272,7 +272,7 @@ def _push_entry(w: Writer, i: EncodedInstruction) -> None:
             value = w.stack.take()
             w.host.register(value, register.name)
         else:
-            value = w.field(w.state.entry + 8 * (1 + kept.index(register.index)))
+            value = w.field(KEPT + 8 * (1 + kept.index(register.index)))
         w.stack.push(value)
 
 
@@ -284,7 +284,7 @@ def _is_entered(w: Writer, *, is_kept: bool = True) -> bool:
         w.is_open = False
         return False
     unseen = nobody(w)
-    w.asm.load(_R.R1, SCRATCH, w.state.entry)
+    w.asm.load(_R.R1, SCRATCH, KEPT)
     w.asm.jump_if(Jump.JEQ, _R.R1, 0, unseen)
     return True
 

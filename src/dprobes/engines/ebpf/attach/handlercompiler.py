@@ -45,7 +45,7 @@ def has_tickets(program: Program) -> bool:
     )
 
 
-_Key = tuple[int, "Placement", int, bool, bool, int, tuple["Argument", ...]]
+_Key = tuple[int, "Placement", int, bool, bool, int, tuple["Argument", ...], int]
 """What sites have in common that share code."""
 
 
@@ -96,13 +96,16 @@ class HandlerCompiler:
             for site in self._numbers.sites[number]:
                 alone = number if site.placement.is_trampoline else -1  # a program there is for one function
                 kind = probes[number].number, site.placement, site.return_bytes
-                key = (*kind, bool(site.anchor), site.is_entry, alone, pushed)
+                # Where the module lies is told by where the hit was; the cookie says it to handlers of several places.
+                is_glob = isinstance(self._program.definitions[probes[number].number].location, MANY_PLACES)
+                moved = site.moved if file.resolved.symbols and not is_glob else 0
+                key = (*kind, bool(site.anchor), site.is_entry, alone, pushed, moved)
                 grouped.setdefault(key, []).append((number, site))
         written = [key for key in grouped if not isinstance(self._program.definitions[key[0]].location, MANY_PLACES)]
         are_many = len(written) > ALONE_MAX and self._has_multi
         nesting = {number for number, placement, *_ in grouped if placement is Placement.URETPROBE}
         resolved = file.resolved
-        for (number, placement, return_bytes, _, is_entry, alone, _), sites in grouped.items():
+        for (number, placement, return_bytes, _, is_entry, alone, _, _), sites in grouped.items():
             definition = self._program.definitions[number]
             is_glob = isinstance(definition.location, MANY_PLACES)
             first, site = sites[0]

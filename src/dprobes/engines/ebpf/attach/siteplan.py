@@ -128,7 +128,7 @@ class _Planner:
                 continue
             sites = self._sites(probe)
             if sites:
-                moved = sites[0].moved
+                moved = sites[0].moved if sites[0].placement is Placement.BREAKPOINT else 0
                 yield replace(probe, subject=replace(probe.code, moved=moved)) if moved else probe, sites
 
     def _sites(self, probe: Probepoint) -> tuple[Site, ...]:
@@ -199,6 +199,7 @@ class _Planner:
                 Placement.RET_SITE,
                 uprobe_class(leaving.raw, self._bits).value,
                 may_fault=True,
+                moved=leaving.offset - probe.offset,
                 return_bytes=int.from_bytes(leaving.raw[-2:], "little") if leaving.raw[-3:-2] == b"\xc2" else 0,
             )
             for leaving in exits
