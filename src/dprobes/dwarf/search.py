@@ -126,12 +126,12 @@ def _units_with(file: DebugFile, raw: bytes) -> Iterator[tuple[Unit, Sequence[in
         yield from ((unit, None) for unit in file.units() if _has_indexed_texts(unit))
     if offsets and file.section(".debug_types").size:
         yield from ((unit, None) for unit in file.type_units())
-    # Short names, and those that are used once, are in the entries. All of units with indexed texts was searched.
+    # Short names, and those that are used once, are in the entries. All of units with numbered strings was searched.
     yield from _units_at(file, raw + b"\0", skip_indexed=bool(offsets))
 
 
 def _units_at(file: DebugFile, needle: bytes, *, skip_indexed: bool = True) -> Iterator[tuple[Unit, Sequence[int]]]:
-    """Give the units that have some bytes, and where; ``skip_indexed`` leaves those with indexed texts out."""
+    """Give the units that have some bytes, and where; ``skip_indexed`` leaves those with numbered strings out."""
     unit: Unit | None = None
     places: list[int] = []
     for place in _places(file.section(".debug_info"), needle):
