@@ -16,7 +16,7 @@ from dprobes.dpc.ctype import Record
 from dprobes.dpc.debugnames import DescribedModule, LateNames
 from dprobes.dpc.debugvalues import NotKnownError, Scattered
 from dprobes.target.elf.file import ElfFile
-from integration.support import I386_COMPILER, TIMEOUT, Builder
+from integration.support import I386_COMPILER, PROGRAMS, TIMEOUT, Builder
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -336,6 +336,24 @@ def test_a_compiled_program_needs_no_debug_information(build: Builder, tmp_path:
     subprocess.run(["strip", "-o", str(bare), str(program)], check=True)
     done = dprobes("run", str(built), "--", str(bare))
     assert [line.split("]  ")[1] for line in done.stdout.splitlines() if "]  " in line] == ["packet-6 -19"] * 2
+
+
+def test_builds_for_which_a_program_is_not_the_same_are_refused(build: Builder, tmp_path: Path) -> None:
+    one = build("variables.c", "-O2", *FLAGS, name="variables-O2")
+    changed = tmp_path / "changed.c"
+    source = (PROGRAMS / "variables.c").read_text()
+    changed.write_text(source.replace("struct packet *next;", "long more; struct packet *next;", 1))
+    other = tmp_path / "variables-O2"
+    subprocess.run(["gcc", "-O2", *FLAGS, "-o", str(other), str(changed)], check=True)
+    program = tmp_path / "walk.dpc"
+    program.write_text('module "variables-O2"; walked { printf("%s", from->name); }')
+    built = ("build", str(program), "-o", str(tmp_path / "walk.ppdf"))
+    done = dprobes(*built, "--for", str(one), "--for", str(other), status=1)
+    assert done.stderr == (
+        f"dprobes: error: '{program}' becomes another program for '{other}' than for '{one}': "
+        "their types or variables differ\nhint: build a file for each of them\n"
+    )
+    dprobes(*built, "--for", str(one), "--for", str(one))
 
 
 @pytest.mark.parametrize("level", ["-O0", "-O2"])

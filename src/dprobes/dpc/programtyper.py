@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dprobes.diagnostics import Note
+from dprobes.diagnostics import Diagnostics, Note
 from dprobes.dpc import programtree, tree, typed
 from dprobes.dpc.ctype import Array, is_scalar, size_of
 from dprobes.dpc.logpaths import find_log_paths
@@ -19,7 +19,6 @@ from dprobes.dpc.valuetyper import ValueTyper
 from dprobes.errors import TargetError
 
 if TYPE_CHECKING:
-    from dprobes.diagnostics import Diagnostics
     from dprobes.dpc.ctype import CType
     from dprobes.dpc.probedmodules import ProbedModules
     from dprobes.dpc.scope import PlaceNames
@@ -169,10 +168,10 @@ class ProgramTyper:
         found: list[TypedProbe] = []
         for point in probe.points:
             names = self._modules.names_at(point)
-            typed_probe = self._probe(probe, point, names)
+            typed_probe = self._probe_once(probe, point, names, is_first=not found)
             if typed_probe is None:
                 return []
-            if names is None or not names.was_asked or self._diagnostics.has_errors:
+            if (names is not None and not names.was_asked) or self._diagnostics.has_errors:
                 # No point differs from others.
                 return [replace(typed_probe, at=probe.points)]
             same = next((n for n, each in enumerate(found) if _is_same(each, typed_probe)), None)
@@ -181,6 +180,20 @@ class ProgramTyper:
             else:
                 found[same] = replace(found[same], at=(*found[same].at, point))
         return found
+
+    def _probe_once(
+        self, probe: programtree.Probe, point: programtree.Point, names: PlaceNames | None, *, is_first: bool
+    ) -> TypedProbe | None:
+        """Return a probe with its types at a point; what is wrong at several points is reported once."""
+        if is_first:
+            return self._probe(probe, point, names)
+        known, self._diagnostics = self._diagnostics, Diagnostics()
+        try:
+            return self._probe(probe, point, names)
+        finally:
+            reported = set(known.since(0))
+            known.extend(item for item in self._diagnostics.since(0) if item not in reported)
+            self._diagnostics = known
 
     def _probe(self, probe: programtree.Probe, point: programtree.Point, names: PlaceNames | None) -> TypedProbe | None:
         scope = Scope(self._scope)

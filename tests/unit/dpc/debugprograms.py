@@ -32,9 +32,9 @@ def compiled(directory: Path, source: str, *flags: str) -> Path:
     return directory / "own"
 
 
-def rpn_of(elf: ElfFile, text: str) -> str:
+def rpn_of(elf: ElfFile, text: str, diagnostics: Diagnostics | None = None) -> str:
     """Return the RPN source of a program for a module; raise ``SourceError`` if it is wrong."""
-    diagnostics = Diagnostics()
+    diagnostics = Diagnostics() if diagnostics is None else diagnostics
     module = DescribedModule(elf)
     source = preprocess(SourceFile("a.dpc", text), diagnostics)
     found = compile_text(source, diagnostics, module="own", module_of=lambda _name: module)

@@ -165,3 +165,11 @@ def test_a_module_without_debug_information_has_words(optimized: ElfFile, tmp_pa
     subprocess.run(["strip", "-g", "-R", ".note.gnu.build-id", "-o", bare, optimized.path], check=True)
     assert ["push r, arg1"] == pushes(ElfFile.open(bare), "static long kept; gone(a, b) { kept = b; }")
     assert errors_of(ElfFile.open(bare), "gone { number; }").startswith("nothing is named 'number' | ")
+
+
+def test_a_warning_about_several_points_is_reported_once(optimized: ElfFile) -> None:
+    from dprobes.diagnostics import Diagnostics
+
+    diagnostics = Diagnostics()
+    rpn_of(optimized, "static long kept; gone(a), other { a + 1; kept = a; }", diagnostics)
+    assert ["this has no effect"] == [each.message for each in diagnostics]
