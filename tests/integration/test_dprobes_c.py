@@ -184,3 +184,19 @@ def test_the_examples_of_the_guide_compile(tmp_path: Path) -> None:
         file = tmp_path / f"{number}.dpc"
         file.write_text(text)
         assert "offset = " in dprobes("build", str(file), "--emit", "rpn").stdout
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_what_is_hit_at_a_return_is_the_function_that_returned(engine: str, tmp_path: Path) -> None:
+    source, program = tmp_path / "own.c", tmp_path / "own"
+    source.write_text(
+        "int call_one(int n) { return n + 1; }\nint call_two(int n) { return call_one(n) + 1; }\n"
+        "int main(void) { return call_two(1) + call_one(2) - 6; }\n"
+    )
+    subprocess.run(["gcc", "-O0", "-o", str(program), str(source)], check=True)
+    text = f'return {program}:call_* {{ @[func] = count(); printf("%s: %d", func, retval) }}'
+    # Of a process that executes another program the names are those of then.
+    done = dprobes("run", "-e", text, "--engine", engine, "--", "sh", "-c", f"exec {program}")
+    assert [re.sub(r"^\d.*  ", "", line) for line in done.stdout.splitlines()] == [
+        "call_one [own]: 2", "call_two [own]: 3", "call_one [own]: 3", "@[call_two [own]]: 1", "@[call_one [own]]: 2",
+    ]  # fmt: skip

@@ -104,7 +104,7 @@ class _Converter:
         """Return a probe, or one for each place where the body asks which one was hit and no address says it."""
         places = [place for point in probe.points for place in places_of(point, self._machine, self._diagnostics)]
         asks = any(isinstance(each, tree.Name) and each.name in ("func", "probe") for each in expressions_of(probe))
-        if asks and any(place.kind not in (PlaceKind.ENTRY, PlaceKind.OTHER) for place in places):
+        if asks and any(place.kind not in (PlaceKind.ENTRY, PlaceKind.RETURN, PlaceKind.OTHER) for place in places):
             return [self._probe(probe, [place]) for place in places]
         return [self._probe(probe, places)] if places else []
 

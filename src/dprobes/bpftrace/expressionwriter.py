@@ -138,6 +138,9 @@ class ExpressionWriter:
         value = self.value(expression)
         if value.form not in (Form.NUMBER, Form.SYMBOL):
             return self.wrong(expression.span, f"{value.form.value} is no number in DProbes C").text
+        if value.text in ("func", "probe") and PlaceKind.RETURN in self._kinds:
+            hint = "keep it at the entry, in a map by tid"
+            return self.wrong(expression.span, f"'{value.text}' is no number at a return", hint).text
         return Value(value.number, value.precedence).within(precedence)
 
     def wrong(self, span: Span, message: str, hint: str | None = None) -> Value:
@@ -195,7 +198,7 @@ class ExpressionWriter:
 
     def _own_name(self, name: str, span: Span) -> Value:
         """Return the name of the place that was hit: by its address, where that is one of the function."""
-        if self._kinds <= {PlaceKind.ENTRY, PlaceKind.OTHER}:
+        if self._kinds <= {PlaceKind.ENTRY, PlaceKind.RETURN, PlaceKind.OTHER}:
             return Value(name, form=Form.SYMBOL)
         if len(self._places) == 1 and "*" not in self._places[0].written:
             place = self._places[0]

@@ -84,11 +84,10 @@ class PrintWriter:
         match value.form:
             case Form.LITERAL:
                 return text[1:-1].replace("%", "%%").ljust(int(match["width"] or 0) if "-" in match["flags"] else 0)
-            case Form.SYMBOL if letter in "sd":
-                layout, letter = "", "a"
-                text = "pc" if text in ("func", "probe") else text
+            case Form.SYMBOL if letter == "s":
+                layout, letter = "", "s" if text in ("func", "probe") else "a"
             case Form.SYMBOL:
-                text = value.number
+                text = self._values.number(argument)
             case Form.STACK:
                 layout, letter = "", "k"
             case Form.BYTES:

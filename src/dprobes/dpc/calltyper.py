@@ -26,11 +26,12 @@ _COMM_MAX = PROCESS_NAME_SIZE - 1
 
 
 class CallTyper:
-    """Type calls; ``values`` types their arguments."""
+    """Type calls; ``values`` types their arguments. What is hit at a return is the function that began at its entry."""
 
-    def __init__(self, values: ExpressionTyper, functions: Mapping[str, FunctionSignature]) -> None:
+    def __init__(self, values: ExpressionTyper, functions: Mapping[str, FunctionSignature], *, at_return: bool) -> None:
         self._values = values
         self._functions = functions
+        self._at_return = at_return
 
     def call(self, call: tree.Call) -> Value:
         """Return the value of a call."""
@@ -96,7 +97,7 @@ class CallTyper:
             case tree.Name("comm"):
                 return typed.CommName(String(PROCESS_NAME_SIZE))
             case tree.Name("func" | "probe"):
-                return typed.Register("pc", self._values.types.word)
+                return typed.Register("pc", self._values.types.word, at_entry=self._at_return)
             case tree.Call("str", [pointer, *rest]) if len(rest) <= 1:
                 number = self._number(rest[0], _STRING_MAX, "bytes of a string") if rest else limit
                 return typed.Text(self._address(pointer), number, String(number))

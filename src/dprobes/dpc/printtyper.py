@@ -60,7 +60,7 @@ class PrintTyper:
             if isinstance(item, typed.CommName):
                 holder = "%{name}" if conversion.letter in "sv" else None
             elif _is_place(expression) and conversion.letter in "sv":
-                holder = placeholder(replace(conversion, letter="a"), item.type, Form.RAW)
+                holder = placeholder(replace(conversion, letter="a"), item.type, self._form(item))
                 items.append(item)
             else:
                 holder = placeholder(conversion, item.type, self._form(item))

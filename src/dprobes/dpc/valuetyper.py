@@ -56,7 +56,7 @@ class ValueTyper:
         self.types = types
         self.scope = scope
         self._functions = functions
-        self.calls = CallTyper(self, functions)
+        self.calls = CallTyper(self, functions, at_return=where.at_return and not where.is_traced)
         self.tables = TableTyper(self, self.calls, tables)
         self._diagnostics = diagnostics
         self.operators = OperatorTyper(types, diagnostics)

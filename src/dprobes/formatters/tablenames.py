@@ -77,8 +77,9 @@ class ProcessAddresses:
         return list(found.values())
 
     def _record(self, address: int, pid: int | None) -> LogRecord:
-        if pid is None and self._images is not None:
-            pid = self._images.any_covering(address)
+        if pid is None and self._images is not None and (found := self._images.any_covering(address)) is not None:
+            pid, time = found  # it may execute another program since
+            return LogRecord(pid=pid, time=time)
         return LogRecord(pid=pid)
 
 

@@ -101,12 +101,17 @@ class ProcessImages:
             images = reversed(self._images.get(pid, []))
             return next((image for image in images if image.covering(address) is not None), None)
 
-    def any_covering(self, address: int) -> int | None:
-        """Return a process that has, or has had, code at an address, the latest one; None if nobody told of one."""
+    def any_covering(self, address: int) -> tuple[int, int | None] | None:
+        """
+        Return a process that has, or has had, code at an address, and when; None if nobody told of one.
+
+        The time is None of a process that ran before it was known.
+        """
         with self._lock:
             for pid, images in reversed(self._images.items()):
-                if any(image.covering(address) is not None for image in images):
-                    return pid
+                for image in reversed(images):
+                    if image.covering(address) is not None:
+                        return pid, image.since or None
         return None
 
     def _enter(self, image: ProcessImage) -> None:

@@ -112,11 +112,11 @@ class CarriedNames:
         """Whether some process has executed several programs, so that names depend on the moment."""
         return any(len(images) > 1 for images in self._images.values())
 
-    def any_covering(self, address: int) -> int | None:
-        """Return a process that has code at an address, the last one that a file tells of; None if none has."""
+    def any_covering(self, address: int) -> tuple[int, int | None] | None:
+        """Return a process that has code at an address, the last one of the file, at no certain time; None if none."""
         for pid, images in reversed(self._images.items()):
             if pid is not None and any(image.covering(address) is not None for image in images.values()):
-                return pid
+                return pid, None
         return None
 
     def add(self, said: dict[str, Any]) -> None:

@@ -78,7 +78,7 @@ def test_places(script: str, place: str) -> None:
     [
         ('printf("%d %s\\n", pid, comm);', 'printf("%d %s", pid, comm);'),
         ('printf("a "); printf("%-8lld|\\n", arg0)', 'printf("a %-8d|", arg0);'),
-        ('printf("%s called\\n", func)', 'printf("%a called", pc);'),
+        ('printf("%s called\\n", func)', 'printf("%s called", func);'),
         ('printf("%s\\n", usym(arg1))', 'printf("%a", arg1);'),
         ('printf("100%% of %s\\n", ustack(3))', 'printf("100%% of %k", ustack(3));'),
         ('printf("%r\\n", buf(arg1, 8))', 'printf("%s", mem(arg1, 8));'),
@@ -126,7 +126,7 @@ def test_statements(statement: str, line: str) -> None:
         ('ur:/bin/bash:readline { printf("%s\\n", str(retval)) }',
          'return /bin/bash:readline {\n    printf("%s", str(retval));\n}\n'),
         ('ur:libc:a, ur:libc:b { printf("%s\\n", func) }',
-         'return libc.so.6:a {\n    printf("a");\n}\nreturn libc.so.6:b {\n    printf("b");\n}\n'),
+         'return libc.so.6:a,\nreturn libc.so.6:b {\n    printf("%s", func);\n}\n'),
         (("#define LIMIT 8\n#ifndef BPFTRACE_HAVE_BTF\nstruct no { };\n#endif\nstruct s { int a; struct s *next; };\n"
          "kprobe:f { $s = (struct s *)arg0; @[$s->next->a] = count() /* how often */ }"),
          ("#define LIMIT 8\nstruct s { int a; struct s *next; };\n\n"

@@ -245,7 +245,7 @@ class _Recorder:
                 asm.store(_R.R10, place, 0)  # there are the arguments at the return as well
                 continue
             if distance is None:
-                self.host.register(_R.R1, name)
+                self._load_register(name)
                 asm.store(_R.R10, place, _R.R1)
                 continue
             asm.store(_R.R10, place, 0)
@@ -256,6 +256,17 @@ class _Recorder:
             asm.alu(Alu.ADD, _R.R3, distance)
             self.host.read_memory()
             asm.jump_if(Jump.JNE, _R.R0, 0, self._forget)
+
+    def _load_register(self, name: str) -> None:
+        """Load a register to R1. How far the breakpoint was moved is not in a state here, but in the cookie (R8)."""
+        asm, request = self._asm, self._request
+        if name != "eip" or request.probe is not None or request.placement is not Placement.BREAKPOINT:
+            self.host.register(_R.R1, name)
+            return
+        asm.load(_R.R1, CONTEXT, REGISTER_OFFSETS[name], Size.of(self._word_size))
+        asm.mov(_R.R2, _R.R8)
+        asm.alu(Alu.ARSH, _R.R2, 32)
+        asm.alu(Alu.SUB, _R.R1, _R.R2)
 
     def _keep_calls_below(self) -> None:
         """See whether the function was jumped to by one that it has called, or itself; then keep the older entries."""
