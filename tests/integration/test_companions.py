@@ -64,6 +64,19 @@ def test_modules_share_variables_and_tables(engine: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("engine", ENGINES)
+def test_records_of_a_short_command_are_in_order(engine: str, tmp_path: Path) -> None:
+    (tmp_path / "short.c").write_text(
+        "#include <stdio.h>\nint main(void) { for (int n = 0; n < 5; n++) fflush(stdout); return 0; }\n"
+    )
+    program = tmp_path / "short"
+    subprocess.run(["gcc", "-O1", tmp_path / "short.c", "-o", program], check=True)
+    text = f'"{program}":main {{ printf("main") }} libc.so.6:fflush {{ printf("flush") }}'
+    for _ in range(5):  # the one session is at its end before the other one, whichever that is
+        done = dprobes("run", "--engine", engine, "-e", text, "--", str(program))
+        assert [line.split("]  ")[-1] for line in done.stdout.splitlines()] == ["main", *["flush"] * 5]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
 def test_the_exit_status_is_that_of_the_command(engine: str) -> None:
     text = "libc.so.6:abs { } libz.so.1:zlibVersion { }"
     for command, status in (("import sys; sys.exit(3)", 3), ("import os; os.kill(os.getpid(), 9)", 137)):

@@ -38,6 +38,9 @@ _BEGINNING = 20.0
 _HELD = 150_000_000
 """Nanoseconds for which a record is kept back, because another session may have an older one."""
 
+_HELD_AT_END = 5_000_000_000
+"""The same where sessions come to their end: one takes its breakpoints away before it gives out its last records."""
+
 _LOOK = 0.005
 """Seconds between two looks whether the command has ended."""
 
@@ -97,16 +100,16 @@ class _RecordOrder:
         """Hold records back for a while."""
         self._held += [(time_of(data) or 0, probe, data) for probe, data in records]
 
-    def due_in(self) -> float | None:
-        """Return in how many seconds a record is due; None if there is none."""
+    def due_in(self, held: int) -> float | None:
+        """Return in how many seconds a record is due that is kept back for so long; None if there is none."""
         if not self._held:
             return None
         oldest = min(when for when, _, _ in self._held)
-        return max(0.0, (oldest + _HELD - time.monotonic_ns()) / 1e9)
+        return max(0.0, (oldest + held - time.monotonic_ns()) / 1e9)
 
-    def due(self) -> list[tuple[int, bytes]]:
-        """Take those that nothing older can come before any more."""
-        return self._until(time.monotonic_ns() - _HELD)
+    def due(self, held: int) -> list[tuple[int, bytes]]:
+        """Take those that nothing older can come before any more, for they were kept back for so long."""
+        return self._until(time.monotonic_ns() - held)
 
     def rest(self) -> list[tuple[int, bytes]]:
         """Take all."""
@@ -235,18 +238,25 @@ class CompanionSession:
         yield Begun()
         while self._open:
             try:
-                item = self._queue.get(timeout=self._order.due_in())
+                item = self._queue.get(timeout=self._order.due_in(self._held))
                 if (event := self._take(item)) is not None:
                     yield from self._given(item[0], event, finished)
             except queue.Empty:
                 pass
-            if records := self._order.due():
+            if records := self._order.due(self._held):
                 yield RecordBatch(records)
         if records := self._order.rest():
             yield RecordBatch(records)
         status = self._status_of_command()
         counts = self._numbers.placed([finished[n].counts if n in finished else () for n in range(len(self._sessions))])
         yield Finished(counts, status, any(each.cut_short for each in finished.values()))
+
+    @property
+    def _held(self) -> int:
+        """For how many nanoseconds records are kept back now."""
+        command = self._command
+        is_ending = self._is_stopping or (command is not None and command.has_begun and command.exit_status is not None)
+        return _HELD_AT_END if is_ending else _HELD
 
     def _numbered(self, member: int, batch: RecordBatch) -> list[tuple[int, bytes]]:
         return [(self._numbers.number(member, probe), data) for probe, data in batch.records]
