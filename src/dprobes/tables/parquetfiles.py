@@ -118,6 +118,11 @@ def _final(path: Path) -> Path:
     return path.with_name(path.name.removeprefix(".").removesuffix(".tmp"))
 
 
+def _is_text(field: pa.Field) -> bool:
+    """Return whether a column is of strings: to look for the same numbers takes longer than to write them."""
+    return str(field.type) == "string"
+
+
 class _File:
     """Write one temporary Parquet file. The file object is Python's, for errors that say what the system says."""
 
@@ -130,9 +135,14 @@ class _File:
         self._file = path.open("wb")
         try:
             kept = schema.with_metadata({_METADATA_KEY: json.dumps(description)})
-            alike = [name for name in schema.names if name in _ALIKE]
-            compression = "zstd" if lasting else "none"
-            self._writer = pq.ParquetWriter(self._file, kept, compression=compression, use_dictionary=alike)
+            alike = [name for name in schema.names if name in _ALIKE and (lasting or _is_text(schema.field(name)))]
+            self._writer = pq.ParquetWriter(
+                self._file,
+                kept,
+                compression="zstd" if lasting else "none",
+                use_dictionary=alike,
+                write_statistics=lasting,
+            )
         except BaseException:
             self._file.close()
             raise
