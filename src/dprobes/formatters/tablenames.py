@@ -62,6 +62,11 @@ class ProcessAddresses:
         """Return the name of an address in a process, or in any one."""
         return self._symboliser.name_of(address, self._record(address, pid), None)
 
+    def caller_name(self, address: int, pid: int | None) -> str | None:
+        """Return the name of a return address: that of the call before it."""
+        name = self._symboliser.caller_name(address, self._record(address - 1, pid), None)
+        return None if name is None else name.text
+
     def inlined_at(self, address: int, pid: int | None) -> Sequence[str]:
         """Return the names of the functions whose code is there because their calls were inlined, from the inside."""
         name = self._symboliser.code_name(address, self._record(address, pid), None)

@@ -34,12 +34,18 @@ class Names(Protocol):
     def name_of(self, address: int, pid: int | None) -> str | None:
         """Return the name of an address in a process, or, without one, of the kernel or the probed module."""
 
+    def caller_name(self, address: int, pid: int | None) -> str | None:
+        """Return the name of a return address: that of the call before it."""
+
     def inlined_at(self, address: int, pid: int | None) -> Sequence[str]:
         """Return the names of the functions whose code is there because their calls were inlined, from the inside."""
 
 
 class _NoNames:
     def name_of(self, address: int, pid: int | None) -> str | None:  # noqa: ARG002 - the protocol's
+        return None
+
+    def caller_name(self, address: int, pid: int | None) -> str | None:  # noqa: ARG002 - the protocol's
         return None
 
     def inlined_at(self, address: int, pid: int | None) -> Sequence[str]:  # noqa: ARG002 - the protocol's
@@ -76,6 +82,6 @@ def _frames(stack: Sequence[int], pid: int | None, names: Names) -> list[str]:
             found.append(STACK_ENDS[StackEnd(address)])
             continue
         # Behind the first one are return addresses, which may be those of the next function.
-        place = address - (number > 0)
-        found += (*names.inlined_at(place, pid), names.name_of(place, pid) or hex(address))
+        name = names.caller_name(address, pid) if number else names.name_of(address, pid)
+        found += (*names.inlined_at(address - (number > 0), pid), name or hex(address))
     return found

@@ -18,6 +18,9 @@ class Named:
     def inlined_at(self, address: int, pid: int | None) -> tuple[str, ...]:
         return (f"inner of {address:#x} (inlined) [m]",) if address == 0x77 and pid else ()
 
+    def caller_name(self, address: int, pid: int | None) -> str | None:
+        return self.name_of(address, pid) and f"call before {self.name_of(address, pid)}"
+
     def name_of(self, address: int, pid: int | None) -> str | None:
         return f"f+{address - 0x1000:#x} of {pid}" if 0x1000 <= address < 0x2000 else None
 
@@ -44,7 +47,7 @@ def test_frames_are_named_by_their_calls() -> None:
     assert list(table_lines(store.contents(), names=NAMES)) == [
         "@s[",
         "    f+0x0 of 7",
-        "    f+0xf of 7",
+        "    call before f+0x10 of 7",
         "    inner of 0x77 (inlined) [m]",
         "    0x78",
         "    0x5000",
