@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from dprobes.dpc.placeemitter import CellEmitter
     from dprobes.dpc.writer import Writer
 
-__all__ = ["BITWISE", "OPERATIONS", "emit_arithmetic"]
+__all__ = ["BITWISE", "OPERATIONS", "emit_arithmetic", "mask_width"]
 
 OPERATIONS = {"+": "add", "-": "sub", "*": "mul", "&": "and", "|": "or", "^": "xor"}
 """The instructions of operations that need not look at bits above those that are wanted."""
@@ -22,7 +22,10 @@ BITWISE = ("&", "|", "^")
 def emit_arithmetic(values: CellEmitter, w: Writer, value: Arithmetic, bits: int) -> None:
     """Push the result of an operation, as its type holds it; a word has so many ``bits``."""
     type_, operator = value.type, value.operator
-    if operator in BITWISE:
+    if operator == "&" and (width := mask_width(value)) is not None:
+        values.low(value.left, width)
+        w.op(f"pzl {width}")
+    elif operator in BITWISE:
         values.exact(value.right)
         values.exact(value.left)
         w.op(OPERATIONS[operator], -1)
@@ -46,6 +49,14 @@ def emit_arithmetic(values: CellEmitter, w: Writer, value: Arithmetic, bits: int
         if operator == "/":
             w.op("xchg")
         w.drop()
+
+
+def mask_width(value: Arithmetic) -> int | None:
+    """Return how many low bits a mask keeps; None if it is not made of the lowest bits only."""
+    match value.right:
+        case Constant(mask) if mask > 0 and mask & (mask + 1) == 0 and mask.bit_length() < value.type.bits:
+            return mask.bit_length()
+    return None
 
 
 def _shift_right(values: CellEmitter, w: Writer, value: Arithmetic, bits: int) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dprobes.dpc import typed, typedstatement
+from dprobes.dpc.logpaths import is_mixed
 from dprobes.dpc.valueproperties import operands_of, reads_memory
 from dprobes.rpn.tables import FAULTS
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from dprobes.dpc.writer import Writer
     from dprobes.source import Span
 
-__all__ = ["FaultExits", "fault_sequences"]
+__all__ = ["FaultExits", "fault_sequences", "needs_trail"]
 
 
 def may_raise(statement: typedstatement.Statement) -> bool:
@@ -68,6 +69,14 @@ def fault_sequences(paths: LogPaths, body: typedstatement.Statement) -> frozense
         if may_raise(statement):
             found |= paths.at.get(id(statement), frozenset())
     return frozenset(found)
+
+
+def needs_trail(paths: LogPaths, body: typedstatement.Statement) -> bool:
+    """Return whether an exception may end the hit where it depends on the hit if something was printed."""
+    return any(
+        may_raise(statement) and is_mixed(paths.at.get(id(statement), frozenset()))
+        for statement in typedstatement.statements_in(body)
+    )
 
 
 class FaultExits:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from dprobes.diagnostics import Diagnostics
 
-__all__ = ["LogPaths", "find_log_paths"]
+__all__ = ["LogPaths", "find_log_paths", "is_mixed"]
 
 Sequence = tuple[int, ...]
 _SEQUENCES_MAX = 64
@@ -29,13 +29,16 @@ class LogPaths:
     """
     The sequences of a handler: those that its hits may end with, and those that may lead to each ``printf``.
 
-    ``logs`` is how many ``printf`` the handler has; ``at`` has the sequences that may lead to a statement, by its id.
+    ``logs`` is how many ``printf`` the handler has; ``at`` has the sequences that may lead to a statement, by its id;
+    ``last`` those that may lead to the end of the handler's code, ``returns`` those to each ``return``.
     """
 
     logs: int
     ends: frozenset[Sequence]
     before: dict[int, frozenset[Sequence]]
     at: dict[int, frozenset[Sequence]] = field(default_factory=dict)
+    last: frozenset[Sequence] = frozenset()
+    returns: tuple[frozenset[Sequence], ...] = ()
 
     def number_of(self, sequence: Sequence) -> int:
         """Return the number of a sequence, 0 for the empty one."""
@@ -46,9 +49,14 @@ class LogPaths:
 
     @property
     def is_known(self) -> bool:
-        """Whether it is known before each ``printf`` what was logged before, and at the end whether something was."""
-        is_certain = () not in self.ends or len(self.ends) == 1
-        return is_certain and all(len(each) <= 1 for each in self.before.values())
+        """Whether it is known before each ``printf`` what was logged before, and at each end whether something was."""
+        ends = (self.last, *self.returns)
+        return all(len(each) <= 1 for each in self.before.values()) and not any(map(is_mixed, ends))
+
+
+def is_mixed(sequences: frozenset[Sequence]) -> bool:
+    """Return whether it depends on the hit if something was printed."""
+    return () in sequences and len(sequences) > 1
 
 
 class _TooManyError(Exception):
@@ -63,6 +71,7 @@ class _Walk:
         self.before: dict[int, set[Sequence]] = {}
         self.ends: set[Sequence] = set()
         self.at: dict[int, set[Sequence]] = {}
+        self.returns: list[frozenset[Sequence]] = []
         self._breaks: list[set[Sequence]] = []
         self._continues: list[set[Sequence]] = []
 
@@ -98,6 +107,8 @@ class _Walk:
                 return set()
             case typedstatement.End() | typedstatement.Skip():
                 self.ends |= given
+                if isinstance(statement, typedstatement.End) and statement.kind is typedstatement.Ending.RETURN:
+                    self.returns.append(frozenset(given))
                 return set()
         return given
 
@@ -149,11 +160,13 @@ def _has(statement: typedstatement.Statement, number: int) -> bool:
 def find_log_paths(body: typedstatement.Statement, logs: int, diagnostics: Diagnostics) -> LogPaths:
     """Return the sequences of ``printf`` that a handler may execute; report where they cannot be told apart."""
     walk = _Walk(diagnostics)
+    last: set[Sequence] = set()
     try:
-        ends = walk.through(body, {()}) | walk.ends
+        last = walk.through(body, {()})
     except _TooManyError:
         first = next(_logs_in(body))
         diagnostics.error(first.span, f"there are more than {_SEQUENCES_MAX} ways through the printf of this probe")
-        ends = set()
     before = {number: frozenset(each) for number, each in walk.before.items()}
-    return LogPaths(logs, frozenset(ends), before, {key: frozenset(each) for key, each in walk.at.items()})
+    at = {key: frozenset(each) for key, each in walk.at.items()}
+    ends = frozenset(last | walk.ends)
+    return LogPaths(logs, ends, before, at, frozenset(last), tuple(walk.returns))

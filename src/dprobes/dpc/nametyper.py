@@ -151,7 +151,8 @@ class NameTyper:
     def _argument(self, number: int, type_: CType) -> Value:
         if self._where.is_usdt:
             return folded(typed.Convert(typed.System(f"usdt, {number + 1}", self._values.types.word), type_))
-        return self._values.operators.argument(number, type_, at_entry=self._where.at_return)
+        is_certain = self._where.is_entry_known
+        return self._values.operators.argument(number, type_, at_entry=self._where.at_return, is_certain=is_certain)
 
     def meaning(self, name: tree.Name) -> Meaning | ProvidedName | int:
         """Return what has a name; an enumerator is a number."""
@@ -214,7 +215,7 @@ class NameTyper:
             return typed.Register(name.register, type_)
         if not name.pushed:
             raise self._values.wrong(span, f"'{name.name}' is a string: print it, compare it, or use it as a key")
-        return typed.System(name.pushed, type_)
+        return typed.System(name.pushed, type_, name.is_at_return and self._where.is_entry_known)
 
     def _result(self, span: Span) -> Value:
         """Return what the function returns, of its type where that is known, and a word holds it."""

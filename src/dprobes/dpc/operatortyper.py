@@ -176,9 +176,9 @@ class OperatorTyper:
         """Return how many cells a value of a type takes."""
         return 2 if self.is_wide(type_) else 1
 
-    def argument(self, number: int, type_: CType, *, at_entry: bool) -> Value:
+    def argument(self, number: int, type_: CType, *, at_entry: bool, is_certain: bool) -> Value:
         """Return the argument that begins with the word of a number."""
-        low, high = (typed.Register(f"arg{number + n}", self._types.word, at_entry=at_entry) for n in (0, 1))
+        low, high = (typed.Register(f"arg{number + n}", self._types.word, at_entry, is_certain) for n in (0, 1))
         if not self.is_wide(type_):
             return folded(typed.Convert(low, type_))
         wide = UNSIGNED_LONG_LONG

@@ -15,6 +15,7 @@ from dprobes.dpc.statementtyper import StatementTyper
 from dprobes.dpc.tabletyper import Tables
 from dprobes.dpc.typedprogram import TypedBlock, TypedFunction, TypedProbe
 from dprobes.dpc.typetable import TypeTable, UnknownTypeError
+from dprobes.dpc.valueproperties import needs_entry
 from dprobes.dpc.valuetyper import ValueTyper
 from dprobes.errors import TargetError
 
@@ -216,6 +217,10 @@ class ProgramTyper:
                 condition = values.condition(probe.condition)
             except (TypingError, UnknownTypeError):
                 return None
+            if needs_entry(condition):
+                slots, where = values.slots, replace(where, is_entry_known=True)
+                values = ValueTyper(self.types, self.functions, scope, self._diagnostics, self.tables, where)
+                values.slots = slots
         statements = StatementTyper(values, self._diagnostics)
         body = statements.block(probe.body)
         paths = find_log_paths(body, statements.logs, self._diagnostics)

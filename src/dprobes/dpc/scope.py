@@ -111,7 +111,7 @@ class Surroundings:
     ``line`` the line of the source that the probe is at.
     ``allow_write`` allows assignments to what is the target's. In a function of the program, ``is_function``, and in a
     block of the tool, ``is_tool``, there is no hit. ``names`` knows the names of the place in
-    ``module``, which is empty if it is not known.
+    ``module``, which is empty if it is not known. With ``is_entry_known`` the entry of a call was seen for certain.
     """
 
     at_return: bool = False
@@ -122,6 +122,7 @@ class Surroundings:
     is_usdt: bool = False
     allow_write: bool = False
     is_tool: bool = False
+    is_entry_known: bool = False
     names: PlaceNames | None = None
     module: str = ""
 

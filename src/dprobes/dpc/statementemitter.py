@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 from dprobes.dpc import typed, typedstatement
 from dprobes.dpc.ctype import UNSIGNED_LONG_LONG, size_of
-from dprobes.dpc.faultemitter import FaultExits
+from dprobes.dpc.faultemitter import FaultExits, needs_trail
 from dprobes.dpc.folder import integer_of
-from dprobes.dpc.valueproperties import is_item
+from dprobes.dpc.valueproperties import does_something, is_item
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from dprobes.dpc.logpaths import LogPaths
     from dprobes.dpc.valueemitter import ValueEmitter
@@ -20,7 +20,12 @@ if TYPE_CHECKING:
 
 __all__ = ["StatementEmitter"]
 
-_LOGS = {1: "log b, 1", 2: "log w, 1", 4: "log d, 1"}
+_LETTERS = {1: "b, ", 2: "w, ", 4: "d, "}
+"""What instructions that log numbers of less than a word have before their number."""
+
+_GROUP_MAX = 16
+"""Numbers that are put on the stack to be logged together."""
+
 _TABLE_MIN = 5
 """Labels of a ``switch`` from which on a search by halves takes fewer instructions than one by one."""
 
@@ -50,39 +55,61 @@ class StatementEmitter:
         self._minor = minor
         self._result = result
         self._word_size = word_size
-        self._trail = slots if paths is not None and not paths.is_known else None
+        self._trail: int | None = None
         self.faults = None if paths is None else FaultExits(writer, paths, self._push_trail)
+        self._done: set[int] = set()
+        """The statements that are written already, by their ids."""
         self._breaks: list[str] = []
         self._continues: list[str] = []
 
     def handler(self, condition: typed.Value | None, body: typedstatement.Statement, place: Span) -> None:
         """Write a handler with its end; ``place`` is where the condition is written."""
-        w = self._w
+        w, paths, first = self._w, self._paths, len(self._w.lines)
         assert self.faults is not None
+        assert paths is not None
+        if not paths.is_known or needs_trail(paths, body):
+            self._trail = self._slots
         if condition is not None:
             otherwise = w.new_label()
             self.faults.guard_condition(condition, place)
             self._values.branch(condition, otherwise, when=False)
-        self._make_room()
+        self._make_room(body)
         self.statement(body)
         if typedstatement.goes_on(body):
-            self._end("exit")
+            self._end("exit", paths.last)
         if condition is not None:
             w.label(otherwise)
             w.op("abort")
         self.faults.write()
+        w.drop_needless_handlers(first)
 
     def function(self, body: typedstatement.Statement) -> None:
         """Write the body of a function."""
         self._w.op("save tsp", 1)
         self._w.op("restore sbp", -1)
-        self._make_room()
+        self._make_room(body)
         self.statement(body)
         if typedstatement.goes_on(body):
             self._leave()
 
-    def _make_room(self) -> None:
-        for _ in range(self._slots + (self._trail is not None)):
+    def _make_room(self, body: typedstatement.Statement) -> None:
+        """Push the variables of blocks: those that are declared first with their values, the others as zeros."""
+        made = 0
+        for statement in _first_statements(body):
+            match statement:
+                case typedstatement.Evaluate(typed.Assign(typed.Local(slot), value), span) if (
+                    slot == made and not self._values.wide.is_wide(value.type)
+                ):
+                    with self._w.at(span):
+                        if self.faults is not None:
+                            self.faults.guard(statement, span)
+                        self._w.comment(_shown(span.text))
+                        self._values.exact(value)
+                    self._done.add(id(statement))
+                    made += 1
+                case _:
+                    break
+        for _ in range(made, self._slots + (self._trail is not None)):
             self._w.op("push 0", 1)
 
     def _leave(self) -> None:
@@ -94,6 +121,8 @@ class StatementEmitter:
     def statement(self, statement: typedstatement.Statement) -> None:
         """Write a statement."""
         w = self._w
+        if id(statement) in self._done:
+            return
         if self.faults is not None and not isinstance(statement, typedstatement.Steps):
             self.faults.guard(statement, statement.span)
         match statement:
@@ -139,7 +168,8 @@ class StatementEmitter:
                     self._leave()
             case typedstatement.End(kind, span):
                 with w.at(span):
-                    self._end("exit" if kind is typedstatement.Ending.RETURN else kind.value)
+                    given = self._paths.at.get(id(statement), frozenset()) if self._paths is not None else frozenset()
+                    self._end("exit" if kind is typedstatement.Ending.RETURN else kind.value, given)
             case typedstatement.Skip(value, span):
                 with w.at(span):
                     w.comment(_shown(span.text))
@@ -148,13 +178,12 @@ class StatementEmitter:
             case typedstatement.TryCatch():
                 self._try(statement)
 
-    def _end(self, instruction: str) -> None:
-        """End the hit: ``exit`` with a record only if something was printed."""
-        w, paths = self._w, self._paths
-        assert paths is not None
-        if instruction != "exit" or paths.ends.isdisjoint({()}):
+    def _end(self, instruction: str, given: frozenset[tuple[int, ...]]) -> None:
+        """End the hit where the sequences ``given`` were printed: ``exit`` with a record only if something was."""
+        w = self._w
+        if instruction != "exit" or () not in given:
             w.op(instruction)
-        elif self._trail is None:
+        elif len(given) == 1:
             w.op("abort")
         else:
             silent = w.new_label()
@@ -292,9 +321,29 @@ class StatementEmitter:
     # Records
 
     def _log(self, log: typedstatement.Log) -> None:
-        for item in log.items:
-            self._log_item(item)
+        for items in _together(log.items, self._width_of):
+            if len(items) == 1:
+                self._log_item(items[0])
+            else:
+                self._log_numbers(items)
         self._name_record(log)
+
+    def _width_of(self, item: typed.Argument) -> int:
+        """Return of how many bytes a number is that is logged as such, 0 of everything else."""
+        if isinstance(item, typed.Text | typed.Bytes | typed.CommName | typed.StackTrace) or is_item(item):
+            return 0
+        if self._values.wide.is_wide(item.type) or does_something(item):
+            return 0
+        return size_of(item.type) or self._word_size
+
+    def _log_numbers(self, items: Sequence[typed.Argument]) -> None:
+        """Log numbers of one width, the first of which goes to the top of the stack."""
+        width = self._width_of(items[0])
+        for item in reversed(items):
+            assert not isinstance(item, typed.Text | typed.Bytes | typed.CommName | typed.StackTrace)
+            self._values.low(item, 8 * width)
+        letter = _LETTERS.get(width if width < self._word_size else 0, "")
+        self._w.op(f"log {letter}{len(items)}", -len(items))
 
     def _name_record(self, log: typedstatement.Log) -> None:
         """Give the record the minor code of what has been printed so far."""
@@ -341,7 +390,8 @@ class StatementEmitter:
             case _:
                 width, cells = size_of(item.type) or self._word_size, self._values.wide.width(item.type)
                 self._values.low(item, 8 * width)
-                w.op(_LOGS.get(width if width < self._word_size else 0, f"log {cells}"), -cells)
+                letter = _LETTERS.get(width if width < self._word_size else 0, "")
+                w.op(f"log {letter}{cells}", -cells)
 
     def _log_read(self, address: typed.Value, size: Callable[[], None], instruction: str) -> None:
         """Log what is at an address; where that cannot be read, or the address not be computed, the fault."""
@@ -392,3 +442,24 @@ class StatementEmitter:
 def _shown(text: str) -> str:
     """Return a piece of C as the comment of a line."""
     return " ".join(text.split()).replace("*/", "* /")
+
+
+def _together(items: Sequence[typed.Argument], width_of: Callable[[typed.Argument], int]) -> list[list[typed.Argument]]:
+    """Return items in groups that one instruction logs: numbers of one width."""
+    groups: list[list[typed.Argument]] = []
+    for item in items:
+        width = width_of(item)
+        if groups and width and width == width_of(groups[-1][-1]) and len(groups[-1]) < _GROUP_MAX:
+            groups[-1].append(item)
+        else:
+            groups.append([item])
+    return groups
+
+
+def _first_statements(statement: typedstatement.Statement) -> Iterator[typedstatement.Statement]:
+    """Iterate over the statements that are executed first, one after the other."""
+    if isinstance(statement, typedstatement.Steps):
+        for each in statement.statements:
+            yield from _first_statements(each)
+    else:
+        yield statement

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dprobes.dpc import tree, typed, typedstatement
@@ -63,7 +64,9 @@ class StatementTyper:
         outer = self._values.scope
         self._values.scope = Scope(outer)
         try:
-            return typedstatement.Steps(tuple(self._statements(block.statements)))
+            found = self._statements(block.statements)
+            last = next((n for n, each in enumerate(found, 1) if not typedstatement.goes_on(each)), len(found))
+            return typedstatement.Steps(tuple(found[:last]))
         finally:
             self._values.scope = outer
 
@@ -88,10 +91,13 @@ class StatementTyper:
             case tree.If(condition, then, otherwise, span):
                 test = self._values.condition(condition)
                 other = None if otherwise is None else self._inner(otherwise)
-                return typedstatement.Select(test, self._inner(then), other, span)
+                first = self._inner(then)
+                if isinstance(test, typed.Constant):
+                    return first if test.value else other or typedstatement.Steps(())
+                return typedstatement.Select(test, first, other, span)
             case tree.While(condition, body, span):
                 test = self._values.condition(condition)
-                return typedstatement.Loop(test, None, self._loop_body(body), tests_first=True, span=span)
+                return _while(typedstatement.Loop(test, None, self._loop_body(body), tests_first=True, span=span))
             case tree.DoWhile(body, condition, span):
                 inner = self._loop_body(body)
                 return typedstatement.Loop(self._values.condition(condition), None, inner, tests_first=False, span=span)
@@ -136,9 +142,8 @@ class StatementTyper:
             test = None if loop.condition is None else self._values.condition(loop.condition)
             step = None if loop.step is None else self._values.value(loop.step)
             body = self._loop_body(loop.body)
-            return typedstatement.Steps(
-                (*first, typedstatement.Loop(test, step, body, tests_first=True, span=loop.span))
-            )
+            again = typedstatement.Loop(test, step, body, tests_first=True, span=loop.span)
+            return typedstatement.Steps((*first, _while(again)))
         finally:
             self._values.scope = outer
 
@@ -303,3 +308,10 @@ class StatementTyper:
         self._values.check_write(call.span)
         value = self._values.value(call.arguments[0])
         return typedstatement.Skip(self._values.converted(value, self._values.types.word, call.span), call.span)
+
+
+def _while(loop: typedstatement.Loop) -> typedstatement.Statement:
+    """Return a loop without a condition that is always true; one that is never true is no loop."""
+    if not isinstance(loop.condition, typed.Constant):
+        return loop
+    return replace(loop, condition=None) if loop.condition.value else typedstatement.Steps(())

@@ -72,19 +72,25 @@ class Symbol:
 
 @dataclass(frozen=True, slots=True)
 class Register:
-    """A register at the hit, or with ``at_entry`` at the entry of the function whose return is probed."""
+    """
+    A register at the hit, or with ``at_entry`` at the entry of the function whose return is probed.
+
+    ``is_certain`` says that the entry was seen, as a value before has shown.
+    """
 
     name: str
     type: CType
     at_entry: bool = False
+    is_certain: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """What an instruction of the group "System variables" pushes: ``pid``, ``time``."""
+    """What an instruction of the group "System variables" pushes: ``pid``, ``time``; ``is_certain`` as of registers."""
 
     name: str
     type: CType
+    is_certain: bool = False
 
 
 @dataclass(frozen=True, slots=True)

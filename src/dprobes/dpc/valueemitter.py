@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dprobes.dpc.arithmeticemitter import OPERATIONS, emit_arithmetic
+from dprobes.dpc.arithmeticemitter import OPERATIONS, emit_arithmetic, mask_width
 from dprobes.dpc.ctype import Void, size_of
 from dprobes.dpc.folder import integer_of
 from dprobes.dpc.placeemitter import PlaceEmitter
@@ -43,7 +43,7 @@ from dprobes.dpc.typed import (
     TextTest,
     Variable,
 )
-from dprobes.dpc.valueproperties import is_truth
+from dprobes.dpc.valueproperties import greatest, is_truth
 from dprobes.dpc.wideemitter import WideEmitter
 from dprobes.dpc.writer import INSTRUCTIONS
 from dprobes.rpn.program import quoted
@@ -190,6 +190,9 @@ class ValueEmitter:
                     self.exact(value)
                 else:
                     self.low(operand, bits)
+            case Arithmetic("&", left, _, _) if (width := mask_width(value)) is not None and width < bits:
+                self.low(left, width)
+                self._w.op(f"pzl {width}")
             case Arithmetic(operator, left, right, type_) if operator in OPERATIONS and type_.bits >= bits:
                 self.low(right, bits)
                 self.low(left, bits)
@@ -302,8 +305,11 @@ class ValueEmitter:
         target, source = integer_of(type_), integer_of(operand.type)
         assert target is not None
         assert source is not None
+        most = greatest(operand)
         if target.is_bool:
             self._truth(operand)
+        elif most is not None and target.holds(most) and not self.wide.is_wide(operand.type):
+            self.exact(operand)
         elif target.bits < source.bits or (target.bits == source.bits and target.is_signed != source.is_signed):
             self.low(operand, target.bits)
             self.cut(type_)

@@ -11,7 +11,17 @@ from dprobes.dpc.printformat import Form
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["does_something", "form_of", "is_item", "is_truth", "operands_of", "reads_memory", "steady"]
+__all__ = [
+    "does_something",
+    "form_of",
+    "greatest",
+    "is_item",
+    "is_truth",
+    "needs_entry",
+    "operands_of",
+    "reads_memory",
+    "steady",
+]
 
 
 def is_item(argument: typed.Argument) -> bool:
@@ -33,6 +43,8 @@ def reads_memory(value: typed.Value) -> bool:
     match value:
         case typed.Memory() | typed.BitField() | typed.TextTest() | typed.FunctionCall() | typed.TableValue():
             return True
+        case typed.Register(is_certain=True) | typed.System(is_certain=True):
+            return False
         case typed.Register(name, _, at_entry):
             return at_entry or not name.startswith(("arg", "ret", "pc", "sp"))
         case typed.System(name):
@@ -80,6 +92,34 @@ def is_truth(value: typed.Value) -> bool:
         case typed.Convert(operand, type_):
             return (isinstance(type_, Integer) and type_.is_bool) or is_truth(operand)
     return False
+
+
+def needs_entry(value: typed.Value) -> bool:
+    """Return whether a value cannot be computed unless the entry of the call was seen."""
+    match value:
+        case typed.Register(_, _, at_entry):
+            return at_entry
+        case typed.System(name):
+            return name == "elapsed"
+        case typed.Both(left) | typed.Either(left):
+            return needs_entry(left)
+        case typed.Choice(condition):
+            return needs_entry(condition)
+    return any(needs_entry(each) for each in operands_of(value))
+
+
+def greatest(value: typed.Value) -> int | None:
+    """Return a number that a value, which is not negative, never exceeds; None if nothing is known of it."""
+    match value:
+        case typed.Constant(number) if number >= 0:
+            return number
+        case typed.Arithmetic("&", _, typed.Constant(mask)) if mask >= 0:
+            return mask
+        case typed.Arithmetic(">>", left, typed.Constant(count)) if (most := greatest(left)) is not None:
+            return most >> count
+        case typed.Convert(operand, Integer() as type_) if (most := greatest(operand)) is not None:
+            return most if type_.holds(most) else None
+    return 1 if is_truth(value) else None
 
 
 def steady(place: typed.Place, keep: Callable[[typed.Value], typed.Local]) -> tuple[typed.Value | None, typed.Place]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -21,6 +22,14 @@ INSTRUCTIONS = {
     VariableKind.THREAD: "tv",
 }
 """How instructions name the kinds of variables."""
+
+
+_LASTS = re.compile(r"(exit|abort|remove|sx .*|ux)\Z")
+_HARMLESS = re.compile(
+    r"(//.*|L[0-9]+:|push (-?[0-9]\w*|sbp, .*|[lgct]v, .*)|pop (sbp|[lgct]v), .*|(inc|dec) [lgct]v, .*|setmin .*"
+    r"|add|xchg)\Z"
+)
+"""What ends a hit or sets another exception handler; what comes before it and raises no exception."""
 
 
 class Line(NamedTuple):
@@ -125,3 +134,21 @@ class Writer:
     def restore_handler(self) -> None:
         """Set the exception handler of the block that is being written: one that was used, or another, is gone."""
         self.op(f"sx {self._handlers[-1]}" if self._handlers else "ux")
+
+    def drop_needless_handlers(self, first: int) -> None:
+        """Leave out, from a line on, where exception handlers are cleared although nothing can raise an exception."""
+        self.lines[first:] = [
+            line
+            for number, line in enumerate(self.lines[first:], first)
+            if line.text != "    ux" or not self._is_safe(number + 1)
+        ]
+
+    def _is_safe(self, number: int) -> bool:
+        """Return whether all that is executed from a line on, to the end of the hit or another handler, is harmless."""
+        for line in self.lines[number:]:
+            text = line.text.strip()
+            if _LASTS.match(text):
+                return True
+            if not _HARMLESS.match(text):
+                return False
+        return False
