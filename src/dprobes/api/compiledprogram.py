@@ -11,7 +11,7 @@ from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dprobes.api.sourcefile import C_SUFFIX, parse_c, parse_program
+from dprobes.api import C_SUFFIX
 from dprobes.diagnostics import Diagnostics
 from dprobes.errors import FormatError
 from dprobes.lazydataclass import dataclass
@@ -148,6 +148,8 @@ def compile_file(
     """
     diagnostics = Diagnostics()
     options = _options(defines, includes, allow_write=allow_write)
+    from dprobes.api.sourcefile import parse_program
+
     program, templates = parse_program(Path(path), diagnostics, options)
     return compile_program(
         program,
@@ -263,6 +265,8 @@ def load_c_source(
 ) -> CompiledProgram:
     """Compile a source in DProbes C; ``module`` is that of probes that name none. Else as ``load_program``."""
     diagnostics = Diagnostics()
+    from dprobes.api.sourcefile import parse_c
+
     (first, *others), templates, tool = parse_c(source, diagnostics, options, module, files)
     symbols_of = FileSymbols(symbols)
     return CompiledProgram(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from dprobes.api import C_SUFFIX
 from dprobes.rpn.pipeline import parse_file
 
 if TYPE_CHECKING:
@@ -17,10 +18,7 @@ if TYPE_CHECKING:
     from dprobes.rpn.program import Program
     from dprobes.source import SourceFile
 
-__all__ = ["C_SUFFIX", "ParsedSource", "parse_c", "parse_program"]
-
-C_SUFFIX = ".dpc"
-"""How the names of files in DProbes C end."""
+__all__ = ["ParsedSource", "parse_c", "parse_program"]
 
 _TEMPLATE_FILE = "program.fmt"
 

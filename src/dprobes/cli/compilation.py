@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dprobes.api.sourcefile import C_SUFFIX, parse_program
+from dprobes.api import C_SUFFIX
+from dprobes.api.sourcefile import parse_program
 from dprobes.formatters.templates.carried import carried_templates
 from dprobes.ppdf.writer import encode
 from dprobes.resolve.localmodule import open_named_module

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dprobes.api import compiledprogram
+from dprobes.api import C_SUFFIX, compiledprogram
 from dprobes.api.compiledprogram import is_compiled
-from dprobes.api.sourcefile import C_SUFFIX
 from dprobes.resolve.localmodule import Compiled, resolve_here
 from dprobes.rpn.pipeline import CompileOptions
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dprobes.api.sourcefile import C_SUFFIX, parse_program
+from dprobes.api import C_SUFFIX
+from dprobes.api.sourcefile import parse_program
 from dprobes.cli import console
 from dprobes.cli.options import PROGRAM, PROGRAM_FILE, compile_options, program_options, symbols_option
 from dprobes.cli.output.textoutput import print_lines
