@@ -34,7 +34,7 @@ PROGRAM = "name = hotloop\nvars = 1\noffset = tick\ninc lv, 0\nabort\n"
     [
         (["--help"], 138, 12),
         (["check", "{source}"], 234, 110),
-        (["run", "--engine", "ptrace", "{source}", "--", "{program}", "5"], 334, 184),
+        (["run", "--engine", "ptrace", "{source}", "--", "{program}", "5"], 334, 185),
         (["run", "--engine", "ebpf", "{source}", "--", "{program}", "5"], 420, 276),
     ],
 )

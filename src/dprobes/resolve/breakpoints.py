@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from dprobes.diagnostics import Note
 from dprobes.errors import TargetError
-from dprobes.resolve.inlinedfunctions import told_of_inlining
 from dprobes.resolve.probepoints import NO_EXITS, LeftOutProbe, ProbedCode, ProbeKind, Probepoint
 from dprobes.resolve.probestate import ProbeState
 from dprobes.resolve.skippedfunctions import check_skip
@@ -314,6 +313,8 @@ class _Resolver:
                 try:
                     return self._module.code_offset_of(symbol, addend)
                 except TargetError as error:
+                    from dprobes.resolve.inlinedfunctions import told_of_inlining
+
                     told = told_of_inlining(self._module, symbol, error)
                     self._diagnostics.error(self._span, told.message, hint=told.hint)
         return None

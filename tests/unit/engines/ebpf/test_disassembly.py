@@ -38,7 +38,7 @@ vars = 1
 
 offset = main
 minor = 1
-// eBPF: {count} instructions, 19328 bytes of scratch memory
+// eBPF: {count} instructions, 19712 bytes of scratch memory
 ; around the handler
      0: r6 = r1
      1: r1 = map[probes][0] + 0
