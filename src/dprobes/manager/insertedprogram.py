@@ -81,5 +81,5 @@ class InsertedProgram(FollowedProgram):
             return self._unwritten.total()
 
     def take_end(self, lost: int) -> None:
-        """Note the end, and how many records were lost."""
-        self._records.end(lost)
+        """Note the end, how many records were lost, and what keyed tables hold."""
+        self._records.end(lost, self.session.tables() if self.program.tables else ())

@@ -12,6 +12,7 @@ from dprobes.engines.insertion import insertion
 from dprobes.engines.interface import Notice
 from dprobes.engines.options import MachineKnowledge
 from dprobes.errors import ManagerError, NotSupportedError
+from dprobes.formatters.tablenames import has_addresses
 from dprobes.formatters.templates.derived import derived_templates
 from dprobes.manager.descriptions import describe_scope
 from dprobes.manager.insertedprogram import InsertedProgram
@@ -125,7 +126,7 @@ class Inserter:
             derived=derived,
         )
         is_anywhere = program.modtype is ModuleType.USER and any(not each.is_in_code for each in program.definitions)
-        if source.may_show_addresses or is_anywhere:
+        if source.may_show_addresses or is_anywhere or has_addresses(program.tables):
             source = replace(source, images=ProcessImages())
         session = prepared.session(request.items, self._globals, source.images)
         session.__enter__()

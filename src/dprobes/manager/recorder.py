@@ -23,10 +23,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
+    from dprobes.keyed.contents import TableContents
     from dprobes.record.origin import RecordSource
     from dprobes.record.probeinfo import Place
     from dprobes.resolve.probepoints import Probepoint
     from dprobes.sinks.target import TargetStatus
+    from dprobes.target.codenames import LocatedCode
 
 __all__ = ["TRACE_LIMIT", "ProgramRecords", "Recording"]
 
@@ -139,9 +141,18 @@ class Recording:
             self._writer.add_places(source.number, [PlaceEntry.of(place) for place in places])
         self._targets.create_event(source)
 
-    def end(self, source: RecordSource, lost: int) -> None:
-        """Forget a program, ``lost`` of whose records never came."""
+    def end(self, source: RecordSource, lost: int, tables: Sequence[TableContents]) -> None:
+        """Forget a program, ``lost`` of whose records never came, and write what its keyed tables hold."""
+        located: Sequence[LocatedCode] = ()
+        if tables:
+            from dprobes.formatters.tablenames import ProcessAddresses, names_for
+
+            names = names_for(source, [each.table for each in tables])
+            located = names.located(tables) if isinstance(names, ProcessAddresses) else ()
+            self._targets.log_tables(source, tables)
         with self._lock:
+            if tables:
+                self._writer.append_tables(source.number, tables, self._names.telling(located))
             if lost:
                 self._writer.lose(source.number, lost)
                 self._writer.write(source.number, [])
@@ -174,6 +185,6 @@ class ProgramRecords:
             self._recording.announce(self._source, more)
         return self._recording.write(self._source, records, self.places, self._names)
 
-    def end(self, lost: int) -> None:
-        """Say that no more records come."""
-        self._recording.end(self._source, lost)
+    def end(self, lost: int, tables: Sequence[TableContents] = ()) -> None:
+        """Say that no more records come, and what keyed tables hold in the end."""
+        self._recording.end(self._source, lost, tables)

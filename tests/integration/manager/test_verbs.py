@@ -378,3 +378,21 @@ def test_tables_are_cleared_by_their_names(sandbox: Sandbox, target: Service, en
     sandbox("dprobes getvars --name svc --clear '*'")
     assert held() == [0, 0]
     assert "--clear is about keyed tables" in sandbox.refused("dprobes getvars --clear hits --reset", 2)
+
+
+def test_tables_are_in_the_trace_file_and_at_targets_when_a_program_is_removed(
+    sandbox: Sandbox, target: Service, engine: str
+) -> None:
+    text = f'name = "{target.library}"\ntable = hits, count\ntable = places, count, address\n'
+    source = sandbox.write("tables.rpn", f"{text}offset = write_file\ntally hits\npush r, rip\ntally places\nabort\n")
+    path = sandbox.write("tables.json", "")
+    sandbox(f"dprobes insert {source} --engine {engine} -p {target.pid} --as svc")
+    sandbox(f"dprobes log-target add file:{path} --format json")
+    target.call("write_file", 3)
+    await_true(lambda: "@hits: 3" in sandbox("dprobes getvars --name svc"), "three hits")
+    sandbox("dprobes remove --name svc")
+    shown = sandbox("dprobes log --tables")
+    assert "@hits: 3\n" in shown
+    assert re.search(r"@places\[write_file \[[^]]+\]\]: 3\n", shown)
+    await_true(lambda: '"hits"' in path.read_text(), "the tables at the target")
+    assert '{"table": "hits", "kind": "count", "keys": [], "value": 3}' in path.read_text()
