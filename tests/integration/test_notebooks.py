@@ -69,7 +69,7 @@ def test_an_interrupt_ends_a_run_with_what_there_is() -> None:
             target.kill()
 
 
-def test_the_magic_runs_a_cell() -> None:
+def test_the_magic_runs_a_cell(tmp_path: Path) -> None:
     shell_module: Any = pytest.importorskip("IPython.core.interactiveshell", reason="needs IPython")
     script = (
         "from IPython.core.interactiveshell import InteractiveShell\n"
@@ -80,7 +80,7 @@ def test_the_magic_runs_a_cell() -> None:
         "print('NONE', shell.run_cell('%%dprobes -- true\\nlibc.so.6:_exit { @ = cont() }').result)\n"
     )
     assert shell_module is not None
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src"), "IPYTHONDIR": "/nonexistent"}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src"), "IPYTHONDIR": str(tmp_path)}
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False, env=environment
     )
