@@ -120,7 +120,7 @@ def test_no_verb_prints_what_disturbs_a_line_or_a_terminal(hostile: Hostile, san
     harm = shlex.quote(os.fsdecode(HARM))
 
     # What is not there, is no verb, and no option.
-    for verb in ("run", "check", "show", "build", "insert", "apply", "log", "format", "locate"):
+    for verb in ("run", "check", "show", "build", "insert", "apply", "log", "format", "locate", "convert", "lsp"):
         checked(f"dprobes {verb} {missing}", fails=True)
     checked(f"dprobes {verb} {missing} --{harm}", fails=True)
     checked(f"dprobes {harm}", fails=True)
