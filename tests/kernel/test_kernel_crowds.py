@@ -73,7 +73,7 @@ CROWDS = {
 }
 """What works; patterns of all functions, for a kernel with links to many; patterns of some, for one without."""
 
-SECONDS = [2, pytest.param(60, marks=pytest.mark.torture)]
+SECONDS = [2, pytest.param(60, marks=[pytest.mark.torture, pytest.mark.machine(memory=4000)])]
 
 
 def make_file_system(guest: Guest) -> None:
