@@ -149,3 +149,17 @@ def test_the_programs_own_file_needs_no_module(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "dprobes", "run", "-e", 'lines.c:5 { printf("%d", n); }'.replace("n)", "arg0)")]
     done = subprocess.run([*command, "--", str(program)], capture_output=True, text=True, check=True)
     assert "classify" in done.stderr
+
+
+def test_lines_are_those_of_the_file_that_a_program_is_built_for(tmp_path: Path) -> None:
+    built = compiled(tmp_path, "-O2")
+    source, output = tmp_path / "elsewhere.dpc", tmp_path / "elsewhere.ppdf"
+    source.write_text('module "lines";\nlines.c:5 { @ = count(); }\ninline twice { @ = count(); }\n')
+    dprobes = [sys.executable, "-m", "dprobes"]
+    refused = subprocess.run([*dprobes, "check", source], capture_output=True, text=True, check=False)
+    assert "error: there is no module 'lines' on this machine" in refused.stderr
+    subprocess.run([*dprobes, "build", "--for", built, source, "-o", output], check=True, capture_output=True)
+    shown = subprocess.run([*dprobes, "show", output], check=True, capture_output=True, text=True).stdout
+    places = re.findall(r"^offset = (.+)$", shown, re.MULTILINE)
+    assert len(places) == len(set(places)) >= 2
+    assert all(place.startswith("main") for place in places)

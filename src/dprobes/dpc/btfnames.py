@@ -127,8 +127,8 @@ class BtfNames:
         return self._elsewhere(name.removeprefix("::"))
 
     def member_of(self, scattered: Scattered, member: Member) -> typed.Value | Scattered:
-        """Return nothing: all structures are in memory."""
-        raise NotImplementedError(f"{scattered} has {member} in no register")
+        """Raise AssertionError: nothing of the kernel is found that is not in memory, or in one register."""
+        raise AssertionError(f"'{member.name}' of {scattered}")
 
     def _argument(self, number: int, type_: CType) -> ModuleVariable:
         register = typed.Register(f"arg{number}", _LONG, at_entry=self._at_return)

@@ -54,9 +54,9 @@ def compile_text(
     Compile a program.
 
     ``module`` is that of points that name none, and ``word_size_of`` knows how many bytes a word of a module has: 4 or
-    8; ``module_of`` what describes it. There is a compilation for each module. ``places`` finds
-    instructions by debug information; without it, that of this machine does. ``note`` is told what passes have made
-    (``dump``). Raise ``SourceError`` if the program is wrong.
+    8; ``module_of`` what describes it. There is a compilation for each module. ``places`` finds instructions by debug
+    information; without it, no module has any. ``note`` is told what passes have made (``dump``). Raise ``SourceError``
+    if the program is wrong.
     """
     program = parse(text, diagnostics)
     note("tree", program)

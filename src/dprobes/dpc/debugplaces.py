@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from functools import lru_cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from dprobes.dpc.programtree import PointKind
 from dprobes.errors import TargetError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from dprobes.diagnostics import Diagnostics
     from dprobes.dpc.programtree import Point, Probe, ProgramTree
     from dprobes.dwarf.debugfile import DebugFile
-    from dprobes.target.location import Module
+    from dprobes.target.elf.file import ElfFile
+    from dprobes.target.location import Module, SymbolProvider
 
 __all__ = ["DebugPlaces", "PlaceFinder", "with_instructions"]
 
 _PLACES_MAX = 1024
 """Instructions that one point stands for."""
+
+_PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
+"""A symbol that RPN takes as it stands."""
 
 _LINES = re.compile(r"(?P<path>[^:]+):(?P<first>[0-9]{1,9})(-(?P<last>[0-9]{1,9}))?")
 
@@ -94,14 +96,50 @@ def _instructions(
 
 
 class DebugPlaces:
-    """Find instructions by the debug information of modules on this machine."""
+    """
+    Find instructions by the debug information of modules.
+
+    ``file_of`` finds their files by their names, ``symbols`` are those that name the instructions.
+    """
+
+    def __init__(
+        self, file_of: Callable[[str], ElfFile | None] = lambda _name: None, symbols: SymbolProvider | None = None
+    ) -> None:
+        self._file_of = file_of
+        self._symbols = symbols
+        self._opened: dict[str, tuple[Module, DebugFile]] = {}
+
+    def _open(self, name: str) -> tuple[Module, DebugFile]:
+        """Return a module by its name, with its debug information."""
+        if name not in self._opened:
+            self._opened[name] = self._described(name)
+        return self._opened[name]
+
+    def _described(self, name: str) -> tuple[Module, DebugFile]:
+        from dprobes.dwarf.debugfile import debug_file_of
+        from dprobes.target.location import OWN_SYMBOLS
+        from dprobes.target.modules import near_modules
+
+        elf = self._file_of(name)
+        if elf is None:
+            near = near_modules(name)
+            raise TargetError(
+                f"there is no module '{name}' on this machine", hint=f"did you mean '{near[0]}'?" if near else None
+            )
+        debug = debug_file_of(elf)
+        if debug is None:
+            raise TargetError(
+                f"'{elf.path}' has no debug information, and no separate file with it is installed",
+                hint="install the package with its debug information, or compile it with -g",
+            )
+        return (self._symbols or OWN_SYMBOLS).module_of(elf), debug
 
     def of_lines(self, module: str, path: str, first: int, last: int) -> Mapping[int, Sequence[str]]:
         """Return those that begin lines."""
         from dprobes.dwarf.linetable import LineSections
         from dprobes.dwarf.sourcelines import addresses_of_lines
 
-        found, debug = _opened(module)
+        found, debug = self._open(module)
         parts = [debug.section(name) for name in (".debug_line", ".debug_str", ".debug_line_str")]
         lines, strings, line_strings = (bytes(part.data[part.start : part.end]) for part in parts)
         sections = LineSections(lines, strings, line_strings, is_big_endian=debug.order == "big")
@@ -112,7 +150,7 @@ class DebugPlaces:
         """Return those that begin a call that was inlined."""
         from dprobes.dwarf.inlinedcalls import inlined_calls_of
 
-        found, debug = _opened(module)
+        found, debug = self._open(module)
         calls = list(inlined_calls_of(debug, function))
         if not calls:
             hint = None
@@ -123,29 +161,6 @@ class DebugPlaces:
         if not addresses:
             raise TargetError(f"the calls of '{function}' that were inlined in '{found.path}' have no instructions")
         return [_place(found, address) for address in sorted(addresses)]
-
-
-@lru_cache(maxsize=8)
-def _opened(name: str) -> tuple[Module, DebugFile]:
-    """Return a module by its name, with its debug information."""
-    from dprobes.dwarf.debugfile import debug_file_of
-    from dprobes.target.location import Module
-    from dprobes.target.modules import find_module, near_modules
-
-    path = find_module(name)
-    if path is None:
-        near = near_modules(name)
-        raise TargetError(
-            f"there is no module '{name}' on this machine", hint=f"did you mean '{near[0]}'?" if near else None
-        )
-    module = Module.load(Path(path))
-    debug = debug_file_of(module.elf)
-    if debug is None:
-        raise TargetError(
-            f"'{path}' has no debug information, and no separate file with it is installed",
-            hint="install the package with its debug information, or compile it with -g",
-        )
-    return module, debug
 
 
 def _place(module: Module, address: int) -> str:
@@ -160,6 +175,3 @@ def _place(module: Module, address: int) -> str:
         except TargetError:
             pass  # several functions have the name
     return f"{offset:#x}"
-
-
-_PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")

@@ -10,6 +10,7 @@ from dprobes.errors import TargetError
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from dprobes.dpc.debugplaces import DebugPlaces
     from dprobes.dpc.scope import ProbedModule
     from dprobes.target.btf import Btf
     from dprobes.target.elf.file import ElfFile
@@ -49,6 +50,14 @@ class ModuleFiles:
         if module not in self._modules:
             self._modules[module] = self._described(module)
         return self._modules[module]
+
+    @property
+    def places(self) -> DebugPlaces:
+        """What finds instructions in the modules by their debug information."""
+        from dprobes.dpc.debugplaces import DebugPlaces
+        from dprobes.target.location import FileSymbols
+
+        return DebugPlaces(self._file_of, FileSymbols(self._symbols))
 
     def _described(self, module: str) -> ProbedModule | None:
         if module == KERNEL:

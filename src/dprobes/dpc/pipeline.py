@@ -67,6 +67,7 @@ def compile_source(
         module=module,
         word_size_of=files.word_size_of,
         module_of=files.module_of,
+        places=files.places,
         allow_write=options.allow_write,
     )
     if not found:
@@ -118,6 +119,7 @@ def dump_lines(
             diagnostics,
             word_size_of=files.word_size_of,
             module_of=files.module_of,
+            places=files.places,
             allow_write=options.allow_write,
             note=passes.note,
         )

@@ -17,7 +17,7 @@ from dprobes.bpf.lower import exceptions
 from dprobes.bpf.lower.composer import Composer, call_extensions
 from dprobes.bpf.lower.epilogue import Epilogue
 from dprobes.bpf.lower.flow import HandlerFlow, analyse
-from dprobes.bpf.lower.handlerstate import StateLayout
+from dprobes.bpf.lower.handlerstate import KEPT_MAX, StateLayout
 from dprobes.bpf.lower.host import Host
 from dprobes.bpf.lower.prologue import Prologue
 from dprobes.bpf.lower.ptregs import REGISTER_OFFSETS
@@ -220,6 +220,7 @@ class _Handler:
             keys=max((table.key_size for table in image.tables), default=0) if _uses(flow, Group.TABLE) else 0,
             entry_words=1 + len(request.entry.registers) if request.entry and flow.uses(ELAPSED, ENTRY) else 0,
         )
+        assert self.state.entry_words <= KEPT_MAX
         self._host = host(asm, architecture, request, **_host_uses(architecture, flow, request))
         self._writer = Writer(asm, flow, architecture, point, request, self.state, self._host)
         self._writer.reads_unwritten = may_read_unwritten(image, architecture, flow)
