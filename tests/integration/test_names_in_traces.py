@@ -49,6 +49,15 @@ def carried_away(trace: Path, to: Path, *, with_names: bool = True) -> Path:
     return to
 
 
+def whole_frames(data: bytes) -> list[bytes]:
+    """Return the bytes of each frame of a trace file."""
+    splitter, frames = FrameSplitter(), []
+    splitter.push(data)
+    while (frame := splitter.pull()) is not None:
+        frames.append(data[frame.position : frame.position + FRAME_HEAD.size + len(frame.body)])
+    return frames
+
+
 def waiting_run(
     tmp_path: Path, source: str, program: Path, engine: str, *options: object
 ) -> tuple[subprocess.Popen[bytes], Path]:
@@ -123,9 +132,10 @@ def test_a_torn_file_keeps_the_names_that_were_written(build: Builder, tmp_path:
     assert client.stdin is not None
     client.stdin.close()
     torn = tmp_path / "torn.dpt"
-    torn.write_bytes(before[:-7])
+    # All records may be in one frame: the frame that the power cut is one more of them.
+    torn.write_bytes(before + whole_frames(before)[-1][:-7])
     stacks = functions_of(dprobes("log", carried_away(torn, tmp_path / "away.dpt")))
-    assert stacks
+    assert len(stacks) >= 66
     assert {stack[-1] for stack in stacks} <= {"_start", "clone3", "<the stack cannot be read here>"}
     assert not any(each.startswith("0x") for stack in stacks for each in stack)
 
