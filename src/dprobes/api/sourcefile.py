@@ -24,7 +24,7 @@ _TEMPLATE_FILE = "program.fmt"
 
 
 def parse_program(
-    path: Path,
+    source: Path | SourceFile,
     diagnostics: Diagnostics,
     options: CompileOptions,
     *,
@@ -34,18 +34,22 @@ def parse_program(
     """
     Return the program in a source file of either language, and the templates that it has of its own.
 
-    ``module`` is that of probes in DProbes C that name none, ``files`` finds the files of modules for them. Raise
-    ``SourceError`` if it has errors of form, or is for several modules.
+    A source that has been read is in DProbes C. ``module`` is that of probes in DProbes C that name none, ``files``
+    finds the files of modules for them. Raise ``SourceError`` if it has errors of form, or is for several modules.
     """
-    if path.suffix != C_SUFFIX:
-        return parse_file(path, diagnostics, options), {}
-    from dprobes.preprocessor import read_source
+    from dprobes.source import SourceFile
 
-    source = parse_c(read_source(path), diagnostics, options, module, files)
-    (first, *others), templates, tool = source
+    if not isinstance(source, SourceFile):
+        if source.suffix != C_SUFFIX:
+            return parse_file(source, diagnostics, options), {}
+        from dprobes.preprocessor import read_source
+
+        source = read_source(source)
+    parsed = parse_c(source, diagnostics, options, module, files)
+    (first, *others), templates, tool = parsed
     what = ""
     if others:
-        what = f"for several modules: {', '.join(repr(each.name) for each in source.programs)}"
+        what = f"for several modules: {', '.join(repr(each.name) for each in parsed.programs)}"
     elif tool is not None:
         what = f"with a block '{tool.blocks[0].block.written}', which the tool executes"
     if what:

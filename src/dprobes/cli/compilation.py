@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dprobes.api import C_SUFFIX
 from dprobes.api.sourcefile import parse_program
+from dprobes.cli.resolvedprogram import is_c, source_of
 from dprobes.formatters.templates.carried import carried_templates
 from dprobes.ppdf.writer import encode
 from dprobes.resolve.localmodule import open_named_module
@@ -25,7 +25,7 @@ __all__ = ["compiled_here"]
 
 
 def compiled_here(
-    file: Path,
+    file: Path | str,
     options: CompileOptions,
     symbols: Path | None,
     vantage: Vantage,
@@ -33,11 +33,16 @@ def compiled_here(
     templates: Path | None = None,
 ) -> bytes:
     """
-    Compile a program with the symbols of its module, if that is on this machine; raises as ``build_ppdf``.
+    Compile a program, in a file or a text, with the symbols of its module, if that is here; raises as ``build_ppdf``.
 
     ``templates`` is the directory of its templates.
     """
-    program, own_templates = parse_program(file, diagnostics, options, files=_files(file, symbols, vantage))
+    program, own_templates = parse_program(
+        source_of(file) if isinstance(file, str) else file,
+        diagnostics,
+        options,
+        files=_files(file, symbols, vantage),
+    )
     module = None
     if space_of(program) is Space.MODULE:
         module = find_module(program.name, pid=vantage.tid, command=vantage.command)
@@ -55,8 +60,8 @@ def compiled_here(
     return encode(ppdf)
 
 
-def _files(file: Path, symbols: Path | None, vantage: Vantage) -> ModuleFiles | None:
-    if file.suffix != C_SUFFIX:
+def _files(file: Path | str, symbols: Path | None, vantage: Vantage) -> ModuleFiles | None:
+    if not is_c(file):
         return None
     from dprobes.dpc.modulefiles import ModuleFiles
 

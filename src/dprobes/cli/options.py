@@ -24,12 +24,14 @@ __all__ = [
     "filter_option",
     "names_of",
     "overhead_option",
+    "program_of",
     "program_options",
     "selection_options",
     "stacks_options",
     "sum_options",
     "symbols_option",
     "table_options",
+    "text_option",
     "verification_options",
     "word_of_program",
 ]
@@ -65,6 +67,20 @@ _WORD = "dprobes.program"
 def word_of_program() -> str:
     """Return the word of the command line that ``PROGRAM`` took: that of a command where the program is a text."""
     return str(click.get_current_context().meta[_WORD])
+
+
+def text_option(purpose: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return what adds ``-e`` to a command whose program may be a text; ``program_of`` reads it."""
+    return click.option("-e", "text", metavar="TEXT", help=f"{purpose} this program in DProbes C instead of a file.")
+
+
+def program_of(file: Path | None, text: str | None) -> Path | str:
+    """Return the file of a program, or its text; it is a usage error if there is neither, or both."""
+    if text is None and file is None:
+        raise click.UsageError("name the file of a program, or give its text with -e TEXT")
+    if text is not None and file is not None:
+        raise click.UsageError(f"'{word_of_program()}' is too much: the program is the text of -e")
+    return file if file is not None else text or ""
 
 
 def program_options(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -18,8 +18,18 @@ if TYPE_CHECKING:
     from dprobes.api.compiledprogram import CompiledProgram
     from dprobes.dpc.modulefiles import ModuleFiles
     from dprobes.engines.interface import Scope
+    from dprobes.source import SourceFile
 
-__all__ = ["Compiled", "compile_programs", "files_of", "is_compiled", "load_program", "module_of"]
+__all__ = [
+    "Compiled",
+    "compile_programs",
+    "files_of",
+    "is_c",
+    "is_compiled",
+    "load_program",
+    "module_of",
+    "source_of",
+]
 
 
 def load_program(
@@ -41,10 +51,7 @@ def load_program(
     ``symbols`` is what ``--sym`` names. Which options mean nothing for a compiled program is a usage error.
     """
     if isinstance(path, str):
-        from dprobes.source import SourceFile
-
-        source = SourceFile("-e", path)
-        return compiledprogram.load_c_source(source, options, symbols=symbols, module=module, files=files)
+        return compiledprogram.load_c_source(source_of(path), options, symbols=symbols, module=module, files=files)
     if is_compiled(path) and (symbols is not None or options != CompileOptions(allow_write=options.allow_write)):
         raise click.UsageError(f"'{path}' is compiled: -D, -I, --cpp and --sym are for the text of a program")
     return compiledprogram.load_program(
@@ -60,6 +67,22 @@ def load_program(
     )
 
 
+def is_c(path: Path | str) -> bool:
+    """Return whether a program is in DProbes C: a text is, and a file if its name says so."""
+    return isinstance(path, str) or path.suffix == C_SUFFIX
+
+
+def source_of(path: Path | str) -> SourceFile:
+    """Return the source of a program, a text or in a file; raise ``SourceError`` if that cannot be read."""
+    if isinstance(path, str):
+        from dprobes.source import SourceFile
+
+        return SourceFile("-e", path)
+    from dprobes.preprocessor import read_source
+
+    return read_source(path)
+
+
 def module_of(scope: Scope) -> str:
     """
     Return the program that a command or process executes, in which probes are that name no module.
@@ -70,21 +93,23 @@ def module_of(scope: Scope) -> str:
     if scope.command:
         command = scope.command[0]
         return str(Path(command).absolute()) if "/" in command else command
-    if scope.pid is not None:
-        link = Path(f"/proc/{scope.pid}/exe")
-        try:
-            path = link.readlink()
-            return str(path) if path.exists() and path.samefile(link) else path.name
-        except OSError:
-            return ""
-    return ""
+    return _program_of(scope.pid) if scope.pid is not None else ""
+
+
+def _program_of(pid: int) -> str:
+    link = Path(f"/proc/{pid}/exe")
+    try:
+        path = link.readlink()
+        return str(path) if path.exists() and path.samefile(link) else path.name
+    except OSError:
+        return ""
 
 
 def files_of(
     path: Path | str, symbols: Path | None, scope: Scope | None = None, pid: int | None = None
 ) -> ModuleFiles | None:
     """Return what finds the files of modules for a program in DProbes C, or None for another program."""
-    if isinstance(path, Path) and path.suffix != C_SUFFIX:
+    if not is_c(path):
         return None
     from dprobes.dpc.modulefiles import ModuleFiles
 
@@ -93,7 +118,7 @@ def files_of(
 
 
 def compile_programs(
-    path: Path,
+    path: Path | str,
     options: CompileOptions,
     *,
     symbols: Path | None = None,
@@ -105,7 +130,8 @@ def compile_programs(
 
     One in DProbes C is several, one for each module; their diagnostics are the same.
     """
-    loaded = load_program(path, options, symbols=symbols, files=files_of(path, symbols, pid=pid))
+    module = _program_of(pid) if pid is not None else ""
+    loaded = load_program(path, options, symbols=symbols, module=module, files=files_of(path, symbols, pid=pid))
     return [
         resolve_here(
             program,

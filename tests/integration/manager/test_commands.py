@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -83,3 +84,15 @@ def test_a_command_that_cannot_be_started_leaves_nothing(sandbox: Sandbox, engin
     assert said.endswith("dprobes: error: './broken' cannot be started: exec format error\n")
     await_true(lambda: sandbox.json("dprobes query --name svc --json")["programs"][0]["ended"], "the end")
     assert sandbox.counts("svc") == {0: 0} or engine == "ptrace"
+
+
+def test_a_text_is_inserted_as_a_file_is(sandbox: Sandbox, engine: str) -> None:
+    text = 'libc.so.6:malloc(size) { printf("%d bytes", size) }'
+    said = sandbox(f"dprobes insert --engine {engine} -e '{text}' -- ls -d /")
+    assert said.splitlines()[-1] == "/"
+    await_true(lambda: sandbox.json("dprobes query --json")["programs"][0]["ended"], "the end")
+    found = records(sandbox)
+    assert found
+    shown = sandbox("dprobes log").splitlines()
+    assert len(shown) == len(found)
+    assert all(re.search(r"\b[0-9]+ bytes$", line) for line in shown)

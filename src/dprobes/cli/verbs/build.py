@@ -13,10 +13,18 @@ import click
 from dprobes.api import C_SUFFIX
 from dprobes.api.sourcefile import parse_program
 from dprobes.cli import console
-from dprobes.cli.options import PROGRAM, PROGRAM_FILE, compile_options, program_options, symbols_option
+from dprobes.cli.options import (
+    PROGRAM,
+    PROGRAM_FILE,
+    compile_options,
+    program_of,
+    program_options,
+    symbols_option,
+    text_option,
+)
 from dprobes.cli.output.textoutput import print_lines
 from dprobes.cli.progress import Progress
-from dprobes.cli.resolvedprogram import is_compiled
+from dprobes.cli.resolvedprogram import is_c, is_compiled, source_of
 from dprobes.cli.templateoption import templates_option
 from dprobes.diagnostics import Diagnostics, Severity
 from dprobes.errors import TargetError
@@ -40,7 +48,8 @@ DUMPS = ("source", "tokens", "tree", "places", "typed", "rpn")
 
 
 @click.command("build")
-@click.argument("file", type=PROGRAM)
+@click.argument("file", type=PROGRAM, required=False)
+@text_option("Compile")
 @click.option(
     "-o",
     "--output",
@@ -66,7 +75,8 @@ DUMPS = ("source", "tokens", "tree", "places", "typed", "rpn")
 @symbols_option
 @templates_option("Put the templates that its records need into OUT; they are in this directory.")
 def command(
-    file: Path,
+    file: Path | None,
+    text: str | None,
     output: Path | None,
     modules: tuple[Path, ...],
     emitted: str | None,
@@ -92,90 +102,106 @@ def command(
     from dprobes.ppdf.writer import encode
     from dprobes.resolve.portable import build_ppdf, module_here
 
-    if is_compiled(file):
+    chosen = program_of(file, text)
+    if file is not None and is_compiled(file):
         raise click.UsageError(f"'{file}' is compiled already")
-    if output is None and str(file) == "-":
-        raise click.UsageError("a program from standard input needs a name for what is built: -o OUT")
-    output = Path(file.stem + SUFFIX) if output is None else output
-    if output.exists() and file.exists() and output.samefile(file):
-        raise click.UsageError(f"'{output}' is the program itself; name another file with -o")
+    if dumped is None and emitted is None:
+        output = _output(file, output)
     diagnostics = Diagnostics()
     options = compile_options(defines, includes, cpp, allow_write=allow_write)
     if dumped is not None:
-        print_lines(_dump(file, diagnostics, options, dumped, _files(file, symbols, modules)))
+        print_lines(_dump(chosen, diagnostics, options, dumped, _files(chosen, symbols, modules)))
         return 0
     if emitted == "bpf":
         from dprobes.cli.resolvedprogram import compile_programs
         from dprobes.engines.registry import code_listing
 
-        for number, compiled in enumerate(compile_programs(file, options, symbols=symbols)):
+        for number, compiled in enumerate(compile_programs(chosen, options, symbols=symbols)):
             print_lines([""] if number else [])
             print_lines(code_listing(compiled))
         return 0
     if emitted is not None:
-        print_lines(_rpn_source(file, diagnostics, options, symbols, modules).splitlines())
+        print_lines(_rpn_source(chosen, diagnostics, options, symbols, modules).splitlines())
         return 0
-    program, own_templates = parse_program(file, diagnostics, options, files=_files(file, symbols, modules))
-    if file.suffix == C_SUFFIX and len(modules) > 1:
-        _check_same(file, options, symbols, modules)
+    assert output is not None
+    source = source_of(chosen) if isinstance(chosen, str) else chosen
+    program, own_templates = parse_program(source, diagnostics, options, files=_files(chosen, symbols, modules))
+    if is_c(chosen) and len(modules) > 1:
+        _check_same(chosen, options, symbols, modules)
     found = modules or module_here(program, "name its file with --for FILE")
     _doubt_names(program, found, diagnostics)
     files = carried_templates(templates, program, diagnostics) if templates is not None else own_templates
     with Progress("compiling the program"):
         ppdf = build_ppdf(program, found, diagnostics, extra_symbols=symbols, allow_write=allow_write, templates=files)
-    if text := "\n".join(d.render() for d in diagnostics if d.severity is Severity.WARNING):
-        console.write(text)
+    if said := "\n".join(d.render() for d in diagnostics if d.severity is Severity.WARNING):
+        console.write(said)
     _write(output, encode(ppdf))
     console.note(f"'{output}' {_purpose(ppdf)}")
     return 0
 
 
+def _output(file: Path | None, output: Path | None) -> Path:
+    """Return the file that is written; it is a usage error if it has no name, or is the program itself."""
+    if output is None and (file is None or str(file) == "-"):
+        where = "on the command line" if file is None else "from standard input"
+        raise click.UsageError(f"a program {where} needs a name for what is built: -o OUT")
+    if output is None:
+        assert file is not None
+        output = Path(file.stem + SUFFIX)
+    if file is not None and output.exists() and file.exists() and output.samefile(file):
+        raise click.UsageError(f"'{output}' is the program itself; name another file with -o")
+    return output
+
+
 def _dump(
-    file: Path, diagnostics: Diagnostics, options: CompileOptions, name: str, files: ModuleFiles | None
+    program: Path | str, diagnostics: Diagnostics, options: CompileOptions, name: str, files: ModuleFiles | None
 ) -> list[str]:
     """Return what a pass makes of a program in DProbes C."""
     from dprobes.dpc.pipeline import dump_lines
-    from dprobes.preprocessor import read_source
 
-    if file.suffix != C_SUFFIX:
+    if not is_c(program):
         raise click.UsageError(f"--dump is for programs in DProbes C, whose names end in {C_SUFFIX}")
-    return dump_lines(read_source(file), diagnostics, options, name, files)
+    return dump_lines(source_of(program), diagnostics, options, name, files)
 
 
-def _files(file: Path, symbols: Path | None, modules: Sequence[Path]) -> ModuleFiles | None:
+def _files(program: Path | str, symbols: Path | None, modules: Sequence[Path]) -> ModuleFiles | None:
     """Return what finds the file of the module for a program in DProbes C: the first of ``modules``, if any."""
-    if file.suffix != C_SUFFIX:
+    if not is_c(program):
         return None
     from dprobes.dpc.modulefiles import ModuleFiles
 
     return ModuleFiles(symbols=symbols, path=next(iter(modules), None))
 
 
-def _check_same(file: Path, options: CompileOptions, symbols: Path | None, modules: Sequence[Path]) -> None:
+def _check_same(program: Path | str, options: CompileOptions, symbols: Path | None, modules: Sequence[Path]) -> None:
     """Raise an error if a program reads something else in one build of its module than in another."""
-    first, *others = [_rpn_source(file, Diagnostics(), options, symbols, (module,)) for module in modules]
+    first, *others = [_rpn_source(program, Diagnostics(), options, symbols, (module,)) for module in modules]
     for module, source in zip(modules[1:], others, strict=True):
         if source != first:
+            what = "the text of -e" if isinstance(program, str) else f"'{program}'"
             raise TargetError(
-                f"'{file}' becomes another program for '{module}' than for '{modules[0]}': "
+                f"{what} becomes another program for '{module}' than for '{modules[0]}': "
                 "their types or variables differ",
                 hint="build a file for each of them",
             )
 
 
 def _rpn_source(
-    file: Path, diagnostics: Diagnostics, options: CompileOptions, symbols: Path | None, modules: Sequence[Path]
+    program: Path | str,
+    diagnostics: Diagnostics,
+    options: CompileOptions,
+    symbols: Path | None,
+    modules: Sequence[Path],
 ) -> str:
     """Return a program as RPN source; that of DProbes C has its lines as comments."""
-    if file.suffix != C_SUFFIX:
+    if not is_c(program):
         from dprobes.rpn.printer import print_program
 
-        return print_program(parse_program(file, diagnostics, options)[0])
+        return print_program(parse_program(Path(program), diagnostics, options)[0])
     from dprobes.dpc.pipeline import compile_source
-    from dprobes.preprocessor import read_source
 
-    files = _files(file, symbols, modules)
-    return compile_source(read_source(file), diagnostics, options, files=files).rpn
+    files = _files(program, symbols, modules)
+    return compile_source(source_of(program), diagnostics, options, files=files).rpn
 
 
 def _purpose(ppdf: Ppdf) -> str:

@@ -8,7 +8,7 @@ import click
 
 from dprobes.arch import ARCHITECTURE_NAMES
 from dprobes.cli import console
-from dprobes.cli.options import PROGRAM, compile_options, program_options, symbols_option
+from dprobes.cli.options import PROGRAM, compile_options, program_of, program_options, symbols_option, text_option
 from dprobes.cli.progress import Progress
 from dprobes.cli.resolvedprogram import compile_programs
 from dprobes.cli.templateoption import TEMPLATE_SUFFIX, check_program_templates, check_templates, templates_option
@@ -23,7 +23,8 @@ __all__ = ["command"]
 
 
 @click.command("check")
-@click.argument("file", type=PROGRAM)
+@click.argument("file", type=PROGRAM, required=False)
+@text_option("Check")
 @program_options
 @symbols_option
 @templates_option("Check the templates in this directory, too, and say for which records there is none.")
@@ -31,7 +32,8 @@ __all__ = ["command"]
     "--arch", type=click.Choice(ARCHITECTURE_NAMES), help="Check for this processor instead of this machine's."
 )
 def command(
-    file: Path,
+    file: Path | None,
+    text: str | None,
     defines: tuple[str, ...],
     includes: tuple[Path, ...],
     cpp: str | None,
@@ -48,15 +50,20 @@ def command(
 
     FILE may also be a directory of templates, or a file in it.
     """
-    if file.is_dir() or file.name == DIRECTORY_FILE or file.suffix == TEMPLATE_SUFFIX:
+    program = program_of(file, text)
+    if file is not None and _is_of_templates(file):
         return check_templates(file)
     options = compile_options(defines, includes, cpp, allow_write=allow_write)
     with Progress("checking the program"):
-        found = compile_programs(file, options, symbols=symbols, architecture_name=arch)
+        found = compile_programs(program, options, symbols=symbols, architecture_name=arch)
     for compiled in found:
         note_unsupported(compiled)
         if templates is not None:
             check_program_templates(templates, compiled.program, compiled.diagnostics)
-    if text := found[0].render(*Severity):
-        console.write(text)
+    if said := found[0].render(*Severity):
+        console.write(said)
     return 0
+
+
+def _is_of_templates(file: Path) -> bool:
+    return file.is_dir() or file.name == DIRECTORY_FILE or file.suffix == TEMPLATE_SUFFIX

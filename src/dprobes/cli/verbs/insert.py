@@ -9,7 +9,15 @@ import click
 from dprobes.api.compiledprogram import compiled_bytes
 from dprobes.cli import console
 from dprobes.cli.managerinsertion import insert, insertion_from, insertion_options
-from dprobes.cli.options import PROGRAM, compile_options, program_options, symbols_option
+from dprobes.cli.options import (
+    PROGRAM,
+    compile_options,
+    program_of,
+    program_options,
+    symbols_option,
+    text_option,
+    word_of_program,
+)
 from dprobes.cli.resolvedprogram import is_compiled
 from dprobes.cli.scopeoptions import scope_options
 from dprobes.cli.shippedexamples import example_templates
@@ -23,15 +31,21 @@ __all__ = ["command"]
 
 
 @click.command("insert")
-@click.argument("file", type=PROGRAM)
+@click.argument("file", type=PROGRAM, required=False)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND ...]")
+@text_option("Insert")
 @scope_options
 @program_options
 @symbols_option
 @templates_option("Print its records by the templates in this directory; they are sent to the manager.")
 @insertion_options
 def command(
-    file: Path, arguments: tuple[str, ...], symbols: Path | None, templates: Path | None, **options: Any
+    file: Path | None,
+    arguments: tuple[str, ...],
+    text: str | None,
+    symbols: Path | None,
+    templates: Path | None,
+    **options: Any,
 ) -> int:
     """
     Insert the probe program FILE, an .rpn source or a .ppdf, into all processes, or those of -p, -c, --cgroup, --uid.
@@ -39,19 +53,22 @@ def command(
     The probe manager, which is started if necessary, keeps it inserted until 'dprobes remove'. Records go to the
     manager's trace file ('dprobes log' prints it) and to log targets.
     """
+    if text is not None and file is not None:
+        file, arguments = None, (word_of_program(), *arguments)
+    program = program_of(file, text)
     where = insertion_from(options, arguments)
-    templates = templates or example_templates(file)
+    templates = templates or (example_templates(file) if file is not None else None)
     allow_write = options["allow_write"]
-    if is_compiled(file):
+    if file is not None and is_compiled(file):
         data = compiled_bytes(file) if templates is None else _with_templates(file, templates)
         return insert(data, where, options, allow_write=allow_write)
     from dprobes.cli.compilation import compiled_here
 
     diagnostics = Diagnostics()
     compiling = compile_options(options["defines"], options["includes"], options["cpp"], allow_write=allow_write)
-    ppdf = compiled_here(file, compiling, symbols, where.vantage, diagnostics, templates)
-    if text := "\n".join(d.render() for d in diagnostics if d.severity is Severity.WARNING):
-        console.write(text)
+    ppdf = compiled_here(program, compiling, symbols, where.vantage, diagnostics, templates)
+    if said := "\n".join(d.render() for d in diagnostics if d.severity is Severity.WARNING):
+        console.write(said)
     return insert(ppdf, where, options, allow_write=allow_write, own_symbols=symbols is None)
 
 

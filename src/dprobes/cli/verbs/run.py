@@ -20,12 +20,14 @@ from dprobes.cli.options import (
     filter_option,
     names_of,
     overhead_option,
+    program_of,
     program_options,
     selection_options,
     stacks_options,
     sum_options,
     symbols_option,
     table_options,
+    text_option,
     verification_options,
     word_of_program,
 )
@@ -71,7 +73,7 @@ _GDB = ("gdb", "-q", "-p", "%p", "-ex", "handle SIGSTOP nostop noprint nopass")
 @click.command("run")
 @click.argument("file", type=PROGRAM, required=False)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND ...]")
-@click.option("-e", "text", metavar="TEXT", help="Run this program in DProbes C instead of a file.")
+@text_option("Run")
 @scope_options
 @program_options
 @symbols_option
@@ -214,8 +216,7 @@ def command(
     """  # fmt: skip
     if text is not None and file is not None:
         file, arguments = None, (word_of_program(), *arguments)
-    if text is None and file is None:
-        raise click.UsageError("name the file of a program, or give its text with -e TEXT")
+    chosen = program_of(file, text)
     scope = scope_of(command_line, arguments, pid, cgroup, user, follow=follow)
     if exit_status and not scope.command:
         raise click.UsageError("--exit-status needs a command (-c COMMAND)")
@@ -245,7 +246,7 @@ def command(
     progress = Progress.of_command()
     progress.begin("looking for the probepoints")
     loaded = load_program(
-        file if file is not None else text or "",
+        chosen,
         compile_options(defines, includes, cpp, allow_write=allow_write),
         symbols=symbols,
         groups=names_of(groups),
@@ -253,7 +254,7 @@ def command(
         verify_build_id=not dont_verify_build_id,
         verify_opcodes=not dont_verify_opcodes,
         module=module_of(scope),
-        files=files_of(file if file is not None else text or "", symbols, scope),
+        files=files_of(chosen, symbols, scope),
     )
     if (directory := templates or (example_templates(file) if file is not None else None)) is not None:
         loaded = loaded.with_templates(directory)

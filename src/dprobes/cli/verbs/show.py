@@ -8,7 +8,15 @@ import click
 
 from dprobes.arch import ARCHITECTURE_NAMES
 from dprobes.cli import console
-from dprobes.cli.options import PROCESS_ID, PROGRAM, compile_options, program_options, symbols_option
+from dprobes.cli.options import (
+    PROCESS_ID,
+    PROGRAM,
+    compile_options,
+    program_of,
+    program_options,
+    symbols_option,
+    text_option,
+)
 from dprobes.cli.output.handlercode import Disassembly
 from dprobes.cli.output.summary import left_out_lines, place_of
 from dprobes.cli.output.textoutput import print_lines
@@ -30,7 +38,8 @@ __all__ = ["command", "listing"]
 
 
 @click.command("show")
-@click.argument("file", type=PROGRAM)
+@click.argument("file", type=PROGRAM, required=False)
+@text_option("Show")
 @program_options
 @symbols_option
 @click.option("-p", "--pid", type=PROCESS_ID, help="Search for the module among the files that this process maps.")
@@ -39,7 +48,8 @@ __all__ = ["command", "listing"]
     "--arch", type=click.Choice(ARCHITECTURE_NAMES), help="Encode for this processor instead of this machine's."
 )
 def command(
-    file: Path,
+    file: Path | None,
+    text: str | None,
     defines: tuple[str, ...],
     includes: tuple[Path, ...],
     cpp: str | None,
@@ -60,8 +70,9 @@ def command(
 
     For a compiled program (dprobes build): everything that the file contains, and nothing about this machine.
     """
+    program = program_of(file, text)
     options = compile_options(defines, includes, cpp, allow_write=allow_write)
-    if is_compiled(file):
+    if file is not None and is_compiled(file):
         from dprobes.cli.output.ppdfcontents import ppdf_listing
 
         loaded = load_program(file, options, symbols=symbols)
@@ -69,9 +80,9 @@ def command(
         print_lines(ppdf_listing(loaded.ppdf, arch, as_bpf=as_bpf))
         return 0
     with Progress("looking for the probepoints"):
-        found = compile_programs(file, options, symbols=symbols, pid=pid, architecture_name=arch)
-    if text := found[0].render(Severity.WARNING, Severity.NOTE):
-        console.write(text)
+        found = compile_programs(program, options, symbols=symbols, pid=pid, architecture_name=arch)
+    if said := found[0].render(Severity.WARNING, Severity.NOTE):
+        console.write(said)
     for number, compiled in enumerate(found):
         if number:
             print_lines([""])
