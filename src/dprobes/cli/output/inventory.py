@@ -5,17 +5,15 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
+from dprobes.cli.output.placecost import costs_at
 from dprobes.errors import TargetError
 from dprobes.globs import compile_glob, is_pattern
 from dprobes.target.demangled import Demangler
 from dprobes.target.functions import matching_functions
-from dprobes.target.instructions import first_instructions, unprobeable
+from dprobes.target.instructions import first_instructions
 from dprobes.target.processmaps import executable_mappings, read_maps
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from dprobes.target.instructions import DecodedInstruction
     from dprobes.target.kernel.runningkernel import RunningKernel
     from dprobes.target.location import Module
 
@@ -32,8 +30,6 @@ __all__ = [
 MODULE_HEADER = ("module", "usdt probes", "path")
 FUNCTION_HEADER = ("function", "size", "offset", "a hit at its start")
 KERNEL_HEADER = ("function", "a hit at its start")
-
-_CHEAP, _SLOW = "cheap", "slow: an instruction is stepped"
 
 
 def module_rows(pid: int, pattern: str) -> list[tuple[str, ...]]:
@@ -68,8 +64,8 @@ def function_rows(module: Module, pattern: str) -> list[tuple[str, ...]]:
     instructions = list(first_instructions(module, [each.offset for each in functions]))
     demangler = Demangler()
     return [
-        (demangler.name_of(each.name), str(each.size) if each.size else "?", f"{each.offset:#x}", cost)
-        for each, cost in zip(functions, _costs(module, instructions), strict=True)
+        (demangler.name_of(each.name), str(each.size) if each.size else "?", f"{each.offset:#x}", cost.text)
+        for each, cost in zip(functions, costs_at(module, instructions), strict=True)
     ]
 
 
@@ -81,20 +77,6 @@ def usdt_rows(module: Module, provider: str, name: str) -> list[tuple[str, ...]]
         return rows
     what = "no USDT probes" if (provider, name) == ("*", "*") else f"no USDT probe 'usdt:{provider}:{name}'"
     raise TargetError(f"'{module.path}' has {what}")
-
-
-def _costs(module: Module, instructions: Sequence[DecodedInstruction]) -> Iterator[str]:
-    """Give what a hit at each instruction costs, with the engine to which it is cheapest."""
-    from dprobes.engines.registry import rows
-
-    notes = [found for row in rows() if (found := list(row.notes_on(module, instructions)))]
-    for number, instruction in enumerate(instructions):
-        if (reason := unprobeable(instruction)) is not None:
-            yield f"none: {reason}"
-        elif any(each[number].is_cheap for each in notes):
-            yield _CHEAP
-        else:
-            yield _SLOW
 
 
 def kernel_rows(kernel: RunningKernel, module: str, pattern: str) -> list[tuple[str, ...]]:

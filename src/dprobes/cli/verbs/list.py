@@ -25,10 +25,10 @@ def command(what: str | None, symbols: Path | None, pid: int | None) -> int:
     """
     List what there is to probe: the functions of MODULE that match the shell pattern PATTERN, or all of them.
 
-    MODULE is a path, or a name as in 'name ='; or 'kernel', or a module that the kernel has loaded; or 'tracepoint' or
-    'syscall', as in 'tracepoint:sched:*'. With -p alone, the modules of the process. The last column says what a hit at
-    the start of a function costs. The USDT probes of the module follow; 'MODULE:usdt:PROVIDER:NAME' lists those that
-    match the patterns, and no functions.
+    MODULE is a path, or a name as in 'name ='; or 'kernel', or a module that the kernel has loaded; or 'tracepoint'
+    or 'syscall', as in 'tracepoint:sched:*'. With -p alone, the modules of the process. The last column says what a
+    hit at the start of a function costs, as the marks of 'dprobes locate' do. The USDT probes of the module follow;
+    'MODULE:usdt:PROVIDER:NAME' lists those that match the patterns, and no functions.
     """
     from dprobes.cli.output import inventory
     from dprobes.cli.output.kernelplace import kernel_module

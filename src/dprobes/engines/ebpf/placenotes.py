@@ -19,21 +19,18 @@ __all__ = ["place_notes"]
 
 def place_notes(module: Module, instructions: Sequence[DecodedInstruction]) -> Iterator[PlaceNote]:
     """Iterate over what is done at instructions, for probes that name a place as a function's start if it is one."""
-    return (PlaceNote(text) for text in _strings(module, instructions))
-
-
-def _strings(module: Module, known: Sequence[DecodedInstruction]) -> Iterator[str]:
     from dprobes.target.cheapsites import cheap_sites
 
     bits = 8 * module.word_size
-    for instruction, moved in zip(known, cheap_sites(module, known), strict=True):
+    for instruction, moved in zip(instructions, cheap_sites(module, instructions), strict=True):
         reason = refusal(instruction, bits, at_entry=module.function_start(instruction.offset) == instruction.address)
         if reason is not None:
-            yield f"refused, because {reason}"
+            yield PlaceNote(f"refused, because {reason}")
         elif moved:
             neighbour = decode_at(module, instruction.offset + moved)
-            yield f"placed {moved:#x} further, at '{neighbour.text}', which is emulated; single-stepped with --exact"
+            where = f"placed {moved:#x} further, at '{neighbour.text}', which is emulated; single-stepped with --exact"
+            yield PlaceNote(where, is_cheap=True)
         elif uprobe_class(instruction.raw, bits) is UprobeClass.EMULATED:
-            yield "emulated"
+            yield PlaceNote("emulated", is_cheap=True)
         else:
-            yield "single-stepped, ten times as slow as one that is emulated"
+            yield PlaceNote("single-stepped, ten times as slow as one that is emulated")
