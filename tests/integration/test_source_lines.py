@@ -163,3 +163,40 @@ def test_lines_are_those_of_the_file_that_a_program_is_built_for(tmp_path: Path)
     places = re.findall(r"^offset = (.+)$", shown, re.MULTILINE)
     assert len(places) == len(set(places)) >= 2
     assert all(place.startswith("main") for place in places)
+
+
+def test_locate_lists_the_instructions_that_a_program_would_probe(tmp_path: Path) -> None:
+    program = compiled(tmp_path, "-O2")
+    tool = [sys.executable, "-m", "dprobes"]
+    place = f"{program}:lines.c:5-14"
+    located = subprocess.run([*tool, "locate", place], capture_output=True, text=True, check=True).stdout
+    built = subprocess.run(
+        [*tool, "build", "--emit", "rpn", "-e", f"{place} {{ }}"], capture_output=True, text=True, check=True
+    ).stdout
+    probed = re.findall(r"^offset = \S+", built, re.MULTILINE)
+    assert len(probed) > 5
+    assert set(re.findall(r"offset = \S+", located)) == set(probed)
+    assert re.findall(r"^lines\.c:(\d+)$", located, re.MULTILINE)[0] == "5"
+    offset, text = re.findall(r"^ +([0-9a-f]+) [+ ] offset = \S+ +(\S+)", located, re.MULTILINE)[0]
+    there = subprocess.run(
+        [*tool, "locate", f"{program}:0x{offset}"], capture_output=True, text=True, check=True
+    ).stdout
+    assert re.search(rf"^=> +{offset} .* {text} ", there, re.MULTILINE)
+
+
+def test_locate_says_which_lines_have_instructions(tmp_path: Path) -> None:
+    program = compiled(tmp_path, "-O2")
+    for place, said in (
+        (
+            f"{program}:lines.c:2",
+            (
+                "dprobes: error: line 2 of 'lines.c' has no instructions\n"
+                "hint: the nearest lines with instructions are 3 and 5\n"
+            ),
+        ),
+        (f"{program}:other.c:2", "dprobes: error: no source file 'other.c' is known to the debug information\n"),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-m", "dprobes", "locate", place], capture_output=True, text=True, check=False
+        )
+        assert (done.returncode, done.stderr) == (1, said)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from dprobes.target.elf.file import ElfFile
     from dprobes.target.location import Module, SymbolProvider
 
-__all__ = ["DebugPlaces", "PlaceFinder", "with_instructions"]
+__all__ = ["SOURCE_LINES", "DebugPlaces", "PlaceFinder", "place_of", "with_instructions"]
 
 _PLACES_MAX = 1024
 """Instructions that one point stands for."""
@@ -26,7 +26,8 @@ _PLACES_MAX = 1024
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
 """A symbol that RPN takes as it stands."""
 
-_LINES = re.compile(r"(?P<path>[^:]+):(?P<first>[0-9]{1,9})(-(?P<last>[0-9]{1,9}))?")
+SOURCE_LINES = re.compile(r"(?P<path>[^:]+):(?P<first>[0-9]{1,9})(-(?P<last>[0-9]{1,9}))?")
+"""How lines of the source are written."""
 
 
 class PlaceFinder(Protocol):
@@ -51,7 +52,7 @@ def with_instructions(program: ProgramTree, module: str, finder: PlaceFinder, di
         by_line: dict[int, dict[tuple[str, str], Point]] = {}
         others: list[Point] = []
         for point in probe.points:
-            if point.kind is PointKind.INLINE or (point.kind is PointKind.CODE and _LINES.fullmatch(point.place)):
+            if point.kind is PointKind.INLINE or (point.kind is PointKind.CODE and SOURCE_LINES.fullmatch(point.place)):
                 for line, place in _instructions(point, point.module or module, finder, diagnostics):
                     found = replace(point, kind=PointKind.CODE, place=place)
                     by_line.setdefault(line, {}).setdefault((point.module, place), found)
@@ -67,7 +68,7 @@ def _instructions(
     point: Point, module: str, finder: PlaceFinder, diagnostics: Diagnostics
 ) -> Iterable[tuple[int, str]]:
     """Return the lines and places of a point's instructions; nothing if that is an error. No line is 0."""
-    lines = _LINES.fullmatch(point.place) if point.kind is PointKind.CODE else None
+    lines = SOURCE_LINES.fullmatch(point.place) if point.kind is PointKind.CODE else None
     what = "a call that was inlined" if lines is None else f"a line of '{lines['path']}'"
     if point.at_return:
         diagnostics.error(point.span, f"{what} has no return", hint="write the function: return MODULE:FUNCTION")
@@ -136,6 +137,13 @@ class DebugPlaces:
 
     def of_lines(self, module: str, path: str, first: int, last: int) -> Mapping[int, Sequence[str]]:
         """Return those that begin lines."""
+        found, by_line = self.addresses_of_lines(module, path, first, last)
+        return {line: [place_of(found, address) for address in addresses] for line, addresses in by_line.items()}
+
+    def addresses_of_lines(
+        self, module: str, path: str, first: int, last: int
+    ) -> tuple[Module, Mapping[int, Sequence[int]]]:
+        """Return a module, and the link addresses of the instructions that begin lines, by line."""
         from dprobes.dwarf.linetable import LineSections
         from dprobes.dwarf.sourcelines import addresses_of_lines
 
@@ -143,8 +151,7 @@ class DebugPlaces:
         parts = [debug.section(name) for name in (".debug_line", ".debug_str", ".debug_line_str")]
         lines, strings, line_strings = (bytes(part.data[part.start : part.end]) for part in parts)
         sections = LineSections(lines, strings, line_strings, is_big_endian=debug.order == "big")
-        by_line = addresses_of_lines(sections, path, first, last)
-        return {line: [_place(found, address) for address in addresses] for line, addresses in by_line.items()}
+        return found, addresses_of_lines(sections, path, first, last)
 
     def of_inlined(self, module: str, function: str) -> Sequence[str]:
         """Return those that begin a call that was inlined."""
@@ -160,10 +167,10 @@ class DebugPlaces:
         addresses = {address for call in calls if (address := call.first_address) is not None}
         if not addresses:
             raise TargetError(f"the calls of '{function}' that were inlined in '{found.path}' have no instructions")
-        return [_place(found, address) for address in sorted(addresses)]
+        return [place_of(found, address) for address in sorted(addresses)]
 
 
-def _place(module: Module, address: int) -> str:
+def place_of(module: Module, address: int) -> str:
     """Return a link address as a function and a distance; as an offset in the file if that may be several places."""
     offset = module.file_offset(address)
     found = module.symbol_at(offset)

@@ -26,7 +26,7 @@ _BEFORE, _AFTER = 3, 6
 
 
 @click.command("locate")
-@click.argument("place", metavar="MODULE[:SYMBOL[+N|-N]]")
+@click.argument("place", metavar="MODULE[:SYMBOL[+N|-N]|:FILE:LINE]")
 @symbols_option
 @click.option("-p", "--pid", type=PROCESS_ID, help="Search for the module among the files that this process maps.")
 def command(place: str, symbols: Path | None, pid: int | None) -> int:
@@ -34,8 +34,11 @@ def command(place: str, symbols: Path | None, pid: int | None) -> int:
     Print the values of 'offset =' and 'opcode =' for a place in a module.
 
     MODULE is a path, or a name as in 'name ='; or 'kernel', or a module of the kernel. SYMBOL may be a
-    number: a file offset. The instructions around the place are listed. Those marked with '+' are cheap to probe: a hit
-    stops the thread only once.
+    number: a file offset. The instructions around the place are listed. Those marked with '+' are cheap to probe with
+    all engines: a hit stops the thread only once, and needs no single step. 'dprobes list' says the same.
+
+    'MODULE:FILE:LINE', as in 'bash:shell.c:400' or 'bash:shell.c:400-410', lists the instructions that begin lines of
+    the source, by the debug information of the module.
 
     'syscall:NAME' and 'tracepoint:SUBSYSTEM:NAME' show the fields of a system call or of a tracepoint of the kernel;
     patterns, as in 'tracepoint:sched:*', list them.
@@ -64,6 +67,13 @@ def _lines(place: str, symbols: Path | None, pid: int | None) -> list[str]:
             raise not_there(usdt[0], pid)
         module = _load(path, symbols)
         return [*_describe_module(module), *describe_usdt(module, *usdt[1:])]
+    from dprobes.cli.output.lineplace import describe_lines, split_lines
+
+    if (lines := split_lines(place)) is not None:
+        if (path := find_module(lines.module, pid=pid)) is None:
+            raise not_there(lines.module, pid)
+        module = _load(path, symbols)
+        return [*_describe_module(module), *describe_lines(module, lines, symbols)]
     name, expression = _split(place)
     from dprobes.cli.output.kernelplace import describe_kernel_place, is_module_file, kernel_module
 
@@ -73,10 +83,10 @@ def _lines(place: str, symbols: Path | None, pid: int | None) -> list[str]:
             return list(describe_kernel_place(*in_kernel, expression))
         raise not_there(name, pid)
     module = _load(path, symbols)
-    lines = _describe_module(module)
+    described = _describe_module(module)
     if expression is not None:
-        lines += _describe_place(module, expression)
-    return lines
+        described += _describe_place(module, expression)
+    return described
 
 
 def _split(place: str) -> tuple[str, Expression | None]:
@@ -203,12 +213,11 @@ def _offset_text(expression: Expression, offset: int) -> str:
 
 
 def _instruction_lines(module: Module, instructions: Sequence[DecodedInstruction], offset: int) -> Iterator[str]:
-    from dprobes.engines.registry import rows
+    from dprobes.cli.output.placecost import costs_at
 
-    notes = [note for row in rows() if (note := list(row.notes_on(module, instructions)))]
-    for number, instruction in enumerate(instructions):
+    for instruction, cost in zip(instructions, costs_at(module, instructions), strict=True):
         arrow = "=>" if instruction.offset == offset else "  "
-        cheap = "+" if any(each[number].is_cheap for each in notes) else " "
+        cheap = "+" if cost.is_cheap else " "
         yield f"{arrow} {instruction.offset:8x} {cheap} {instruction.raw.hex(' '):<30} {instruction.text}"
 
 
