@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_right
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from dprobes.lazydataclass import dataclass
+from dprobes.target.clones import is_cold_part
 from dprobes.target.instructions import instruction_starts
 from dprobes.target.namepatterns import name_matcher
 from dprobes.target.symbols import familiarity
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from dprobes.target.symbols import Symbol
 
 __all__ = ["Function", "LeftOut", "matching_functions"]
-
-_COLD = re.compile(r".*\.cold(\.\d+)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +53,7 @@ def matching_functions(module: Module, pattern: str) -> tuple[list[Function], li
     for symbol in matching:
         if symbol.kind == "ifunc":
             left_out.append(LeftOut(symbol.name, "it is chosen at run time (IFUNC)"))
-        elif _COLD.fullmatch(symbol.name):
+        elif is_cold_part(symbol.name):
             left_out.append(LeftOut(symbol.name, "it is a part of another function"))
         else:
             by_address.setdefault(symbol.address, []).append(symbol)

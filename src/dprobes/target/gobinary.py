@@ -23,6 +23,7 @@ import re
 from typing import TYPE_CHECKING
 
 from dprobes.errors import TargetError
+from dprobes.target.clones import is_clone
 
 if TYPE_CHECKING:
     from dprobes.target.elf.file import ElfFile
@@ -38,9 +39,6 @@ _SEARCHED = 64 << 10
 
 _VERSION = re.compile(r"go(\d{1,3})\.(\d{1,3})")
 _REGISTERS_SINCE = (1, 17)
-
-_CLONE = re.compile(r"[A-Za-z_]\w*\.(?:constprop|part|isra|cold|lto_priv|localalias)\b.*")
-"""Names that GCC gives to parts and variants of functions in C."""
 
 
 class Convention(enum.Enum):
@@ -72,7 +70,7 @@ def convention_of(name: str | None) -> Convention:
     if name.endswith(".abi0"):
         return Convention.ABI0
     # What Go compiles has its package before a dot.
-    return Convention.C if "." not in name.lstrip(".") or _CLONE.fullmatch(name) else Convention.GO
+    return Convention.C if "." not in name.lstrip(".") or is_clone(name) else Convention.GO
 
 
 def _version_in(elf: ElfFile) -> tuple[int, int] | None:

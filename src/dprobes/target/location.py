@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from dprobes.errors import TargetError
 from dprobes.lazydataclass import dataclass
+from dprobes.target.clones import clones_among, only_clones
 from dprobes.target.elf.debugfiles import find_debug_file, load_symbols
 from dprobes.target.elf.file import ElfFile
 from dprobes.target.elf.symboltable import elf_symbols
@@ -173,6 +174,8 @@ class Module:
                 hint="put the probe on the library that defines it"
                 + (f"; this module needs {libraries}" if libraries else ""),
             )
+        if clones := clones_among((symbol.name for symbol in self.symbols.functions()), name):
+            return only_clones(f"'{self.path}'", name, clones)
         last = re.sub(r"\(.*", "", name).rpartition("::")[2]
         near = self.symbols.near(name) or self.symbols.near_readable(name)
         is_known = any(each.rpartition("::")[2] == last for each in near)

@@ -58,6 +58,8 @@ def function_rows(module: Module, pattern: str) -> list[tuple[str, ...]]:
     functions = [function for functions, _ in found for function in functions]
     left_out = [left for _, others in found for left in others]
     if not functions:
+        if not left_out and not is_pattern(pattern):
+            module.address_of(pattern)  # which says what may be meant
         reasons = {one.name: one.reason for one in left_out}
         why = next((f": '{name}': {reason}" for name, reason in reasons.items()), "")
         raise TargetError(f"'{pattern}' matches no function of '{module.path}'{why}")
@@ -91,5 +93,7 @@ def kernel_rows(kernel: RunningKernel, module: str, pattern: str) -> list[tuple[
             cost = "a kprobe"
         rows.append((symbol.name, cost))
     if not rows:
+        if not is_pattern(pattern):
+            kernel.symbol(pattern, module, is_code=True)  # which says what may be meant
         raise TargetError(f"'{pattern}' matches no function of {f'the module {module!r}' if module else 'the kernel'}")
     return rows

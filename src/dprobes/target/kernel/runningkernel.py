@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.errors import TargetError, reason_of
+from dprobes.target.clones import clones_among, only_clones
 from dprobes.target.kernel.formernames import advice_on_data, present_names
 from dprobes.target.kernel.kallsyms import KALLSYMS, Kallsyms
 from dprobes.target.kernel.kerneltext import KernelText, open_text
@@ -322,6 +323,8 @@ class RunningKernel:
         advice = f"it is called '{present}' in this kernel" if present is not None else advice_on_data(name)
         if advice is not None:
             return TargetError(f"{_shown(module)} has no symbol '{name}'", hint=advice)
+        if clones := clones_among((symbol.name for symbol in self.symbols.matching(f"{name}.*", module)), name):
+            return only_clones(_shown(module), name, clones)
         if not self.symbols.has_data:
             return TargetError(
                 f"{_shown(module)} has no symbol '{name}'",

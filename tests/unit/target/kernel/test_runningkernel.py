@@ -57,6 +57,18 @@ def test_a_name_of_another_module() -> None:
     assert caught.value.hint == "write 'name = dummy' and 'modtype = kmod'"
 
 
+def test_a_name_of_which_there_are_clones_only() -> None:
+    kernel = RunningKernel(Kallsyms(CODE + b"ffffffff81000300 t pick_next.isra.0\nffffffff81000340 t pick_next.cold\n"))
+    with pytest.raises(TargetError) as caught:
+        kernel.symbol("pick_next", "", is_code=True)
+    assert caught.value.message == (
+        "the kernel has no symbol 'pick_next', but what the compiler made of it: 'pick_next.isra.0', 'pick_next.cold'"
+    )
+    assert caught.value.hint == (
+        "write 'pick_next.isra.0'; arguments that it does not need may be left out, and the others moved up"
+    )
+
+
 def test_an_unknown_name_and_near_ones() -> None:
     with pytest.raises(TargetError) as caught:
         KERNEL.symbol("kernel_clnoe", "")
