@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -56,3 +59,69 @@ def test_a_file_of_that_name_that_was_mapped_is_named(build: Builder, run: Runne
         f"dprobes: error: no probepoint was inserted: no process mapped '{program}' as code\n"
         f"hint: processes mapped '{other}': is that meant?\n"
     )
+
+
+OWN_PUTENV = """
+#include <stdio.h>
+int putenv(char *text) { return puts(text) < 0; }
+"""
+CALLER = """
+#include <stdlib.h>
+int main(void) { static char text[] = "A=B"; return putenv(text); }
+"""
+WORK = """
+#include <stdio.h>
+int work(int n) { __asm__ volatile("" : "+r"(n)); return n * 3 + 1; }
+int main(int argc, char **argv) { (void)argv; printf("%d\\n", work(argc) + work(argc + 1)); return 0; }
+"""
+
+
+def compiled(directory: Path, name: str, source: str, *options: str) -> Path:
+    program = directory / name
+    command = ["gcc", "-O2", *options, "-o", str(program), "-x", "c", "-"]
+    subprocess.run(command, input=source, text=True, check=True)
+    return program
+
+
+@needs_root
+@pytest.mark.parametrize("engine", ["ptrace", "ebpf"])
+@pytest.mark.parametrize("way", ["linked", "preloaded", "in the program"])
+def test_another_function_of_that_name_is_named(
+    run: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str, way: str
+) -> None:
+    library = compiled(tmp_path, "libenv.so", OWN_PUTENV, "-shared", "-fPIC", "-Wl,-soname,libenv.so")
+    other = library
+    if way == "linked":
+        program = compiled(
+            tmp_path, "caller", CALLER, f"-Wl,-rpath,{tmp_path}", f"-L{tmp_path}", "-Wl,--no-as-needed,-l:libenv.so"
+        )
+    elif way == "preloaded":
+        program = compiled(tmp_path, "caller", CALLER)
+        monkeypatch.setenv("LD_PRELOAD", str(library))
+    else:
+        other = program = compiled(tmp_path, "caller", OWN_PUTENV + CALLER)
+    said = run('name = "libc.so.6"\noffset = putenv\nexit\n', ["--", str(program)], ["--engine", engine]).stderr
+    assert said.endswith(
+        f"{INSERTED}hint: 'putenv' is in '{other}', too, which may be called instead: probe '{other.name}:putenv'\n"
+    )
+
+
+@needs_root
+@pytest.mark.parametrize("engine", ["ptrace", "ebpf"])
+def test_inlined_calls_of_the_function_are_named(run: Runner, tmp_path: Path, engine: str) -> None:
+    program = compiled(tmp_path, "worker", WORK, "-g")
+    source = f'name = "{program}"\noffset = work\nexit\n'
+    said = run(source, ["--", str(program)], ["--engine", engine]).stderr
+    places = r"main(\+0x[0-9a-f]+)?, main\+0x[0-9a-f]+"
+    hint = rf"hint: calls of 'work' were inlined, at {places}: 'inline worker:work' probes them\n"
+    assert re.fullmatch(hint, said.partition(INSERTED)[2])
+    text = f"inline {program}:work {{ @n = count() }}"
+    done = subprocess.run(
+        [sys.executable, "-m", "dprobes", "run", "--engine", engine, "-e", text, "--", str(program)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "@n: 2\n" in done.stdout  # what the hint says is true
+    subprocess.run(["strip", "-g", program], check=True)
+    assert run(source, ["--", str(program)], ["--engine", engine]).stderr.endswith(INSERTED)

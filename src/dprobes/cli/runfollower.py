@@ -64,6 +64,7 @@ class Run:
         self._progress = progress
         self._session = session
         self._outputs = outputs
+        self._scope = scope
         self._argv = scope.command
         self._announces = not scope.command and scope.endpoint is None
         self._has_begun = False
@@ -229,7 +230,9 @@ class Run:
             if not is_reached:
                 from dprobes.cli.output.unreached import advice_on_unreached
 
-                hint = advice_on_unreached(self._session.probes, self._argv)
+                self._progress.begin("looking for what was called instead")
+                hint = advice_on_unreached(self._session.probes, self._scope, self._session.mapped_files)
+                self._progress.end()
             console.note(f"the probepoints were inserted, {but}", hint)
         if not self._inserted and self._is_early:
             console.note("the run was ended before a probepoint was inserted")

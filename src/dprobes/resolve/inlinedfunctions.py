@@ -9,7 +9,7 @@ from dprobes.errors import TargetError
 if TYPE_CHECKING:
     from dprobes.target.location import Module
 
-__all__ = ["told_of_inlining"]
+__all__ = ["inlined_places", "told_of_inlining"]
 
 _LISTED = 4
 
@@ -19,7 +19,7 @@ def told_of_inlining(module: Module, name: str, error: TargetError) -> TargetErr
     if module.symbols.lookup(name) or module.symbols.imports(name):
         return error
     try:
-        places = _places(module, name)
+        places = inlined_places(module, name)
     except TargetError:
         return error  # the debug information is damaged: nothing is known of the function
     if not places:
@@ -32,7 +32,8 @@ def told_of_inlining(module: Module, name: str, error: TargetError) -> TargetErr
     )
 
 
-def _places(module: Module, name: str) -> list[str]:
+def inlined_places(module: Module, name: str) -> list[str]:
+    """Return where calls of a function were inlined; raise ``TargetError`` if the debug information is damaged."""
     from dprobes.dwarf.debugfile import debug_file_of
     from dprobes.dwarf.inlinedcalls import inlined_calls_of
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dprobes.errors import TargetError
@@ -9,12 +10,20 @@ from dprobes.target.elf.file import ElfFile
 from dprobes.target.modules import find_module
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Iterator, Mapping
 
-__all__ = ["linked_files"]
+__all__ = ["linked_files", "preloaded_files"]
 
 _FILES_MAX = 500
 """How many libraries of a program are looked at."""
+
+
+def preloaded_files(environment: Mapping[str, str]) -> Iterator[Path]:
+    """Give the files that an environment has the dynamic loader map before all libraries (LD_PRELOAD, ld.so(8))."""
+    for name in environment.get("LD_PRELOAD", "").replace(":", " ").split():
+        path = find_module(name)
+        if path is not None:
+            yield path
 
 
 def linked_files(program: Path) -> dict[str, Path | None]:
@@ -28,7 +37,17 @@ def linked_files(program: Path) -> dict[str, Path | None]:
             continue
         for name in elf.needed:
             if name not in found:
-                found[name] = path = find_module(name, architecture=elf.machine)
+                found[name] = path = _beside(elf, name) or find_module(name, architecture=elf.machine)
                 if path is not None:
                     waiting.append(path)
     return found
+
+
+def _beside(elf: ElfFile, name: str) -> Path | None:
+    """Return a library in one of the directories that a file names itself (ld.so(8), "Dynamic string tokens")."""
+    origin = str(elf.path.parent)
+    for directory in elf.dynamic.run_path:
+        path = Path(directory.replace("${ORIGIN}", origin).replace("$ORIGIN", origin), name)
+        if "/" not in name and path.is_file():
+            return path.resolve()
+    return None

@@ -1,9 +1,14 @@
-"""What to say where probepoints were inserted and never reached: what did run, and what was probably meant."""
+"""
+What to say where probepoints were inserted and never reached: what did run, and what was probably meant.
+
+That is another program, another library's function of the same name, or code that the compiler has put elsewhere.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,8 +16,9 @@ from typing import TYPE_CHECKING
 from dprobes.errors import TargetError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
+    from dprobes.engines.interface import Scope
     from dprobes.resolve.probepoints import Probepoint
 
 __all__ = ["advice_on_unreached"]
@@ -20,11 +26,28 @@ __all__ = ["advice_on_unreached"]
 _NAMED = 3
 """How many names an advice has at most."""
 
+_FUNCTIONS_MAX = 8
+"""Functions that are looked for elsewhere."""
 
-def advice_on_unreached(probes: Sequence[Probepoint], command: Sequence[str]) -> str | None:
-    """Return what a command executes, if that is not what was probed; None if nothing is known that would help."""
+_START = re.compile(r"(?P<name>[A-Za-z_][\w.$]*)", re.ASCII)
+"""The start of a function, as a probepoint's ``where`` names it."""
+
+
+def advice_on_unreached(probes: Sequence[Probepoint], scope: Scope, mapped: Mapping[str, str]) -> str | None:
+    """
+    Return why nothing was reached, as far as that can be told; None if nothing is known that would help.
+
+    ``mapped`` are the files that processes in scope mapped as code, if the engine was told: their names, and paths.
+    """
     paths = list(dict.fromkeys(probe.path for probe in probes if probe.is_in_code))
-    if not paths or not command:
+    if not paths:
+        return None
+    return _on_command(paths, scope.command) or _on_functions(probes, scope, mapped)
+
+
+def _on_command(paths: Sequence[str], command: Sequence[str]) -> str | None:
+    """Return what a command executes, if that is not what was probed."""
+    if not command:
         return None
     from dprobes.target.executables import executable_of
 
@@ -51,9 +74,70 @@ def advice_on_unreached(probes: Sequence[Probepoint], command: Sequence[str]) ->
     return f"{executes}, which is not linked with {_quoted(paths)}"
 
 
+def _on_functions(probes: Sequence[Probepoint], scope: Scope, mapped: Mapping[str, str]) -> str | None:
+    """Return where else the functions are that were probed."""
+    starts = [(probe.path, _START.fullmatch(probe.where)) for probe in probes if probe.is_in_code]
+    functions = list(dict.fromkeys((path, start["name"]) for path, start in starts if start is not None))
+    if not functions or len(functions) > _FUNCTIONS_MAX:
+        return None
+    loaded = list(_loaded(scope, mapped))
+    advice: list[str] = []
+    for path, name in functions:
+        advice += _on_function(path, name, [each for each in loaded if not _is_same(path, each)])
+    return "; ".join(dict.fromkeys(advice)) or None
+
+
+def _on_function(path: str, name: str, loaded: Sequence[Path]) -> Iterator[str]:
+    from dprobes.resolve.inlinedfunctions import inlined_places
+    from dprobes.target.clones import clones_among, is_cold_part
+    from dprobes.target.location import Module
+    from dprobes.target.providers import providers_of
+
+    if others := providers_of(name, loaded):
+        files, instead = _quoted([str(each) for each in others]), f"{others[0].name}:{name}"
+        yield f"'{name}' is in {files}, too, which may be called instead: probe '{instead}'"
+    try:
+        module = Module.load(path)
+        named = (symbol.name for symbol in module.symbols.functions())
+        clones = [each for each in clones_among(named, name) if not is_cold_part(each)]
+        places = inlined_places(module, name)
+    except TargetError:
+        return
+    file = Path(path).name
+    if clones:
+        yield f"the compiler has made {_quoted(clones)} of '{name}' for some of its calls: probe '{file}:{clones[0]}'"
+    if places:
+        yield f"calls of '{name}' were inlined, at {_listed(places)}: 'inline {file}:{name}' probes them"
+
+
+def _loaded(scope: Scope, mapped: Mapping[str, str]) -> Iterator[Path]:
+    """Give the files that a process of the run has mapped as code, or is linked with."""
+    from dprobes.target.linkedfiles import linked_files, preloaded_files
+    from dprobes.target.modules import root_of
+    from dprobes.target.processmaps import executable_mappings, read_maps
+
+    yield from map(Path, mapped.values())
+    if scope.pid is not None:
+        with contextlib.suppress(TargetError):  # it has ended
+            root = root_of(scope.pid)
+            yield from (Path(root + each.path) for each in executable_mappings(read_maps(scope.pid)) if each.is_file)
+    elif scope.command and not mapped:
+        from dprobes.target.executables import executable_of
+
+        with contextlib.suppress(TargetError):
+            program = executable_of(scope.command[0])
+            yield program
+            yield from preloaded_files(os.environ)
+            yield from (path for path in linked_files(program).values() if path is not None)
+
+
+def _listed(places: Sequence[str]) -> str:
+    more = f" and {len(places) - _NAMED} more" if len(places) > _NAMED else ""
+    return ", ".join(places[:_NAMED]) + more
+
+
 def _quoted(paths: Sequence[str]) -> str:
-    more = f" and {len(paths) - _NAMED} more" if len(paths) > _NAMED else ""
-    return ", ".join(f"'{path}'" for path in paths[:_NAMED]) + more
+    return _listed([f"'{path}'" for path in paths])
 
 
 def _is_same(path: str | os.PathLike[str], other: Path) -> bool:

@@ -35,16 +35,21 @@ _DYNAMIC_MAX = 1 << 20
 """Bytes of a dynamic section: 65 536 entries, where the largest programs have some hundreds."""
 _NEEDED_MAX = 4096
 
-_DT_NEEDED, _DT_SONAME, _DT_STRTAB = 1, 14, 5
+_DT_NEEDED, _DT_SONAME, _DT_STRTAB, _DT_RPATH, _DT_RUNPATH = 1, 14, 5, 15, 29
 
 
 @dataclass(frozen=True, slots=True)
 class Dynamic:
-    """Hold the dynamic section: each tag's last value, and the names that ``DT_NEEDED`` and ``DT_SONAME`` give."""
+    """
+    Hold the dynamic section: each tag's last value, and the names that ``DT_NEEDED`` and ``DT_SONAME`` give.
+
+    ``run_path`` has the directories of ``DT_RUNPATH``, or else of ``DT_RPATH``, as they are written.
+    """
 
     values: dict[int, int]
     needed: tuple[str, ...]
     soname: str | None
+    run_path: tuple[str, ...] = ()
 
 
 class ElfFile:
@@ -220,4 +225,6 @@ class ElfFile:
             return Dynamic(values, (), None)
         names = tuple(filter(None, (self.string_at(strings + n, len(self.data)) for n in needed)))
         soname = self.string_at(strings + values[_DT_SONAME], len(self.data)) if _DT_SONAME in values else None
-        return Dynamic(values, names, soname or None)
+        run_path = values.get(_DT_RUNPATH, values.get(_DT_RPATH))
+        directories = self.string_at(strings + run_path, len(self.data)) if run_path is not None else None
+        return Dynamic(values, names, soname or None, tuple(directories.split(":")) if directories else ())
