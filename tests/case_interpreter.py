@@ -1,4 +1,4 @@
-"""How a case is run: by the reference interpreter, translated into a Python function, and compiled to eBPF."""
+"""How a case is run: by the interpreter, as a Python function, compiled to eBPF, and from there to machine code."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from case_format import encode_items
 from dprobes.arch import architecture
 from dprobes.arch.arguments import parse_arguments
+from dprobes.bpf.lower import LoopForm
 from dprobes.diagnostics import Diagnostics
 from dprobes.dpc.compiler import compile_text
 from dprobes.errors import SourceError, TargetError
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from case_format import Case, ContextLine, Target
-    from dprobes.bpf.lower import LoopForm
+    from dprobes.bpf.lower import Abilities
     from dprobes.dpc.programemitter import Compilation
     from dprobes.extensions import View
     from dprobes.rpn.program import Program
@@ -40,10 +41,12 @@ if TYPE_CHECKING:
 __all__ = [
     "check_case",
     "check_compiled_case",
+    "check_native_case",
     "check_translated_case",
     "compile_case",
     "context_of",
     "is_compiled_case",
+    "is_native_case",
 ]
 
 
@@ -96,14 +99,28 @@ def check_compiled_case(
         _compare(case, target, image, context, outcome, state)
 
 
-def is_compiled_case(case: Case, target: Target) -> bool:
+def check_native_case(case: Case, target: Target) -> None:
+    """Do the same with the handler as machine code."""
+    from native_backend import NativeRunner
+
+    check_compiled_case(case, target, NativeRunner, [LoopForm.MAY_GOTO])
+
+
+def is_native_case(case: Case, target: Target) -> bool:
+    """Return whether a case can be run as machine code."""
+    from native_backend import NATIVE
+
+    return is_compiled_case(case, target, NATIVE)
+
+
+def is_compiled_case(case: Case, target: Target, offered: Abilities | None = None) -> bool:
     """Return whether a case can be run as eBPF: it runs at all, and asks for nothing that a uprobe lacks."""
     if not case.is_run or target.architecture not in ("i386", "x86_64"):
         return False
     program, _ = compile_case(case, target)
     if program is None:
         return False
-    return is_applicable(program, architecture(target.architecture), context_of(case, target))
+    return is_applicable(program, architecture(target.architecture), context_of(case, target), offered)
 
 
 def compile_case(case: Case, target: Target) -> tuple[Program | None, Diagnostics]:

@@ -21,8 +21,10 @@ from case_format import Case, CaseError, Target, parse_case  # noqa: E402
 from case_interpreter import (  # noqa: E402
     check_case,
     check_compiled_case,
+    check_native_case,
     check_translated_case,
     is_compiled_case,
+    is_native_case,
 )
 from ebpf_backend import obstacle  # noqa: E402
 from requirements import is_required, required_words  # noqa: E402
@@ -36,8 +38,11 @@ BACK_ENDS: dict[str, Callable[[Case, Target], None]] = {
     "interpreter": check_case,
     "translator": check_translated_case,
     "ebpf": check_compiled_case,
+    "native": check_native_case,
 }
 
+
+CAN_RUN: dict[str, Callable[[Case, Target], bool]] = {"ebpf": is_compiled_case, "native": is_native_case}
 
 # Unit tests that took most of the time when they were measured; make quick leaves them out.
 SLOW = {
@@ -51,6 +56,7 @@ SLOW = {
     "engines/foreign/test_examiner.py",
     "engines/x86/test_emulation.py",
     "formatters/templates/test_hostile.py",
+    "native/x86/test_translator.py",
     "preprocessor/test_macros.py",
     "rpn/test_robustness.py",
     "sinks/ctf/test_interrupted.py",
@@ -133,7 +139,7 @@ class CaseFile(pytest.File):
             raise self.CollectError(str(error)) from None
         for back_end in BACK_ENDS:
             for target in case.targets:
-                if back_end == "ebpf" and not is_compiled_case(case, target):
+                if back_end in CAN_RUN and not CAN_RUN[back_end](case, target):
                     continue
                 name = f"{back_end}-{target.architecture}"
                 yield CaseItem.from_parent(self, name=name, case=case, target=target, back_end=back_end)

@@ -7,6 +7,7 @@ Functions return whether what was compared is specified, and raise ``AssertionEr
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,7 @@ from dprobes.rpn.encoder import CodeImage, Relocation, encode
 from dprobes.rpn.isa import ROWS, OperandKind
 from dprobes.testing import PAGE, FakeContext, prepare
 from dprobes.vm import Ending, Interpreter, Point
-from ebpf_backend import Stage, abilities, loop_forms
+from ebpf_backend import Stage, loop_forms
 from random_programs import RandomPrograms, random_context
 from specified import results, specified_results
 
@@ -44,8 +45,8 @@ RETURN_STACK = 0x1F00
 HERE = Stage()
 
 
-def is_allowed(row: Row, register: Register | None) -> bool:
-    return is_supported(row, register, abilities())
+def is_allowed(row: Row, register: Register | None, stage: Stage = HERE) -> bool:
+    return is_supported(row, register, stage.offered())
 
 
 @dataclass(frozen=True)
@@ -57,10 +58,10 @@ class Demand:
     request: Request = Request(probe=2)  # noqa: RUF009 - frozen
     keeps_stack: bool = True
 
-    def allows(self, row: Row, register: Register | None) -> bool:
+    def allows(self, row: Row, register: Register | None, stage: Stage = HERE) -> bool:
         """Return whether an instruction can be compiled: events leave mappings alone."""
         is_event = self.request.placement is Placement.EVENT
-        return is_allowed(row, register) and not (is_event and row.syntax == "vfyrw")
+        return is_allowed(row, register, stage) and not (is_event and row.syntax == "vfyrw")
 
 
 def random_demand(random: Random) -> Demand:
@@ -216,7 +217,7 @@ def program_agrees(
 ) -> bool:
     """Compare two hits of a random program."""
     target = architecture(name)
-    programs = RandomPrograms(Random(seed), target, demand.allows)
+    programs = RandomPrograms(Random(seed), target, partial(demand.allows, stage=stage))
     program = programs.wild() if kind == "wild" else programs.defined()
     if is_extreme:
         program = extreme(program, Random(seed))
@@ -241,10 +242,10 @@ def program_agrees(
         raise AssertionError(f"seed {seed}, {demand}: {error}") from error
 
 
-def bytes_agree(seed: int, name: str) -> bool:
+def bytes_agree(seed: int, name: str, stage: Stage = HERE) -> bool:
     """Compare hits of random bytes; return False also for those that no eBPF can do."""
     random, target = Random(seed), architecture(name)
-    opcodes = [row for row in ROWS if row.operand_kind is OperandKind.REGISTER or is_allowed(row, None)]
+    opcodes = [row for row in ROWS if row.operand_kind is OperandKind.REGISTER or is_allowed(row, None, stage)]
     data = random.randbytes(random.randrange(30))
     if random.random() < 0.9:
         push = next(row for row in ROWS if row.syntax == "push <value>").opcode
@@ -273,10 +274,10 @@ def bytes_agree(seed: int, name: str) -> bool:
         return context
 
     try:
-        return compared(image, target, [(0, point), (seed % 9, point)], world, random_demand(random))
+        return compared(image, target, [(0, point), (seed % 9, point)], world, random_demand(random), stage)
     except NotSupportedError:
         return False
     except MappedHereError:
-        return bytes_agree(seed + ANOTHER, name)
+        return bytes_agree(seed + ANOTHER, name, stage)
     except AssertionError as error:
         raise AssertionError(f"seed {seed}: {error}") from error

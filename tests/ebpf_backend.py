@@ -14,7 +14,7 @@ import mmap
 import os
 import struct
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from dprobes.arch import architecture
 from dprobes.bpf.asm.isa import Jump, Register, Size
@@ -40,7 +40,7 @@ from dprobes.bpf.lower.handlerstate import ABORT, CELLS, EXIT_WITH, REMOVE_PROBE
 from dprobes.bpf.lower.host import Host
 from dprobes.bpf.lower.ptregs import REGISTER_OFFSETS
 from dprobes.bpf.lower.request import KeptEntry
-from dprobes.engines.ebpf.attach.tablemaps import TableMaps, zeros_size
+from dprobes.engines.ebpf.attach.tablemaps import KernelMaps, TableMaps, zeros_size
 from dprobes.engines.ebpf.kernel.bpfmaps import ArrayMap, HashMap, LruHashMap
 from dprobes.engines.ebpf.kernel.features import Feature, Features
 from dprobes.engines.ebpf.kernel.kerneltypes import KernelTypes
@@ -325,7 +325,7 @@ class EbpfRunner:
         shared = frozenset(number for number, table in enumerate(image.tables) if _is_shared(image, number, table))
         self._request = replace(
             request,
-            abilities=abilities(loops, sleepable=sleepable),
+            abilities=self.abilities(loops, sleepable=sleepable),
             tables=Tables(states=1, cpus=8, probes=_PROBES),
             vars=lv,
             gvars=gv,
@@ -341,36 +341,56 @@ class EbpfRunner:
         self._host = host
         if not self._request.link:  # so that link addresses are those of the made-up world
             self._request = replace(self._request, link=self._written)
-        self._maps: dict[MapName, ArrayMap | HashMap | LruHashMap | RingBuffer] = {}
-        self._programs: dict[tuple[int, Point], tuple[Lowered, ArrayMap, int]] = {}
+        self._maps: dict[MapName, Any] = {}
+        self._programs: dict[tuple[int, Point], tuple[Lowered, Any, int]] = {}
         self.lowered: Lowered | None = None
+
+    def abilities(self, loops: LoopForm | None, *, sleepable: bool) -> Abilities:
+        return abilities(loops, sleepable=sleepable)
+
+    def array(self, size: int) -> Any:
+        return ArrayMap(size)
+
+    def hash(self, key_size: int, value_size: int, entries: int) -> Any:
+        return HashMap(key_size, value_size, entries, preallocated=True)
+
+    def ring(self, size: int) -> Any:
+        return RingBuffer(size)
+
+    def notes(self, entries: int) -> Any:
+        return LruHashMap(4, NOTE_SIZE, entries)
+
+    def table_maps(self) -> KernelMaps:
+        return KernelMaps()
 
     def __enter__(self) -> Self:
         lv, gv, cv = self._sizes
+        array, hashed = self.array, self.hash
         self._maps = {
-            MapName.CLAIMS: ArrayMap(8),
-            MapName.PROBES: ArrayMap(PROBE_ENTRY_SIZE * _PROBES),
-            MapName.STATUS: ArrayMap(STATUS_SIZE),
-            MapName.LOCALS: ArrayMap(8 * power_of_two(lv)),
-            MapName.GLOBALS: ArrayMap(8 * power_of_two(gv)),
-            MapName.CPU_VARIABLES: ArrayMap(8 * power_of_two(cv) * 8),
-            MapName.THREAD_VARIABLES: HashMap(8, struct.calcsize(self._thread_values), 4, preallocated=True),
-            MapName.ZEROS: ArrayMap(max(struct.calcsize(self._thread_values), zeros_size(self._image.tables))),
-            MapName.ENTRIES: HashMap(32, entry_size(self._kept_entry), 4, preallocated=True),
-            MapName.SPACES: HashMap(4, 8, 4, preallocated=True),
-            MapName.RING: RingBuffer(1 << 18),
-            MapName.NOTES: LruHashMap(4, NOTE_SIZE, 64),
-            MapName.CPU_LOAD: ArrayMap(CPU_LOAD_SIZE * 8),
-            MapName.PROBE_LOAD: ArrayMap(PROBE_LOAD_SIZE * _PROBES),
+            MapName.CLAIMS: array(8),
+            MapName.PROBES: array(PROBE_ENTRY_SIZE * _PROBES),
+            MapName.STATUS: array(STATUS_SIZE),
+            MapName.LOCALS: array(8 * power_of_two(lv)),
+            MapName.GLOBALS: array(8 * power_of_two(gv)),
+            MapName.CPU_VARIABLES: array(8 * power_of_two(cv) * 8),
+            MapName.THREAD_VARIABLES: hashed(8, struct.calcsize(self._thread_values), 4),
+            MapName.ZEROS: array(max(struct.calcsize(self._thread_values), zeros_size(self._image.tables))),
+            MapName.ENTRIES: hashed(32, entry_size(self._kept_entry), 4),
+            MapName.SPACES: hashed(4, 8, 4),
+            MapName.RING: self.ring(1 << 18),
+            MapName.NOTES: self.notes(64),
+            MapName.CPU_LOAD: array(CPU_LOAD_SIZE * 8),
+            MapName.PROBE_LOAD: array(PROBE_LOAD_SIZE * _PROBES),
         }
-        self._tables = TableMaps(self._image.tables, self._request.shared_tables, 8) if self._image.tables else None
+        if self._image.tables:
+            self._tables = TableMaps(self._image.tables, self._request.shared_tables, 8, self.table_maps())
         return self
 
     def __exit__(self, *exception: object) -> None:
         if self._tables is not None:
             self._tables.__exit__()
         for _, scratch, program in self._programs.values():
-            os.close(program)
+            self._unload(program)
             scratch.close()
         self._programs.clear()
         for each in self._maps.values():
@@ -398,7 +418,6 @@ class EbpfRunner:
         """Do the same with the counts that earlier hits left; return None if the handler has not run."""
         words = self._hit(start, point)
         claims = self._maps[MapName.CLAIMS]
-        assert isinstance(claims, ArrayMap)
         assert claims.words[0] == 0, "the state was not given back"
         found = self._outcome(words, point)
         if self._tables is not None:
@@ -408,7 +427,6 @@ class EbpfRunner:
     def miss(self, start: int, point: Point) -> list[tuple[Entry, int, bytes]]:
         """Hit while no state is free; return what comes into the ring."""
         claims = self._maps[MapName.CLAIMS]
-        assert isinstance(claims, ArrayMap)
         claims.words[0] = 1
         words = self._hit(start, point)
         assert words[Field.ENDING // 8] == _NOT_RUN
@@ -420,7 +438,7 @@ class EbpfRunner:
         """Run the program once; return the state."""
         if (start, point) not in self._programs:
             lowered = self.compile(start, point)
-            scratch = ArrayMap(lowered.state.size)
+            scratch = self.array(lowered.state.size)
             self._programs[start, point] = lowered, scratch, self._load(lowered, scratch)
         self.lowered, scratch, program = self._programs[start, point]
         self._write_variables()
@@ -430,18 +448,22 @@ class EbpfRunner:
         scratch.words[Field.ENDING // 8] = _NOT_RUN
         self._execute(program)
         self._read_variables()
-        return scratch.words
+        words: memoryview = scratch.words
+        return words
 
     def _execute(self, program: int) -> None:
         """Let a loaded program run on the context."""
         with memory_of(self._context):
             ProgramRunner(program, bytearray(self._registers())).run()
 
-    def _descriptors(self, scratch: ArrayMap) -> dict[MapName, int]:
+    def _unload(self, program: int) -> None:
+        os.close(program)
+
+    def _descriptors(self, scratch: Any) -> dict[MapName, int]:
         tables = dict(self._tables.descriptors) if self._tables is not None else {}
         return {name: each.fd for name, each in self._maps.items()} | tables | {MapName.SCRATCH: scratch.fd}
 
-    def _load(self, lowered: Lowered, scratch: ArrayMap) -> int:
+    def _load(self, lowered: Lowered, scratch: Any) -> int:
         maps = self._descriptors(scratch)
         try:
             return load(lowered.assembled, maps, ProgramType.SYSCALL, flags=ProgramFlag.SLEEPABLE)
@@ -453,8 +475,8 @@ class EbpfRunner:
 
     def _table(self) -> memoryview:
         probes = self._maps[MapName.PROBES]
-        assert isinstance(probes, ArrayMap)
-        return probes.words
+        words: memoryview = probes.words
+        return words
 
     def count(self, field: ProbeField) -> int:
         """Return a field of the probepoint in the probe table."""
@@ -472,19 +494,17 @@ class EbpfRunner:
 
     def _load_words(self) -> memoryview:
         loads = self._maps[MapName.PROBE_LOAD]
-        assert isinstance(loads, ArrayMap)
-        return loads.words
+        words: memoryview = loads.words
+        return words
 
     def cpu_loads(self, field: CpuLoad) -> list[int]:
         """Return a field of what hits take of each CPU."""
         loads = self._maps[MapName.CPU_LOAD]
-        assert isinstance(loads, ArrayMap)
         return list(loads.words[field // 8 :: CPU_LOAD_SIZE // 8])
 
     def brake(self, until: int) -> None:
         """Let no handler run on any CPU until the clock shows so many nanoseconds."""
         loads = self._maps[MapName.CPU_LOAD]
-        assert isinstance(loads, ArrayMap)
         for cpu in range(8):
             loads.words[(cpu * CPU_LOAD_SIZE + CpuLoad.BRAKED) // 8] = until
 
@@ -548,8 +568,6 @@ class EbpfRunner:
     def _write_entry(self) -> None:
         """Let the call that returns have been entered as the context says."""
         entries, spaces = self._maps[MapName.ENTRIES], self._maps[MapName.SPACES]
-        assert isinstance(entries, HashMap)
-        assert isinstance(spaces, HashMap)
         request, context, word = self._request, self._context, self._architecture.word_size
         process, space = context.ids["pid"] & 0xFFFF_FFFF, 77
         frame = struct.unpack_from("=Q", self._registers(), REGISTER_OFFSETS["esp"])[0]
@@ -567,7 +585,6 @@ class EbpfRunner:
 
     def _thread_variables(self) -> tuple[HashMap, list[int]]:
         threads = self._maps[MapName.THREAD_VARIABLES]
-        assert isinstance(threads, HashMap)
         return threads, self._context.thread_variables()
 
     def _thread_key(self) -> bytes:
@@ -583,7 +600,6 @@ class EbpfRunner:
     def _entries(self) -> list[tuple[Entry, int, bytes]]:
         """Take everything out of the ring: kind, thread id and body."""
         ring = self._maps[MapName.RING]
-        assert isinstance(ring, RingBuffer)
         entries = []
         for entry in ring.drain():
             word, tid = ENTRY_HEAD.unpack_from(entry)
@@ -644,6 +660,10 @@ class Stage:
     """The process that has the memory, as /proc calls it."""
     runner: Callable[..., EbpfRunner] = EbpfRunner
 
+    def offered(self) -> Abilities:
+        """Return what handlers may use."""
+        return abilities()
+
     def arrange(self, context: FakeContext, request: Request) -> None:
         """Put into a made-up world what cannot be made up."""
 
@@ -672,8 +692,11 @@ def obstacle() -> str | None:
     return None
 
 
-def is_applicable(program: ProbeProgram, target: Architecture, context: FakeContext) -> bool:
-    """Return whether a program needs nothing that eBPF lacks by its nature or on this kernel."""
+def is_applicable(
+    program: ProbeProgram, target: Architecture, context: FakeContext, offered: Abilities | None = None
+) -> bool:
+    """Return whether a program needs nothing that eBPF lacks by its nature, or where this is offered."""
+    offered = offered or abilities()
     if target.name not in ("i386", "x86_64") or context._registers[True]:
         return False
     for code in program.bodies():
@@ -682,6 +705,6 @@ def is_applicable(program: ProbeProgram, target: Architecture, context: FakeCont
             if table is not None and table.has_user_stack and instruction.row.operator != "tally":
                 return False
             register = target.register(instruction.operand) if isinstance(instruction.operand, str) else None
-            if not is_supported(instruction.row, register, abilities()):
+            if not is_supported(instruction.row, register, offered):
                 return False
     return True

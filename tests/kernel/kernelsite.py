@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from case_format import Target, parse_case
 from case_interpreter import check_compiled_case, compile_case, is_compiled_case
-from differential import Demand, program_agrees
+from differential import HERE, Demand, program_agrees
 from dprobes.arch import architecture
 from dprobes.bpf.asm.isa import Register as BpfRegister
 from dprobes.bpf.lower import Placement, Request
@@ -53,13 +53,13 @@ _libc = ctypes.CDLL(None, use_errno=True)
 class KernelDemand(Demand):
     """Allow what does not depend on where in the kernel the handler runs."""
 
-    def allows(self, row: Row, register: Register | None) -> bool:
+    def allows(self, row: Row, register: Register | None, stage: Stage = HERE) -> bool:
         """Return whether an instruction may occur."""
         if row.syntax.startswith(_NOT_HERE):
             return False
         if register is not None and (register.name not in _READABLE or not row.syntax.startswith("push r")):
             return False
-        return super().allows(row, register)
+        return super().allows(row, register, stage)
 
 
 class KernelSite(Stage):

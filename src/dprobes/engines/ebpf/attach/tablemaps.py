@@ -37,20 +37,34 @@ def zeros_size(tables: Sequence[Table]) -> int:
     return 8 * max((table.value_cells for table in tables), default=0)
 
 
+class KernelMaps:
+    """Make maps in the kernel."""
+
+    def array(self, size: int, name: str) -> ArrayMap:
+        """Return an array of one element; mapping it takes a descriptor as well, so it is mapped."""
+        made = ArrayMap(size, name=name)
+        _ = made.words
+        return made
+
+    def hash(self, key_size: int, value_size: int, entries: int, name: str, *, per_cpu: bool) -> HashMap:
+        """Return a hash with all its memory."""
+        return HashMap(key_size, value_size, entries, name, preallocated=True, per_cpu=per_cpu)
+
+
 class _Hash:
     """The map of a table with keys."""
 
-    def __init__(self, table: Table, stack: contextlib.ExitStack, *, shared: bool) -> None:
+    def __init__(self, table: Table, stack: contextlib.ExitStack, maps: KernelMaps, *, shared: bool) -> None:
         self._table = table
         size, cpus = 8 * table.value_cells, cpu_limit()
         if table.room * (table.key_size + size * cpus) > MEMORY_MAX:
             shared = True
         self._parts = 1 if shared else cpus
         self._map = stack.enter_context(
-            HashMap(table.key_size, size, table.room, "dprobes_table", preallocated=True, per_cpu=not shared)
+            maps.hash(table.key_size, size, table.room, "dprobes_table", per_cpu=not shared)
         )
         self._layout = struct.Struct(f"={table.value_cells}Q")
-        self.descriptor = self._map.fd
+        self.map = self._map
 
     @property
     def is_shared(self) -> bool:
@@ -89,12 +103,12 @@ class _Hash:
 class _Cells:
     """The map of a table without keys."""
 
-    def __init__(self, table: Table, stack: contextlib.ExitStack, cpus: int, *, shared: bool) -> None:
+    def __init__(self, table: Table, stack: contextlib.ExitStack, maps: KernelMaps, cpus: int, *, shared: bool) -> None:
         self._table = table
         self._stride = HEAD_CELLS + table.value_cells
-        self._map = stack.enter_context(ArrayMap(8 * self._stride * (1 if shared else cpus), name="dprobes_table"))
-        _ = self._map.words  # mapping it takes a descriptor as well
-        self.descriptor = self._map.fd
+        self.map = self._map = stack.enter_context(
+            maps.array(8 * self._stride * (1 if shared else cpus), "dprobes_table")
+        )
         self.is_shared = shared
 
     def tally(self, key: bytes, value: int) -> None:  # noqa: ARG002 - there is none
@@ -142,9 +156,16 @@ class _SharedStore(TableStore):
 
 
 class TableMaps:
-    """Own the maps of the tables of a program; ``cpus`` is what handlers mask the number of a CPU by, plus 1."""
+    """
+    Own the maps of the tables of a program; ``cpus`` is what handlers mask the number of a CPU by, plus 1.
 
-    def __init__(self, tables: Sequence[Table], shared: AbstractSet[int], cpus: int) -> None:
+    ``maps`` makes them.
+    """
+
+    def __init__(
+        self, tables: Sequence[Table], shared: AbstractSet[int], cpus: int, maps: KernelMaps | None = None
+    ) -> None:
+        maps = maps or KernelMaps()
         self._tables = tables
         self.stores: dict[int, TableStore] = {}
         """The tables that the reader of the ring writes."""
@@ -155,20 +176,24 @@ class TableMaps:
                 if table.has_user_stack:
                     self.stores[number] = _SharedStore(table)
                 elif table.keys:
-                    self._maps[number] = _Hash(table, stack, shared=is_shared)
+                    self._maps[number] = _Hash(table, stack, maps, shared=is_shared)
                 else:
-                    self._maps[number] = _Cells(table, stack, cpus, shared=is_shared)
+                    self._maps[number] = _Cells(table, stack, maps, cpus, shared=is_shared)
             self._added: dict[int, TableStore] = {}
             """What was put into tables here that have a value for each CPU: each is written by its CPU alone."""
-            self._lost = stack.enter_context(ArrayMap(8 * len(tables), name="dprobes_lost"))
-            _ = self._lost.words
+            self._lost = stack.enter_context(maps.array(8 * len(tables), "dprobes_lost"))
             self._stack = stack.pop_all()
+
+    @property
+    def maps(self) -> Mapping[MapName, ArrayMap | HashMap]:
+        """The maps by what handlers call them."""
+        found: dict[MapName, ArrayMap | HashMap] = {table_map(number): each.map for number, each in self._maps.items()}
+        return {**found, MapName.TABLES_LOST: self._lost}
 
     @property
     def descriptors(self) -> Mapping[MapName, int]:
         """The descriptors by what handlers call the maps."""
-        found = {table_map(number): each.descriptor for number, each in self._maps.items()}
-        return {**found, MapName.TABLES_LOST: self._lost.fd}
+        return {name: each.fd for name, each in self.maps.items()}
 
     def change(self, change: TableChange) -> None:
         """Change a table."""

@@ -1,0 +1,1 @@
+"""The inline engine: handlers run as machine code in the probed process, for the price of a function call."""

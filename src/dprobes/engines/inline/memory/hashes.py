@@ -1,0 +1,106 @@
+"""
+Hash tables in shared memory (``native.routines.hashtable``): the tool's side.
+
+The tool changes them by the very routines that handlers call, which it runs itself.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+from functools import cache
+from typing import TYPE_CHECKING
+
+from dprobes.bpf.asm.isa import NO_OVERWRITE, Helper
+from dprobes.engines.linux.machinecode import map_code
+from dprobes.native.code import Surroundings
+from dprobes.native.memory import MapPlace, MapShape
+from dprobes.native.routines.hashtable import DELETED, HEAD_SIZE, TableShape, hash_routine
+from dprobes.native.x86.assembler import X86Assembler
+from dprobes.native.x86.routine import write_routine
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from dprobes.engines.inline.memory.region import Region
+
+__all__ = ["SharedHash"]
+
+_STATE = 8
+
+
+@cache
+def _routine(helper: Helper, shape: TableShape) -> Callable[..., int]:
+    """Return a routine as a function of this process; its code does not depend on where it stands."""
+    asm = X86Assembler()
+    write_routine(asm, hash_routine(helper, shape), Surroundings({}, {}, {}))
+    result = ctypes.c_uint64 if helper is Helper.MAP_LOOKUP_ELEM else ctypes.c_int64
+    function: Callable[..., int] = ctypes.CFUNCTYPE(result, *[ctypes.c_uint64] * 4)(map_code(asm.assemble()))
+    return function
+
+
+class SharedHash:
+    """A hash table; keys and values are bytes of the sizes that ``shape`` says."""
+
+    def __init__(self, region: Region, shape: TableShape) -> None:
+        self.shape = shape
+        self._region = region
+        self._offset = region.take(shape.size)
+        self._key = ctypes.create_string_buffer(shape.key_size + 8)
+        self._value = ctypes.create_string_buffer(shape.value_size + 8)
+
+    @property
+    def place(self) -> MapPlace:
+        """Where the probed process has it."""
+        return MapPlace(self._region.place + self._offset, MapShape.HASH)
+
+    def _call(self, helper: Helper, key: bytes, value: bytes = b"", flags: int = 0) -> int:
+        self._key.raw = key.ljust(len(self._key), b"\0")
+        self._value.raw = value.ljust(len(self._value), b"\0")
+        table = self._region.own_address + self._offset
+        return _routine(helper, self.shape)(table, ctypes.addressof(self._key), ctypes.addressof(self._value), flags)
+
+    def __getitem__(self, key: bytes) -> bytes:
+        if not (address := self._call(Helper.MAP_LOOKUP_ELEM, key)):
+            raise KeyError(key)
+        return ctypes.string_at(address, self.shape.value_size)
+
+    def __contains__(self, key: bytes) -> bool:
+        return self._call(Helper.MAP_LOOKUP_ELEM, key) != 0
+
+    def __setitem__(self, key: bytes, value: bytes) -> None:
+        """Set a value; raise OSError if there is no room, or somebody has the lock and does not run."""
+        self._changed(self._call(Helper.MAP_UPDATE_ELEM, key, value))
+
+    def add(self, key: bytes, value: bytes) -> bool:
+        """Set a value unless the key is there; return whether it was not."""
+        result = self._call(Helper.MAP_UPDATE_ELEM, key, value, NO_OVERWRITE)
+        if result == -errno.EEXIST:
+            return False
+        self._changed(result)
+        return True
+
+    def discard(self, key: bytes) -> bool:
+        """Delete a key; return whether it was there."""
+        result = self._call(Helper.MAP_DELETE_ELEM, key)
+        if result == -errno.ENOENT:
+            return False
+        self._changed(result)
+        return True
+
+    @staticmethod
+    def _changed(result: int) -> None:
+        if result:
+            raise OSError(-result, os.strerror(-result))
+
+    def __iter__(self) -> Iterator[bytes]:
+        stride, size = self.shape.stride, self.shape.key_size
+        first = self._offset + HEAD_SIZE
+        for slot in range(first, first + self.shape.capacity * stride, stride):
+            data = self._region.mapping[slot : slot + _STATE + size]
+            if int.from_bytes(data[:_STATE], "little") > DELETED:
+                yield data[_STATE:]
+
+    def close(self) -> None:
+        """Do nothing: all of it belongs to the region."""

@@ -1,0 +1,61 @@
+"""A file in memory that probed processes and we map; maps are parts of it."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+from typing import TYPE_CHECKING
+
+from dprobes.errors import NotSupportedError
+
+if TYPE_CHECKING:
+    from typing import Self
+
+__all__ = ["Region"]
+
+
+class Region:
+    """
+    Own so many bytes of memory, which begin as zeros.
+
+    ``place`` is the address at which a probed process has it; this process has it elsewhere. Parts are handed out until
+    there is no more room, which is an error of whoever made it too small.
+    """
+
+    def __init__(self, size: int, descriptor: int | None = None) -> None:
+        self.size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+        self.descriptor = os.memfd_create("dprobes") if descriptor is None else descriptor
+        if descriptor is None:
+            os.ftruncate(self.descriptor, self.size)
+        self.mapping = mmap.mmap(self.descriptor, self.size)
+        self._used = 0
+        self.place = 0
+
+    @property
+    def own_address(self) -> int:
+        """The address at which this process has it."""
+        first = ctypes.c_char.from_buffer(self.mapping)
+        try:
+            return ctypes.addressof(first)
+        finally:
+            del first
+
+    def take(self, size: int, alignment: int = 64) -> int:
+        """Return the offset of a part of ``size`` bytes."""
+        start = -(-self._used // alignment) * alignment
+        if start + size > self.size:
+            raise NotSupportedError(f"{size} bytes do not fit into the memory that handlers share with the tool")
+        self._used = start + size
+        return start
+
+    def close(self) -> None:
+        """Give it up here; processes that map it go on with it."""
+        self.mapping.close()
+        os.close(self.descriptor)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()

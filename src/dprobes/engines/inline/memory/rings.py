@@ -1,0 +1,102 @@
+"""Rings in shared memory (``native.routines.ring``): the reader's side."""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING
+
+from dprobes.native.memory import MapPlace, MapShape
+from dprobes.native.routines.ring import CONSUMER, DATA, DISCARDED, ENTRY_HEADER, PRODUCER, RingShape
+
+if TYPE_CHECKING:
+    from dprobes.engines.inline.memory.region import Region
+
+__all__ = ["SharedRing", "SharedRings"]
+
+_LENGTH = struct.Struct("=I")
+
+
+class SharedRing:
+    """The reader of one ring."""
+
+    def __init__(self, memory: memoryview, size: int) -> None:
+        self.size = size
+        self._consumer = memory[CONSUMER : CONSUMER + 8].cast("Q")
+        self._producer = memory[PRODUCER : PRODUCER + 8].cast("Q")
+        self._data = memory[DATA : DATA + size]
+        self._lengths = self._data.cast("I")
+
+    @property
+    def pending(self) -> int:
+        """How many bytes wait to be read, incomplete entries included."""
+        pending: int = self._producer[0] - self._consumer[0]
+        return pending
+
+    def window(self) -> memoryview:
+        """
+        Return the complete entries up to the first one that is not, or to the end of the ring's memory.
+
+        Their room is given back by ``advance``.
+        """
+        position = self._consumer[0]
+        place = start = position & self.size - 1
+        end = min(self.size, start + self.pending)
+        lengths = self._lengths
+        while place < end:
+            length = lengths[place >> 2]
+            if not length:
+                break
+            place += (length & ~DISCARDED) + ENTRY_HEADER + 7 & ~7
+        return self._data[start:place]
+
+    def advance(self, size: int) -> None:
+        """Give back the room of the first ``size`` bytes of ``window``."""
+        place = self._consumer[0] & self.size - 1
+        self._data[place : place + size] = bytes(size)
+        self._consumer[0] += size
+
+    def drain(self) -> list[bytes]:
+        """Return the data of all complete entries, and give their room back."""
+        entries: list[bytes] = []
+        while size := len(window := self.window()):
+            place = 0
+            while place < size:
+                (length,) = _LENGTH.unpack_from(window, place)
+                start = place + ENTRY_HEADER
+                if not length & DISCARDED:
+                    entries.append(bytes(window[start : start + length]))
+                place = start + (length & ~DISCARDED) + 7 & ~7
+            window.release()
+            self.advance(size)
+        return entries
+
+    def close(self) -> None:
+        """Release the views."""
+        for view in (self._lengths, self._data, self._producer, self._consumer):
+            view.release()
+
+
+class SharedRings:
+    """The rings of all CPUs."""
+
+    def __init__(self, region: Region, shape: RingShape) -> None:
+        self.shape = shape
+        self._region = region
+        self._offset = region.take(shape.rings * shape.stride, DATA)
+        with memoryview(region.mapping) as whole:
+            starts = range(self._offset, self._offset + shape.rings * shape.stride, shape.stride)
+            self.rings = [SharedRing(whole[start : start + shape.stride], shape.size) for start in starts]
+
+    @property
+    def place(self) -> MapPlace:
+        """Where the probed process has them."""
+        return MapPlace(self._region.place + self._offset, MapShape.RINGS)
+
+    def drain(self) -> list[bytes]:
+        """Return the data of all complete entries, ring by ring, and give their room back."""
+        return [entry for ring in self.rings for entry in ring.drain()]
+
+    def close(self) -> None:
+        """Release the views."""
+        for ring in self.rings:
+            ring.close()

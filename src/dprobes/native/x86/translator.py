@@ -1,0 +1,209 @@
+"""
+eBPF instructions to x86-64, one by one, as the kernel's JIT does it.
+
+The registers are where ``registers`` says, R10 at the end of a frame that whoever calls has made. So the code of a
+handler has neither a prologue nor a ``ret``: it begins with R1 set, and goes to a label at its end.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dprobes.bpf.asm.insn import WIDE_LOAD
+from dprobes.bpf.asm.isa import Alu, Atomic, CallKind, Class, Helper, Jump, LoadImmediate, Mode, Register, Size, X
+from dprobes.errors import NotSupportedError
+from dprobes.native.memory import MapShape
+from dprobes.native.x86.arithmetic import write_arithmetic
+from dprobes.native.x86.assembler import Condition, Gpr, Memory, Operation
+from dprobes.native.x86.atomics import write_atomic
+from dprobes.native.x86.intrinsics import write_cpu, write_value_address
+from dprobes.native.x86.registers import FRAME, SCRATCH_1, gpr
+
+if TYPE_CHECKING:
+    from dprobes.bpf.asm.assembler import Assembled
+    from dprobes.bpf.asm.insn import Insn
+    from dprobes.bpf.layout import MapName
+    from dprobes.native.code import Surroundings
+    from dprobes.native.x86.assembler import Label, X86Assembler
+
+__all__ = ["Translator", "frame_size"]
+
+_CONDITIONS = {
+    Jump.JEQ: Condition.E,
+    Jump.JNE: Condition.NE,
+    Jump.JGT: Condition.A,
+    Jump.JGE: Condition.AE,
+    Jump.JLT: Condition.B,
+    Jump.JLE: Condition.BE,
+    Jump.JSGT: Condition.G,
+    Jump.JSGE: Condition.GE,
+    Jump.JSLT: Condition.L,
+    Jump.JSLE: Condition.LE,
+    Jump.JSET: Condition.NE,
+}
+
+_FRAME_MAX = 512
+"""The most that the kernel lets a program have (MAX_BPF_STACK)."""
+
+_BUDGET = 1 << 23
+"""How often MAY_GOTO goes on (BPF_MAX_LOOPS)."""
+
+_SIZES = {size << 0: size.bytes for size in Size}
+_CLASS, _OPERATION, _MODE, _SIZE = 0x07, 0xF0, 0xE0, 0x18
+_FIRST_ARGUMENT = Register.R1.value
+
+
+def _uses_budget(code: tuple[Insn, ...]) -> bool:
+    return any(insn.opcode == Class.JMP | Jump.MAY_GOTO for insn in code)
+
+
+def _depth(code: tuple[Insn, ...]) -> int:
+    """Return how far below its end the frame is used, in bytes."""
+    frame = Register.R10.value
+    lowest = 0
+    for index, insn in enumerate(code):
+        kind = insn.opcode & _CLASS
+        if (kind == Class.LDX and insn.src == frame) or (kind in (Class.ST, Class.STX) and insn.dst == frame):
+            lowest = min(lowest, insn.off)
+        elif insn.src == frame and insn.opcode == Class.ALU64 | Alu.MOV | X:
+            following = code[index + 1]
+            if following.opcode != Class.ALU64 | Alu.ADD or following.dst != insn.dst:
+                return _FRAME_MAX
+            lowest = min(lowest, following.imm)
+        elif insn.src == frame and insn.opcode & X and kind in (Class.ALU64, Class.ALU):
+            return _FRAME_MAX
+    return -lowest
+
+
+def frame_size(assembled: Assembled) -> int:
+    """Return how many bytes below R10 the code of a handler needs: a multiple of 16."""
+    return -(-(_depth(assembled.code) + (8 if _uses_budget(assembled.code) else 0)) // 16) * 16
+
+
+class Translator:
+    """Write the code of one handler; it goes to ``out`` at its end."""
+
+    def __init__(self, asm: X86Assembler, assembled: Assembled, surroundings: Surroundings, out: Label) -> None:
+        self._asm = asm
+        self._code = assembled.code
+        self._around = surroundings
+        self._out = out
+        self._references = {reference.index: reference.map for reference in assembled.maps}
+        self._labels: dict[int, Label] = {}
+        self._budget: Memory | None = None
+        self._argument: MapName | None = None
+        """The map that R1 is known to be."""
+        if len(assembled.functions) > 1:
+            raise NotSupportedError("a handler with functions of its own cannot be translated to machine code")
+
+    def write(self) -> None:
+        """Write all of it."""
+        code = self._code
+        targets = {
+            index + 1 + insn.off
+            for index, insn in enumerate(code)
+            if insn.opcode & _CLASS in (Class.JMP, Class.JMP32)
+            and insn.opcode & _OPERATION not in (Jump.CALL, Jump.EXIT)
+        }
+        self._labels = {index: self._asm.label() for index in sorted(targets)}
+        if _uses_budget(code):
+            self._budget = Memory(FRAME, -_depth(code) - 8)
+            self._asm.store_number(self._budget, _BUDGET)
+        index = 0
+        while index < len(code):
+            if index in self._labels:
+                self._asm.place(self._labels[index])
+                self._argument = None
+            insn = code[index]
+            if insn.opcode == WIDE_LOAD:
+                self._wide_load(index, insn, code[index + 1])
+                index += 2
+                continue
+            self._write(index, insn)
+            index += 1
+
+    def _write(self, index: int, insn: Insn) -> None:
+        asm, opcode = self._asm, insn.opcode
+        match opcode & _CLASS:
+            case Class.ALU64 | Class.ALU:
+                write_arithmetic(asm, insn)
+            case Class.LDX if opcode & _MODE == Mode.MEM:
+                asm.load(gpr(insn.dst), Memory(gpr(insn.src), insn.off), _SIZES[opcode & _SIZE])
+            case Class.STX if opcode & _MODE == Mode.MEM:
+                asm.store(Memory(gpr(insn.dst), insn.off), gpr(insn.src), _SIZES[opcode & _SIZE])
+            case Class.ST:
+                asm.store_number(Memory(gpr(insn.dst), insn.off), insn.imm, _SIZES[opcode & _SIZE])
+            case Class.STX if opcode & _MODE == Mode.ATOMIC:
+                write_atomic(asm, insn, _SIZES[opcode & _SIZE])
+                if insn.imm & Atomic.FETCH and insn.src == _FIRST_ARGUMENT:
+                    self._argument = None
+                return
+            case Class.JMP | Class.JMP32:
+                self._jump(index, insn)
+                return
+            case _:
+                raise NotSupportedError(f"there is no machine code for the eBPF opcode {opcode:#04x}")
+        if insn.dst == _FIRST_ARGUMENT and opcode & _CLASS in (Class.ALU64, Class.ALU, Class.LDX):
+            self._argument = None
+
+    def _wide_load(self, index: int, low: Insn, high: Insn) -> None:
+        dst = gpr(low.dst)
+        name = self._references.get(index)
+        if name is None:
+            if low.src != LoadImmediate.NUMBER:
+                raise NotSupportedError("there is no machine code for the address of a function")
+            self._asm.mov_number(dst, low.imm & 0xFFFF_FFFF | high.imm << 32)
+        else:
+            offset = high.imm if low.src == LoadImmediate.MAP_VALUE else 0
+            self._asm.mov_number(dst, self._around.maps[name].address + offset)
+        if low.dst == _FIRST_ARGUMENT:
+            self._argument = name if low.src == LoadImmediate.MAP else None
+
+    def _jump(self, index: int, insn: Insn) -> None:
+        asm, operation = self._asm, insn.opcode & _OPERATION
+        if operation == Jump.CALL:
+            self._call(insn)
+            return
+        if operation == Jump.EXIT:
+            if index + 1 < len(self._code):
+                asm.jump(self._out)
+            return
+        target = self._labels[index + 1 + insn.off]
+        if operation == Jump.JA:
+            if insn.off:
+                asm.jump(target)
+        elif operation == Jump.MAY_GOTO:
+            assert self._budget is not None
+            asm.mov_number(SCRATCH_1, 1)
+            asm.calculate_in(Operation.SUB, self._budget, SCRATCH_1)
+            asm.jump_if(Condition.S, target)
+        else:
+            self._compare(insn, operation)
+            asm.jump_if(_CONDITIONS[Jump(operation)], target)
+
+    def _compare(self, insn: Insn, operation: int) -> None:
+        wide = insn.opcode & _CLASS == Class.JMP
+        operand = gpr(insn.src) if insn.opcode & X else insn.imm
+        if operation == Jump.JSET:
+            self._asm.test(gpr(insn.dst), operand, wide=wide)
+        else:
+            self._asm.compare(gpr(insn.dst), operand, wide=wide)
+
+    def _call(self, insn: Insn) -> None:
+        if insn.src != CallKind.HELPER:
+            raise NotSupportedError("there is no machine code for calls of kernel functions")
+        helper, around = Helper(insn.imm), self._around
+        if helper is Helper.GET_SMP_PROCESSOR_ID:
+            write_cpu(self._asm, Gpr.RAX, has_rdpid=around.has_rdpid)
+            return
+        argument, self._argument = self._argument, None
+        if argument is not None and helper is Helper.MAP_LOOKUP_ELEM:
+            place = around.maps[argument]
+            if place.shape is MapShape.VALUES:
+                write_value_address(self._asm, place)
+                return
+        routine = None if argument is None else around.map_routines.get((argument, helper))
+        routine = around.routines.get(helper) if routine is None else routine
+        if routine is None:
+            raise NotSupportedError(f"there is no routine for what the kernel has as bpf_{helper.name.lower()}")
+        self._asm.call_at(routine)

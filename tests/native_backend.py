@@ -1,0 +1,236 @@
+"""
+Handlers as machine code: a back end of the tests, which runs them in this process.
+
+The memory of ``FakeContext`` is mapped at the very addresses, as for eBPF. A signal handler lets what faults go on at
+its fix-up.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import signal
+import struct
+from typing import TYPE_CHECKING, Any, Self
+
+from dprobes.bpf.layout import NOTE_SIZE, MapName
+from dprobes.bpf.lower import Abilities, LoopForm
+from dprobes.bpf.lower.ptregs import REGISTER_OFFSETS
+from dprobes.engines.ebpf.attach.tablemaps import KernelMaps
+from dprobes.engines.inline.memory.arrays import SharedArray
+from dprobes.engines.inline.memory.hashes import SharedHash
+from dprobes.engines.inline.memory.region import Region
+from dprobes.engines.inline.memory.rings import SharedRings
+from dprobes.native.code import Surroundings
+from dprobes.native.routines.hashtable import TableShape
+from dprobes.native.routines.ring import RingShape
+from dprobes.native.x86.assembler import Gpr, X86Assembler
+from dprobes.native.x86.faultentry import fault_entry
+from dprobes.native.x86.handler import handler_function
+from dprobes.native.x86.runtime import ProcessFacts, make_runtime
+from dprobes.testing import PAGE
+from ebpf_backend import EbpfRunner, Stage, memory_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from dprobes.bpf.lower import Lowered
+
+__all__ = ["NATIVE", "NativeRunner", "NativeStage"]
+
+NATIVE = Abilities(
+    LoopForm.MAY_GOTO, sleepable=False, writes_memory=True, writes_registers=True, overrides_returns=True
+)
+"""What handlers are compiled with; how a function is skipped is made up (``ebpf_backend.host_of``)."""
+
+_REGION_SIZE = 16 << 20
+_ROOM = 1 << 20
+"""Bytes of address space for the code of one program: its routines, and a handler behind them."""
+
+_SAVED = (Gpr.RBX, Gpr.RBP, Gpr.R12, Gpr.R13, Gpr.R14, Gpr.R15)
+_SA_SIGINFO, _SA_NODEFER = 4, 0x40000000
+
+
+class _SigAction(ctypes.Structure):
+    _fields_ = [("handler", ctypes.c_void_p), ("mask", ctypes.c_uint64 * 16), ("flags", ctypes.c_int),
+                ("restorer", ctypes.c_void_p)]  # fmt: skip
+
+
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+    return libc
+
+
+class _FaultHandler:
+    """Have faults of generated code go on at their fix-ups for a while."""
+
+    def __init__(self, address: int) -> None:
+        self._action = _SigAction(address, flags=_SA_SIGINFO | _SA_NODEFER)
+        self._old = {number: _SigAction() for number in (signal.SIGSEGV, signal.SIGBUS)}
+
+    def __enter__(self) -> None:
+        for number, old in self._old.items():
+            assert not _libc().sigaction(number, ctypes.byref(self._action), ctypes.byref(old))
+
+    def __exit__(self, *exception: object) -> None:
+        for number, old in self._old.items():
+            assert not _libc().sigaction(number, ctypes.byref(old), None)
+
+
+class SharedTableMaps(KernelMaps):
+    """Make the maps of tables in shared memory."""
+
+    def __init__(self, region: Region, hashes: list[SharedHash]) -> None:
+        self._region = region
+        self._hashes = hashes
+
+    def array(self, size: int, name: str) -> Any:
+        return _Closing(SharedArray(self._region, size))
+
+    def hash(self, key_size: int, value_size: int, entries: int, name: str, *, per_cpu: bool) -> Any:
+        made = SharedHash(self._region, TableShape(key_size, value_size, entries))
+        self._hashes.append(made)
+        return _Closing(made)
+
+
+class _Closing:
+    """Let what can be closed be a context manager."""
+
+    def __init__(self, wrapped: Any) -> None:
+        self.wrapped = wrapped
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.wrapped, name)
+
+    def __getitem__(self, key: bytes) -> bytes:
+        found: bytes = self.wrapped[key]
+        return found
+
+    def __setitem__(self, key: bytes, value: bytes) -> None:
+        self.wrapped[key] = value
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self.wrapped)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.wrapped.close()
+
+
+class NativeRunner(EbpfRunner):
+    """Run handlers as machine code."""
+
+    def __enter__(self) -> Self:
+        self._region = Region(_REGION_SIZE)
+        self._region.place = self._region.own_address
+        self._shapes: dict[int, TableShape] = {}
+        self._functions: list[tuple[Any, _FaultHandler]] = []
+        self._pages = SharedArray(self._region, 64, 2)
+        super().__enter__()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        super().__exit__(*exception)
+        self._pages.close()
+        self._region.close()
+
+    def abilities(self, loops: LoopForm | None, *, sleepable: bool) -> Abilities:
+        return NATIVE
+
+    def array(self, size: int) -> Any:
+        return SharedArray(self._region, size)
+
+    def hash(self, key_size: int, value_size: int, entries: int) -> Any:
+        return SharedHash(self._region, TableShape(key_size, value_size, entries))
+
+    def ring(self, size: int) -> Any:
+        return SharedRings(self._region, RingShape(2, size))
+
+    def notes(self, entries: int) -> Any:
+        return SharedHash(self._region, TableShape(4, NOTE_SIZE, entries, forgets=True))
+
+    def table_maps(self) -> KernelMaps:
+        self._table_hashes: list[SharedHash] = []
+        return SharedTableMaps(self._region, self._table_hashes)
+
+    def _map_objects(self, scratch: SharedArray) -> Mapping[MapName, Any]:
+        made: Mapping[MapName, Any] = {} if self._tables is None else self._tables.maps
+        tables = {name: each.wrapped for name, each in made.items()}
+        return {**self._maps, **tables, MapName.SCRATCH: scratch}
+
+    def _load(self, lowered: Lowered, scratch: SharedArray) -> int:
+        objects = self._map_objects(scratch)
+        shapes = {name: each.shape for name, each in objects.items() if isinstance(each, SharedHash)}
+        pages = self._pages.place.address
+        # The code is made for the place where it will be mapped, which is found first.
+        address = _libc().mmap(None, _ROOM, 0, 0x22, -1, 0)
+        rings = self._maps[MapName.RING]
+        facts = ProcessFacts(pages, pages + 64)
+        runtime = make_runtime(address, facts, rings.shape, shapes)
+        around = Surroundings({name: each.place for name, each in objects.items()}, runtime.routines,
+                              runtime.map_routines)  # fmt: skip
+        handler = handler_function(runtime.code.end, lowered.assembled, around)
+        stub = _stub(handler.end, handler.address)
+        entry_at = handler.end + len(stub)
+        entry = fault_entry(entry_at, runtime.code.fixups, ctypes.cast(_libc().abort, ctypes.c_void_p).value or 0)
+        code = runtime.code.code + handler.code + stub + entry
+        assert len(code) <= _ROOM
+        _place(address, code)
+        self._functions.append((ctypes.CFUNCTYPE(None, ctypes.c_void_p)(handler.end), _FaultHandler(entry_at)))
+        return len(self._functions) - 1
+
+    def _unload(self, program: int) -> None:
+        pass
+
+    def _execute(self, program: int) -> None:
+        function, faults = self._functions[program]
+        registers = ctypes.create_string_buffer(self._registers(), len(self._registers()))
+        context = self._context
+        with memory_of(context):
+            with faults:
+                function(ctypes.addressof(registers))
+            for page in context._pages:
+                context._pages[page][:] = ctypes.string_at(page * PAGE, PAGE)
+        for name, offset in REGISTER_OFFSETS.items():
+            if self._architecture.register(name) is None or name in ("eip", "esp", "cs", "ss"):
+                continue
+            (value,) = struct.unpack_from("=Q", registers, offset)
+            context.set_value(name, value & self._architecture.word_mask)
+
+
+def _stub(address: int, handler: int) -> bytes:
+    """Return a function that calls a handler, and keeps what C wants to be kept."""
+    asm = X86Assembler(address)
+    for register in _SAVED:
+        asm.push(register)
+    asm.push(Gpr.RAX)  # so that the stack is aligned
+    asm.call_at(handler)
+    asm.pop(Gpr.RAX)
+    for register in reversed(_SAVED):
+        asm.pop(register)
+    asm.ret()
+    return asm.assemble()
+
+
+def _place(address: int, code: bytes) -> None:
+    """Put code where room was reserved for it."""
+    file = os.memfd_create("code")
+    os.write(file, code)
+    fixed, private = 0x10, 2
+    assert _libc().mmap(address, _ROOM, 5, fixed | private, file, 0) == address
+    os.close(file)
+
+
+class NativeStage(Stage):
+    """Be where machine code is compared with the interpreter."""
+
+    runner = NativeRunner
+
+    def offered(self) -> Abilities:
+        return NATIVE
