@@ -128,16 +128,6 @@ def test_verbs_know_of_all_modules(tmp_path: Path) -> None:
     assert "\n// program 2 of 2\n" in emitted
 
 
-def test_compiled_programs_are_for_one_module(tmp_path: Path) -> None:
-    program = tmp_path / "both.dpc"
-    program.write_text("libc.so.6:abs { }\nlibz.so.1:zlibVersion { }\n")
-    done = dprobes("build", str(program), "-o", str(tmp_path / "both.ppdf"), status=2)
-    message = "error: this is a program for several modules: 'libc.so.6', 'libz.so.1'"
-    assert message in done.stderr
-    assert "hint: 'dprobes run' takes it as a whole; here it is one for a module" in done.stderr
-    assert not (tmp_path / "both.ppdf").exists()
-
-
 def test_modules_have_words_of_one_size(tmp_path: Path) -> None:
     source, small = tmp_path / "small.c", tmp_path / "small32"
     source.write_text("void _start(void) { for (;;) ; }\n")

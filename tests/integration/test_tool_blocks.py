@@ -154,12 +154,3 @@ def test_in_json_each_printf_is_an_object() -> None:
     first, second = (json.loads(line) for line in lines[:2])
     assert first == {"block": "end", "text": "a=1\nb"}
     assert second["table"] == "s"
-
-
-def test_only_run_takes_blocks_of_the_tool(tmp_path: Path) -> None:
-    program = tmp_path / "blocks.dpc"
-    program.write_text("libc.so.6:abs { @n = count(); }\nevery 1s { print(@n); }\n")
-    done = subprocess.run([*DPROBES, "build", str(program)], capture_output=True, text=True, check=False, cwd=tmp_path)
-    assert done.returncode == 2
-    assert done.stderr.startswith(f"{program}:2:1: error: this is a program with a block 'every 1s'")
-    assert not (tmp_path / "blocks.ppdf").exists()

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dprobes.api import C_SUFFIX
+from dprobes.api.compiledfile import is_compiled, read_compiled
 from dprobes.diagnostics import Diagnostics
 from dprobes.errors import FormatError
 from dprobes.lazydataclass import dataclass
@@ -22,6 +23,7 @@ from dprobes.target.location import FileSymbols
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from dprobes.api.sourcefile import ParsedSource
     from dprobes.dpc.modulefiles import ModuleFiles
     from dprobes.dpc.toolblock import ToolProgram
     from dprobes.ppdf.model import Ppdf
@@ -34,12 +36,9 @@ __all__ = [
     "compile_file",
     "compile_program",
     "compile_source",
-    "compiled_bytes",
-    "is_compiled",
     "load_c_source",
     "load_ppdf",
     "load_program",
-    "read_compiled",
 ]
 
 
@@ -51,7 +50,8 @@ class CompiledProgram:
     ``diagnostics`` are warnings and notes about it. ``ppdf`` is what was read from a ``.ppdf`` file, or built for
     certain modules, else None. ``templates`` maps the names of the template files that go with it to their bytes.
     ``companions`` are the programs for other modules that were written with it, and share its variables and tables;
-    ``tool`` is what the tool executes of them.
+    ``companion_symbols`` is what is known of the symbols of each, if not the same. ``tool`` is what the tool executes
+    of them.
     """
 
     program: Program
@@ -62,6 +62,22 @@ class CompiledProgram:
     templates: Mapping[str, bytes] = field(default_factory=dict)
     companions: tuple[Program, ...] = ()
     tool: ToolProgram | None = None
+    companion_symbols: tuple[SymbolProvider, ...] = ()
+
+    @property
+    def programs(self) -> tuple[Program, ...]:
+        """The program and its companions."""
+        return (self.program, *self.companions)
+
+    @property
+    def all_symbols(self) -> tuple[SymbolProvider, ...]:
+        """What is known of the symbols for each of ``programs``."""
+        return (self.symbols, *(self.companion_symbols or (self.symbols,) * len(self.companions)))
+
+    @property
+    def is_joined(self) -> bool:
+        """Whether it is more than one program for one module."""
+        return bool(self.companions) or self.tool is not None
 
     @property
     def name(self) -> str:
@@ -73,14 +89,16 @@ class CompiledProgram:
         """Whether it changes or stops its target, and so must be allowed to."""
         from dprobes.resolve.portable import needs_write
 
-        return self.ppdf.needs_write if self.ppdf is not None else needs_write(self.program)
+        if self.ppdf is not None:
+            return any(each.needs_write for each in self.ppdf.members)
+        return any(map(needs_write, self.programs))
 
     @property
     def text(self) -> str:
         """The program in the language, after the preprocessor."""
         from dprobes.rpn.printer import print_program
 
-        return print_program(self.program)
+        return "\n".join(map(print_program, self.programs))
 
     def select(self, groups: Iterable[str] = (), types: Iterable[str] = ()) -> CompiledProgram:
         """
@@ -88,12 +106,16 @@ class CompiledProgram:
 
         Raise ``SourceError`` for an unknown name, and if nothing is left.
         """
-        chosen = select(self.program, groups, types)
-        if chosen is self.program:
+        chosen = [select(program, groups, types) for program in self.programs]
+        if all(new is old for new, old in zip(chosen, self.programs, strict=True)):
             return self
-        return replace(
-            self, program=chosen, ppdf=_selected(self.ppdf, self.program, chosen) if self.ppdf is not None else None
-        )
+        ppdf = self.ppdf
+        if ppdf is not None:
+            from dprobes.resolve.portableselection import selected
+
+            first, *others = map(selected, ppdf.members, self.programs, chosen)
+            ppdf = replace(first, companions=tuple(others))
+        return replace(self, program=chosen[0], companions=tuple(chosen[1:]), ppdf=ppdf)
 
     def with_templates(self, directory: str | Path) -> CompiledProgram:
         """
@@ -103,10 +125,11 @@ class CompiledProgram:
         ``FormatError`` if they cannot be read.
         """
         from dprobes.formatters.templates.carried import carried_templates
+        from dprobes.rpn.joined import joined_program
 
         diagnostics = Diagnostics()
         diagnostics.extend(self.diagnostics)
-        templates = carried_templates(Path(directory), self.program, diagnostics)
+        templates = carried_templates(Path(directory), joined_program(self.programs), diagnostics)
         ppdf = replace(self.ppdf, templates=templates) if self.ppdf is not None else None
         return replace(self, diagnostics=diagnostics, ppdf=ppdf, templates=templates)
 
@@ -148,17 +171,10 @@ def compile_file(
     """
     diagnostics = Diagnostics()
     options = _options(defines, includes, allow_write=allow_write)
-    from dprobes.api.sourcefile import parse_program
+    from dprobes.api.sourcefile import parse_programs
 
-    program, templates = parse_program(Path(path), diagnostics, options)
-    return compile_program(
-        program,
-        symbols=symbols,
-        allow_write=allow_write,
-        modules=modules,
-        diagnostics=diagnostics,
-        templates=templates,
-    )
+    source = parse_programs(Path(path), diagnostics, options)
+    return _compiled(source, symbols, diagnostics, modules, allow_write=allow_write)
 
 
 def compile_source(
@@ -190,14 +206,38 @@ def compile_program(
     templates: Mapping[str, bytes] | None = None,
 ) -> CompiledProgram:
     """Check a program that is data already, with files of templates; all else is as with ``compile_file``."""
+    from dprobes.api.sourcefile import ParsedSource
+
     diagnostics = Diagnostics() if diagnostics is None else diagnostics
+    source = ParsedSource((program,), templates or {}, None)
+    return _compiled(source, symbols, diagnostics, modules, allow_write=allow_write)
+
+
+def _compiled(
+    source: ParsedSource,
+    symbols: str | Path | None,
+    diagnostics: Diagnostics,
+    modules: Iterable[str | Path] | None,
+    *,
+    allow_write: bool,
+) -> CompiledProgram:
     provider = FileSymbols(Path(symbols) if symbols is not None else None)
-    compiled = CompiledProgram(program, provider, diagnostics, allow_write, templates=templates or {})
+    first, *others = source.programs
+    compiled = CompiledProgram(
+        first,
+        provider,
+        diagnostics,
+        allow_write,
+        templates=source.templates,
+        companions=tuple(others),
+        tool=source.tool,
+    )
     if modules is not None:
         return _with_ppdf(compiled, _built(compiled, modules, with_ebpf=False))
     from dprobes.resolve.localmodule import resolve_here
 
-    resolve_here(program, diagnostics, allow_write=allow_write, symbols=provider)
+    for program in source.programs:
+        resolve_here(program, diagnostics, allow_write=allow_write, symbols=provider)
     return compiled
 
 
@@ -213,8 +253,10 @@ def load_ppdf(
     """
     ppdf = read_compiled(Path(path))
     loaded = _carried(ppdf, str(path), verify_build_id=verify_build_id, verify_opcodes=verify_opcodes)
-    program = ppdf.program if verify_opcodes else without_opcodes(ppdf.program)
-    return replace(loaded, program=program, allow_write=allow_write)
+    if not verify_opcodes:
+        first, *others = map(without_opcodes, loaded.programs)
+        loaded = replace(loaded, program=first, companions=tuple(others))
+    return replace(loaded, allow_write=allow_write)
 
 
 # Below the functions that check at once: reading only
@@ -241,7 +283,8 @@ def load_program(
     """
     if is_compiled(path):
         loaded = load_ppdf(path, verify_build_id=verify_build_id, verify_opcodes=verify_opcodes)
-        return replace(loaded, program=select(loaded.program, groups, types), allow_write=options.allow_write)
+        first, *others = [select(program, groups, types) for program in loaded.programs]
+        return replace(loaded, program=first, companions=tuple(others), allow_write=options.allow_write)
     if path.suffix == C_SUFFIX:
         from dprobes.preprocessor import read_source
 
@@ -250,7 +293,7 @@ def load_program(
         diagnostics = Diagnostics()
         program = parse_file(path, diagnostics, options)
         loaded = CompiledProgram(program, FileSymbols(symbols), diagnostics, options.allow_write)
-    chosen = [select(program, groups, types) for program in (loaded.program, *loaded.companions)]
+    chosen = [select(program, groups, types) for program in loaded.programs]
     first, *others = chosen if verify_opcodes else map(without_opcodes, chosen)
     return replace(loaded, program=first, companions=tuple(others))
 
@@ -274,78 +317,22 @@ def load_c_source(
     )
 
 
-def is_compiled(path: Path) -> bool:
-    """Return whether a file is a PPDF, be it a damaged one; what is not a regular file is not looked at."""
-    from dprobes.ppdf.container import MAGIC
-
-    try:
-        if not path.is_file():
-            return False
-        with path.open("rb") as file:
-            return file.read(len(MAGIC)) == MAGIC or path.suffix == ".ppdf"
-    except OSError:
-        return False  # the reader of source text says what is wrong
-
-
-def read_compiled(path: Path) -> Ppdf:
-    """Return a PPDF; raise ``FormatError`` if it is none."""
-    return _read_compiled(path)[0]
-
-
-def compiled_bytes(path: Path) -> bytes:
-    """Return the bytes of a PPDF, whatever a newer version has put into it; raise ``FormatError`` if it is none."""
-    return _read_compiled(path)[1]
-
-
-def _read_compiled(path: Path) -> tuple[Ppdf, bytes]:
-    from dprobes.ppdf.container import SIZE_MAX
-    from dprobes.ppdf.reader import decode
-
-    with path.open("rb") as file:
-        data = file.read(SIZE_MAX + 1)
-    try:
-        return decode(data), data
-    except FormatError as error:
-        raise FormatError(f"'{path}': {error.message}", hint=error.hint) from None
-
-
 def _carried(ppdf: Ppdf, name: str, *, verify_build_id: bool, verify_opcodes: bool) -> CompiledProgram:
     from dprobes.target.carriedsymbols import CarriedSymbols, OtherBuild
 
     other = OtherBuild.REFUSE if verify_build_id else OtherBuild.NEAREST
-    symbols = CarriedSymbols(ppdf.builds, name, other, verify_opcodes, ppdf.kernels)
-    return CompiledProgram(ppdf.program, symbols, Diagnostics(), ppdf=ppdf, templates=ppdf.templates)
-
-
-def _selected(ppdf: Ppdf, program: Program, chosen: Program) -> Ppdf:
-    """Return the file of a part of its program."""
-    from dprobes.resolve.portable import needs_write
-
-    kept = [n for n, each in enumerate(program.definitions) if any(each is other for other in chosen.definitions)]
-    numbers = {old: new for new, old in enumerate(kept)}
-    builds = tuple(
-        replace(
-            build,
-            places=tuple(
-                replace(place, definition=numbers[place.definition])
-                for place in build.places
-                if place.definition in numbers
-            ),
-        )
-        for build in ppdf.builds
+    programs = [each.program for each in ppdf.members]
+    symbols = [CarriedSymbols(each.builds, name, other, verify_opcodes, each.kernels) for each in ppdf.members]
+    return CompiledProgram(
+        programs[0],
+        symbols[0],
+        Diagnostics(),
+        ppdf=ppdf,
+        templates=ppdf.templates,
+        companions=tuple(programs[1:]),
+        tool=ppdf.blocks,
+        companion_symbols=tuple(symbols[1:]),
     )
-    kernels = tuple(
-        replace(
-            kernel,
-            places=tuple(
-                place._replace(definition=numbers[place.definition])
-                for place in kernel.places
-                if place.definition in numbers
-            ),
-        )
-        for kernel in ppdf.kernels
-    )
-    return replace(ppdf, program=chosen, builds=builds, kernels=kernels, needs_write=needs_write(chosen), ebpf=())
 
 
 def _with_ppdf(compiled: CompiledProgram, ppdf: Ppdf) -> CompiledProgram:
@@ -354,20 +341,22 @@ def _with_ppdf(compiled: CompiledProgram, ppdf: Ppdf) -> CompiledProgram:
 
 
 def _built(compiled: CompiledProgram, modules: Iterable[str | Path] | None, *, with_ebpf: bool) -> Ppdf:
-    from dprobes.resolve.portable import build_ppdf, module_here
+    from dprobes.resolve.portablejoined import build_joined, files_of_modules
 
     if not isinstance(compiled.symbols, FileSymbols):
         raise FormatError(
             "a compiled program can be saved for the builds that it was made for only",
             hint="compile its source for the other modules",
         )
-    if modules is None:
-        paths = module_here(compiled.program, "name its file: modules=[...]")
+    paths = [Path(module) for module in modules or ()]
+    if modules is None or len(compiled.programs) > 1:
+        files = files_of_modules(compiled.programs, paths, "name its file: modules=[...]")
     else:
-        paths = [Path(module) for module in modules]
-    return build_ppdf(
-        compiled.program,
-        paths,
+        files = [paths]
+    return build_joined(
+        compiled.programs,
+        files,
+        compiled.tool,
         compiled.diagnostics,
         extra_symbols=compiled.symbols.extra,
         allow_write=compiled.allow_write,

@@ -22,11 +22,14 @@ from dprobes.errors import EngineError
 from dprobes.formatters.datareader import ProgramDataReader
 from dprobes.record.codec import decode_record
 from dprobes.record.layout import Item
+from dprobes.rpn.joined import joined_program
 from dprobes.target.location import FileSymbols
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator, Iterable, Sequence
 
+    from dprobes.engines.companions import PreparedCompanions
+    from dprobes.engines.insertion import Prepared
     from dprobes.engines.interface import Counts, Scope
     from dprobes.engines.options import EngineOptions
     from dprobes.keyed.view import KeyedTable
@@ -314,20 +317,28 @@ class ProbeSession:
             name, argument = named_engine(engine)
             scope = scope if argument is None else replace(scope, endpoint=argument)
         where = insertion(name, scope, self._options, replaces=replaces, beside=beside)
-        prepared = where.prepare(
-            compiled.program,
-            diagnostics,
-            compiled.symbols,
-            allow_write=compiled.allow_write,
-            filters=() if condition is None else (condition,),
-        )
+        filters = () if condition is None else (condition,)
+        prepared: Prepared | PreparedCompanions
+        if compiled.is_joined:
+            from dprobes.engines.companions import prepared_companions, tool_error
+
+            if compiled.tool is not None:
+                raise tool_error(compiled.tool)
+            prepared = prepared_companions(
+                where, compiled.programs, diagnostics, compiled.all_symbols, filters, allow_write=compiled.allow_write
+            )
+        else:
+            prepared = where.prepare(
+                compiled.program, diagnostics, compiled.symbols, allow_write=compiled.allow_write, filters=filters
+            )
+        program = joined_program(compiled.programs)
         session = prepared.session(self._items, self._globals)
         session.__enter__()
         return InsertedProgram(
-            compiled.program,
+            program,
             session,
             self._queue,
-            ProgramDataReader(compiled.program, compiled.templates),
+            ProgramDataReader(program, compiled.templates),
             engine=prepared.engine.name,
             reason=prepared.reason,
             diagnostics=diagnostics,

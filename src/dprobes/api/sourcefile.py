@@ -18,51 +18,38 @@ if TYPE_CHECKING:
     from dprobes.rpn.program import Program
     from dprobes.source import SourceFile
 
-__all__ = ["ParsedSource", "parse_c", "parse_program"]
+__all__ = ["ParsedSource", "parse_c", "parse_programs"]
 
 _TEMPLATE_FILE = "program.fmt"
 
 
-def parse_program(
+def parse_programs(
     source: Path | SourceFile,
     diagnostics: Diagnostics,
     options: CompileOptions,
     *,
     module: str = "",
     files: ModuleFiles | None = None,
-) -> tuple[Program, Mapping[str, bytes]]:
+) -> ParsedSource:
     """
-    Return the program in a source file of either language, and the templates that it has of its own.
+    Return what is in a source file of either language.
 
     A source that has been read is in DProbes C. ``module`` is that of probes in DProbes C that name none, ``files``
-    finds the files of modules for them. Raise ``SourceError`` if it has errors of form, or is for several modules.
+    finds the files of modules for them. Raise ``SourceError`` if it has errors of form.
     """
     from dprobes.source import SourceFile
 
     if not isinstance(source, SourceFile):
         if source.suffix != C_SUFFIX:
-            return parse_file(source, diagnostics, options), {}
+            return ParsedSource((parse_file(source, diagnostics, options),), {}, None)
         from dprobes.preprocessor import read_source
 
         source = read_source(source)
-    parsed = parse_c(source, diagnostics, options, module, files)
-    (first, *others), templates, tool = parsed
-    what = ""
-    if others:
-        what = f"for several modules: {', '.join(repr(each.name) for each in parsed.programs)}"
-    elif tool is not None:
-        what = f"with a block '{tool.blocks[0].block.written}', which the tool executes"
-    if what:
-        place = others[0].spans.get("name") if others else tool.blocks[0].block.span if tool is not None else None
-        diagnostics.error(
-            place, f"this is a program {what}", hint="'dprobes run' takes it as a whole; here it is one for a module"
-        )
-        diagnostics.raise_if_errors()
-    return first, templates
+    return parse_c(source, diagnostics, options, module, files)
 
 
 class ParsedSource(NamedTuple):
-    """The programs of a source in DProbes C, one for each module, the templates of all, and what the tool executes."""
+    """The programs of a source, one for each module, the templates of all, and what the tool executes."""
 
     programs: tuple[Program, ...]
     templates: Mapping[str, bytes]

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dprobes.api.sourcefile import parse_program
+from dprobes.api.sourcefile import parse_programs
 from dprobes.cli.resolvedprogram import is_c, source_of
 from dprobes.formatters.templates.carried import carried_templates
 from dprobes.ppdf.writer import encode
 from dprobes.resolve.localmodule import open_named_module
-from dprobes.resolve.portable import build_ppdf
+from dprobes.resolve.portablejoined import build_joined
 from dprobes.resolve.spaces import Space, space_of
+from dprobes.rpn.joined import joined_program
 from dprobes.target.modules import find_module
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from dprobes.diagnostics import Diagnostics
     from dprobes.dpc.modulefiles import ModuleFiles
     from dprobes.engines.insertion import Vantage
     from dprobes.rpn.pipeline import CompileOptions
+    from dprobes.rpn.program import Program
 
 __all__ = ["compiled_here"]
 
@@ -37,27 +40,35 @@ def compiled_here(
 
     ``templates`` is the directory of its templates.
     """
-    program, own_templates = parse_program(
+    source = parse_programs(
         source_of(file) if isinstance(file, str) else file,
         diagnostics,
         options,
         files=_files(file, symbols, vantage),
     )
-    module = None
-    if space_of(program) is Space.MODULE:
-        module = find_module(program.name, pid=vantage.tid, command=vantage.command)
-        if module is not None:
-            open_named_module(program, module, diagnostics)
-    ppdf = build_ppdf(
-        program,
-        [module] if module is not None else [],
+    program = joined_program(source.programs)
+    ppdf = build_joined(
+        source.programs,
+        [_module_of(each, vantage, diagnostics) for each in source.programs],
+        source.tool,
         diagnostics,
         extra_symbols=symbols,
         allow_write=options.allow_write,
         with_ebpf=False,
-        templates=carried_templates(templates, program, diagnostics) if templates is not None else own_templates,
+        templates=carried_templates(templates, program, diagnostics) if templates is not None else source.templates,
     )
     return encode(ppdf)
+
+
+def _module_of(program: Program, vantage: Vantage, diagnostics: Diagnostics) -> Sequence[Path]:
+    """Return the file of a program's module, if it is on this machine."""
+    if space_of(program) is not Space.MODULE:
+        return ()
+    module = find_module(program.name, pid=vantage.tid, command=vantage.command)
+    if module is None:
+        return ()
+    open_named_module(program, module, diagnostics)
+    return (module,)
 
 
 def _files(file: Path | str, symbols: Path | None, vantage: Vantage) -> ModuleFiles | None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dprobes.api import C_SUFFIX, compiledprogram
-from dprobes.api.compiledprogram import is_compiled
+from dprobes.api.compiledfile import is_compiled
 from dprobes.resolve.localmodule import Compiled, resolve_here
 from dprobes.rpn.pipeline import CompileOptions
 
@@ -137,9 +137,9 @@ def compile_programs(
             program,
             loaded.diagnostics,
             allow_write=options.allow_write,
-            symbols=loaded.symbols,
+            symbols=known,
             pid=pid,
             architecture_name=architecture_name,
         )
-        for program in (loaded.program, *loaded.companions)
+        for program, known in zip(loaded.programs, loaded.all_symbols, strict=True)
     ]

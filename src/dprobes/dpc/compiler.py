@@ -18,7 +18,7 @@ from dprobes.dpc.programtyper import ProgramTyper
 from dprobes.dpc.toolblock import ToolProgram, check_block
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from dprobes.diagnostics import Diagnostics
     from dprobes.dpc.debugplaces import PlaceFinder
@@ -48,18 +48,20 @@ def compile_text(
     module_of: Callable[[str], ProbedModule | None] = lambda _module: None,
     allow_write: bool = False,
     places: PlaceFinder | None = None,
+    tell_modules: Callable[[Sequence[str]], None] = lambda _names: None,
     note: Callable[[str, object], None] = lambda _name, _made: None,
 ) -> CompiledText:
     """
     Compile a program.
 
     ``module`` is that of points that name none, and ``word_size_of`` knows how many bytes a word of a module has: 4 or
-    8; ``module_of`` what describes it. There is a compilation for each module. ``places`` finds instructions by debug
-    information; without it, no module has any. ``note`` is told what passes have made (``dump``). Raise ``SourceError``
-    if the program is wrong.
+    8; ``module_of`` what describes it; before they are asked, ``tell_modules`` is told of all modules. There is a
+    compilation for each module. ``places`` finds instructions by debug information; without it, no module has any.
+    ``note`` is told what passes have made (``dump``). Raise ``SourceError`` if the program is wrong.
     """
     program = parse(text, diagnostics)
     note("tree", program)
+    tell_modules(ProbedModules(program, module, module_of).names)
     program = with_instructions(program, module, places or DebugPlaces(), diagnostics)
     note("places", program)
     word_size = _word_size(program, module, word_size_of, diagnostics)

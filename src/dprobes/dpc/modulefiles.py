@@ -8,6 +8,7 @@ from dprobes.dpc.probedmodules import KERNEL
 from dprobes.errors import TargetError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from dprobes.dpc.debugplaces import DebugPlaces
@@ -22,8 +23,8 @@ class ModuleFiles:
     """
     Find the files of modules by their names.
 
-    ``pid`` and ``command`` are where a module is looked for first, ``symbols`` is a file with symbols (``--sym``). All
-    modules are the file ``path``, if it is given.
+    ``pid`` and ``command`` are where a module is looked for, ``symbols`` is a file with symbols (``--sym``). The files
+    ``named`` come first.
     """
 
     def __init__(
@@ -31,14 +32,19 @@ class ModuleFiles:
         pid: int | None = None,
         command: str | None = None,
         symbols: Path | None = None,
-        path: Path | None = None,
+        named: Sequence[Path] = (),
     ) -> None:
-        self._path = path
+        self._named = tuple(named)
+        self._is_only = False
         self._pid = pid
         self._command = command
         self._symbols = symbols
         self._files: dict[str, ElfFile | None] = {}
         self._modules: dict[str, ProbedModule | None] = {}
+
+    def tell_modules(self, names: Sequence[str]) -> None:
+        """Say which modules the program has: for a single one the first named file is taken, whatever it is called."""
+        self._is_only = len(names) == 1
 
     def word_size_of(self, module: str) -> int:
         """Return the size of a word of a module, in bytes; that of 64-bit programs if it is not on this machine."""
@@ -70,13 +76,20 @@ class ModuleFiles:
         elf = self._file_of(module)
         return None if elf is None else DescribedModule(elf, FileSymbols(self._symbols))
 
+    def _named_for(self, module: str) -> Path | None:
+        from dprobes.target.modules import is_file_of
+
+        if self._is_only and self._named:
+            return self._named[0]
+        return next((path for path in self._named if is_file_of(path, module)), None)
+
     def _file_of(self, module: str) -> ElfFile | None:
         from dprobes.target.elf.file import ElfFile
         from dprobes.target.modules import find_module
 
         if module not in self._files:
             try:
-                path = self._path or find_module(module, pid=self._pid, command=self._command)
+                path = self._named_for(module) or find_module(module, pid=self._pid, command=self._command)
                 self._files[module] = None if path is None else ElfFile.open(path)
             except TargetError:
                 self._files[module] = None

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 from dprobes.dpc import programtree, tree
 from dprobes.dpc.cursor import Cursor, ParseError
 from dprobes.dpc.expressionparser import string_value
+from dprobes.dpc.programtree import PERIOD_MAX, PERIOD_MIN
 from dprobes.dpc.statementparser import StatementParser
 from dprobes.dpc.token import Token, TokenKind, TokenStream
 
@@ -60,7 +61,6 @@ _OF_MODULES, _OF_PROBES = ("major", "jmpmax"), ("maxhits", "passcount", "minor",
 """The attributes of a ``module`` statement, and of a probe; each is a number."""
 
 _TIME = "write every 1s"
-_PERIOD_MIN, _PERIOD_MAX = 10_000_000, 86_400_000_000_000
 """The shortest and the longest time between two executions of a block, in nanoseconds."""
 
 _POINT_WORDS = ("inline", "usdt", "watch", "sample", "tracepoint", "syscall", "kmod", "begin", "end", "every")
@@ -191,7 +191,7 @@ class _ProgramParser:
             if re.fullmatch(r"[0-9]+[num]?s", number.text) is None:
                 raise cursor.wrong(f"'{number.text}' is no time", span, _TIME)
             period, written = self._number(number), f"every {number.text}"
-            if not _PERIOD_MIN <= period <= _PERIOD_MAX:
+            if not PERIOD_MIN <= period <= PERIOD_MAX:
                 raise cursor.wrong(f"'{number.text}' is not from 10ms to one day", span)
         body = self._statements.block()
         kind = programtree.BlockKind(first.text)

@@ -68,6 +68,7 @@ def compile_source(
         word_size_of=files.word_size_of,
         module_of=files.module_of,
         places=files.places,
+        tell_modules=files.tell_modules,
         allow_write=options.allow_write,
     )
     if not found:
@@ -120,6 +121,7 @@ def dump_lines(
             word_size_of=files.word_size_of,
             module_of=files.module_of,
             places=files.places,
+            tell_modules=files.tell_modules,
             allow_write=options.allow_write,
             note=passes.note,
         )

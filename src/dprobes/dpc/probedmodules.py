@@ -31,7 +31,7 @@ class ProbedModules:
         self._default = program.module or module
         self._module_of = module_of
         points = [point for probe in program.probes for point in probe.points]
-        self._names = list(dict.fromkeys(map(self._name_of, points)))
+        self.names = list(dict.fromkeys(map(self._name_of, points)))
 
     def _name_of(self, point: Point) -> str:
         return KERNEL if point.kind in _OF_KERNEL else point.module or self._default
@@ -40,12 +40,12 @@ class ProbedModules:
         """Return the name of the module of a point, or of the only one; empty if there are several."""
         if point is not None:
             return self._name_of(point)
-        return self._names[0] if len(self._names) == 1 else ""
+        return self.names[0] if len(self.names) == 1 else ""
 
     @property
     def first(self) -> ProbedModule | None:
         """The module whose types a program may name: the one that is probed first."""
-        return self._of(self._names[0]) if self._names else None
+        return self._of(self.names[0]) if self.names else None
 
     def _of(self, name: str) -> ProbedModule | None:
         return self._module_of(KERNEL if name.startswith("kmod ") else name) if name else None
@@ -58,5 +58,5 @@ class ProbedModules:
 
     def names_of_all(self) -> PlaceNames | None:
         """Return what names mean in the functions of a program: nothing, if it probes several modules."""
-        module = self.first if len(self._names) == 1 else None
+        module = self.first if len(self.names) == 1 else None
         return None if module is None else module.names_at(None, at_return=False)

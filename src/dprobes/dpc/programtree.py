@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from dprobes.source import Span
 
 __all__ = [
+    "PERIOD_MAX",
+    "PERIOD_MIN",
     "Attribute",
     "BlockKind",
     "Function",
@@ -25,6 +27,10 @@ __all__ = [
     "ProgramTree",
     "ToolBlock",
 ]
+
+
+PERIOD_MIN, PERIOD_MAX = 10_000_000, 86_400_000_000_000
+"""How many nanoseconds there are between two executions of a block, from 10ms to one day."""
 
 
 class PointKind(enum.Enum):

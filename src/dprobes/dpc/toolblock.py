@@ -19,9 +19,11 @@ if TYPE_CHECKING:
     from dprobes.dpc.typedprogram import TypedBlock, TypedFunction
     from dprobes.source import Span
 
-__all__ = ["ToolProgram", "check_block"]
+__all__ = ["SYSTEM", "ToolProgram", "check_block"]
 
-_SYSTEM = ("pid", "tid", "uid", "procid", "time")
+SYSTEM = ("pid", "tid", "uid", "procid", "time")
+"""What the tool knows of the system where it has no hit."""
+
 _ELSEWHERE = {
     typed.VariableKind.PER_CPU: "a variable of each CPU",
     typed.VariableKind.THREAD: "a variable of each thread",
@@ -102,7 +104,7 @@ def _problem(value: typed.Argument, functions: Mapping[str, TypedFunction], seen
             return "a register"
         case typed.StackTrace():
             return "a call stack"
-        case typed.System(name) if name not in _SYSTEM:
+        case typed.System(name) if name not in SYSTEM:
             return "a value of a hit"
         case typed.Variable(kind) | typed.Step(typed.Variable(kind)) | typed.Assign(typed.Variable(kind)) if (
             kind in _ELSEWHERE

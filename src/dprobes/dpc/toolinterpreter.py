@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
 from dprobes.dpc import typed, typedstatement
-from dprobes.dpc.ctype import Void, size_of
+from dprobes.dpc.ctype import LONG_LONG, Void, size_of
 from dprobes.dpc.folder import cut
 from dprobes.rpn.arithmetic import divided
 from dprobes.rpn.isa import PROCESS_NAME_SIZE, ExceptionCode
@@ -106,7 +106,10 @@ class ToolInterpreter:
     def execute(self, block: TypedBlock) -> None:
         """Execute a block; raise ``ToolError`` for what ends it before its time."""
         with suppress(_EndError):
-            _Frame(self._program, self._host, self._numbers, block.slots, ()).execute(block.body)
+            try:
+                _Frame(self._program, self._host, self._numbers, block.slots, ()).execute(block.body)
+            except RecursionError:
+                raise ToolError(ExceptionCode.CALL_MAX, "calls too deep in each other") from None
 
 
 class _Frame:
@@ -151,7 +154,7 @@ class _Frame:
                 self._host.print(template, b"".join(map(self._bytes, items)))
             case typedstatement.Tally(table, keys, value):
                 number = 0 if value is None else self.value(value)
-                self._host.tally(self._numbers[table], self._key(keys), number)
+                self._host.tally(self._numbers[table], self._key(keys), LONG_LONG.cut(number))
             case typedstatement.Untally(table, keys):
                 self._host.delete(self._numbers[table], self._key(keys))
             case typedstatement.Show(table, rows):

@@ -3,51 +3,66 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from dprobes.diagnostics import Diagnostics
 from dprobes.engines.companionsession import CompanionSession
 from dprobes.engines.registry import candidates, engine_row
 from dprobes.errors import DprobesError, EngineError
+from dprobes.rpn.joined import joined_program
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from dprobes.dpc.toolblock import ToolProgram
     from dprobes.engines.insertion import Insertion, Prepared
     from dprobes.engines.interface import Engine
+    from dprobes.engines.sharedglobals import GlobalVariables
     from dprobes.record.layout import Item
     from dprobes.resolve.localmodule import Compiled
     from dprobes.rpn.program import Program
     from dprobes.target.location import SymbolProvider
     from dprobes.target.processimages import ProcessImages
 
-__all__ = ["PreparedCompanions", "joined_program", "prepared_companions"]
+__all__ = ["PreparedCompanions", "prepared_companions", "tool_error"]
 
 
-def joined_program(programs: Sequence[Program]) -> Program:
-    """Return a program with the definitions of all, for people: its probepoints are in several modules."""
-    first = programs[0]
-    return replace(first, definitions=tuple(each for program in programs for each in program.definitions))
+def tool_error(tool: ToolProgram) -> EngineError:
+    """Return the error that nobody executes the blocks of a program here."""
+    written = tool.blocks[0].block.written
+    return EngineError(
+        f"the program has a block '{written}', which only 'dprobes run' executes",
+        hint="run it with 'dprobes run', or leave out 'begin', 'every' and 'end'",
+    )
 
 
 def prepared_companions(
     where: Insertion,
     programs: Sequence[Program],
     diagnostics: Diagnostics,
-    symbols: SymbolProvider,
+    symbols: Sequence[SymbolProvider],
     filters: Sequence[str] = (),
+    *,
+    allow_write: bool = False,
 ) -> PreparedCompanions:
     """
     Find the probepoints of programs that are inserted as one, and the engine that can run them all.
 
+    ``symbols`` has what is known of the symbols of each. ``allow_write`` allows what the options do not.
+
     Raise an error of ours if something is wrong with one, or no engine can run all of them.
     """
-    found, error = _prepared(where, programs, diagnostics, symbols, filters)
-    reasons = {} if found is None else {each.engine.name: each.reason for each in found.members}
+    if where.replaces is not None:
+        raise EngineError(
+            "a program for several modules cannot take the place of another one", hint="remove the other one first"
+        )
+    each = _Each(tuple(programs), diagnostics, tuple(symbols), tuple(filters), allow_write)
+    found, error = each.prepared(where)
+    reasons = {} if found is None else {member.engine.name: member.reason for member in found.members}
     if len(reasons) > 1:
         # Only where the engine was to be chosen: one has to do for all, best the one that only some need.
         for name in [row.name for row in reversed(candidates()) if row.name in reasons]:
-            found, error = _prepared(replace(where, engine=name), programs, diagnostics, symbols, filters)
+            found, error = each.prepared(replace(where, engine=name))
             if found is not None:
                 found.reason = reasons[name]
                 break
@@ -63,22 +78,28 @@ def prepared_companions(
     return found
 
 
-def _prepared(
-    where: Insertion,
-    programs: Sequence[Program],
-    diagnostics: Diagnostics,
-    symbols: SymbolProvider,
-    filters: Sequence[str],
-) -> tuple[PreparedCompanions | None, DprobesError | None]:
-    own = Diagnostics()
-    own.extend(diagnostics)
-    try:
-        members = [where.prepare(each, own, symbols, filters=filters) for each in programs]
-        for each in members:
-            _ = each.engine
-    except DprobesError as error:
-        return None, error
-    return PreparedCompanions(members, own), None
+class _Each(NamedTuple):
+    """What each of the programs is prepared with."""
+
+    programs: tuple[Program, ...]
+    diagnostics: Diagnostics
+    symbols: tuple[SymbolProvider, ...]
+    filters: tuple[str, ...]
+    allow_write: bool
+
+    def prepared(self, where: Insertion) -> tuple[PreparedCompanions | None, DprobesError | None]:
+        own = Diagnostics()
+        own.extend(self.diagnostics)
+        try:
+            members = [
+                where.prepare(program, own, known, allow_write=self.allow_write, filters=self.filters)
+                for program, known in zip(self.programs, self.symbols, strict=True)
+            ]
+            for each in members:
+                _ = each.engine
+        except DprobesError as error:
+            return None, error
+        return PreparedCompanions(members, own), None
 
 
 class PreparedCompanions:
@@ -102,7 +123,9 @@ class PreparedCompanions:
         """The engine that runs all of them."""
         return self.members[0].engine
 
-    def session(self, items: Item, images: ProcessImages | None = None) -> CompanionSession:
+    def session(
+        self, items: Item, globals_: GlobalVariables | None = None, images: ProcessImages | None = None
+    ) -> CompanionSession:
         """Return the session, which inserts the programs when it is entered; records carry the header items."""
-        jobs = [each.job(items, None, images) for each in self.members]
+        jobs = [each.job(items, globals_, images) for each in self.members]
         return CompanionSession([each.engine for each in self.members], jobs)

@@ -157,12 +157,13 @@ class CompanionSession:
                 stack.callback(command.close)
                 self._command = command
                 scope = command.scope()
-            if count := max(program.gvars for program in self._programs):
+            self._globals = self._jobs[0].globals
+            if self._globals is None and (count := max(program.gvars for program in self._programs)):
                 self._globals = stack.enter_context(GlobalVariables(count))
             stack.callback(self._leave)
             for number, (engine, job) in enumerate(zip(self._engines, self._jobs, strict=True)):
                 principal = self._sessions[0] if self._sessions else None
-                own = replace(job, scope=scope, globals=self._globals, beside=tuple(self._sessions))
+                own = replace(job, scope=scope, globals=self._globals, beside=(*job.beside, *self._sessions))
                 session = engine.run(replace(own, principal=principal, companions=self._programs))
                 session.__enter__()
                 self._sessions.append(session)
@@ -183,8 +184,9 @@ class CompanionSession:
             self._take(self._queue.get())
         for thread in self._threads:
             thread.join()
-        while self._sessions:
-            self._sessions.pop().__exit__(None, None, None)
+        with contextlib.ExitStack() as stack:  # what they have counted is read afterwards
+            for session in self._sessions:
+                stack.callback(session.__exit__, None, None, None)
 
     def _follow(self, number: int) -> None:
         """Begin to hand on the events of a session, and wait until all is probed that is in its scope now."""
@@ -336,6 +338,11 @@ class CompanionSession:
         for session in self._sessions:
             found |= session.mapped_files
         return found
+
+    @property
+    def members(self) -> Sequence[ControlledSession]:
+        """The sessions of the single programs."""
+        return tuple(self._sessions)
 
     def counts(self) -> tuple[Counts, ...]:
         """Return what happened so far, in the order of ``probes``."""

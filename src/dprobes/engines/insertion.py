@@ -76,6 +76,13 @@ class Present(Protocol):
         """Its session."""
 
 
+def members_of(session: ControlledSession) -> Sequence[ControlledSession]:
+    """Return the sessions of single programs that a session consists of."""
+    from dprobes.engines.companionsession import CompanionSession
+
+    return session.members if isinstance(session, CompanionSession) else (session,)
+
+
 def insertion(
     engine: str,
     scope: Scope,
@@ -95,7 +102,11 @@ def insertion(
         engine = replaces.engine
     if (problem := scope_problem(engine, scope, options)) is not None:
         raise EngineError(problem)
-    present = tuple(beside)
+    present = tuple(member for session in beside for member in members_of(session))
+    if replaces is not None and len(members_of(replaces.session)) > 1:
+        raise EngineError(
+            "a program for several modules cannot be replaced by another one", hint="remove the other one first"
+        )
     options = replace(
         options,
         traces_already=replaces is not None and engine_row(replaces.engine).is_tracer,

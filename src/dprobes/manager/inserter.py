@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dprobes.diagnostics import Diagnostics, Note, Severity
+from dprobes.engines.companions import prepared_companions, tool_error
 from dprobes.engines.followedprogram import GONE
 from dprobes.engines.insertion import insertion
 from dprobes.engines.interface import Notice
@@ -19,6 +20,7 @@ from dprobes.manager.insertedprogram import InsertedProgram
 from dprobes.manager.sharedfiles import HeldFiles, SharingSymbols
 from dprobes.record.origin import RecordSource
 from dprobes.rpn.groups import select, without_opcodes
+from dprobes.rpn.joined import joined_program
 from dprobes.rpn.program import ModuleType
 from dprobes.target.carriedsymbols import CarriedSymbols, OtherBuild
 from dprobes.target.processimages import ProcessImages
@@ -26,11 +28,13 @@ from dprobes.target.processimages import ProcessImages
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+    from dprobes.engines.companions import PreparedCompanions
     from dprobes.engines.insertion import Prepared
     from dprobes.engines.interface import Scope
     from dprobes.engines.sharedglobals import GlobalVariables
     from dprobes.manager.arguments import Insertion
     from dprobes.manager.recorder import Recording
+    from dprobes.ppdf.model import Ppdf
     from dprobes.resolve.localmodule import Compiled
     from dprobes.resolve.probepoints import Probepoint
     from dprobes.rpn.program import Program
@@ -78,10 +82,12 @@ class Inserter:
 
         Raise an error of ours if that cannot be: what is inserted already stays as it is.
         """
-        program = _with_absolute_name(request.ppdf.program, request.directory)
-        program = select(program, request.groups, request.types)
+        if request.ppdf.blocks is not None:
+            raise tool_error(request.ppdf.blocks)
+        programs = [_with_absolute_name(each.program, request.directory) for each in request.ppdf.members]
+        programs = [select(program, request.groups, request.types) for program in programs]
         if not request.verifies_opcodes:
-            program = without_opcodes(program)
+            programs = [without_opcodes(program) for program in programs]
         replaced = present[0] if request.replaces and present else None
         own = request.options.own
         options = replace(
@@ -92,11 +98,18 @@ class Inserter:
         )
         sessions = [each.session for each in beside]
         where = insertion(request.engine, request.scope, options, replaces=replaced, beside=sessions)
-        symbols = SharingSymbols(self._symbols_of(request), self._files)
-        prepared = where.prepare(program, Diagnostics(), symbols, filters=request.filters)
+        symbols = [SharingSymbols(self._symbols_of(each, request), self._files) for each in request.ppdf.members]
+        prepared: Prepared | PreparedCompanions
+        if len(programs) > 1:
+            prepared = prepared_companions(where, programs, Diagnostics(), symbols, request.filters)
+            members = [each.compiled for each in prepared.members]
+        else:
+            prepared = where.prepare(programs[0], Diagnostics(), symbols[0], filters=request.filters)
+            members = [prepared.compiled]
         compiled = prepared.compiled
         if request.merges:
-            _check_apart(compiled, present)
+            for each in members:
+                _check_apart(each, present)
         engine = prepared.engine.name
         request.reason = prepared.reason
         if text := compiled.render(Severity.WARNING, *((Severity.NOTE,) if compiled.resolved is None else ())):
@@ -104,17 +117,18 @@ class Inserter:
             notify(Notice(f"the program '{name}' has {'warnings' if has_warnings else 'notes'}", details=text))
         if replaced is not None:
             _check_replaceable(replaced, engine, request.scope)
-        return self._enter(name, prepared, request, derived_templates(program))
+        return self._enter(name, prepared, request, derived_templates(joined_program(programs)))
 
     @staticmethod
-    def _symbols_of(request: Insertion) -> CarriedSymbols:
+    def _symbols_of(ppdf: Ppdf, request: Insertion) -> CarriedSymbols:
         other = OtherBuild.OWN_SYMBOLS if request.uses_own_symbols else OtherBuild.REFUSE
         if not request.verifies_build_id:
             other = OtherBuild.NEAREST
-        ppdf = request.ppdf
         return CarriedSymbols(ppdf.builds, ppdf.program.name, other, request.verifies_opcodes, ppdf.kernels)
 
-    def _enter(self, name: str, prepared: Prepared, request: Insertion, derived: dict[int, str]) -> InsertedProgram:
+    def _enter(
+        self, name: str, prepared: Prepared | PreparedCompanions, request: Insertion, derived: dict[int, str]
+    ) -> InsertedProgram:
         """Insert a program whose records are shown by ``derived`` templates where there are no others."""
         program = prepared.compiled.program
         source = RecordSource(

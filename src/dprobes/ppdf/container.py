@@ -26,7 +26,7 @@ from dprobes.errors import FormatError
 __all__ = ["MAGIC", "MAJOR", "MINOR", "NEWER_HINT", "SECTION_MAX", "SIZE_MAX", "Section", "pack", "unpack"]
 
 MAGIC = b"\x89PPDF\r\n\x1a"
-MAJOR, MINOR = 1, 2
+MAJOR, MINOR = 1, 3
 
 NEWER_HINT = "update dprobes here, or build the file with an older one"
 """What to do about a file that this version cannot read."""

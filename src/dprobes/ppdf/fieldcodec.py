@@ -51,7 +51,7 @@ class Writer:
 
     def __init__(self, strings: Strings) -> None:
         self.data = bytearray()
-        self._strings = strings
+        self.all_strings = strings
 
     def u8(self, value: int) -> None:
         """Write one byte."""
@@ -77,7 +77,7 @@ class Writer:
 
     def string(self, text: str | None) -> None:
         """Write the number of a string, or NONE."""
-        self.u32(NONE if text is None else self._strings.number(text))
+        self.u32(NONE if text is None else self.all_strings.number(text))
 
     def strings(self, strings: Sequence[str]) -> None:
         """Write how many strings there are, and their numbers."""
@@ -115,9 +115,13 @@ class Reader:
         """The place of the next field in the file."""
         return self._base + self._position
 
-    def fail(self, message: str, offset: int | None = None) -> NoReturn:
+    def back(self, offset: int) -> None:
+        """Go back to a place in the file that was read."""
+        self._position = offset - self._base
+
+    def fail(self, message: str, offset: int | None = None, hint: str | None = None) -> NoReturn:
         """Raise the error that something is wrong, by default with the next field."""
-        raise FormatError(f"{self._what}: {message}", offset=self.offset if offset is None else offset)
+        raise FormatError(f"{self._what}: {message}", offset=self.offset if offset is None else offset, hint=hint)
 
     def take(self, size: int, what: str) -> memoryview:
         """Return so many bytes."""
@@ -168,6 +172,14 @@ class Reader:
             self.fail(f"expected {what} below {limit}, found {value}", at)
         return value
 
+    def below_byte(self, limit: int, what: str) -> int:
+        """Return a number of one byte that is below a limit."""
+        at = self.offset
+        value = self.u8(what)
+        if value >= limit:
+            self.fail(f"expected {what} below {limit}, found {value}", at)
+        return value
+
     def below_or_none(self, limit: int, what: str) -> int | None:
         """Return a number of four bytes that is below a limit, or None for NONE."""
         at = self.offset
@@ -197,6 +209,14 @@ class Reader:
     def block(self, what: str) -> bytes:
         """Return as many bytes as the count before them says."""
         return bytes(self.take(self.count(1, what), what))
+
+    def text(self, what: str) -> str:
+        """Return a text of its own, which may have several lines."""
+        data = self.block(what)
+        try:
+            return data.decode()
+        except UnicodeDecodeError as error:
+            self.fail(f"expected UTF-8 for {what}, found something else", self.offset - len(data) + error.start)
 
     def count(self, size: int, what: str, limit: int = NONE) -> int:
         """Return how many things of at least ``size`` bytes each follow; they must fit, and be at most ``limit``."""

@@ -10,6 +10,7 @@ from dprobes.lazydataclass import dataclass
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from dprobes.dpc.toolblock import ToolProgram
     from dprobes.rpn.program import Program
     from dprobes.target.carriedsymbols import CarriedBuild
     from dprobes.target.kernel.carriedkernel import CarriedKernel
@@ -53,7 +54,8 @@ class Ppdf:
 
     ``machines`` are the processors that the program is encoded for, named as in ``arch``. ``needs_write`` says
     that it changes or stops the target. ``templates`` maps the names of template files to their bytes. ``tool`` names
-    what has made the file.
+    what has made the file. ``companions`` are the programs for other modules that were written with this one: they have
+    no companions themselves, and their templates are here. ``blocks`` is what the tool executes of all.
     """
 
     program: Program
@@ -64,3 +66,10 @@ class Ppdf:
     ebpf: tuple[EbpfCode, ...] = ()
     tool: str = ""
     kernels: tuple[CarriedKernel, ...] = ()
+    companions: tuple[Ppdf, ...] = ()
+    blocks: ToolProgram | None = None
+
+    @property
+    def members(self) -> tuple[Ppdf, ...]:
+        """This program and its companions."""
+        return (self, *self.companions)

@@ -14,12 +14,14 @@ from dprobes.ppdf.images import read_images
 from dprobes.ppdf.kernels import read_kernels
 from dprobes.ppdf.model import Ppdf
 from dprobes.ppdf.sources import read_sources
-from dprobes.ppdf.writer import NEEDS_WRITE, STRING_MAX
+from dprobes.ppdf.writer import IS_JOINED, NEEDS_WRITE, STRING_MAX
 from dprobes.rpn import isa
 from dprobes.rpn.needs import writing_instructions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from dprobes.rpn.program import Program
 
 __all__ = ["decode"]
 
@@ -34,17 +36,33 @@ _SECTIONS = {
     "KERN": "kernels",
     "EBPF": "eBPF",
     "TMPL": "templates",
+    "COMP": "companions",
+    "TOOL": "blocks of the tool",
 }
 """All sections of this version and what they hold; each is there, in whatever order."""
 
-_SINCE = {"ISET": 1, "KERN": 2}
+_SINCE = {"ISET": 1, "KERN": 2, "COMP": 3, "TOOL": 3}
 """In which minor version a section came, if not in the first one."""
 
-_TEMPLATE_SIZE = 8
+_TEMPLATE_SIZE, _COMPANION_SIZE = 8, 24
+
+_SHARED = {
+    "major": "major code",
+    "vars": "number of variables",
+    "gvars": "number of global variables",
+    "cvars": "number of CPU variables",
+    "tvars": "number of thread variables",
+    "tables": "tables",
+}
+"""What is the same in the headers of companions."""
 
 
 def decode(data: bytes) -> Ppdf:
     """Return what the bytes of a PPDF hold; raise ``FormatError`` with the byte at which something is wrong."""
+    return _decode(data, is_companion=False)
+
+
+def _decode(data: bytes, *, is_companion: bool) -> Ppdf:
     minor, sections = unpack(data)
     expected = {name: what for name, what in _SECTIONS.items() if _SINCE.get(name, 0) <= minor}
     for name, what in expected.items():
@@ -58,8 +76,9 @@ def decode(data: bytes) -> Ppdf:
     strings = _read_strings(_reader(sections, "STRS"))
     info = _reader(sections, "INFO", strings)
     tool, flags_at, flags = info.string("the tool"), info.offset, info.u32("flags")
-    if flags & ~NEEDS_WRITE:
-        info.fail(f"expected no flags but {NEEDS_WRITE:#x}, found {flags:#x}", flags_at)
+    known = NEEDS_WRITE | (IS_JOINED if "COMP" in expected and not is_companion else 0)
+    if flags & ~known:
+        info.fail(f"expected no flags but {known:#x}, found {flags:#x}", flags_at, hint=NEWER_HINT)
     info.end()
     if "ISET" in expected:
         _check_instruction_set(_reader(sections, "ISET"))
@@ -69,6 +88,19 @@ def decode(data: bytes) -> Ppdf:
     if not flags & NEEDS_WRITE and (writing := writing_instructions(program)):
         info.fail(f"'{writing[0]}' is in the program, but the flag {NEEDS_WRITE:#x} is not set", flags_at)
     definitions = len(program.definitions)
+    companions: tuple[Ppdf, ...] = ()
+    blocks = None
+    if flags & IS_JOINED:
+        companions = _read_companions(_reader(sections, "COMP", strings), program)
+        from dprobes.ppdf.treereader import read_blocks
+
+        blocks = read_blocks(_reader(sections, "TOOL", strings), program, spans)
+    elif "COMP" in expected:
+        for name in ("COMP", "TOOL"):
+            reader = _reader(sections, name)
+            if reader.u32("a number"):
+                reader.fail(f"expected nothing, for the flag {IS_JOINED:#x} is not set", sections[name].offset)
+            reader.end()
     return Ppdf(
         program,
         tuple(image.architecture.name for image in images),
@@ -78,7 +110,30 @@ def decode(data: bytes) -> Ppdf:
         read_ebpf(_reader(sections, "EBPF", strings), definitions),
         tool,
         read_kernels(_reader(sections, "KERN", strings), definitions) if "KERN" in expected else (),
+        companions,
+        blocks,
     )
+
+
+def _read_companions(reader: Reader, program: Program) -> tuple[Ppdf, ...]:
+    """Return the programs for other modules; each is a file in this one."""
+    found = []
+    for number in range(reader.count(_COMPANION_SIZE, "companions")):
+        size = reader.count(1, "bytes of a companion")
+        at = reader.offset
+        data = bytes(reader.take(size, "a companion"))
+        try:
+            companion = _decode(data, is_companion=True)
+        except FormatError as error:
+            raise FormatError(
+                f"section COMP: companion {number}, from byte {at}: {error.message}", hint=error.hint
+            ) from None
+        for attribute, what in _SHARED.items():
+            if getattr(companion.program, attribute) != getattr(program, attribute):
+                reader.fail(f"expected the {what} of the first program in companion {number}", at)
+        found.append(companion)
+    reader.end()
+    return tuple(found)
 
 
 def _reader(sections: dict[str, Section], name: str, strings: Sequence[str] = ()) -> Reader:

@@ -20,10 +20,13 @@ from dprobes.rpn.encoder import encode as encode_code
 if TYPE_CHECKING:
     from dprobes.ppdf.model import Ppdf
 
-__all__ = ["NEEDS_WRITE", "STRING_MAX", "encode"]
+__all__ = ["IS_JOINED", "NEEDS_WRITE", "STRING_MAX", "encode"]
 
 NEEDS_WRITE = 1
 """The flag of a program that changes or stops its target."""
+
+IS_JOINED = 2
+"""The flag of a program that is less without its companions and blocks: who does not know these refuses the file."""
 
 STRING_MAX = 1 << 20
 """How many bytes a string has at most."""
@@ -43,11 +46,22 @@ def encode(ppdf: Ppdf) -> bytes:
     images = {name: encode_code(program, architecture(name)) for name in machines}
     notes = notes_of(program, images[machines[0]], architecture(machines[0]))
     info, instructions, code, body, sources, builds, kernels, ebpf, templates = (Writer(strings) for _ in range(9))
+    companions, blocks = Writer(strings), Writer(strings)
     info.string(ppdf.tool)
-    info.u32(NEEDS_WRITE if ppdf.needs_write else 0)
+    is_joined = bool(ppdf.companions) or ppdf.blocks is not None
+    info.u32((NEEDS_WRITE if ppdf.needs_write else 0) | (IS_JOINED if is_joined else 0))
     instructions.u32(isa.VERSION)
     write_images(code, images)
     write_program(body, program, notes, spans)
+    if ppdf.blocks is None:
+        blocks.u32(0)
+    else:
+        from dprobes.ppdf.treewriter import write_blocks
+
+        write_blocks(blocks, ppdf.blocks, spans)
+    companions.u32(len(ppdf.companions))
+    for companion in ppdf.companions:
+        companions.block(encode(companion))
     spans.write(sources)
     write_builds(builds, ppdf.builds)
     write_kernels(kernels, ppdf.kernels)
@@ -67,6 +81,8 @@ def encode(ppdf: Ppdf) -> bytes:
         "KERN": kernels.data,
         "EBPF": ebpf.data,
         "TMPL": templates.data,
+        "COMP": companions.data,
+        "TOOL": blocks.data,
     }
     return pack({name: bytes(data) for name, data in sections.items()})
 

@@ -28,6 +28,7 @@ __all__ = [
     "advice_on_name",
     "find_module",
     "has_soname",
+    "is_file_of",
     "is_made_by_kernel",
     "matches",
     "near_modules",
@@ -95,6 +96,15 @@ def matches(name: str, path: str | os.PathLike[str], soname: str | None) -> bool
         return True
     link = f"{directory}/{name}"
     return os.path.islink(link) and _same_file(link, path)  # noqa: PTH114 - called for every mapping of a process
+
+
+def is_file_of(path: Path, name: str) -> bool:
+    """Return whether ``name`` means a file by its path, its names or its SONAME."""
+    try:
+        soname = ElfFile.open(path).soname
+    except TargetError:
+        soname = None
+    return matches(name, path, soname)
 
 
 def has_soname(path: Path, name: str) -> bool:

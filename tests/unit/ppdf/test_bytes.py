@@ -45,7 +45,7 @@ def sections_as_drawn(data: bytes) -> dict[str, Fields]:
     assert data[:8] == bytes.fromhex("89 50 50 44 46 0d 0a 1a")
     major, minor, size, count, checksum = struct.unpack_from("<HHIII", data, 8)
     table = data[24 : 24 + 16 * count]
-    assert (major, minor, size) == (1, 2, len(data))
+    assert (major, minor, size) == (1, 3, len(data))
     assert checksum == zlib.crc32(data[:20] + table)
     found = {}
     end = 24 + 16 * count

@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 from dprobes.bpf.lower import LoopForm
-from dprobes.ppdf import builds, container, images, sources
+from dprobes.ppdf import builds, container, images, sources, treeforms
 from dprobes.ppdf.definitions import LOCATIONS
 from dprobes.ppdf.images import NoteKind
-from dprobes.ppdf.writer import NEEDS_WRITE, STRING_MAX
+from dprobes.ppdf.treeforms import StatementKind, ValueKind
+from dprobes.ppdf.treewriter import BLOCK_KINDS
+from dprobes.ppdf.writer import IS_JOINED, NEEDS_WRITE, STRING_MAX
 from dprobes.target.elf.identity import CODE_PREFIX
 from unit.ppdf.samples import SMALL, sections_of
 
@@ -28,6 +30,10 @@ TEXT = (Path(__file__).parents[3] / "docs" / "ppdf.md").read_text()
         f"number of sections, at most {container.SECTION_MAX}\n",
         f"size in bytes, at most {STRING_MAX}; UTF-8",
         f"flags: {NEEDS_WRITE} the program needs --allow-write\n",
+        f"               {IS_JOINED} it has companions or blocks of the tool,",
+        f"number of variables, at most {treeforms.SLOTS_MAX}\n",
+        f"stand at most {treeforms.DEPTH_MAX} deep in each other",
+        "kind: " + ", ".join(f"{number} {kind.value}" for number, kind in enumerate(BLOCK_KINDS)),
         f"{sources.LINE_MAX} at most",
         f"A chain of spans has at most {sources.DEPTH_MAX} spans",
         "kind: " + ", ".join(f"{n} {kind}" for n, kind in enumerate(builds.KINDS)),
@@ -48,6 +54,9 @@ def test_the_tables_are_those_of_the_code() -> None:
         LOCATIONS.values()
     )
     assert [int(n) for n in re.findall(r"^\| (\d) \|", TEXT, re.MULTILINE)] == list(NoteKind)
+    statements, values = TEXT.split("\n| statement |")[1].split("\n| value |")
+    assert [int(n) for n in re.findall(r"^\| (\d+) ", statements, re.MULTILINE)] == list(StatementKind)
+    assert [int(n) for n in re.findall(r"^\| (\d+) ", values, re.MULTILINE)] == list(ValueKind)
     assert images.MACHINES == ("x86_64", "i386")
 
 

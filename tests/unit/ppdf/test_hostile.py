@@ -151,8 +151,8 @@ def test_a_newer_major_version_is_refused_and_says_what_to_do() -> None:
 
 def test_a_newer_minor_version_is_read_without_the_sections_that_are_new() -> None:
     more = {**sections_of(SMALL), "NEWS": b"what nobody knows yet"}
-    assert decode(repacked(more, minor=3)) == decode(SMALL)
-    assert error_of(repacked(more)).startswith("expected no section NEWS in version 1.2 (at byte ")
+    assert decode(repacked(more, minor=4)) == decode(SMALL)
+    assert error_of(repacked(more)).startswith("expected no section NEWS in version 1.3 (at byte ")
 
 
 def test_a_newer_instruction_set_is_refused_and_says_what_to_do() -> None:
@@ -169,16 +169,25 @@ def test_a_newer_instruction_set_is_refused_and_says_what_to_do() -> None:
     assert said.startswith("section ISET: expected a version from 1 on, found 0 (at byte ")
 
 
-def test_version_1_1_has_no_section_with_kernels() -> None:
+def sections_of_version_1_2() -> dict[str, bytes]:
     sections = sections_of(SMALL)
+    assert error_of(repacked(sections, minor=2)).startswith("expected no section COMP in version 1.2 (at byte ")
+    del sections["COMP"], sections["TOOL"]
+    assert decode(repacked(sections, minor=2)) == decode(SMALL)
+    assert error_of(repacked(sections)).startswith("expected a section COMP (companions), found none")
+    return sections
+
+
+def test_version_1_1_has_no_section_with_kernels() -> None:
+    sections = sections_of_version_1_2()
     assert error_of(repacked(sections, minor=1)).startswith("expected no section KERN in version 1.1 (at byte ")
     del sections["KERN"]
     assert decode(repacked(sections, minor=1)) == replace(decode(SMALL), kernels=())
-    assert error_of(repacked(sections)).startswith("expected a section KERN (kernels), found none")
+    assert error_of(repacked(sections, minor=2)).startswith("expected a section KERN (kernels), found none")
 
 
 def test_version_1_0_has_no_section_with_the_instruction_set() -> None:
-    sections = sections_of(SMALL)
+    sections = sections_of_version_1_2()
     del sections["KERN"]
     assert error_of(repacked(sections, minor=0)).startswith("expected no section ISET in version 1.0 (at byte ")
     del sections["ISET"]
@@ -189,7 +198,7 @@ def test_version_1_0_has_no_section_with_the_instruction_set() -> None:
 def test_damage_names_the_section() -> None:
     changed = bytearray(SMALL)
     changed[-1] ^= 1
-    assert error_of(bytes(changed)).startswith("section TMPL is damaged: expected the CRC-32 ")
+    assert error_of(bytes(changed)).startswith("section TOOL is damaged: expected the CRC-32 ")
     changed = bytearray(SMALL)
     changed[30] ^= 1
     assert error_of(bytes(changed)).startswith("the header is damaged: expected the CRC-32 ")

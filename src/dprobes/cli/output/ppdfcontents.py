@@ -34,7 +34,24 @@ def ppdf_listing(ppdf: Ppdf, machine: str | None, *, as_bpf: bool) -> Iterator[s
     machine = machine or ppdf.machines[0]
     if machine not in ppdf.machines:
         raise click.UsageError(f"the program is compiled for {' and '.join(ppdf.machines)}, not for {machine}")
-    return _ebpf_lines(ppdf, machine) if as_bpf else _lines(ppdf, machine)
+    return _all_lines(ppdf, machine, as_bpf=as_bpf)
+
+
+def _all_lines(ppdf: Ppdf, machine: str, *, as_bpf: bool) -> Iterator[str]:
+    members = ppdf.members
+    for number, each in enumerate(members, 1):
+        if len(members) > 1:
+            yield from () if number == 1 else ("",)
+            yield f"// program {number} of {len(members)}"
+        if machine not in each.machines:
+            yield f"// not compiled for {machine}"
+            continue
+        yield from _ebpf_lines(each, machine) if as_bpf else _lines(each, machine)
+    if ppdf.blocks is not None and not as_bpf:
+        yield ""
+        for block in ppdf.blocks.blocks:
+            span = block.block.span
+            yield f"// a block of the tool: {block.block.written}, from {span.file.name}:{span.line}"
 
 
 def _lines(ppdf: Ppdf, machine: str) -> Iterator[str]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dprobes.api import C_SUFFIX
-from dprobes.api.sourcefile import parse_program
+from dprobes.api.sourcefile import parse_programs
 from dprobes.cli import console
 from dprobes.cli.options import (
     PROGRAM,
@@ -100,7 +100,8 @@ def command(
     """
     from dprobes.formatters.templates.carried import carried_templates
     from dprobes.ppdf.writer import encode
-    from dprobes.resolve.portable import build_ppdf, module_here
+    from dprobes.resolve.portablejoined import build_joined, files_of_modules
+    from dprobes.rpn.joined import joined_program
 
     chosen = program_of(file, text)
     if file is not None and is_compiled(file):
@@ -124,15 +125,30 @@ def command(
         print_lines(_rpn_source(chosen, diagnostics, options, symbols, modules).splitlines())
         return 0
     assert output is not None
-    source = source_of(chosen) if isinstance(chosen, str) else chosen
-    program, own_templates = parse_program(source, diagnostics, options, files=_files(chosen, symbols, modules))
-    if is_c(chosen) and len(modules) > 1:
-        _check_same(chosen, options, symbols, modules)
-    found = modules or module_here(program, "name its file with --for FILE")
-    _doubt_names(program, found, diagnostics)
-    files = carried_templates(templates, program, diagnostics) if templates is not None else own_templates
+    source = parse_programs(
+        source_of(chosen) if isinstance(chosen, str) else chosen,
+        diagnostics,
+        options,
+        files=_files(chosen, symbols, modules),
+    )
+    found = files_of_modules(source.programs, modules, "name its file with --for FILE")
+    if is_c(chosen):
+        _check_same(chosen, options, symbols, modules, found)
+    if len(source.programs) == 1:
+        _doubt_names(source.programs[0], found[0], diagnostics)
+    files = source.templates
+    if templates is not None:
+        files = carried_templates(templates, joined_program(source.programs), diagnostics)
     with Progress("compiling the program"):
-        ppdf = build_ppdf(program, found, diagnostics, extra_symbols=symbols, allow_write=allow_write, templates=files)
+        ppdf = build_joined(
+            source.programs,
+            found,
+            source.tool,
+            diagnostics,
+            extra_symbols=symbols,
+            allow_write=allow_write,
+            templates=files,
+        )
     if said := "\n".join(d.render() for d in diagnostics if d.severity is Severity.WARNING):
         console.write(said)
     _write(output, encode(ppdf))
@@ -165,25 +181,34 @@ def _dump(
 
 
 def _files(program: Path | str, symbols: Path | None, modules: Sequence[Path]) -> ModuleFiles | None:
-    """Return what finds the file of the module for a program in DProbes C: the first of ``modules``, if any."""
+    """Return what finds the files of modules for a program in DProbes C: among ``modules`` first."""
     if not is_c(program):
         return None
     from dprobes.dpc.modulefiles import ModuleFiles
 
-    return ModuleFiles(symbols=symbols, path=next(iter(modules), None))
+    return ModuleFiles(symbols=symbols, named=modules)
 
 
-def _check_same(program: Path | str, options: CompileOptions, symbols: Path | None, modules: Sequence[Path]) -> None:
-    """Raise an error if a program reads something else in one build of its module than in another."""
-    first, *others = [_rpn_source(program, Diagnostics(), options, symbols, (module,)) for module in modules]
-    for module, source in zip(modules[1:], others, strict=True):
-        if source != first:
-            what = "the text of -e" if isinstance(program, str) else f"'{program}'"
-            raise TargetError(
-                f"{what} becomes another program for '{module}' than for '{modules[0]}': "
-                "their types or variables differ",
-                hint="build a file for each of them",
-            )
+def _check_same(
+    program: Path | str,
+    options: CompileOptions,
+    symbols: Path | None,
+    modules: Sequence[Path],
+    found: Sequence[Sequence[Path]],
+) -> None:
+    """Raise an error if a program reads something else in one of the builds ``found`` of a module than in another."""
+    for builds in found:
+        others = [module for module in modules if module not in builds]
+        sources = [_rpn_source(program, Diagnostics(), options, symbols, (module, *others)) for module in builds[1:]]
+        first = _rpn_source(program, Diagnostics(), options, symbols, (builds[0], *others)) if sources else ""
+        for module, source in zip(builds[1:], sources, strict=True):
+            if source != first:
+                what = "the text of -e" if isinstance(program, str) else f"'{program}'"
+                raise TargetError(
+                    f"{what} becomes another program for '{module}' than for '{builds[0]}': "
+                    "their types or variables differ",
+                    hint="build a file for each of them",
+                )
 
 
 def _rpn_source(
@@ -197,7 +222,7 @@ def _rpn_source(
     if not is_c(program):
         from dprobes.rpn.printer import print_program
 
-        return print_program(parse_program(Path(program), diagnostics, options)[0])
+        return print_program(parse_programs(Path(program), diagnostics, options).programs[0])
     from dprobes.dpc.pipeline import compile_source
 
     files = _files(program, symbols, modules)
@@ -205,6 +230,13 @@ def _rpn_source(
 
 
 def _purpose(ppdf: Ppdf) -> str:
+    """Return what is said of a file: for which builds it is, of each module."""
+    if not ppdf.companions:
+        return _purpose_of_one(ppdf)
+    return "; ".join(f"for '{each.program.name}' it {_purpose_of_one(each)}" for each in ppdf.members)
+
+
+def _purpose_of_one(ppdf: Ppdf) -> str:
     if count := len(ppdf.builds) or len(ppdf.kernels):
         return f"is for {count} build{'s' if count != 1 else ''} of '{ppdf.program.name}'"
     if space_of(ppdf.program) is Space.KERNEL:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dprobes.api.compiledprogram import compiled_bytes
+from dprobes.api.compiledfile import compiled_bytes
 from dprobes.cli import console
 from dprobes.cli.managerinsertion import insert, insertion_from, insertion_options
 from dprobes.cli.options import (

@@ -266,11 +266,11 @@ def command(
     if space_of(loaded.program) is not Space.KERNEL:  # whose addresses are the same for all processes
         note_addresses(loaded.templates, items)
     program = loaded.program
-    if loaded.companions or loaded.tool is not None:
-        from dprobes.engines.companions import joined_program, prepared_companions
+    if loaded.is_joined:
+        from dprobes.engines.companions import prepared_companions
+        from dprobes.rpn.joined import joined_program
 
-        programs = (program, *loaded.companions)
-        program = joined_program(programs)
+        program = joined_program(loaded.programs)
     derived = derived_templates(program)
     source = RecordSource(1, program.name, program.name, program.major, templates=loaded.templates, derived=derived)
     tables_shown = tuple(table for table in loaded.program.tables if table.name != FAULTS)
@@ -289,8 +289,8 @@ def command(
     views.check(source)
     carries = output is not None or bool(targets)
     joined: PreparedCompanions | None = None
-    if loaded.companions or loaded.tool is not None:
-        joined = prepared_companions(where, programs, loaded.diagnostics, loaded.symbols, filters)
+    if loaded.is_joined:
+        joined = prepared_companions(where, loaded.programs, loaded.diagnostics, loaded.all_symbols, filters)
     else:
         program = views.at_the_hit(program, source, carries=carries, verbose=verbose)
     prepared = joined or where.prepare(program, loaded.diagnostics, loaded.symbols, filters=filters)
